@@ -1,0 +1,400 @@
+"""Tables of what can be chosen: strategies, models, data sets, losses, optimizers, schedules.
+
+Each row is a card: a name, words for people, the options as a pydantic model, and a lazy target
+("package.module:attribute") that is imported only by the rank that needs it. Adding a row here is what makes
+a thing appear in configurations, the command line and the app. A registry is this table; nothing is found by
+scanning. Read config.py next.
+"""
+
+from __future__ import annotations
+
+import importlib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Options(BaseModel):
+    """Options of one card. Unknown names are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+
+
+Positive = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Rate = Annotated[float, Field(gt=0)]
+
+
+class NoOptions(Options):
+    pass
+
+
+class DpOptions(Options):
+    parallel_loss: bool = Field(
+        False, description="Compute the loss inside the forward, so that only losses are gathered."
+    )
+
+
+class DdpOptions(Options):
+    sync: Literal["native"] = Field(
+        "native", description="How gradients meet: native is bucketed all-reduce, overlapped."
+    )
+    bucket_mb: Annotated[float, Field(gt=0, le=1024)] = Field(
+        25.0, description="MiB of gradients that travel together."
+    )
+    gradient_as_bucket_view: bool = Field(
+        False, description="Gradients are views of the buckets: one copy less."
+    )
+
+
+class MlpArgs(Options):
+    hidden: list[Positive] = Field([256, 256], description="Widths of the hidden layers.")
+    dropout: Fraction = 0.0
+
+
+class GptArgs(Options):
+    layers: Positive = 4
+    heads: Positive = 4
+    width: Positive = 128
+    context: Positive = 128
+    vocabulary: Positive | None = Field(None, description="Follows from the data where it is not given.")
+    tied: bool = Field(False, description="The output layer shares the embedding's weights.")
+    dropout: Fraction = 0.0
+
+
+class ResnetArgs(Options):
+    depth: Literal[18, 34, 50, 101] = 18
+    classes: Positive | None = Field(None, description="Follows from the data where it is not given.")
+    stem: Literal["imagenet", "small"] = Field(
+        "imagenet", description="small: a 3x3 convolution, for small pictures."
+    )
+
+
+class TextArgs(Options):
+    path: str = Field(
+        "@stdlib", description="A file or a folder; @stdlib is the source of the running Python."
+    )
+    vocabulary: Annotated[int, Field(ge=256, le=65536)] = Field(
+        256, description="256: bytes; above that a BPE vocabulary."
+    )
+    context: Positive | None = Field(
+        None, description="Tokens per sample; follows from the model where it is not given."
+    )
+
+
+class ImagesArgs(Options):
+    path: str = Field(description="A folder with one folder per class, or with train/ and val/ above those.")
+    size: Annotated[int, Field(ge=8, le=1024)] = Field(224, description="Pixels per side.")
+
+
+class SyntheticArgs(Options):
+    samples: Positive = 4096
+    classes: Positive | None = None
+    masked: Fraction = Field(0.0, description="Share of targets that are masked (-100).")
+
+
+class SgdArgs(Options):
+    lr: Rate = 0.1
+    momentum: Fraction = 0.0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    nesterov: bool = False
+
+
+class AdamArgs(Options):
+    lr: Rate = 1e-3
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    eps: Rate = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+
+
+class AdamwArgs(AdamArgs):
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+
+
+class WarmupArgs(Options):
+    warmup: Annotated[int, Field(ge=0)] = Field(
+        0, description="Steps over which the rate rises from 0; 0 is off."
+    )
+
+
+class CosineArgs(WarmupArgs):
+    final: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0, description="The last rate as a share of the first."
+    )
+
+
+class OneCycleArgs(Options):
+    rise: Fraction = Field(0.3, description="Share of the steps over which the rate rises.")
+
+
+@dataclass(frozen=True)
+class Card:
+    """One row.
+
+    `target` is "module:attribute", `hint` at most four words.
+    """
+
+    name: str
+    title: str
+    hint: str
+    summary: str
+    target: str
+    options: type[Options] = NoOptions
+
+    def load(self) -> Any:
+        """The object behind the target, imported now."""
+        module, _, attribute = self.target.partition(":")
+        return getattr(importlib.import_module(module), attribute)
+
+
+@dataclass(frozen=True)
+class StrategyCard(Card):
+    """`one_process`:
+
+    one rank drives all devices; `batch_shards`: the batch is cut by the number of devices.
+    """
+
+    one_process: bool = False
+    batch_shards: bool = True
+    icon: str = "server"
+    lives: str = ""
+    sends: str = ""
+    wins: str = ""
+    breaks: str = ""
+
+
+def _table(*cards: Any) -> Mapping[str, Any]:
+    return types.MappingProxyType({card.name: card for card in cards})
+
+
+STRATEGIES: Mapping[str, StrategyCard] = _table(
+    StrategyCard(
+        "single",
+        "Single",
+        "one device",
+        "The reference: one device holds everything.",
+        "rankdeck.strategies.single:Single",
+        one_process=True,
+        batch_shards=False,
+        icon="primitive-square",
+        lives="Everything lives on one device.",
+        sends="0 bytes per step.",
+        wins="Whenever the model and its batch fit one device and one device is fast enough.",
+        breaks="The first byte that does not fit.",
+    ),
+    StrategyCard(
+        "dp",
+        "DP",
+        "threads, device 0 gathers",
+        "DataParallel: one process scatters the batch, copies the model to every device each step and "
+        "gathers the outputs on device 0.",
+        "rankdeck.strategies.data_parallel:DataParallel",
+        DpOptions,
+        one_process=True,
+        icon="type-hierarchy",
+        lives="Weights, gradients and optimizer state on device 0; during each step a copy of the weights on "
+        "every device.",
+        sends="Per step and other device: P bytes of weights out, P bytes of gradients back, its inputs out and "
+        "its outputs back.",
+        wins="Hardly ever: two lines of code for a quick try on two devices. parallel_loss gathers losses "
+        "instead of outputs.",
+        breaks="Device 0 runs out of memory first (gathered outputs, loss, optimizer), while others idle.",
+    ),
+    StrategyCard(
+        "ddp",
+        "DDP",
+        "one process per device",
+        "DistributedDataParallel: every rank holds a replica; gradients are all-reduced in buckets while "
+        "backward still runs.",
+        "rankdeck.strategies.ddp:Ddp",
+        DdpOptions,
+        icon="multiple-windows",
+        lives="Weights, gradients and optimizer state in full on every device.",
+        sends="2(n-1)/n x G bytes per rank and step (ring all-reduce of G bytes of gradients).",
+        wins="Whenever the model fits one device: equal memory, near-linear speed-up.",
+        breaks="A model whose weights, gradients and optimizer state do not fit one device; slow links with "
+        "small batches.",
+    ),
+)
+
+MODELS: Mapping[str, Card] = _table(
+    Card(
+        "mlp",
+        "MLP",
+        "fully connected",
+        "Linear layers with GELU between them.",
+        "rankdeck.models.mlp:build",
+        MlpArgs,
+    ),
+    Card(
+        "gpt",
+        "GPT",
+        "decoder transformer",
+        "A pre-norm decoder with causal attention.",
+        "rankdeck.models.gpt:build",
+        GptArgs,
+    ),
+    Card(
+        "resnet",
+        "ResNet",
+        "convolutions, batch norm",
+        "Residual networks of depth 18, 34, 50 and 101.",
+        "rankdeck.models.resnet:build",
+        ResnetArgs,
+    ),
+)
+
+DATA: Mapping[str, Card] = _table(
+    Card(
+        "digits",
+        "Digits",
+        "8 x 8 handwritten digits",
+        "1797 handwritten digits that come with scikit-learn.",
+        "rankdeck.data.digits:Digits",
+    ),
+    Card(
+        "text",
+        "Text",
+        "files as tokens",
+        "Windows of a text; bytes or a BPE vocabulary.",
+        "rankdeck.data.text:Text",
+        TextArgs,
+    ),
+    Card(
+        "images",
+        "Images",
+        "a folder per class",
+        "Pictures in one folder per class.",
+        "rankdeck.data.images:Images",
+        ImagesArgs,
+    ),
+    Card(
+        "synthetic",
+        "Synthetic",
+        "made up, adapts",
+        "Random inputs that fit the model, with targets that can be learnt.",
+        "rankdeck.data.synthetic:Synthetic",
+        SyntheticArgs,
+    ),
+)
+
+LOSSES: Mapping[str, Card] = _table(
+    Card(
+        "cross_entropy",
+        "Cross entropy",
+        "classes or tokens",
+        "Summed over targets that are not -100.",
+        "rankdeck.losses:cross_entropy",
+    ),
+    Card(
+        "mse",
+        "Mean squared error",
+        "numbers",
+        "Summed over the elements of the targets.",
+        "rankdeck.losses:mse",
+    ),
+    Card(
+        "model",
+        "The model's own",
+        "outputs.loss",
+        "The loss that the model itself returns.",
+        "rankdeck.losses:model_loss",
+    ),
+)
+
+OPTIMIZERS: Mapping[str, Card] = _table(
+    Card("sgd", "SGD", "momentum optional", "Stochastic gradient descent.", "torch.optim:SGD", SgdArgs),
+    Card(
+        "adamw",
+        "AdamW",
+        "decoupled decay",
+        "Adam with decoupled weight decay.",
+        "torch.optim:AdamW",
+        AdamwArgs,
+    ),
+    Card("adam", "Adam", "adaptive", "Adam.", "torch.optim:Adam", AdamArgs),
+)
+
+SCHEDULES: Mapping[str, Card] = _table(
+    Card(
+        "constant", "Constant", "after warm-up", "The rate stays.", "rankdeck.schedules:constant", WarmupArgs
+    ),
+    Card(
+        "cosine",
+        "Cosine",
+        "half a wave down",
+        "The rate falls along half a cosine.",
+        "rankdeck.schedules:cosine",
+        CosineArgs,
+    ),
+    Card(
+        "linear",
+        "Linear",
+        "straight down",
+        "The rate falls in a straight line.",
+        "rankdeck.schedules:linear",
+        CosineArgs,
+    ),
+    Card(
+        "one-cycle",
+        "One cycle",
+        "up, then down",
+        "The rate rises to its peak, then falls to 0.",
+        "rankdeck.schedules:one_cycle",
+        OneCycleArgs,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class OptionField:
+    """One option as a form needs it. `kind`: bool | int | float | choice | text | list."""
+
+    name: str
+    kind: str
+    default: Any
+    text: str = ""
+    choices: tuple[Any, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+    optional: bool = False
+
+
+def option_fields(options: type[BaseModel]) -> list[OptionField]:
+    """The fields of an options model, in order, with their bounds and choices."""
+    return [_option_field(name, info.annotation, info) for name, info in options.model_fields.items()]
+
+
+def _option_field(name: str, annotation: Any, info: Any) -> OptionField:
+    minimum = maximum = None
+    optional = False
+    metadata = list(info.metadata)
+    while True:
+        origin = typing.get_origin(annotation)
+        if origin is Annotated:
+            annotation, *more = typing.get_args(annotation)
+            for item in more:
+                metadata.extend(getattr(item, "metadata", [item]))
+        elif origin in (typing.Union, types.UnionType):
+            optional = True
+            annotation = next(arg for arg in typing.get_args(annotation) if arg is not type(None))
+        else:
+            break
+    for item in metadata:
+        for bound in ("ge", "gt"):
+            minimum = getattr(item, bound, minimum)
+        for bound in ("le", "lt"):
+            maximum = getattr(item, bound, maximum)
+    choices: tuple[Any, ...] = ()
+    if typing.get_origin(annotation) is Literal:
+        kind, choices = "choice", typing.get_args(annotation)
+    elif typing.get_origin(annotation) in (list, tuple):
+        kind = "list"
+    else:
+        kind = {bool: "bool", int: "int", float: "float"}.get(annotation, "text")
+    default = None if info.is_required() else info.get_default(call_default_factory=True)
+    return OptionField(name, kind, default, info.description or "", choices, minimum, maximum, optional)

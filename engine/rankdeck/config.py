@@ -1,0 +1,461 @@
+"""RunConfig: TOML <-> a validated model of one run.
+
+A person's file may be short: everything has a default. `load` reports every problem of a file at once, each
+with its path, its line and what to write instead. `RunConfig.to_toml` writes the resolved copy that a run
+keeps: all defaults spelled out, paths absolute, enough to run it again alone. Options of a card (a model, a
+strategy) are validated by the card in catalog.py.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomlkit
+from pydantic import BaseModel, ConfigDict, Field
+
+from rankdeck.catalog import STRATEGIES, StrategyCard
+from rankdeck.config_checks import CARDS, Findings, choice, find_card
+from rankdeck.devices import DeviceSelection, parse_devices
+from rankdeck.errors import ConfigError, DeviceError, Problem, did_you_mean, one_of
+from rankdeck.toml_lines import Place, key_lines, line_of
+from rankdeck.units import parse_bytes
+
+Count = Annotated[int, Field(ge=0)]
+AtLeastOne = Annotated[int, Field(ge=1)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Choice(_Table):
+    """A card by name with its options beside it: `{ use = "adamw", lr = 3e-4 }`."""
+
+    use: str
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class ModelConfig(_Table):
+    use: str = Field(
+        "mlp",
+        description='A catalogue name, or your own "package.module:factory" or "path/to/file.py:factory".',
+    )
+    args: dict[str, Any] = Field(default_factory=dict)
+
+
+class DataConfig(_Table):
+    use: str = Field("digits", description='digits, text, images, synthetic, or your own "module:factory".')
+    args: dict[str, Any] = Field(default_factory=dict)
+    workers: Annotated[int, Field(ge=0, le=64)] = Field(0, description="DataLoader workers per rank.")
+    pin_memory: bool = Field(True, description="Page-locked batches, on GPUs.")
+
+
+class LossConfig(_Table):
+    use: str = Field("cross_entropy", description='cross_entropy, mse, model, or your own "module:function".')
+
+
+class TrainConfig(_Table):
+    steps: AtLeastOne | None = Field(
+        None, description="Optimizer steps; 500 where neither steps nor epochs is given."
+    )
+    epochs: AtLeastOne | None = Field(None, description="Passes over the training data, instead of steps.")
+    global_batch: AtLeastOne = Field(
+        32, description="Samples that one optimizer step sees, on all devices together."
+    )
+    accumulate: AtLeastOne = Field(
+        1, description="Parts that the global batch is cut into, one after another."
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    precision: Literal["fp32", "fp64", "bf16", "fp16"] = "fp32"
+    optimizer: Choice = Choice(use="adamw")
+    schedule: Choice = Choice(use="constant")
+    clip_norm: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="Largest norm of all gradients together; 0 is off."
+    )
+    activation_checkpointing: bool = Field(
+        False, description="Recompute activations in backward: less memory, more time."
+    )
+    compile: bool = False
+    checkpoint_every: Count = Field(0, description="Steps between checkpoints; 0 is off.")
+    keep_checkpoints: AtLeastOne = 3
+    evaluate_every: Count = Field(
+        100, description="Steps between evaluations; 0 is off. A last evaluation always runs."
+    )
+
+
+class DevicesConfig(_Table):
+    use: str = Field("auto", description="auto, cpu:4, gpu:all, gpu:0,2 or gpu:GPU-<uuid>.")
+
+
+class RehearsalConfig(_Table):
+    pace: Literal["real", "simulated"] = "real"
+    capacity: str | None = Field(
+        None, description='The size that virtual devices pretend to have, as in "24GiB".'
+    )
+
+
+class LaunchConfig(_Table):
+    timeout_s: Annotated[float, Field(gt=0)] = Field(
+        60.0, description="Longest wait in a collective, after warm-up."
+    )
+    max_restarts: Count = 0
+
+
+class RunConfig(_Table):
+    """One run, whole and validated. Make it with `load` or `from_dict`, never by hand."""
+
+    name: str = Field("", description="What the run is called; from the file's name where it is not given.")
+    folder: str | None = Field(
+        None, description="Where relative paths start and your own modules are looked for."
+    )
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    loss: LossConfig = LossConfig()
+    train: TrainConfig = TrainConfig()
+    strategy: Choice = Choice(use="single")
+    devices: DevicesConfig = DevicesConfig()
+    rehearsal: RehearsalConfig = RehearsalConfig()
+    launch: LaunchConfig = LaunchConfig()
+
+    @property
+    def selection(self) -> DeviceSelection:
+        return parse_devices(self.devices.use)
+
+    @property
+    def strategy_card(self) -> StrategyCard:
+        return STRATEGIES[self.strategy.use]
+
+    @property
+    def capacity_bytes(self) -> int | None:
+        return None if self.rehearsal.capacity is None else parse_bytes(self.rehearsal.capacity)
+
+    def code_folders(self) -> list[Path]:
+        """Folders whose Python code this run imports, resolved;
+
+        empty for a catalogue run. Trust is asked for these.
+        """
+        folders: list[Path] = []
+        base = Path(self.folder or ".")
+        for use in (self.model.use, self.data.use, self.loss.use, self.train.optimizer.use):
+            module, colon, _ = use.rpartition(":")
+            if colon:
+                folder = (base / module).parent if module.endswith(".py") else base
+                folder = folder.resolve()
+                if folder not in folders:
+                    folders.append(folder)
+        return folders
+
+    def to_dict(self) -> dict[str, Any]:
+        """The tables as a person writes them: options of a choice beside its `use`, nothing that is None."""
+        tables = self.model_dump(exclude_none=True)
+        train = tables["train"]
+        train["optimizer"] = _beside(train["optimizer"])
+        train["schedule"] = _beside(train["schedule"])
+        tables["strategy"] = _beside(tables["strategy"])
+        return tables
+
+    def to_toml(self) -> str:
+        return tomlkit.dumps(self.to_dict())
+
+
+def _beside(choice: dict[str, Any]) -> dict[str, Any]:
+    return {"use": choice["use"], **choice["options"]}
+
+
+_SECTIONS: dict[str, type[_Table]] = {
+    "model": ModelConfig,
+    "data": DataConfig,
+    "loss": LossConfig,
+    "train": TrainConfig,
+    "devices": DevicesConfig,
+    "rehearsal": RehearsalConfig,
+    "launch": LaunchConfig,
+}
+_TOP_LEVEL = ("name", "folder", *_SECTIONS, "strategy")
+_LATER = "Leave it out: it is not there yet."
+
+
+def load(
+    path: Path,
+    *,
+    strategy: str | None = None,
+    devices: str | None = None,
+    name: str | None = None,
+    overrides: Iterable[str] = (),
+) -> RunConfig:
+    """The configuration in a file, with the command line's changes applied: first `strategy` (which replaces
+    the whole table), then `devices`, then every "train.steps=50" of `overrides`.
+
+    Raises:
+        ConfigError: every problem of the file and of the changes, with path, line and advice.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise ConfigError(f"{path} cannot be read: {reason}.", code="unreadable", path=str(path)) from None
+    return from_text(
+        text,
+        folder=path.resolve().parent,
+        stem=path.stem,
+        strategy=strategy,
+        devices=devices,
+        name=name,
+        overrides=overrides,
+    )
+
+
+def from_text(
+    text: str,
+    *,
+    folder: Path,
+    stem: str = "run",
+    strategy: str | None = None,
+    devices: str | None = None,
+    name: str | None = None,
+    overrides: Iterable[str] = (),
+) -> RunConfig:
+    """As `load`, for text that is not in a file yet (the app's editor)."""
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(
+            f"This is not TOML: {error}.",
+            code="toml",
+            line=_toml_error_line(str(error), text),
+            advice="Mend that line.",
+        ) from None
+    if strategy is not None:
+        tables["strategy"] = {"use": strategy}
+    if devices is not None:
+        tables["devices"] = {"use": devices}
+    if name is not None:
+        tables["name"] = name
+    problems = [problem for override in overrides if (problem := _apply_override(tables, override))]
+    return from_dict(tables, folder=folder, stem=stem, lines=key_lines(text), problems=problems)
+
+
+def from_dict(
+    tables: dict[str, Any],
+    *,
+    folder: Path,
+    stem: str = "run",
+    lines: dict[Place, int] | None = None,
+    problems: list[Problem] | None = None,
+) -> RunConfig:
+    """The configuration in nested tables as `to_dict` gives them.
+
+    Raises:
+        ConfigError: every problem at once.
+    """
+    found = Findings(lines or {}, problems or [])
+    raw_folder = tables.get("folder")
+    base = Path(raw_folder) if isinstance(raw_folder, str) else folder
+    values: dict[str, Any] = {"folder": str(base.resolve())}
+    for key in tables:
+        if key not in _TOP_LEVEL:
+            found.add(
+                "unknown-option",
+                (key,),
+                f"{key} is not a table of a configuration.",
+                did_you_mean(key, _TOP_LEVEL),
+            )
+    raw_name = tables.get("name", stem)
+    if isinstance(raw_name, str):
+        values["name"] = raw_name.strip() or stem
+    else:
+        found.add("wrong-type", ("name",), "name must be text in quotes.")
+    for section in _SECTIONS:
+        values[section] = _section(found, section, tables.get(section, {}))
+    values["strategy"] = _choice(found, ("strategy",), tables.get("strategy", {}), "single")
+    if all(values[key] is not None for key in ("train", "strategy", "devices")):
+        _check_together(found, values["train"], values["strategy"], values["devices"])
+    if found.problems:
+        problems = sorted(found.problems, key=lambda problem: problem.line or 0)
+        raise ConfigError(problems[0].message, problems=problems)
+    return RunConfig(**_absolute_paths(values, base))
+
+
+def _section(found: Findings, section: str, values: Any) -> Any:
+    """One table, validated with the choices or the card's args inside it; None when it has a problem."""
+    table_type = _SECTIONS[section]
+    if not isinstance(values, dict):
+        return found.validate(table_type, (section,), values)
+    values = dict(values)
+    before = len(found.problems)
+    if section == "train":
+        for key, default in (("optimizer", "adamw"), ("schedule", "constant")):
+            values[key] = _choice(found, (section, key), values.get(key, {}), default) or Choice(use=default)
+    table: Any = found.validate(table_type, (section,), values)
+    if table is None:
+        return None
+    if section in ("model", "data", "loss"):
+        table = _card_table(found, section, table)
+    elif section in _TABLE_RULES:
+        _TABLE_RULES[section](found, table)
+    return None if len(found.problems) > before else table
+
+
+def _choice(found: Findings, place: Place, values: Any, default: str) -> Choice | None:
+    chosen = choice(found, place, values, default)
+    return None if chosen is None else Choice(use=chosen[0], options=chosen[1])
+
+
+def _card_table(found: Findings, section: str, table: Any) -> Any:
+    """The catalogue's own options checked and completed; a person's own factory gets its args as they are."""
+    what, cards = CARDS[(section,)]
+    if ":" in table.use:
+        return table
+    card = find_card(found, (section,), what, cards, table.use)
+    if card is None or section == "loss":
+        return card and table
+    args = found.validate(card.options, (section, "args"), table.args, owner=f"{what} {table.use}")
+    return (
+        None
+        if args is None
+        else table.model_copy(update={"args": args.model_dump(exclude_none=True, mode="json")})
+    )
+
+
+def _apply_override(tables: dict[str, Any], override: str) -> Problem | None:
+    """One "--set key=value" applied to the tables. A value that is not TOML is taken as text."""
+    key, equals, raw = override.partition("=")
+    parts = [part.strip() for part in key.split(".")]
+    if not equals or not all(parts):
+        return Problem(
+            "override", f'--set "{override}" is not key=value.', advice="Write it as --set train.steps=50."
+        )
+    try:
+        value = tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = raw.strip()
+    table = tables
+    for part in parts[:-1]:
+        inner = table.get(part)
+        if inner is None or isinstance(inner, str):
+            inner = {} if inner is None else {"use": inner}
+            table[part] = inner
+        if not isinstance(inner, dict):
+            return Problem("override", f'--set "{override}": {part} is not a table.', path=key)
+        table = inner
+    table[parts[-1]] = value
+    if parts == ["train", "steps"] or parts == ["train", "epochs"]:
+        table.pop("epochs" if parts[-1] == "steps" else "steps", None)
+    return None
+
+
+def _absolute_paths(values: dict[str, Any], base: Path) -> dict[str, Any]:
+    """Paths in args made absolute, and "path/to/file.py:factory" too: the resolved copy runs alone."""
+    for section in ("model", "data", "loss"):
+        table = values[section]
+        update: dict[str, Any] = {"use": _absolute_code(table.use, base)}
+        args = getattr(table, "args", {})
+        path = args.get("path")
+        if isinstance(path, str) and not path.startswith("@"):
+            update["args"] = {**args, "path": str((base / Path(path).expanduser()).resolve())}
+        values[section] = table.model_copy(update=update)
+    return values
+
+
+def _absolute_code(use: str, base: Path) -> str:
+    module, colon, attribute = use.rpartition(":")
+    if colon and module.endswith(".py"):
+        return f"{(base / Path(module).expanduser()).resolve()}:{attribute}"
+    return use
+
+
+def _check_train(found: Findings, train: TrainConfig) -> None:
+    if train.steps is not None and train.epochs is not None:
+        found.add(
+            "both-given",
+            ("train", "epochs"),
+            "train.steps and train.epochs are both given.",
+            "Keep one of them.",
+        )
+    if train.precision == "fp16":
+        message = "train.precision = fp16 needs a gradient scaler, which comes with a later version."
+        found.add("not-yet", ("train", "precision"), message, "Use bf16 or fp32.")
+    if train.compile:
+        found.add("not-yet", ("train", "compile"), "train.compile comes with a later version.", _LATER)
+    if train.checkpoint_every:
+        message = "train.checkpoint_every: checkpoints come with a later version."
+        advice = "Leave it out or set it to 0; final weights are always saved."
+        found.add("not-yet", ("train", "checkpoint_every"), message, advice)
+
+
+def _check_launch(found: Findings, launch: LaunchConfig) -> None:
+    if launch.max_restarts:
+        message = "launch.max_restarts: restarts come with checkpoints, in a later version."
+        found.add("not-yet", ("launch", "max_restarts"), message, _LATER)
+
+
+def _check_devices(found: Findings, devices: DevicesConfig) -> None:
+    try:
+        parse_devices(devices.use)
+    except DeviceError as error:
+        found.add("device", ("devices", "use"), error.message, error.advice)
+
+
+def _check_rehearsal(found: Findings, rehearsal: RehearsalConfig) -> None:
+    if rehearsal.pace == "simulated":
+        found.add(
+            "not-yet", ("rehearsal", "pace"), "Simulated pace comes with a later version.", 'Use "real".'
+        )
+    try:
+        parse_bytes(rehearsal.capacity or 0)
+    except ValueError as error:
+        found.add("wrong-value", ("rehearsal", "capacity"), f"rehearsal.capacity: {error}.")
+
+
+_TABLE_RULES: dict[str, Callable[[Findings, Any], None]] = {
+    "train": _check_train,
+    "launch": _check_launch,
+    "devices": _check_devices,
+    "rehearsal": _check_rehearsal,
+}
+
+
+def _check_together(found: Findings, train: TrainConfig, strategy: Choice, devices: DevicesConfig) -> None:
+    """What one table alone cannot tell."""
+    selection = parse_devices(devices.use)
+    if selection.kind == "gpu" and train.precision == "fp64":
+        advice = "Use fp32, or cpu:N for a rehearsal."
+        found.add(
+            "precision", ("train", "precision"), "train.precision = fp64 is for rehearsals on CPU.", advice
+        )
+    if selection.known_count is not None:
+        line = line_of(found.lines, ("train", "global_batch"))
+        found.problems.extend(batch_problems(train, strategy, selection.known_count, line=line))
+
+
+def batch_problems(
+    train: TrainConfig, strategy: Choice, num_devices: int, line: int | None = None
+) -> list[Problem]:
+    """Whether the global batch can be cut by accumulate and the devices; empty when it can."""
+    shards = num_devices if STRATEGIES[strategy.use].batch_shards else 1
+    parts = train.accumulate * shards
+    if train.global_batch % parts == 0:
+        return []
+    below = train.global_batch // parts * parts
+    choices = [str(below)] if below else []
+    choices.append(str(below + parts))
+    return [
+        Problem(
+            "batch",
+            f"train.global_batch = {train.global_batch} does not divide into {parts} equal parts "
+            f"(train.accumulate {train.accumulate} x {shards} devices).",
+            path="train.global_batch",
+            line=line,
+            advice=f"Use {one_of(choices)}.",
+        )
+    ]
+
+
+def _toml_error_line(message: str, text: str) -> int | None:
+    _, found, rest = message.rpartition("(at line ")
+    if found:
+        return int(rest.split(",")[0])
+    return len(text.splitlines()) if "end of document" in message else None

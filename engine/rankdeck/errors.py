@@ -1,0 +1,125 @@
+"""What can go wrong, said so that a person can act on it: what, where, what next.
+
+    RankdeckError            code, message, advice; exit_code says how a command ends
+    |- ConfigError           a configuration, an option or an argument is wrong          exit 2
+    |- DataError             data cannot be read, or a data factory is wrong             exit 2
+    |- ModelError            a model cannot be built, or a model factory is wrong        exit 2
+    |- DeviceError           an unknown, busy or mismatched device                       exit 2
+    |- RunNotFoundError           no run, or several, under a name                            exit 2
+    |- MachineError          the machine lacks something (a driver, a package, disk)     exit 3
+    '- TrainingError         the run itself failed (a loss that is NaN, a lost rank)     exit 1
+
+A `Problem` is the same thing as data: it travels in events and in `--json`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+
+class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One cause, where it was seen and what to do next.
+
+    `path` is a dotted path into the configuration (`train.steps`) or a file; `line` counts from 1.
+    """
+
+    code: str
+    message: str
+    path: str | None = None
+    line: int | None = None
+    advice: str | None = None
+    rank: int | None = None
+    severity: str = "error"
+
+    def text(self) -> str:
+        """The problem as a person reads it on a terminal:
+
+        message, place, then the advice on a line of its own.
+        """
+        where = f" (line {self.line})" if self.line is not None else ""
+        lines = [f"{self.message}{where}"]
+        if self.advice:
+            lines.append(self.advice)
+        return "\n".join(lines)
+
+
+class RankdeckError(Exception):
+    """The root of the tree above. `problems` always holds at least one problem."""
+
+    code = "error"
+    exit_code = 1
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        advice: str | None = None,
+        path: str | None = None,
+        line: int | None = None,
+        rank: int | None = None,
+        problems: Sequence[Problem] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.advice = advice
+        if code is not None:
+            self.code = code
+        own = Problem(code=self.code, message=message, path=path, line=line, advice=advice, rank=rank)
+        self.problems: list[Problem] = list(problems) if problems else [own]
+
+    @property
+    def problem(self) -> Problem:
+        return self.problems[0]
+
+
+class ConfigError(RankdeckError):
+    code = "config"
+    exit_code = 2
+
+
+class DataError(RankdeckError):
+    code = "data"
+    exit_code = 2
+
+
+class ModelError(RankdeckError):
+    code = "model"
+    exit_code = 2
+
+
+class DeviceError(RankdeckError):
+    code = "device"
+    exit_code = 2
+
+
+class RunNotFoundError(RankdeckError):
+    code = "run-not-found"
+    exit_code = 2
+
+
+class MachineError(RankdeckError):
+    code = "machine"
+    exit_code = 3
+
+
+class TrainingError(RankdeckError):
+    code = "training"
+    exit_code = 1
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str | None:
+    """'Did you mean "steps"?' for the closest known word, or None when nothing is close."""
+    close = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
+    return f'Did you mean "{close[0]}"?' if close else None
+
+
+def one_of(words: Iterable[str]) -> str:
+    """'a, b or c', for messages that list what is allowed."""
+    items = [str(word) for word in words]
+    if len(items) < 2:
+        return "".join(items)
+    return f"{', '.join(items[:-1])} or {items[-1]}"

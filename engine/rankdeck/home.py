@@ -1,0 +1,38 @@
+"""Where settings, state and caches live: the platform's folders, or all of them under RANKDECK_HOME.
+
+Nothing is created here; whoever writes first makes the folder.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import platformdirs
+
+
+def _folder(kind: str) -> Path:
+    home = os.environ.get("RANKDECK_HOME")
+    if home:
+        return Path(home).expanduser().absolute() / kind
+    finder = {
+        "settings": platformdirs.user_config_path,
+        "state": platformdirs.user_state_path,
+        "cache": platformdirs.user_cache_path,
+    }[kind]
+    return finder("rankdeck", appauthor=False)
+
+
+def config_dir() -> Path:
+    """The person's settings: settings.toml, keymap, themes, trusted folders."""
+    return _folder("settings")
+
+
+def state_dir() -> Path:
+    """What the program remembers by itself: index of runs, device leases, drafts, open tabs."""
+    return _folder("state")
+
+
+def cache_dir() -> Path:
+    """What can be made again: vocabularies, encoded text."""
+    return _folder("cache")

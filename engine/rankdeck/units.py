@@ -1,0 +1,64 @@
+"""Bytes, seconds and counts, parsed from what people type and printed as people read them.
+
+Sizes are binary (KiB, MiB, GiB); decimal units (KB, MB, GB) are accepted when typed and never printed.
+"""
+
+from __future__ import annotations
+
+import re
+
+_BINARY = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_DECIMAL = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes of "24GiB", "512 MiB", "1.5GB" or a plain number.
+
+    Raises:
+        ValueError: the text is not a size; the message says which forms are.
+    """
+    if isinstance(text, int):
+        return text
+    match = _SIZE.fullmatch(text)
+    factor = None if match is None else (_BINARY | _DECIMAL).get(match[2].lower())
+    if match is None or factor is None:
+        raise ValueError(f'"{text}" is not a size; write it as "24GiB", "512MiB" or "16GB"')
+    return int(float(match[1]) * factor)
+
+
+def format_bytes(num_bytes: float, digits: int = 1) -> str:
+    """'38.7 GiB', '285.6 MiB', '12 B'."""
+    value = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024 or unit == "TiB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.{digits}f} {unit}"
+        value /= 1024
+    raise AssertionError("unreachable")
+
+
+def format_duration(seconds: float) -> str:
+    """'00:41', '06:41', '1:13:22' and '2 d 03:10'."""
+    total = max(0, round(seconds))
+    days, rest = divmod(total, 86400)
+    hours, rest = divmod(rest, 3600)
+    minutes, secs = divmod(rest, 60)
+    if days:
+        return f"{days} d {hours:02d}:{minutes:02d}"
+    if hours:
+        return f"{hours}:{minutes:02d}:{secs:02d}"
+    return f"{minutes:02d}:{secs:02d}"
+
+
+def format_count(count: float) -> str:
+    """'3 999', '12 000': groups of three parted by a narrow gap, as in the stat strip."""
+    return f"{round(count):,}".replace(",", "\u2009")
+
+
+def format_short(count: float) -> str:
+    """'774 M', '1.3 B', '12.5 k', for numbers of parameters."""
+    for factor, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(count) >= factor:
+            value = count / factor
+            return f"{value:.0f} {unit}" if value >= 100 else f"{value:.1f} {unit}"
+    return f"{count:.0f}"
