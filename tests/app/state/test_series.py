@@ -1,0 +1,129 @@
+"""A window of a series shows the true least and greatest values, however the points came and however many
+there were.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rankdeck_app.state.series import Ema, Series
+
+
+def grown(y: np.ndarray, series: Series, seed: int = 0) -> Series:
+    """The series after `y` arrived in pieces of random length."""
+    rng = np.random.default_rng(seed)
+    start = 0
+    while start < len(y):
+        stop = start + int(rng.integers(1, 5000))
+        part = y[start:stop]
+        series.append_many(np.arange(start, start + len(part), dtype=float), part)
+        start = stop
+    return series
+
+
+@pytest.fixture(scope="module")
+def walk() -> np.ndarray:
+    return np.cumsum(np.random.default_rng(1).normal(size=300_000)).astype(np.float32)
+
+
+@pytest.mark.parametrize(("x0", "x1"), [(0, 299_999), (12_345, 23_456), (50_000, 50_100), (290_001, 299_999)])
+def test_a_window_holds_the_extremes_of_its_points(walk: np.ndarray, x0: int, x1: int) -> None:
+    window = grown(walk, Series()).window(x0, x1, 800)
+    assert len(window.x) <= 802
+    inside = walk[x0 : x1 + 1]
+    assert np.nanmin(window.low) <= inside.min() and np.nanmax(window.high) >= inside.max()
+    assert np.all(np.diff(window.x) >= 0)
+    assert window.x[0] <= x0 and window.x[-1] >= x1 - 8 * (x1 - x0) / 800
+    full = grown(walk, Series()).window(0, len(walk) - 1, 800)
+    assert full.low.min() == walk.min() and full.high.max() == walk.max()
+
+
+def test_bins_do_not_swim_while_points_arrive(walk: np.ndarray) -> None:
+    series = grown(walk[:200_000], Series())
+    before = series.window(0, 150_000, 500)
+    series.append_many(np.arange(200_000, 200_500, dtype=float), walk[200_000:200_500])
+    after = series.window(0, 150_000, 500)
+    np.testing.assert_array_equal(before.x, after.x)
+    np.testing.assert_array_equal(before.high, after.high)
+
+
+def test_pieces_and_one_append_give_the_same_bins(walk: np.ndarray) -> None:
+    whole = Series()
+    whole.append_many(np.arange(len(walk)), walk)
+    one, many = whole.window(0, 3e5, 700), grown(walk, Series(), seed=3).window(0, 3e5, 700)
+    for left, right in zip(one, many, strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+def test_a_long_series_keeps_old_extremes_and_stays_small() -> None:
+    series = Series(raw_capacity=4096, tier_capacity=1024)
+    y = np.zeros(2_000_000, dtype=np.float32)
+    y[1_700_000], y[1_900_000] = 7.0, -3.0
+    series.append_many(np.arange(len(y), dtype=float), y)
+    held = series.num_bytes
+    window = series.window(1_650_000, 1_999_999, 600)
+    assert window.high.max() == 7.0 and window.low.min() == -3.0
+    assert window.x[0] <= 1_650_000
+    series.append_many(np.arange(2_000_000, 4_000_000, dtype=float), y)
+    assert series.num_bytes <= held + 1024 * 40
+    assert len(series) == 4_000_000
+
+
+def test_the_newest_point_is_always_in_the_window(walk: np.ndarray) -> None:
+    series = grown(walk[:100_003], Series())
+    series.append(100_003, 1e6)
+    window = series.window(0, 100_003, 300)
+    assert window.x[-1] == 100_003 and window.high[-1] == 1e6
+
+
+def test_nan_is_passed_over_and_all_nan_stays_nan() -> None:
+    series = Series()
+    y = np.full(64, np.nan)
+    y[40] = 2.0
+    series.append_many(np.arange(64.0), y)
+    window = series.window(0, 64, 8)
+    assert np.nanmax(window.high) == 2.0 and np.isnan(window.low[0])
+
+
+def test_few_points_come_back_as_they_are() -> None:
+    series = Series()
+    series.append_many([1, 2, 3], [5, 4, 3])
+    x, y = series.window(0, 10, 100).polyline()
+    assert x.tolist() == [1, 2, 3] and y.tolist() == [5, 4, 3]
+    assert (series.first_x, series.last_x, series.last_y) == (1, 3, 3)
+
+
+def test_an_empty_series_has_an_empty_window() -> None:
+    assert len(Series().window(0, 1, 10).x) == 0 and Series().last_y is None
+
+
+def test_x_that_goes_back_counts_as_the_last_x() -> None:
+    series = Series()
+    series.append_many([1.0, 5.0, 3.0], [0, 0, 0])
+    series.append_many([2.0], [0])
+    assert series.points()[0].tolist() == [1, 5, 5, 5]
+
+
+def reference_ema(values: list[float], alpha: float) -> list[float]:
+    total = weight = 0.0
+    out = []
+    for value in values:
+        total, weight = (1 - alpha) * total + alpha * value, (1 - alpha) * weight + alpha
+        out.append(total / weight)
+    return out
+
+
+@pytest.mark.parametrize("alpha", [0.002, 0.02, 0.5, 1.0])
+def test_an_ema_in_pieces_equals_the_recursion(alpha: float) -> None:
+    values = np.random.default_rng(2).normal(size=3000)
+    ema = Ema(alpha)
+    pieces = np.concatenate([ema.extend(values[:7]), ema.extend(values[7:1500]), ema.extend(values[1500:])])
+    np.testing.assert_allclose(pieces, reference_ema(values.tolist(), alpha), rtol=1e-9, atol=1e-9)
+    assert ema.value == pytest.approx(pieces[-1])
+
+
+def test_an_ema_stays_where_it_is_at_a_nan() -> None:
+    ema = Ema(0.5)
+    out = ema.extend([np.nan, 1.0, np.nan, 3.0])
+    assert np.isnan(out[0]) and out[1] == out[2] == 1.0 and out[3] > 2
