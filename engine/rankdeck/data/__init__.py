@@ -1,0 +1,3 @@
+"""Real data sets and how they are cut into batches. Start at base.py, then sampling.py (who gets which
+sample), then loader.py.
+"""

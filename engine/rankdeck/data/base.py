@@ -1,0 +1,84 @@
+"""What a data set is here: a source that first tells its shapes without reading data, and later gives two
+map-style data sets.
+
+    source = Digits(args)      the catalogue's target, called with the checked arguments
+    source.describe()          a DataCard: shapes, dtypes, classes, vocabulary; reads no sample
+    source.prepare()           what is made once for all ranks (a vocabulary); several processes may do it
+    source.load()              (training samples, held-out samples or None)
+
+Each sample is `(inputs, targets)`. Two optional gifts of a data set, the user's own included:
+
+    read_batch(indices)        a ready batch at once, where that is faster than collating samples one by one
+    needs_epoch = True         it is indexed by a Draw (seed, epoch, sample), not a plain index, so that random
+                               augmentation can follow from these three alone, never from a worker's state
+
+Read sampling.py and loader.py next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+
+MASKED = -100
+"""A target with this value counts neither in the loss nor in the number of targets."""
+
+
+@dataclass(frozen=True)
+class DataCard:
+    """What is known of a data set before a sample is read. Shapes are of one sample, without the batch dim;
+    None is unknown.
+
+    `classes`: how many classes targets name. `vocabulary`: how many tokens there are. `may_mask`: targets may
+    hold MASKED, so counts differ between ranks.
+    """
+
+    input_shape: tuple[int, ...]
+    input_dtype: torch.dtype
+    target_shape: tuple[int, ...]
+    target_dtype: torch.dtype
+    classes: int | None = None
+    vocabulary: int | None = None
+    may_mask: bool = False
+    train_samples: int | None = None
+    heldout_samples: int | None = None
+
+
+class Draw(NamedTuple):
+    """One sample as a data set with needs_epoch is asked for it."""
+
+    seed: int
+    epoch: int
+    sample: int
+
+
+class SampleSet(Protocol):
+    """Map-style: a length, and a sample by index."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: Any, /) -> Any: ...
+
+
+@runtime_checkable
+class ReadsBatches(Protocol):
+    """A data set that hands over a whole batch at once."""
+
+    def read_batch(self, indices: Sequence[Any]) -> Any: ...
+
+
+class DataSource(Protocol):
+    """One row of the catalogue's table of data sets, with its arguments."""
+
+    def describe(self) -> DataCard: ...
+
+    def prepare(self) -> None: ...
+
+    def load(self) -> tuple[SampleSet, SampleSet | None]: ...
+
+
+def needs_epoch(dataset: object) -> bool:
+    return bool(getattr(dataset, "needs_epoch", False))

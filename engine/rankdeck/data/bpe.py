@@ -1,0 +1,63 @@
+"""Trains a BPE vocabulary on a sample of files and writes the files' tokens. Runs as a process of its own,
+started by corpus.py.
+
+Bytes are mapped to the 256 characters of Latin-1 and back, so that any file has tokens and every token its
+bytes. stdin: {"files": [...], "vocabulary": 8192, "folder": "..."}; made in that folder: tokens.bin and
+tokenizer.json.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+
+from rankdeck.data.corpus import NUM_BYTES, pieces, token_dtype
+
+SAMPLE_BYTES = 2_000_000
+PIECES_AT_ONCE = 256
+
+# Words with the blank before them, runs of signs, runs of white space: tokens never cross these.
+WORDS = r" ?\w+| ?[^\s\w]+|\s+(?!\S)|\s"
+
+
+def train(files: Sequence[Path], vocabulary: int) -> Tokenizer:
+    """A tokenizer trained on every n-th piece of the sorted files, about SAMPLE_BYTES in all."""
+    total_bytes = sum(file.stat().st_size for file in files)
+    every = max(1, round(total_bytes / SAMPLE_BYTES))
+    sample = (piece.decode("latin-1") for piece in itertools.islice(pieces(files), 0, None, every))
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(WORDS), "isolated")
+    alphabet = [chr(byte) for byte in range(NUM_BYTES)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, initial_alphabet=alphabet, special_tokens=[], show_progress=False
+    )
+    tokenizer.train_from_iterator(sample, trainer)
+    return tokenizer
+
+
+def write_tokens(tokenizer: Tokenizer, files: Sequence[Path], vocabulary: int, file: Path) -> None:
+    dtype = token_dtype(vocabulary)
+    texts = (piece.decode("latin-1") for piece in pieces(files))
+    with file.open("wb") as stream:
+        while batch := list(itertools.islice(texts, PIECES_AT_ONCE)):
+            for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False):
+                stream.write(np.asarray(encoding.ids, dtype=dtype).tobytes())
+
+
+def main() -> None:
+    request = json.load(sys.stdin)
+    files = [Path(file) for file in request["files"]]
+    folder, vocabulary = Path(request["folder"]), int(request["vocabulary"])
+    tokenizer = train(files, vocabulary)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    write_tokens(tokenizer, files, vocabulary, folder / "tokens.bin")
+
+
+if __name__ == "__main__":
+    main()

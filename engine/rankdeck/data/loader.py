@@ -1,0 +1,124 @@
+"""From a data set and a batch sampler to batches in order, read here or in worker processes.
+
+The sampler's lists of indices go to torch's DataLoader as its items (batch_size=None), and a reader turns a
+list into a batch: by the data set's own read_batch where it has one, else by collating samples. An error of
+ours that is raised in a worker crosses to this process as data and is raised here as what it was; torch would
+rebuild it as a RuntimeError with a worker's traceback. Read base.py and sampling.py first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, default_collate, get_worker_info
+
+from rankdeck.data.base import Draw, ReadsBatches, SampleSet
+from rankdeck.errors import Problem, RankdeckError
+
+Indices = list[int] | list[Draw]
+
+
+class Loader:
+    """Yields batches in the sampler's order, from its beginning at every `iter`. Worker processes live until
+    `close`.
+    """
+
+    def __init__(self, loader: DataLoader[Any], num_batches: int) -> None:
+        self._loader: DataLoader[Any] | None = loader
+        self._num_batches = num_batches
+
+    def __len__(self) -> int:
+        return self._num_batches
+
+    def __iter__(self) -> Iterator[Any]:
+        assert self._loader is not None, "the loader is closed"
+        for batch in self._loader:
+            if isinstance(batch, _Failure):
+                raise batch.error()
+            yield batch
+
+    def close(self) -> None:
+        """Ends the worker processes; safe to call twice."""
+        loader, self._loader = self._loader, None
+        iterator = getattr(loader, "_iterator", None)
+        if iterator is not None:
+            # Dropping the last reference would do, but the loop may still hold a generator over it.
+            with contextlib.suppress(AttributeError):
+                iterator._shutdown_workers()
+
+
+def build_loader(
+    dataset: SampleSet,
+    batches: Iterable[Indices],
+    *,
+    workers: int = 0,
+    pin_memory: bool = False,
+    num_batches: int | None = None,
+    seed: int = 0,
+) -> Loader:
+    """A loader over `batches`, e.g. StepBatches or HeldoutBatches, with `workers` processes (0: in this one).
+
+    Batches are pinned only where there is a CUDA device to copy to. Making or iterating a loader leaves
+    torch's global random state as it was.
+    """
+    loader: DataLoader[Any] = DataLoader(
+        _Reader(dataset),  # type: ignore[arg-type]  # map-style by lists of indices
+        batch_size=None,
+        sampler=batches,
+        collate_fn=_as_it_is,
+        num_workers=workers,
+        pin_memory=pin_memory and torch.cuda.is_available(),
+        persistent_workers=workers > 0,
+        generator=torch.Generator().manual_seed(seed),
+    )
+    if num_batches is None:
+        num_batches = len(batches)  # type: ignore[arg-type]  # both samplers know their length
+    return Loader(loader, num_batches)
+
+
+class _Reader:
+    """A data set seen as one batch per list of indices."""
+
+    def __init__(self, dataset: SampleSet) -> None:
+        self.dataset = dataset
+        self._read_batch = dataset.read_batch if isinstance(dataset, ReadsBatches) else None
+
+    def __getitem__(self, indices: Indices) -> Any:
+        if get_worker_info() is None:
+            return self._read(indices)
+        try:
+            return self._read(indices)
+        except RankdeckError as error:
+            return _Failure(error)
+
+    def _read(self, indices: Indices) -> Any:
+        if self._read_batch is not None:
+            return self._read_batch(indices)
+        return default_collate([self.dataset[index] for index in indices])
+
+
+class _Failure:
+    """An error of ours on its way from a worker process."""
+
+    def __init__(self, error: RankdeckError) -> None:
+        self.kind: type[RankdeckError] = type(error)
+        self.message: str = error.message
+        self.problems: list[Problem] = error.problems
+
+    def error(self) -> RankdeckError:
+        first = self.problems[0]
+        return self.kind(
+            self.message,
+            code=first.code,
+            advice=first.advice,
+            path=first.path,
+            line=first.line,
+            problems=self.problems,
+        )
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

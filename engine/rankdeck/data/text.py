@@ -1,0 +1,121 @@
+"""Text as windows of tokens: the input is `context` tokens, the target the same window one token on.
+
+Windows of training lie side by side in the first 95 % of the stream of tokens, held-out ones in the last 5 %;
+both are the same for every seed. At most MAX_HELDOUT_WINDOWS held-out windows are used, evenly spread, so
+that an evaluation takes seconds and not minutes on a CPU. The tokens are a memory map that all ranks share.
+Read corpus.py for how they are made (and what @stdlib takes: its first 8 MB of files).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rankdeck.catalog import TextArgs
+from rankdeck.data.base import DataCard
+from rankdeck.data.corpus import ensure_tokens, token_dtype
+from rankdeck.errors import DataError
+
+DEFAULT_CONTEXT = 128
+HELDOUT_SHARE = 20
+MAX_HELDOUT_WINDOWS = 256
+
+
+class Text:
+    """Inputs and targets (context,) int64."""
+
+    def __init__(self, args: Mapping[str, Any] | None = None) -> None:
+        self.args = TextArgs.model_validate(dict(args or {}))
+        self.context = self.args.context or DEFAULT_CONTEXT
+
+    def describe(self) -> DataCard:
+        """How many samples there are is known once the text has been read, so both counts are None."""
+        return DataCard(
+            input_shape=(self.context,),
+            input_dtype=torch.int64,
+            target_shape=(self.context,),
+            target_dtype=torch.int64,
+            vocabulary=self.args.vocabulary,
+        )
+
+    def prepare(self) -> None:
+        """Makes the vocabulary and the tokens, unless they are in the cache.
+
+        Raises: DataError for a path that cannot be read or a cache that cannot be written.
+        """
+        ensure_tokens(self.args.path, self.args.vocabulary)
+
+    def load(self) -> tuple[TokenWindows, TokenWindows]:
+        """Raises: DataError as prepare does, and for a text shorter than two windows."""
+        file = ensure_tokens(self.args.path, self.args.vocabulary)
+        dtype = token_dtype(self.args.vocabulary)
+        num_tokens = file.stat().st_size // dtype.itemsize
+        window = self.context + 1
+        heldout = max(window, num_tokens // HELDOUT_SHARE)
+        if num_tokens < heldout + window:
+            raise DataError(
+                f"data.args.path = {self.args.path} has {num_tokens} tokens, too few for two windows of {window}.",
+                path="data.args.path",
+                advice=f"Use a longer text, or a context of {max(1, num_tokens // 2 - 1)} or less.",
+            )
+        split = num_tokens - heldout
+        return (
+            TokenWindows(file, dtype, 0, split, self.context),
+            TokenWindows(file, dtype, split, num_tokens, self.context, at_most=MAX_HELDOUT_WINDOWS),
+        )
+
+
+class TokenWindows:
+    """Windows side by side over tokens [start, stop) of a file; `at_most` keeps that many, evenly spread."""
+
+    def __init__(
+        self,
+        file: Path,
+        dtype: np.dtype[Any],
+        start: int,
+        stop: int,
+        context: int,
+        at_most: int | None = None,
+    ) -> None:
+        self.file, self.dtype, self.start, self.context = file, dtype, start, context
+        self.num_windows = (stop - start - 1) // context
+        self.every = max(1, -(-self.num_windows // at_most)) if at_most else 1
+        self._rows: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None = None
+
+    def __len__(self) -> int:
+        return -(-self.num_windows // self.every)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        inputs, targets = self.read_batch([index % len(self)])
+        return inputs[0], targets[0]
+
+    def read_batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Inputs and targets (B, context) int64."""
+        inputs, targets = self._rows or self._open()
+        rows = np.asarray(indices) * self.every
+        return (
+            torch.from_numpy(inputs[rows].astype(np.int64)),
+            torch.from_numpy(targets[rows].astype(np.int64)),
+        )
+
+    def _open(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Two views (num_windows, context) of the map, one token apart."""
+        tokens = np.asarray(np.memmap(self.file, dtype=self.dtype, mode="r"))
+        length = self.num_windows * self.context
+        views = (
+            tokens[self.start + shift :][:length].reshape(self.num_windows, self.context) for shift in (0, 1)
+        )
+        inputs, targets = views
+        self._rows = (inputs, targets)
+        return self._rows
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the map: a pickled map is a copy of the whole file."""
+        return {**self.__dict__, "_rows": None}

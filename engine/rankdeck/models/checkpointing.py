@@ -1,0 +1,94 @@
+"""Activation checkpointing: a block forgets its inner activations after forward and computes them again in
+backward.
+
+A wrapped block keeps its place and its weights' names: only its class changes, to a subclass whose forward
+runs through torch.utils.checkpoint. (An instance attribute `forward` would do the same for one device, but a
+DataParallel replica copies the instance's attributes and would then run the original's weights.) Read base.py
+first. Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils.checkpoint import checkpoint
+
+from rankdeck.errors import ModelError
+from rankdeck.models.base import HasBlocks
+
+
+def checkpoint_blocks(model: nn.Module) -> int:
+    """Wraps the model's blocks in place and returns how many: those that it names itself, else the children
+    of its largest list.
+
+    Raises: ModelError when the model has neither blocks nor a ModuleList or Sequential with children.
+    """
+    blocks = model.repeated_blocks() if isinstance(model, HasBlocks) else _children_of_largest_list(model)
+    if not blocks:
+        raise ModelError(
+            f"train.activation_checkpointing: {type(model).__name__} has no list of blocks to wrap.",
+            path="train.activation_checkpointing",
+            advice="Put the repeated layers into an nn.ModuleList or nn.Sequential, "
+            "or give the model a method repeated_blocks().",
+        )
+    for block in blocks:
+        if not isinstance(block, _Checkpointed):
+            block.__class__ = _checkpointed_class(type(block))  # type: ignore[arg-type]  # classes hash
+    return len(blocks)
+
+
+class _Checkpointed(nn.Module):
+    """Placed before a block's own class in the order of resolution: super().forward is the block's."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return super().forward(*args, **kwargs)
+        contexts = functools.partial(_contexts, self)
+        return checkpoint(super().forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+
+@functools.cache
+def _checkpointed_class(block_class: type[nn.Module]) -> type[nn.Module]:
+    return type(block_class.__name__, (_Checkpointed, block_class), {})
+
+
+def _contexts(
+    block: nn.Module,
+) -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
+    """The surroundings of the first forward and of the second one in backward."""
+    return contextlib.nullcontext(), _without_running_statistics(block)
+
+
+@contextlib.contextmanager
+def _without_running_statistics(block: nn.Module) -> Iterator[None]:
+    """Batch norms leave their running figures alone: the first forward has counted this batch already."""
+    norms = [
+        module for module in block.modules() if isinstance(module, _NormBase) and module.track_running_stats
+    ]
+    kept = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm in norms:
+        norm.momentum, norm.num_batches_tracked = 0.0, None
+    try:
+        yield
+    finally:
+        for norm, momentum, num_batches in kept:
+            norm.momentum, norm.num_batches_tracked = momentum, num_batches
+
+
+def _children_of_largest_list(model: nn.Module) -> list[nn.Module]:
+    lists = [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.ModuleList | nn.Sequential) and len(module)
+    ]
+    if not lists:
+        return []
+    # Of two lists with the same weights the inner one is the list of blocks; it comes later in modules().
+    largest = max(reversed(lists), key=lambda module: sum(weight.numel() for weight in module.parameters()))
+    return [child for child in largest.children() if any(True for _ in child.parameters())]

@@ -1,0 +1,71 @@
+"""A multi-layer perceptron: a picture or a vector is flattened, then runs through linear layers with GELU
+between them.
+
+(B, ...) -> flatten (B, inputs) -> blocks (B, hidden[i]) -> head (B, classes). Read base.py first.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from rankdeck.models.base import require_dropout, require_positive
+
+
+class MlpBlock(nn.Module):
+    """Linear, GELU, dropout: (B, inputs) -> (B, outputs)."""
+
+    def __init__(self, inputs: int, outputs: int, dropout: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, outputs)
+        self.activation = nn.GELU()
+        self.dropout = nn.Dropout(dropout)
+        nn.init.kaiming_normal_(self.linear.weight, nonlinearity="relu")
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        out: Tensor = self.dropout(self.activation(self.linear(hidden)))
+        return out
+
+
+class Mlp(nn.Module):
+    """Logits (B, classes) for inputs of any shape (B, ...) with `inputs` numbers per sample."""
+
+    def __init__(
+        self, inputs: int, classes: int, hidden: Sequence[int] = (256, 256), dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        widths = [inputs, *hidden]
+        self.flatten = nn.Flatten(1)
+        self.blocks = nn.ModuleList(
+            MlpBlock(before, after, dropout) for before, after in itertools.pairwise(widths)
+        )
+        self.head = nn.Linear(widths[-1], classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden: Tensor = self.flatten(inputs)
+        for block in self.blocks:
+            hidden = block(hidden)
+        logits: Tensor = self.head(hidden)
+        return logits
+
+    def pipeline_units(self) -> list[tuple[str, nn.Module]]:
+        blocks = [(f"blocks.{index}", block) for index, block in enumerate(self.blocks)]
+        return [("flatten", self.flatten), *blocks, ("head", self.head)]
+
+    def repeated_blocks(self) -> list[nn.Module]:
+        return list(self.blocks)
+
+
+def build(*, inputs: int, classes: int, hidden: Sequence[int] = (256, 256), dropout: float = 0.0) -> Mlp:
+    """The catalogue's `mlp`. `inputs` and `classes` follow from the data.
+
+    Raises: ModelError for a width below 1 or a dropout outside 0..1.
+    """
+    require_positive(
+        inputs=inputs, classes=classes, **{f"hidden[{i}]": width for i, width in enumerate(hidden)}
+    )
+    require_dropout(dropout)
+    return Mlp(inputs, classes, hidden, dropout)

@@ -1,0 +1,157 @@
+"""Residual networks of depth 18, 34, 50 and 101: convolutions whose output is added to their input.
+
+pictures (B, in_channels, H, W) -> conv1, bn1, relu, maxpool -> layer1..4, each halving the side from layer2
+on -> avgpool, flatten -> fc (B, classes). Modules carry the usual names (layer2.0.conv1, fc), so published
+weights of the same depth fit. Read base.py first. Source: He et al., "Deep Residual Learning for Image
+Recognition" (2015).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor, nn
+
+from rankdeck.errors import ModelError, one_of
+from rankdeck.models.base import require_positive
+
+Stem = Literal["imagenet", "small"]
+
+WIDTHS = (64, 128, 256, 512)
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions: (B, inputs, H, W) -> (B, width, H/stride, W/stride)."""
+
+    expansion = 1
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, width, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU()
+        self.downsample = _shortcut(inputs, width * self.expansion, stride)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        hidden = self.relu(self.bn1(self.conv1(pictures)))
+        hidden = self.bn2(self.conv2(hidden))
+        out: Tensor = self.relu(hidden + self.downsample(pictures))
+        return out
+
+
+class Bottleneck(nn.Module):
+    """1x1 to narrow, 3x3, 1x1 to widen four times: (B, inputs, H, W) -> (B, 4 width, H/stride, W/stride)."""
+
+    expansion = 4
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride=stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, width * self.expansion, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(width * self.expansion)
+        self.relu = nn.ReLU()
+        self.downsample = _shortcut(inputs, width * self.expansion, stride)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        hidden = self.relu(self.bn1(self.conv1(pictures)))
+        hidden = self.relu(self.bn2(self.conv2(hidden)))
+        hidden = self.bn3(self.conv3(hidden))
+        out: Tensor = self.relu(hidden + self.downsample(pictures))
+        return out
+
+
+DEPTHS: dict[int, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, int, int, int]]] = {
+    18: (BasicBlock, (2, 2, 2, 2)),
+    34: (BasicBlock, (3, 4, 6, 3)),
+    50: (Bottleneck, (3, 4, 6, 3)),
+    101: (Bottleneck, (3, 4, 23, 3)),
+}
+
+
+class Resnet(nn.Module):
+    """Logits (B, classes) for pictures (B, in_channels, H, W).
+
+    `stem` is "imagenet" (7x7 stride 2, then max-pooling: a quarter of the side) or "small" (3x3, the full
+    side) for small pictures. No ReLU works in place: a stage of a pipeline may begin with one, and must not
+    write into what it received.
+    """
+
+    def __init__(self, depth: int, classes: int, stem: Stem = "imagenet", in_channels: int = 3) -> None:
+        super().__init__()
+        block, counts = DEPTHS[depth]
+        self.conv1, self.maxpool = _stem(stem, in_channels)
+        self.bn1 = nn.BatchNorm2d(WIDTHS[0])
+        self.relu = nn.ReLU()
+        channels = WIDTHS[0]
+        for number, (width, count) in enumerate(zip(WIDTHS, counts, strict=True), start=1):
+            blocks = []
+            for index in range(count):
+                stride = 2 if number > 1 and index == 0 else 1
+                blocks.append(block(channels, width, stride))
+                channels = width * block.expansion
+            self.add_module(f"layer{number}", nn.Sequential(*blocks))
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.flatten = nn.Flatten(1)
+        self.fc = nn.Linear(channels, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        hidden = pictures
+        for _, unit in self.pipeline_units():
+            hidden = unit(hidden)
+        return hidden
+
+    def pipeline_units(self) -> list[tuple[str, nn.Module]]:
+        names = ["conv1", "bn1", "relu", "maxpool"]
+        for number in range(1, 5):
+            layer = self.get_submodule(f"layer{number}")
+            names += [f"layer{number}.{name}" for name, _ in layer.named_children()]
+        names += ["avgpool", "flatten", "fc"]
+        return [(name, self.get_submodule(name)) for name in names]
+
+    def repeated_blocks(self) -> list[nn.Module]:
+        return [unit for name, unit in self.pipeline_units() if name.startswith("layer")]
+
+
+def build(*, classes: int, depth: int = 18, stem: str = "imagenet", in_channels: int = 3) -> Resnet:
+    """The catalogue's `resnet`. `classes` and `in_channels` follow from the data.
+
+    Raises: ModelError for an unknown depth or stem, or a count below 1.
+    """
+    require_positive(classes=classes, in_channels=in_channels)
+    if depth not in DEPTHS:
+        raise ModelError(
+            f"model.args.depth = {depth!r} is not a depth of a ResNet.",
+            path="model.args.depth",
+            advice=f"Use {one_of(str(known) for known in DEPTHS)}.",
+        )
+    if stem == "imagenet":
+        return Resnet(depth, classes, "imagenet", in_channels)
+    if stem == "small":
+        return Resnet(depth, classes, "small", in_channels)
+    raise ModelError(
+        f"model.args.stem = {stem!r} is unknown.",
+        path="model.args.stem",
+        advice='Use "imagenet" for large pictures, or "small" for pictures below 64 pixels.',
+    )
+
+
+def _stem(stem: Stem, in_channels: int) -> tuple[nn.Conv2d, nn.Module]:
+    if stem == "small":
+        return nn.Conv2d(in_channels, WIDTHS[0], 3, padding=1, bias=False), nn.Identity()
+    conv = nn.Conv2d(in_channels, WIDTHS[0], 7, stride=2, padding=3, bias=False)
+    return conv, nn.MaxPool2d(3, stride=2, padding=1)
+
+
+def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
+    """How a block's input reaches its sum: as it is, or by a 1x1 convolution where the shape changes."""
+    if stride == 1 and inputs == outputs:
+        return nn.Identity()
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs))
