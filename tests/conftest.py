@@ -1,0 +1,65 @@
+"""Every test lives in a home of its own, on one thread per process, and leaves no process behind.
+
+The variables are set before anything imports numpy, torch or Qt, which read them once.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
+
+import pytest  # noqa: E402
+
+from tests.helpers import processes  # noqa: E402
+from tests.helpers.waiting import wait_until  # noqa: E402
+
+_MARK = "RANKDECK_TEST"
+_ENDING_S = 5.0
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _session_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A home for what is set up before the first test's own one: fixtures of a module or a session."""
+    with pytest.MonkeyPatch.context() as patch:
+        _move_home(patch, tmp_path_factory.mktemp("session"))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings, state, caches and runs of this test are below its tmp_path, and go with it."""
+    _move_home(monkeypatch, tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _no_process_left(_own_home: None, request: pytest.FixtureRequest) -> Iterator[None]:
+    """What the test started has ended within 5 s of its end, or the test fails and the rest is killed."""
+    mark = f"{_MARK}={uuid.uuid4().hex}"
+    before = {child.pid for child in processes.children()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(*mark.split("="))
+        yield
+
+    def left() -> list[processes.psutil.Process]:
+        forked = [child for child in processes.children() if child.pid not in before]
+        return list({found.pid: found for found in [*processes.marked_by(mark), *forked]}.values())
+
+    try:
+        wait_until(lambda: not left(), deadline_s=_ENDING_S, every_s=0.05)
+    except AssertionError:
+        leftovers = left()
+        told = "\n".join(map(processes.named, leftovers))
+        processes.end(leftovers)
+        pytest.fail(f"{request.node.nodeid} left processes behind:\n{told}", pytrace=False)
+
+
+def _move_home(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    patch.setenv("RANKDECK_HOME", str(folder / "rankdeck-home"))
+    patch.setenv("RANKDECK_RUNS", str(folder / "rankdeck-runs"))

@@ -1,0 +1,65 @@
+"""Which processes a test started, however far they ran from it.
+
+A guard forks twice and opens its own session, so the tree of children does not find it. Every process
+that a test starts inherits the test's own mark in its environment, which Linux shows in /proc; children that
+were forked without exec keep their parent's old environment and are found through the tree instead.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+
+# Python's own helpers live until the interpreter that started them ends.
+_KEPT_BY_PYTHON = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+
+
+def marked_by(mark: str) -> list[psutil.Process]:
+    """Live processes of this user whose environment holds `mark` ("NAME=value"), without this one."""
+    wanted = mark.encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        pid = int(entry.name)
+        if pid == os.getpid():
+            continue
+        try:
+            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(psutil.Process(pid))
+        except (OSError, psutil.Error):
+            continue
+    return [process for process in found if _counts(process)]
+
+
+def children() -> list[psutil.Process]:
+    """Live descendants of this process."""
+    return [process for process in psutil.Process().children(recursive=True) if _counts(process)]
+
+
+def end(processes: list[psutil.Process]) -> None:
+    """Kill these, and reap the ones that are our own children."""
+    for process in processes:
+        try:
+            process.kill()
+        except psutil.Error:
+            pass
+    psutil.wait_procs(processes, timeout=3)
+
+
+def named(process: psutil.Process) -> str:
+    """One line about a process, for a failure message."""
+    try:
+        return f"{process.pid} {process.status()}: {' '.join(process.cmdline())[:200]}"
+    except psutil.Error:
+        return f"{process.pid}: gone"
+
+
+def _counts(process: psutil.Process) -> bool:
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        command = " ".join(process.cmdline())
+    except psutil.Error:
+        return False
+    return not any(kept in command for kept in _KEPT_BY_PYTHON)

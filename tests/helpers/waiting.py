@@ -1,0 +1,27 @@
+"""Waiting for a condition instead of sleeping for a guess."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def wait_until(
+    condition: Callable[[], T], *, deadline_s: float = 10.0, every_s: float = 0.02, what: str = ""
+) -> T:
+    """The condition's first true value.
+
+    Raises: AssertionError that says what did not come true within `deadline_s`.
+    """
+    end_s = time.monotonic() + deadline_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > end_s:
+            name = what or getattr(condition, "__name__", "the condition")
+            raise AssertionError(f"{name} did not come true within {deadline_s:g} s (last value: {value!r})")
+        time.sleep(every_s)
