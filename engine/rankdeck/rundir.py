@@ -254,7 +254,7 @@ class EventReader:
     missing: dict[str, int] = field(default_factory=dict)
 
     def read(self, max_bytes: int = 16 << 20) -> list[tuple[str, events.AnyEvent]]:
-        """New events of all files as (writer, event), in file order; writer is "rank-0", "supervisor" or
+        """New events as (writer, event), every file in its own order; writer is "rank-0", "supervisor" or
         "sampler".
 
         At most about `max_bytes` are read; call again until the list is empty. An unterminated last line
@@ -265,12 +265,20 @@ class EventReader:
     def batches(
         self, max_bytes: int = 16 << 20, chunk_bytes: int = _CHUNK_BYTES
     ) -> Iterator[tuple[str, list[events.AnyEvent]]]:
-        """The same as `read`, a list per chunk with the name of its file; the cursor moves chunk by chunk."""
-        for name in self._files():
-            cursor = self.cursors.setdefault(name, Cursor())
-            while max_bytes > 0 and (chunk := self._chunk(name, cursor, chunk_bytes)):
+        """The same as `read`, a list per chunk with the name of its file; the cursor moves chunk by chunk.
+
+        Files take turns, the supervisor's first, so that no rank is read to its end while another waits.
+        """
+        waiting = sorted(self._files(), key=lambda name: not name.startswith("supervisor"))
+        while waiting and max_bytes > 0:
+            for name in list(waiting):
+                cursor = self.cursors.setdefault(name, Cursor())
+                chunk = self._chunk(name, cursor, chunk_bytes)
                 max_bytes -= len(chunk)
-                yield name, self._decode(name, cursor, chunk)
+                if chunk:
+                    yield name, self._decode(name, cursor, chunk)
+                else:
+                    waiting.remove(name)
 
     def _files(self) -> list[str]:
         try:
