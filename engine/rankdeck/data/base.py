@@ -9,7 +9,7 @@ map-style data sets.
 Each sample is `(inputs, targets)`. Two optional gifts of a data set, the user's own included:
 
     read_batch(indices)        a ready batch at once, where that is faster than collating samples one by one
-    needs_epoch = True         it is indexed by a Draw (seed, epoch, sample), not a plain index, so that random
+    needs_epoch = True         it is indexed by a Draw (seed, epoch, sample), not a plain index: then random
                                augmentation can follow from these three alone, never from a worker's state
 
 Read sampling.py and loader.py next.

@@ -59,7 +59,7 @@ class Text:
         heldout = max(window, num_tokens // HELDOUT_SHARE)
         if num_tokens < heldout + window:
             raise DataError(
-                f"data.args.path = {self.args.path} has {num_tokens} tokens, too few for two windows of {window}.",
+                f"data.args.path = {self.args.path} has {num_tokens} tokens, not enough for two samples.",
                 path="data.args.path",
                 advice=f"Use a longer text, or a context of {max(1, num_tokens // 2 - 1)} or less.",
             )

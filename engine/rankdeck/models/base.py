@@ -1,6 +1,6 @@
 """What every ready model offers beside forward: its units in order, and its repeated blocks.
 
-    pipeline_units()      [(name, module)]: running the modules one after the other is the forward. A name is the
+    pipeline_units()      [(name, module)]: running the modules one by one is the forward. A name is the
                           module's path in the model: a stage of some units knows its weights' original names.
     repeated_blocks()     the blocks that activation checkpointing wraps
 

@@ -1,0 +1,128 @@
+"""The loader: the sampler's order, whole batches at once, any number of workers, no trace left behind."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from rankdeck.data.base import Draw
+from rankdeck.data.digits import Digits
+from rankdeck.data.loader import build_loader
+from rankdeck.data.sampling import HeldoutBatches, StepBatches
+
+
+class Squares:
+    """A user's data set: items only."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.tensor([float(index)]), index * index
+
+
+class Sentences:
+    """A user's data set of dictionaries for the model."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"input_ids": torch.full((3,), index), "labels": torch.tensor(index)}
+
+
+class Epochs(Squares):
+    needs_epoch = True
+
+    def __getitem__(self, index: Any) -> tuple[Tensor, int]:
+        seed, epoch, sample = index
+        return torch.tensor([seed, epoch]), sample
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_come_in_the_samplers_order(workers: int) -> None:
+    batches = StepBatches(20, 6, accumulate=2, seed=1, steps=5)
+    loader = build_loader(Squares(), batches, workers=workers)
+    got = [(inputs, targets) for inputs, targets in loader]
+    loader.close()
+    assert len(got) == len(loader) == 10
+    for (inputs, targets), indices in zip(got, batches, strict=True):
+        assert inputs.flatten().tolist() == indices
+        assert targets.tolist() == [int(index) ** 2 for index in indices if not isinstance(index, Draw)]
+
+
+def test_reading_a_batch_at_once_equals_collating_samples() -> None:
+    train, _ = Digits({}).load()
+    plain = TensorDataset(train.inputs, train.targets)
+    batches = StepBatches(len(train), 32, steps=3)
+    for ours, theirs in zip(build_loader(train, batches), build_loader(plain, batches), strict=True):
+        assert torch.equal(ours[0], theirs[0])
+        assert torch.equal(ours[1], theirs[1])
+
+
+def test_dictionaries_are_collated_by_key() -> None:
+    (batch,) = build_loader(Sentences(), HeldoutBatches(4, 4))
+    assert batch["input_ids"].shape == (4, 3)
+    assert batch["labels"].tolist() == [0, 1, 2, 3]
+
+
+def test_a_data_set_that_needs_the_epoch_gets_draws() -> None:
+    loader = build_loader(Epochs(), StepBatches(20, 20, seed=5, steps=2, draws=True))
+    (_, _), (origin, samples) = loader
+    assert origin.unique(dim=0).tolist() == [[5, 1]]
+    assert sorted(samples.tolist()) == list(range(20))
+
+
+def test_a_loader_leaves_the_global_random_state_alone() -> None:
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    list(build_loader(Squares(), StepBatches(20, 5, steps=3)))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_closing_ends_the_workers_even_in_mid_epoch() -> None:
+    loader = build_loader(Squares(), StepBatches(20, 5, steps=50), workers=2)
+    iterator = iter(loader)
+    next(iterator)
+    workers = psutil.Process().children()
+    assert len(workers) == 2
+    loader.close()
+    loader.close()
+    deadline = time.monotonic() + 5
+    while any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_an_error_of_the_users_own_data_keeps_its_type() -> None:
+    class Broken(Squares):
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            raise KeyError("column")
+
+    with pytest.raises(KeyError, match="column"):
+        list(build_loader(Broken(), StepBatches(20, 5, steps=1)))
+
+
+def test_a_data_set_that_reads_batches_is_asked_once_per_batch() -> None:
+    calls = 0
+    train, _ = Digits({}).load()
+
+    class Counted:
+        def __len__(self) -> int:
+            return len(train)
+
+        def __getitem__(self, index: int) -> Any:
+            raise AssertionError("read one by one")
+
+        def read_batch(self, indices: list[int]) -> Any:
+            nonlocal calls
+            calls += 1
+            return train.read_batch(indices)
+
+    assert len(list(build_loader(Counted(), StepBatches(len(train), 32, steps=40)))) == calls == 40

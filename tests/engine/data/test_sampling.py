@@ -1,0 +1,90 @@
+"""The same samples per step for every number of ranks; every held-out sample once."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+
+from rankdeck.data.base import MASKED, Draw
+from rankdeck.data.sampling import HeldoutBatches, StepBatches, epoch_order, mask_padding
+from rankdeck.errors import ConfigError, DataError
+
+
+def steps_of(num_ranks: int, accumulate: int = 1, **more: Any) -> list[list[int]]:
+    """Per part of a step, the samples of all ranks one after the other."""
+    args = {"seed": 3, "steps": 7, **more}
+    ranks = [
+        StepBatches(30, 12, accumulate=accumulate, shard_index=rank, shard_count=num_ranks, **args)
+        for rank in range(num_ranks)
+    ]
+    return [list(chain.from_iterable(parts)) for parts in zip(*ranks, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "accumulate"), [(2, 1), (3, 1), (4, 1), (1, 3), (2, 3), (4, 3), (12, 1), (2, 6)]
+)
+def test_the_union_over_ranks_is_the_same_for_every_number_of_ranks(num_ranks: int, accumulate: int) -> None:
+    parts = steps_of(num_ranks, accumulate)
+    whole = [list(chain.from_iterable(parts[i : i + accumulate])) for i in range(0, len(parts), accumulate)]
+    assert whole == steps_of(1)
+
+
+def test_an_epoch_sees_each_sample_at_most_once_and_drops_its_tail() -> None:
+    steps = steps_of(1)
+    first, second = steps[0] + steps[1], steps[2] + steps[3]
+    assert len(set(first)) == len(set(second)) == 24
+    assert first != second
+    assert first == epoch_order(30, seed=3, epoch=0)[:24].tolist()
+    assert second == epoch_order(30, seed=3, epoch=1)[:24].tolist()
+
+
+def test_a_late_start_continues_where_an_early_one_would_be() -> None:
+    late = StepBatches(30, 12, accumulate=2, seed=3, steps=7, start_step=5)
+    assert list(late) == list(StepBatches(30, 12, accumulate=2, seed=3, steps=7))[10:]
+    assert len(late) == 4
+
+
+def test_another_seed_is_another_order_and_the_global_random_state_is_left_alone() -> None:
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    assert steps_of(1) != steps_of(1, seed=4)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_draws_carry_seed_and_epoch() -> None:
+    draws = list(StepBatches(30, 12, seed=3, steps=3, draws=True))
+    assert draws[2][0] == Draw(seed=3, epoch=1, sample=steps_of(1)[2][0])
+
+
+def test_too_little_data_and_batches_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(DataError, match="10 samples, but"):
+        StepBatches(10, 12, steps=1)
+    with pytest.raises(ConfigError, match="cannot be cut") as caught:
+        StepBatches(30, 12, accumulate=2, shard_count=4, steps=1)
+    assert caught.value.advice == "Use a multiple of 8."
+
+
+@pytest.mark.parametrize("num_samples", [1, 7, 8, 9, 23, 24])
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_every_heldout_sample_counts_exactly_once_in_equally_many_batches(
+    num_samples: int, num_ranks: int
+) -> None:
+    counted: list[Any] = []
+    for rank in range(num_ranks):
+        batches = HeldoutBatches(num_samples, 8, shard_index=rank, shard_count=num_ranks)
+        valid = batches.valid_counts()
+        assert len(batches) == len(valid) == -(-num_samples // 8)
+        for indices, num_valid in zip(batches, valid, strict=True):
+            assert len(indices) == 8 // num_ranks
+            counted += indices[:num_valid]
+    assert sorted(counted) == list(range(num_samples))
+
+
+def test_padding_is_masked_and_whole_batches_are_left_as_they_are() -> None:
+    targets = torch.arange(8).view(4, 2)
+    assert mask_padding(targets, 4) is targets
+    assert mask_padding(targets, 1).tolist() == [[0, 1]] + [[MASKED, MASKED]] * 3
+    assert targets.min() == 0
