@@ -5,7 +5,9 @@ The variables are set before anything imports numpy, torch or Qt, which read the
 
 from __future__ import annotations
 
+import functools
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +17,11 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUM
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
 
+import psutil  # noqa: E402
 import pytest  # noqa: E402
 
 from tests.helpers import processes  # noqa: E402
+from tests.helpers.display import virtual_display  # noqa: E402
 from tests.helpers.waiting import wait_until  # noqa: E402
 
 _MARK = "RANKDECK_TEST"
@@ -47,7 +51,7 @@ def _no_process_left(_own_home: None, request: pytest.FixtureRequest) -> Iterato
         patch.setenv(*mark.split("="))
         yield
 
-    def left() -> list[processes.psutil.Process]:
+    def left() -> list[psutil.Process]:
         forked = [child for child in processes.children() if child.pid not in before]
         return list({found.pid: found for found in [*processes.marked_by(mark), *forked]}.values())
 
@@ -58,6 +62,28 @@ def _no_process_left(_own_home: None, request: pytest.FixtureRequest) -> Iterato
         told = "\n".join(map(processes.named, leftovers))
         processes.end(leftovers)
         pytest.fail(f"{request.node.nodeid} left processes behind:\n{told}", pytrace=False)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What this machine cannot run is skipped with the reason."""
+    if item.get_closest_marker("gpu") is not None and not _has_gpu():
+        pytest.skip("no NVIDIA GPU here that torch can use")
+    if item.get_closest_marker("xvfb") is not None and shutil.which("Xvfb") is None:
+        pytest.skip("Xvfb is not installed")
+
+
+@pytest.fixture(scope="session")
+def x_display() -> Iterator[str]:
+    """A virtual X server for processes that open a real window: their DISPLAY. Mark such tests `xvfb`."""
+    with virtual_display() as name:
+        yield name
+
+
+@functools.cache
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _move_home(patch: pytest.MonkeyPatch, folder: Path) -> None:

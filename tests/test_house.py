@@ -60,3 +60,21 @@ def test_waits_for_its_child():
     assert "test_leaves_an_orphan left processes behind" in done.stdout, done.stdout + done.stderr
     assert "2 passed, 1 error" in done.stdout, done.stdout
     assert not Path(f"/proc/{pid_file.read_text().strip()}").exists()
+
+
+@pytest.mark.xvfb
+def test_a_virtual_display_takes_a_real_window(x_display: str) -> None:
+    script = (
+        "from PySide6.QtWidgets import QApplication, QWidget\n"
+        "app = QApplication([]); w = QWidget(); w.show(); app.processEvents()\n"
+        "print(app.platformName(), w.isVisible())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "DISPLAY": x_display, "QT_QPA_PLATFORM": "xcb"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.strip() == "xcb True", done.stderr

@@ -1,0 +1,50 @@
+# Every job sets up .venv first (.ci/setup; nothing to do once .venv/.ready is there). `make` alone lists the jobs.
+#   make run ARGS="folder"          arguments for the app
+#   make test PYTEST="-k reader"    arguments for pytest
+#   PYTHON, TORCH_INDEX             see .ci/setup
+BIN := .venv/bin
+ARGS ?=
+PYTEST ?=
+
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+.PHONY: help setup run test test-all coverage lint format bench clean distclean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
+
+setup:
+	@.ci/setup
+
+run: setup ## set everything up and open the app
+	@$(BIN)/rankdeck-app $(ARGS)
+
+test: setup ## every test that needs no GPU and no more than seconds
+	@$(BIN)/python -m pytest $(PYTEST)
+
+test-all: setup ## the slow ones too, and those that need a GPU where there is one
+	@$(BIN)/python -m pytest -m "" --timeout=1800 $(PYTEST)
+
+coverage: setup ## make test, with the lines that no test reached
+	@$(BIN)/python -m pytest --cov --cov-report=term-missing:skip-covered $(PYTEST)
+
+lint: setup ## style, types, and who imports whom
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy -p rankdeck -p rankdeck_app
+	@$(BIN)/lint-imports
+
+format: setup ## write the files as lint wants them
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: setup ## training against hand-written loops, and the dashboard on an 8-device run (minutes)
+	@$(BIN)/python -m tests.bench.training
+	@$(BIN)/python -m tests.bench.replay
+
+clean: ## remove what builds and checks left, keep .venv
+	rm -rf build dist htmlcov .coverage .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	find engine app tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## remove .venv too
+	rm -rf .venv .make
