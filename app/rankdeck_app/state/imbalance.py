@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-# Below this a difference is noise of the allocator or of an uneven last shard, and nothing turns amber.
-NOTABLE_RATIO = 1.1
+from rankdeck.report import NOTABLE_RATIO
 
 
 @dataclass(frozen=True)
