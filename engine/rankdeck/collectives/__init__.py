@@ -1,0 +1,1 @@
+"""How tensors travel between devices: one file per pattern. fan_out is DataParallel's."""

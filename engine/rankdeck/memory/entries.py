@@ -1,0 +1,107 @@
+"""What the ledger keeps: one entry per live storage, one account per device, and what both look like from
+outside.
+
+An account holds the bytes that live on a device by kind, and a photograph of them at the moment of the
+device's peak. A kind is often known only later (a temporary of the backward turns out to be a gradient), so
+a change of kind is also written into the photograph when the storage was alive at that moment. Read
+ledger.py next.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rankdeck.errors import TrainingError, one_of
+from rankdeck.events import MEMORY_KINDS
+
+if TYPE_CHECKING:
+    import torch
+
+    StorageRef = weakref.ref[torch.UntypedStorage]
+else:
+    StorageRef = weakref.ref
+
+KIND_INDEX: dict[str, int] = {kind: index for index, kind in enumerate(MEMORY_KINDS)}
+
+
+def kind_index(kind: str) -> int:
+    """The place of `kind` in MEMORY_KINDS.
+
+    Raises:
+        ValueError: the kind is not one of MEMORY_KINDS.
+    """
+    try:
+        return KIND_INDEX[kind]
+    except KeyError:
+        raise ValueError(f"{kind!r} is no kind of memory. Use {one_of(MEMORY_KINDS)}.") from None
+
+
+class DeviceMixError(TrainingError):
+    """One operation read tensors of two virtual devices; on GPUs it would have failed as well."""
+
+    code = "device-mix"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBytes:
+    """The live tensors of one virtual device, in bytes. `peak_by_kind` is taken at the moment of the peak."""
+
+    device: int
+    live_bytes: int
+    peak_bytes: int
+    live_by_kind: dict[str, int]
+    peak_by_kind: dict[str, int]
+
+
+class Entry(StorageRef):
+    """A live storage: the weak reference whose end is the storage's end.
+
+    `born` is the ledger's count of changes when the entry got its bytes: it tells whether a peak saw this
+    entry.
+    """
+
+    __slots__ = ("born", "device", "key", "kind", "num_bytes")
+
+    born: int
+    device: int
+    key: int
+    kind: int
+    num_bytes: int
+
+
+class Account:
+    """The bytes of one virtual device. Only the ledger touches it, under its lock."""
+
+    __slots__ = ("by_kind", "live_bytes", "peak_at", "peak_by_kind", "peak_bytes")
+
+    def __init__(self) -> None:
+        self.live_bytes = 0
+        self.by_kind = [0] * len(MEMORY_KINDS)
+        self.peak_bytes = 0
+        self.peak_by_kind = list(self.by_kind)
+        self.peak_at = 0
+
+    def reset_peak(self, now: int) -> None:
+        self.peak_bytes = self.live_bytes
+        self.peak_by_kind = self.by_kind[:]
+        self.peak_at = now
+
+    def rename(self, entry: Entry, kind: int) -> None:
+        """The entry is `kind`, and was so at the peak if it was alive then."""
+        self.by_kind[entry.kind] -= entry.num_bytes
+        self.by_kind[kind] += entry.num_bytes
+        if entry.born <= self.peak_at:
+            self.peak_by_kind[entry.kind] -= entry.num_bytes
+            self.peak_by_kind[kind] += entry.num_bytes
+        entry.kind = kind
+
+    def reading(self, device: int) -> DeviceBytes:
+        return DeviceBytes(
+            device=device,
+            live_bytes=self.live_bytes,
+            peak_bytes=self.peak_bytes,
+            live_by_kind=dict(zip(MEMORY_KINDS, self.by_kind, strict=True)),
+            peak_by_kind=dict(zip(MEMORY_KINDS, self.peak_by_kind, strict=True)),
+        )

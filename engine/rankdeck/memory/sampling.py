@@ -1,0 +1,83 @@
+"""Which steps the ledger follows: the first ones, then as many as a budget of the run's time allows.
+
+Construction through step 3 is always followed, because some storages are made there and nowhere else
+(optimizer state in step 1, DistributedDataParallel's final buckets in step 2). Later samples are paid from
+a budget: what a followed step costs more than a plain one, as measured so far, may not exceed a few per
+cent of the time that steps have taken.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+
+ALWAYS_THROUGH_STEP = 3
+DEFAULT_BUDGET = 0.02
+DEFAULT_MAX_HZ = 2.0
+NUM_PLAIN_STEPS_FIRST = 5
+_NUM_KEPT = 15
+
+
+class SamplingBudget:
+    """Decides for each step, from the durations of earlier ones, whether to follow it. Keeps no clock of
+    its own.
+
+    `budget` is the share of the run's step time that following may cost; `max_hz` bounds samples per second
+    of step time; `always` follows every step.
+    """
+
+    def __init__(
+        self, *, budget: float = DEFAULT_BUDGET, max_hz: float = DEFAULT_MAX_HZ, always: bool = False
+    ) -> None:
+        assert 0 <= budget <= 1 and max_hz > 0
+        self._budget = budget
+        self._min_interval_s = 1 / max_hz
+        self._always = always
+        self._elapsed_s = 0.0
+        self._last_sample_s = 0.0
+        self._spent_s = 0.0
+        self._followed_s: deque[float] = deque(maxlen=_NUM_KEPT)
+        self._plain_s: deque[float] = deque(maxlen=_NUM_KEPT)
+        self._early_s: list[float] = []
+
+    @property
+    def spent_s(self) -> float:
+        """What following has cost so far, as estimated from what is known."""
+        return self._spent_s
+
+    @property
+    def extra_s(self) -> float | None:
+        """What following costs per step; None until plain and followed steps are both known."""
+        followed = self._followed_s or self._early_s[1:]
+        if len(self._plain_s) < NUM_PLAIN_STEPS_FIRST or not followed:
+            return None
+        return max(0.0, statistics.median(followed) - statistics.median(self._plain_s))
+
+    def should_follow(self, step: int) -> bool:
+        """Whether to follow `step`, counted from 1 in this process (after a resume the first is 1 again)."""
+        if self._always or step <= ALWAYS_THROUGH_STEP:
+            return True
+        if self._elapsed_s - self._last_sample_s < self._min_interval_s:
+            return False
+        extra_s = self.extra_s
+        return extra_s is not None and self._spent_s + extra_s <= self._budget * self._elapsed_s
+
+    def record(self, step: int, step_s: float, *, followed: bool) -> None:
+        """Say how long a step took, each step once, in order."""
+        self._elapsed_s += step_s
+        if not followed:
+            self._plain_s.append(step_s)
+            if len(self._plain_s) == NUM_PLAIN_STEPS_FIRST and self._early_s:
+                self._charge_early_steps()
+            return
+        self._last_sample_s = self._elapsed_s
+        if step <= ALWAYS_THROUGH_STEP:
+            self._early_s.append(step_s)
+            return
+        self._followed_s.append(step_s)
+        self._spent_s += self.extra_s or 0.0
+
+    def _charge_early_steps(self) -> None:
+        """Step 1 is slow in any case (first calls): each early step is charged like the last one."""
+        plain_s = statistics.median(self._plain_s)
+        self._spent_s += len(self._early_s) * max(0.0, self._early_s[-1] - plain_s)

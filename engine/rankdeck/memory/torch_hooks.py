@@ -1,0 +1,90 @@
+"""The private places of torch that the ledger touches, each in one function with a test of its own.
+
+If torch moves one of them, the ledger goes on without it: resizes by FSDP, shapes of DTensor's sharding
+propagation and the kind of DistributedDataParallel's rebuilt buckets are then less exact.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from torch.nn.parallel import DistributedDataParallel
+
+    from rankdeck.memory.ledger import Ledger
+
+_PROPAGATION = "torch.distributed.tensor._sharding_prop"
+_PROPAGATE = "_propagate_tensor_meta_non_cached"
+
+
+class Patches:
+    """Two methods of torch that are wrapped while somebody follows."""
+
+    def __init__(
+        self,
+        resized: Callable[[torch.UntypedStorage], None],
+        paused: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._resized = resized
+        self._paused = paused
+        self._originals: list[tuple[type, str, Any]] = []
+
+    def put_on(self) -> None:
+        self._follow_resize()
+        self._pause_sharding_propagation()
+
+    def take_off(self) -> None:
+        while self._originals:
+            owner, name, original = self._originals.pop()
+            if original is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
+
+    def _follow_resize(self) -> None:
+        """FSDP frees and gets back unsharded parameters by resizing their storage, outside any operation."""
+        resize = torch.UntypedStorage.resize_
+        resized = self._resized
+
+        def followed_resize(storage: torch.UntypedStorage, num_bytes: int) -> Any:
+            out = resize(storage, num_bytes)
+            resized(storage)
+            return out
+
+        self._wrap(torch.UntypedStorage, "resize_", followed_resize)
+
+    def _pause_sharding_propagation(self) -> None:
+        """DTensor works out shardings on tensors of the global shape, which hold no memory."""
+        module = sys.modules.get(_PROPAGATION)
+        propagate = getattr(module.ShardingPropagator, _PROPAGATE, None) if module else None
+        if module is None or propagate is None:
+            return
+        paused = self._paused
+
+        def unfollowed(*args: Any, **kwargs: Any) -> Any:
+            with paused():
+                return propagate(*args, **kwargs)
+
+        self._wrap(module.ShardingPropagator, _PROPAGATE, unfollowed)
+
+    def _wrap(self, owner: type, name: str, wrapper: Any) -> None:
+        self._originals.append((owner, name, owner.__dict__.get(name)))
+        setattr(owner, name, wrapper)
+
+
+def rebuild_ddp_buckets(ddp: DistributedDataParallel, ledger: Ledger) -> None:
+    """Let DDP make its final buckets now, as "communication", rather than inside its next forward as
+    activations.
+
+    Call it before each followed forward with gradients, on every rank: ranks agree on the buckets here. It
+    does something once, before the second step, and is free otherwise.
+    """
+    rebuild = getattr(ddp.reducer, "_rebuild_buckets", None)
+    if rebuild is not None and torch.is_grad_enabled():
+        with ledger.phase("communication"):
+            rebuild()

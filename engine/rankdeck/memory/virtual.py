@@ -1,0 +1,107 @@
+"""The devices of a rehearsal: numbers that tensors are said to live on, and the one way for a tensor to
+cross.
+
+On a machine without GPUs every tensor is in host memory; which virtual device it belongs to is known from
+the code that moves it (fan_out scatters, a cut between stages transfers). A crossing is a real copy, so
+that both devices pay for their own bytes. The ledger, when it follows, learns of each crossing here;
+without it a crossing costs one clone.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rankdeck.memory.ledger import Ledger
+
+_NO_SCOPE = nullcontext()
+
+
+class VirtualDevices:
+    """`num_devices` devices of one process. `source` None stands for the host, where batches come from."""
+
+    def __init__(self, num_devices: int, ledger: Ledger | None = None) -> None:
+        assert ledger is None or ledger.num_devices >= num_devices
+        self.num_devices = num_devices
+        self.ledger = ledger
+        self.moved_bytes: dict[tuple[int, int], int] = {}
+        """Bytes that crossed so far by (source, target), followed or not; not those from the host."""
+        self._lock = threading.Lock()
+
+    @property
+    def is_following(self) -> bool:
+        """Whether a ledger follows the calling thread."""
+        return self.ledger is not None and self.ledger.is_following
+
+    def on(self, device: int) -> AbstractContextManager[None]:
+        """A context in which tensors made from nothing belong to `device`."""
+        return _NO_SCOPE if self.ledger is None else self.ledger.on(device)
+
+    def phase(self, kind: str) -> AbstractContextManager[None]:
+        """A context in which new tensors are `kind` (see Ledger.phase)."""
+        return _NO_SCOPE if self.ledger is None else self.ledger.phase(kind)
+
+    def end_phase(self, kind: str) -> None:
+        """End the phase early if it is `kind`."""
+        if self.ledger is not None:
+            self.ledger.end_phase(kind)
+
+    def crossing(self, target: int, kind: str | None = None) -> AbstractContextManager[None]:
+        """A context whose operations read any device and return tensors of `target`."""
+        return _NO_SCOPE if self.ledger is None else self.ledger.crossing(target, kind)
+
+    def unfollowed(self) -> AbstractContextManager[None]:
+        """A context whose tensors are the host's: the ledger leaves them out."""
+        return _NO_SCOPE if self.ledger is None else self.ledger.paused()
+
+    def relabel(self, tensors: list[Tensor], kind: str) -> None:
+        """Tell the ledger, if it follows, what tensors turned out to be for."""
+        if self.ledger is not None and self.is_following:
+            self.ledger.relabel(tensors, kind)
+
+    def count_moved(self, source: int | None, target: int, num_bytes: int) -> None:
+        """Count bytes that crossed. Nothing is counted within a device, or from the host."""
+        if source is None or source == target:
+            return
+        with self._lock:
+            pair = (source, target)
+            self.moved_bytes[pair] = self.moved_bytes.get(pair, 0) + num_bytes
+        if self.ledger is not None and self.is_following:
+            self.ledger.count_moved(source, target, num_bytes)
+
+    def copy(self, tensor: Tensor, source: int | None, target: int, kind: str | None = None) -> Tensor:
+        """A copy on `target`, or the tensor itself if it is there. Gradients do not cross here."""
+        if source == target:
+            return tensor
+        self.count_moved(source, target, tensor.numel() * tensor.element_size())
+        with self.crossing(target, kind):
+            return tensor.clone()
+
+    def transfer(self, tensor: Tensor, source: int, target: int, kind: str | None = None) -> Tensor:
+        """`tensor` on `target` as `kind` ("activations" by default); its gradient travels back."""
+        if source == target:
+            return tensor
+        if not (tensor.requires_grad and torch.is_grad_enabled()):
+            return self.copy(tensor, source, target, kind)
+        moved: Tensor = _Transfer.apply(tensor, self, source, target, kind)
+        return moved
+
+
+class _Transfer(torch.autograd.Function):
+    """A copy forward, and a copy of the gradient backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: Tensor, devices: VirtualDevices, source: int, target: int, kind: str | None
+    ) -> Tensor:
+        ctx.route = (devices, source, target)
+        return devices.copy(tensor, source, target, kind)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        devices, source, target = ctx.route
+        return devices.copy(grads[0], target, source), None, None, None, None
