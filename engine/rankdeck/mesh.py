@@ -1,0 +1,42 @@
+"""Named axes over the ranks of a run, and where this rank stands on each.
+
+Rank r of a mesh (data a, stage b) stands at r = data * b + stage: the last axis runs fastest, as in torch's
+DeviceMesh.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+AXES = ("data", "shard", "stage", "tensor")
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """`sizes` maps an axis to its number of ranks, in the order of AXES; axes that are left out have one."""
+
+    sizes: tuple[tuple[str, int], ...]
+    rank: int
+
+    @classmethod
+    def of(cls, rank: int, **sizes: int) -> Mesh:
+        assert set(sizes) <= set(AXES), f"unknown axis among {sorted(sizes)}"
+        return cls(tuple((axis, sizes[axis]) for axis in AXES if axis in sizes), rank)
+
+    @property
+    def world_size(self) -> int:
+        return math.prod(size for _, size in self.sizes)
+
+    def size(self, axis: str) -> int:
+        return dict(self.sizes).get(axis, 1)
+
+    def coordinate(self, axis: str) -> int:
+        """This rank's place on the axis, 0 where the mesh has no such axis."""
+        rest = self.rank
+        place = 0
+        for name, size in reversed(self.sizes):
+            rest, here = divmod(rest, size)
+            if name == axis:
+                place = here
+        return place

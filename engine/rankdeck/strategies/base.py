@@ -1,0 +1,234 @@
+"""What a strategy is. One training loop (train.py) owns data, clipping by a number, optimizer, schedule and
+metrics; a strategy owns where tensors live, forward and backward, and how gradients meet.
+
+    build(model_fn)                 the model, placed
+    forward_backward(batch, ...)    one part of the global batch: a LossSum; gradients accumulate
+    sync_gradients()                after the last part: every replica holds the gradient of the whole global
+    batch clip(max_norm)                  one norm over everything, wherever it lives evaluate(batch,
+    num_valid)      held-out sums weights()                       name -> tensor under the model's original
+    names
+
+Read single.py first, then data_parallel.py and ddp.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from rankdeck.losses import Loss
+from rankdeck.memory.ledger import Ledger
+from rankdeck.mesh import Mesh
+
+Batch = tuple[Any, Any]
+
+
+@dataclass(frozen=True)
+class LossSum:
+    """A loss summed over `count` targets;
+
+    both stay on the device until they are reported. Tensors without dims, or numbers.
+    """
+
+    total: Tensor
+    count: Tensor | int
+
+
+@dataclass(frozen=True)
+class HeldoutSums:
+    """What one rank found on its share of the held-out samples.
+
+    `correct` is None where there are no classes.
+    """
+
+    total: float
+    count: float
+    correct: float | None
+
+
+@dataclass
+class Setup:
+    """What a strategy is given. `devices` are the torch devices that this rank drives, in the run's order
+    (all `cpu` in a rehearsal,
+    where the ledger keeps them apart); `ledger` is None on GPUs."""
+
+    options: Mapping[str, Any]
+    loss: Loss
+    devices: list[torch.device]
+    rank: int = 0
+    world_size: int = 1
+    ledger: Ledger | None = None
+    precision: str = "fp32"
+    seed: int = 0
+    extras: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float64 if self.precision == "fp64" else torch.float32
+
+    @property
+    def is_rehearsal(self) -> bool:
+        return self.devices[0].type == "cpu"
+
+
+class Strategy(ABC):
+    """See the top of this file.
+
+    A subclass names the torch features that it cannot combine with in catalog.py, not here.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.loss = setup.loss
+        self.device = setup.devices[0]
+
+    def mesh(self) -> Mesh:
+        return Mesh.of(self.setup.rank, data=self.setup.world_size)
+
+    def data_shard(self) -> tuple[int, int]:
+        """(index, count): which slice of each part of the batch this rank reads."""
+        mesh = self.mesh()
+        return mesh.coordinate("data"), mesh.size("data")
+
+    def reports_loss(self) -> bool:
+        """Whether this rank's loss sums count for the run's loss."""
+        return True
+
+    @abstractmethod
+    def build(self, model_fn: Callable[[], nn.Module]) -> None: ...
+
+    @property
+    @abstractmethod
+    def module(self) -> nn.Module:
+        """The model under its original names, holding this rank's parameters."""
+
+    @abstractmethod
+    def forward_backward(self, batch: Batch, scale: float, *, last: bool) -> LossSum:
+        """Forward and backward of one part of the batch. The loss is multiplied by `scale` before backward;
+        `last` says that no more
+        parts follow, so that gradients may start to travel."""
+
+    def sync_gradients(self) -> None:  # noqa: B027 - most strategies have nothing to do here
+        """Make gradients those of the whole global batch; nothing to do where backward did."""
+
+    @abstractmethod
+    def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
+        """Loss sums over the first `num_valid` samples of the batch, in eval mode, without gradients."""
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Scale all gradients so that their common norm is at most `max_norm`; returns the norm before."""
+        return nn.utils.clip_grad_norm_(self.module.parameters(), max_norm)
+
+    def replicas_busy_s(self) -> list[float] | None:
+        """CPU seconds that each device's thread has worked so far;
+
+        None where the whole rank is one device.
+        """
+        return None
+
+    def sent_bytes_per_step(self) -> tuple[str, int, bool] | None:
+        """(algorithm, bytes this rank sends per step, measured or by formula); None where nothing is sent."""
+        return None
+
+    def weights(self) -> dict[str, Tensor]:
+        """Parameters and persistent buffers under the model's original names;
+
+        tied weights under every name.
+        """
+        return {name: tensor.detach() for name, tensor in self.module.state_dict(keep_vars=True).items()}
+
+    def close(self) -> None:  # noqa: B027
+        """Give back threads and groups."""
+
+    # -- shared by strategies that run the whole model on one device --
+
+    def to_device(self, batch: Batch, device: torch.device | None = None) -> Batch:
+        """The batch on a device, floating inputs in the run's precision."""
+        inputs, targets = batch
+        target = device or self.device
+        moved: Batch = _each(
+            cast((inputs, targets), self.setup.dtype),
+            lambda tensor: tensor.to(device=target, non_blocking=True),
+        )
+        ledger = self.setup.ledger
+        if ledger is not None and ledger.is_following:
+            ledger.adopt(tensors_of(moved), 0, "inputs")
+        return moved
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self.setup.precision == "bf16":
+            return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        self.module.eval()
+        try:
+            with torch.no_grad(), self.autocast():
+                yield
+        finally:
+            self.module.train()
+
+    def heldout_sums(self, outputs: Any, targets: Any) -> HeldoutSums:
+        total, count = self.loss.function(outputs, targets)
+        correct = None if self.loss.correct is None else float(self.loss.correct(outputs, targets))
+        return HeldoutSums(float(total), float(count), correct)
+
+
+def call(module: nn.Module, inputs: Any) -> Any:
+    """The model on its inputs: a dict becomes keyword arguments, a tuple positional ones."""
+    if isinstance(inputs, dict):
+        return module(**inputs)
+    if isinstance(inputs, tuple | list):
+        return module(*inputs)
+    return module(inputs)
+
+
+def first_samples(value: Any, num_valid: int) -> Any:
+    """The first samples of a batch, whatever it is made of."""
+    return _each(value, lambda tensor: tensor[:num_valid])
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """Every tensor inside tuples, lists and dicts."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, tuple | list):
+        return [tensor for item in value for tensor in tensors_of(item)]
+    return []
+
+
+def _each(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same structure with every tensor changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: _each(inner, change) for key, inner in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(_each(inner, change) for inner in value)
+    return value
+
+
+def cast(value: Any, dtype: torch.dtype) -> Any:
+    """Floating tensors in the run's precision.
+
+    Only fp64 asks for it: what is fp32 or less stays as it came.
+    """
+    if dtype is not torch.float64:
+        return value
+    return _each(value, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+
+
+def place(model: nn.Module, setup: Setup, device: torch.device) -> nn.Module:
+    """The model in the run's precision on a device, in train mode. bf16 is autocast: weights stay fp32."""
+    return model.to(device=device, dtype=torch.float64 if setup.precision == "fp64" else None).train()

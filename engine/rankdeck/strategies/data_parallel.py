@@ -1,0 +1,159 @@
+"""dp: one process drives all devices; device 0 leads, and pays for it.
+
+    scatter the batch -> replicate the model -> forward on every device -> gather outputs on device 0 -> loss
+    there
+    -> backward on every device -> gradients add up on device 0 -> step there
+
+Where: weights, gradients and optimizer state on device 0; a copy of the weights on every device during a
+step. Sent per step: (n-1) x P bytes of weights out, (n-1) x P bytes of gradients back, inputs out, outputs
+back. Wins: hardly ever; it is two lines of code. Breaks: device 0 is full first, with the outputs of all
+devices and what the loss makes of them. `parallel_loss` computes the loss inside each replica's forward, so
+that only losses are gathered.
+
+On GPUs this is torch.nn.DataParallel; in a rehearsal it is collectives/fan_out.py. Read single.py before,
+ddp.py after.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankdeck.collectives.fan_out import data_parallel
+from rankdeck.collectives.replica_threads import ReplicaThreads
+from rankdeck.losses import Loss
+from rankdeck.memory.virtual import VirtualDevices
+from rankdeck.mesh import Mesh
+from rankdeck.strategies.base import (
+    Batch,
+    HeldoutSums,
+    LossSum,
+    Setup,
+    Strategy,
+    call,
+    cast,
+    first_samples,
+    place,
+)
+
+
+class _Outputs(nn.Module):
+    """What each device runs when outputs are gathered."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Any) -> Any:
+        return call(self.model, inputs)
+
+
+class _Losses(nn.Module):
+    """What each device runs with parallel_loss: only a sum and a count leave it."""
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss
+
+    def forward(self, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
+        total, count = self.loss.function(call(self.model, inputs), targets)
+        return total.view(1), torch.as_tensor(count, device=total.device).view(1)
+
+
+class DataParallel(Strategy):
+    name = "dp"
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self._parallel_loss = bool(setup.options.get("parallel_loss", False))
+        self._steps = 0
+        self._threads: ReplicaThreads | None = None
+        if setup.is_rehearsal:
+            self._threads = ReplicaThreads(VirtualDevices(len(setup.devices), setup.ledger))
+
+    def mesh(self) -> Mesh:
+        """One rank: the batch is cut inside it."""
+        return Mesh.of(0, data=1)
+
+    def build(self, model_fn: Callable[[], nn.Module]) -> None:
+        self._module = place(model_fn(), self.setup, self.device)
+        self._outputs = self._spread(_Outputs(self._module))
+        self._losses = self._spread(_Losses(self._module, self.loss))
+
+    def _spread(self, module: nn.Module) -> Callable[..., Any]:
+        """The module on all devices, by torch's own class on GPUs."""
+        threads = self._threads
+        if threads is None:
+            parallel: Callable[..., Any] = nn.DataParallel(module, device_ids=list(self.setup.devices))
+            return parallel
+        return lambda *inputs: data_parallel(module, inputs, threads)
+
+    @property
+    def module(self) -> nn.Module:
+        return self._module
+
+    def forward_backward(self, batch: Batch, scale: float, *, last: bool) -> LossSum:
+        inputs, targets = self._host_batch(batch)
+        self._steps += last
+        with self.autocast():
+            if self._parallel_loss:
+                totals, counts = self._losses(inputs, targets)
+                total, count = totals.sum(), counts.sum()
+                (total * scale).backward()
+            else:
+                total, count = self._loss_on_lead(self._outputs(inputs), self._on_lead(targets), scale)
+        return LossSum(total.detach(), count)
+
+    def _loss_on_lead(self, outputs: Any, targets: Any, scale: float) -> tuple[Tensor, Any]:
+        """Loss and backward.
+
+        What device 0 makes of gathered outputs, until gradients leave it, is because of them.
+        """
+        with self._phase("gathered"):
+            total, count = self.loss.function(outputs, targets)
+            del outputs
+            (total * scale).backward()
+        return total, count
+
+    def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
+        inputs, targets = self._host_batch(first_samples(batch, num_valid))
+        with self.evaluating():
+            return self.heldout_sums(self._outputs(inputs), self._on_lead(targets))
+
+    def _host_batch(self, batch: Batch) -> Batch:
+        """The batch in the run's precision, still the host's: scatter takes each slice to its device."""
+        unfollowed = contextlib.nullcontext() if self._threads is None else self._threads.devices.unfollowed()
+        with unfollowed:
+            return cast(batch[0], self.setup.dtype), cast(batch[1], self.setup.dtype)
+
+    def _on_lead(self, targets: Any) -> Any:
+        """The targets on device 0, where the loss is computed."""
+        _, moved = self.to_device((None, targets))
+        return moved
+
+    def _phase(self, kind: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._threads is None else self._threads.devices.phase(kind)
+
+    def replicas_busy_s(self) -> list[float] | None:
+        """Device 0's share includes this thread: it scatters, gathers, computes the loss and steps."""
+        if self._threads is None:
+            return None
+        lead, *others = self._threads.busy_s
+        return [lead + time.thread_time(), *others]
+
+    def sent_bytes_per_step(self) -> tuple[str, int, bool] | None:
+        """Measured where copies are ours; torch's own class does not tell."""
+        if self._threads is None or self._steps == 0:
+            return None
+        moved = sum(self._threads.devices.moved_bytes.values())
+        return "scatter, replicate, gather, reduce", round(moved / self._steps), True
+
+    def close(self) -> None:
+        if self._threads is not None:
+            self._threads.close()
