@@ -1,0 +1,53 @@
+"""Where a loss stopped being a number: the inputs, the weights, or the first module whose output is not
+finite.
+
+Asked once, after the fact, by running the same batch again with a hook on every module.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankdeck.strategies.base import call, tensors_of
+
+
+class _Found(Exception):  # noqa: N818 - it ends a forward early and is no error
+    pass
+
+
+def first_non_finite(module: nn.Module, inputs: Any) -> str:
+    """Words for the first place where a value is NaN or infinite, e.g. 'the output of blocks.3.attention'."""
+    for index, tensor in enumerate(tensors_of(inputs)):
+        if not _is_finite(tensor):
+            return f"the batch itself (input {index})"
+    for name, parameter in module.named_parameters():
+        if not _is_finite(parameter):
+            return f"the weights already ({name}): an update before this step made them so"
+    place: list[str] = []
+
+    def hook(name: str) -> Any:
+        def look(_module: nn.Module, _args: Any, output: Any) -> None:
+            if not all(_is_finite(tensor) for tensor in tensors_of(output)):
+                place.append(name)
+                raise _Found
+
+        return look
+
+    leaves = [(name, child) for name, child in module.named_modules() if not any(child.children())]
+    handles = [child.register_forward_hook(hook(name)) for name, child in leaves]
+    try:
+        with torch.no_grad():
+            call(module, inputs)
+    except _Found:
+        return f"the output of {place[0] or 'the model'}"
+    finally:
+        for handle in handles:
+            handle.remove()
+    return "the loss itself: every module's output is finite"
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())

@@ -1,0 +1,351 @@
+"""The one training loop. It is the same under every strategy: data in, gradients out, one optimizer step,
+facts told.
+
+    zero_grad -> for each part: forward_backward -> sync -> (count) -> (clip) -> optimizer -> schedule -> tell
+
+The loop never waits for its own reporting. The ledger follows sampled steps only. A loss is a sum over the
+global batch divided once by its count: where the count of targets is known beforehand, the loss is scaled by
+it before backward; where it is not (masked targets, a person's own loss), gradients are scaled after backward
+by the count that all ranks agree on. Read worker.py next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from rankdeck import events
+from rankdeck.data.base import needs_epoch
+from rankdeck.data.loader import Loader, build_loader
+from rankdeck.data.sampling import StepBatches
+from rankdeck.errors import TrainingError
+from rankdeck.evaluation import Evaluator
+from rankdeck.finite import first_non_finite
+from rankdeck.memory.ledger import Ledger
+from rankdeck.memory.sampling import SamplingBudget
+from rankdeck.memory.torch_memory import read_gpu_bytes, reset_gpu_peaks
+from rankdeck.reporting import BusyMeter, StepFacts, StepReporter
+from rankdeck.rundir import EventWriter
+from rankdeck.strategies.base import Batch, Setup, Strategy
+from rankdeck.workload import Workload
+
+GPU_MEMORY_S = 0.2
+"""Seconds between two readings of a GPU's allocator."""
+
+
+class StopRequested(Exception):  # noqa: N818 - being asked to stop is no error
+    """The person asked the run to stop; raised between two steps."""
+
+
+@dataclass
+class Job:
+    """What one rank trains and whom it tells. `devices` are the places of its devices in the run."""
+
+    workload: Workload
+    strategy: Strategy
+    writer: EventWriter
+    rank: int
+    devices: list[int]
+    ledger: Ledger | None = None
+    sampling: SamplingBudget = field(default_factory=SamplingBudget)
+    beat: Callable[[int, str], None] = lambda step, phase: None
+    stop_requested: Callable[[], bool] = lambda: False
+
+
+class Trainer:
+    """Builds the optimizer over a built strategy's parameters and runs the loop."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._train = job.workload.config.train
+        self._strategy = job.strategy
+        self._optimizer: Optimizer = job.workload.build_optimizer(job.strategy.module.parameters())
+        self._base_rates: list[float] = [group["lr"] for group in self._optimizer.param_groups]
+        self._reporter = StepReporter(job.writer, job.rank, job.strategy.device)
+        self._busy = BusyMeter(job.writer, job.rank, job.devices)
+        self._memory_told = 0.0
+        self._last_inputs: Any = None
+        if job.ledger is not None:
+            job.ledger.watch(job.strategy.module, self._optimizer)
+
+    @property
+    def strategy(self) -> Strategy:
+        return self._strategy
+
+    def run(self) -> events.Evaluation | None:
+        """All steps and the evaluations between them; the last evaluation, or None where nothing is held out.
+
+        Raises:
+            TrainingError: the loss is not finite.
+            StopRequested: the person asked for it.
+        """
+        loader = self._train_loader()
+        evaluator = self._evaluator()
+        try:
+            self._steps(iter(loader), evaluator)
+            return self._evaluate(evaluator, self._job.workload.steps, final=True)
+        finally:
+            self._reporter.flush()
+            loader.close()
+            if evaluator is not None:
+                evaluator.close()
+
+    def _steps(self, batches: Iterator[Batch], evaluator: Evaluator | None) -> None:
+        job, every = self._job, self._train.evaluate_every
+        step_ended = time.perf_counter()
+        for step in range(1, job.workload.steps + 1):
+            if job.stop_requested():
+                raise StopRequested
+            job.beat(step, "step")
+            followed = job.ledger is not None and job.sampling.should_follow(step)
+            facts = self._followed_step(step, batches) if followed else self._step(step, batches)
+            now = time.perf_counter()
+            facts.step_s, step_ended = now - step_ended, now
+            job.sampling.record(step, facts.step_s, followed=followed)
+            self._tell(facts)
+            if step == 3:
+                self._tell_sent_bytes(step)
+            if every and step % every == 0 and step < job.workload.steps:
+                self._evaluate(evaluator, step, final=False)
+                step_ended = time.perf_counter()
+        self._check_finite(self._reporter.flush(wait=True))
+
+    def _step(self, step: int, batches: Iterator[Batch]) -> StepFacts:
+        """One optimizer step over one global batch."""
+        train, strategy = self._train, self._strategy
+        self._optimizer.zero_grad(set_to_none=True)
+        total: Any = None
+        count: Any = 0
+        samples = 0
+        for part in range(train.accumulate):
+            batch = self._next(batches)
+            samples += _num_samples(batch)
+            sums = strategy.forward_backward(batch, self._scale(batch), last=part == train.accumulate - 1)
+            total = sums.total if total is None else total + sums.total
+            count = count + sums.count
+        strategy.sync_gradients()
+        if self._job.workload.counts_vary:
+            self._scale_gradients(count)
+        norm = strategy.clip(train.clip_norm) if train.clip_norm else None
+        rate = self._set_rate(step)
+        if isinstance(total, Tensor) and not total.is_cuda:
+            total, count = float(total), float(count)
+            self._check_total(step, total)
+        self._optimizer.step()
+        loss = (total, count) if strategy.reports_loss() else None
+        return StepFacts(step, loss, rate, samples, 0.0, time.time(), norm)
+
+    def _followed_step(self, step: int, batches: Iterator[Batch]) -> StepFacts:
+        ledger = self._job.ledger
+        assert ledger is not None
+        with ledger.following():
+            ledger.reset_peaks()
+            facts = self._step(step, batches)
+        readings = [
+            events.DeviceMemory(
+                device=self._job.devices[reading.device],
+                live_bytes=reading.live_bytes,
+                peak_bytes=reading.peak_bytes,
+                live_by_kind=reading.live_by_kind,
+                peak_by_kind=reading.peak_by_kind,
+            )
+            for reading in ledger.devices()
+        ]
+        self._job.writer.write(
+            events.Memory(
+                rank=self._job.rank, step=step, source=events.MEASURED_IN_REHEARSAL, devices=readings
+            )
+        )
+        return facts
+
+    def _next(self, batches: Iterator[Batch]) -> Batch:
+        # The batch is the host's until the strategy takes it to its device.
+        ledger = self._job.ledger
+        if ledger is not None and ledger.is_following:
+            with ledger.paused():
+                batch = next(batches)
+        else:
+            batch = next(batches)
+        self._last_inputs = batch[0]
+        return batch
+
+    def _scale(self, batch: Batch) -> float:
+        """What a part's loss sum is multiplied by before backward: 1 over the targets of the whole global
+        batch, where they are known
+        beforehand; else 1 over its samples, which `_scale_gradients` sets right."""
+        if self._job.workload.counts_vary:
+            return 1.0 / self._train.global_batch
+        nominal = self._strategy.loss.nominal_count(batch[1])
+        assert nominal is not None
+        return 1.0 / (nominal * self._train.accumulate * self._strategy.data_shard()[1])
+
+    def _scale_gradients(self, count: Any) -> None:
+        """Gradients of sum/global_batch become gradients of sum/count, over the count of all ranks.
+
+        No target at all gives 0.
+        """
+        strategy = self._strategy
+        counts = torch.as_tensor(count, dtype=torch.float64, device=strategy.device)
+        if strategy.data_shard()[1] > 1:
+            counts = counts.clone()
+            dist.all_reduce(counts)
+        factor = self._train.global_batch / counts.clamp(min=1.0)
+        gradients = [p.grad for p in strategy.module.parameters() if p.grad is not None]
+        for gradient in gradients:
+            gradient.mul_(factor.to(gradient.dtype))
+
+    def _set_rate(self, step: int) -> float:
+        factor = self._job.workload.schedule(step - 1)
+        for group, base in zip(self._optimizer.param_groups, self._base_rates, strict=True):
+            group["lr"] = base * factor
+        return self._base_rates[0] * factor
+
+    def _tell(self, facts: StepFacts) -> None:
+        self._check_finite(self._reporter.add(facts))
+        if self._busy.due() and self._strategy.setup.is_rehearsal:
+            self._busy.tell(self._strategy.replicas_busy_s())
+        if not self._strategy.setup.is_rehearsal and time.monotonic() - self._memory_told >= GPU_MEMORY_S:
+            self._tell_gpu_memory(facts.step)
+
+    def _tell_gpu_memory(self, step: int) -> None:
+        self._memory_told = time.monotonic()
+        readings = []
+        for place, device in zip(self._job.devices, self._strategy.setup.devices, strict=True):
+            gpu = read_gpu_bytes(device, self._strategy.module, self._optimizer)
+            readings.append(
+                events.DeviceMemory(
+                    device=place,
+                    live_bytes=gpu.allocated_bytes,
+                    peak_bytes=gpu.peak_allocated_bytes,
+                    live_by_kind=gpu.live_by_kind,
+                    peak_by_kind=gpu.peak_by_kind,
+                    reserved_bytes=gpu.reserved_bytes,
+                )
+            )
+            reset_gpu_peaks(device)
+        self._job.writer.write(
+            events.Memory(rank=self._job.rank, step=step, source=events.MEASURED_ON_GPU, devices=readings)
+        )
+
+    def _tell_sent_bytes(self, step: int) -> None:
+        sent = self._strategy.sent_bytes_per_step()
+        if sent is not None:
+            algorithm, num_bytes, measured = sent
+            self._job.writer.write(
+                events.Comm(
+                    rank=self._job.rank,
+                    step=step,
+                    algorithm=algorithm,
+                    sent_bytes=num_bytes,
+                    measured=measured,
+                )
+            )
+
+    def _check_finite(self, known: StepFacts | None) -> None:
+        if known is not None and known.loss is not None:
+            self._check_total(known.step, known.loss[0])
+
+    def _check_total(self, step: int, total: float) -> None:
+        if math.isfinite(total):
+            return
+        self._reporter.flush()
+        place = first_non_finite(self._strategy.module, self._last_inputs)
+        word = "NaN" if math.isnan(total) else "infinite"
+        raise TrainingError(
+            f"The loss became {word} in step {step} on rank {self._job.rank}, first seen in {place}.",
+            code="loss-not-finite",
+            advice="Lower train.optimizer.lr, set train.clip_norm = 1.0, or add warm-up to train.schedule.",
+            rank=self._job.rank,
+        )
+
+    def _train_loader(self) -> Loader:
+        workload, train, data = self._job.workload, self._train, self._job.workload.config.data
+        index, count = self._strategy.data_shard()
+        sampler = StepBatches(
+            len(workload.train),
+            train.global_batch,
+            accumulate=train.accumulate,
+            shard_index=index,
+            shard_count=count,
+            seed=train.seed,
+            steps=workload.steps,
+            draws=needs_epoch(workload.train),
+        )
+        return build_loader(
+            workload.train, sampler, workers=data.workers, pin_memory=data.pin_memory, seed=train.seed
+        )
+
+    def _evaluator(self) -> Evaluator | None:
+        workload = self._job.workload
+        if workload.heldout is None or len(workload.heldout) == 0:
+            return None
+        return Evaluator(
+            self._strategy,
+            workload.heldout,
+            batch=self._train.global_batch // self._train.accumulate,
+            workers=workload.config.data.workers,
+            pin_memory=workload.config.data.pin_memory,
+            has_classes=workload.has_classes,
+        )
+
+    def _evaluate(self, evaluator: Evaluator | None, step: int, *, final: bool) -> events.Evaluation | None:
+        if evaluator is None:
+            return None
+        self._check_finite(self._reporter.flush(wait=True))
+        self._job.beat(step, "evaluation")
+        found = evaluator.run(step, final=final)
+        if self._job.rank == 0:
+            self._job.writer.write(found)
+        return found
+
+
+def assemble(
+    workload: Workload,
+    *,
+    rank: int,
+    world_size: int,
+    devices: list[torch.device],
+    places: list[int],
+    writer: EventWriter,
+    **job: Any,
+) -> Trainer:
+    """A trainer over a strategy that is built: what a rank does once data is loaded and the ranks have met.
+
+    `devices` are this rank's torch devices and `places` where they stand in the run; `job` goes to Job.
+    """
+    config = workload.config
+    ledger = Ledger(len(devices)) if devices[0].type == "cpu" else None
+    setup = Setup(
+        options=config.strategy.options,
+        loss=workload.loss,
+        devices=devices,
+        rank=rank,
+        world_size=world_size,
+        ledger=ledger,
+        precision=config.train.precision,
+        seed=config.train.seed,
+    )
+    strategy: Strategy = config.strategy_card.load()(setup)
+    with contextlib.nullcontext() if ledger is None else ledger.following():
+        strategy.build(workload.build_model)
+    # Dropout's streams differ along the data axis; the weights came from the bare seed.
+    torch.manual_seed(config.train.seed * 1_000_003 + 1 + rank)
+    return Trainer(Job(workload, strategy, writer, rank, places, ledger, **job))
+
+
+def _num_samples(batch: Any) -> int:
+    """The length of the first tensor in a batch."""
+    if isinstance(batch, Tensor):
+        return len(batch)
+    if isinstance(batch, dict):
+        batch = tuple(batch.values())
+    return _num_samples(batch[0]) if isinstance(batch, tuple | list) and batch else 0

@@ -1,0 +1,323 @@
+"""What a rank does from start to exit.
+
+Started by the supervisor as `python -P -m rankdeck.worker`; its environment says which run, which rank, and
+where to beat. Whatever ends it is told as one problem in its own event file before it exits:
+
+    0 done    1 the run failed    2 bad input    3 the machine lacks something    130 asked to stop
+
+Read train.py for the loop and launch/ for who starts and ends ranks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from rankdeck import events
+from rankdeck.errors import MachineError, Problem, RankdeckError
+from rankdeck.rundir import EventWriter, RunDir
+
+if TYPE_CHECKING:
+    import torch
+
+    from rankdeck.strategies.base import Strategy
+
+EXIT_STOPPED = 130
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which rank this is, of which run."""
+
+    run: RunDir
+    rank: int
+    world_size: int
+    local_rank: int
+    attempt: int
+    heartbeat: str | None
+
+    @classmethod
+    def from_environment(cls) -> Place:
+        env = os.environ
+        return cls(
+            run=RunDir(Path(env["RANKDECK_RUN"])),
+            rank=int(env.get("RANK", "0")),
+            world_size=int(env.get("WORLD_SIZE", "1")),
+            local_rank=int(env.get("LOCAL_RANK", "0")),
+            attempt=int(env.get("RANKDECK_ATTEMPT", "0")),
+            heartbeat=env.get("RANKDECK_HEARTBEAT"),
+        )
+
+
+class _Stop:
+    """Set by SIGTERM; the loop looks at it between steps."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        signal.signal(signal.SIGTERM, self._ask)
+        # Ctrl-C goes to the whole terminal's group; ranks are ended by their supervisor alone.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def _ask(self, *_: object) -> None:
+        self.requested = True
+
+    def __call__(self) -> bool:
+        return self.requested
+
+
+def die_with_supervisor() -> None:
+    """Ask the kernel to end this process when its supervisor ends, and check that it has not ended already.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    parent = os.environ.get("RANKDECK_SUPERVISOR_PID")
+    if parent is not None and os.getppid() != int(parent):
+        os._exit(1)
+
+
+def main() -> NoReturn:
+    die_with_supervisor()
+    place = Place.from_environment()
+    stop = _Stop()
+    writer = place.run.writer(f"rank-{place.rank}", place.attempt)
+    code = _run_and_tell(place, writer, stop)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The interpreter's own exit with gloo's groups alive takes seconds and may hang.
+    os._exit(code)
+
+
+def _run_and_tell(place: Place, writer: EventWriter, stop: _Stop) -> int:
+    """The exit code, with the problem and the end written down."""
+    rank = Rank(place, writer, stop)
+    reason, code = "completed", 0
+    try:
+        rank.work()
+    except BaseException as error:  # whatever it is, the person is told
+        if _is_stop(error):
+            reason, code = "stopped", EXIT_STOPPED
+        else:
+            reason, code = "failed", _tell_problem(error, place.rank, writer)
+    writer.write(events.RankEnded(rank=place.rank, reason=reason, step=rank.step), sync=True)
+    if writer.dropped:
+        print(f"{writer.dropped} event lines could not be written: {writer.drop_reason}", file=sys.stderr)
+    rank.leave(clean=code == 0)
+    return code
+
+
+def _is_stop(error: BaseException) -> bool:
+    return type(error).__name__ == "StopRequested"
+
+
+def _tell_problem(error: BaseException, rank: int, writer: EventWriter) -> int:
+    """One problem in the event file, the traceback in the rank's own log; returns the exit code."""
+    if isinstance(error, RankdeckError):
+        if error.__cause__ is not None:
+            traceback.print_exception(error.__cause__, file=sys.stderr)
+        print(error.problem.text(), file=sys.stderr)
+        for problem in error.problems:
+            writer.write(events.ProblemRaised(problem=_of_rank(problem, rank)), sync=True)
+        return error.exit_code
+    traceback.print_exception(error, file=sys.stderr)
+    writer.write(events.ProblemRaised(problem=_foreign_problem(error, rank)), sync=True)
+    return 1
+
+
+def _of_rank(problem: Problem, rank: int) -> Problem:
+    return Problem(
+        problem.code, problem.message, problem.path, problem.line, problem.advice, rank, problem.severity
+    )
+
+
+def _foreign_problem(error: BaseException, rank: int) -> Problem:
+    """An exception that is none of ours: a person's code, torch, the machine."""
+    text = str(error).strip() or type(error).__name__
+    first = text.splitlines()[0]
+    message = f"Rank {rank} raised {type(error).__name__}: {first}"
+    if (
+        type(error).__name__ == "OutOfMemoryError"
+        or "can't allocate memory" in text
+        or isinstance(error, MemoryError)
+    ):
+        advice = (
+            "Lower train.global_batch, raise train.accumulate, or set train.activation_checkpointing = true."
+        )
+        return Problem("out-of-memory", message, advice=advice, rank=rank)
+    if isinstance(error, OSError) and error.errno == 28:
+        return Problem("disk-full", message, advice="Free space on the disk, then run again.", rank=rank)
+    frame = traceback.extract_tb(error.__traceback__)
+    where = f" ({frame[-1].filename}, line {frame[-1].lineno})" if frame else ""
+    advice = f"The whole traceback is in logs/rank-{rank}.0.err of the run."
+    return Problem("rank-exception", message + where, advice=advice, rank=rank)
+
+
+class Rank:
+    """One rank's work. `step` is the last step that began."""
+
+    def __init__(self, place: Place, writer: EventWriter, stop: _Stop) -> None:
+        self._place = place
+        self._writer = writer
+        self._stop = stop
+        self._heart = _heart(place)
+        self._strategy: Strategy | None = None
+        self.step = 0
+
+    def _phase(self, phase: str) -> None:
+        self._writer.write(events.Phase(rank=self._place.rank, phase=phase))
+        self._beat(self.step, phase)
+        if self._stop.requested:
+            from rankdeck.train import StopRequested
+
+            raise StopRequested
+
+    def _beat(self, step: int, phase: str) -> None:
+        self.step = step
+        if self._heart is not None:
+            self._heart.beat(step, phase)
+
+    def work(self) -> None:
+        """Load, build, train, evaluate, save."""
+        place = self._place
+        self._phase("importing torch")
+        import torch
+
+        from rankdeck import workload as workloads
+        from rankdeck.memory.sampling import SamplingBudget
+        from rankdeck.train import assemble
+
+        config = place.run.config()
+        run_devices = [_device_info(entry) for entry in place.run.environment()["devices"]]
+        card = config.strategy_card
+        mine = list(range(len(run_devices))) if card.one_process else [place.rank]
+        if not card.batch_shards:
+            mine = mine[:1]
+        devices = self._torch_devices(torch, [run_devices[index] for index in mine])
+        self._join(torch, devices[0], config.launch.timeout_s)
+        self._phase("loading data")
+        workload = workloads.load(config)
+        self._phase("building the model")
+        always = os.environ.get("RANKDECK_LEDGER") == "always"
+        trainer = assemble(
+            workload,
+            rank=place.rank,
+            world_size=place.world_size,
+            devices=devices,
+            places=mine,
+            writer=self._writer,
+            sampling=SamplingBudget(always=always),
+            beat=self._beat,
+            stop_requested=self._stop,
+        )
+        self._strategy = trainer.strategy
+        self._phase("training")
+        trainer.run()
+        self._save(trainer.strategy)
+
+    def _torch_devices(self, torch: Any, infos: list[events.DeviceInfo]) -> list[torch.device]:
+        """The torch devices behind this rank's devices, and a RankStarted with what they say of themselves.
+
+        Raises: MachineError when a GPU is not the one that was chosen.
+        """
+        place = self._place
+        if infos[0].kind == "virtual":
+            found: list[str | None] = [None] * len(infos)
+            devices = [torch.device("cpu")] * len(infos)
+        else:
+            if torch.cuda.device_count() < len(infos):
+                raise MachineError(
+                    f"torch sees {torch.cuda.device_count()} CUDA devices where {len(infos)} were chosen.",
+                    advice="Install a CUDA build of torch that fits the driver, or rehearse on cpu:N.",
+                )
+            first = 0 if len(infos) > 1 else place.local_rank
+            devices = [torch.device("cuda", first + index) for index in range(len(infos))]
+            found = [f"GPU-{torch.cuda.get_device_properties(device).uuid}" for device in devices]
+            for info, uuid in zip(infos, found, strict=True):
+                if info.uuid is not None and info.uuid != uuid:
+                    raise MachineError(
+                        f"{info.name} was chosen as {info.uuid}, but torch's device is {uuid}.",
+                        advice="Unset CUDA_VISIBLE_DEVICES, or choose the GPU by its UUID.",
+                    )
+            torch.cuda.set_device(devices[0])
+        self._writer.write(
+            events.RankStarted(
+                rank=place.rank, pid=os.getpid(), devices=[info.index for info in infos], uuids=found
+            ),
+            sync=True,
+        )
+        return devices
+
+    def _join(self, torch: Any, device: torch.device, timeout_s: float) -> None:
+        """The process group of all ranks, where there are several."""
+        if self._place.world_size == 1:
+            return
+        import datetime
+
+        self._phase("joining the other ranks")
+        torch.distributed.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            timeout=datetime.timedelta(seconds=timeout_s),
+            device_id=device if device.type == "cuda" else None,
+        )
+
+    def _save(self, strategy: Strategy) -> None:
+        """Final weights, by the rank that holds them all.
+
+        Raises: MachineError when the disk is full: without weights the run has failed.
+        """
+        from rankdeck.weights import save_weights
+
+        weights = strategy.weights()
+        if self._place.rank != 0:
+            return
+        self._phase("saving weights")
+        path = self._place.run.weights
+        try:
+            num_bytes = save_weights(path, weights, {"run": self._place.run.name, "step": str(self.step)})
+        except OSError as error:
+            raise RankdeckError(
+                f"The final weights could not be saved to {path}: {error.strerror}.",
+                code="weights-not-saved",
+                advice="Free space on the disk, then run again.",
+                rank=self._place.rank,
+            ) from None
+        self._writer.write(events.WeightsSaved(path=path.name, num_bytes=num_bytes), sync=True)
+
+    def leave(self, *, clean: bool) -> None:
+        """Leave the group in order after success;
+
+        after a failure the others are ended by the supervisor, so nothing is awaited.
+        """
+        if "torch" not in sys.modules:
+            return
+        import torch.distributed as dist
+
+        if self._strategy is not None:
+            self._strategy.close()
+        if clean and dist.is_available() and dist.is_initialized():
+            dist.barrier()
+            dist.destroy_process_group()
+
+
+def _heart(place: Place) -> Any:
+    if not place.heartbeat:
+        return None
+    from rankdeck.heartbeat import HeartbeatWriter
+
+    return HeartbeatWriter(place.heartbeat) if place.heartbeat else None
+
+
+def _device_info(entry: dict[str, Any]) -> events.DeviceInfo:
+    import msgspec
+
+    return msgspec.convert(entry, events.DeviceInfo)
+
+
+if __name__ == "__main__":
+    main()
