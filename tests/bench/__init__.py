@@ -1,0 +1,1 @@
+"""Measurements against the clock. `make bench` runs them; they are no tests."""
