@@ -1,0 +1,44 @@
+"""The desktop app's start: arguments, the checks before Qt, the window, the event loop.
+
+The frame is painted first, without torch, numpy or pyqtgraph; then composition.py plugs the views in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from rankdeck_app.preflight import find_obstacle
+
+EXIT_MACHINE = 3
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="rankdeck-app",
+        description="Rankdeck's desktop app: train on several GPUs and see what every strategy costs on each.",
+    )
+    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="a run's folder to open")
+    parser.add_argument("--runs", type=Path, metavar="DIR", help="where runs are kept (<workspace>/runs)")
+    parser.add_argument("--workspace", type=Path, metavar="DIR", help="the folder to work in (~/Rankdeck)")
+    parser.add_argument("--version", action="version", version=f"rankdeck-app {version('rankdeck')}")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Open the app and stay until it is closed; the exit code. 3 when this machine cannot show it."""
+    args = parse(argv)
+    obstacle = find_obstacle()
+    if obstacle is not None:
+        print(obstacle, file=sys.stderr)
+        return EXIT_MACHINE
+    from rankdeck_app.running import run_app
+
+    return run_app(args.runs, args.workspace, args.run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

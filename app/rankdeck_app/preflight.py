@@ -1,0 +1,58 @@
+"""What must be there before Qt is touched: Qt itself aborts the process and blames the wrong thing.
+
+Standard library only, and quick: it runs before everything else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import sys
+
+# What Qt's xcb plugin needs beyond a bare Debian, by the package that holds it.
+_XCB_LIBRARIES = {
+    "libEGL.so.1": "libegl1",
+    "libGL.so.1": "libgl1",
+    "libglib-2.0.so.0": "libglib2.0-0",
+    "libfontconfig.so.1": "libfontconfig1",
+    "libdbus-1.so.3": "libdbus-1-3",
+    "libxkbcommon-x11.so.0": "libxkbcommon-x11-0",
+    "libxcb-cursor.so.0": "libxcb-cursor0",
+    "libxcb-icccm.so.4": "libxcb-icccm4",
+    "libxcb-image.so.0": "libxcb-image0",
+    "libxcb-keysyms.so.1": "libxcb-keysyms1",
+    "libxcb-shape.so.0": "libxcb-shape0",
+}
+_ALWAYS = ("libEGL.so.1", "libGL.so.1", "libglib-2.0.so.0", "libfontconfig.so.1", "libdbus-1.so.3")
+_NO_SCREEN = ("offscreen", "minimal", "minimalegl", "vnc", "linuxfb", "eglfs", "vkkhrdisplay")
+
+
+def find_obstacle(environ: dict[str, str] | None = None) -> str | None:
+    """One line that says why the app cannot open here and what to do, or None."""
+    env = dict(os.environ) if environ is None else environ
+    if importlib.util.find_spec("PySide6") is None or importlib.util.find_spec("pyqtgraph") is None:
+        return "The app needs PySide6 and pyqtgraph, which are not installed: pip install 'rankdeck[app]'"
+    if not sys.platform.startswith("linux"):
+        return None
+    platform = env.get("QT_QPA_PLATFORM", "").split(":")[0].split(";")[0]
+    if platform not in _NO_SCREEN and not (env.get("DISPLAY") or env.get("WAYLAND_DISPLAY")):
+        return (
+            "There is no screen here: neither DISPLAY nor WAYLAND_DISPLAY is set. "
+            "Start the app from a desktop session, or use the command line: rankdeck --help"
+        )
+    on_x11 = platform == "xcb" or (not platform and not env.get("WAYLAND_DISPLAY"))
+    names = _XCB_LIBRARIES if on_x11 else _ALWAYS
+    missing = [name for name in names if not _loads(name)]
+    if missing:
+        packages = " ".join(_XCB_LIBRARIES[name] for name in missing)
+        return f"Qt needs {', '.join(missing)}, which this system lacks: sudo apt install {packages}"
+    return None
+
+
+def _loads(name: str) -> bool:
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return False
+    return True

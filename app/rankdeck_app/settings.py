@@ -1,0 +1,202 @@
+"""Every option of the app, declared once as data, and the file that keeps what the person changed.
+
+An `Option` is a row: key, default, text, and what is allowed. The settings page, the checks and settings.toml
+are all read from the rows. Only values that differ from the default are in the file; comments and unknown
+keys in it are kept.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtCore import QObject, Signal
+
+from rankdeck_app.files import write_whole
+
+Value = bool | int | float | str
+
+
+@dataclass(frozen=True)
+class Option:
+    """One setting.
+
+    The type is the default's; `choices` and `minimum`..`maximum` narrow it; `text` is a sentence.
+    """
+
+    key: str
+    default: Value
+    text: str
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+    needs_restart: bool = False
+
+    @property
+    def kind(self) -> type[Value]:
+        return type(self.default)
+
+    def problem_with(self, value: object) -> str | None:
+        """Why the value is not allowed here, or None."""
+        fits = isinstance(value, self.kind) and not (self.kind is not bool and isinstance(value, bool))
+        if self.kind is float and isinstance(value, int) and not isinstance(value, bool):
+            fits = True
+        if not fits:
+            return f"{self.key} must be {_KIND_NAMES[self.kind]}, not {value!r}."
+        if self.choices and value not in self.choices:
+            return f"{self.key} must be {', '.join(self.choices[:-1])} or {self.choices[-1]}, not {value!r}."
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            low = self.minimum is not None and value < self.minimum
+            high = self.maximum is not None and value > self.maximum
+            if low or high:
+                return f"{self.key} must lie between {self.minimum:g} and {self.maximum:g}, not {value:g}."
+        return None
+
+
+_KIND_NAMES: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+OPTIONS: tuple[Option, ...] = (
+    Option(
+        "theme.name",
+        "Dark Modern",
+        "Colour theme: Dark Modern, Light Modern, or the path of a VS Code colour theme (JSON).",
+    ),
+    Option(
+        "runs.dir",
+        "",
+        "Folder in which new runs are kept. Empty: the folder runs in the workspace.",
+        needs_restart=True,
+    ),
+    Option("window.restore_tabs", True, "Open the tabs of the last session at start."),
+    Option("window.frame_rate", 30, "Frames per second of live views.", minimum=5, maximum=60),
+    Option(
+        "window.show_frame_time",
+        True,
+        "Show frame rate and frame time in the status bar while live views run.",
+    ),
+    Option(
+        "notifications.seconds",
+        8.0,
+        "How long a notification stays when it asks nothing.",
+        minimum=2,
+        maximum=120,
+    ),
+)
+
+
+class Settings(QObject):
+    """Values by key.
+
+    `changed` carries the key; `problems` says what in the file was refused (defaults stand in).
+    """
+
+    changed = Signal(str)
+
+    def __init__(
+        self, path: Path, options: tuple[Option, ...] = OPTIONS, parent: QObject | None = None
+    ) -> None:
+        super().__init__(parent)
+        self.path = path
+        self.options: dict[str, Option] = {option.key: option for option in options}
+        self.problems: list[str] = []
+        self._values: dict[str, Value] = {}
+        self._load()
+
+    def _load(self) -> None:
+        try:
+            table = tomllib.loads(self.path.read_text("utf-8"))
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:
+            self.problems.append(f"{self.path}: {error}. Defaults are used until it is corrected.")
+            return
+        for key, value in _flatten(table):
+            option = self.options.get(key)
+            if option is None:
+                continue  # a newer or older version's option: kept in the file, not ours to judge
+            problem = option.problem_with(value)
+            if problem:
+                self.problems.append(f"{self.path}: {problem} The default {option.default!r} is used.")
+            else:
+                self._values[key] = option.kind(value)
+
+    def get(self, key: str) -> Value:
+        return self._values.get(key, self.options[key].default)
+
+    def get_bool(self, key: str) -> bool:
+        value = self.get(key)
+        assert isinstance(value, bool), f"{key} is no bool"
+        return value
+
+    def get_int(self, key: str) -> int:
+        value = self.get(key)
+        assert isinstance(value, int), f"{key} is no int"
+        return value
+
+    def get_float(self, key: str) -> float:
+        value = self.get(key)
+        assert isinstance(value, int | float), f"{key} is no float"
+        return float(value)
+
+    def get_str(self, key: str) -> str:
+        value = self.get(key)
+        assert isinstance(value, str), f"{key} is no str"
+        return value
+
+    def set(self, key: str, value: Value) -> None:
+        """Change a value, write the file, tell who listens.
+
+        Raises:
+            ValueError: the value is not allowed; the message says what is.
+            OSError: settings.toml cannot be written (the value holds until the app ends).
+        """
+        option = self.options[key]
+        problem = option.problem_with(value)
+        if problem:
+            raise ValueError(problem)
+        value = option.kind(value)
+        if value == self.get(key):
+            return
+        self._values[key] = value
+        try:
+            self._write(key, value)
+        finally:
+            self.changed.emit(key)
+
+    def reset(self, key: str) -> None:
+        self.set(key, self.options[key].default)
+
+    def _write(self, key: str, value: Value) -> None:
+        import tomlkit  # 11 ms: only when something is changed
+        from tomlkit.exceptions import TOMLKitError
+
+        try:
+            document = tomlkit.parse(self.path.read_text("utf-8"))
+        except FileNotFoundError:
+            document = tomlkit.document()
+        except (TOMLKitError, UnicodeDecodeError):
+            self.path.replace(self.path.with_name(self.path.name + ".broken"))  # not ours to throw away
+            document = tomlkit.document()
+        *path, leaf = key.split(".")
+        table: Any = document
+        for name in path:
+            if name not in table:
+                table[name] = tomlkit.table()
+            table = table[name]
+        if value == self.options[key].default:
+            table.pop(leaf, None)
+        else:
+            table[leaf] = value
+        write_whole(self.path, tomlkit.dumps(document))
+
+
+def _flatten(table: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, value in table.items():
+        if isinstance(value, dict):
+            found += _flatten(value, f"{prefix}{key}.")
+        else:
+            found.append((prefix + key, value))
+    return found

@@ -1,0 +1,434 @@
+"""The editor: a tree of splitters whose leaves are groups of tabs.
+
+`open` is all that a view needs. Pages whose kind is registered are rebuilt after a restart, reopened after
+closing, and may be shown twice side by side. The tree: a QSplitter holds groups and further splitters of the
+other orientation; a splitter that is left with one child gives it to its parent.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from PySide6.QtCore import QPoint, Qt, QTimer, Signal
+from PySide6.QtWidgets import QApplication, QMenu, QSplitter, QStackedLayout, QWidget
+
+from rankdeck_app.services import Services
+from rankdeck_app.shell.page import Page
+from rankdeck_app.shell.split_tree import SplitTree
+from rankdeck_app.shell.tab import PageFactory, Tab
+from rankdeck_app.shell.tab_group import TabGroup, Zone
+from rankdeck_app.shell.watermark import Watermark
+
+MAX_CLOSED = 30
+
+
+class EditorArea(QWidget):
+    """`active_page_changed` carries the page that commands act on, or None; `layout_changed` asks to be
+    saved."""
+
+    active_page_changed = Signal(object)
+    page_opened = Signal(object)
+    page_closed = Signal(str)
+    layout_changed = Signal()
+
+    def __init__(self, services: Services, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setObjectName("editorArea")
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        self.setAccessibleName("Editor")
+        self._services = services
+        self._kinds: dict[str, PageFactory] = {}
+        self._closed: list[dict[str, Any]] = []
+        self._dragged: Tab | None = None
+        self._last_active: Page | None = None
+        self._tree = SplitTree(self.layout_changed.emit)
+        self._watermark = Watermark(services)
+        self._layers = QStackedLayout(self)
+        self._layers.addWidget(self._watermark)
+        self._layers.addWidget(self._tree.root)
+        self._active = self._new_group()
+        self._tree.root.addWidget(self._active)
+        app = QApplication.instance()
+        assert isinstance(app, QApplication)
+        app.focusChanged.connect(self._follow_focus)
+        self._tell()
+
+    # -- what views use --
+
+    def register_page_kind(self, prefix: str, factory: PageFactory) -> None:
+        """Pages with an id "<prefix>:..." are built by `factory(page_id)`: after a restart, a reopen, a
+        split.
+
+        The factory may raise PageUnavailable. The context gets the fact "pageKind.<prefix>".
+        """
+        assert prefix not in self._kinds, f"page kind {prefix} is registered twice"
+        self._kinds[prefix] = factory
+        self._services.context.set(f"pageKind.{prefix}", True)
+
+    def open(
+        self,
+        page_id: str,
+        factory: PageFactory | None = None,
+        *,
+        beside: bool = False,
+        focus: bool = True,
+        pinned: bool = False,
+    ) -> Page:
+        """Focus the page of that id, or build it: with `factory`, else with the registered kind's.
+
+        `beside` opens a new page in a group to the right; `focus=False` leaves the keyboard where it is.
+        """
+        found = self._find(page_id)
+        if found is not None:
+            group, tab = found
+            group.show_tab(tab)
+        else:
+            tab = Tab(page_id, factory or self._kind_of(page_id), pinned=pinned)
+            group = self._split(self._active, "right") if beside and self._active.tabs else self._active
+            tab.build()
+            group.insert(tab)
+            self.page_opened.emit(tab.page)
+        self._activate(group)
+        if focus:
+            group.focus_page()
+        page = tab.build()
+        self._tell()
+        return page
+
+    def page(self, page_id: str) -> Page | None:
+        """The built page of that id, or None."""
+        found = self._find(page_id)
+        return found[1].page if found else None
+
+    def pages(self) -> list[Page]:
+        """Every page that was built, group by group."""
+        return [tab.page for group in self.groups() for tab in group.tabs if tab.page is not None]
+
+    def active_page(self) -> Page | None:
+        tab = self._active.current
+        return tab.page if tab else None
+
+    def close_page(self, page_id: str | None = None) -> bool:
+        """Close the page of that id (without one, the active page). False when it refused or is not open."""
+        if page_id is None:
+            current = self._active.current
+            return current is not None and self._close_tab(self._active, current)
+        found = self._find(page_id)
+        return found is not None and self._close_tab(*found)
+
+    # -- commands of the frame --
+
+    def groups(self) -> list[TabGroup]:
+        """Left to right, top to bottom."""
+        return self._tree.groups()
+
+    @property
+    def active_group(self) -> TabGroup:
+        return self._active
+
+    def close_tabs(self, which: str) -> None:
+        """Close "others", "right" of the active tab, or "all"; pinned tabs stay unless all are asked for."""
+        current = self._active.current
+        if current is None:
+            return
+        tabs = list(self._active.tabs)
+        right_of = tabs.index(current)
+        for at, tab in enumerate(tabs):
+            others = which == "others" and tab is not current and not tab.pinned
+            right = which == "right" and at > right_of and not tab.pinned
+            if which == "all" or others or right:
+                self._close_tab(self._active, tab)
+
+    def reopen_closed(self) -> Page | None:
+        """Bring back the tab that was closed last and whose kind is known."""
+        while self._closed:
+            record = self._closed.pop()
+            if self._find(record["id"]) is None and self._kind(record["id"]) is not None:
+                tab = self._tab_from(record)
+                self._active.insert(tab)
+                self._active.focus_page()
+                self._tell()
+                return tab.page
+        self._tell()
+        return None
+
+    def split(self, zone: Zone) -> None:
+        """Show the active page a second time beside itself; a page that cannot be doubled is moved."""
+        group, tab = self._active, self._active.current
+        if tab is None:
+            return
+        doubled = tab.page is not None and tab.page.can_split
+        if not doubled and len(group.tabs) == 1:
+            return
+        fresh = self._split(group, zone)
+        if doubled:
+            copy = Tab(
+                tab.page_id, tab.factory, tab.shown_title(), tab.shown_icon()[0], state=tab.saved()["state"]
+            )
+            fresh.insert(copy)
+        else:
+            group.take(tab)
+            fresh.insert(tab)
+        self._activate(fresh)
+        fresh.focus_page()
+        self._tell()
+
+    def toggle_pin(self) -> None:
+        current = self._active.current
+        if current is not None:
+            self._toggle_pin(self._active, current)
+
+    def cycle_tabs(self, step: int) -> None:
+        tabs, current = self._active.tabs, self._active.current
+        if current is not None:
+            self._active.show_tab(tabs[(tabs.index(current) + step) % len(tabs)])
+            self._active.focus_page()
+
+    def move_tab(self, step: int) -> None:
+        """Move the active tab left or right within its group."""
+        group, tab = self._active, self._active.current
+        if tab is not None:
+            at = group.tabs.index(tab) + step
+            if 0 <= at < len(group.tabs) and group.tabs[at].pinned == tab.pinned:
+                self._move(tab, group, group, at)
+
+    def focus_group(self, index: int) -> None:
+        groups = self.groups()
+        if index < len(groups):
+            self._activate(groups[index])
+            groups[index].focus_page()
+
+    def cycle_groups(self, step: int) -> None:
+        groups = self.groups()
+        self.focus_group((groups.index(self._active) + step) % len(groups))
+
+    # -- restart --
+
+    def save_state(self) -> dict[str, Any]:
+        groups = self.groups()
+        return {
+            "tree": self._tree.saved(),
+            "active": groups.index(self._active),
+            "closed": self._closed[-MAX_CLOSED:],
+        }
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        """Rebuild groups and tabs; tabs whose kind is unknown are left out.
+
+        Pages come to life when first shown.
+        """
+        self._closed = [record for record in state.get("closed", []) if isinstance(record, dict)]
+        tree = state.get("tree")
+        if isinstance(tree, dict) and not any(group.tabs for group in self.groups()):
+            empty = self._active
+            self._restore_into(self._tree.root, tree)
+            if len(self.groups()) > 1:
+                self._remove_group(empty)
+            groups = self.groups()
+            active = state.get("active", 0)
+            self._activate(groups[active] if isinstance(active, int) and active < len(groups) else groups[0])
+        self._tell()
+
+    def _restore_into(self, splitter: QSplitter, tree: dict[str, Any]) -> None:
+        vertical = tree.get("orientation") == "vertical"
+        splitter.setOrientation(Qt.Orientation.Vertical if vertical else Qt.Orientation.Horizontal)
+        sizes: list[int] = []
+        children = tree.get("children", [])
+        for child, size in zip(children, tree.get("sizes", []), strict=False):
+            if "children" in child:
+                nested = self._tree.new_splitter(Qt.Orientation.Horizontal)
+                self._restore_into(nested, child)
+                if nested.count():
+                    splitter.addWidget(nested)
+                    sizes.append(size)
+                continue
+            tabs = [
+                self._tab_from(record) for record in child.get("tabs", []) if self._kind(record.get("id", ""))
+            ]
+            if tabs:
+                group = self._new_group()
+                splitter.addWidget(group)
+                sizes.append(size)
+                for tab in tabs:
+                    group.insert(tab, len(group.tabs), show=False)
+                group.show_tab(next((tab for tab in tabs if tab.page_id == child.get("current")), tabs[0]))
+        if len(sizes) == splitter.count() and sizes:
+            splitter.setSizes(sizes)
+
+    def _tab_from(self, record: dict[str, Any]) -> Tab:
+        return Tab(
+            page_id=record["id"],
+            factory=self._kind_of(record["id"]),
+            title=record.get("title", ""),
+            icon=record.get("icon", "file"),
+            pinned=bool(record.get("pinned")),
+            state=record.get("state") or {},
+        )
+
+    # -- groups and the tree --
+
+    def _kind(self, page_id: str) -> PageFactory | None:
+        return self._kinds.get(page_id.split(":", 1)[0])
+
+    def _kind_of(self, page_id: str) -> PageFactory:
+        factory = self._kind(page_id)
+        assert factory is not None, f"no factory for {page_id}: pass one or register its kind"
+        return factory
+
+    def _find(self, page_id: str) -> tuple[TabGroup, Tab] | None:
+        for group in [self._active, *self.groups()]:
+            for tab in group.tabs:
+                if tab.page_id == page_id:
+                    return group, tab
+        return None
+
+    def _new_group(self) -> TabGroup:
+        group = TabGroup(self._services)
+        group.current_changed.connect(self._tell)
+        group.close_requested.connect(lambda tab: self._close_tab(group, tab))
+        group.pin_requested.connect(lambda tab: self._toggle_pin(group, tab))
+        group.menu_requested.connect(lambda tab, at: self._open_menu(group, tab, at))
+        group.drag_started.connect(self._begin_drag)
+        group.drag_ended.connect(self._end_drag)
+        group.dropped.connect(lambda zone, index: self._drop(group, zone, index))
+        return group
+
+    def _split(self, group: TabGroup, zone: Zone) -> TabGroup:
+        """A new empty group on that side of `group`."""
+        fresh = self._new_group()
+        self._tree.insert_beside(group, zone, fresh)
+        return fresh
+
+    def _remove_group(self, group: TabGroup) -> None:
+        groups = self.groups()
+        if len(groups) == 1:
+            return
+        self._tree.remove(group)
+        group.deleteLater()
+        if group is self._active:
+            rest = self.groups()
+            self._activate(rest[min(groups.index(group), len(rest) - 1)])
+
+    def _activate(self, group: TabGroup) -> None:
+        self._active = group
+        for other in self.groups():
+            other.set_focused(other is group)
+
+    def _follow_focus(self, _old: QWidget | None, new: QWidget | None) -> None:
+        widget = new
+        while widget is not None and not isinstance(widget, TabGroup):
+            widget = widget.parentWidget()
+        if isinstance(widget, TabGroup) and widget is not self._active and widget in self.groups():
+            self._activate(widget)
+            self._tell()
+
+    # -- tabs --
+
+    def _close_tab(self, group: TabGroup, tab: Tab) -> bool:
+        if tab.page is not None and not tab.page.can_close():
+            return False
+        self._closed.append(tab.saved())
+        del self._closed[:-MAX_CLOSED]
+        had_focus = group.isAncestorOf(QApplication.focusWidget() or self)
+        group.take(tab)
+        if tab.page is not None:
+            tab.page.deleteLater()
+        if not group.tabs:
+            self._remove_group(group)
+        if had_focus:
+            self._active.focus_page()
+        self.page_closed.emit(tab.page_id)
+        self._tell()
+        return True
+
+    def _toggle_pin(self, group: TabGroup, tab: Tab) -> None:
+        group.take(tab) if len(group.tabs) > 1 else None
+        tab.pinned = not tab.pinned
+        if tab in group.tabs:
+            group.bar.refresh(tab)
+        else:
+            group.insert(tab, sum(other.pinned for other in group.tabs))
+        self._tell()
+
+    def _begin_drag(self, tab: Tab) -> None:
+        self._dragged = tab
+
+    def _end_drag(self) -> None:
+        self._dragged = None
+
+    def _drop(self, target: TabGroup, zone: Zone, index: int) -> None:
+        tab = self._dragged
+        source = next((group for group in self.groups() if tab in group.tabs), None)
+        if tab is not None and source is not None:
+            # The drag still runs inside the source's mouse event: its group must outlive that.
+            QTimer.singleShot(0, self, lambda: self._move_to_zone(tab, source, target, zone, index))
+
+    def _move_to_zone(self, tab: Tab, source: TabGroup, target: TabGroup, zone: Zone, index: int) -> None:
+        if tab not in source.tabs or (source is target and zone != "center" and len(source.tabs) == 1):
+            return
+        if zone != "center":
+            target = self._split(target, zone)
+        elif source is target and index < 0:
+            return
+        self._move(tab, source, target, index)
+
+    def _move(self, tab: Tab, source: TabGroup, target: TabGroup, index: int) -> None:
+        if source is target and index > source.tabs.index(tab) + 1:
+            index -= 1
+        source.take(tab)
+        target.insert(tab, index if index >= 0 else None)
+        if not source.tabs:
+            self._remove_group(source)
+        self._activate(target)
+        target.focus_page()
+        self._tell()
+
+    def _open_menu(self, group: TabGroup, tab: Tab, at: QPoint) -> None:
+        group.show_tab(tab)
+        self._activate(group)
+        self._tell()
+        menu = QMenu(self)
+        menu.aboutToHide.connect(menu.deleteLater)
+        for row in (
+            "close",
+            "closeOthers",
+            "closeRight",
+            "closeAll",
+            "",
+            "togglePin",
+            "",
+            "splitRight",
+            "splitDown",
+        ):
+            command_id = f"editor.{row}"
+            if not row:
+                menu.addSeparator()
+            elif self._services.commands.enabled(command_id):
+                command = self._services.commands[command_id]
+                label = f"{command.label}\t{self._services.keymap.text_for(command_id)}"
+                menu.addAction(label, partial(self._services.commands.run, command_id))
+        menu.popup(at)
+
+    def _tell(self) -> None:
+        """Bring context, watermark and listeners up to date."""
+        page = self.active_page()
+        tab = self._active.current
+        self._layers.setCurrentWidget(
+            self._tree.root if any(g.tabs for g in self.groups()) else self._watermark
+        )
+        self._services.context.update(
+            {
+                "editorOpen": tab is not None,
+                "activePage": page.kind if page else "",
+                "activePageId": page.page_id if page else "",
+                "activeTabPinned": tab is not None and tab.pinned,
+                "severalTabs": len(self._active.tabs) > 1,
+                "severalGroups": len(self.groups()) > 1,
+                "closedTabs": bool(self._closed),
+            }
+        )
+        if page is not self._last_active:
+            self._last_active = page
+            self.active_page_changed.emit(page)
+        self.layout_changed.emit()

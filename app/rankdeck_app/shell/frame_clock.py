@@ -1,0 +1,147 @@
+"""The one timer of live views: 30 frames a second while somebody subscribes, 10 while nobody can see them,
+none else.
+
+A frame is measured from the tick to the end of the painting that it caused: after the subscribers ran, an
+event of a lower priority than Qt's own repaints is posted to ourselves, and its arrival ends the frame.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from PySide6.QtCore import QCoreApplication, QEvent, QObject, Qt, QTimer, Signal
+from shiboken6 import isValid
+
+Subscriber = Callable[[], object]
+
+KEPT_FRAMES = 300
+SLOW_HZ = 10
+_FRAME_END = QEvent.Type(QEvent.registerEventType())
+
+
+@dataclass(frozen=True)
+class FrameStats:
+    """Of the last frames: how many per second, and how long one took. None when there were none."""
+
+    rate_hz: float
+    p50_ms: float
+    p99_ms: float
+
+
+class Subscription:
+    """A place on the clock; `cancel` gives it back and may be called twice."""
+
+    def __init__(self, clock: FrameClock, subscriber: Subscriber) -> None:
+        self._clock = clock
+        owner = getattr(subscriber, "__self__", None)
+        self._owner = weakref.ref(owner) if isinstance(owner, QObject) else None
+        self._call: Callable[[], Subscriber | None]
+        self._call = weakref.WeakMethod(subscriber) if self._owner else lambda: subscriber
+
+    def cancel(self) -> None:
+        self._clock.drop(self)
+
+    def run(self) -> bool:
+        """Call the subscriber; False when its widget is gone."""
+        owner = self._owner() if self._owner else None
+        call = self._call()
+        if call is None or (owner is not None and not isValid(owner)):
+            return False
+        call()
+        return True
+
+
+class FrameClock(QObject):
+    """`measured` is emitted once a second while frames run, and once with None when they stop."""
+
+    measured = Signal(object)
+
+    def __init__(self, rate_hz: int = 30, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._rate_hz = rate_hz
+        self._slow = False
+        self._subscriptions: list[Subscription] = []
+        self._began_s = 0.0
+        self._told_s = 0.0
+        self._frames: deque[tuple[float, float]] = deque(maxlen=KEPT_FRAMES)
+        self._timer = QTimer(self)
+        self._timer.setTimerType(Qt.TimerType.PreciseTimer)
+        self._timer.timeout.connect(self._tick)
+
+    def subscribe(self, subscriber: Subscriber) -> Subscription:
+        """Call `subscriber` every frame.
+
+        A bound method of a QObject is held weakly and leaves with its object.
+        """
+        subscription = Subscription(self, subscriber)
+        self._subscriptions.append(subscription)
+        self._adjust()
+        return subscription
+
+    def drop(self, subscription: Subscription) -> None:
+        if subscription in self._subscriptions:
+            self._subscriptions.remove(subscription)
+            self._adjust()
+
+    def set_slow(self, slow: bool) -> None:
+        """10 frames a second while the window is hidden or minimised."""
+        self._slow = slow
+        self._adjust()
+
+    def set_rate(self, rate_hz: int) -> None:
+        self._rate_hz = rate_hz
+        self._adjust()
+
+    @property
+    def running(self) -> bool:
+        return self._timer.isActive()
+
+    def stop(self) -> None:
+        """Drop every subscriber; the window closes."""
+        self._subscriptions.clear()
+        self._adjust()
+
+    def stats(self) -> FrameStats | None:
+        """Rate and frame time over the frames of the last seconds."""
+        if len(self._frames) < 2:
+            return None
+        durations = sorted(duration for _, duration in self._frames)
+        span_s = self._frames[-1][0] - self._frames[0][0]
+        return FrameStats(
+            rate_hz=(len(self._frames) - 1) / span_s if span_s > 0 else 0.0,
+            p50_ms=durations[len(durations) // 2] * 1e3,
+            p99_ms=durations[min(len(durations) - 1, int(len(durations) * 0.99))] * 1e3,
+        )
+
+    def _adjust(self) -> None:
+        if not self._subscriptions:
+            if self._timer.isActive():
+                self._timer.stop()
+                self._frames.clear()
+                self.measured.emit(None)
+            return
+        rate_hz = min(self._rate_hz, SLOW_HZ) if self._slow else self._rate_hz
+        interval_ms = round(1000 / rate_hz)
+        if not self._timer.isActive() or self._timer.interval() != interval_ms:
+            self._frames.clear()
+            self._timer.start(interval_ms)
+
+    def _tick(self) -> None:
+        self._began_s = time.perf_counter()
+        for subscription in tuple(self._subscriptions):
+            if not subscription.run():
+                self.drop(subscription)
+        QCoreApplication.postEvent(self, QEvent(_FRAME_END), Qt.EventPriority.LowEventPriority.value - 1)
+
+    def customEvent(self, event: QEvent) -> None:
+        if event.type() != _FRAME_END:
+            return
+        now_s = time.perf_counter()
+        self._frames.append((self._began_s, now_s - self._began_s))
+        if now_s - self._told_s >= 1.0:
+            self._told_s = now_s
+            self.measured.emit(self.stats())

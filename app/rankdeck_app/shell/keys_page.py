@@ -1,0 +1,206 @@
+"""Keyboard shortcuts: every command with its keys; Enter on a row records new ones.
+
+Recording takes the keystrokes of one chord (up to two strokes, a pause ends it) and says which other commands
+have them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QEvent, QModelIndex, QObject, Qt
+from PySide6.QtGui import QKeyEvent, QKeySequence
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QFrame,
+    QHBoxLayout,
+    QHeaderView,
+    QKeySequenceEdit,
+    QLabel,
+    QLineEdit,
+    QPushButton,
+    QTreeWidget,
+    QTreeWidgetItem,
+    QVBoxLayout,
+)
+
+from rankdeck_app.keymap import to_keys, to_sequence
+from rankdeck_app.shell.fuzzy import fuzzy_match
+from rankdeck_app.shell.page import Page
+
+if TYPE_CHECKING:
+    from rankdeck_app.shell.window import MainWindow
+
+_ID = Qt.ItemDataRole.UserRole
+_HEADERS = ("Command", "Keys", "When", "Source")
+
+
+class KeysPage(Page):
+    can_split = False
+
+    def __init__(self, page_id: str, window: MainWindow) -> None:
+        super().__init__(page_id, title="Keyboard Shortcuts", icon="keyboard-tab")
+        self._window = window
+        self._keymap = window.keymap
+        self._recording = ""
+        self._filter = QLineEdit(placeholderText="Type to search by command or keys", clearButtonEnabled=True)
+        self._filter.setAccessibleName("Search shortcuts")
+        self._filter.textChanged.connect(self.refresh)
+        self.table = QTreeWidget()
+        self.table.setAccessibleName("Shortcuts")
+        self.table.setHeaderLabels(_HEADERS)
+        self.table.setRootIsDecorated(False)
+        self.table.setUniformRowHeights(True)
+        self.table.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
+        self.table.header().setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
+        for column, width in enumerate((320, 200, 220)):
+            self.table.setColumnWidth(column, width)
+        self.table.activated.connect(self._on_activated)
+        self.table.currentItemChanged.connect(lambda _now, _before: self._update_buttons())
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(16, 12, 16, 12)
+        layout.setSpacing(10)
+        layout.addWidget(self._filter)
+        layout.addWidget(self.table, 1)
+        layout.addWidget(self._make_recorder())
+        layout.addLayout(self._make_buttons())
+        self.setFocusProxy(self._filter)
+        self._keymap.changed.connect(self.refresh)
+        self.refresh()
+
+    def _make_recorder(self) -> QFrame:
+        self.recorder = QKeySequenceEdit()
+        self.recorder.setMaximumSequenceLength(2)
+        self.recorder.setAccessibleName("Press the new keys")
+        self.recorder.editingFinished.connect(self._on_recorded)
+        self.recorder.installEventFilter(self)
+        self._prompt = QLabel()
+        self._box = QFrame()
+        self._box.setProperty("kind", "card")
+        row = QHBoxLayout(self._box)
+        row.setContentsMargins(12, 8, 12, 8)
+        row.addWidget(self._prompt, 1)
+        row.addWidget(self.recorder)
+        self._box.hide()
+        return self._box
+
+    def _make_buttons(self) -> QHBoxLayout:
+        row = QHBoxLayout()
+        self._change = QPushButton("Change Keys")
+        self._remove = QPushButton("Remove Keys")
+        self._reset = QPushButton("Reset")
+        self._change.clicked.connect(self.record)
+        self._remove.clicked.connect(lambda: self._give(()))
+        self._reset.clicked.connect(self._on_reset)
+        for button in (self._change, self._remove, self._reset):
+            row.addWidget(button)
+        self._message = QLabel()
+        self._message.setProperty("tone", "dim")
+        self._message.setWordWrap(True)
+        row.addWidget(self._message, 1)
+        return row
+
+    def refresh(self) -> None:
+        """List the commands that the search leaves, keeping the selected one."""
+        selected = self.selected()
+        query = self._filter.text()
+        self.table.clear()
+        for binding in self._keymap.bindings():
+            command = self._window.commands[binding.command_id]
+            shown = " · ".join(
+                to_sequence(keys).toString(QKeySequence.SequenceFormat.NativeText).replace(", ", " ")
+                for keys in binding.keys
+            )
+            if query and fuzzy_match(query, command.title) is None and query.lower() not in shown.lower():
+                continue
+            source = "you" if binding.changed else "default"
+            item = QTreeWidgetItem([command.title, shown, command.when, source])
+            item.setData(0, _ID, command.id)
+            item.setToolTip(0, command.id)
+            self.table.addTopLevelItem(item)
+            if command.id == selected:
+                self.table.setCurrentItem(item)
+        self.table.sortItems(0, Qt.SortOrder.AscendingOrder)
+        first = self.table.topLevelItem(0)
+        if self.table.currentItem() is None and first is not None:
+            self.table.setCurrentItem(first)
+        self._update_buttons()
+
+    def selected(self) -> str:
+        """The id of the command whose row is selected, or ''."""
+        item = self.table.currentItem()
+        return str(item.data(0, _ID)) if item is not None else ""
+
+    def select(self, command_id: str) -> None:
+        for row in range(self.table.topLevelItemCount()):
+            item = self.table.topLevelItem(row)
+            if item is not None and item.data(0, _ID) == command_id:
+                self.table.setCurrentItem(item)
+
+    def _update_buttons(self) -> None:
+        command_id = self.selected()
+        changed = any(b.command_id == command_id and b.changed for b in self._keymap.bindings())
+        self._change.setEnabled(bool(command_id))
+        self._remove.setEnabled(bool(command_id and self._keymap.keys_for(command_id)))
+        self._reset.setEnabled(changed)
+
+    def _on_activated(self, _index: QModelIndex) -> None:
+        self.record()
+
+    def record(self) -> None:
+        """Wait for the new keys of the selected command; Escape leaves all as it was."""
+        self._recording = self.selected()
+        if not self._recording:
+            return
+        title = self._window.commands[self._recording].title
+        self._prompt.setText(f"{title}: press the new keys. Escape leaves it as it is.")
+        self._box.show()
+        self.recorder.clear()
+        self._window.suspend_shortcuts(True)
+        self.recorder.setFocus()
+
+    def _on_recorded(self) -> None:
+        sequence = self.recorder.keySequence()
+        if self._recording and not sequence.isEmpty():
+            self._give((to_keys(sequence),), self._recording)
+        self._stop_recording()
+
+    def _stop_recording(self) -> None:
+        if self._recording:
+            self._recording = ""
+            self._box.hide()
+            self._window.suspend_shortcuts(False)
+            self.table.setFocus()
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.FocusOut:
+            self._stop_recording()
+        elif (
+            event.type() == QEvent.Type.KeyPress
+            and isinstance(event, QKeyEvent)
+            and event.key() == Qt.Key.Key_Escape
+            and self.recorder.keySequence().isEmpty()
+        ):
+            self._stop_recording()
+            return True
+        return False
+
+    def _give(self, keys: tuple[str, ...], command_id: str = "") -> None:
+        command_id = command_id or self.selected()
+        others = [other for other in self._keymap.commands_on(keys[0]) if other != command_id] if keys else []
+        try:
+            self._keymap.set_keys(command_id, keys)
+        except OSError as error:
+            self._message.setText(f"The keys hold until the app ends; they cannot be saved: {error}.")
+            return
+        titles = ", ".join(self._window.commands[other].title for other in others)
+        self._message.setText(f"These keys also belong to: {titles}." if titles else "")
+
+    def _on_reset(self) -> None:
+        try:
+            self._keymap.reset(self.selected())
+        except OSError as error:
+            self._message.setText(f"The default holds until the app ends; it cannot be saved: {error}.")
+
+    def hideEvent(self, event: QEvent) -> None:
+        self._stop_recording()

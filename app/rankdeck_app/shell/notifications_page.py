@@ -1,0 +1,57 @@
+"""Everything that a toast said in this session, newest first."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from PySide6.QtWidgets import QListWidget, QListWidgetItem, QPushButton, QVBoxLayout
+
+from rankdeck_app.shell.page import Page
+from rankdeck_app.shell.toasts import TONE_COLOR
+
+if TYPE_CHECKING:
+    from rankdeck_app.shell.window import MainWindow
+
+
+class NotificationsPage(Page):
+    can_split = False
+
+    def __init__(self, page_id: str, window: MainWindow) -> None:
+        super().__init__(page_id, title="Notifications", icon="bell")
+        self._toasts = window.toasts
+        self._theme = window.theme
+        self._list = QListWidget()
+        self._list.setAccessibleName("Notifications, newest first")
+        self._list.setWordWrap(True)
+        self._list.setSpacing(4)
+        self._clear = QPushButton("Clear")
+        self._clear.clicked.connect(self._forget)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(16, 16, 16, 16)
+        column.setSpacing(10)
+        column.addWidget(self._list, 1)
+        column.addWidget(self._clear)
+        self.setFocusProxy(self._list)
+        self._toasts.history_changed.connect(self._fill)
+        self._theme.changed.connect(self._fill)
+        self._fill()
+
+    def _fill(self) -> None:
+        self._list.clear()
+        for notice in reversed(self._toasts.history):
+            at = time.strftime("%H:%M:%S", time.localtime(notice.time_s))
+            icon = self._theme.icon(notice.tone, TONE_COLOR[notice.tone])
+            self._list.addItem(QListWidgetItem(icon, f"{at}   {notice.text}"))
+        self._clear.setVisible(bool(self._toasts.history))
+        if not self._toasts.history:
+            self._list.addItem("No notifications in this session.")
+        if self.isVisible() and self._toasts.unread:
+            self._toasts.mark_read()
+
+    def showEvent(self, event: object) -> None:
+        if self._toasts.unread:
+            self._toasts.mark_read()
+
+    def _forget(self) -> None:
+        self._toasts.clear_history()

@@ -1,0 +1,360 @@
+"""The box at the top middle: commands (Ctrl+Shift+P, ">"), quick open (Ctrl+P), choices and short questions
+of commands.
+
+Quick open asks every provider for its items when the box opens; a provider with a prefix is asked only when
+the text begins with it. Items are filtered by fuzzy.py while typing. `pick` and `ask` show the same box for
+one question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from PySide6.QtCore import (
+    QAbstractListModel,
+    QEvent,
+    QModelIndex,
+    QObject,
+    QPersistentModelIndex,
+    QRect,
+    QSize,
+    Qt,
+)
+from PySide6.QtGui import QColor, QKeyEvent, QPainter
+from PySide6.QtWidgets import (
+    QApplication,
+    QFrame,
+    QGraphicsDropShadowEffect,
+    QLineEdit,
+    QListView,
+    QStyle,
+    QStyledItemDelegate,
+    QStyleOptionViewItem,
+    QVBoxLayout,
+    QWidget,
+)
+
+from rankdeck_app.services import Services
+from rankdeck_app.shell.fuzzy import fuzzy_match
+from rankdeck_app.theme import draw_icon
+
+WIDTH = 600
+ROW_HEIGHT = 27
+MAX_ROWS = 14
+COMMAND_PREFIX = ">"
+
+
+@dataclass(frozen=True)
+class QuickItem:
+    """A row: what it says, what it says in grey, what stands at its right, and what choosing it does."""
+
+    label: str
+    description: str = ""
+    callback: Callable[[], object] | None = None
+    right: str = ""
+    icon: str = ""
+
+
+@dataclass(frozen=True)
+class QuickProvider:
+    """Where quick open's rows come from. `items` must be quick: it runs when the box opens."""
+
+    name: str
+    items: Callable[[], Sequence[QuickItem]]
+    prefix: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """An item with the places in its label that the typed text matched."""
+
+    item: QuickItem
+    marks: tuple[int, ...] = ()
+
+
+class RowModel(QAbstractListModel):
+    ROW = int(Qt.ItemDataRole.UserRole)
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.rows: list[Row] = []
+
+    def set_rows(self, rows: list[Row]) -> None:
+        self.beginResetModel()
+        self.rows = rows
+        self.endResetModel()
+
+    def rowCount(self, parent: QModelIndex | QPersistentModelIndex = QModelIndex()) -> int:  # noqa: B008
+        return 0 if parent.isValid() else len(self.rows)
+
+    def data(self, index: QModelIndex | QPersistentModelIndex, role: int = 0) -> Any:
+        row = self.rows[index.row()]
+        if role == Qt.ItemDataRole.DisplayRole:
+            return row.item.label
+        if role == Qt.ItemDataRole.AccessibleTextRole:
+            return ", ".join(filter(None, (row.item.label, row.item.description, row.item.right)))
+        return row if role == self.ROW else None
+
+
+class RowDelegate(QStyledItemDelegate):
+    def __init__(self, services: Services, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._theme = services.theme
+
+    def sizeHint(self, option: QStyleOptionViewItem, index: QModelIndex | QPersistentModelIndex) -> QSize:
+        return QSize(100, ROW_HEIGHT)
+
+    def paint(
+        self, painter: QPainter, option: QStyleOptionViewItem, index: QModelIndex | QPersistentModelIndex
+    ) -> None:
+        row: Row = index.data(RowModel.ROW)
+        rect: QRect = option.rect
+        state: QStyle.StateFlag = option.state
+        selected = bool(state & QStyle.StateFlag.State_Selected)
+        color = self._theme.color
+        painter.save()
+        if selected or state & QStyle.StateFlag.State_MouseOver:
+            painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+            painter.setPen(Qt.PenStyle.NoPen)
+            painter.setBrush(color("list.activeSelectionBackground" if selected else "list.hoverBackground"))
+            painter.drawRoundedRect(rect, 3, 3)
+        ink = color("list.activeSelectionForeground" if selected else "quickInput.foreground")
+        dim = ink if selected else color("descriptionForeground")
+        x = rect.x() + 16
+        if row.item.icon:
+            draw_icon(painter, row.item.icon, QRect(rect.x() + 12, rect.y() + 6, 15, 15).toRectF(), ink)
+            x += 18
+        right = rect.right() - 14
+        painter.setFont(self._theme.font(12))
+        metrics = painter.fontMetrics()
+        if row.item.right:
+            right -= metrics.horizontalAdvance(row.item.right)
+            painter.setPen(dim)
+            painter.drawText(
+                QRect(right, rect.y(), 400, rect.height()), Qt.AlignmentFlag.AlignVCenter, row.item.right
+            )
+        x = self._paint_label(painter, row, QRect(x, rect.y(), right - x - 12, rect.height()), ink, selected)
+        if row.item.description and right - x > 30:
+            painter.setPen(dim)
+            painter.setFont(self._theme.font(11))
+            area = QRect(x + 10, rect.y(), right - x - 22, rect.height())
+            text = painter.fontMetrics().elidedText(
+                row.item.description, Qt.TextElideMode.ElideMiddle, area.width()
+            )
+            painter.drawText(area, Qt.AlignmentFlag.AlignVCenter, text)
+        painter.restore()
+
+    def _paint_label(self, painter: QPainter, row: Row, area: QRect, ink: QColor, selected: bool) -> int:
+        """Draw the label with its matched letters lit; where it ended."""
+        metrics = painter.fontMetrics()
+        label = metrics.elidedText(row.item.label, Qt.TextElideMode.ElideRight, area.width())
+        lit = ink if selected else self._theme.color("list.highlightForeground")
+        painter.setPen(ink)
+        painter.drawText(area, Qt.AlignmentFlag.AlignVCenter, label)
+        if row.marks and not selected and label == row.item.label:
+            painter.setPen(lit)
+            for at in row.marks:
+                x = area.x() + metrics.horizontalAdvance(label[:at])
+                box = QRect(x, area.y(), metrics.horizontalAdvance(label[at]) + 1, area.height())
+                painter.drawText(box, Qt.AlignmentFlag.AlignVCenter, label[at])
+        return area.x() + metrics.horizontalAdvance(label)
+
+
+class Palette(QFrame):
+    """One box for all its uses; hidden when not in use. Escape or a click elsewhere closes it."""
+
+    def __init__(self, services: Services, parent: QWidget) -> None:
+        super().__init__(parent)
+        self._room = parent
+        self._services = services
+        self._providers: list[QuickProvider] = []
+        self._recent: list[str] = []
+        self._rows_for: Callable[[str], list[Row]] = lambda _text: []
+        self._answer: Callable[[str], object] | None = None
+        self._focus_before: QWidget | None = None
+        self.setProperty("kind", "floating")
+        self.setAccessibleName("Command palette")
+        self.input = QLineEdit()
+        self.input.setAccessibleName("Type to search")
+        self.input.textChanged.connect(self._refilter)
+        self.input.installEventFilter(self)
+        self.list = QListView()
+        self.list.setAccessibleName("Results")
+        self.list.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        self.list.setMouseTracking(True)
+        self.list.setUniformItemSizes(True)
+        self._model = RowModel(self.list)
+        self.list.setModel(self._model)
+        self.list.setItemDelegate(RowDelegate(services, self.list))
+        self.list.clicked.connect(self._choose)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(8, 8, 8, 8)
+        column.setSpacing(6)
+        column.addWidget(self.input)
+        column.addWidget(self.list)
+        shadow = QGraphicsDropShadowEffect(self)
+        shadow.setBlurRadius(24)
+        shadow.setOffset(0, 6)
+        self.setGraphicsEffect(shadow)
+        self._shadow = shadow
+        services.commands.ran.connect(self._remember)
+        self.hide()
+
+    def add_provider(self, provider: QuickProvider) -> None:
+        """Add a source of quick open rows."""
+        self._providers.append(provider)
+        self._services.context.set("quickOpen", True)
+
+    def show_commands(self) -> None:
+        self._begin(COMMAND_PREFIX, "", self._general_rows())
+
+    def show_quick_open(self, text: str = "") -> None:
+        self._begin(text, "Search by name; > for commands", self._general_rows())
+
+    def pick(self, items: Sequence[QuickItem], placeholder: str) -> None:
+        """Ask for one of `items`; the chosen one's callback runs."""
+        self._begin("", placeholder, lambda text: _filtered(text, items))
+
+    def ask(self, placeholder: str, answer: Callable[[str], object], text: str = "") -> None:
+        """Ask for a line of text; `answer` gets it on Enter."""
+        hint = [Row(QuickItem(placeholder, "Enter to accept, Escape to leave"))]
+        self._begin(text, placeholder, lambda _text: hint)
+        self._answer = answer
+        self.input.selectAll()
+
+    def labels(self) -> list[str]:
+        """What is listed now."""
+        return [row.item.label for row in self._model.rows]
+
+    def _begin(self, text: str, placeholder: str, rows_for: Callable[[str], list[Row]]) -> None:
+        if not self.isVisible():
+            self._focus_before = QApplication.focusWidget()
+        self._answer = None
+        self._rows_for = rows_for
+        self.input.setPlaceholderText(placeholder)
+        self._shadow.setColor(self._services.theme.color("widget.shadow"))
+        blocked = self.input.blockSignals(True)
+        self.input.setText(text)
+        self.input.blockSignals(blocked)
+        self._refilter(text)
+        self.show()
+        self.raise_()
+        self.input.setFocus(Qt.FocusReason.PopupFocusReason)
+        self._services.context.set("paletteOpen", True)
+
+    def dismiss(self) -> None:
+        """Close without choosing; the keyboard goes back to where it was."""
+        if not self.isVisible():
+            return
+        self.hide()
+        self._services.context.set("paletteOpen", False)
+        before, self._focus_before = self._focus_before, None
+        if before is not None and before.isVisible():
+            before.setFocus(Qt.FocusReason.PopupFocusReason)
+
+    def place(self) -> None:
+        """Keep to the top middle of the window."""
+        room = self._room.size()
+        num_rows = max(1, min(MAX_ROWS, len(self._model.rows)))
+        self.list.setFixedHeight(num_rows * ROW_HEIGHT)
+        width = min(WIDTH, room.width() - 32)
+        self.setFixedWidth(width)
+        self.adjustSize()
+        self.move((room.width() - width) // 2, 6)
+
+    def _general_rows(self) -> Callable[[str], list[Row]]:
+        """Rows for commands and quick open. Providers are asked once per opening."""
+        asked: dict[str, Sequence[QuickItem]] = {}
+
+        def rows_for(text: str) -> list[Row]:
+            if text.startswith(COMMAND_PREFIX):
+                return _filtered(text[1:], self._command_items())
+            prefixed = [p for p in self._providers if p.prefix and text.startswith(p.prefix)]
+            items: list[QuickItem] = []
+            for provider in prefixed or [p for p in self._providers if not p.prefix]:
+                if provider.name not in asked:
+                    asked[provider.name] = provider.items()
+                items += asked[provider.name]
+            return _filtered(text[len(prefixed[0].prefix) :] if prefixed else text, items)
+
+        return rows_for
+
+    def _command_items(self) -> list[QuickItem]:
+        """Commands that apply now; those used last come first."""
+        services = self._services
+        rank = {command_id: at for at, command_id in enumerate(self._recent)}
+        commands = [c for c in services.commands if c.palette and services.commands.enabled(c.id)]
+        commands.sort(key=lambda c: (rank.get(c.id, len(rank)), c.title))
+        return [
+            QuickItem(c.title, "", partial(services.commands.run, c.id), services.keymap.text_for(c.id))
+            for c in commands
+        ]
+
+    def _remember(self, command_id: str) -> None:
+        if command_id.startswith("palette.") or not self._services.commands[command_id].palette:
+            return
+        self._recent = [command_id, *(other for other in self._recent if other != command_id)][:20]
+
+    def _refilter(self, text: str) -> None:
+        rows = self._rows_for(text)
+        self._model.set_rows(rows or [Row(QuickItem("Nothing matches"))])
+        self.list.setCurrentIndex(self._model.index(0))
+        self.place()
+
+    def _choose(self, index: QModelIndex) -> None:
+        if self._answer is not None:
+            answer, text = self._answer, self.input.text()
+            self.dismiss()
+            answer(text)
+        elif index.isValid() and (callback := self._model.rows[index.row()].item.callback) is not None:
+            self.dismiss()
+            callback()
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if (
+            event.type() == QEvent.Type.FocusOut
+            and self.isVisible()
+            and not self.isAncestorOf(_focused(self))
+        ):
+            self._focus_before = None
+            self.dismiss()
+        elif event.type() == QEvent.Type.KeyPress and isinstance(event, QKeyEvent):
+            return self._on_key(Qt.Key(event.key()))
+        return False
+
+    def _on_key(self, key: Qt.Key) -> bool:
+        last = len(self._model.rows) - 1
+        row = self.list.currentIndex().row()
+        steps = {
+            Qt.Key.Key_Down: 1,
+            Qt.Key.Key_Up: -1,
+            Qt.Key.Key_PageDown: MAX_ROWS,
+            Qt.Key.Key_PageUp: -MAX_ROWS,
+        }
+        if key in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
+            self._choose(self.list.currentIndex())
+        elif key == Qt.Key.Key_Escape:
+            self.dismiss()
+        elif key in steps:
+            step = steps[key]
+            wrapped = (row + step) % (last + 1) if abs(step) == 1 else min(last, max(0, row + step))
+            self.list.setCurrentIndex(self._model.index(wrapped))
+        else:
+            return False
+        return True
+
+
+def _focused(fallback: QWidget) -> QWidget:
+    return QApplication.focusWidget() or fallback.window()
+
+
+def _filtered(text: str, items: Sequence[QuickItem]) -> list[Row]:
+    """Best matches first; without text, all in their own order."""
+    if not text.strip():
+        return [Row(item) for item in items]
+    found = [(match, item) for item in items if (match := fuzzy_match(text, item.label)) is not None]
+    found.sort(key=lambda pair: -pair[0].score)
+    return [Row(item, match.at) for match, item in found]

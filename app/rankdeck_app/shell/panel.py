@@ -1,0 +1,228 @@
+"""The panel below the editor: tabs (Problems, Output, ...), each with its own tools at the right, built when
+first shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from PySide6.QtCore import QEvent, QRect, QSize, Qt, Signal
+from PySide6.QtGui import QMouseEvent, QPainter, QPaintEvent
+from PySide6.QtWidgets import QHBoxLayout, QStackedWidget, QTabBar, QVBoxLayout, QWidget
+
+from rankdeck_app.services import Services
+from rankdeck_app.shell.controls import CommandButton
+from rankdeck_app.theme import Theme
+
+HEADER_HEIGHT = 35
+DEFAULT_HEIGHT = 180
+
+
+@dataclass(frozen=True)
+class PanelTab:
+    """A tab of the panel.
+
+    id: stable ("output"); title: as a person reads it ("Output"); factory: builds the body; tools: builds the
+    widget at the right of the header from the body (a filter, a lock), or None; priority: higher stands
+    further left; keys: default shortcut of the command "view.panel.<id>".
+    """
+
+    id: str
+    title: str
+    factory: Callable[[], QWidget]
+    tools: Callable[[Any], QWidget] | None = None
+    priority: int = 0
+    keys: tuple[str, ...] = ()
+
+
+class PanelTabBar(QTabBar):
+    """Capitals, 11 px, a line under the active one, and a count in a small box."""
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
+        self._theme = theme
+        self._badges: dict[int, tuple[int, str]] = {}
+        self._hover = -1
+        self.setFont(theme.font(11))
+        self.setDrawBase(False)
+        self.setExpanding(False)
+        self.setUsesScrollButtons(False)
+        self.setMouseTracking(True)
+        self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+        self.setAccessibleName("Panel tabs")
+        theme.changed.connect(self.update)
+
+    def set_badge(self, index: int, count: int, tone: str) -> None:
+        if count:
+            self._badges[index] = (count, tone)
+        else:
+            self._badges.pop(index, None)
+        title = self.tabText(index)
+        self.setAccessibleTabName(index, f"{title}, {count}" if count else title)
+        self.setIconSize(QSize(0, 0))  # makes QTabBar ask tabSizeHint again
+        self.updateGeometry()
+        self.update()
+
+    def move_badges(self, mapping: dict[int, int]) -> None:
+        self._badges = {mapping.get(at, at): badge for at, badge in self._badges.items()}
+
+    def tabSizeHint(self, index: int) -> QSize:
+        width = self.fontMetrics().horizontalAdvance(self.tabText(index).upper()) + 20
+        if index in self._badges:
+            width += self._badge_width(index) + 6
+        return QSize(width, HEADER_HEIGHT)
+
+    def minimumTabSizeHint(self, index: int) -> QSize:
+        return self.tabSizeHint(index)
+
+    def _badge_width(self, index: int) -> int:
+        return max(16, self.fontMetrics().horizontalAdvance(str(self._badges[index][0])) + 9)
+
+    def mouseMoveEvent(self, event: QMouseEvent) -> None:
+        hover = self.tabAt(event.position().toPoint())
+        if hover != self._hover:
+            self._hover = hover
+            self.update()
+        super().mouseMoveEvent(event)
+
+    def leaveEvent(self, event: QEvent) -> None:
+        self._hover = -1
+        self.update()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        for index in range(self.count()):
+            self._paint_tab(painter, index, self.tabRect(index))
+        painter.end()
+
+    def _paint_tab(self, painter: QPainter, index: int, rect: QRect) -> None:
+        color = self._theme.color
+        active = index == self.currentIndex()
+        bright = active or index == self._hover
+        painter.setFont(self.font())
+        painter.setPen(color("panelTitle.activeForeground" if bright else "panelTitle.inactiveForeground"))
+        text = self.tabText(index).upper()
+        painter.drawText(rect.adjusted(10, 0, 0, 0), Qt.AlignmentFlag.AlignVCenter, text)
+        if active:
+            line = QRect(rect.x() + 10, rect.bottom() - 4, rect.width() - 20, 1)
+            painter.fillRect(line, color("panelTitle.activeBorder"))
+        if active and self.hasFocus():
+            painter.setPen(color("focusBorder"))
+            painter.drawRect(rect.adjusted(3, 5, -4, -8))
+        if index in self._badges:
+            self._paint_badge(painter, index, rect)
+
+    def _paint_badge(self, painter: QPainter, index: int, rect: QRect) -> None:
+        count, tone = self._badges[index]
+        width = self._badge_width(index)
+        box = QRect(rect.right() - 9 - width, rect.center().y() - 7, width, 16)
+        hot = tone == "error"
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(self._theme.color("errorForeground" if hot else "badge.background"))
+        painter.drawRoundedRect(box, 8, 8)
+        painter.setPen(self._theme.color("statusBarItem.prominentForeground" if hot else "badge.foreground"))
+        painter.drawText(box, Qt.AlignmentFlag.AlignCenter, str(count))
+
+
+class Panel(QWidget):
+    """`shown_changed` carries the id of the tab on show.
+
+    The panel hides itself while no tab is registered.
+    """
+
+    shown_changed = Signal(str)
+    registered = Signal(object)
+
+    def __init__(self, services: Services, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setObjectName("panel")
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        self.setAccessibleName("Panel")
+        self.setMinimumHeight(HEADER_HEIGHT + 40)
+        self.tabs: dict[str, PanelTab] = {}
+        self._order: list[str] = []
+        self._bodies: dict[str, QWidget] = {}
+        self._wanted = ""
+        self._bar = PanelTabBar(services.theme)
+        self._bar.currentChanged.connect(self._on_current)
+        self._tools = QStackedWidget()
+        self._tools.setFixedHeight(26)
+        self._no_tools = QWidget()
+        self._tools.addWidget(self._no_tools)
+        self._tool_of: dict[str, QWidget] = {}
+        self._stack = QStackedWidget()
+        header = QHBoxLayout()
+        header.setContentsMargins(6, 0, 8, 0)
+        header.setSpacing(4)
+        header.addWidget(self._bar)
+        header.addWidget(self._tools, 1)
+        header.addWidget(CommandButton(services, "view.maximizePanel", "chevron-up"))
+        header.addWidget(CommandButton(services, "view.restorePanel", "chevron-down"))
+        header.addWidget(CommandButton(services, "view.togglePanel", "close"))
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 1, 0, 0)
+        column.setSpacing(0)
+        column.addLayout(header)
+        column.addWidget(self._stack, 1)
+
+    def register(self, tab: PanelTab) -> None:
+        """Add a tab. Its body is built when it is first shown."""
+        assert tab.id not in self.tabs, f"panel tab {tab.id} is registered twice"
+        self.tabs[tab.id] = tab
+        at = sum(self.tabs[other].priority >= tab.priority for other in self._order)
+        self._bar.move_badges({index: index + 1 for index in range(at, len(self._order))})
+        self._order.insert(at, tab.id)
+        blocked = self._bar.blockSignals(True)
+        self._bar.insertTab(at, tab.title)
+        self._bar.blockSignals(blocked)
+        self.registered.emit(tab)
+
+    @property
+    def shown(self) -> str:
+        index = self._bar.currentIndex()
+        return self._order[index] if 0 <= index < len(self._order) else ""
+
+    def show_first(self) -> None:
+        """Show the tab of the last session, else the first."""
+        if self._order:
+            self.show_tab(self._wanted if self._wanted in self.tabs else self._order[0])
+
+    def show_tab(self, tab_id: str) -> QWidget:
+        """Bring a tab to the front; its body. (The window decides whether the panel itself is visible.)"""
+        index = self._order.index(tab_id)
+        if index == self._bar.currentIndex():
+            self._on_current(index)
+        else:
+            self._bar.setCurrentIndex(index)
+        return self._bodies[tab_id]
+
+    def body(self, tab_id: str) -> QWidget | None:
+        """The tab's body if it was built."""
+        return self._bodies.get(tab_id)
+
+    def set_badge(self, tab_id: str, count: int | None, tone: str = "normal") -> None:
+        """A number beside the title; None or 0 takes it away. tone "error" makes it red."""
+        self._bar.set_badge(self._order.index(tab_id), count or 0, tone)
+
+    def _on_current(self, index: int) -> None:
+        if not 0 <= index < len(self._order):
+            return
+        tab = self.tabs[self._order[index]]
+        body = self._bodies.get(tab.id)
+        if body is None:
+            body = self._bodies[tab.id] = tab.factory()
+            self._stack.addWidget(body)
+            if tab.tools is not None:
+                self._tool_of[tab.id] = tab.tools(body)
+                self._tools.addWidget(self._tool_of[tab.id])
+        self._stack.setCurrentWidget(body)
+        self._tools.setCurrentWidget(self._tool_of.get(tab.id, self._no_tools))
+        self.shown_changed.emit(tab.id)
+
+    def save_state(self) -> dict[str, Any]:
+        return {"shown": self.shown}
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        self._wanted = str(state.get("shown", ""))

@@ -1,0 +1,241 @@
+"""The side bar: one view per activity, built when it is first shown.
+
+`Activity` is the row that a view registers. `SideBarView` is a ready body for it: collapsible sections one
+below the other in a scroll area, and a footer that stays in sight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from PySide6.QtCore import QEvent, QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QEnterEvent, QPainter, QPaintEvent
+from PySide6.QtWidgets import (
+    QAbstractButton,
+    QHBoxLayout,
+    QLabel,
+    QScrollArea,
+    QStackedWidget,
+    QVBoxLayout,
+    QWidget,
+)
+
+from rankdeck_app.theme import Theme, draw_icon
+
+DEFAULT_WIDTH = 300
+MIN_WIDTH = 240
+SECTION_HEIGHT = 26
+
+
+@dataclass(frozen=True)
+class Activity:
+    """A symbol of the activity bar and the side bar view behind it.
+
+    id: stable ("launch"); title: as a person reads it ("Run Configuration"); icon: a codicon; factory: builds
+        the view;
+    priority: higher stands nearer to the top; keys: default shortcut of the command "view.show.<id>".
+    """
+
+    id: str
+    title: str
+    icon: str
+    factory: Callable[[], QWidget]
+    priority: int = 0
+    keys: tuple[str, ...] = ()
+
+
+class SectionHeader(QAbstractButton):
+    """Chevron and title; a click folds the section. Widgets for the right side go into `tools`."""
+
+    def __init__(self, title: str, theme: Theme) -> None:
+        super().__init__()
+        self._theme = theme
+        self.setText(title.upper())
+        self.setAccessibleName(title)
+        self.setCheckable(True)
+        self.setChecked(True)
+        self.setFixedHeight(SECTION_HEIGHT)
+        self.setFont(theme.font(11, bold=True))
+        self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+        self.tools = QHBoxLayout(self)
+        self.tools.setContentsMargins(26 + self.fontMetrics().horizontalAdvance(self.text()) + 8, 0, 12, 0)
+        self.tools.setSpacing(4)
+        self.tools.addStretch(1)
+
+    def sizeHint(self) -> QSize:
+        return QSize(MIN_WIDTH, SECTION_HEIGHT)
+
+    def enterEvent(self, event: QEnterEvent) -> None:
+        self.update()
+
+    def leaveEvent(self, event: QEvent) -> None:
+        self.update()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        ink = self._theme.color("sideBarSectionHeader.foreground")
+        chevron = "chevron-down" if self.isChecked() else "chevron-right"
+        draw_icon(painter, chevron, QRectF(5, 0, 16, self.height()), ink)
+        painter.setFont(self.font())
+        painter.setPen(ink)
+        painter.drawText(self.rect().adjusted(24, 0, 0, 0), Qt.AlignmentFlag.AlignVCenter, self.text())
+        if self.hasFocus():
+            painter.setPen(self._theme.color("focusBorder"))
+            painter.drawRect(self.rect().adjusted(0, 0, -1, -1))
+        painter.end()
+
+
+class SideBarSection(QWidget):
+    """A titled part of a SideBarView; `header.tools` takes widgets for the right of the title."""
+
+    def __init__(self, title: str, body: QWidget, theme: Theme) -> None:
+        super().__init__()
+        self.title = title
+        self.body = body
+        self.header = SectionHeader(title, theme)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 4)
+        column.setSpacing(0)
+        column.addWidget(self.header)
+        column.addWidget(body)
+        self.header.toggled.connect(body.setVisible)
+
+    @property
+    def open(self) -> bool:
+        return self.header.isChecked()
+
+    def set_open(self, is_open: bool) -> None:
+        self.header.setChecked(is_open)
+
+
+class SideBarView(QWidget):
+    """Sections in a scroll area above an optional footer.
+
+    Which sections are folded is restored after a restart.
+    """
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._theme = theme
+        self.sections: list[SideBarSection] = []
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        self._scroll = QScrollArea()
+        self._scroll.setWidgetResizable(True)
+        self._scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self._scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        inside = QWidget()
+        self._rows = QVBoxLayout(inside)
+        self._rows.setContentsMargins(0, 0, 0, 8)
+        self._rows.setSpacing(4)
+        self._rows.addStretch(1)
+        self._scroll.setWidget(inside)
+        column.addWidget(self._scroll, 1)
+
+    def add_section(self, title: str, body: QWidget, *, grows: bool = False) -> SideBarSection:
+        """Add a section at the end. `grows` gives it the free height (a list); others take what they need."""
+        section = SideBarSection(title, body, self._theme)
+        self._rows.insertWidget(self._rows.count() - 1, section, 1 if grows else 0)
+        if grows:
+            self._rows.setStretch(self._rows.count() - 1, 0)
+        self.sections.append(section)
+        return section
+
+    def set_footer(self, footer: QWidget) -> None:
+        """A widget below the scroll area that never scrolls away (the estimate and the Launch button)."""
+        footer.setObjectName("sideBarFooter")
+        footer.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        layout = self.layout()
+        assert layout is not None
+        layout.addWidget(footer)
+
+    def save_state(self) -> dict[str, Any]:
+        return {"closed": [section.title for section in self.sections if not section.open]}
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        closed = state.get("closed", [])
+        for section in self.sections:
+            section.set_open(section.title not in closed)
+
+
+class SideBar(QWidget):
+    """Shows one activity's view. `shown_changed` carries the id of the activity that is shown now."""
+
+    shown_changed = Signal(str)
+    registered = Signal(object)
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setObjectName("sideBar")
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        self.setMinimumWidth(MIN_WIDTH)
+        self.setAccessibleName("Side bar")
+        self.activities: dict[str, Activity] = {}
+        self._views: dict[str, QWidget] = {}
+        self._states: dict[str, dict[str, Any]] = {}
+        self._shown = ""
+        self._wanted = ""
+        self._title = QLabel()
+        self._title.setProperty("tone", "small")
+        self._title.setFixedHeight(35)
+        self._title.setContentsMargins(14, 0, 12, 0)
+        self._stack = QStackedWidget()
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 1, 0)
+        column.setSpacing(0)
+        column.addWidget(self._title)
+        column.addWidget(self._stack, 1)
+
+    def register(self, activity: Activity) -> None:
+        """Add an activity. The one that was shown last time, else the first of the top, is shown."""
+        assert activity.id not in self.activities, f"activity {activity.id} is registered twice"
+        self.activities[activity.id] = activity
+        self.registered.emit(activity)
+
+    @property
+    def shown(self) -> str:
+        """The id of the activity on show; '' while there is none."""
+        return self._shown
+
+    def show_first(self) -> None:
+        """Show the activity of the last session if it is registered, else the one on top."""
+        if self._wanted in self.activities:
+            self.show_activity(self._wanted)
+        elif self.activities:
+            self.show_activity(max(self.activities.values(), key=lambda activity: activity.priority).id)
+
+    def show_activity(self, activity_id: str) -> QWidget:
+        """Build the view if it is new, and bring it to the front."""
+        view = self.view(activity_id)
+        self._title.setText(self.activities[activity_id].title.upper())
+        self._stack.setCurrentWidget(view)
+        if activity_id != self._shown:
+            self._shown = activity_id
+            self.shown_changed.emit(activity_id)
+        return view
+
+    def view(self, activity_id: str) -> QWidget:
+        """The activity's view, built on first use."""
+        view = self._views.get(activity_id)
+        if view is None:
+            view = self._views[activity_id] = self.activities[activity_id].factory()
+            restore = getattr(view, "restore_state", None)
+            if restore is not None and activity_id in self._states:
+                restore(self._states[activity_id])
+            self._stack.addWidget(view)
+        return view
+
+    def save_state(self) -> dict[str, Any]:
+        for activity_id, view in self._views.items():
+            save = getattr(view, "save_state", None)
+            if save is not None:
+                self._states[activity_id] = save()
+        return {"shown": self._shown, "views": self._states}
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        """Remember what to show and in which state; takes effect as activities are registered and built."""
+        self._wanted = str(state.get("shown", ""))
+        self._states = dict(state.get("views", {}))

@@ -1,0 +1,178 @@
+"""The line at the bottom, 22 px: items by id, left and right, each with an optional command.
+
+An item with empty text is hidden. Its width grows with the text at once and shrinks only by more than a few
+characters, so that numbers do not jump. Where the window is too narrow, items of the lowest priority go
+first.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from PySide6.QtCore import QEvent, QRect, QSize, Qt, Signal
+from PySide6.QtGui import QEnterEvent, QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtWidgets import QAbstractButton, QHBoxLayout, QWidget
+
+from rankdeck_app.commands import CommandTable
+from rankdeck_app.theme import Theme, draw_icon
+
+Side = Literal["left", "right"]
+Tone = Literal["normal", "prominent", "warning", "error", "ok"]
+
+HEIGHT = 22
+_SLACK_CHARS = 3
+_TEXT_COLOR: dict[Tone, str] = {
+    "normal": "statusBar.foreground",
+    "prominent": "statusBarItem.prominentForeground",
+    "warning": "rankdeck.leadText",
+    "error": "errorForeground",
+    "ok": "rankdeck.ok",
+}
+
+
+class StatusItem(QAbstractButton):
+    """One text of the status bar. Get it by StatusBar.item, then set its text, tooltip, command and tone."""
+
+    resized = Signal()
+
+    def __init__(self, item_id: str, theme: Theme, commands: CommandTable, mono: bool) -> None:
+        super().__init__()
+        self.item_id = item_id
+        self.priority = 0
+        self._theme = theme
+        self._commands = commands
+        self._icon = ""
+        self._tone: Tone = "normal"
+        self._command: str | None = None
+        self._text_width = 0
+        self.setFont(theme.font(12, mono=mono))
+        self.setFixedHeight(HEIGHT - 1)
+        self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        self.clicked.connect(self._run)
+        self.hide()
+
+    def set_text(self, text: str, icon: str | None = None) -> None:
+        """The text; '' hides the item. `icon` is a codicon in front of it ('' takes it away)."""
+        if text == self.text() and icon in (None, self._icon):
+            return
+        self._icon = self._icon if icon is None else icon
+        self.setText(text)
+        self.setAccessibleName(text)
+        metrics = self.fontMetrics()
+        width = metrics.horizontalAdvance(text)
+        if width > self._text_width or width < self._text_width - _SLACK_CHARS * metrics.averageCharWidth():
+            self._text_width = width
+            self.updateGeometry()
+        self.resized.emit()
+        self.update()
+
+    def set_tooltip(self, text: str) -> None:
+        self.setToolTip(text)
+        self.setAccessibleDescription(text)
+
+    def set_command(self, command_id: str | None) -> None:
+        """What a click (or Enter on the focused item) runs; None makes it plain text."""
+        self._command = command_id
+        self.setFocusPolicy(Qt.FocusPolicy.TabFocus if command_id else Qt.FocusPolicy.NoFocus)
+
+    def set_tone(self, tone: Tone) -> None:
+        if tone != self._tone:
+            self._tone = tone
+            self.update()
+
+    def sizeHint(self) -> QSize:
+        return QSize(self._text_width + (18 if self._icon else 0) + 14, HEIGHT - 1)
+
+    minimumSizeHint = sizeHint
+
+    def enterEvent(self, event: QEnterEvent) -> None:
+        self.update()
+
+    def leaveEvent(self, event: QEvent) -> None:
+        self.update()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        color = self._theme.color
+        if self._tone == "prominent":
+            painter.fillRect(self.rect(), color("statusBarItem.prominentBackground"))
+        if self._command and (self.underMouse() or self.hasFocus()):
+            painter.fillRect(self.rect(), color("statusBarItem.hoverBackground"))
+        ink = color(_TEXT_COLOR[self._tone])
+        area = self.rect().adjusted(7, 0, -7, 0)
+        if self._icon:
+            draw_icon(painter, self._icon, QRect(area.x(), 0, 14, self.height()).toRectF(), ink)
+            area.setLeft(area.x() + 18)
+        painter.setFont(self.font())
+        painter.setPen(ink)
+        painter.drawText(area, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft, self.text())
+        if self.hasFocus():
+            painter.setPen(color("focusBorder"))
+            painter.drawRect(self.rect().adjusted(0, 0, -1, -1))
+        painter.end()
+
+    def _run(self) -> None:
+        if self._command:
+            self._commands.run(self._command)
+
+
+class StatusBar(QWidget):
+    """Items stand by falling priority from the outer edge inwards."""
+
+    def __init__(self, theme: Theme, commands: CommandTable, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setObjectName("statusBar")
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        self.setFixedHeight(HEIGHT)
+        self.setAccessibleName("Status bar")
+        self._theme = theme
+        self._commands = commands
+        self._items: dict[str, StatusItem] = {}
+        self._sides: dict[Side, list[StatusItem]] = {"left": [], "right": []}
+        row = QHBoxLayout(self)
+        row.setContentsMargins(0, 1, 0, 0)
+        row.setSpacing(0)
+        self._rows: dict[Side, QHBoxLayout] = {"left": QHBoxLayout(), "right": QHBoxLayout()}
+        row.addLayout(self._rows["left"])
+        row.addStretch(1)
+        row.addLayout(self._rows["right"])
+
+    def item(self, item_id: str, side: Side = "left", priority: int = 0, *, mono: bool = False) -> StatusItem:
+        """The item of that id, made on first use.
+
+        A higher priority stands nearer to the edge and stays longer.
+        """
+        found = self._items.get(item_id)
+        if found is None:
+            found = self._items[item_id] = StatusItem(item_id, self._theme, self._commands, mono)
+            found.priority = priority
+            items = self._sides[side]
+            items.append(found)
+            items.sort(key=lambda item: -item.priority if side == "left" else item.priority)
+            self._rows[side].insertWidget(items.index(found), found)
+            found.resized.connect(self._fit)
+        return found
+
+    def remove(self, item_id: str) -> None:
+        found = self._items.pop(item_id, None)
+        if found is not None:
+            for items in self._sides.values():
+                if found in items:
+                    items.remove(found)
+            found.hide()
+            found.deleteLater()
+
+    def items(self) -> list[StatusItem]:
+        """Left to right."""
+        return [*self._sides["left"], *self._sides["right"]]
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        self._fit()
+
+    def _fit(self) -> None:
+        free = self.width()
+        for item in sorted(self._items.values(), key=lambda item: -item.priority):
+            wanted = bool(item.text())
+            if wanted:
+                free -= item.sizeHint().width()
+            item.setVisible(wanted and free >= 0)

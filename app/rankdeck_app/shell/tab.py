@@ -1,0 +1,80 @@
+"""One tab of the editor: known by its page's id, with the page itself built when the tab is first shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QLabel
+
+from rankdeck_app.shell.page import Page, PageUnavailable
+
+PageFactory = Callable[[str], Page]
+
+
+class UnavailablePage(Page):
+    """Says in the tab why its page cannot be shown."""
+
+    can_split = False
+
+    def __init__(self, page_id: str, title: str, reason: str) -> None:
+        super().__init__(page_id, title=title, icon="warning")
+        label = QLabel(reason, self)
+        label.setProperty("tone", "dim")
+        label.setWordWrap(True)
+        label.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        self._label = label
+
+    def resizeEvent(self, event: object) -> None:
+        self._label.setGeometry(self.rect().adjusted(40, 40, -40, -40))
+
+
+@dataclass(eq=False)
+class Tab:
+    """`state` is what the page saved last time; `title` and `icon` stand in until the page exists."""
+
+    page_id: str
+    factory: PageFactory
+    title: str = ""
+    icon: str = "file"
+    pinned: bool = False
+    state: dict[str, Any] = field(default_factory=dict)
+    page: Page | None = None
+
+    def build(self) -> Page:
+        """The page, made on first use. Never raises for what is gone: then the page says so."""
+        if self.page is None:
+            try:
+                self.page = self.factory(self.page_id)
+                if self.state:
+                    self.page.restore_state(self.state)
+            except PageUnavailable as error:
+                self.page = UnavailablePage(self.page_id, self.title or self.page_id, str(error))
+        return self.page
+
+    def shown_title(self) -> str:
+        return self.page.title if self.page is not None else self.title or self.page_id
+
+    def shown_icon(self) -> tuple[str, str]:
+        """Icon name and colour id."""
+        return (
+            (self.page.icon, self.page.icon_color)
+            if self.page is not None
+            else (self.icon, "icon.foreground")
+        )
+
+    def saved(self) -> dict[str, Any]:
+        """The tab as JSON values."""
+        if self.page is not None and not isinstance(self.page, UnavailablePage):
+            self.state = self.page.save_state()
+        icon, _ = self.shown_icon()
+        return {
+            "id": self.page_id,
+            "title": self.shown_title(),
+            "icon": icon,
+            "pinned": self.pinned,
+            "state": self.state,
+        }

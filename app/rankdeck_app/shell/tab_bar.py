@@ -1,0 +1,210 @@
+"""The editor's tabs, painted by ourselves: 36 px, a 2 px accent on top of the active one, icon, title, close
+cross.
+
+QTabBar keeps doing what it is good at (layout, scrolling, keyboard, accessibility). A tab that is dragged
+further than a few pixels leaves as a QDrag: dropping it is the business of tab_group.py.
+"""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QEvent, QMimeData, QPoint, QRect, QSize, Qt, Signal
+from PySide6.QtGui import QDrag, QMouseEvent, QPainter, QPaintEvent
+from PySide6.QtWidgets import QApplication, QTabBar, QWidget
+
+from rankdeck_app.shell.tab import Tab
+from rankdeck_app.theme import Theme, draw_icon
+
+HEIGHT = 36
+ACCENT = 2
+MIME = "application/x-rankdeck-tab"
+_MAX_TEXT_WIDTH = 220
+
+
+class EditorTabBar(QTabBar):
+    """`drag_started` carries the tab's index just before the drag runs, `dropped` comes after it ended."""
+
+    close_requested = Signal(int)
+    pin_requested = Signal(int)
+    menu_requested = Signal(int, QPoint)
+    drag_started = Signal(int)
+    drag_ended = Signal()
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._theme = theme
+        self.tabs: list[Tab] = []
+        self.focused_group = True
+        self._press: QPoint | None = None
+        self._hover = -1
+        self._over_close = False
+        self._drop_at = -1
+        self.setFont(theme.font(12))
+        self.setFixedHeight(HEIGHT)
+        self.setDrawBase(False)
+        self.setExpanding(False)
+        self.setUsesScrollButtons(True)
+        self.setElideMode(Qt.TextElideMode.ElideNone)
+        self.setMouseTracking(True)
+        self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+        self.setAccessibleName("Editor tabs")
+        theme.changed.connect(self.update)
+
+    def insert_tab(self, index: int, tab: Tab) -> None:
+        self.tabs.insert(index, tab)
+        self.insertTab(index, tab.shown_title())
+        self.refresh(tab)
+
+    def remove_tab(self, tab: Tab) -> None:
+        index = self.tabs.index(tab)
+        del self.tabs[index]
+        self.removeTab(index)
+
+    def refresh(self, tab: Tab) -> None:
+        """Title, icon or pin of a tab changed."""
+        index = self.tabs.index(tab)
+        self.setTabText(index, tab.shown_title().replace("&", "&&"))
+        self.setTabToolTip(index, tab.page.tooltip() if tab.page is not None else tab.shown_title())
+        self.setAccessibleTabName(index, tab.shown_title() + (", pinned" if tab.pinned else ""))
+        self.update()
+
+    def show_drop_mark(self, index: int) -> None:
+        """Where a dragged tab would be inserted; -1 hides the mark."""
+        if index != self._drop_at:
+            self._drop_at = index
+            self.update()
+
+    def index_for_drop(self, at: QPoint) -> int:
+        """The index at which a tab dropped at `at` is inserted."""
+        for index in range(self.count()):
+            if at.x() < self.tabRect(index).center().x():
+                return index
+        return self.count()
+
+    def tabSizeHint(self, index: int) -> QSize:
+        text = self.tabs[index].shown_title() if index < len(self.tabs) else ""
+        width = min(self.fontMetrics().horizontalAdvance(text), _MAX_TEXT_WIDTH)
+        return QSize(width + 74, HEIGHT)
+
+    def minimumTabSizeHint(self, index: int) -> QSize:
+        return self.tabSizeHint(index)
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(80, HEIGHT)
+
+    def _close_rect(self, index: int) -> QRect:
+        rect = self.tabRect(index)
+        return QRect(rect.right() - 28, rect.center().y() - 9, 20, 20)
+
+    def mousePressEvent(self, event: QMouseEvent) -> None:
+        at = event.position().toPoint()
+        index = self.tabAt(at)
+        if event.button() == Qt.MouseButton.RightButton and index >= 0:
+            self.menu_requested.emit(index, event.globalPosition().toPoint())
+            return
+        if event.button() == Qt.MouseButton.LeftButton and index >= 0:
+            if self._close_rect(index).contains(at):
+                return
+            self._press = at
+        super().mousePressEvent(event)
+
+    def mouseReleaseEvent(self, event: QMouseEvent) -> None:
+        at = event.position().toPoint()
+        index = self.tabAt(at)
+        pressed, self._press = self._press, None
+        if index >= 0 and event.button() == Qt.MouseButton.MiddleButton:
+            self.close_requested.emit(index)
+        elif (
+            index >= 0
+            and pressed is None
+            and event.button() == Qt.MouseButton.LeftButton
+            and self._close_rect(index).contains(at)
+        ):
+            if self.tabs[index].pinned:
+                self.pin_requested.emit(index)
+            else:
+                self.close_requested.emit(index)
+        else:
+            super().mouseReleaseEvent(event)
+
+    def mouseMoveEvent(self, event: QMouseEvent) -> None:
+        at = event.position().toPoint()
+        moved = (
+            self._press is not None
+            and (at - self._press).manhattanLength() > QApplication.startDragDistance()
+        )
+        if self._press is not None and moved and event.buttons() & Qt.MouseButton.LeftButton:
+            index = self.tabAt(self._press)
+            self._press = None
+            if index >= 0:
+                self._drag(index)
+            return
+        hover = self.tabAt(at)
+        over_close = hover >= 0 and self._close_rect(hover).contains(at)
+        if (hover, over_close) != (self._hover, self._over_close):
+            self._hover, self._over_close = hover, over_close
+            self.update()
+
+    def leaveEvent(self, event: QEvent) -> None:
+        self._hover, self._over_close = -1, False
+        self.update()
+
+    def _drag(self, index: int) -> None:
+        data = QMimeData()
+        data.setData(MIME, self.tabs[index].page_id.encode())
+        drag = QDrag(self)
+        drag.setMimeData(data)
+        drag.setPixmap(self.grab(self.tabRect(index)))
+        self.drag_started.emit(index)
+        drag.exec(Qt.DropAction.MoveAction)
+        self.drag_ended.emit()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.fillRect(self.rect(), self._theme.color("editorGroupHeader.tabsBackground"))
+        for index in range(min(self.count(), len(self.tabs))):
+            self._paint_tab(painter, index, self.tabRect(index))
+        if self._drop_at >= 0:
+            at = self.tabRect(self._drop_at).left() if self._drop_at < self.count() else -1
+            at = at if at >= 0 else (self.tabRect(self.count() - 1).right() if self.count() else 0)
+            painter.fillRect(QRect(at - 1, 0, 2, HEIGHT), self._theme.color("tab.activeBorderTop"))
+        painter.end()
+
+    def _paint_tab(self, painter: QPainter, index: int, rect: QRect) -> None:
+        color = self._theme.color
+        tab = self.tabs[index]
+        active = index == self.currentIndex()
+        hover = index == self._hover
+        if active:
+            painter.fillRect(rect, color("tab.activeBackground"))
+            accent = "tab.activeBorderTop" if self.focused_group else "tab.unfocusedActiveBorderTop"
+            painter.fillRect(QRect(rect.x(), rect.y(), rect.width(), ACCENT), color(accent))
+        else:
+            painter.fillRect(rect, color("tab.hoverBackground" if hover else "tab.inactiveBackground"))
+            line = QRect(rect.x(), rect.bottom(), rect.width(), 1)
+            painter.fillRect(line, color("editorGroupHeader.tabsBorder"))
+        painter.fillRect(QRect(rect.right(), rect.y(), 1, rect.height()), color("tab.border"))
+        icon, icon_color = tab.shown_icon()
+        draw_icon(
+            painter, icon, QRect(rect.x() + 12, rect.center().y() - 7, 16, 16).toRectF(), color(icon_color)
+        )
+        painter.setFont(self.font())
+        painter.setPen(color("tab.activeForeground" if active else "tab.inactiveForeground"))
+        room = rect.adjusted(36, 1, -30, 0)
+        text = self.fontMetrics().elidedText(tab.shown_title(), Qt.TextElideMode.ElideRight, room.width())
+        painter.drawText(room, Qt.AlignmentFlag.AlignVCenter, text)
+        if active and self.hasFocus():
+            painter.setPen(color("focusBorder"))
+            painter.drawRect(rect.adjusted(2, 4, -4, -4))
+        if active or hover or tab.pinned:
+            self._paint_close(painter, index, tab.pinned)
+
+    def _paint_close(self, painter: QPainter, index: int, pinned: bool) -> None:
+        box = self._close_rect(index)
+        if index == self._hover and self._over_close:
+            painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+            painter.setPen(Qt.PenStyle.NoPen)
+            painter.setBrush(self._theme.color("toolbar.hoverBackground"))
+            painter.drawRoundedRect(box, 4, 4)
+            painter.setRenderHint(QPainter.RenderHint.Antialiasing, False)
+        glyph = "pinned" if pinned else "close"
+        draw_icon(painter, glyph, box.adjusted(2, 2, -2, -2).toRectF(), self._theme.color("icon.foreground"))

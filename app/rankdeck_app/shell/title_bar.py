@@ -1,0 +1,134 @@
+"""The top row, 36 px: menus drawn from the command table, the command centre, the layout toggles."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QPoint, QSize, Qt
+from PySide6.QtGui import QAction, QResizeEvent
+from PySide6.QtWidgets import QMenu, QMenuBar, QPushButton, QWidget
+
+from rankdeck_app.commands import Command
+from rankdeck_app.services import Services
+from rankdeck_app.shell.controls import CommandButton, with_keys
+
+HEIGHT = 36
+CENTER_WIDTH = 460
+MENU_ORDER = ("File", "Edit", "View", "Run", "Help")
+
+
+def fill_menu(menu: QMenu, commands: list[Command], services: Services) -> None:
+    """One action per command that applies now, groups parted by lines.
+
+    Keys are shown, the keymap handles them.
+    """
+    group = None
+    for command in sorted(commands, key=lambda command: command.menu):
+        if not services.commands.enabled(command.id):
+            continue
+        if group is not None and command.menu != group:
+            menu.addSeparator()
+        group = command.menu
+        action = QAction(f"{command.label}\t{services.keymap.text_for(command.id)}", menu)
+        if command.checked is not None:
+            action.setCheckable(True)
+            action.setChecked(command.checked())
+        action.triggered.connect(lambda _checked=False, id_=command.id: services.commands.run(id_))
+        menu.addAction(action)
+
+
+class TitleBar(QWidget):
+    def __init__(self, services: Services, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setObjectName("titleBar")
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        self.setFixedHeight(HEIGHT)
+        self._services = services
+        self.menu_bar = QMenuBar(self)
+        self.menu_bar.setNativeMenuBar(False)
+        self.menu_bar.setAccessibleName("Menus")
+        self._menus: dict[str, QMenu] = {}
+        self.center = QPushButton(self)
+        self.center.setObjectName("commandCenter")
+        self.center.setIcon(services.theme.icon("search", "commandCenter.foreground"))
+        self.center.setIconSize(QSize(14, 14))
+        self.center.setFixedHeight(24)
+        self.center.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+        self.center.clicked.connect(self._open_center)
+        self._toggles = [
+            CommandButton(services, "view.toggleSideBar", "layout-sidebar-left", self),
+            CommandButton(services, "view.togglePanel", "layout-panel", self),
+            CommandButton(services, "view.zenMode", "layout-centered", self),
+        ]
+        services.commands.changed.connect(self.rebuild)
+        services.context.changed.connect(lambda _keys: self._show_menus())
+        services.keymap.changed.connect(self._describe_center)
+        self.rebuild()
+
+    def set_center_text(self, text: str) -> None:
+        """What the command centre says: the workspace."""
+        self.center.setText(f"  {text}")
+
+    def rebuild(self) -> None:
+        """Make a menu for every name in the table, in their usual order."""
+        names = {command.menu.split("/")[0] for command in self._services.commands if command.menu}
+        ordered = [name for name in MENU_ORDER if name in names] + sorted(names - set(MENU_ORDER))
+        if [*self._menus] != ordered:
+            self.menu_bar.clear()
+            self._menus = {}
+            for name in ordered:
+                menu = QMenu(f"&{name}", self.menu_bar)
+                menu.aboutToShow.connect(lambda name=name: self._fill(name))
+                self.menu_bar.addMenu(menu)
+                self._menus[name] = menu
+        self._describe_center()
+        self._show_menus()
+
+    def menu(self, name: str) -> QMenu:
+        """The menu as it would open now."""
+        self._fill(name)
+        return self._menus[name]
+
+    def _commands_in(self, name: str) -> list[Command]:
+        return [c for c in self._services.commands if c.menu.split("/")[0] == name]
+
+    def _show_menus(self) -> None:
+        """A menu none of whose commands applies is not there."""
+        for name, menu in self._menus.items():
+            enabled = self._services.commands.enabled
+            menu.menuAction().setVisible(any(enabled(command.id) for command in self._commands_in(name)))
+        self._arrange()
+
+    def _fill(self, name: str) -> None:
+        menu = self._menus[name]
+        menu.clear()
+        fill_menu(menu, self._commands_in(name), self._services)
+
+    def _open_center(self) -> None:
+        if not self._services.commands.run("palette.quickOpen"):
+            self._services.commands.run("palette.commands")
+
+    def _describe_center(self) -> None:
+        quick = self._services.commands.enabled("palette.quickOpen")
+        keys = self._services.keymap.text_for("palette.quickOpen" if quick else "palette.commands")
+        tip = with_keys("Search runs, presets and files" if quick else "Search commands", keys)
+        self.center.setToolTip(tip)
+        self.center.setAccessibleName(tip)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        self._arrange()
+
+    def _arrange(self) -> None:
+        """Menus left, toggles right, the command centre in the window's middle or, when narrow, in what is
+        left.
+        """
+        menus = self.menu_bar.sizeHint()
+        self.menu_bar.setGeometry(4, (HEIGHT - menus.height()) // 2, menus.width(), menus.height())
+        x = self.width() - 10
+        for button in reversed(self._toggles):
+            if not button.isHidden():
+                x -= 32
+                button.move(QPoint(x + 5, (HEIGHT - button.height()) // 2))
+        left, right = menus.width() + 16, x - 12
+        width = max(120, min(CENTER_WIDTH, right - left))
+        middle = (self.width() - width) // 2
+        self.center.setFixedWidth(width)
+        self.center.move(max(left, min(middle, right - width)), (HEIGHT - 24) // 2)

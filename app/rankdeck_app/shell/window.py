@@ -1,0 +1,354 @@
+"""The main window: puts the parts of the frame together and keeps their visibility, keys and state.
+
+    title bar
+    activity bar | side bar | editor
+                 |          | panel
+    status bar
+
+It knows no view. Views are plugged in by composition.compose(window) after `first_painted`, through
+`side_bar.register`, `panel.register`, `editor.register_page_kind`, `status.item`, `palette.add_provider` and
+`commands.register`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from PySide6.QtCore import QEvent, QSize, Qt, QTimer, Signal
+from PySide6.QtGui import QCloseEvent, QPaintEvent, QResizeEvent
+from PySide6.QtWidgets import QHBoxLayout, QMenu, QSplitter, QVBoxLayout, QWidget
+
+from rankdeck_app.commands import Command
+from rankdeck_app.keymap import Shortcuts
+from rankdeck_app.services import Services
+from rankdeck_app.shell.activity_bar import ActivityBar
+from rankdeck_app.shell.controls import with_keys
+from rankdeck_app.shell.editor_area import EditorArea
+from rankdeck_app.shell.frame_clock import FrameStats
+from rankdeck_app.shell.page import Page
+from rankdeck_app.shell.palette import Palette
+from rankdeck_app.shell.panel import DEFAULT_HEIGHT, Panel, PanelTab
+from rankdeck_app.shell.shell_commands import gear_commands, shell_commands
+from rankdeck_app.shell.side_bar import DEFAULT_WIDTH, Activity, SideBar
+from rankdeck_app.shell.status_bar import StatusBar
+from rankdeck_app.shell.title_bar import TitleBar, fill_menu
+from rankdeck_app.shell.toasts import Toasts
+from rankdeck_app.shell.window_state import WindowState
+from rankdeck_app.theme import ThemeError
+
+APP_NAME = "Rankdeck"
+
+
+class MainWindow(QWidget):
+    """`first_painted` once, after the empty frame is on screen; `closing` when the window is about to go."""
+
+    first_painted = Signal()
+    closing = Signal()
+
+    def __init__(self, services: Services) -> None:
+        super().__init__()
+        self.services = services
+        self.settings = services.settings
+        self.theme = services.theme
+        self.context = services.context
+        self.commands = services.commands
+        self.keymap = services.keymap
+        self.clock = services.clock
+        self.folders = services.folders
+        self.setWindowTitle(APP_NAME)
+        self.setMinimumSize(QSize(800, 500))
+        self._load_theme()
+        self._zen = False
+        self._panel_max = False
+        self._painted = False
+        self._wanted = {"sideBar": True, "panel": True, "statusBar": True}
+        self._build()
+        self.commands.register(*shell_commands(self))
+        self._shortcuts = Shortcuts(self, self.commands, self.keymap)
+        self._connect()
+        self.state = WindowState(self, services.folders.state / "window.json")
+        self.state.restore_frame()
+        self._apply_layout()
+
+    def _build(self) -> None:
+        self.title_bar = TitleBar(self.services)
+        self.title_bar.set_center_text(self.folders.workspace.name or APP_NAME)
+        self.activity_bar = ActivityBar(self.theme)
+        self.side_bar = SideBar(self.theme)
+        self.editor = EditorArea(self.services)
+        self.panel = Panel(self.services)
+        self.status = StatusBar(self.theme, self.commands)
+        self.columns = QSplitter(Qt.Orientation.Horizontal)
+        self.rows = QSplitter(Qt.Orientation.Vertical)
+        for splitter in (self.columns, self.rows):
+            splitter.setHandleWidth(1)
+            splitter.setChildrenCollapsible(False)
+        self.rows.addWidget(self.editor)
+        self.rows.addWidget(self.panel)
+        self.rows.setStretchFactor(0, 1)
+        self.rows.setStretchFactor(1, 0)
+        self.columns.addWidget(self.side_bar)
+        self.columns.addWidget(self.rows)
+        self.columns.setStretchFactor(0, 0)
+        self.columns.setStretchFactor(1, 1)
+        self.columns.setSizes([DEFAULT_WIDTH, 1092])
+        self.rows.setSizes([640, DEFAULT_HEIGHT])
+        middle = QHBoxLayout()
+        middle.setSpacing(0)
+        middle.addWidget(self.activity_bar)
+        middle.addWidget(self.columns, 1)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        column.addWidget(self.title_bar)
+        column.addLayout(middle, 1)
+        column.addWidget(self.status)
+        self.toasts = Toasts(self.services, self, self.editor)
+        self.palette_box = Palette(self.services, self)
+
+    def _connect(self) -> None:
+        self.side_bar.registered.connect(self._on_activity)
+        self.side_bar.shown_changed.connect(lambda _id: self._apply_layout())
+        self.panel.registered.connect(self._on_panel_tab)
+        self.panel.shown_changed.connect(lambda tab_id: self.context.set("panel", tab_id))
+        self.activity_bar.clicked.connect(self._on_activity_clicked)
+        self.activity_bar.add_menu(
+            "settings-gear",
+            "Manage",
+            lambda menu: fill_menu(menu, gear_commands(self.commands), self.services),
+        )
+        self.editor.active_page_changed.connect(self._follow_page)
+        self.columns.splitterMoved.connect(self._on_splitter)
+        self.rows.splitterMoved.connect(self._on_splitter)
+        self.keymap.changed.connect(self._describe_activities)
+        self.settings.changed.connect(self._on_setting)
+        self.theme.changed.connect(self._on_theme)
+        self.toasts.history_changed.connect(self._show_bell)
+        self.clock.measured.connect(self._show_frames)
+        self._on_theme()
+        for problem in [*self.settings.problems, *filter(None, [self.keymap.problem])]:
+            QTimer.singleShot(0, self, lambda problem=problem: self.toasts.warn(problem))
+
+    # -- views coming in --
+
+    def start(self) -> None:
+        """Everything is registered: show last time's side bar view and panel tab, and bring the tabs back."""
+        if not self.side_bar.shown:
+            self.side_bar.show_first()
+        self.panel.show_first()
+        self.state.restore_tabs()
+        self._apply_layout()
+
+    def _on_activity(self, activity: Activity) -> None:
+        self.activity_bar.add(activity)
+        self.commands.register(
+            Command(
+                f"view.show.{activity.id}",
+                f"View: Show {activity.title}",
+                lambda: self.show_activity(activity.id),
+                keys=activity.keys,
+                menu="View/3_activities",
+            )
+        )
+        self._describe_activities()
+        self._apply_layout()
+
+    def _on_panel_tab(self, tab: PanelTab) -> None:
+        self.commands.register(
+            Command(
+                f"view.panel.{tab.id}",
+                f"View: Show {tab.title}",
+                lambda: self.show_panel(tab.id),
+                keys=tab.keys,
+                menu="View/4_panel",
+            )
+        )
+        self._apply_layout()
+
+    # -- visibility --
+
+    def show_activity(self, activity_id: str) -> QWidget:
+        """Bring an activity's view to the front, unfolding the side bar, and put the keyboard there."""
+        self._zen = False
+        self._wanted["sideBar"] = True
+        view = self.side_bar.show_activity(activity_id)
+        self._apply_layout()
+        view.setFocus(Qt.FocusReason.ShortcutFocusReason)
+        return view
+
+    def show_panel(self, tab_id: str) -> QWidget:
+        """Bring a panel tab to the front, unfolding the panel."""
+        self._zen = False
+        self._wanted["panel"] = True
+        body = self.panel.show_tab(tab_id)
+        self._apply_layout()
+        return body
+
+    def _on_activity_clicked(self, activity_id: str) -> None:
+        if self.side_bar.isVisible() and self.side_bar.shown == activity_id:
+            self.toggle("sideBar")
+        else:
+            self.show_activity(activity_id)
+
+    def toggle(self, part: str) -> None:
+        """Fold or unfold "sideBar", "panel" or "statusBar"."""
+        if self._zen:
+            self.set_zen(False)
+            self._wanted[part] = True
+        else:
+            self._wanted[part] = not self._wanted[part]
+        self._apply_layout()
+
+    def set_zen(self, zen: bool) -> None:
+        """Nothing but the editor; Escape Escape or Ctrl+K Z leaves it."""
+        self._zen = zen
+        self._apply_layout()
+        if zen:
+            leave = self.keymap.text_for("view.zenMode") or self.keymap.text_for("view.leaveZenMode")
+            self.toasts.info(f"Zen mode. {leave} leaves it." if leave else "Zen mode.")
+
+    def set_panel_max(self, maximized: bool) -> None:
+        """Give the panel the editor's room, or give it back."""
+        self._panel_max = maximized
+        self._wanted["panel"] = True
+        self._apply_layout()
+
+    def visible_parts(self) -> dict[str, bool]:
+        """What the person wants to see, whether or not zen mode hides it now."""
+        return dict(self._wanted)
+
+    def set_visible_parts(self, wanted: dict[str, bool]) -> None:
+        self._wanted.update({part: bool(wanted[part]) for part in self._wanted if part in wanted})
+        self._apply_layout()
+
+    def _apply_layout(self) -> None:
+        has_side = not self._painted or bool(self.side_bar.activities)
+        has_panel = not self._painted or bool(self.panel.tabs)
+        side = self._wanted["sideBar"] and has_side and not self._zen
+        panel = self._wanted["panel"] and has_panel and not self._zen
+        self.side_bar.setVisible(side)
+        self.panel.setVisible(panel)
+        self.editor.setVisible(not (panel and self._panel_max))
+        self.activity_bar.setVisible(not self._zen)
+        self.title_bar.setVisible(not self._zen)
+        self.status.setVisible(self._wanted["statusBar"] and not self._zen)
+        self.activity_bar.set_active(self.side_bar.shown if side else "")
+        self.context.update(
+            {
+                "hasSideBar": bool(self.side_bar.activities),
+                "hasPanel": bool(self.panel.tabs),
+                "sideBarVisible": side,
+                "panelVisible": panel,
+                "panelMaximized": panel and self._panel_max,
+                "zenMode": self._zen,
+            }
+        )
+        self._place_floating()
+        if hasattr(self, "state"):
+            self.state.save_soon()
+
+    def _on_splitter(self, _at: int, _index: int) -> None:
+        self._place_floating()
+        self.state.save_soon()
+
+    def _place_floating(self) -> None:
+        self.toasts.place()
+        if self.palette_box.isVisible():
+            self.palette_box.place()
+
+    # -- keeping what is shown up to date --
+
+    def _follow_page(self, page: Page | None) -> None:
+        self.setWindowTitle(f"{page.title} — {APP_NAME}" if page else APP_NAME)
+
+    def _describe_activities(self) -> None:
+        for activity in self.side_bar.activities.values():
+            keys = self.keymap.text_for(f"view.show.{activity.id}")
+            self.activity_bar.set_tooltip(activity.id, with_keys(activity.title, keys))
+
+    def _load_theme(self) -> None:
+        try:
+            self.theme.load(self.settings.get_str("theme.name"))
+        except ThemeError as error:
+            self.settings.problems.append(str(error))
+        self.theme.apply()
+
+    def _on_setting(self, key: str) -> None:
+        if key == "theme.name":
+            try:
+                self.theme.load(self.settings.get_str(key))
+            except ThemeError as error:
+                self.toasts.error(str(error))
+        elif key == "window.frame_rate":
+            self.clock.set_rate(self.settings.get_int(key))
+        elif key == "window.show_frame_time":
+            self._show_frames(self.clock.stats())
+
+    def _on_theme(self) -> None:
+        item = self.status.item("theme", "right", 10)
+        item.set_text(self.theme.name)
+        item.set_tooltip("Choose a colour theme")
+        item.set_command("theme.choose")
+
+    def _show_bell(self) -> None:
+        item = self.status.item("notifications", "right", 100)
+        item.set_text(str(self.toasts.unread or " "), "bell-dot" if self.toasts.unread else "bell")
+        item.set_tooltip("Notifications")
+        item.set_command("notifications.show")
+
+    def _show_frames(self, stats: FrameStats | None) -> None:
+        item = self.status.item("frames", "right", 20, mono=True)
+        if stats is None or not self.settings.get_bool("window.show_frame_time"):
+            item.set_text("")
+            return
+        item.set_text(f"{stats.rate_hz:.0f} fps · {stats.p50_ms:.1f} ms")
+        item.set_tooltip(f"Frame time: half within {stats.p50_ms:.1f} ms, 99 % within {stats.p99_ms:.1f} ms")
+
+    # -- Qt --
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        if not self._painted:
+            self._painted = True
+            QTimer.singleShot(0, self, self._after_first_paint)
+
+    def _after_first_paint(self) -> None:
+        self.first_painted.emit()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        self._place_floating()
+        if self._painted:
+            self.state.save_soon()
+
+    def changeEvent(self, event: QEvent) -> None:
+        super().changeEvent(event)
+        if event.type() == QEvent.Type.WindowStateChange:
+            self.clock.set_slow(self.isMinimized())
+
+    def showEvent(self, event: QEvent) -> None:
+        self.clock.set_slow(False)
+
+    def hideEvent(self, event: QEvent) -> None:
+        self.clock.set_slow(True)
+
+    def closeEvent(self, event: QCloseEvent) -> None:
+        """Never asks, never ends a run."""
+        self.state.save_now()
+        self.closing.emit()
+        self.clock.stop()
+        self.toasts.clear()
+        event.accept()
+
+    def fill_menu(self, menu: QMenu, name: str) -> None:
+        """Put the commands of a menu of the table into any menu (a context menu of a view)."""
+        fill_menu(menu, [c for c in self.commands if c.menu.split("/")[0] == name], self.services)
+
+    def suspend_shortcuts(self, suspended: bool) -> None:
+        """While the person records new keys."""
+        self._shortcuts.suspend(suspended)
+
+    def sizeHint(self) -> QSize:
+        return QSize(1440, 900)
+
+    def saved_layout(self) -> dict[str, Any]:
+        """Sizes of the splitters, for window_state.py."""
+        return {"columns": self.columns.sizes(), "rows": self.rows.sizes()}

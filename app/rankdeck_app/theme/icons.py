@@ -1,0 +1,177 @@
+"""Icons from the codicon font: a name, a code point, and an engine that draws the glyph in a colour of the
+theme.
+
+The colour is looked up when the icon is drawn, so icons follow a change of theme by themselves. To use
+another icon of the font, add its row to CODEPOINTS (names and numbers as in the font's own table).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from PySide6.QtCore import QPointF, QRect, QRectF, QSize, Qt
+from PySide6.QtGui import QColor, QFont, QFontDatabase, QIcon, QIconEngine, QPainter, QPixmap
+
+FONT_FILE = Path(__file__).parent / "fonts" / "codicon.ttf"
+
+CODEPOINTS: dict[str, int] = {
+    "add": 0xEA60,
+    "arrow-down": 0xEA9A,
+    "arrow-up": 0xEAA1,
+    "beaker": 0xEA79,
+    "bell": 0xEAA2,
+    "bell-dot": 0xEB9A,
+    "book": 0xEAA4,
+    "bug": 0xEAAF,
+    "check": 0xEAB2,
+    "chevron-down": 0xEAB4,
+    "chevron-right": 0xEAB6,
+    "chevron-up": 0xEAB7,
+    "chip": 0xEC19,
+    "circle": 0xEABC,
+    "circle-filled": 0xEA71,
+    "circle-slash": 0xEABD,
+    "circuit-board": 0xEABE,
+    "clear-all": 0xEABF,
+    "close": 0xEA76,
+    "collapse-all": 0xEAC5,
+    "color-mode": 0xEAC6,
+    "copy": 0xEBCC,
+    "dashboard": 0xEACD,
+    "debug-pause": 0xEAD1,
+    "debug-restart": 0xEAD2,
+    "debug-step-over": 0xEAD6,
+    "debug-stop": 0xEAD7,
+    "discard": 0xEAE2,
+    "edit": 0xEA73,
+    "ellipsis": 0xEA7C,
+    "error": 0xEA87,
+    "expand-all": 0xEB95,
+    "export": 0xEBAC,
+    "eye": 0xEA70,
+    "file": 0xEA7B,
+    "file-code": 0xEAE9,
+    "filter": 0xEAF1,
+    "folder": 0xEA83,
+    "folder-opened": 0xEAF7,
+    "git-compare": 0xEAFD,
+    "go-to-file": 0xEA94,
+    "graph-line": 0xEBE2,
+    "history": 0xEA82,
+    "home": 0xEB06,
+    "info": 0xEA74,
+    "keyboard-tab": 0xEC3C,
+    "layers": 0xEBD2,
+    "layout-centered": 0xEBF7,
+    "layout-panel": 0xEBF2,
+    "layout-panel-off": 0xEC01,
+    "layout-sidebar-left": 0xEBF3,
+    "layout-sidebar-left-off": 0xEC02,
+    "library": 0xEB9C,
+    "lightbulb": 0xEA61,
+    "link-external": 0xEB14,
+    "list-tree": 0xEB86,
+    "list-unordered": 0xEB17,
+    "loading": 0xEB19,
+    "lock": 0xEA75,
+    "mortar-board": 0xEB21,
+    "multiple-windows": 0xEB23,
+    "new-file": 0xEA7F,
+    "note": 0xEB26,
+    "output": 0xEB9D,
+    "pass": 0xEBA4,
+    "pin": 0xEB2B,
+    "pinned": 0xEBA0,
+    "play": 0xEB2C,
+    "primitive-square": 0xEA72,
+    "pulse": 0xEB31,
+    "question": 0xEB32,
+    "record": 0xEBA7,
+    "references": 0xEB36,
+    "refresh": 0xEB37,
+    "regex": 0xEB38,
+    "remove": 0xEB3B,
+    "rocket": 0xEB44,
+    "save": 0xEB4B,
+    "screen-full": 0xEB4C,
+    "screen-normal": 0xEB4D,
+    "search": 0xEA6D,
+    "server": 0xEB50,
+    "server-process": 0xEBA2,
+    "settings": 0xEB52,
+    "settings-gear": 0xEB51,
+    "split-horizontal": 0xEB56,
+    "split-vertical": 0xEB57,
+    "stop-circle": 0xEBA5,
+    "sync": 0xEA77,
+    "table": 0xEBB7,
+    "tools": 0xEB6D,
+    "trash": 0xEA81,
+    "triangle-up": 0xEB71,
+    "type-hierarchy": 0xEBB9,
+    "type-hierarchy-sub": 0xEBBA,
+    "unlock": 0xEB74,
+    "vm": 0xEA7A,
+    "warning": 0xEA6C,
+    "watch": 0xEB7C,
+    "whole-word": 0xEB7E,
+    "word-wrap": 0xEB80,
+    "zap": 0xEA86,
+    "zoom-in": 0xEB81,
+    "zoom-out": 0xEB82,
+}
+
+ColorSource = Callable[[], QColor]
+
+
+@cache
+def _family() -> str:
+    """The font's family name once it is loaded into the application."""
+    families = QFontDatabase.applicationFontFamilies(QFontDatabase.addApplicationFont(str(FONT_FILE)))
+    assert families, f"{FONT_FILE} is missing or no font"
+    return families[0]
+
+
+def draw_icon(painter: QPainter, name: str, rect: QRectF, color: QColor) -> None:
+    """Draw the glyph into the largest centred square of `rect`; for widgets that paint themselves."""
+    side = min(rect.width(), rect.height())
+    font = QFont(_family())
+    font.setPixelSize(max(1, round(side)))
+    painter.save()
+    painter.setFont(font)
+    painter.setPen(color)
+    square = QRectF(rect.center() - QPointF(side / 2, side / 2), rect.center() + QPointF(side / 2, side / 2))
+    painter.drawText(square, Qt.AlignmentFlag.AlignCenter, chr(CODEPOINTS[name]))
+    painter.restore()
+
+
+class CodiconEngine(QIconEngine):
+    """One glyph. `disabled` takes over for QIcon.Mode.Disabled."""
+
+    def __init__(self, name: str, color: ColorSource, disabled: ColorSource) -> None:
+        super().__init__()
+        self._glyph = name
+        self._color = color
+        self._disabled = disabled
+
+    def paint(self, painter: QPainter, rect: QRect, mode: QIcon.Mode, state: QIcon.State) -> None:
+        color = self._disabled() if mode == QIcon.Mode.Disabled else self._color()
+        draw_icon(painter, self._glyph, QRectF(rect), color)
+
+    def pixmap(self, size: QSize, mode: QIcon.Mode, state: QIcon.State) -> QPixmap:
+        image = QPixmap(size)
+        image.fill(Qt.GlobalColor.transparent)
+        painter = QPainter(image)
+        self.paint(painter, QRect(0, 0, size.width(), size.height()), mode, state)
+        painter.end()
+        return image
+
+    def clone(self) -> QIconEngine:
+        return CodiconEngine(self._glyph, self._color, self._disabled)
+
+
+def make_icon(name: str, color: ColorSource, disabled: ColorSource) -> QIcon:
+    assert name in CODEPOINTS, f"no icon {name}: add it to CODEPOINTS"
+    return QIcon(CodiconEngine(name, color, disabled))

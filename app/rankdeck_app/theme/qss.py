@@ -1,0 +1,122 @@
+"""The one style sheet: what Fusion and a palette cannot say.
+
+Widgets ask for a look by property, never by a style sheet of their own:
+
+    QPushButton  kind = "primary" | "link"              (plain: the secondary look)
+    QToolButton  kind = "tool"                          flat, with a hover
+    QLabel       tone = "dim" | "small" | "title" | "section" | "error" | "warning" | "mono"
+    QFrame       kind = "card" | "floating" | "line"
+
+`set_look` sets such a property and repolishes the widget when it is already shown.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from PySide6.QtWidgets import QWidget
+
+if TYPE_CHECKING:
+    from rankdeck_app.theme.theme import Theme
+
+_SHEET = """
+QToolTip { background: @editorHoverWidget.background; color: @editorHoverWidget.foreground;
+  border: 1px solid @editorHoverWidget.border; padding: 4px; }
+QMenuBar { background: transparent; color: @titleBar.activeForeground; }
+QMenuBar::item { padding: 3px 8px; border-radius: 4px; background: transparent; }
+QMenuBar::item:selected, QMenuBar::item:pressed { background: @menubar.selectionBackground; }
+QMenu { background: @menu.background; color: @menu.foreground; border: 1px solid @menu.border; padding: 4px 0;
+  }
+QMenu::item { padding: 4px 28px 4px 28px; }
+QMenu::item:selected { background: @menu.selectionBackground; color: @menu.selectionForeground; }
+QMenu::item:disabled { color: @disabledForeground; }
+QMenu::separator { height: 1px; background: @menu.separatorBackground; margin: 4px 0; }
+QPushButton { background: @button.secondaryBackground; color: @button.secondaryForeground; border: 1px solid
+  transparent;
+  border-radius: 4px; padding: 4px 12px; }
+QPushButton:hover { background: @button.secondaryHoverBackground; }
+QPushButton:focus { border-color: @focusBorder; }
+QPushButton:disabled { color: @disabledForeground; }
+QPushButton[kind="primary"] { background: @button.background; color: @button.foreground; font-weight: 600; }
+QPushButton[kind="primary"]:hover { background: @button.hoverBackground; }
+QPushButton[kind="primary"]:focus { border-color: @foreground; }
+QPushButton[kind="primary"]:disabled { background: @button.secondaryBackground; color: @disabledForeground; }
+QPushButton[kind="link"] { background: transparent; color: @textLink.foreground; padding: 0 2px; text-align:
+  left; }
+QToolButton[kind="tool"] { background: transparent; border: 1px solid transparent; border-radius: 4px;
+  padding: 2px; }
+QToolButton[kind="tool"]:hover { background: @toolbar.hoverBackground; }
+QToolButton[kind="tool"]:focus { border-color: @focusBorder; }
+QToolButton[kind="tool"]::menu-indicator { image: none; }
+QLabel[tone="dim"] { color: @descriptionForeground; }
+QLabel[tone="small"] { color: @descriptionForeground; font-size: 11px; }
+QLabel[tone="title"] { font-size: 17px; font-weight: 700; }
+QLabel[tone="section"] { font-size: 11px; font-weight: 700; color: @sideBarSectionHeader.foreground; }
+QLabel[tone="error"] { color: @errorForeground; }
+QLabel[tone="warning"] { color: @rankdeck.leadText; }
+QLabel[tone="mono"] { font-family: "Cascadia Mono", "Ubuntu Mono", "Noto Sans Mono", "DejaVu Sans Mono",
+  monospace; }
+QFrame[kind="card"] { background: @rankdeck.card.background; border: 1px solid @rankdeck.card.border;
+  border-radius: 6px; }
+QFrame[kind="floating"] { background: @quickInput.background; border: 1px solid @widget.border; border-radius:
+  8px; }
+QFrame[kind="line"] { background: @sideBar.border; border: 0; max-height: 1px; }
+QLineEdit, QSpinBox, QDoubleSpinBox, QAbstractSpinBox, QPlainTextEdit[kind="input"] { background:
+  @input.background;
+  color: @input.foreground; border: 1px solid @input.border; border-radius: 3px; padding: 3px 6px; min-height:
+      20px;
+  selection-background-color: @selection.background; selection-color: @foreground; }
+QComboBox { background: @dropdown.background; color: @dropdown.foreground; border: 1px solid @dropdown.border;
+  border-radius: 3px; padding: 3px 6px; min-height: 20px; }
+QLineEdit:focus, QAbstractSpinBox:focus, QComboBox:focus, QPlainTextEdit[kind="input"]:focus { border-color:
+  @focusBorder; }
+QLineEdit[invalid="true"], QAbstractSpinBox[invalid="true"], QComboBox[invalid="true"] {
+  border-color: @inputValidation.errorBorder; }
+QLineEdit:disabled, QAbstractSpinBox:disabled, QComboBox:disabled { color: @disabledForeground; }
+QComboBox[compact="true"], QLineEdit[compact="true"] { min-height: 16px; padding: 1px 6px; font-size: 11px; }
+QComboBox QAbstractItemView { background: @dropdown.listBackground; color: @dropdown.foreground;
+  border: 1px solid @dropdown.border; selection-background-color: @list.activeSelectionBackground;
+  selection-color: @list.activeSelectionForeground; outline: 0; }
+QAbstractItemView { border: 0; outline: 0; background: transparent; }
+QHeaderView::section { background: @sideBar.background; color: @descriptionForeground; border: 0;
+  border-bottom: 1px solid @sideBar.border; padding: 4px 8px; font-size: 11px; }
+QScrollArea, QPlainTextEdit, QTextEdit, QStackedWidget { border: 0; background: transparent; }
+QScrollArea > QWidget > QWidget { background: transparent; }
+QScrollBar:vertical { width: 10px; background: transparent; margin: 0; }
+QScrollBar:horizontal { height: 10px; background: transparent; margin: 0; }
+QScrollBar::handle { background: @scrollbarSlider.background; min-height: 24px; min-width: 24px; }
+QScrollBar::handle:hover { background: @scrollbarSlider.hoverBackground; }
+QScrollBar::add-line, QScrollBar::sub-line { width: 0; height: 0; }
+QScrollBar::add-page, QScrollBar::sub-page { background: transparent; }
+QSplitter::handle { background: @sideBar.border; }
+QSplitter::handle:hover { background: @focusBorder; }
+QWidget#titleBar { background: @titleBar.activeBackground; border-bottom: 1px solid @titleBar.border; }
+QPushButton#commandCenter { background: @commandCenter.background; color: @commandCenter.foreground;
+  border: 1px solid @commandCenter.border; border-radius: 6px; padding: 2px 12px; }
+QPushButton#commandCenter:hover, QPushButton#commandCenter:focus { background:
+  @commandCenter.activeBackground; }
+QWidget#activityBar { background: @activityBar.background; border-right: 1px solid @activityBar.border; }
+QWidget#sideBar { background: @sideBar.background; border-right: 1px solid @sideBar.border; }
+QWidget#sideBarFooter { background: @sideBar.background; }
+QWidget#editorArea, QWidget#tabGroup { background: @editor.background; }
+QWidget#tabStrip { background: @editorGroupHeader.tabsBackground; }
+QWidget#panel { background: @panel.background; border-top: 1px solid @panel.border; }
+QWidget#statusBar { background: @statusBar.background; border-top: 1px solid @statusBar.border; }
+"""
+
+_COLOR = re.compile(r"@([A-Za-z]+(?:\.[A-Za-z]+)*)")
+
+
+def style_sheet(theme: Theme) -> str:
+    """The style sheet with every @id replaced by the theme's colour."""
+    return _COLOR.sub(lambda match: theme.hex(match[1]), _SHEET)
+
+
+def set_look(widget: QWidget, **properties: str) -> None:
+    """Set look properties, and let the style see them at once."""
+    for name, value in properties.items():
+        widget.setProperty(name, value)
+    if widget.isVisible():
+        widget.style().unpolish(widget)
+        widget.style().polish(widget)

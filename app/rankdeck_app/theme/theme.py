@@ -1,0 +1,127 @@
+"""The theme at work: colours by VS Code id, fonts, icons, and the look of plain Qt widgets.
+
+Fusion draws, a QPalette gives it most colours, one small style sheet (qss.py) the rest. Widgets that paint
+themselves ask `color` and repaint on `changed`. Changing a theme repolishes every widget (hundreds of ms at
+700 widgets), so nothing else ever sets a style sheet: use the object names and properties that qss.py lists.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PySide6.QtCore import QObject, Signal
+from PySide6.QtGui import QColor, QFont, QIcon, QPalette
+from PySide6.QtWidgets import QApplication
+
+from rankdeck_app.theme.colors import DARK, LIGHT
+from rankdeck_app.theme.icons import make_icon
+from rankdeck_app.theme.qss import style_sheet
+from rankdeck_app.theme.vscode import ColorTable, ThemeError, channels, load_vscode_theme
+
+BUILT_IN: dict[str, ColorTable] = {
+    "Dark Modern": ColorTable("Dark Modern", "dark", DARK),
+    "Light Modern": ColorTable("Light Modern", "light", LIGHT),
+}
+UI_FAMILIES = ["Segoe UI", "Ubuntu", "Noto Sans", "DejaVu Sans", "sans-serif"]
+MONO_FAMILIES = ["Cascadia Mono", "Ubuntu Mono", "Noto Sans Mono", "DejaVu Sans Mono", "monospace"]
+
+_PALETTE: dict[QPalette.ColorRole, str] = {
+    QPalette.ColorRole.Window: "editor.background",
+    QPalette.ColorRole.WindowText: "foreground",
+    QPalette.ColorRole.Base: "editor.background",
+    QPalette.ColorRole.AlternateBase: "sideBar.background",
+    QPalette.ColorRole.Text: "foreground",
+    QPalette.ColorRole.Button: "button.secondaryBackground",
+    QPalette.ColorRole.ButtonText: "button.secondaryForeground",
+    QPalette.ColorRole.Highlight: "list.activeSelectionBackground",
+    QPalette.ColorRole.HighlightedText: "list.activeSelectionForeground",
+    QPalette.ColorRole.Accent: "focusBorder",
+    QPalette.ColorRole.Link: "textLink.foreground",
+    QPalette.ColorRole.ToolTipBase: "editorHoverWidget.background",
+    QPalette.ColorRole.ToolTipText: "editorHoverWidget.foreground",
+    QPalette.ColorRole.PlaceholderText: "input.placeholderForeground",
+}
+
+
+class Theme(QObject):
+    """`changed` is emitted after colours, palette and style sheet are new."""
+
+    changed = Signal()
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._table = BUILT_IN["Dark Modern"]
+        self._cache: dict[str, QColor] = {}
+
+    @property
+    def name(self) -> str:
+        return self._table.name
+
+    @property
+    def kind(self) -> str:
+        """'dark' or 'light'."""
+        return self._table.kind
+
+    def load(self, name: str) -> None:
+        """Switch to a built-in theme, or to the VS Code colour theme at a path.
+
+        Raises:
+            ThemeError: there is no such theme, or its file cannot be used; the theme stays as it was.
+        """
+        table = BUILT_IN.get(name)
+        if table is None:
+            if not name.endswith((".json", ".jsonc")):
+                raise ThemeError(
+                    f"There is no theme {name!r}. Use {' or '.join(BUILT_IN)}, or the path of a JSON theme."
+                )
+            table = load_vscode_theme(Path(name))
+        if table is self._table:
+            return
+        self._table = table
+        self._cache.clear()
+        if QApplication.instance() is not None:
+            self.apply()
+        self.changed.emit()
+
+    def apply(self) -> None:
+        """Give the application Fusion, palette, font and style sheet of this theme."""
+        app = QApplication.instance()
+        assert isinstance(app, QApplication)
+        if app.style().name().lower() != "fusion":
+            app.setStyle("Fusion")
+        app.setPalette(self.palette())
+        app.setFont(self.font())
+        app.setStyleSheet(style_sheet(self))
+
+    def palette(self) -> QPalette:
+        palette = QPalette()
+        for role, key in _PALETTE.items():
+            palette.setColor(role, self.color(key))
+        disabled = self.color("disabledForeground")
+        for role in (QPalette.ColorRole.WindowText, QPalette.ColorRole.Text, QPalette.ColorRole.ButtonText):
+            palette.setColor(QPalette.ColorGroup.Disabled, role, disabled)
+        return palette
+
+    def color(self, key: str) -> QColor:
+        """The colour of an id of colors.py. The object is shared: copy it before changing it."""
+        color = self._cache.get(key)
+        if color is None:
+            color = self._cache[key] = QColor(*channels(self._table.colors[key]))
+        return color
+
+    def hex(self, key: str) -> str:
+        """The colour as style sheets and rich text take it; alpha included where there is any."""
+        red, green, blue, alpha = channels(self._table.colors[key])
+        return f"#{red:02x}{green:02x}{blue:02x}" if alpha == 255 else f"rgba({red},{green},{blue},{alpha})"
+
+    def font(self, px: int = 12, *, bold: bool = False, mono: bool = False) -> QFont:
+        """Text 12, secondary 11. `mono` for numbers and output."""
+        font = QFont()
+        font.setFamilies(MONO_FAMILIES if mono else UI_FAMILIES)
+        font.setPixelSize(px)
+        font.setBold(bold)
+        return font
+
+    def icon(self, name: str, color: str = "icon.foreground") -> QIcon:
+        """A codicon that follows the theme. `color` is a colour id."""
+        return make_icon(name, lambda: self.color(color), lambda: self.color("disabledForeground"))

@@ -1,0 +1,142 @@
+"""Reads VS Code colour themes: JSON with comments, trailing commas and `include`, colours as #RGB, #RGBA,
+#RRGGBB or #RRGGBBAA. What a theme leaves open is filled by colors.DERIVED and then by our own theme of the
+same kind.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rankdeck_app.theme.colors import DARK, DERIVED, LIGHT, Mix
+
+_NOISE = re.compile(r'("(?:[^"\\]|\\.)*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
+_TRAILING = re.compile(r'("(?:[^"\\]|\\.)*")|,(?=\s*[}\]])')
+_HEX = re.compile(r"#(?:[0-9a-fA-F]{3,4}|[0-9a-fA-F]{6}|[0-9a-fA-F]{8})")
+
+
+class ThemeError(ValueError):
+    """A theme file cannot be used. The message says which file, what, and what to do."""
+
+
+@dataclass(frozen=True)
+class ColorTable:
+    """A whole theme: a value for every id that the app asks for. `kind` is "dark" or "light"."""
+
+    name: str
+    kind: str
+    colors: dict[str, str]
+
+
+def parse_relaxed_json(text: str) -> Any:
+    """JSON as VS Code writes it: with // and /* */ comments and trailing commas.
+
+    Raises json.JSONDecodeError.
+    """
+    bare = _NOISE.sub(lambda match: match[1] or " ", text)
+    return json.loads(_TRAILING.sub(lambda match: match[1] or "", bare))
+
+
+def normal_hex(value: str) -> str:
+    """'#RGB' and '#RGBA' written out; '#RRGGBB' and '#RRGGBBAA' in capitals.
+
+    Raises ValueError for anything else.
+    """
+    if not _HEX.fullmatch(value):
+        raise ValueError(f"{value!r} is no colour")
+    digits = value[1:]
+    if len(digits) <= 4:
+        digits = "".join(2 * digit for digit in digits)
+    return "#" + digits.upper()
+
+
+def channels(value: str) -> tuple[int, int, int, int]:
+    """Red, green, blue, alpha of a normal hex value."""
+    digits = value[1:] + ("FF" if len(value) == 7 else "")
+    red, green, blue, alpha = (int(digits[at : at + 2], 16) for at in (0, 2, 4, 6))
+    return red, green, blue, alpha
+
+
+def mixed(base: str, over: str, share: float) -> str:
+    """`share` of `over` on `base`; alpha of `base` is kept out of it."""
+    pairs = zip(channels(base)[:3], channels(over)[:3], strict=True)
+    return "#" + "".join(f"{round(b + (o - b) * share):02X}" for b, o in pairs)
+
+
+def luminance(value: str) -> float:
+    red, green, blue, _ = channels(value)
+    return (0.2126 * red + 0.7152 * green + 0.0722 * blue) / 255
+
+
+def load_vscode_theme(path: Path) -> ColorTable:
+    """A colour theme file as a full table.
+
+    Raises:
+        ThemeError: unreadable file, no JSON object, an include that leads in a circle, or a value that is no
+            colour.
+    """
+    raw = _read(path, ())
+    colors: dict[str, str] = {}
+    for key, value in raw.get("colors", {}).items():
+        if value is None:
+            continue  # VS Code: null takes an included value back
+        try:
+            colors[key] = normal_hex(value)
+        except (TypeError, ValueError):
+            raise ThemeError(
+                f'{path}: "{key}": {value!r} is no colour. Write it as "#RRGGBB" or "#RRGGBBAA".'
+            ) from None
+    kind = _kind(raw, colors)
+    return ColorTable(str(raw.get("name") or path.stem), kind, _completed(colors, kind))
+
+
+def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    path = path.expanduser().resolve()
+    if path in seen:
+        raise ThemeError(f"{path}: the theme includes itself. Remove the include.")
+    try:
+        raw = parse_relaxed_json(path.read_text("utf-8-sig"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ThemeError(f"{path}: cannot be read ({error}). Choose a VS Code colour theme file.") from error
+    except json.JSONDecodeError as error:
+        raise ThemeError(
+            f"{path}, line {error.lineno}: {error.msg}. A colour theme is a JSON object."
+        ) from error
+    if not isinstance(raw, dict) or not isinstance(raw.get("colors", {}), dict):
+        raise ThemeError(f'{path}: no JSON object with "colors". Choose a VS Code colour theme file.')
+    include = raw.get("include")
+    if isinstance(include, str):
+        below = _read(path.parent / include, (*seen, path))
+        raw["colors"] = {**below.get("colors", {}), **raw.get("colors", {})}
+        raw.setdefault("type", below.get("type"))
+    return raw
+
+
+def _kind(raw: dict[str, Any], colors: dict[str, str]) -> str:
+    kind = raw.get("type")
+    if isinstance(kind, str) and kind.lower() in ("light", "hclight", "hc-light"):
+        return "light"
+    if isinstance(kind, str):
+        return "dark"
+    return "light" if luminance(colors.get("editor.background", "#1F1F1F")) > 0.5 else "dark"
+
+
+def _completed(colors: dict[str, str], kind: str) -> dict[str, str]:
+    base = LIGHT if kind == "light" else DARK
+    full = dict(colors)
+
+    def value_of(key: str) -> str:
+        if key not in full:
+            rule = DERIVED.get(key)
+            if isinstance(rule, Mix):
+                full[key] = mixed(value_of(rule.base), value_of(rule.over), rule.share)
+            else:
+                full[key] = value_of(rule) if rule else base[key]
+        return full[key]
+
+    for key in base:
+        value_of(key)
+    return full
