@@ -1,0 +1,85 @@
+"""Who may be imported by whom, proven in interpreters of their own.
+
+import-linter reads the source; these tests run it, since a parent package or a library can bring along what
+no line of ours names.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import rankdeck
+
+ENGINE = Path(rankdeck.__file__).parent
+
+# Floor 1: what the app may import of the engine, and every command that needs no model.
+FLOOR_1 = (
+    "errors",
+    "units",
+    "home",
+    "toml_lines",
+    "devices",
+    "config",
+    "config_checks",
+    "catalog",
+    "presets",
+    "events",
+    "rundir",
+    "report",
+    "diagnose",
+    "telemetry",
+)
+
+
+def _modules() -> list[str]:
+    """Every module of the engine, found without importing any."""
+    files = [file.relative_to(ENGINE.parent).with_suffix("") for file in ENGINE.rglob("*.py")]
+    parts = [file.parts[:-1] if file.name == "__init__" else file.parts for file in files]
+    return sorted(".".join(part) for part in parts if part[-1] != "__main__")
+
+
+def _is_floor_1(module: str) -> bool:
+    return module == "rankdeck" or module.split(".")[1] in FLOOR_1
+
+
+def _loaded_by(modules: list[str], asked: list[str]) -> list[str]:
+    """Which of `asked` are in sys.modules once a fresh interpreter has imported `modules`."""
+    script = (
+        "import importlib, json, sys\n"
+        "modules, asked = json.loads(sys.argv[1])\n"
+        "for module in modules: importlib.import_module(module)\n"
+        "print(json.dumps([name for name in asked if name in sys.modules]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, json.dumps([modules, asked])],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return list(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_the_whole_engine_imports_no_qt() -> None:
+    assert len(_modules()) > 20
+    assert _loaded_by(_modules(), ["PySide6", "shiboken6", "pyqtgraph", "rankdeck_app"]) == []
+
+
+def test_floor_1_imports_no_torch() -> None:
+    floor = [module for module in _modules() if _is_floor_1(module)]
+    assert {module.split(".")[1] for module in floor if "." in module} >= {"config", "events", "rundir"}
+    assert _loaded_by(floor, ["torch", "numpy"]) == []
+
+
+def test_a_module_above_floor_1_is_seen_to_import_torch() -> None:
+    assert _loaded_by(["rankdeck.memory.ledger"], ["torch"]) == ["torch"]
+
+
+def test_the_parent_package_stays_empty() -> None:
+    tree = ast.parse((ENGINE / "__init__.py").read_text())
+    assert not [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
