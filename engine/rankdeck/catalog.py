@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class Options(BaseModel):
     """Options of one card. Unknown names are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=False, allow_inf_nan=False)
 
 
 Positive = Annotated[int, Field(ge=1)]
@@ -198,10 +198,9 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         icon="type-hierarchy",
         lives="Weights, gradients and optimizer state on device 0; during each step a copy of the weights on "
         "every device.",
-        sends="Per step and other device: P bytes of weights out, P bytes of gradients back, its inputs out and "
-        "its outputs back.",
-        wins="Hardly ever: two lines of code for a quick try on two devices. parallel_loss gathers losses "
-        "instead of outputs.",
+        sends="Per step and other device: P bytes of weights out, P bytes of gradients back, inputs out and "
+        "outputs back.",
+        wins="Hardly ever: a quick try on two devices. parallel_loss gathers losses instead of outputs.",
         breaks="Device 0 runs out of memory first (gathered outputs, loss, optimizer), while others idle.",
     ),
     StrategyCard(

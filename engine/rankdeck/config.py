@@ -28,7 +28,7 @@ AtLeastOne = Annotated[int, Field(ge=1)]
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Choice(_Table):
@@ -185,9 +185,11 @@ def load(
     devices: str | None = None,
     name: str | None = None,
     overrides: Iterable[str] = (),
+    folder: Path | None = None,
 ) -> RunConfig:
     """The configuration in a file, with the command line's changes applied: first `strategy` (which replaces
-    the whole table), then `devices`, then every "train.steps=50" of `overrides`.
+    the whole table), then `devices`, then every "train.steps=50" of `overrides`. Relative paths start in
+    `folder`, by default the file's own.
 
     Raises:
         ConfigError: every problem of the file and of the changes, with path, line and advice.
@@ -197,15 +199,19 @@ def load(
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise ConfigError(f"{path} cannot be read: {reason}.", code="unreadable", path=str(path)) from None
-    return from_text(
-        text,
-        folder=path.resolve().parent,
-        stem=path.stem,
-        strategy=strategy,
-        devices=devices,
-        name=name,
-        overrides=overrides,
-    )
+    try:
+        return from_text(
+            text,
+            folder=folder or path.resolve().parent,
+            stem=path.stem,
+            strategy=strategy,
+            devices=devices,
+            name=name,
+            overrides=overrides,
+        )
+    except ConfigError as error:
+        error.file = str(path)
+        raise
 
 
 def from_text(
@@ -228,14 +234,35 @@ def from_text(
             line=_toml_error_line(str(error), text),
             advice="Mend that line.",
         ) from None
-    if strategy is not None:
-        tables["strategy"] = {"use": strategy}
-    if devices is not None:
-        tables["devices"] = {"use": devices}
-    if name is not None:
-        tables["name"] = name
-    problems = [problem for override in overrides if (problem := _apply_override(tables, override))]
-    return from_dict(tables, folder=folder, stem=stem, lines=key_lines(text), problems=problems)
+    lines = key_lines(text)
+    given = {
+        "strategy": strategy and {"use": strategy},
+        "devices": devices and {"use": devices},
+        "name": name,
+    }
+    for key, value in given.items():
+        if value is not None:
+            tables[key] = value
+            _not_in_file(lines, (key,))
+    problems = []
+    for override in overrides:
+        place = _override_place(override)
+        if problem := _apply_override(tables, override):
+            problems.append(problem)
+        else:
+            _not_in_file(lines, place)
+    return from_dict(tables, folder=folder, stem=stem, lines=lines, problems=problems)
+
+
+def _override_place(override: str) -> Place:
+    return tuple(part.strip() for part in override.partition("=")[0].split("."))
+
+
+def _not_in_file(lines: dict[Place, int | None], place: Place) -> None:
+    """The command line gave this: no line of the file may be blamed for it."""
+    for inside in [known for known in lines if known[: len(place)] == place]:
+        del lines[inside]
+    lines[place] = None
 
 
 def from_dict(
@@ -243,7 +270,7 @@ def from_dict(
     *,
     folder: Path,
     stem: str = "run",
-    lines: dict[Place, int] | None = None,
+    lines: dict[Place, int | None] | None = None,
     problems: list[Problem] | None = None,
 ) -> RunConfig:
     """The configuration in nested tables as `to_dict` gives them.
@@ -261,13 +288,15 @@ def from_dict(
                 "unknown-option",
                 (key,),
                 f"{key} is not a table of a configuration.",
-                did_you_mean(key, _TOP_LEVEL),
+                did_you_mean(key, _TOP_LEVEL) or f"Known: {one_of(_TOP_LEVEL)}.",
             )
     raw_name = tables.get("name", stem)
     if isinstance(raw_name, str):
         values["name"] = raw_name.strip() or stem
     else:
-        found.add("wrong-type", ("name",), "name must be text in quotes.")
+        found.add("wrong-type", ("name",), "name must be text in quotes.", 'Write name = "my run".')
+    if raw_folder is not None and not isinstance(raw_folder, str):
+        found.add("wrong-type", ("folder",), "folder must be text in quotes.", 'Write folder = "path".')
     for section in _SECTIONS:
         values[section] = _section(found, section, tables.get(section, {}))
     values["strategy"] = _choice(found, ("strategy",), tables.get("strategy", {}), "single")
@@ -323,7 +352,7 @@ def _card_table(found: Findings, section: str, table: Any) -> Any:
 def _apply_override(tables: dict[str, Any], override: str) -> Problem | None:
     """One "--set key=value" applied to the tables. A value that is not TOML is taken as text."""
     key, equals, raw = override.partition("=")
-    parts = [part.strip() for part in key.split(".")]
+    parts = _override_place(override)
     if not equals or not all(parts):
         return Problem(
             "override", f'--set "{override}" is not key=value.', advice="Write it as --set train.steps=50."
@@ -339,10 +368,15 @@ def _apply_override(tables: dict[str, Any], override: str) -> Problem | None:
             inner = {} if inner is None else {"use": inner}
             table[part] = inner
         if not isinstance(inner, dict):
-            return Problem("override", f'--set "{override}": {part} is not a table.', path=key)
+            return Problem(
+                "override",
+                f'--set "{override}": {part} is not a table.',
+                path=key,
+                advice=f"Set {part} itself, or leave it out.",
+            )
         table = inner
     table[parts[-1]] = value
-    if parts == ["train", "steps"] or parts == ["train", "epochs"]:
+    if parts in (("train", "steps"), ("train", "epochs")):
         table.pop("epochs" if parts[-1] == "steps" else "steps", None)
     return None
 
@@ -407,7 +441,9 @@ def _check_rehearsal(found: Findings, rehearsal: RehearsalConfig) -> None:
     try:
         parse_bytes(rehearsal.capacity or 0)
     except ValueError as error:
-        found.add("wrong-value", ("rehearsal", "capacity"), f"rehearsal.capacity: {error}.")
+        found.add(
+            "wrong-value", ("rehearsal", "capacity"), f"rehearsal.capacity: {error}.", 'Write it as "24GiB".'
+        )
 
 
 _TABLE_RULES: dict[str, Callable[[Findings, Any], None]] = {

@@ -29,7 +29,7 @@ OWN_CODE = {("model",), ("data",), ("loss",), ("train", "optimizer")}
 class Findings:
     """Problems found so far, each with the line of its path."""
 
-    def __init__(self, lines: dict[Place, int], problems: list[Problem]) -> None:
+    def __init__(self, lines: dict[Place, int | None], problems: list[Problem]) -> None:
         self.lines = lines
         self.problems = list(problems)
 
@@ -93,10 +93,14 @@ def _wrong(kind: str, item: Any) -> str:
         "int_from_float": "is not a whole number",
         "float_parsing": "is not a number",
         "float_type": "is not a number",
+        "finite_number": "is not a finite number",
         "bool_parsing": "is neither true nor false",
         "bool_type": "is neither true nor false",
         "string_type": "is not text in quotes",
         "list_type": "is not a list",
+        "tuple_type": "is not a list",
+        "too_short": "has too few entries",
+        "too_long": "has too many entries",
         "dict_type": "is not a table",
         "model_type": "is not a table",
         "literal_error": "is not one of the choices",
@@ -123,7 +127,20 @@ def _right(kind: str, item: Any) -> str | None:
     if kind in bounds:
         key, words = bounds[kind]
         return f"Use {words} {context[key]}."
-    return None
+    return _FORMS.get(kind.partition("_")[0])
+
+
+_FORMS = {
+    "int": "Write a whole number, as in 32.",
+    "float": "Write a number, as in 0.1.",
+    "finite": "Write a number, as in 0.1.",
+    "bool": "Write true or false.",
+    "string": 'Write text in quotes, as in "gpt".',
+    "list": "Write a list, as in [256, 256].",
+    "tuple": "Write a list, as in [0.9, 0.999].",
+    "dict": "Write a table, as in { layers = 4 }.",
+    "model": "Write a table, as in { layers = 4 }.",
+}
 
 
 def find_card(found: Findings, place: Place, what: str, cards: Mapping[str, Card], use: str) -> Card | None:

@@ -5,7 +5,7 @@
     |- DataError             data cannot be read, or a data factory is wrong             exit 2
     |- ModelError            a model cannot be built, or a model factory is wrong        exit 2
     |- DeviceError           an unknown, busy or mismatched device                       exit 2
-    |- RunNotFoundError           no run, or several, under a name                            exit 2
+    |- RunNotFoundError      no run, or several, under a name                        exit 2
     |- MachineError          the machine lacks something (a driver, a package, disk)     exit 3
     '- TrainingError         the run itself failed (a loss that is NaN, a lost rank)     exit 1
 
@@ -23,7 +23,8 @@ import msgspec
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     """One cause, where it was seen and what to do next.
 
-    `path` is a dotted path into the configuration (`train.steps`) or a file; `line` counts from 1.
+    `path` is a dotted path into the configuration (`train.steps`) or a file; `line` counts from 1;
+    `last_lines` are the last lines that the rank itself wrote to stderr.
     """
 
     code: str
@@ -33,21 +34,28 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     advice: str | None = None
     rank: int | None = None
     severity: str = "error"
+    last_lines: tuple[str, ...] = ()
 
-    def text(self) -> str:
+    def headline(self, file: str | None = None) -> str:
+        """The message with its rank and its place; `file` is where `line` counts."""
+        who = f"rank {self.rank}: " if self.rank is not None else ""
+        if self.line is None:
+            return f"{who}{self.message}"
+        where = f"{file}, line {self.line}" if file else f"line {self.line}"
+        return f"{who}{self.message.removesuffix('.')} ({where})."
+
+    def text(self, file: str | None = None) -> str:
         """The problem as a person reads it on a terminal:
 
-        message, place, then the advice on a line of its own.
+        the headline, then the advice on a line of its own.
         """
-        where = f" (line {self.line})" if self.line is not None else ""
-        lines = [f"{self.message}{where}"]
-        if self.advice:
-            lines.append(self.advice)
-        return "\n".join(lines)
+        return "\n".join(filter(None, (self.headline(file), self.advice)))
 
 
 class RankdeckError(Exception):
-    """The root of the tree above. `problems` always holds at least one problem."""
+    """The root of the tree above. `problems` always holds at least one problem; `file` is where their lines
+    count, or None.
+    """
 
     code = "error"
     exit_code = 1
@@ -65,6 +73,7 @@ class RankdeckError(Exception):
     ) -> None:
         super().__init__(message)
         self.message = message
+        self.file: str | None = None
         self.advice = advice
         if code is not None:
             self.code = code

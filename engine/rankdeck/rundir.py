@@ -383,8 +383,10 @@ def find_run(text: str, folder: Path | None = None) -> RunDir:
         if runs:
             return runs[0]
         raise RunNotFoundError("There is no run yet.", advice="Start one with: rankdeck train digits-mlp")
-    exact = [run for run in runs if run.name == text]
-    matching = exact or [run for run in runs if _called(run, text)]
+    for called in (_is_folder, _is_named, _has_in_name):
+        matching = [run for run in runs if called(run, text)]
+        if matching:
+            break
     if len(matching) == 1:
         return matching[0]
     if matching:
@@ -400,10 +402,18 @@ def find_run(text: str, folder: Path | None = None) -> RunDir:
     )
 
 
-def _called(run: RunDir, text: str) -> bool:
-    if text in run.name or slug(text) == run.name[16:-5]:
+def _is_folder(run: RunDir, text: str) -> bool:
+    return run.name == text
+
+
+def _is_named(run: RunDir, text: str) -> bool:
+    if text and slug(text) == run.name[16:-5]:
         return True
     try:
         return run.config().name == text
     except ConfigError:
         return False
+
+
+def _has_in_name(run: RunDir, text: str) -> bool:
+    return bool(text) and text in run.name

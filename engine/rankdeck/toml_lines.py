@@ -20,9 +20,9 @@ def _parts(dotted: str) -> Place:
     return tuple(part.strip("\"'") for part in _PART.findall(dotted))
 
 
-def key_lines(text: str) -> dict[Place, int]:
+def key_lines(text: str) -> dict[Place, int | None]:
     """Line (from 1) of every table header and key in the text, by path."""
-    lines: dict[Place, int] = {}
+    lines: dict[Place, int | None] = {}
     table: Place = ()
     fence: str | None = None
     for number, line in enumerate(text.splitlines(), start=1):
@@ -41,8 +41,11 @@ def key_lines(text: str) -> dict[Place, int]:
     return lines
 
 
-def line_of(lines: dict[Place, int], place: Place) -> int | None:
-    """The line of a path, or of the nearest table around it that is written down."""
+def line_of(lines: dict[Place, int | None], place: Place) -> int | None:
+    """The line of a path, or of the nearest table around it that is written down.
+
+    A path that is entered with None was given elsewhere (on the command line) and has no line.
+    """
     for end in range(len(place), 0, -1):
         if place[:end] in lines:
             return lines[place[:end]]
