@@ -1,0 +1,92 @@
+"""A run at a glance: the row of a list, from the ends of its files.
+
+A list of many runs must not read every event of each: the first lines of the supervisor tell what was
+started, the last lines of rank 0 how far it came.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from rankdeck import events
+from rankdeck.errors import ConfigError
+from rankdeck.rundir import RunDir
+
+EventT = TypeVar("EventT", bound=events.Event)
+_HEAD_BYTES = 1 << 16
+_TAIL_BYTES = 1 << 17
+
+
+def glance(run: RunDir) -> dict[str, Any]:
+    """The row of `rankdeck runs --json`."""
+    started = first_event(run, "supervisor", events.RunStarted)
+    steps = last_event(run, "rank-0", events.Steps)
+    return {
+        "run": run.name,
+        "path": str(run.path),
+        "outcome": run.outcome(),
+        "strategy": started.strategy if started else _configured_strategy(run),
+        "started": started.started if started else None,
+        "steps": steps.first + len(steps.ended) - 1 if steps else 0,
+    }
+
+
+def _configured_strategy(run: RunDir) -> str | None:
+    try:
+        return run.config().strategy.use
+    except ConfigError:
+        return None
+
+
+def first_event(run: RunDir, writer: str, kind: type[EventT]) -> EventT | None:
+    """The first event of a kind at the beginning of a writer's newest file."""
+    path = _newest_file(run, writer)
+    if path is None:
+        return None
+    try:
+        with open(path, "rb") as stream:
+            lines = stream.read(_HEAD_BYTES).splitlines()
+    except OSError:
+        return None
+    return next((event for event in map(_decode, lines) if isinstance(event, kind)), None)
+
+
+def last_event(run: RunDir, writer: str, kind: type[EventT]) -> EventT | None:
+    """The last event of a kind in a writer's newest file, read from its end."""
+    path = _newest_file(run, writer)
+    if path is None:
+        return None
+    try:
+        with open(path, "rb") as stream:
+            end = stream.seek(0, os.SEEK_END)
+            rest = b""
+            while end > 0:
+                start = max(0, end - _TAIL_BYTES)
+                stream.seek(start)
+                lines = (stream.read(end - start) + rest).split(b"\n")
+                # The first piece may be the end of a line that begins before it.
+                rest, end = (lines.pop(0) if start else b""), start
+                for line in reversed(lines):
+                    event = _decode(line)
+                    if isinstance(event, kind):
+                        return event
+    except OSError:
+        pass
+    return None
+
+
+def _decode(line: bytes) -> events.AnyEvent | None:
+    try:
+        return events.decode(line)
+    except msgspec.DecodeError:
+        return None
+
+
+def _newest_file(run: RunDir, writer: str) -> Path | None:
+    """The file of the writer's last attempt."""
+    paths = run.events_folder.glob(f"{writer}.*.jsonl")
+    return max(paths, key=lambda path: (len(path.name), path.name), default=None)

@@ -1,0 +1,332 @@
+"""A run summed up: the figures that the command line, the app and exports show.
+
+`RunFigures` folds events in as they come, so a live display and a report of a finished run read the same
+numbers. `summarise` is the contract behind `rankdeck show --json`: keys may be added, never changed. Unknown
+is None. step_columns.py joins the ranks' shares of a step; rundir.py reads the events.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from rankdeck import events
+from rankdeck.errors import ConfigError, Problem
+from rankdeck.rundir import EventReader, RunDir
+from rankdeck.step_columns import Row, StepColumns
+
+WARM_UP_SHARE = 0.2
+# Below this a difference is noise of the allocator or of an uneven last shard, and no device stands out.
+NOTABLE_RATIO = 1.1
+
+
+@dataclass
+class DeviceFigures:
+    """What is known of one device of the run."""
+
+    device: int
+    info: events.DeviceInfo | None = None
+    live_bytes: int | None = None
+    peak_bytes: int | None = None
+    peak_by_kind: Mapping[str, int] | None = None
+    used_bytes: int | None = None
+    utilisation: float | None = None
+    _busy_s: float = 0.0
+    _read_s: float = 0.0
+
+    @property
+    def utilisation_mean(self) -> float | None:
+        return self._busy_s / self._read_s if self._read_s > 0 else None
+
+    def add_memory(self, memory: events.DeviceMemory) -> None:
+        self.live_bytes = memory.live_bytes
+        if self.peak_bytes is None or memory.peak_bytes > self.peak_bytes:
+            self.peak_bytes, self.peak_by_kind = memory.peak_bytes, memory.peak_by_kind
+
+    def add_sample(self, sample: events.DeviceSample, interval_s: float) -> None:
+        self.used_bytes = sample.used_bytes if sample.used_bytes is not None else self.used_bytes
+        self.utilisation = sample.utilisation
+        if sample.utilisation is not None:
+            self._busy_s += sample.utilisation * interval_s
+            self._read_s += interval_s
+
+
+@dataclass
+class RunFigures:
+    """Everything that the events of a run say, folded one event at a time and in any order of writers."""
+
+    started: events.RunStarted | None = None
+    steps: StepColumns = field(default_factory=StepColumns)
+    devices: dict[int, DeviceFigures] = field(default_factory=dict)
+    phases: dict[int, str] = field(default_factory=dict)
+    evaluation: events.Evaluation | None = None
+    problems: list[Problem] = field(default_factory=list)
+    source: str | None = None
+    attempts: int = 0
+    dropped_lines: int = 0
+    comm: dict[int, dict[str, int]] = field(default_factory=dict)
+
+    def feed(self, writer: str, event: events.AnyEvent) -> None:
+        """Fold one event of `writer` ("rank-0", "supervisor", "sampler") in."""
+        match event:
+            case events.Steps():
+                self.steps.add(event)
+            case events.RunStarted():
+                self._start(event)
+            case events.RankStarted() | events.Phase():
+                self.phases[event.rank] = event.phase
+            case events.Memory():
+                self.source = event.source
+                for memory in event.devices:
+                    self.device(memory.device).add_memory(memory)
+            case events.Sample():
+                for sample in event.devices:
+                    self.device(sample.device).add_sample(sample, event.interval_s)
+            case events.Evaluation():
+                if self.evaluation is None or event.step >= self.evaluation.step:
+                    self.evaluation = event
+            case events.ProblemRaised():
+                self.problems.append(event.problem)
+            case events.Comm():
+                self.comm.setdefault(event.rank, {})[event.algorithm] = event.sent_bytes
+            case events.Dropped():
+                self.dropped_lines += event.lines
+
+    def _start(self, event: events.RunStarted) -> None:
+        self.started = event
+        self.attempts += 1
+        self.steps.world_size = event.world_size
+        for info in event.devices:
+            self.device(info.index).info = info
+        self.steps.join()
+
+    def device(self, index: int) -> DeviceFigures:
+        return self.devices.setdefault(index, DeviceFigures(index))
+
+    @property
+    def last(self) -> Row | None:
+        """The last complete step."""
+        return self.steps.row(-1) if len(self.steps) else None
+
+    @property
+    def num_steps_planned(self) -> int | None:
+        return self.started.steps if self.started else None
+
+    def recent_samples_per_s(self, window_s: float = 5.0) -> float | None:
+        """Samples a second over the last `window_s` seconds of steps."""
+        if len(self.steps) < 2:
+            return None
+        start = bisect_left(self.steps.ended, self.steps.ended[-1] - window_s)
+        return self._samples_per_s(min(start, len(self.steps) - 2) + 1)
+
+    def remaining_s(self) -> float | None:
+        """Seconds until the last step at the pace of the last steps."""
+        planned, rate = self.num_steps_planned, self.recent_samples_per_s()
+        if planned is None or not rate or self.started is None:
+            return None
+        return max(0, planned - len(self.steps)) * self.started.global_batch / rate
+
+    def samples_per_s(self) -> float | None:
+        """Over the whole run after the first 20 % of its steps, evaluations included."""
+        return self._samples_per_s(max(1, int(len(self.steps) * WARM_UP_SHARE)))
+
+    def _samples_per_s(self, start: int) -> float | None:
+        """From the end of the step before index `start` to the last step's end."""
+        if start >= len(self.steps):
+            return None
+        elapsed_s = self.steps.ended[-1] - self.steps.ended[start - 1]
+        batch = float(self.started.global_batch) if self.started else math.nan
+        samples = math.fsum(batch if math.isnan(count) else count for count in self.steps.samples[start:])
+        return samples / elapsed_s if elapsed_s > 0 else None
+
+    def imbalance(self) -> dict[str, Any] | None:
+        """The lead device's peak against the median of the others; None below two known peaks."""
+        peaks = {index: figures.peak_bytes for index, figures in sorted(self.devices.items())}
+        known = {index: peak for index, peak in peaks.items() if peak is not None}
+        if len(known) < 2:
+            return None
+        fullest = max(known, key=lambda index: known[index])
+        against = _against(known, fullest)
+        # Among equals the first leads, so that the label does not wander.
+        notable = against["ratio"] is None or against["ratio"] > NOTABLE_RATIO
+        return against if notable else _against(known, min(known))
+
+
+def _against(peaks: Mapping[int, int], device: int) -> dict[str, Any]:
+    middle = median(peak for index, peak in peaks.items() if index != device)
+    excess = peaks[device] - middle
+    return {
+        "device": device,
+        "excess_bytes": round(excess),
+        "ratio": peaks[device] / middle if middle > 0 else None,
+    }
+
+
+def read_figures(run: RunDir) -> RunFigures:
+    """The figures of everything that is in the run's directory now."""
+    figures, reader = RunFigures(), EventReader(run)
+    while found := reader.read():
+        for writer, event in found:
+            figures.feed(writer, event)
+    return figures
+
+
+def summarise(run: RunDir, figures: RunFigures | None = None) -> dict[str, Any]:
+    """What `rankdeck show --json` prints. `figures` spares reading the events again."""
+    outcome = run.outcome()
+    figures = figures or read_figures(run)
+    strategy, options, planned = _what_ran(run, figures)
+    end = run.end()
+    return {
+        "run": run.name,
+        "path": str(run.path),
+        "outcome": outcome,
+        "strategy": strategy,
+        "options": options,
+        "steps": len(figures.steps),
+        "attempts": figures.attempts,
+        "loss": {"first": _first_known(figures.steps.loss), "last": _last_known(figures.steps.loss)},
+        "evaluation": _evaluation(figures.evaluation),
+        "samples_per_s": figures.samples_per_s(),
+        "step_s": _step_times(figures.steps),
+        "first_step_s": _first_step_s(figures),
+        "devices": [_device(figures.devices[index]) for index in sorted(figures.devices)],
+        "imbalance": figures.imbalance(),
+        "comm": _comm(figures),
+        "bubble": None,
+        "problems": [_problem(problem) for problem in _problems(run, figures, outcome)],
+        "steps_planned": planned,
+        "source": figures.source,
+        "started": figures.started.started if figures.started else None,
+        "ended": end.ended if end else None,
+        "exit_code": end.exit_code if end else None,
+        "weights": str(run.weights) if run.weights.is_file() else None,
+    }
+
+
+def _what_ran(run: RunDir, figures: RunFigures) -> tuple[str | None, dict[str, Any], int | None]:
+    """Strategy, its options and the planned steps; from the configuration for a run that never started."""
+    if figures.started is not None:
+        return figures.started.strategy, figures.started.options, figures.started.steps
+    try:
+        config = run.config()
+    except ConfigError:
+        return None, {}, None
+    return config.strategy.use, config.strategy.options, config.train.steps
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _first_known(column: Sequence[float]) -> float | None:
+    return next((value for value in column if math.isfinite(value)), None)
+
+
+def _last_known(column: Sequence[float]) -> float | None:
+    return _known(column[-1]) if column else None
+
+
+def _evaluation(evaluation: events.Evaluation | None) -> dict[str, Any] | None:
+    if evaluation is None:
+        return None
+    return {
+        "loss": _finite(evaluation.loss),
+        "accuracy": evaluation.accuracy,
+        "step": evaluation.step,
+        "samples": evaluation.samples,
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None else _known(value)
+
+
+def _step_times(steps: StepColumns) -> dict[str, float | None]:
+    """Median and 99th percentile of the seconds from a step's end to the next one's.
+
+    The first step is left out: no step ended before it.
+    """
+    ended = steps.ended
+    times = sorted(
+        after - before for before, after in itertools.pairwise(ended) if math.isfinite(after - before)
+    )
+    if not times:
+        return {"median": None, "p99": None}
+    return {"median": median(times), "p99": times[min(len(times) - 1, math.ceil(0.99 * len(times)) - 1)]}
+
+
+def _first_step_s(figures: RunFigures) -> float | None:
+    if figures.started is None or not len(figures.steps):
+        return None
+    return _known(figures.steps.ended[0] - figures.started.started)
+
+
+def _device(figures: DeviceFigures) -> dict[str, Any]:
+    info = figures.info
+    return {
+        "device": figures.device,
+        "name": info.name if info else None,
+        "uuid": info.uuid if info else None,
+        "kind": info.kind if info else None,
+        "total_bytes": info.total_bytes if info else None,
+        "peak_bytes": figures.peak_bytes,
+        "peak_by_kind": dict(figures.peak_by_kind) if figures.peak_by_kind is not None else None,
+        "utilisation_mean": figures.utilisation_mean,
+    }
+
+
+def _comm(figures: RunFigures) -> dict[str, Any] | None:
+    if not figures.comm:
+        return None
+    size = (
+        figures.started.world_size
+        if figures.started and figures.started.world_size
+        else max(figures.comm) + 1
+    )
+    algorithms = dict.fromkeys(name for by_name in figures.comm.values() for name in by_name)
+    per_rank = [sum(figures.comm[rank].values()) if rank in figures.comm else None for rank in range(size)]
+    return {"algorithm": " + ".join(algorithms), "sent_bytes_per_step": per_rank}
+
+
+def _problems(run: RunDir, figures: RunFigures, outcome: str) -> list[Problem]:
+    found = list(figures.problems)
+    if outcome == "lost":
+        found.append(lost_problem(run))
+    elif outcome == "failed" and not found:
+        found.append(failed_problem(run))
+    return found
+
+
+def lost_problem(run: RunDir) -> Problem:
+    """What is said of a run that has no last word and no guard."""
+    return Problem(
+        "lost",
+        "The run was killed from outside: nothing holds its lock and it left no last word.",
+        path=str(run.path),
+        advice=f"What its ranks wrote until then is in {run.logs_folder}.",
+    )
+
+
+def failed_problem(run: RunDir) -> Problem:
+    """What is said of a run that failed and whose ranks raised no problem."""
+    end = run.end()
+    reason = (end.reason if end else None) or "The run failed without saying why."
+    return Problem("failed", reason, path=str(run.path), advice=f"See the files in {run.logs_folder}.")
+
+
+def _problem(problem: Problem) -> dict[str, Any]:
+    return {
+        "code": problem.code,
+        "rank": problem.rank,
+        "message": problem.message,
+        "advice": problem.advice,
+        "severity": problem.severity,
+        "path": problem.path,
+        "line": problem.line,
+    }
