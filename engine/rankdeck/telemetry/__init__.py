@@ -1,0 +1,1 @@
+"""Readings of devices: what is there and what it is doing now."""
