@@ -1,0 +1,15 @@
+"""The command line, one file per group of commands.
+
+    app.py         the table of commands, and how any error becomes words and an exit code
+    train.py       train: start a run and stay with it
+    attach.py      watch, stop: a run that is there already
+    results.py     runs, show, export
+    catalogue.py   devices, strategies, presets, validate
+    follow.py      reads a run's events until it has ended, for train and watch
+    display.py     what is shown meanwhile: live.py on a terminal, lines.py in a pipe
+    summary.py     results as a person reads them
+    say.py         stdout for results, stderr for the rest; problems in words or JSON
+
+Nothing here imports torch, and each command imports what it needs when it is called: `rankdeck --help` stays
+quick.
+"""

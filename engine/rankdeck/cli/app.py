@@ -1,0 +1,130 @@
+"""The table of commands, and how any error of theirs becomes words and an exit code.
+
+Exit codes: 0 done, 1 the run failed, 2 bad input, 3 the machine lacks something, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from rankdeck.cli import attach, catalogue, results, train
+from rankdeck.errors import Problem, RankdeckError
+
+INTERRUPTED = 130
+BROKEN_PIPE = 141  # what a shell reports for a command that SIGPIPE ended
+
+app = typer.Typer(
+    name="rankdeck",
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+for _group, _commands in {
+    "Runs": (train.train, attach.watch, attach.stop, results.runs, results.show, results.export),
+    "What there is": (catalogue.devices, catalogue.strategies, catalogue.presets, catalogue.validate),
+}.items():
+    for _command in _commands:
+        app.command(rich_help_panel=_group)(_command)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"rankdeck {version('rankdeck')}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Train on several GPUs, or on virtual devices, and see what every strategy costs on each of them."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def run(argv: Sequence[str]) -> int:
+    """The exit code of `rankdeck ARGV`; every error that a person can cause is said in words."""
+    try:
+        code = _invoke(argv)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _let_go_of_stdout()
+        return BROKEN_PIPE
+    return code
+
+
+def _invoke(argv: Sequence[str]) -> int:
+    as_json = "--json" in argv
+    command: Any = typer.main.get_command(app)
+    try:
+        code = command.main(args=list(argv), prog_name="rankdeck", standalone_mode=False)
+    except RankdeckError as error:
+        _tell(error.problems, as_json, error.file)
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _tell([_machine_problem(error)], as_json)
+        return 3
+    except Exception as error:
+        usage = _usage_problem(error)
+        if usage is None:
+            raise
+        _tell([usage], as_json)
+        return 2
+    return code if isinstance(code, int) else 0
+
+
+def _tell(problems: Sequence[Problem], as_json: bool, file: str | None = None) -> None:
+    from rankdeck.cli import say
+
+    if as_json:
+        say.problems_json(problems)
+        return
+    for problem in problems:
+        say.problem(problem, file)
+
+
+def _machine_problem(error: OSError) -> Problem:
+    """A file or a process that the system refused, where no command had better words for it."""
+    what = f"{error.filename}: " if error.filename else ""
+    return Problem("system", f"{what}{error.strerror or error}.", path=error.filename and str(error.filename))
+
+
+def _usage_problem(error: Exception) -> Problem | None:
+    """What a person mistyped, from typer's own error; None for any other error.
+
+    Newer versions of typer carry their own copy of click, so the class is known by what it can say.
+    """
+    format_message = getattr(error, "format_message", None)
+    if format_message is None:
+        return None
+    message, _, hint = re.sub(
+        r" \(Possible options: (.*)\)", r" Did you mean \1?", str(format_message())
+    ).partition(" Did you mean ")
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "rankdeck"
+    advice = f"See {path} --help."
+    return Problem("usage", message, advice=f"Did you mean {hint} {advice}" if hint else advice)
+
+
+def _let_go_of_stdout() -> None:
+    """Whoever read stdout is gone; what is still buffered must not complain when Python exits."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)

@@ -1,0 +1,51 @@
+"""`rankdeck watch` and `rankdeck stop`: for a run that is there already."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rankdeck.cli.options import AsJson, RunName, find_run
+
+
+def watch(name: RunName, as_json: AsJson = False) -> int:
+    """Show a run as it goes on, or how it went. Ctrl-C leaves the run alone."""
+    from rankdeck import report
+    from rankdeck.cli import say
+    from rankdeck.cli.display import JsonLines, choose
+    from rankdeck.cli.follow import follow
+    from rankdeck.cli.summary import print_summary
+
+    run = find_run(name)
+    figures = follow(run, JsonLines() if as_json else choose(run))
+    if not as_json:
+        print_summary(report.summarise(run, figures))
+        if run.outcome() == "lost":
+            say.problem(report.lost_problem(run))
+    return 0
+
+
+def stop(
+    name: RunName,
+    now: Annotated[bool, typer.Option("--now", help="Do not let the step end first.")] = False,
+) -> int:
+    """Stop a run and everything that belongs to it."""
+    from rankdeck.cli import say
+    from rankdeck.errors import MachineError
+    from rankdeck.launch.control import request_stop, wait_ended
+
+    run = find_run(name)
+    outcome = run.outcome()
+    if outcome != "running":
+        say.err().print(f"{run.name} is not running: {outcome}.")
+        return 0
+    request_stop(run, now=now)
+    if not wait_ended(run, timeout_s=30.0):
+        raise MachineError(
+            f"{run.name} has not stopped within 30 s.",
+            code="not-stopped",
+            advice=f"Try: rankdeck stop {run.name} --now",
+        )
+    say.out().print(f"{run.name}: {run.outcome()}")
+    return 0

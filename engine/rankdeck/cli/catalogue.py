@@ -1,0 +1,90 @@
+"""`rankdeck devices`, `strategies`, `presets`, `validate`: what can be chosen, and whether a choice holds."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+from rankdeck.cli.options import AsJson, ConfigName, load_config
+
+
+def devices(as_json: AsJson = False) -> int:
+    """List the GPUs of this machine: memory, load and who is on them."""
+    from rankdeck.cli import say
+    from rankdeck.cli.summary import gpus_table
+    from rankdeck.telemetry.nvml import list_gpus
+
+    found = list_gpus()
+    if as_json:
+        say.as_json([gpu.as_json() for gpu in found])
+    elif found:
+        say.out().print(gpus_table(found))
+    else:
+        say.err().print("NVIDIA's driver knows no GPU. Rehearse on virtual devices: --devices cpu:2")
+    return 0
+
+
+def strategies() -> int:
+    """List the parallel strategies: where everything lives, what is sent, when each wins."""
+    from rich.text import Text
+
+    from rankdeck.catalog import STRATEGIES, option_fields
+    from rankdeck.cli import say
+
+    console = say.out()
+    for card in STRATEGIES.values():
+        console.print(Text(card.name, style="bold cyan").append(f"  {card.title}, {card.hint}", style="dim"))
+        facts = {"lives": card.lives, "sends": card.sends, "wins": card.wins, "breaks": card.breaks}
+        lines = [card.summary, *(f"{label}: {words}" for label, words in facts.items() if words)]
+        for option in option_fields(card.options):
+            choices = f" ({', '.join(map(str, option.choices))})" if len(option.choices) > 1 else ""
+            lines.append(f"strategy.{option.name} = {_toml(option.default)}{choices}: {option.text}")
+        for line in lines:
+            _print_indented(console, line)
+        console.print()
+    return 0
+
+
+def presets() -> int:
+    """List the ready configurations and what one learns from each."""
+    from rich.text import Text
+
+    from rankdeck import presets as ready
+    from rankdeck.cli import say
+
+    console = say.out()
+    for card in ready.all():
+        words = Text(card.name, style="bold cyan").append(f"  {card.strategy} on {card.devices}", style="dim")
+        if card.needs_gpu:
+            words.append("  needs a GPU", style="yellow")
+        console.print(words)
+        for paragraph in card.text.split("\n\n"):
+            _print_indented(console, paragraph)
+        console.print()
+    console.print("Try one: rankdeck train digits-mlp", style="dim")
+    return 0
+
+
+def validate(config: ConfigName, as_json: AsJson = False) -> int:
+    """Check a configuration without running anything."""
+    from rankdeck.cli import say
+
+    chosen = load_config(config)
+    if as_json:
+        say.as_json({"problems": []})
+        return 0
+    length = f"{chosen.train.epochs} epochs" if chosen.train.epochs else f"{chosen.train.steps or 500} steps"
+    say.out().print(
+        f"{config} is valid: {chosen.strategy.use} on {chosen.devices.use}, {chosen.model.use} on "
+        f"{chosen.data.use}, {length}."
+    )
+    return 0
+
+
+def _toml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _print_indented(console: Any, words: str) -> None:
+    width = max(40, min(console.width, 110) - 2)
+    console.print(textwrap.indent(textwrap.fill(words, width), "  "))

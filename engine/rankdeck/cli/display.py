@@ -1,0 +1,105 @@
+"""What `train` and `watch` show while a run goes on.
+
+On a terminal a picture that is redrawn (live.py), piped plain lines (lines.py), with `watch --json` the
+events themselves. `choose` picks. A display is fed by follow.py and never waits.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Protocol
+
+from rankdeck import events
+from rankdeck.report import RunFigures
+from rankdeck.rundir import RunDir
+from rankdeck.units import format_bytes
+
+KIND_LABELS = {
+    "parameters": "weights",
+    "gradients": "gradients",
+    "optimizer": "optimizer",
+    "buffers": "buffers",
+    "activations": "activ.",
+    "gathered": "gathered",
+    "communication": "comm",
+    "inputs": "inputs",
+    "temporary": "temp",
+}
+
+
+class Display(Protocol):
+    """Shown from `open` to `close`."""
+
+    def open(self) -> None: ...
+
+    def event(self, writer: str, event: events.AnyEvent, figures: RunFigures) -> None:
+        """One event, already folded into `figures`."""
+
+    def tick(self, figures: RunFigures) -> None:
+        """Several times a second, whether or not there was an event."""
+
+    def say(self, words: str) -> None:
+        """A remark of the command's own."""
+
+    def close(self) -> None: ...
+
+
+class Quiet:
+    """Shows nothing: `train --json` speaks once, at the end."""
+
+    def open(self) -> None:
+        pass
+
+    def event(self, writer: str, event: events.AnyEvent, figures: RunFigures) -> None:
+        pass
+
+    def tick(self, figures: RunFigures) -> None:
+        pass
+
+    def say(self, words: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class JsonLines(Quiet):
+    """Every event as a JSON line with its writer."""
+
+    def event(self, writer: str, event: events.AnyEvent, figures: RunFigures) -> None:
+        sys.stdout.write(f'{{"writer":"{writer}",{events.encode(event).decode()[1:]}')
+
+    def tick(self, figures: RunFigures) -> None:
+        sys.stdout.flush()
+
+
+def choose(run: RunDir, *, progress: bool = True) -> Display:
+    """The display for where stdout goes."""
+    if not progress:
+        return Quiet()
+    if sys.stdout.isatty():
+        from rankdeck.cli.live import LiveDisplay
+
+        return LiveDisplay(run)
+    from rankdeck.cli.lines import PlainLines
+
+    return PlainLines()
+
+
+def kinds_in_words(by_kind: dict[str, int], num_kinds: int = 3) -> str:
+    """'gathered 128.0 MiB, weights 40.2 MiB': the largest kinds first."""
+    largest = sorted(by_kind.items(), key=lambda item: item[1], reverse=True)[:num_kinds]
+    return ", ".join(f"{KIND_LABELS.get(kind, kind)} {format_bytes(size)}" for kind, size in largest if size)
+
+
+def loss_in_words(loss: float | None) -> str:
+    """'0.0123'; '?' for a loss that is not known."""
+    return "?" if loss is None or loss != loss else f"{loss:.4f}"
+
+
+def evaluation_in_words(evaluation: events.Evaluation) -> str:
+    """'step 100: held-out loss 0.0712, accuracy 97.50 %'."""
+    words = f"step {evaluation.step}: held-out loss {loss_in_words(evaluation.loss)}"
+    if evaluation.accuracy is not None:
+        words += f", accuracy {evaluation.accuracy:.2%}".replace("%", " %")
+    return words

@@ -1,0 +1,67 @@
+"""A run as plain lines, for a pipe, a file or a CI log: at most one line of progress a second."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from rankdeck import events
+from rankdeck.cli import say
+from rankdeck.cli.display import evaluation_in_words, loss_in_words
+from rankdeck.report import RunFigures
+from rankdeck.units import format_duration
+
+EVERY_S = 1.0
+
+
+class PlainLines:
+    """Lines on stdout; problems on stderr as they come."""
+
+    def __init__(self) -> None:
+        self._told_s = 0.0
+        self._told_step = 0
+        self._phase: str | None = None
+
+    def open(self) -> None:
+        pass
+
+    def event(self, writer: str, event: events.AnyEvent, figures: RunFigures) -> None:
+        match event:
+            case events.RunStarted():
+                self.say(f"starting {event.world_size} rank{'s' if event.world_size > 1 else ''}")
+            case events.Phase() if event.rank == 0 and event.phase != self._phase:
+                self._phase = event.phase
+                self.say(event.phase)
+            case events.Evaluation():
+                self._progress(figures, up_to=event.step)
+                self.say(evaluation_in_words(event))
+            case events.ProblemRaised():
+                sys.stdout.flush()
+                say.problem(event.problem)
+
+    def tick(self, figures: RunFigures) -> None:
+        if time.monotonic() - self._told_s >= EVERY_S:
+            self._progress(figures)
+
+    def _progress(self, figures: RunFigures, up_to: int | None = None) -> None:
+        """A line for the newest complete step, or for step `up_to` where that is one."""
+        newest = len(figures.steps)
+        step = min(newest, up_to) if up_to is not None else newest
+        if step <= self._told_step:
+            return
+        row = figures.steps.row(step - 1)
+        rate, left_s = figures.recent_samples_per_s(), figures.remaining_s()
+        words = [f"step {step}/{figures.num_steps_planned or '?'}", f"loss {loss_in_words(row.loss)}"]
+        if rate is not None:
+            words.append(f"{rate:.1f} samples/s")
+        if left_s is not None and left_s > 0:
+            words.append(f"{format_duration(left_s)} left")
+        self.say("  ".join(words))
+        self._told_s, self._told_step = time.monotonic(), step
+
+    def say(self, words: str) -> None:
+        sys.stdout.write(words + "\n")
+        sys.stdout.flush()
+
+    def close(self) -> None:
+        pass

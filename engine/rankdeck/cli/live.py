@@ -1,0 +1,151 @@
+"""A run on a terminal: a progress line and one bar per device, redrawn in place a few times a second.
+
+All bars share one scale, so that a device that holds more than the others stands out. Everything that is said
+meanwhile (evaluations, problems) scrolls by above.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from rankdeck import events
+from rankdeck.catalog import STRATEGIES
+from rankdeck.cli import say
+from rankdeck.cli.display import evaluation_in_words, kinds_in_words, loss_in_words
+from rankdeck.report import NOTABLE_RATIO, DeviceFigures, RunFigures
+from rankdeck.rundir import RunDir
+from rankdeck.units import format_bytes, format_count, format_duration
+
+REDRAW_S = 0.125
+_BAR_CELLS = 24
+
+
+class LiveDisplay:
+    """The picture. `tick` redraws it; nothing redraws behind its back."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self._console = say.out()
+        self._spinner = Spinner("dots")
+        self._drawn_s = 0.0
+        # Only a stderr that is the same terminal may be taken over: one that is a file keeps its lines.
+        self._live = Live(
+            console=self._console,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=sys.stderr.isatty(),
+        )
+
+    def open(self) -> None:
+        self._live.start()
+
+    def close(self) -> None:
+        self._live.stop()
+
+    def event(self, writer: str, event: events.AnyEvent, figures: RunFigures) -> None:
+        match event:
+            case events.Evaluation():
+                self.say(evaluation_in_words(event))
+            case events.ProblemRaised():
+                say.problem(event.problem)
+
+    def say(self, words: str) -> None:
+        self._console.print(words, style="dim")
+
+    def tick(self, figures: RunFigures) -> None:
+        if time.monotonic() - self._drawn_s >= REDRAW_S:
+            self._live.update(self._picture(figures), refresh=True)
+            self._drawn_s = time.monotonic()
+
+    def _picture(self, figures: RunFigures) -> RenderableType:
+        parts: list[RenderableType] = [_title(self._run, figures), self._progress(figures)]
+        if figures.devices:
+            parts.append(device_bars(figures))
+        return Group(*parts)
+
+    def _progress(self, figures: RunFigures) -> RenderableType:
+        last = figures.last
+        if last is None:
+            self._spinner.update(text=Text(_phase(figures), style="cyan"))
+            return self._spinner
+        planned = figures.num_steps_planned
+        words = Text()
+        if planned:
+            words.append_text(bar(last.step / planned, style="green"))
+        words.append(f" {format_count(last.step)}/{format_count(planned) if planned else '?'}", style="bold")
+        words.append(f"  loss {loss_in_words(last.loss)}")
+        rate, left_s = figures.recent_samples_per_s(), figures.remaining_s()
+        if rate is not None:
+            words.append(f"  {format_count(rate)} samples/s")
+        if left_s is not None:
+            words.append(f"  {format_duration(left_s)} left", style="dim")
+        if planned and last.step >= planned:
+            words.append(f"  {_phase(figures)}", style="cyan")
+        return words
+
+
+def _title(run: RunDir, figures: RunFigures) -> Text:
+    words = Text(run.name, style="bold", no_wrap=True, overflow="ellipsis")
+    if figures.started is not None:
+        card = STRATEGIES.get(figures.started.strategy)
+        words.append(f"  {card.title if card else figures.started.strategy}", style="cyan")
+    if figures.source:
+        words.append(f"  {figures.source}", style="dim")
+    return words
+
+
+def _phase(figures: RunFigures) -> str:
+    if not figures.phases:
+        return "starting ranks" if figures.started else "starting"
+    return figures.phases[min(figures.phases)]
+
+
+def device_bars(figures: RunFigures) -> Table:
+    """One row per device: bytes now on a scale that all share, the peak, how busy, and the largest kinds."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for column in range(5):
+        table.add_column(justify="left" if column < 2 else "right", no_wrap=True)
+    table.add_column(no_wrap=True, overflow="ellipsis")
+    devices = [figures.devices[index] for index in sorted(figures.devices)]
+    full_bytes = max((_scale_bytes(device) for device in devices), default=0)
+    imbalance = figures.imbalance()
+    ratio = imbalance["ratio"] if imbalance else None
+    lead = imbalance["device"] if imbalance and ratio and ratio > NOTABLE_RATIO else None
+    for device in devices:
+        style = "yellow" if device.device == lead else "blue"
+        now = device.live_bytes if device.live_bytes is not None else device.used_bytes
+        share = now / full_bytes if now is not None and full_bytes else 0.0
+        table.add_row(
+            Text(_label(device), style="bold"),
+            bar(share, style=style),
+            Text("?" if now is None else format_bytes(now)),
+            Text("" if device.peak_bytes is None else f"peak {format_bytes(device.peak_bytes)}", style=style),
+            Text("" if device.utilisation is None else f"{device.utilisation:.0%}".replace("%", " %")),
+            Text(kinds_in_words(dict(device.peak_by_kind or {})), style="dim"),
+        )
+    return table
+
+
+def _label(device: DeviceFigures) -> str:
+    return f"{device.device} {device.info.name if device.info else ''}".rstrip()
+
+
+def _scale_bytes(device: DeviceFigures) -> int:
+    known = (device.live_bytes, device.peak_bytes, device.used_bytes)
+    return max((size for size in known if size is not None), default=0)
+
+
+def bar(share: float, *, style: str, num_cells: int = _BAR_CELLS) -> Text:
+    """A bar of `num_cells` cells, filled by `share` (0..1)."""
+    filled = round(min(1.0, max(0.0, share)) * num_cells)
+    words = Text("━" * filled, style=style)
+    words.append("─" * (num_cells - filled), style="bright_black")
+    return words

@@ -1,0 +1,96 @@
+"""Arguments that several commands share, and how they become a configuration or a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rankdeck.config import RunConfig
+    from rankdeck.rundir import RunDir
+
+ConfigName = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file, or a preset's name.")]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help='A run\'s directory, its name, or "last".')]
+AsJson = Annotated[bool, typer.Option("--json", help="Results as JSON on stdout, problems too.")]
+
+
+def load_config(
+    text: str,
+    *,
+    strategy: str | None = None,
+    devices: str | None = None,
+    name: str | None = None,
+    overrides: Sequence[str] = (),
+) -> RunConfig:
+    """The configuration that CONFIG names. A preset's relative paths start in the current folder.
+
+    Raises:
+        ConfigError: neither a file nor a preset, or what is wrong inside.
+    """
+    from rankdeck.config import load
+
+    path = _expanded(text)
+    folder = None
+    if not _is(path.is_file):
+        path, folder = _preset(text, path), Path.cwd()
+    return load(path, strategy=strategy, devices=devices, name=name, overrides=overrides, folder=folder)
+
+
+def _expanded(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # ~somebody, who is not known here
+        return Path(text)
+
+
+def _is(question: Callable[[], bool]) -> bool:
+    """False also for what cannot be a path at all (too long a name)."""
+    try:
+        return question()
+    except OSError:
+        return False
+
+
+def _preset(text: str, path: Path) -> Path:
+    from rankdeck import presets
+    from rankdeck.errors import ConfigError, did_you_mean, one_of
+
+    if _is(path.is_dir):
+        raise ConfigError(
+            f"{text} is a folder.", code="unreadable", path=text, advice="Name the TOML file inside it."
+        )
+    try:
+        return presets.find(text)
+    except ConfigError:
+        pass
+    names = [card.name for card in presets.all()]
+    beside = _configurations_beside(path)
+    advice = did_you_mean(text, [*names, *beside]) or f"Presets: {one_of(names)}."
+    raise ConfigError(
+        f'There is neither a file nor a preset called "{text}".',
+        code="unknown-config",
+        path=text,
+        advice=advice,
+    )
+
+
+def _configurations_beside(path: Path) -> list[str]:
+    """TOML files of the folder that was named, written as the person would have written them."""
+    try:
+        return [str(path.with_name(file.name)) for file in path.parent.glob("*.toml")][:1000]
+    except (OSError, ValueError):
+        return []
+
+
+def find_run(text: str) -> RunDir:
+    """The run that RUN names.
+
+    Raises:
+        RunNotFoundError: none, or several.
+    """
+    from rankdeck import rundir
+
+    return rundir.find_run(text, rundir.default_runs_folder())

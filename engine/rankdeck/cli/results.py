@@ -1,0 +1,70 @@
+"""`rankdeck runs`, `show` and `export`: what runs left behind."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rankdeck.cli.options import AsJson, RunName, find_run
+
+
+class ExportFormat(enum.StrEnum):
+    SAFETENSORS = "safetensors"
+    CSV = "csv"
+    JSON = "json"
+
+
+def runs(as_json: AsJson = False) -> int:
+    """List every run, the newest first."""
+    from rankdeck import rundir
+    from rankdeck.cli import say
+    from rankdeck.cli.summary import runs_table
+    from rankdeck.glance import glance
+
+    rows = [glance(run) for run in rundir.list_runs(rundir.default_runs_folder())]
+    if as_json:
+        say.as_json(rows)
+    elif rows:
+        say.out().print(runs_table(rows))
+    else:
+        say.err().print("There is no run yet. Start one with: rankdeck train digits-mlp")
+    return 0
+
+
+def show(name: RunName, as_json: AsJson = False) -> int:
+    """Show what a run did and what it cost on every device."""
+    from rankdeck import report
+    from rankdeck.cli import say
+    from rankdeck.cli.summary import print_report
+
+    facts = report.summarise(find_run(name))
+    if as_json:
+        say.as_json(facts, indent=2)
+    else:
+        print_report(facts)
+    return 0
+
+
+def export(
+    name: RunName,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write; replaced if it is there.")],
+    to: Annotated[
+        ExportFormat, typer.Option("--to", help="Weights, one row per step, or everything that show tells.")
+    ],
+) -> int:
+    """Write a run's weights or its figures to a file."""
+    from rankdeck import exporting
+    from rankdeck.cli import say
+
+    run = find_run(name)
+    write = {
+        ExportFormat.SAFETENSORS: exporting.weights,
+        ExportFormat.CSV: exporting.steps_csv,
+        ExportFormat.JSON: exporting.everything_json,
+    }[to]
+    write(run, file)
+    say.err().print(f"{file} holds {to.value} of {run.name}.")
+    return 0

@@ -1,0 +1,219 @@
+"""Results as a person reads them: the last words of `train`, the report of `show`, the tables of lists.
+
+Everything is drawn from the facts that `--json` prints, so that both say the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from rankdeck.catalog import STRATEGIES
+from rankdeck.cli import say
+from rankdeck.cli.display import KIND_LABELS, kinds_in_words, loss_in_words
+from rankdeck.errors import Problem
+from rankdeck.events import MEMORY_KINDS
+from rankdeck.telemetry.nvml import Gpu
+from rankdeck.units import format_bytes, format_duration
+
+_STYLES = {
+    "completed": "green",
+    "running": "cyan",
+    "failed": "bold red",
+    "lost": "bold red",
+    "stopped": "yellow",
+}
+_UNKNOWN = "-"
+
+
+def print_summary(facts: Mapping[str, Any]) -> None:
+    """How a run ended: outcome, loss, speed, memory per device, where it lies."""
+    console = say.out()
+    console.print(_outcome_line(facts))
+    table = _pairs()
+    for label, words in _figures(facts):
+        table.add_row(label, words)
+    for device in facts["devices"]:
+        if device["peak_bytes"] is not None:
+            kinds = kinds_in_words(device["peak_by_kind"] or {})
+            peak = f"peak {format_bytes(device['peak_bytes'])}" + (f" ({kinds})" if kinds else "")
+            table.add_row(f"device {device['device']}", peak)
+    if facts["imbalance"]:
+        table.add_row("imbalance", _imbalance_words(facts["imbalance"]))
+    table.add_row("run", facts["path"])
+    console.print(table, soft_wrap=True)
+
+
+def print_report(facts: Mapping[str, Any]) -> None:
+    """Everything that `show --json` tells, in tables."""
+    console = say.out()
+    console.print(Text(facts["run"], style="bold"))
+    console.print(_outcome_line(facts))
+    table = _pairs()
+    for label, words in _figures(facts):
+        table.add_row(label, words)
+    if facts["imbalance"]:
+        table.add_row("imbalance", _imbalance_words(facts["imbalance"]))
+    if facts["comm"]:
+        table.add_row("sent per step", _comm_words(facts["comm"]))
+    table.add_row("run", facts["path"])
+    if facts["weights"]:
+        table.add_row("weights", facts["weights"])
+    console.print(table, soft_wrap=True)
+    if any(device["peak_bytes"] is not None for device in facts["devices"]):
+        console.print()
+        console.print(_devices_table(facts["devices"], facts["source"]))
+    for item in facts["problems"]:
+        say.problem(Problem(**item))
+
+
+def _outcome_line(facts: Mapping[str, Any]) -> Text:
+    outcome = facts["outcome"]
+    planned = facts["steps_planned"]
+    words = Text(outcome, style=_STYLES.get(outcome, ""))
+    words.append(f"  {facts['steps']}{f'/{planned}' if planned else ''} steps", style="default not bold")
+    if facts["strategy"]:
+        words.append(f"  {_strategy_words(facts)}", style="default not bold")
+    if facts["source"]:
+        words.append(f"  {facts['source']}", style="dim not bold")
+    return words
+
+
+def _strategy_words(facts: Mapping[str, Any]) -> str:
+    """'dp (parallel_loss = true) on 4 devices': options that are not the default ones are named."""
+    card = STRATEGIES.get(facts["strategy"])
+    defaults = card.options().model_dump() if card else {}
+    changed = [
+        f"{name} = {str(value).lower() if isinstance(value, bool) else value}"
+        for name, value in facts["options"].items()
+        if defaults.get(name) != value
+    ]
+    options = f" ({', '.join(changed)})" if changed else ""
+    num_devices = len(facts["devices"])
+    where = f" on {num_devices} device{'s' if num_devices > 1 else ''}" if num_devices else ""
+    return f"{facts['strategy']}{options}{where}"
+
+
+def _figures(facts: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    loss = facts["loss"]
+    if loss["first"] is not None:
+        yield "loss", f"{loss_in_words(loss['first'])} to {loss_in_words(loss['last'])}"
+    evaluation = facts["evaluation"]
+    if evaluation:
+        accuracy = evaluation["accuracy"]
+        words = loss_in_words(evaluation["loss"])
+        yield "held-out loss", words + (f", accuracy {_percent(accuracy, 2)}" if accuracy is not None else "")
+    if facts["samples_per_s"] is not None:
+        yield "speed", f"{facts['samples_per_s']:.1f} samples/s{_step_words(facts['step_s'])}"
+    if facts["first_step_s"] is not None:
+        yield "first step", f"after {facts['first_step_s']:.1f} s"
+
+
+def _step_words(step_s: Mapping[str, float | None]) -> str:
+    if step_s["median"] is None or step_s["p99"] is None:
+        return ""
+    return f", step {step_s['median'] * 1000:.1f} ms (p99 {step_s['p99'] * 1000:.1f} ms)"
+
+
+def _imbalance_words(imbalance: Mapping[str, Any]) -> str:
+    ratio = imbalance["ratio"]
+    excess = imbalance["excess_bytes"]
+    sign = "+" if excess >= 0 else "-"
+    words = f"device {imbalance['device']} {sign}{format_bytes(abs(excess))} against the median of the others"
+    return words + (f" ({ratio:.2f}x)" if ratio is not None else "")
+
+
+def _comm_words(comm: Mapping[str, Any]) -> str:
+    sent = [_UNKNOWN if size is None else format_bytes(size) for size in comm["sent_bytes_per_step"]]
+    return f"{comm['algorithm']}: {', '.join(sent)}"
+
+
+def _devices_table(devices: Sequence[Mapping[str, Any]], source: str | None) -> Table:
+    """Peak bytes by kind, one column per device: kinds are many, devices few."""
+    table = _table(f"memory at each device's peak{f', {source}' if source else ''}")
+    table.add_column("")
+    for device in devices:
+        table.add_column(f"{device['device']} {device['name'] or ''}".rstrip(), justify="right")
+    kinds = [
+        kind for kind in MEMORY_KINDS if any((device["peak_by_kind"] or {}).get(kind) for device in devices)
+    ]
+    for kind in kinds:
+        sizes = [(device["peak_by_kind"] or {}).get(kind) for device in devices]
+        table.add_row(KIND_LABELS[kind], *map(_size, sizes))
+    table.add_row("peak", *(_size(device["peak_bytes"]) for device in devices), style="bold")
+    if any(device["utilisation_mean"] is not None for device in devices):
+        table.add_row("busy", *(_percent(device["utilisation_mean"]) for device in devices))
+    return table
+
+
+def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """The list of `rankdeck runs`."""
+    table = _table()
+    for heading in ("run", "outcome", "strategy"):
+        table.add_column(heading, no_wrap=heading == "run")
+    table.add_column("steps", justify="right")
+    table.add_column("started")
+    for row in rows:
+        started = row["started"]
+        ago = _UNKNOWN if started is None else f"{format_duration(time.time() - started)} ago"
+        outcome = Text(row["outcome"], style=_STYLES.get(row["outcome"], ""))
+        table.add_row(row["run"], outcome, row["strategy"] or _UNKNOWN, _count(row["steps"]), ago)
+    return table
+
+
+def gpus_table(gpus: Sequence[Gpu]) -> Table:
+    """The list of `rankdeck devices`."""
+    table = _table()
+    table.add_column("gpu", justify="right")
+    table.add_column("name")
+    for heading in ("used", "total", "busy", "temp", "power"):
+        table.add_column(heading, justify="right")
+    table.add_column("processes")
+    table.add_column("uuid")
+    for gpu in gpus:
+        celsius = _UNKNOWN if gpu.temperature_c is None else f"{gpu.temperature_c:.0f} C"
+        watts = _UNKNOWN if gpu.power_w is None else f"{gpu.power_w:.0f} W"
+        holders = ", ".join(
+            f"{process.name or process.pid} {_size(process.used_bytes)}" for process in gpu.processes
+        )
+        table.add_row(
+            str(gpu.index),
+            gpu.name,
+            _size(gpu.used_bytes),
+            _size(gpu.total_bytes),
+            _percent(gpu.utilisation),
+            celsius,
+            watts,
+            holders or _UNKNOWN,
+            gpu.uuid,
+        )
+    return table
+
+
+def _pairs() -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    return table
+
+
+def _table(title: str | None = None) -> Table:
+    return Table(
+        title=title, title_justify="left", title_style="dim", box=None, header_style="dim", pad_edge=False
+    )
+
+
+def _size(num_bytes: int | None) -> str:
+    return _UNKNOWN if num_bytes is None else format_bytes(num_bytes)
+
+
+def _percent(share: float | None, digits: int = 0) -> str:
+    return _UNKNOWN if share is None else f"{share * 100:.{digits}f} %"
+
+
+def _count(count: int | None) -> str:
+    return _UNKNOWN if count is None else str(count)

@@ -1,0 +1,149 @@
+"""`rankdeck train`: start a run, and stay with it until it has ended.
+
+Ctrl-C (or SIGTERM) asks the run to stop in order and waits; the second one stops it now; the third leaves.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankdeck.cli.options import AsJson, ConfigName, load_config
+
+if TYPE_CHECKING:
+    from rankdeck.cli.display import Display
+    from rankdeck.report import RunFigures
+    from rankdeck.rundir import RunDir
+
+INTERRUPTED = 130
+
+
+def train(
+    config: ConfigName,
+    devices: Annotated[
+        str | None, typer.Option(help="auto, cpu:4 (a rehearsal), gpu:all, gpu:0,2 or gpu:GPU-<uuid>.")
+    ] = None,
+    strategy: Annotated[
+        str | None, typer.Option(help="Another strategy, with its default options; see: rankdeck strategies.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As in --set train.steps=50.")
+    ] = None,
+    runs: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The folder that holds runs; ./runs by default.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="What the run is called.")] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Leave once the run is up; it goes on by itself.")
+    ] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Train a model as a configuration or a preset says, and show how it goes."""
+    chosen = load_config(config, strategy=strategy, devices=devices, name=name, overrides=overrides or ())
+
+    from rankdeck import rundir
+    from rankdeck.cli import say
+    from rankdeck.cli.display import choose
+    from rankdeck.launch.start import start
+
+    folder = runs.expanduser().absolute() if runs is not None else rundir.default_runs_folder()
+    run = start(
+        chosen,
+        runs=folder,
+        detach=detach,
+        command_line=["rankdeck", *sys.argv[1:]],
+        started=_command_started(),
+    )
+    if detach:
+        if as_json:
+            say.as_json({"run": run.name, "path": str(run.path)})
+        else:
+            typer.echo(run.path)
+        return 0
+    return _stay(run, choose(run, progress=not as_json), as_json=as_json)
+
+
+def _command_started() -> float:
+    """When this process began (Unix seconds): the time to the first step counts from there."""
+    import psutil
+
+    try:
+        return psutil.Process().create_time()
+    except psutil.Error:
+        return time.time()
+
+
+def _stay(run: RunDir, display: Display, *, as_json: bool) -> int:
+    """Show the run until its end. If the display's reader went away, the run is stopped: nobody sees it."""
+    from rankdeck.cli.follow import follow
+    from rankdeck.launch.control import request_stop, wait_ended
+
+    with _Interrupts(lambda now: request_stop(run, now=now), display.say) as interrupts:
+        try:
+            figures = follow(run, display, interrupts.act)
+        except BrokenPipeError:
+            request_stop(run)
+            wait_ended(run, timeout_s=30.0)
+            raise
+        return _finish(run, figures, as_json=as_json, interrupted=interrupts.count > 0)
+
+
+def _finish(run: RunDir, figures: RunFigures, *, as_json: bool, interrupted: bool) -> int:
+    from rankdeck import report
+    from rankdeck.cli import say
+    from rankdeck.cli.summary import print_summary
+
+    facts = report.summarise(run, figures)
+    if as_json:
+        say.as_json(facts)
+    else:
+        print_summary(facts)
+        if facts["outcome"] == "lost":
+            say.problem(report.lost_problem(run))
+        elif facts["outcome"] == "failed" and not figures.problems:
+            say.problem(report.failed_problem(run))
+    if interrupted and facts["outcome"] != "completed":
+        return INTERRUPTED
+    end = run.end()
+    return end.exit_code if end is not None else 1
+
+
+class _Interrupts:
+    """Counts Ctrl-C and SIGTERM while it is open; `act` does what they ask for, outside of the handler."""
+
+    def __init__(self, stop: Callable[[bool], object], tell: Callable[[str], None]) -> None:
+        self._stop = stop
+        self._tell = tell
+        self._done = 0
+        self.count = 0
+
+    def __enter__(self) -> _Interrupts:
+        self._before = {
+            number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+
+    def act(self) -> bool:
+        """Do what the signals since the last call ask for; False once the person has asked three times."""
+        while self._done < min(self.count, 2):
+            self._done += 1
+            now = self._done == 2
+            self._tell("stopping now" if now else "stopping; Ctrl-C again stops at once")
+            self._stop(now)
+        return self.count < 3
