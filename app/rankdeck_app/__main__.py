@@ -19,7 +19,7 @@ EXIT_MACHINE = 3
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="rankdeck-app",
-        description="Rankdeck's desktop app: train on several GPUs and see what every strategy costs on each.",
+        description="Train on several GPUs and see what every strategy costs on each of them.",
     )
     parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="a run's folder to open")
     parser.add_argument("--runs", type=Path, metavar="DIR", help="where runs are kept (<workspace>/runs)")

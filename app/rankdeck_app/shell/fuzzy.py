@@ -1,4 +1,9 @@
-"""How well typed letters match a title: in order, with gaps, best at the starts of words. Pure functions."""
+"""How well typed letters match a title. Pure functions.
+
+Every word of the query must occur in the text, its letters in order; a letter either follows the one before
+or begins a word, so that "spr" finds "Split Right" but not every title that happens to hold these letters
+somewhere.
+"""
 
 from __future__ import annotations
 
@@ -14,45 +19,39 @@ class Match:
 
 
 def fuzzy_match(query: str, text: str) -> Match | None:
-    """Every word of `query` must occur in `text`, its letters in order; None when one does not."""
+    """The match of all words of `query`, or None when one of them does not occur."""
     score, places = 0, set[int]()
     for word in query.lower().split():
-        best = _match_word(word, text)
-        if best is None:
+        found = _match_word(word, text)
+        if found is None:
             return None
-        score += best.score
-        places.update(best.at)
+        score += found.score
+        places.update(found.at)
     return Match(score * 100 - len(text), tuple(sorted(places)))
 
 
 def _match_word(word: str, text: str) -> Match | None:
+    """A whole occurrence wins, best at the start of a word; else the first chain of word starts and runs."""
     low = text.lower()
     whole = [at for at in range(len(low)) if low.startswith(word, at)]
     if whole:
         at = next((at for at in whole if _starts_word(text, at)), whole[0])
         bonus = 12 if at == 0 else 8 if _starts_word(text, at) else 4
         return Match(len(word) * 4 + bonus, tuple(range(at, at + len(word))))
-    places: list[int] = []
-    score, at = 0, 0
-    for letter in word:
-        starts = (i for i in range(at, len(low)) if low[i] == letter and _starts_word(text, i))
-        found = next(starts, low.find(letter, at))
-        if found < 0 or not _rest_fits(word[len(places) + 1 :], low, found + 1):
-            found = low.find(letter, at)
-        if found < 0:
-            return None
-        score += 3 if _starts_word(text, found) else 2 if places and found == places[-1] + 1 else 0
-        places.append(found)
-        at = found + 1
-    return Match(score, tuple(places))
+    places = _chain(word, text, low, 0, -1)
+    return Match(len(word) * 2, places) if places else None
 
 
-def _rest_fits(rest: str, low: str, start: int) -> bool:
-    for letter in rest:
-        start = low.find(letter, start) + 1
-        if start == 0:
-            return False
-    return True
+def _chain(word: str, text: str, low: str, start: int, before: int) -> tuple[int, ...] | None:
+    """Places of the letters of `word` from `start` on, `before` being the place of the letter ahead of it."""
+    if not word:
+        return ()
+    for at in range(start, len(low)):
+        if low[at] == word[0] and (at == before + 1 > 0 or _starts_word(text, at)):
+            rest = _chain(word[1:], text, low, at + 1, at)
+            if rest is not None:
+                return (at, *rest)
+    return None
 
 
 def _starts_word(text: str, at: int) -> bool:

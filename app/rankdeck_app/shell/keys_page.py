@@ -51,6 +51,7 @@ class KeysPage(Page):
         self.table.setHeaderLabels(_HEADERS)
         self.table.setRootIsDecorated(False)
         self.table.setUniformRowHeights(True)
+        self.table.setProperty("roomy", "true")
         self.table.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
         self.table.header().setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
         for column, width in enumerate((320, 200, 220)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from PySide6.QtCore import QSize, Qt
 from PySide6.QtWidgets import QListWidget, QListWidgetItem, QPushButton, QVBoxLayout
 
 from rankdeck_app.shell.page import Page
@@ -24,14 +25,15 @@ class NotificationsPage(Page):
         self._list = QListWidget()
         self._list.setAccessibleName("Notifications, newest first")
         self._list.setWordWrap(True)
-        self._list.setSpacing(4)
+        self._list.setIconSize(QSize(16, 16))
+        self._list.setProperty("roomy", "true")
         self._clear = QPushButton("Clear")
         self._clear.clicked.connect(self._forget)
         column = QVBoxLayout(self)
         column.setContentsMargins(16, 16, 16, 16)
         column.setSpacing(10)
         column.addWidget(self._list, 1)
-        column.addWidget(self._clear)
+        column.addWidget(self._clear, 0, Qt.AlignmentFlag.AlignRight)
         self.setFocusProxy(self._list)
         self._toasts.history_changed.connect(self._fill)
         self._theme.changed.connect(self._fill)

@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QApplication, QWidget
 
 from rankdeck_app.commands import Command, CommandTable
 from rankdeck_app.shell.palette import QuickItem
+from rankdeck_app.shell.title_bar import MENU_ORDER
 from rankdeck_app.theme import BUILT_IN, ThemeError
 
 if TYPE_CHECKING:
@@ -29,7 +30,29 @@ def gear_commands(table: CommandTable) -> list[Command]:
 
 
 def shell_commands(window: MainWindow) -> list[Command]:
-    return [*_file(window), *_palette(window), *_view(window), *_editor(window), *_groups(window)]
+    return [
+        *_file(window),
+        *_palette(window),
+        *_view(window),
+        *_editor(window),
+        *_groups(window),
+        *_menus(window),
+    ]
+
+
+def _menus(window: MainWindow) -> list[Command]:
+    """Alt and the first letter opens a menu."""
+    return [
+        Command(
+            f"menu.{name.lower()}",
+            f"View: Open the {name} Menu",
+            partial(window.title_bar.open_menu, name),
+            keys=(f"Alt+{name[0]}",),
+            when="!zenMode",
+            palette=False,
+        )
+        for name in MENU_ORDER
+    ]
 
 
 def _file(window: MainWindow) -> list[Command]:
@@ -60,7 +83,7 @@ def _file(window: MainWindow) -> list[Command]:
         Command("app.quit", "File: Quit", window.close, keys=("Ctrl+Q",), menu="File/9_quit"),
         Command(
             "notifications.show",
-            "Notifications: Show All",
+            "View: Show Notifications",
             lambda: window.editor.open(NOTIFICATIONS_PAGE),
             keys=("Ctrl+K Ctrl+N",),
             when="pageKind.notifications",
@@ -68,7 +91,7 @@ def _file(window: MainWindow) -> list[Command]:
         ),
         Command(
             "notifications.clear",
-            "Notifications: Close All",
+            "View: Close Notifications",
             window.toasts.clear,
             keys=("Ctrl+K Ctrl+Shift+N",),
         ),

@@ -1,8 +1,8 @@
 """The line at the bottom, 22 px: items by id, left and right, each with an optional command.
 
 An item with empty text is hidden. Its width grows with the text at once and shrinks only by more than a few
-characters, so that numbers do not jump. Where the window is too narrow, items of the lowest priority go
-first.
+characters, so that numbers do not jump. Where the window is too narrow, the items with the lowest
+`keep` go first.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class StatusItem(QAbstractButton):
         super().__init__()
         self.item_id = item_id
         self.priority = 0
+        self.keep = 0
         self._theme = theme
         self._commands = commands
         self._icon = ""
@@ -137,15 +138,18 @@ class StatusBar(QWidget):
         row.addStretch(1)
         row.addLayout(self._rows["right"])
 
-    def item(self, item_id: str, side: Side = "left", priority: int = 0, *, mono: bool = False) -> StatusItem:
+    def item(
+        self, item_id: str, side: Side = "left", priority: int = 0, *, keep: int = 0, mono: bool = False
+    ) -> StatusItem:
         """The item of that id, made on first use.
 
-        A higher priority stands nearer to the edge and stays longer.
+        A higher priority stands nearer to the window's edge. In a narrow window the lowest `keep` goes first.
         """
         found = self._items.get(item_id)
         if found is None:
             found = self._items[item_id] = StatusItem(item_id, self._theme, self._commands, mono)
             found.priority = priority
+            found.keep = keep
             items = self._sides[side]
             items.append(found)
             items.sort(key=lambda item: -item.priority if side == "left" else item.priority)
@@ -171,7 +175,7 @@ class StatusBar(QWidget):
 
     def _fit(self) -> None:
         free = self.width()
-        for item in sorted(self._items.values(), key=lambda item: -item.priority):
+        for item in sorted(self._items.values(), key=lambda item: (-item.keep, -item.priority)):
             wanted = bool(item.text())
             if wanted:
                 free -= item.sizeHint().width()

@@ -160,7 +160,6 @@ class EditorTabBar(QTabBar):
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
-        painter.fillRect(self.rect(), self._theme.color("editorGroupHeader.tabsBackground"))
         for index in range(min(self.count(), len(self.tabs))):
             self._paint_tab(painter, index, self.tabRect(index))
         if self._drop_at >= 0:

@@ -101,6 +101,22 @@ class Breadcrumbs(QWidget):
         painter.end()
 
 
+class TabStrip(QWidget):
+    """The row behind tabs and buttons, with the line that the active tab interrupts."""
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
+        self._theme = theme
+        self.setFixedHeight(HEIGHT)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.fillRect(self.rect(), self._theme.color("editorGroupHeader.tabsBackground"))
+        line = QRect(0, HEIGHT - 1, self.width(), 1)
+        painter.fillRect(line, self._theme.color("editorGroupHeader.tabsBorder"))
+        painter.end()
+
+
 class TabGroup(QWidget):
     """`emptied` when the last tab left, `dropped` with zone and index when a tab was dropped here."""
 
@@ -123,10 +139,7 @@ class TabGroup(QWidget):
         self.bar = EditorTabBar(services.theme)
         self._actions = QHBoxLayout()
         self._actions.setSpacing(2)
-        self._strip = QWidget()
-        self._strip.setObjectName("tabStrip")
-        self._strip.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
-        self._strip.setFixedHeight(HEIGHT)
+        self._strip = TabStrip(services.theme)
         strip = QHBoxLayout(self._strip)
         strip.setContentsMargins(0, 0, 8, 0)
         strip.setSpacing(2)

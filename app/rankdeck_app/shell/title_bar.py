@@ -75,7 +75,7 @@ class TitleBar(QWidget):
             self.menu_bar.clear()
             self._menus = {}
             for name in ordered:
-                menu = QMenu(f"&{name}", self.menu_bar)
+                menu = QMenu(name, self.menu_bar)
                 menu.aboutToShow.connect(lambda name=name: self._fill(name))
                 self.menu_bar.addMenu(menu)
                 self._menus[name] = menu
@@ -86,6 +86,12 @@ class TitleBar(QWidget):
         """The menu as it would open now."""
         self._fill(name)
         return self._menus[name]
+
+    def open_menu(self, name: str) -> None:
+        """Open a menu by keyboard; the arrow keys lead on to the others."""
+        if name in self._menus and self._menus[name].menuAction().isVisible():
+            self.menu_bar.setFocus(Qt.FocusReason.MenuBarFocusReason)
+            self.menu_bar.setActiveAction(self._menus[name].menuAction())
 
     def _commands_in(self, name: str) -> list[Command]:
         return [c for c in self._services.commands if c.menu.split("/")[0] == name]

@@ -285,7 +285,7 @@ class MainWindow(QWidget):
             self._show_frames(self.clock.stats())
 
     def _on_theme(self) -> None:
-        item = self.status.item("theme", "right", 10)
+        item = self.status.item("theme", "right", 90, keep=-2)
         item.set_text(self.theme.name)
         item.set_tooltip("Choose a colour theme")
         item.set_command("theme.choose")
@@ -297,7 +297,7 @@ class MainWindow(QWidget):
         item.set_command("notifications.show")
 
     def _show_frames(self, stats: FrameStats | None) -> None:
-        item = self.status.item("frames", "right", 20, mono=True)
+        item = self.status.item("frames", "right", 80, keep=-1)
         if stats is None or not self.settings.get_bool("window.show_frame_time"):
             item.set_text("")
             return

@@ -2,10 +2,12 @@
 
 Widgets ask for a look by property, never by a style sheet of their own:
 
-    QPushButton  kind = "primary" | "link"              (plain: the secondary look)
+    QPushButton  kind = "primary" | "link" | "quiet" | "segment"    (plain: the secondary look)
     QToolButton  kind = "tool"                          flat, with a hover
     QLabel       tone = "dim" | "small" | "title" | "section" | "error" | "warning" | "mono"
     QFrame       kind = "card" | "floating" | "line"
+    QComboBox    compact = "true" (in the panel's header); fields: invalid = "true"
+    item views   roomy = "true" for rows of 22 px
 
 `set_look` sets such a property and repolishes the widget when it is already shown.
 """
@@ -13,6 +15,7 @@ Widgets ask for a look by property, never by a style sheet of their own:
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from PySide6.QtWidgets import QWidget
@@ -44,6 +47,13 @@ QPushButton[kind="primary"]:focus { border-color: @foreground; }
 QPushButton[kind="primary"]:disabled { background: @button.secondaryBackground; color: @disabledForeground; }
 QPushButton[kind="link"] { background: transparent; color: @textLink.foreground; padding: 0 2px; text-align:
   left; }
+QPushButton[kind="quiet"] { background: transparent; color: @descriptionForeground; padding: 0 2px; }
+QPushButton[kind="quiet"]:hover, QPushButton[kind="quiet"]:focus { color: @textLink.foreground; }
+QPushButton[kind="segment"] { background: transparent; color: @descriptionForeground; border-radius: 3px;
+  border: 1px solid @dropdown.border; padding: 2px 10px; }
+QPushButton[kind="segment"]:checked { background: @button.secondaryHoverBackground; color: @foreground; }
+QPushButton[kind="segment"]:focus { border-color: @focusBorder; }
+QPushButton[kind="segment"]:disabled { color: @disabledForeground; }
 QToolButton[kind="tool"] { background: transparent; border: 1px solid transparent; border-radius: 4px;
   padding: 2px; }
 QToolButton[kind="tool"]:hover { background: @toolbar.hoverBackground; }
@@ -75,10 +85,27 @@ QLineEdit[invalid="true"], QAbstractSpinBox[invalid="true"], QComboBox[invalid="
   border-color: @inputValidation.errorBorder; }
 QLineEdit:disabled, QAbstractSpinBox:disabled, QComboBox:disabled { color: @disabledForeground; }
 QComboBox[compact="true"], QLineEdit[compact="true"] { min-height: 16px; padding: 1px 6px; font-size: 11px; }
+QComboBox::drop-down { border: 0; width: 20px; }
+QComboBox::down-arrow { image: none; }
+QAbstractSpinBox QLineEdit, QComboBox QLineEdit { border: 0; padding: 0; min-height: 0; background:
+  transparent; }
+QComboBox::drop-down { border: 0; width: 20px; }
+QComboBox::down-arrow { image: url(@images/chevron-down.png); width: 12px; height: 12px; }
+QAbstractSpinBox { padding-right: 20px; }
+QAbstractSpinBox QLineEdit { border: 0; padding: 0; min-height: 0; background: transparent; }
+QAbstractSpinBox::up-button, QAbstractSpinBox::down-button { border: 0; width: 18px; background: transparent;
+  }
+QAbstractSpinBox::up-arrow { image: url(@images/chevron-up.png); width: 10px; height: 10px; }
+QAbstractSpinBox::down-arrow { image: url(@images/chevron-down.png); width: 10px; height: 10px; }
+QTabBar::scroller { width: 40px; }
+QTabBar QToolButton { background: @editorGroupHeader.tabsBackground; border: 0; }
+QTabBar QToolButton::left-arrow { image: url(@images/chevron-left.png); width: 12px; height: 12px; }
+QTabBar QToolButton::right-arrow { image: url(@images/chevron-right.png); width: 12px; height: 12px; }
 QComboBox QAbstractItemView { background: @dropdown.listBackground; color: @dropdown.foreground;
   border: 1px solid @dropdown.border; selection-background-color: @list.activeSelectionBackground;
   selection-color: @list.activeSelectionForeground; outline: 0; }
 QAbstractItemView { border: 0; outline: 0; background: transparent; }
+QAbstractItemView[roomy="true"]::item { min-height: 22px; }
 QHeaderView::section { background: @sideBar.background; color: @descriptionForeground; border: 0;
   border-bottom: 1px solid @sideBar.border; padding: 4px 8px; font-size: 11px; }
 QScrollArea, QPlainTextEdit, QTextEdit, QStackedWidget { border: 0; background: transparent; }
@@ -100,17 +127,17 @@ QWidget#activityBar { background: @activityBar.background; border-right: 1px sol
 QWidget#sideBar { background: @sideBar.background; border-right: 1px solid @sideBar.border; }
 QWidget#sideBarFooter { background: @sideBar.background; }
 QWidget#editorArea, QWidget#tabGroup { background: @editor.background; }
-QWidget#tabStrip { background: @editorGroupHeader.tabsBackground; }
 QWidget#panel { background: @panel.background; border-top: 1px solid @panel.border; }
 QWidget#statusBar { background: @statusBar.background; border-top: 1px solid @statusBar.border; }
 """
 
+_IMAGES = (Path(__file__).parent / "images").as_posix()
 _COLOR = re.compile(r"@([A-Za-z]+(?:\.[A-Za-z]+)*)")
 
 
 def style_sheet(theme: Theme) -> str:
     """The style sheet with every @id replaced by the theme's colour."""
-    return _COLOR.sub(lambda match: theme.hex(match[1]), _SHEET)
+    return _COLOR.sub(lambda match: theme.hex(match[1]), _SHEET.replace("@images", _IMAGES))
 
 
 def set_look(widget: QWidget, **properties: str) -> None:
