@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ast
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,9 @@ from pathlib import Path
 import rankdeck
 
 ENGINE = Path(rankdeck.__file__).parent
+CHECKOUT = Path(__file__).resolve().parents[2]
+NO_OTHER_VIEW = "no view imports another view"
+NO_OTHER_STRATEGY = "no strategy imports another strategy"
 
 # Floor 1: what the app may import of the engine, and every command that needs no model.
 FLOOR_1 = (
@@ -83,3 +88,51 @@ def test_a_module_above_floor_1_is_seen_to_import_torch() -> None:
 def test_the_parent_package_stays_empty() -> None:
     tree = ast.parse((ENGINE / "__init__.py").read_text())
     assert not [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+
+
+def test_every_package_folder_is_a_package() -> None:
+    """Without __init__.py a folder drops out of the layers that import-linter checks."""
+    folders = {file.parent for root in (ENGINE, CHECKOUT / "app/rankdeck_app") for file in root.rglob("*.py")}
+    assert [str(folder) for folder in sorted(folders) if not (folder / "__init__.py").is_file()] == []
+
+
+def _lint_imports(checkout: Path) -> subprocess.CompletedProcess[str]:
+    """What import-linter says of a copy of the sources."""
+    return subprocess.run(
+        [Path(sys.executable).with_name("lint-imports"), "--no-cache"],
+        cwd=checkout,
+        env={**os.environ, "PYTHONPATH": f"{checkout / 'engine'}:{checkout / 'app'}", "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_imports_that_are_not_allowed_are_caught(tmp_path: Path) -> None:
+    for folder in ("engine", "app"):
+        shutil.copytree(CHECKOUT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(CHECKOUT / "pyproject.toml", tmp_path)
+    forbidden = {
+        "engine/rankdeck/units.py": ("rankdeck.train", "the engine imports down its floors only"),
+        "engine/rankdeck/losses.py": ("PySide6.QtCore", "the engine knows neither the app nor Qt"),
+        "engine/rankdeck/events.py": ("torch", "floor 1 never imports torch"),
+        "app/rankdeck_app/files.py": ("torch", "the app imports floor 1 of the engine only, never torch"),
+        "app/rankdeck_app/state/series.py": ("rankdeck_app.shell.tab", "state knows no widget"),
+        "app/rankdeck_app/views/launch/model.py": (
+            "rankdeck_app.views.dashboard",
+            "no view imports another view",
+        ),
+        "engine/rankdeck/strategies/ddp.py": (
+            "rankdeck.strategies.single",
+            "no strategy imports another strategy",
+        ),
+        "engine/rankdeck/launch/guard.py": ("psutil", "the guard is standard library only"),
+    }
+    for file, (module, _) in forbidden.items():
+        with (tmp_path / file).open("a") as source:
+            source.write(f"\nimport {module}\n")
+    done = _lint_imports(tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    kept = [contract for _, contract in forbidden.values() if f"{contract} BROKEN" not in done.stdout]
+    assert kept == [], done.stdout

@@ -1,0 +1,52 @@
+"""What the app may bring into its process, proven in interpreters of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import rankdeck_app
+
+APP = Path(rankdeck_app.__file__).parent
+
+
+def _modules(package: str = "") -> list[str]:
+    """Every module of the app, or of one of its packages, found without importing any."""
+    files = [file.relative_to(APP.parent).with_suffix("") for file in (APP / package).rglob("*.py")]
+    parts = [file.parts[:-1] if file.name == "__init__" else file.parts for file in files]
+    return sorted(".".join(part) for part in parts if part[-1] != "__main__")
+
+
+def _loaded_by(modules: list[str], asked: list[str]) -> list[str]:
+    script = (
+        "import importlib, json, sys\n"
+        "modules, asked = json.loads(sys.argv[1])\n"
+        "for module in modules: importlib.import_module(module)\n"
+        "print(json.dumps([name for name in asked if name in sys.modules]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, json.dumps([modules, asked])],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return list(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_the_whole_app_imports_no_torch() -> None:
+    assert len(_modules()) > 30
+    assert _loaded_by(_modules(), ["torch", "rankdeck.train", "rankdeck.launch"]) == []
+
+
+def test_state_is_qt_core_only() -> None:
+    state = _modules("state")
+    assert state
+    assert _loaded_by(state, ["PySide6.QtWidgets", "PySide6.QtGui", "pyqtgraph", "torch"]) == []
+
+
+def test_a_widget_is_seen_to_import_qt_widgets() -> None:
+    assert _loaded_by(["rankdeck_app.shell.tab"], ["PySide6.QtWidgets"]) == ["PySide6.QtWidgets"]
