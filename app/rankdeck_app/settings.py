@@ -67,7 +67,11 @@ OPTIONS: tuple[Option, ...] = (
         "runs.dir",
         "",
         "Folder in which new runs are kept. Empty: the folder runs in the workspace.",
-        needs_restart=True,
+    ),
+    Option(
+        "engine.python",
+        "",
+        "Python that runs the engine, with rankdeck installed in it. Empty: the one that runs the app.",
     ),
     Option("window.restore_tabs", True, "Open the tabs of the last session at start."),
     Option("window.frame_rate", 30, "Frames per second of live views.", minimum=5, maximum=60),

@@ -1,0 +1,249 @@
+"""The run that is being configured: TOML text, what it says, and what is wrong with it.
+
+The text is the truth: the form changes single values in it (comments and order stay), the editor replaces it,
+a preset or a file brings a new one. Every change is validated at once by the engine's own rules, so a problem
+has the path and the line that the command line would name. Text that is no TOML keeps the last tables for
+showing and cannot be changed by the form. The draft is kept in one file and is there again at the next start.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+from PySide6.QtCore import QObject, QTimer, Signal
+from tomlkit.items import InlineTable
+
+from rankdeck.config import RunConfig, from_text
+from rankdeck.config_checks import CARDS
+from rankdeck.errors import ConfigError, Problem
+from rankdeck_app.files import write_whole
+
+Place = tuple[str, ...]
+SAVE_DELAY_MS = 500
+# Where the options of a chosen card stand: in a table of their own, or beside its `use`.
+_ARGS_PLACES = {("model",), ("data",)}
+_INLINE = {"args", "optimizer", "schedule"}
+_UNTITLED = "run"
+
+
+class Draft(QObject):
+    """`changed`: text, tables or problems are new. `replaced`: the whole of it is another configuration."""
+
+    changed = Signal()
+    replaced = Signal()
+
+    def __init__(self, file: Path, folder: Path, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._file = file
+        self.text = ""
+        self.folder = folder
+        self.stem = _UNTITLED
+        self.source: Path | None = None
+        self.origin = ""
+        self.tables: dict[str, Any] = {}
+        self.config: RunConfig | None = None
+        self.problems: list[Problem] = []
+        self._saving = QTimer(self, interval=SAVE_DELAY_MS, singleShot=True)
+        self._saving.timeout.connect(self.save_now)
+        self.is_restored = self._restore()
+        self._validate()
+
+    # What it says
+
+    @property
+    def is_valid(self) -> bool:
+        return self.config is not None
+
+    @property
+    def is_toml(self) -> bool:
+        """Whether the text can be read at all; without that the form cannot change it."""
+        return not any(problem.code == "toml" for problem in self.problems)
+
+    @property
+    def name(self) -> str:
+        name = self.tables.get("name")
+        return name if isinstance(name, str) and name.strip() else self.stem
+
+    def value(self, place: Place) -> Any:
+        """What the text says at a place, or None where it says nothing."""
+        value: Any = self.tables
+        for depth, key in enumerate(place):
+            if isinstance(value, str) and depth == len(place) - 1 and key == "use":
+                return value  # strategy = "dp" is short for strategy.use = "dp"
+            if not isinstance(value, dict) or key not in value:
+                return None
+            value = value[key]
+        return value
+
+    def problems_at(self, place: Place) -> list[Problem]:
+        """Problems of this option or of something inside it."""
+        dotted = ".".join(place)
+        return [p for p in self.problems if p.path is not None and (p.path + ".").startswith(dotted + ".")]
+
+    # Changing it
+
+    def set_text(self, text: str) -> None:
+        """The editor's text, as typed."""
+        if text != self.text:
+            self.text = text
+            self._after_change()
+
+    def set_value(self, place: Place, value: Any) -> None:
+        """Write one option into the text; None takes it out. Text that is no TOML stays as it is."""
+        self.set_values({place: value})
+
+    def set_values(self, values: dict[Place, Any]) -> None:
+        """Write several options in one change."""
+        if not self.is_toml:
+            return
+        document = tomlkit.parse(self.text)
+        for place, value in values.items():
+            _write(document, place, value)
+        self.set_text(tomlkit.dumps(document))
+
+    def choose(self, place: Place, use: str) -> None:
+        """Choose a card (("strategy",), "ddp"): options that the new card has keep their values, the others
+        go. A person's own "module:factory" keeps them all.
+        """
+        if not self.is_toml:
+            return
+        document = tomlkit.parse(self.text)
+        _write(document, (*place, "use"), use)
+        card = CARDS[place][1].get(use)
+        holder = (*place, "args") if place in _ARGS_PLACES else place
+        given = self.value(holder)
+        if card is not None and isinstance(given, dict):
+            for key in given:
+                beside = holder == place and (key == "use" or place == ("loss",))
+                if not beside and key not in card.options.model_fields:
+                    _write(document, (*holder, key), None)
+        self.set_text(tomlkit.dumps(document))
+
+    def replace(
+        self, text: str, *, folder: Path, stem: str, source: Path | None = None, origin: str = ""
+    ) -> None:
+        """Start over from another configuration. `source` is the file that Save writes, if there is one;
+        `origin` says in words where the text came from.
+        """
+        self.text, self.folder, self.stem = text, folder, stem
+        self.source, self.origin = source, origin
+        self._after_change()
+        self.replaced.emit()
+
+    def open_file(self, path: Path) -> None:
+        """Raises OSError or UnicodeDecodeError: the file cannot be read; the draft stays as it was."""
+        text = path.read_text(encoding="utf-8")
+        self.replace(text, folder=path.resolve().parent, stem=path.stem, source=path, origin=path.name)
+
+    def save_as(self, path: Path) -> None:
+        """Write the text to a .toml file, and make it the one that Save writes.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        write_whole(path, self.text)
+        self.source, self.origin = path, path.name
+        # Relative paths start at the file's folder from now on, as they will when the file is opened.
+        self.folder, self.stem = path.resolve().parent, path.stem
+        self._after_change()
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the source file holds this text."""
+        if self.source is None:
+            return False
+        try:
+            return self.source.read_text(encoding="utf-8") == self.text
+        except (OSError, UnicodeDecodeError):
+            return False
+
+    # Keeping it
+
+    def save_now(self) -> None:
+        """Keep the draft for the next start; a failure costs only that."""
+        self._saving.stop()
+        kept = {
+            "text": self.text,
+            "folder": str(self.folder),
+            "stem": self.stem,
+            "source": None if self.source is None else str(self.source),
+            "origin": self.origin,
+        }
+        try:
+            write_whole(self._file, json.dumps(kept, indent=1) + "\n")
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        if self._saving.isActive():
+            self.save_now()
+
+    def _restore(self) -> bool:
+        try:
+            kept = json.loads(self._file.read_text("utf-8"))
+            self.text = str(kept["text"])
+            self.folder, self.stem = Path(kept["folder"]), str(kept["stem"])
+            self.source = None if kept["source"] is None else Path(kept["source"])
+            self.origin = str(kept["origin"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+        return True
+
+    def _after_change(self) -> None:
+        self._validate()
+        self._saving.start()
+        self.changed.emit()
+
+    def _validate(self) -> None:
+        try:
+            self.tables = tomllib.loads(self.text)
+        except tomllib.TOMLDecodeError:
+            pass  # from_text says it, with the line
+        try:
+            self.config = from_text(self.text, folder=self.folder, stem=self.stem)
+            self.problems = []
+        except ConfigError as error:
+            self.config = None
+            self.problems = error.problems
+
+
+def _write(document: Any, place: Place, value: Any) -> None:
+    """Set or remove one key, making the tables on the way; `strategy = "dp"` becomes a table first."""
+    table = document
+    for depth, key in enumerate(place[:-1]):
+        inner = table.get(key)
+        if isinstance(inner, str) or inner is None:
+            if value is None and inner is None:
+                return
+            fresh: Any = tomlkit.inline_table() if key in _INLINE or depth else tomlkit.table()
+            if isinstance(inner, str):
+                fresh["use"] = inner
+                table.remove(key)
+            table[key] = fresh
+            inner = table[key]
+        if not isinstance(inner, dict):
+            return
+        table = inner
+    if value is None:
+        table.pop(place[-1], None)
+    else:
+        table[place[-1]] = list(value) if isinstance(value, tuple) else value
+    if isinstance(table, InlineTable):
+        _tidy(document, place[:-1], table)
+
+
+def _tidy(document: Any, place: Place, table: Any) -> None:
+    """Write an inline table anew: tomlkit puts no space after the comma of an added key."""
+    holder = document
+    for key in place[:-1]:
+        holder = holder[key]
+    fresh = tomlkit.inline_table()
+    values = table.unwrap()
+    if "use" in values:
+        fresh["use"] = values.pop("use")
+    fresh.update(values)
+    holder[place[-1]] = fresh

@@ -1,0 +1,210 @@
+"""Starting the engine, and asking it things: the only place where the app runs `python -m rankdeck`.
+
+A launch writes the configuration to a file, runs `train FILE --runs DIR --detach --json` in the workspace and
+ends with one line on stdout: `{run, path}` or `{problems: [...]}`. From then on the run belongs to its guard;
+the app reads the run's directory and may die. Several launches may be under way at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from PySide6.QtCore import QObject, QProcess, QProcessEnvironment, Signal
+
+from rankdeck.errors import Problem
+
+# How long the window's end waits for a launch that has begun: killed half-way, the run would not start.
+CLOSING_WAIT_MS = 15_000
+
+
+def engine_environment() -> QProcessEnvironment:
+    """This process's environment without what is meant for the app's own Qt."""
+    environment = QProcessEnvironment.systemEnvironment()
+    for name in environment.keys():  # noqa: SIM118 - a Qt object, not a dict
+        if name.startswith("QT_"):
+            environment.remove(name)
+    return environment
+
+
+def parse_problems(text: str) -> list[Problem]:
+    """The problems in `{problems: [...]}`, wherever it stands among the lines; empty when there is none."""
+    for line in [text, *text.splitlines()]:
+        if '"problems"' not in line:
+            continue
+        try:
+            items = json.loads(line)["problems"]
+            known = [{key: value for key, value in item.items() if value is not None} for item in items]
+            return [msgspec.convert(item, Problem, strict=False) for item in known]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return []
+
+
+class Question(QObject):
+    """One command of the engine, run to its end. `answered` brings exit code, stdout and stderr; an engine
+    that cannot be started at all answers with exit code -1 and the reason as stderr.
+    """
+
+    answered = Signal(int, str, str)
+
+    def __init__(self, python: str, arguments: Sequence[str], folder: Path, parent: QObject) -> None:
+        super().__init__(parent)
+        self._process = QProcess(self)
+        self._process.setProgram(python)
+        self._process.setArguments(["-P", "-m", "rankdeck", *arguments])
+        self._process.setProcessEnvironment(engine_environment())
+        self._process.setStandardInputFile(QProcess.nullDevice())
+        if folder.is_dir():
+            self._process.setWorkingDirectory(str(folder))
+        self._process.finished.connect(self._finished)
+        self._process.errorOccurred.connect(self._failed)
+
+    def start(self) -> None:
+        self._process.start()
+
+    def cancel(self) -> None:
+        self._process.terminate()
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.state() != QProcess.ProcessState.NotRunning
+
+    def wait(self, timeout_ms: int) -> bool:
+        return not self.is_running or self._process.waitForFinished(timeout_ms)
+
+    def end(self) -> None:
+        """Stop it now, without an answer."""
+        self._process.finished.disconnect(self._finished)
+        self._process.errorOccurred.disconnect(self._failed)
+        if self.is_running:
+            self._process.kill()
+            self._process.waitForFinished(2000)
+
+    def _finished(self, exit_code: int, status: QProcess.ExitStatus) -> None:
+        out = bytes(self._process.readAllStandardOutput().data()).decode("utf-8", "replace")
+        err = bytes(self._process.readAllStandardError().data()).decode("utf-8", "replace")
+        code = exit_code if status == QProcess.ExitStatus.NormalExit else -1
+        self.answered.emit(code, out, err)
+
+    def _failed(self, error: QProcess.ProcessError) -> None:
+        if error == QProcess.ProcessError.FailedToStart:
+            self.answered.emit(-1, "", f"{self._process.program()}: {self._process.errorString()}")
+
+
+class Launch(QObject):
+    """One press of the button: `arrived` brings the run's directory, `refused` the problems."""
+
+    arrived = Signal(Path)
+    refused = Signal(list)
+
+    def __init__(self, name: str, file: Path, question: Question, parent: QObject) -> None:
+        super().__init__(parent)
+        self.name = name
+        self.path: Path | None = None
+        self.problems: list[Problem] = []
+        self.question = question
+        self._file = file
+        self._cancelled = False
+        question.setParent(self)
+        question.answered.connect(self._answered)
+
+    @property
+    def is_pending(self) -> bool:
+        return self.path is None and not self.problems
+
+    def cancel(self) -> None:
+        """Give up while the engine is still starting; a run that has begun is stopped, not cancelled."""
+        self._cancelled = True
+        self.question.cancel()
+
+    def _answered(self, exit_code: int, out: str, err: str) -> None:
+        self._file.unlink(missing_ok=True)
+        path = _run_path(out)
+        if path is not None:
+            self.path = path
+            self.arrived.emit(path)
+            return
+        self.problems = self._problems_of(exit_code, out, err)
+        self.refused.emit(self.problems)
+
+    def _problems_of(self, exit_code: int, out: str, err: str) -> list[Problem]:
+        if self._cancelled:
+            return [Problem("cancelled", f"{self.name} was cancelled before it began.", severity="info")]
+        problems = parse_problems(out) or parse_problems(err)
+        if problems:
+            return problems
+        said = " ".join((err.strip() or out.strip()).splitlines()[-3:]) or "it said nothing"
+        advice = "See that the setting engine.python names a Python with rankdeck installed."
+        return [Problem("engine", f"The engine ended with {exit_code}: {said}", advice=advice)]
+
+
+def _run_path(out: str) -> Path | None:
+    for line in reversed(out.splitlines()):
+        try:
+            value: Any = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict) and isinstance(value.get("path"), str) and "run" in value:
+            return Path(value["path"])
+    return None
+
+
+class Engine(QObject):
+    """Starts launches and stops. `python` is read anew each time: a changed setting counts at once."""
+
+    def __init__(self, launch_folder: Path, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.python = sys.executable
+        self._launch_folder = launch_folder
+        self._count = 0
+        self._launches: list[Launch] = []
+        self._questions: list[Question] = []
+
+    def launch(self, name: str, config_toml: str, *, runs: Path, workspace: Path) -> Launch:
+        """Begin a run of the configuration; several may begin at once.
+
+        Raises:
+            OSError: the configuration's file, or the workspace, cannot be written.
+        """
+        workspace.mkdir(parents=True, exist_ok=True)
+        self._launch_folder.mkdir(parents=True, exist_ok=True)
+        self._count += 1
+        file = self._launch_folder / f"{os.getpid()}-{self._count}.toml"
+        file.write_text(config_toml, encoding="utf-8")
+        arguments = ["train", str(file), "--runs", str(runs), "--detach", "--json"]
+        launch = Launch(name, file, Question(self.python, arguments, workspace, self), self)
+        self._launches.append(launch)
+        launch.question.answered.connect(lambda *_: self._forget(launch))
+        launch.question.start()
+        return launch
+
+    def stop(self, run: Path, *, now: bool = False) -> Question:
+        """Ask a run to end: in order, or at once with `now`."""
+        return self.ask(["stop", str(run), *(["--now"] if now else [])])
+
+    def ask(self, arguments: Sequence[str], folder: Path | None = None) -> Question:
+        """Any other command; the answer comes through `Question.answered`."""
+        question = Question(self.python, arguments, folder or Path.cwd(), self)
+        self._questions.append(question)
+        question.answered.connect(lambda *_: self._questions.remove(question))
+        question.answered.connect(question.deleteLater)
+        question.start()
+        return question
+
+    def close(self) -> None:
+        """Let launches that have begun reach their guard, and end the rest."""
+        for launch in list(self._launches):
+            launch.question.wait(CLOSING_WAIT_MS)
+        for question in list(self._questions):
+            question.end()
+        self._questions.clear()
+
+    def _forget(self, launch: Launch) -> None:
+        if launch in self._launches:
+            self._launches.remove(launch)

@@ -1,0 +1,254 @@
+"""What the ranks say: their logs and the steps of their events as lines, the last ones of a run only.
+
+A thread tails `logs/*.out`, `*.err` and the event files from near their ends, and hands over lists of lines;
+the model keeps a bounded number of them, so a run of a day costs what one of a minute does. Steps that are
+faster than the eye come as one line for each batch that the rank wrote.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QPersistentModelIndex, Qt
+
+from rankdeck import events
+from rankdeck.rundir import Cursor, EventReader, RunDir
+
+MAX_LINES = 20_000
+TAIL_BYTES = 256 << 10
+POLL_S = 0.1
+_MAX_LINE_CHARS = 4_000
+_TRIM = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """`t` is Unix time, None where a log line is older than the reader. `rank` None: the run as a whole."""
+
+    t: float | None
+    rank: int | None
+    text: str
+    tone: str = "normal"  # normal | warning | error | dim
+
+    @property
+    def source(self) -> str:
+        return "run" if self.rank is None else f"rank {self.rank}"
+
+    @property
+    def clock(self) -> str:
+        if self.t is None:
+            return ""
+        return time.strftime("%H:%M:%S", time.localtime(self.t)) + f".{int(self.t % 1 * 1000):03d}"
+
+    def plain(self) -> str:
+        """The line as it is copied."""
+        return f"{self.clock} [{self.source}] {self.text}".strip()
+
+
+def line_of(event: events.AnyEvent) -> Line | None:
+    """An event as a line, or None for those that other views show."""
+    if isinstance(event, events.Steps):
+        return _step_line(event)
+    if isinstance(event, events.Evaluation):
+        accuracy = "" if event.accuracy is None else f" accuracy {event.accuracy:.2%}"
+        text = f"evaluation at step {event.step}: held-out loss {event.loss:.4f}{accuracy}"
+        return Line(event.t, None, text)
+    if isinstance(event, events.ProblemRaised):
+        problem = event.problem
+        tone = "warning" if problem.severity == "warning" else "error"
+        text = f"{problem.severity}: {problem.message} {problem.advice or ''}".strip()
+        return Line(event.t, problem.rank, text, tone)
+    if isinstance(event, events.RankStarted | events.Phase):
+        return Line(event.t, event.rank, event.phase, "dim")
+    if isinstance(event, events.RunStarted):
+        return Line(event.t, None, f"attempt {event.attempt}: {event.strategy}, {event.steps} steps", "dim")
+    if isinstance(event, events.RankEnded):
+        return Line(event.t, event.rank, f"{event.reason} at step {event.step}", "dim")
+    if isinstance(event, events.RunEnded):
+        tone = "error" if event.outcome == "failed" else "dim"
+        return Line(event.t, None, f"{event.outcome}, exit code {event.exit_code}", tone)
+    return None
+
+
+def _step_line(event: events.Steps) -> Line | None:
+    """The last step of the batch."""
+    num = max(len(event.ended), len(event.samples), len(event.step_s))
+    if num == 0:
+        return None
+    parts = [f"step {event.first + num - 1}"]
+    total = event.loss_sum[-1] if event.loss_sum else None
+    if total is not None and event.count and event.count[-1]:
+        parts.append(f"loss {total / event.count[-1]:.4f}")
+    if event.lr:
+        parts.append(f"lr {event.lr[-1]:.1e}")
+    if event.samples and event.step_s and event.step_s[-1] > 0:
+        parts.append(f"{event.samples[-1] / event.step_s[-1]:.0f} samples/s")
+    return Line(event.ended[-1] if event.ended else event.t, event.rank, " ".join(parts))
+
+
+class OutputTail(threading.Thread):
+    """Follows one run until `stop`. `batches` is safe to pop from elsewhere."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(name=f"output {path.name}", daemon=True)
+        self.batches: deque[list[Line]] = deque()
+        self._run = RunDir(path)
+        self._reader = EventReader(self._run)
+        self._offsets: dict[Path, int] = {}
+        self._rests: dict[Path, bytes] = {}
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self.is_alive():
+            self.join(timeout=5)
+
+    def run(self) -> None:
+        first = True
+        while not self._stopping.is_set():
+            lines = [*self._new_log_lines(first), *self._new_event_lines()]
+            if first:
+                lines.sort(key=lambda line: line.t or 0.0)
+                lines = lines[-MAX_LINES:]
+            first = False
+            if lines:
+                self.batches.append(lines)
+            self._stopping.wait(POLL_S)
+
+    def _new_event_lines(self) -> Iterator[Line]:
+        for path in self._files(self._run.events_folder, ".jsonl"):
+            if path.name not in self._reader.cursors and not path.name.startswith("sampler"):
+                self._reader.cursors[path.name] = Cursor(offset=_near_end(path))
+        for _, event in self._reader.read(4 << 20):
+            line = line_of(event)
+            if line is not None:
+                yield line
+
+    def _new_log_lines(self, first: bool) -> Iterator[Line]:
+        for path in self._files(self._run.logs_folder, ".out", ".err"):
+            if path not in self._offsets:
+                self._offsets[path] = _near_end(path)
+            yield from self._log_lines(path, first)
+
+    def _log_lines(self, path: Path, first: bool) -> Iterator[Line]:
+        try:
+            with path.open("rb") as file:
+                file.seek(self._offsets[path])
+                data = file.read(4 << 20)
+                written = path.stat().st_mtime
+        except OSError:
+            return
+        self._offsets[path] += len(data)
+        *whole, self._rests[path] = (self._rests.get(path, b"") + data).split(b"\n")
+        writer = path.name.split(".")[0]
+        rank = int(writer[5:]) if writer.startswith("rank-") and writer[5:].isdecimal() else None
+        t = written if first else time.time()
+        for raw in whole:
+            text = raw.decode("utf-8", "replace").rstrip("\r")[:_MAX_LINE_CHARS]
+            if text.strip():
+                yield Line(t, rank, text, _log_tone(text))
+
+    @staticmethod
+    def _files(folder: Path, *suffixes: str) -> list[Path]:
+        try:
+            return sorted(path for path in folder.iterdir() if path.suffix in suffixes)
+        except OSError:
+            return []
+
+
+def _log_tone(text: str) -> str:
+    head = text.lstrip()[:200]
+    if head.startswith("Traceback") or "Error:" in head:
+        return "error"
+    return "warning" if "Warning" in head else "normal"
+
+
+def _near_end(path: Path) -> int:
+    """The start of a line at most TAIL_BYTES before the end of the file."""
+    try:
+        num_bytes = path.stat().st_size
+        if num_bytes <= TAIL_BYTES:
+            return 0
+        with path.open("rb") as file:
+            file.seek(num_bytes - TAIL_BYTES)
+            skipped = file.readline()
+        return num_bytes - TAIL_BYTES + len(skipped)
+    except OSError:
+        return 0
+
+
+class OutputModel(QAbstractListModel):
+    """The lines on show: of one rank or all, with a text in them or any. `LineRole` gives the Line."""
+
+    LineRole = int(Qt.ItemDataRole.UserRole)
+
+    def __init__(self, parent: QObject | None = None, max_lines: int = MAX_LINES) -> None:
+        super().__init__(parent)
+        self._all: deque[Line] = deque(maxlen=max_lines)
+        self._shown: list[Line] = []
+        self._max_lines = max_lines
+        self._rank: int | None = None
+        self._text = ""
+        self.ranks: set[int] = set()
+
+    def rowCount(self, parent: QModelIndex | QPersistentModelIndex | None = None) -> int:
+        return 0 if parent is not None and parent.isValid() else len(self._shown)
+
+    def data(
+        self, index: QModelIndex | QPersistentModelIndex, role: int = Qt.ItemDataRole.DisplayRole
+    ) -> Any:
+        if not index.isValid() or index.row() >= len(self._shown):
+            return None
+        line = self._shown[index.row()]
+        if role in (Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.AccessibleTextRole):
+            return line.plain()
+        if role == Qt.ItemDataRole.ToolTipRole:
+            return line.text if len(line.text) > 120 else None
+        return line if role == self.LineRole else None
+
+    @property
+    def lines(self) -> list[Line]:
+        """What is on show."""
+        return list(self._shown)
+
+    def append(self, lines: Iterable[Line]) -> None:
+        """Add lines at the end; the oldest ones go, a good many at a time."""
+        fresh = list(lines)
+        self._all.extend(fresh)
+        self.ranks.update(line.rank for line in fresh if line.rank is not None)
+        shown = [line for line in fresh if self._passes(line)]
+        if not shown:
+            return
+        at = len(self._shown)
+        self.beginInsertRows(QModelIndex(), at, at + len(shown) - 1)
+        self._shown += shown
+        self.endInsertRows()
+        excess = len(self._shown) - self._max_lines
+        if excess > _TRIM or excess > self._max_lines // 10:
+            self.beginRemoveRows(QModelIndex(), 0, excess - 1)
+            del self._shown[:excess]
+            self.endRemoveRows()
+
+    def set_filter(self, rank: int | None, text: str) -> None:
+        """Show one rank (None: all) and lines that contain the text."""
+        self._rank, self._text = rank, text.lower()
+        self.beginResetModel()
+        self._shown = [line for line in self._all if self._passes(line)]
+        self.endResetModel()
+
+    def clear(self) -> None:
+        self.beginResetModel()
+        self._all.clear()
+        self._shown.clear()
+        self.endResetModel()
+
+    def _passes(self, line: Line) -> bool:
+        if self._rank is not None and line.rank != self._rank:
+            return False
+        return not self._text or self._text in line.text.lower()

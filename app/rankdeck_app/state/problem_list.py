@@ -1,0 +1,64 @@
+"""Everything that is wrong now: with the draft, with launches that were refused, and with the open runs.
+
+Each owner replaces its own entries; views show them all, the newest owner first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from PySide6.QtCore import QObject, Signal
+
+from rankdeck.errors import Problem
+
+DRAFT = "draft"
+LAUNCH = "launch"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A problem and whose it is: DRAFT, LAUNCH, or a run's path as text (`run` is then its directory)."""
+
+    owner: str
+    title: str
+    problem: Problem
+    run: Path | None = None
+
+    @property
+    def is_warning(self) -> bool:
+        return self.problem.severity != "error"
+
+
+class ProblemList(QObject):
+    """`entries` in the order in which they are shown."""
+
+    changed = Signal()
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._owners: dict[str, list[Entry]] = {}
+
+    @property
+    def entries(self) -> list[Entry]:
+        return [entry for entries in reversed(self._owners.values()) for entry in entries]
+
+    @property
+    def num_errors(self) -> int:
+        return sum(not entry.is_warning for entry in self.entries)
+
+    @property
+    def num_warnings(self) -> int:
+        return sum(entry.is_warning for entry in self.entries)
+
+    def set(self, owner: str, title: str, problems: Sequence[Problem], run: Path | None = None) -> None:
+        """The problems of an owner are these now; none takes the owner off the list."""
+        entries = [Entry(owner, title, problem, run) for problem in problems]
+        if entries == self._owners.get(owner, []):
+            return
+        if entries:
+            self._owners[owner] = entries
+        else:
+            self._owners.pop(owner, None)
+        self.changed.emit()

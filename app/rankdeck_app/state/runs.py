@@ -1,0 +1,283 @@
+"""Every run that can be found: a list that a thread of its own rescans once a second, and a Qt model of it.
+
+A scan lists the runs folder and the index only when either changed, and looks again only at runs that are
+not over: a thousand finished runs cost two `stat` calls. The thread hands over a new list when something
+differs, so the window never waits for a disk.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtCore import (
+    QAbstractListModel,
+    QModelIndex,
+    QObject,
+    QPersistentModelIndex,
+    Qt,
+    QThread,
+    QTimer,
+    Signal,
+    Slot,
+)
+
+from rankdeck import events
+from rankdeck.home import state_dir
+from rankdeck.rundir import RunDir, list_runs
+
+RESCAN_MS = 1000
+# Runs of other folders vanish without a trace in the folder that is watched: look at all of them this often.
+FULL_SCAN_EVERY = 30
+_HEAD_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What a list shows of a run. None is unknown. Times are Unix seconds."""
+
+    path: Path
+    title: str
+    outcome: str
+    strategy: str = ""
+    started: float | None = None
+    ended: float | None = None
+    num_devices: int | None = None
+    device_kind: str = ""
+    steps: int | None = None
+    reason: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def is_alive(self) -> bool:
+        return self.outcome == "running"
+
+
+def read_info(run: RunDir) -> RunInfo:
+    """The facts of one run, read from its directory; what is missing or damaged stays unknown."""
+    end = run.end()
+    tables = _tables(run)
+    begun = _run_started(run)
+    strategy = tables.get("strategy")
+    use = strategy.get("use", "single") if isinstance(strategy, dict) else "single"
+    return RunInfo(
+        path=run.path,
+        title=str(tables.get("name") or run.name),
+        outcome=run.outcome(),
+        strategy=begun.strategy if begun else str(use),
+        started=begun.started if begun else _created(run),
+        ended=end.ended if end else None,
+        num_devices=len(begun.devices) if begun else None,
+        device_kind=begun.devices[0].kind if begun and begun.devices else "",
+        steps=begun.steps if begun else None,
+        reason=end.reason if end else None,
+    )
+
+
+def _tables(run: RunDir) -> dict[str, Any]:
+    try:
+        return tomllib.loads((run.path / "config.toml").read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def _created(run: RunDir) -> float | None:
+    try:
+        return (run.path / "environment.json").stat().st_mtime
+    except OSError:
+        return None
+
+
+def _run_started(run: RunDir) -> events.RunStarted | None:
+    """The supervisor's first word, from the head of its first file."""
+    try:
+        with (run.events_folder / "supervisor.0.jsonl").open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError:
+        return None
+    for line in head.split(b"\n")[:-1]:
+        try:
+            event = events.decode(line)
+        except ValueError:
+            continue
+        if isinstance(event, events.RunStarted):
+            return event
+    return None
+
+
+class RunScan:
+    """One folder's runs, remembered between looks. No Qt and no thread here: the scanner below calls it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._stamp: tuple[int | None, ...] = ()
+        self._looks = 0
+        self._runs: list[RunDir] = []
+        self._infos: dict[Path, RunInfo] = {}
+
+    def look(self) -> list[RunInfo]:
+        """Every run, newest first."""
+        stamp = tuple(_mtime(path) for path in (self.folder, state_dir() / "runs.index"))
+        if stamp != self._stamp or self._looks % FULL_SCAN_EVERY == 0:
+            self._runs = list_runs(self.folder)
+            self._stamp = stamp
+        self._looks += 1
+        infos = {run.path: self._info(run) for run in self._runs}
+        self._infos = infos
+        return sorted(infos.values(), key=lambda info: info.name, reverse=True)
+
+    def _info(self, run: RunDir) -> RunInfo:
+        known = self._infos.get(run.path)
+        if known is None or (known.is_alive and run.outcome() != "running"):
+            return read_info(run)
+        if known.is_alive and known.num_devices is None:
+            return read_info(run)  # its supervisor had not spoken yet
+        return known
+
+
+def _mtime(path: Path) -> int | None:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+class _Scanner(QObject):
+    """Lives in the thread; `found` brings a list that differs from the last one."""
+
+    found = Signal(list)
+    looked = Signal()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._scan: RunScan | None = None
+        self._last: list[RunInfo] | None = None
+
+    @Slot(Path)
+    def look(self, folder: Path) -> None:
+        if self._scan is None or self._scan.folder != folder:
+            self._scan = RunScan(folder)
+        infos = self._scan.look()
+        if infos != self._last:
+            self._last = infos
+            self.found.emit(infos)
+        self.looked.emit()
+
+
+class RunsModel(QAbstractListModel):
+    """The list for views. `InfoRole` gives the RunInfo."""
+
+    InfoRole = int(Qt.ItemDataRole.UserRole)
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._infos: list[RunInfo] = []
+
+    def rowCount(self, parent: QModelIndex | QPersistentModelIndex | None = None) -> int:
+        return 0 if parent is not None and parent.isValid() else len(self._infos)
+
+    def data(
+        self, index: QModelIndex | QPersistentModelIndex, role: int = Qt.ItemDataRole.DisplayRole
+    ) -> Any:
+        if not index.isValid() or index.row() >= len(self._infos):
+            return None
+        info = self._infos[index.row()]
+        if role == Qt.ItemDataRole.DisplayRole:
+            return f"{info.title} {info.strategy} {info.name} {info.outcome}"
+        if role == Qt.ItemDataRole.AccessibleTextRole:
+            return f"{info.title}, {info.strategy}, {info.outcome}"
+        if role == Qt.ItemDataRole.ToolTipRole:
+            return str(info.path)
+        return info if role == self.InfoRole else None
+
+    def set_infos(self, infos: list[RunInfo]) -> None:
+        """Replace the list; a run whose facts changed keeps its row, so that a selection stays."""
+        if [info.path for info in infos] == [info.path for info in self._infos]:
+            for row, (old, new) in enumerate(zip(self._infos, infos, strict=True)):
+                if old != new:
+                    self._infos[row] = new
+                    self.dataChanged.emit(self.index(row), self.index(row))
+            return
+        added = len(infos) - len(self._infos)
+        if added > 0 and [info.path for info in infos[added:]] == [info.path for info in self._infos]:
+            self.beginInsertRows(QModelIndex(), 0, added - 1)
+            self._infos = infos[:added] + self._infos
+            self.endInsertRows()
+            self.set_infos(infos)
+            return
+        self.beginResetModel()
+        self._infos = list(infos)
+        self.endResetModel()
+
+
+class Runs(QObject):
+    """`infos` is the last list; `changed` says that it differs, `ended` that a living run is over."""
+
+    changed = Signal()
+    ended = Signal(object)
+    _wanted = Signal(Path)
+
+    def __init__(self, folder: Path, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._folder = folder
+        self.infos: list[RunInfo] = []
+        self.model = RunsModel(self)
+        self.known = False
+        self._thread = QThread()
+        self._thread.setObjectName("runs")
+        self._scanner = _Scanner()
+        self._scanner.moveToThread(self._thread)
+        self._wanted.connect(self._scanner.look, Qt.ConnectionType.QueuedConnection)
+        self._scanner.found.connect(self._found, Qt.ConnectionType.QueuedConnection)
+        self._scanner.looked.connect(self._looked, Qt.ConnectionType.QueuedConnection)
+        self._looking = False
+        self._timer = QTimer(self, interval=RESCAN_MS)
+        self._timer.timeout.connect(self.rescan)
+
+    def start(self) -> None:
+        self._thread.start(QThread.Priority.LowPriority)
+        self._timer.start()
+        self.rescan()
+
+    def close(self) -> None:
+        self._timer.stop()
+        self._thread.quit()
+        self._thread.wait()
+
+    def set_folder(self, folder: Path) -> None:
+        if folder != self._folder:
+            self._folder = folder
+            self.rescan()
+
+    def rescan(self) -> None:
+        """Look now; a look that is still under way (a slow disk) is not asked for twice."""
+        if not self._looking:
+            self._looking = True
+            self._wanted.emit(self._folder)
+
+    @Slot()
+    def _looked(self) -> None:
+        self._looking = False
+
+    @property
+    def alive(self) -> list[RunInfo]:
+        return [info for info in self.infos if info.is_alive]
+
+    def info_of(self, path: Path) -> RunInfo | None:
+        return next((info for info in self.infos if info.path == path), None)
+
+    @Slot(list)
+    def _found(self, infos: list[RunInfo]) -> None:
+        were_alive = {info.path for info in self.alive}
+        self.infos = infos
+        self.known = True
+        self.model.set_infos(infos)
+        self.changed.emit()
+        for info in infos:
+            if info.path in were_alive and not info.is_alive:
+                self.ended.emit(info)

@@ -1,0 +1,58 @@
+"""Which folders' Python code the person trusts: resolved folders, each with everything below it.
+
+Kept in trusted.toml beside the settings, and read anew for each question, since another window of the app may
+have written it. What needs trust is told by `RunConfig.code_folders`; who asks is views/launch.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+
+from rankdeck_app.files import write_whole
+
+
+class Trust:
+    """The remembered answers to "Do you trust the authors of the files in this folder?"."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def folders(self) -> list[Path]:
+        """Trusted folders, sorted; empty when none was ever trusted or the file cannot be read."""
+        try:
+            listed = tomllib.loads(self.path.read_text("utf-8")).get("folders", [])
+        except (OSError, ValueError):
+            return []  # unreadable is untrusted: the question is asked again
+        return (
+            sorted(Path(item) for item in listed if isinstance(item, str)) if isinstance(listed, list) else []
+        )
+
+    def is_trusted(self, folder: Path) -> bool:
+        """Whether the folder, or one above it, is trusted. Links are followed first: a link inside a trusted
+        folder to code elsewhere is code elsewhere.
+        """
+        resolved = folder.resolve()
+        return any(resolved == known or known in resolved.parents for known in self.folders())
+
+    def untrusted(self, folders: Iterable[Path]) -> list[Path]:
+        """Those of the folders that still need the question."""
+        return [folder.resolve() for folder in folders if not self.is_trusted(folder)]
+
+    def add(self, folder: Path) -> None:
+        """Remember the folder.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        self._write({*self.folders(), folder.resolve()})
+
+    def remove(self, folder: Path) -> None:
+        """Forget the folder; raises OSError as `add` does."""
+        self._write(set(self.folders()) - {folder.resolve()})
+
+    def _write(self, folders: set[Path]) -> None:
+        import tomlkit
+
+        write_whole(self.path, tomlkit.dumps({"folders": sorted(str(folder) for folder in folders)}))

@@ -1,0 +1,87 @@
+"""The opened folder and where its runs are kept.
+
+The folder is `~/Rankdeck` at first and then the one that was opened last; nothing is created before the first
+launch. New runs go to, in this order: `--runs`, RANKDECK_RUNS, the setting runs.dir, `runs` in the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from PySide6.QtCore import QObject, Signal
+
+from rankdeck_app.files import write_whole
+from rankdeck_app.settings import Settings
+
+DEFAULT_FOLDER = "~/Rankdeck"
+
+
+class Workspace(QObject):
+    """`folder` is where the engine starts and relative paths begin; `runs_folder` where runs are kept."""
+
+    changed = Signal()
+
+    def __init__(
+        self,
+        state_file: Path,
+        settings: Settings,
+        *,
+        folder: Path | None = None,
+        runs: Path | None = None,
+        parent: QObject | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._state_file = state_file
+        self._settings = settings
+        self._runs = None if runs is None else runs.expanduser().absolute()
+        self._folder = (folder or self._remembered() or Path(DEFAULT_FOLDER)).expanduser().absolute()
+        settings.changed.connect(self._setting_changed)
+
+    @property
+    def folder(self) -> Path:
+        return self._folder
+
+    @property
+    def name(self) -> str:
+        return self._folder.name or str(self._folder)
+
+    @property
+    def runs_folder(self) -> Path:
+        named = os.environ.get("RANKDECK_RUNS") or self._settings.get_str("runs.dir")
+        if self._runs is not None:
+            return self._runs
+        return Path(named).expanduser().absolute() if named else self._folder / "runs"
+
+    def open(self, folder: Path) -> None:
+        """Work in another folder from now on, and remember it for the next start.
+
+        Raises:
+            OSError: the choice cannot be remembered (it holds until the app ends).
+        """
+        if folder.absolute() == self._folder:
+            return
+        self._folder = folder.absolute()
+        self.changed.emit()
+        write_whole(self._state_file, json.dumps({"folder": str(self._folder)}) + "\n")
+
+    def create(self) -> None:
+        """Make the folder, at the first launch.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    def _remembered(self) -> Path | None:
+        try:
+            value = json.loads(self._state_file.read_text("utf-8"))["folder"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        remembered = Path(value) if isinstance(value, str) else None
+        return remembered if remembered is not None and remembered.is_dir() else None
+
+    def _setting_changed(self, key: str) -> None:
+        if key == "runs.dir":
+            self.changed.emit()

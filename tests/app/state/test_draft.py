@@ -1,0 +1,102 @@
+"""The draft: its text is the truth, and every change is judged by the engine's own rules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pytestqt.qtbot import QtBot
+
+from rankdeck_app.state.draft import Draft
+
+TEXT = """\
+# what one learns here
+[model]
+use = "gpt"  # a transformer
+args = { layers = 2, heads = 2 }
+
+[train]
+global_batch = 8
+optimizer = { use = "adamw", lr = 3e-4, betas = [0.8, 0.9] }
+
+[strategy]
+use = "dp"
+parallel_loss = true
+
+[devices]
+use = "cpu:4"
+"""
+
+
+@pytest.fixture
+def draft(qtbot: QtBot, tmp_path: Path) -> Draft:
+    draft = Draft(tmp_path / "draft.json", tmp_path)
+    draft.replace(TEXT, folder=tmp_path, stem="gpt", origin="gpt-dp")
+    return draft
+
+
+def test_a_change_keeps_comments_and_the_rest_of_the_text(draft: Draft) -> None:
+    draft.set_value(("train", "global_batch"), 16)
+    assert draft.text == TEXT.replace("global_batch = 8", "global_batch = 16")
+    assert draft.config is not None and draft.config.train.global_batch == 16
+
+
+def test_a_value_that_makes_no_sense_is_kept_and_explained_with_path_and_line(draft: Draft) -> None:
+    draft.set_value(("train", "steps"), "soon")
+    assert not draft.is_valid
+    (problem,) = draft.problems_at(("train", "steps"))
+    assert (
+        "whole number" in problem.message
+        and problem.line == draft.text.splitlines().index('steps = "soon"') + 1
+    )
+
+
+def test_a_batch_that_does_not_divide_is_a_problem_of_the_batch(draft: Draft) -> None:
+    draft.set_value(("train", "global_batch"), 6)
+    assert [problem.path for problem in draft.problems] == ["train.global_batch"]
+    assert draft.problems[0].advice == "Use 4 or 8."
+
+
+def test_choosing_another_card_drops_only_the_options_that_it_does_not_have(draft: Draft) -> None:
+    draft.choose(("strategy",), "ddp")
+    assert "parallel_loss" not in draft.text and draft.is_valid
+    draft.choose(("train", "optimizer"), "sgd")
+    assert draft.value(("train", "optimizer")) == {"use": "sgd", "lr": 3e-4}
+    draft.choose(("model",), "mlp")
+    assert draft.value(("model", "args")) == {} and draft.is_valid
+
+
+def test_a_strategy_written_as_a_word_becomes_a_table_when_an_option_is_set(
+    draft: Draft, tmp_path: Path
+) -> None:
+    draft.replace('strategy = "dp"\n', folder=tmp_path, stem="x")
+    draft.set_value(("strategy", "parallel_loss"), True)
+    assert draft.value(("strategy",)) == {"use": "dp", "parallel_loss": True} and draft.is_valid
+
+
+def test_text_that_is_no_toml_keeps_the_last_tables_and_refuses_the_form(draft: Draft) -> None:
+    broken = draft.text + "[train\n"
+    draft.set_text(broken)
+    assert not draft.is_toml and draft.problems[0].line == len(broken.splitlines())
+    assert draft.value(("model", "use")) == "gpt"
+    draft.set_value(("model", "use"), "mlp")
+    assert draft.text == broken
+
+
+def test_the_draft_is_there_again_at_the_next_start(draft: Draft, tmp_path: Path) -> None:
+    draft.set_value(("train", "steps"), 7)
+    draft.close()
+    again = Draft(tmp_path / "draft.json", Path("/"))
+    assert again.is_restored
+    assert (again.text, again.folder, again.stem, again.origin) == (draft.text, tmp_path, "gpt", "gpt-dp")
+    assert again.config is not None and again.config.train.steps == 7
+
+
+def test_save_as_makes_the_file_and_moves_where_relative_paths_start(draft: Draft, tmp_path: Path) -> None:
+    draft.set_value(("data",), {"use": "text", "args": {"path": "books"}})
+    target = tmp_path / "deep" / "mine.toml"
+    draft.save_as(target)
+    assert target.read_text() == draft.text and draft.is_saved
+    assert draft.config is not None and draft.config.data.args["path"] == str(tmp_path / "deep" / "books")
+    draft.set_value(("train", "steps"), 3)
+    assert not draft.is_saved

@@ -1,0 +1,96 @@
+"""Starting the engine: the real command's words and exit codes, through a real process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QObject
+from pytestqt.qtbot import QtBot
+
+from rankdeck_app.state.engine_process import Engine, engine_environment, parse_problems
+from rankdeck_app.state.gpus import Gpus, parse_devices_answer
+
+WAIT_MS = 30_000
+
+
+@pytest.fixture
+def engine(qtbot: QtBot, tmp_path: Path) -> Iterator[Engine]:
+    parent = QObject()
+    engine = Engine(tmp_path / "launch", parent)
+    yield engine
+    engine.close()
+
+
+def test_the_engine_gets_no_qt_variable(qtbot: QtBot, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QT_SCALE_FACTOR", "2")
+    names = set(engine_environment().keys())
+    assert "RANKDECK_HOME" in names and not any(name.startswith("QT_") for name in names)
+
+
+def test_a_refused_launch_brings_the_engines_problems(qtbot: QtBot, engine: Engine, tmp_path: Path) -> None:
+    text = '[train]\nsteps = "soon"\n[strategy]\nuse = "ddq"\n'
+    launch = engine.launch("x", text, runs=tmp_path / "runs", workspace=tmp_path)
+    with qtbot.waitSignal(launch.refused, timeout=WAIT_MS):
+        pass
+    assert {problem.path for problem in launch.problems} == {"train.steps", "strategy.use"}
+    assert not list((tmp_path / "launch").iterdir())
+
+
+def test_an_engine_that_cannot_start_says_which_python_was_tried(
+    qtbot: QtBot, engine: Engine, tmp_path: Path
+) -> None:
+    engine.python = str(tmp_path / "no-such-python")
+    with qtbot.waitSignal(
+        engine.launch("x", "", runs=tmp_path, workspace=tmp_path).refused, timeout=WAIT_MS
+    ) as refused:
+        pass
+    (problem,) = refused.args[0]
+    assert "no-such-python" in problem.message and "engine.python" in (problem.advice or "")
+
+
+def test_a_launch_can_be_cancelled_before_there_is_a_run(
+    qtbot: QtBot, engine: Engine, tmp_path: Path
+) -> None:
+    launch = engine.launch("slow", "", runs=tmp_path / "runs", workspace=tmp_path)
+    with qtbot.waitSignal(launch.refused, timeout=WAIT_MS):
+        launch.cancel()
+    assert launch.problems[0].code == "cancelled"
+
+
+def test_without_a_driver_the_reason_is_one_line(
+    qtbot: QtBot, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = Gpus(engine)
+    with qtbot.waitSignal(gpus.changed, timeout=WAIT_MS):
+        gpus.ask()
+    if not gpus.devices:
+        assert gpus.known and gpus.reason == "No NVIDIA driver found"
+
+
+def test_problems_are_found_among_other_words() -> None:
+    assert parse_problems("nothing to see") == []
+    out = (
+        'warning\n{"problems": [{"code": "a", "path": null, "line": null, "message": "m", "advice": "b"}]}\n'
+    )
+    (problem,) = parse_problems(out)
+    assert (problem.code, problem.message, problem.advice, problem.path) == ("a", "m", "b", None)
+
+
+def test_devices_are_read_as_the_command_promises_and_unknown_stays_none() -> None:
+    out = (
+        '[{"index": 1, "uuid": "GPU-b", "name": "B", "kind": "gpu", "total_bytes": null, "used_bytes": null,'
+        ' "processes": [{"pid": 7, "name": "python", "used_bytes": 5}]},'
+        ' {"index": 0, "uuid": "GPU-a", "name": "A", "kind": "gpu", "total_bytes": 8,'
+        ' "used_bytes": 1, "processes": []}]'
+    )
+    first, second = parse_devices_answer(out)
+    assert (first.index, first.total_bytes, first.is_free) == (0, 8, True)
+    assert (second.used_bytes, second.is_free, second.busy_by) == (None, False, "python")
+    assert parse_devices_answer("") == []
+
+
+def test_the_engine_is_this_python_by_default(engine: Engine) -> None:
+    assert engine.python == sys.executable

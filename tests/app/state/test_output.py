@@ -1,0 +1,99 @@
+"""Output: real files of a run, tailed into lines; bounded, filtered, in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pytestqt.qtbot import QtBot
+
+from rankdeck import events
+from rankdeck.errors import Problem
+from rankdeck.rundir import RunDir
+from rankdeck_app.state.output import Line, OutputModel, OutputTail, line_of
+from tests.helpers.waiting import wait_until
+
+
+def steps(first: int, num: int = 1, rank: int = 0) -> events.Steps:
+    return events.Steps(
+        rank=rank,
+        first=first,
+        loss_sum=[8.84] * num,
+        count=[4.0] * num,
+        lr=[3e-4] * num,
+        samples=[4] * num,
+        step_s=[0.5] * num,
+        ended=[100.0] * num,
+    )
+
+
+def test_a_step_reads_as_a_person_reads_it() -> None:
+    line = line_of(steps(3989, num=2))
+    assert line is not None
+    assert line.text == "step 3990 loss 2.2100 lr 3.0e-04 8 samples/s" and line.source == "rank 0"
+
+
+def test_a_problem_says_cause_and_next_step() -> None:
+    event = events.ProblemRaised(problem=Problem("x", "Rank 1 ran out of memory.", advice="Try ddp.", rank=1))
+    line = line_of(event)
+    assert line is not None and (line.rank, line.tone) == (1, "error")
+    assert line.text == "error: Rank 1 ran out of memory. Try ddp."
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    for folder in ("events", "logs"):
+        (tmp_path / "run" / folder).mkdir(parents=True)
+    return RunDir(tmp_path / "run")
+
+
+def test_logs_and_steps_of_all_ranks_arrive_as_they_are_written(run: RunDir) -> None:
+    tail = OutputTail(run.path)
+    tail.start()
+    found: list[Line] = []
+
+    def has(num: int) -> bool:
+        while tail.batches:
+            found.extend(tail.batches.popleft())
+        return len(found) >= num
+
+    try:
+        writer = run.writer("rank-1")
+        writer.write(steps(1, rank=1))
+        wait_until(lambda: has(1), deadline_s=5)
+        with (run.logs_folder / "rank-0.0.err").open("a") as log:
+            log.write("ValueError: no\nhalf a li")
+            log.flush()
+            wait_until(lambda: has(2), deadline_s=5)
+            log.write("ne\n")
+        wait_until(lambda: has(3), deadline_s=5)
+        writer.close()
+    finally:
+        tail.stop()
+    assert not tail.is_alive()
+    assert [(line.rank, line.text) for line in found[1:]] == [(0, "ValueError: no"), (0, "half a line")]
+    assert (found[0].rank, found[1].tone) == (1, "error")
+
+
+def test_a_long_log_is_read_from_near_its_end(run: RunDir) -> None:
+    (run.logs_folder / "rank-0.0.out").write_text("".join(f"line {index}\n" for index in range(200_000)))
+    tail = OutputTail(run.path)
+    tail.start()
+    try:
+        wait_until(lambda: bool(tail.batches), deadline_s=5)
+    finally:
+        tail.stop()
+    lines = tail.batches.popleft()
+    assert lines[-1].text == "line 199999" and len(lines) <= 20_000
+    assert all(line.text.startswith("line ") for line in lines)
+
+
+def test_the_model_is_bounded_and_filters_by_rank_and_text(qtbot: QtBot) -> None:
+    model = OutputModel(max_lines=100)
+    for start in range(0, 1000, 50):
+        model.append(Line(None, index % 2, f"word {index}") for index in range(start, start + 50))
+    assert model.rowCount() <= 110 and model.lines[-1].text == "word 999"
+    model.set_filter(1, "")
+    assert {line.rank for line in model.lines} == {1}
+    model.set_filter(None, "WORD 99")
+    assert [line.text for line in model.lines] == [f"word {index}" for index in range(990, 1000)]

@@ -1,0 +1,47 @@
+"""Trust: asked once per folder, true below it, never through a link."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rankdeck_app.state.trust import Trust
+
+
+@pytest.fixture
+def trust(tmp_path: Path) -> Trust:
+    return Trust(tmp_path / "settings" / "trusted.toml")
+
+
+def test_nothing_is_trusted_before_it_was_said(trust: Trust, tmp_path: Path) -> None:
+    assert trust.untrusted([tmp_path]) == [tmp_path] and not trust.path.exists()
+
+
+def test_a_trusted_folder_covers_what_is_below_it_and_nothing_beside_it(trust: Trust, tmp_path: Path) -> None:
+    trust.add(tmp_path / "work")
+    assert trust.is_trusted(tmp_path / "work" / "models" / "deep")
+    assert not trust.is_trusted(tmp_path / "work-not") and not trust.is_trusted(tmp_path)
+
+
+def test_another_window_sees_the_answer(trust: Trust, tmp_path: Path) -> None:
+    trust.add(tmp_path / "work")
+    assert Trust(trust.path).is_trusted(tmp_path / "work")
+    trust.remove(tmp_path / "work")
+    assert not Trust(trust.path).is_trusted(tmp_path / "work")
+
+
+def test_a_link_inside_a_trusted_folder_to_code_elsewhere_is_not_trusted(
+    trust: Trust, tmp_path: Path
+) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "work" / "link").symlink_to(tmp_path / "elsewhere")
+    trust.add(tmp_path / "work")
+    assert not trust.is_trusted(tmp_path / "work" / "link")
+
+
+def test_a_damaged_file_trusts_nothing(trust: Trust, tmp_path: Path) -> None:
+    trust.add(tmp_path)
+    trust.path.write_text("folders = [")
+    assert not trust.is_trusted(tmp_path)
