@@ -92,7 +92,7 @@ QAbstractSpinBox QLineEdit, QComboBox QLineEdit { border: 0; padding: 0; min-hei
 QComboBox::drop-down { border: 0; width: 20px; }
 QComboBox::down-arrow { image: url(@images/chevron-down.png); width: 12px; height: 12px; }
 QAbstractSpinBox { padding-right: 20px; }
-QAbstractSpinBox QLineEdit { border: 0; padding: 0; min-height: 0; background: transparent; }
+QAbstractSpinBox QLineEdit { border: 0; padding: 0 0 0 4px; min-height: 0; background: transparent; }
 QAbstractSpinBox::up-button, QAbstractSpinBox::down-button { border: 0; width: 18px; background: transparent;
   }
 QAbstractSpinBox::up-arrow { image: url(@images/chevron-up.png); width: 10px; height: 10px; }

@@ -1,0 +1,178 @@
+"""Cards and chips of devices, painted by hand: index, bytes in use, a small bar, and a check box for a GPU.
+
+Up to eight devices are cards of 46 px in two columns; more are chips of 36 px in four. What is not known is
+left blank: no 0, no empty bar at full width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from PySide6.QtCore import QEvent, QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QEnterEvent, QKeyEvent, QPainter, QPaintEvent, QPen
+from PySide6.QtWidgets import QAbstractButton, QGridLayout, QWidget
+
+from rankdeck.units import format_bytes
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.controls import paint_check
+
+MAX_CARDS = 8
+CARD_HEIGHT = 46
+CHIP_HEIGHT = 36
+GAP = 6
+
+
+@dataclass(frozen=True)
+class DeviceFigure:
+    """What a card shows. `share` is used over capacity (or over the largest peak); None is unknown."""
+
+    label: str
+    short_label: str
+    used_bytes: int | None = None
+    share: float | None = None
+    is_lead: bool = False
+    note: str = ""
+    tooltip: str = ""
+
+
+class DeviceCard(QAbstractButton):
+    """One device. Checkable when the person chooses among devices (GPUs)."""
+
+    def __init__(self, theme: Theme, chip: bool, checkable: bool) -> None:
+        super().__init__()
+        self._theme = theme
+        self._chip = chip
+        self._figure = DeviceFigure("", "")
+        self.setCheckable(checkable)
+        self.setFixedHeight(CHIP_HEIGHT if chip else CARD_HEIGHT)
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus if checkable else Qt.FocusPolicy.NoFocus)
+
+    def set_figure(self, figure: DeviceFigure) -> None:
+        if figure == self._figure:
+            return
+        self._figure = figure
+        used = "" if figure.used_bytes is None else f"{format_bytes(figure.used_bytes)} in use"
+        self.setAccessibleName(figure.label)
+        self.setAccessibleDescription(", ".join(filter(None, (used, figure.note))))
+        self.setToolTip(figure.tooltip or figure.label)
+        self.update()
+
+    def sizeHint(self) -> QSize:
+        return QSize(56 if self._chip else 120, self.minimumHeight())
+
+    def enterEvent(self, event: QEnterEvent) -> None:
+        self.update()
+
+    def leaveEvent(self, event: QEvent) -> None:
+        self.update()
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() in (Qt.Key.Key_Left, Qt.Key.Key_Right, Qt.Key.Key_Up, Qt.Key.Key_Down):
+            self.focusNextPrevChild(event.key() in (Qt.Key.Key_Right, Qt.Key.Key_Down))
+        else:
+            super().keyPressEvent(event)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        color = self._theme.color
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        lit = self.hasFocus() or (self.underMouse() and self.isCheckable())
+        painter.setPen(QPen(color("focusBorder" if lit else "dropdown.border"), 1))
+        painter.setBrush(color("rankdeck.card.background"))
+        painter.drawRoundedRect(QRectF(self.rect()).adjusted(0.5, 0.5, -0.5, -0.5), 4, 4)
+        left = 8.0
+        middle = 14.0 if not self._chip else 13.0
+        if self.isCheckable():
+            paint_check(painter, self._theme, QRectF(left, middle - 8, 16, 16), self.isChecked())
+            left += 22
+        self._paint_text(painter, left, middle)
+        self._paint_bar(painter)
+        painter.end()
+
+    def _paint_text(self, painter: QPainter, left: float, middle: float) -> None:
+        color, figure = self._theme.color, self._figure
+        active = self.isChecked() or not self.isCheckable()
+        painter.setPen(color("foreground" if active else "descriptionForeground"))
+        painter.setFont(self._theme.font(12, bold=True))
+        room = QRectF(left, middle - 10, self.width() - left - 8, 20)
+        align = Qt.AlignmentFlag.AlignVCenter
+        painter.drawText(
+            room, align | Qt.AlignmentFlag.AlignLeft, figure.short_label if self._chip else figure.label
+        )
+        if self._chip:
+            return
+        right = figure.note or ("" if figure.used_bytes is None else short_bytes(figure.used_bytes))
+        painter.setPen(color("rankdeck.leadText" if figure.note else "descriptionForeground"))
+        painter.setFont(self._theme.font(10))
+        painter.drawText(room, align | Qt.AlignmentFlag.AlignRight, right)
+
+    def _paint_bar(self, painter: QPainter) -> None:
+        color, share = self._theme.color, self._figure.share
+        height = 4.0 if self._chip else 6.0
+        track = QRectF(8, self.height() - height - (7 if self._chip else 9), self.width() - 16, height)
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(color("rankdeck.track"))
+        painter.drawRoundedRect(track, height / 2, height / 2)
+        if share is not None:
+            fill = QRectF(track)
+            fill.setWidth(max(height, track.width() * min(1.0, share)))
+            painter.setBrush(color("rankdeck.lead" if self._figure.is_lead else "rankdeck.rest"))
+            painter.drawRoundedRect(fill, height / 2, height / 2)
+
+
+def short_bytes(num_bytes: int) -> str:
+    """'57 GiB', '1.4 GiB', '286 MiB': three digits are enough beside a bar."""
+    text = format_bytes(num_bytes, 0)
+    return format_bytes(num_bytes, 1) if len(text.split()[0]) == 1 and num_bytes >= 1024 else text
+
+
+class DeviceGrid(QWidget):
+    """All devices. `toggled` carries index and state when a person (un)checks one."""
+
+    toggled = Signal(int, bool)
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
+        self._theme = theme
+        self._cards: list[DeviceCard] = []
+        self._shape: tuple[int, bool] = (0, False)
+        self._grid = QGridLayout(self)
+        self._grid.setContentsMargins(0, 0, 0, 0)
+        self._grid.setSpacing(GAP)
+        theme.changed.connect(self._repaint)
+
+    @property
+    def cards(self) -> list[DeviceCard]:
+        return self._cards
+
+    def set_devices(self, figures: Sequence[DeviceFigure], checked: Sequence[bool] | None) -> None:
+        """Show these devices; `checked` None means that there is nothing to choose."""
+        shape = (len(figures), checked is not None)
+        if shape != self._shape:
+            self._rebuild(*shape)
+        for index, (card, figure) in enumerate(zip(self._cards, figures, strict=True)):
+            card.set_figure(figure)
+            if checked is not None:
+                card.setChecked(checked[index])
+
+    def _rebuild(self, count: int, checkable: bool) -> None:
+        for card in self._cards:
+            self._grid.removeWidget(card)
+            card.hide()
+            card.deleteLater()
+        self._shape = (count, checkable)
+        chip = count > MAX_CARDS
+        columns = 4 if chip else 2
+        self._cards = [DeviceCard(self._theme, chip, checkable) for _ in range(count)]
+        for column in range(4):
+            self._grid.setColumnStretch(column, 1 if column < columns else 0)
+        for index, card in enumerate(self._cards):
+            self._grid.addWidget(card, index // columns, index % columns)
+            card.clicked.connect(lambda checked, index=index: self.toggled.emit(index, checked))
+        if count % columns and count < columns:
+            self._grid.setColumnStretch(count, 1)
+
+    def _repaint(self) -> None:
+        for card in self._cards:
+            card.update()

@@ -1,0 +1,75 @@
+"""Check boxes and combo boxes drawn in the theme's way; Fusion's own look bevelled beside flat fields."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QRectF, QSize, Qt
+from PySide6.QtGui import QPainter, QPaintEvent, QPen, QWheelEvent
+from PySide6.QtWidgets import QCheckBox, QComboBox, QWidget
+
+from rankdeck_app.theme import Theme, draw_icon
+
+BOX = 16
+
+
+def paint_check(painter: QPainter, theme: Theme, box: QRectF, checked: bool, lit: bool = False) -> None:
+    """A check box of 16 px: filled with a tick, or an outline."""
+    color = theme.color
+    painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+    if checked:
+        painter.setPen(QPen(color("focusBorder"), 1) if lit else Qt.PenStyle.NoPen)
+        painter.setBrush(color("button.background"))
+        painter.drawRoundedRect(box, 4, 4)
+        draw_icon(painter, "check", box.adjusted(1, 1, -1, -1), color("button.foreground"))
+    else:
+        painter.setPen(QPen(color("focusBorder" if lit else "disabledForeground"), 1))
+        painter.setBrush(color("checkbox.background"))
+        painter.drawRoundedRect(box.adjusted(0.5, 0.5, -0.5, -0.5), 4, 4)
+
+
+class CheckBox(QCheckBox):
+    """A check box with its text beside it."""
+
+    def __init__(self, theme: Theme, text: str = "", parent: QWidget | None = None) -> None:
+        super().__init__(text, parent)
+        self._theme = theme
+        self.setAttribute(Qt.WidgetAttribute.WA_Hover)
+        theme.changed.connect(self.update)
+
+    def sizeHint(self) -> QSize:
+        text = self.fontMetrics().horizontalAdvance(self.text())
+        return QSize(BOX + 2 + (text + 8 if text else 0), 26)
+
+    def hitButton(self, pos: object) -> bool:
+        return True
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        lit = self.hasFocus() or self.underMouse()
+        paint_check(
+            painter, self._theme, QRectF(1, (self.height() - BOX) / 2, BOX, BOX), self.isChecked(), lit
+        )
+        painter.setPen(self._theme.color("foreground" if self.isEnabled() else "disabledForeground"))
+        painter.drawText(self.rect().adjusted(BOX + 8, 0, 0, 0), Qt.AlignmentFlag.AlignVCenter, self.text())
+        painter.end()
+
+
+class ComboBox(QComboBox):
+    """A combo box with the theme's chevron; a wheel over it scrolls the form unless it has the keyboard."""
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._theme = theme
+        theme.changed.connect(self.update)
+
+    def wheelEvent(self, event: QWheelEvent) -> None:
+        if self.hasFocus():
+            super().wheelEvent(event)
+        else:
+            event.ignore()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        super().paintEvent(event)
+        painter = QPainter(self)
+        ink = self._theme.color("dropdown.foreground" if self.isEnabled() else "disabledForeground")
+        draw_icon(painter, "chevron-down", QRectF(self.width() - 20, (self.height() - 14) / 2, 14, 14), ink)
+        painter.end()

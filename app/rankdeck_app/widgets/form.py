@@ -1,0 +1,236 @@
+"""Form fields made from the catalogue's schema: a label and an editor per option, told apart by place.
+
+A form shows what the draft says and hands back what is typed, as typed: text that is no number goes on as
+text, so that the engine's own words say what is wrong with it. A field that says nothing shows its default in
+the dim colour. Two short fields share a line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QComboBox, QGridLayout, QLabel, QLineEdit, QSizePolicy, QWidget
+
+from rankdeck.catalog import OptionField
+from rankdeck_app.theme import Theme, set_look
+from rankdeck_app.widgets.controls import CheckBox, ComboBox
+
+Place = tuple[str, ...]
+_SHORT_KINDS = ("int", "float", "choice")
+
+
+@dataclass(frozen=True)
+class FormRow:
+    """One field. `editable` lets a choice be typed too ("module:factory"); `wide` takes a line of its own."""
+
+    place: Place
+    label: str
+    field: OptionField
+    editable: bool = False
+    wide: bool = False
+
+    @property
+    def is_short(self) -> bool:
+        return not self.wide and self.field.kind in _SHORT_KINDS
+
+    @property
+    def is_check(self) -> bool:
+        """A check box has its label beside it, and takes the whole line."""
+        return self.field.kind == "bool"
+
+
+def label_of(name: str) -> str:
+    """'weight_decay' -> 'Weight decay'."""
+    words = name.replace("_", " ")
+    return words[:1].upper() + words[1:]
+
+
+def shown(value: Any) -> str:
+    """A value as it stands in a box: 0.0003 as 0.0003, 1e-08 as 1e-08, a list with commas."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return ", ".join(shown(item) for item in value)
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    return "" if value is None else str(value)
+
+
+def read(text: str, kind: str) -> Any:
+    """What was typed as a value of that kind; text that does not fit stays text. Nothing typed is None."""
+    text = text.strip()
+    if not text:
+        return None
+    if kind == "list":
+        return [_number(part.strip()) for part in text.split(",") if part.strip()]
+    return _number(text) if kind in ("int", "float") else text
+
+
+def _number(text: str) -> Any:
+    for number in (int, float):
+        try:
+            return number(text.replace("_", ""))
+        except ValueError:
+            continue
+    return text
+
+
+class Field(QWidget):
+    """Base of the editors below. `edited` carries the new value, as typed."""
+
+    edited = Signal(object)
+
+    def __init__(self, row: FormRow, editor: QWidget) -> None:
+        super().__init__()
+        self.row = row
+        self.editor = editor
+        self._hint = row.field.text
+        # Two fields of a line are equally wide whatever stands in them.
+        editor.setMinimumWidth(40)
+        editor.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
+        layout = QGridLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.addWidget(editor, 0, 0)
+        editor.setAccessibleName(row.label)
+        self.setFocusProxy(editor)
+        self.set_problem(None)
+
+    def show_value(self, value: Any) -> None:
+        """Show what the draft says (None: nothing) without sending it back."""
+        raise NotImplementedError
+
+    def set_problem(self, message: str | None) -> None:
+        """Mark the field as wrong, with the reason in its tooltip."""
+        set_look(self.editor, invalid="true" if message else "false")
+        text = message or self._hint
+        dotted = ".".join(self.row.place)
+        self.editor.setToolTip(f"{text}\n{dotted}" if text else dotted)
+        self.editor.setAccessibleDescription(text)
+
+
+class TextField(Field):
+    """A line of text: numbers, lists, paths."""
+
+    def __init__(self, row: FormRow) -> None:
+        self._line = QLineEdit()
+        super().__init__(row, self._line)
+        default = shown(row.field.default)
+        self._line.setPlaceholderText(default or ("auto" if row.field.optional else ""))
+        self._line.textEdited.connect(lambda text: self.edited.emit(read(text, row.field.kind)))
+
+    def show_value(self, value: Any) -> None:
+        if self._line.hasFocus() and read(self._line.text(), self.row.field.kind) == value:
+            return  # "1e-" on the way to "1e-3" is left alone
+        if self._line.text() != shown(value):
+            self._line.setText(shown(value))
+            self._line.setCursorPosition(0)
+
+
+class ChoiceField(Field):
+    """One of a few; `editable` rows take a person's own name too."""
+
+    def __init__(self, row: FormRow, theme: Theme) -> None:
+        self._combo = ComboBox(theme)
+        super().__init__(row, self._combo)
+        self._combo.setEditable(row.editable)
+        self._combo.setInsertPolicy(QComboBox.InsertPolicy.NoInsert)
+        for choice in row.field.choices:
+            self._combo.addItem(shown(choice), choice)
+        self._combo.activated.connect(lambda _index: self.edited.emit(self._value()))
+        line = self._combo.lineEdit()
+        if row.editable and line is not None:
+            line.textEdited.connect(lambda text: self.edited.emit(text.strip() or None))
+            line.setAccessibleName(row.label)
+
+    def _value(self) -> Any:
+        index = self._combo.findText(self._combo.currentText())
+        return self._combo.itemData(index) if index >= 0 else self._combo.currentText()
+
+    def show_value(self, value: Any) -> None:
+        text = shown(self.row.field.default if value is None else value)
+        if self._combo.currentText() == text:
+            return
+        index = self._combo.findText(text)
+        self._combo.setCurrentIndex(index)
+        if index < 0 and self.row.editable:
+            self._combo.setEditText(text)
+
+
+class BoolField(Field):
+    """A check box."""
+
+    def __init__(self, row: FormRow, theme: Theme) -> None:
+        self._box = CheckBox(theme, row.label)
+        super().__init__(row, self._box)
+        self._box.clicked.connect(self.edited.emit)
+
+    def show_value(self, value: Any) -> None:
+        self._box.setChecked(bool(self.row.field.default if value is None else value))
+
+
+def make_field(row: FormRow, theme: Theme) -> Field:
+    if row.field.kind == "bool":
+        return BoolField(row, theme)
+    return ChoiceField(row, theme) if row.field.kind == "choice" else TextField(row)
+
+
+class Form(QWidget):
+    """Rows of fields. `edited` carries place and value; `set_rows` builds anew only when the rows differ."""
+
+    edited = Signal(tuple, object)
+
+    def __init__(self, theme: Theme, *, label_width: int = 62, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._theme = theme
+        self._label_width = label_width
+        self._rows: list[FormRow] = []
+        self.fields: dict[Place, Field] = {}
+        self._grid = QGridLayout(self)
+        self._grid.setContentsMargins(0, 0, 0, 0)
+        self._grid.setHorizontalSpacing(6)
+        self._grid.setVerticalSpacing(6)
+        for column in (1, 3):
+            self._grid.setColumnStretch(column, 1)
+
+    def set_rows(self, rows: Sequence[FormRow]) -> None:
+        if list(rows) == self._rows:
+            return
+        focused = next((place for place, field in self.fields.items() if field.editor.hasFocus()), None)
+        while (item := self._grid.takeAt(0)) is not None:
+            widget = item.widget()
+            if widget is not None:
+                widget.hide()
+                widget.deleteLater()
+        self._rows = list(rows)
+        self.fields = {}
+        at, column = 0, 0
+        for row in rows:
+            if not row.is_short and column:
+                at, column = at + 1, 0
+            self._place(row, at, column)
+            at, column = (at, 2) if row.is_short and not column else (at + 1, 0)
+        if focused in self.fields:
+            self.fields[focused].editor.setFocus()
+
+    def _place(self, row: FormRow, at: int, column: int) -> None:
+        field = make_field(row, self._theme)
+        field.edited.connect(lambda value: self.edited.emit(row.place, value))
+        self.fields[row.place] = field
+        if row.is_check:
+            self._grid.addWidget(field, at, 0, 1, 4)
+            return
+        label = QLabel(row.label)
+        label.setProperty("tone", "dim")
+        label.setMinimumWidth(self._label_width if column == 0 else 0)
+        label.setFixedHeight(26)
+        label.setBuddy(field.editor)
+        label.setToolTip(field.editor.toolTip())
+        self._grid.addWidget(label, at, column, Qt.AlignmentFlag.AlignTop)
+        self._grid.addWidget(field, at, column + 1, 1, 1 if row.is_short else 3)
+
+    def focus_first(self) -> None:
+        if self._rows:
+            self.fields[self._rows[0].place].editor.setFocus()

@@ -1,0 +1,130 @@
+"""Which option of a run stands where in a form: the most used ones first, the rest below "More".
+
+The rows follow from the catalogue: a card's own options come from its schema, so that a new model or strategy
+has its form without a line here. Options that the engine does not have yet are in no form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rankdeck.catalog import (
+    DATA,
+    LOSSES,
+    MODELS,
+    OPTIMIZERS,
+    SCHEDULES,
+    STRATEGIES,
+    Card,
+    OptionField,
+    option_fields,
+)
+from rankdeck.config import DataConfig, LaunchConfig, RehearsalConfig, TrainConfig
+from rankdeck_app.state.draft import Draft
+from rankdeck_app.widgets.form import FormRow, Place, label_of
+
+MAX_FRONT_ARGS = 4
+_NOT_YET: Mapping[str, tuple[Any, ...]] = {"precision": ("fp16",)}
+# Shorter than the option's own name, where that would not fit beside a box of the side bar.
+_LABELS = {
+    "lr": "Rate",
+    "global_batch": "Batch",
+    "vocabulary": "Vocab",
+    "weight_decay": "Decay",
+    "accumulate": "Accum.",
+    "clip_norm": "Clip",
+    "evaluate_every": "Evaluate",
+    "timeout_s": "Timeout",
+    "bucket_mb": "Bucket",
+    "activation_checkpointing": "Recompute activations",
+}
+
+
+def _row(place: Place, field: OptionField) -> FormRow:
+    left_out = _NOT_YET.get(field.name, ())
+    if left_out:
+        choices = tuple(choice for choice in field.choices if choice not in left_out)
+        field = OptionField(field.name, field.kind, field.default, field.text, choices)
+    label = _LABELS.get(field.name, label_of(field.name))
+    return FormRow(place, label, field)
+
+
+def _use_row(place: Place, label: str, cards: Mapping[str, Card], default: str, own: str = "") -> FormRow:
+    """A choice among cards; `own` says how a person's own is written, where that is allowed."""
+    text = " · ".join(f"{card.name}: {card.hint}" for card in cards.values())
+    field = OptionField("use", "choice", default, f"{text}{own and f' · your own: {own}'}", tuple(cards))
+    return FormRow((*place, "use"), label, field, editable=bool(own), wide=True)
+
+
+def _args(place: Place, cards: Mapping[str, Card], use: str) -> list[FormRow]:
+    card = cards.get(use)
+    return (
+        [] if card is None else [_row((*place, field.name), field) for field in option_fields(card.options)]
+    )
+
+
+def _split(rows: list[FormRow]) -> tuple[list[FormRow], list[FormRow]]:
+    """The first few options that nearly everybody sets, and the others."""
+    front = [
+        row for row in rows if not row.field.optional and row.field.kind in ("int", "choice", "list", "text")
+    ]
+    front = front[:MAX_FRONT_ARGS]
+    return front, [row for row in rows if row not in front]
+
+
+def _named(options: type[Any], section: str, *names: str) -> list[FormRow]:
+    fields = {field.name: field for field in option_fields(options)}
+    return [_row((section, name), fields[name]) for name in names]
+
+
+def _use(draft: Draft, place: Place, default: str) -> str:
+    use = draft.value((*place, "use"))
+    return use if isinstance(use, str) else default
+
+
+def model_rows(draft: Draft) -> tuple[list[FormRow], list[FormRow]]:
+    """The rows of MODEL as (shown, under "More"), for the cards that the draft names now."""
+    own = '"module:factory"'
+    model, model_more = _split(_args(("model", "args"), MODELS, _use(draft, ("model",), "mlp")))
+    data, data_more = _split(_args(("data", "args"), DATA, _use(draft, ("data",), "digits")))
+    optimizer = ("train", "optimizer")
+    rates = _args(optimizer, OPTIMIZERS, _use(draft, optimizer, "adamw"))
+    front = [
+        _use_row(("model",), "Model", MODELS, "mlp", own),
+        *model,
+        _use_row(("data",), "Data", DATA, "digits", own),
+        *data,
+        *_named(TrainConfig, "train", "global_batch", "steps"),
+        *[row for row in rates if row.place[-1] == "lr"],
+        *_named(TrainConfig, "train", "precision"),
+    ]
+    schedule = ("train", "schedule")
+    more = [
+        *model_more,
+        *data_more,
+        _use_row(("loss",), "Loss", LOSSES, "cross_entropy", '"module:function"'),
+        _use_row(optimizer, "Optimizer", OPTIMIZERS, "adamw", '"module:class"'),
+        *[row for row in rates if row.place[-1] != "lr"],
+        _use_row(schedule, "Schedule", SCHEDULES, "constant"),
+        *_args(schedule, SCHEDULES, _use(draft, schedule, "constant")),
+        *_named(TrainConfig, "train", "epochs", "accumulate", "seed", "clip_norm", "evaluate_every"),
+        *_named(TrainConfig, "train", "activation_checkpointing"),
+        *_named(DataConfig, "data", "workers", "pin_memory"),
+        *_named(RehearsalConfig, "rehearsal", "capacity"),
+        *_named(LaunchConfig, "launch", "timeout_s"),
+    ]
+    return front, more
+
+
+def strategy_rows(draft: Draft) -> list[FormRow]:
+    """The options of the chosen strategy; a choice of one is no choice and is left out."""
+    rows = _args(("strategy",), STRATEGIES, _use(draft, ("strategy",), "single"))
+    return [row for row in rows if not (row.field.kind == "choice" and len(row.field.choices) < 2)]
+
+
+def name_row() -> FormRow:
+    field = OptionField(
+        "name", "text", "", "What the run is called; from the file's name where it is not given."
+    )
+    return FormRow(("name",), "Name", field)
