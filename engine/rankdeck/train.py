@@ -81,6 +81,10 @@ class Trainer:
     def strategy(self) -> Strategy:
         return self._strategy
 
+    @property
+    def ledger(self) -> Ledger | None:
+        return self._job.ledger
+
     def run(self) -> events.Evaluation | None:
         """All steps and the evaluations between them; the last evaluation, or None where nothing is held out.
 
@@ -88,7 +92,7 @@ class Trainer:
             TrainingError: the loss is not finite.
             StopRequested: the person asked for it.
         """
-        loader = self._train_loader()
+        loader = self.loader()
         evaluator = self._evaluator()
         try:
             self._steps(iter(loader), evaluator)
@@ -107,7 +111,7 @@ class Trainer:
                 raise StopRequested
             job.beat(step, "step")
             followed = job.ledger is not None and job.sampling.should_follow(step)
-            facts = self._followed_step(step, batches) if followed else self._step(step, batches)
+            facts = self.step(step, batches, followed=followed)
             now = time.perf_counter()
             facts.step_s, step_ended = now - step_ended, now
             job.sampling.record(step, facts.step_s, followed=followed)
@@ -118,6 +122,10 @@ class Trainer:
                 self._evaluate(evaluator, step, final=False)
                 step_ended = time.perf_counter()
         self._check_finite(self._reporter.flush(wait=True))
+
+    def step(self, step: int, batches: Iterator[Batch], *, followed: bool) -> StepFacts:
+        """One optimizer step over the next global batch; the ledger follows it and tells where asked."""
+        return self._followed_step(step, batches) if followed else self._step(step, batches)
 
     def _step(self, step: int, batches: Iterator[Batch]) -> StepFacts:
         """One optimizer step over one global batch."""
@@ -267,7 +275,8 @@ class Trainer:
             rank=self._job.rank,
         )
 
-    def _train_loader(self) -> Loader:
+    def loader(self) -> Loader:
+        """This rank's training batches, in order; close it."""
         workload, train, data = self._job.workload, self._train, self._job.workload.config.data
         index, count = self._strategy.data_shard()
         sampler = StepBatches(

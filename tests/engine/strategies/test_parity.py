@@ -1,0 +1,132 @@
+"""Every strategy computes what a single device computes: 20 steps, same seed, same global batch.
+
+The bars are those of the design: 2e-6 with SGD in fp32, 1e-10 in fp64. A missing gradient sync still trains,
+so each table has a negative control that must be far off.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from torch import Tensor
+
+from rankdeck.collectives import replicate
+from tests.helpers.rank_main import train_once
+from tests.helpers.ranks import RankSet, largest_difference
+
+BARS = {"fp32": 2e-6, "fp64": 1e-10}
+MUST_DIFFER = 1e-4
+
+GPT = "heads = 2, width = 32, context = 16, vocabulary = 64"
+WORKLOADS = {
+    "mlp": 'model = { use = "mlp", args = { hidden = [32] } }\ndata = { use = "digits" }',
+    "mlp-masked": (
+        'model = { use = "mlp", args = { hidden = [32] } }\n'
+        'data = { use = "synthetic", args = { samples = 512, masked = 0.4 } }'
+    ),
+    "gpt-masked": (
+        f'model = {{ use = "gpt", args = {{ layers = 2, {GPT} }} }}\n'
+        'data = { use = "synthetic", args = { samples = 512, masked = 0.4 } }'
+    ),
+    "gpt-tied": (
+        f'model = {{ use = "gpt", args = {{ layers = 1, tied = true, {GPT} }} }}\n'
+        'data = { use = "synthetic", args = { samples = 512 } }'
+    ),
+}
+STRATEGIES = {
+    "single": '{ use = "single" }',
+    "dp": '{ use = "dp" }',
+    "dp-parallel-loss": '{ use = "dp", parallel_loss = true }',
+    "ddp": '{ use = "ddp" }',
+    "ddp-small-buckets": '{ use = "ddp", bucket_mb = 0.01, gradient_as_bucket_view = true }',
+}
+
+
+def configuration(workload: str, strategy: str, num_devices: int, precision: str, accumulate: int) -> str:
+    return f"""
+{WORKLOADS[workload]}
+strategy = {STRATEGIES[strategy]}
+devices = {{ use = "cpu:{num_devices}" }}
+[train]
+steps = 20
+global_batch = 32
+accumulate = {accumulate}
+precision = "{precision}"
+evaluate_every = 0
+clip_norm = 1.0
+optimizer = {{ use = "sgd", lr = 0.1 }}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("parity")
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def ranks(request: pytest.FixtureRequest, folder: Path) -> Iterator[tuple[int, RankSet]]:
+    own = folder / str(request.param)
+    own.mkdir()
+    made = RankSet(request.param, own)
+    yield request.param, made
+    made.close()
+
+
+@functools.cache
+def in_this_process(toml: str, folder: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    out = folder / f"{abs(hash(toml))}.safetensors"
+    train_once({"toml": toml, "out": str(out)}, rank=0, world_size=1)
+    return load_file(out)
+
+
+def reference(workload: str, precision: str, accumulate: int, folder: Path) -> dict[str, Tensor]:
+    return in_this_process(configuration(workload, "single", 1, precision, accumulate), folder)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize("strategy", ["ddp", "ddp-small-buckets"])
+def test_ddp_ranks_match_one_device(
+    ranks: tuple[int, RankSet], folder: Path, strategy: str, workload: str, accumulate: int, precision: str
+) -> None:
+    num_ranks, rank_set = ranks
+    weights = rank_set.train(configuration(workload, strategy, num_ranks, precision, accumulate))
+    assert largest_difference(weights, reference(workload, precision, accumulate, folder)) <= BARS[precision]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize("strategy", ["dp", "dp-parallel-loss"])
+@pytest.mark.parametrize("num_devices", [2, 4])
+def test_dp_devices_match_one_device(
+    folder: Path, num_devices: int, strategy: str, workload: str, accumulate: int, precision: str
+) -> None:
+    weights = in_this_process(configuration(workload, strategy, num_devices, precision, accumulate), folder)
+    assert largest_difference(weights, reference(workload, precision, accumulate, folder)) <= BARS[precision]
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_ddp_without_gradient_sync_is_far_off(
+    ranks: tuple[int, RankSet], folder: Path, workload: str
+) -> None:
+    num_ranks, rank_set = ranks
+    weights = rank_set.train(configuration(workload, "ddp", num_ranks, "fp32", 1), without_sync=True)
+    assert largest_difference(weights, reference(workload, "fp32", 1, folder)) > MUST_DIFFER
+
+
+@pytest.mark.parametrize("strategy", ["dp", "dp-parallel-loss"])
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_dp_without_the_other_devices_gradients_is_far_off(
+    folder: Path, tmp_path: Path, strategy: str, workload: str
+) -> None:
+    with mock.patch.object(replicate, "reduce_to_first", lambda grads, devices: list(grads[0])):
+        weights = in_this_process.__wrapped__(configuration(workload, strategy, 4, "fp32", 1), tmp_path)
+    assert largest_difference(weights, reference(workload, "fp32", 1, folder)) > MUST_DIFFER

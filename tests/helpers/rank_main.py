@@ -1,0 +1,84 @@
+"""One rank of a persistent set: reads a configuration per line, trains it with the others, answers.
+
+    python rank_main.py RANK WORLD_SIZE STORE_FILE
+
+A request is {"toml", "out", "events", "always", "without_sync"}; rank 0 leaves the final weights at `out`,
+`always` follows every step with the ledger, `without_sync` leaves the sync out, as a negative control.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from rankdeck import workload as workloads
+from rankdeck.config import from_text
+from rankdeck.memory.sampling import SamplingBudget
+from rankdeck.rundir import EventWriter
+from rankdeck.strategies.ddp import Ddp
+from rankdeck.train import assemble
+from rankdeck.weights import save_weights
+
+
+def train_once(request: dict[str, object], rank: int, world_size: int) -> None:
+    """One run of this rank, in this process."""
+    config = from_text(str(request["toml"]), folder=Path.cwd())
+    places = [rank] if world_size > 1 else list(range(config.selection.count or 1))
+    if not config.strategy_card.batch_shards:
+        places = places[:1]
+    with tempfile.TemporaryDirectory() as folder:
+        writer = EventWriter(Path(str(request.get("events") or folder)) / f"rank-{rank}.0.jsonl")
+        trainer = assemble(
+            workloads.load(config),
+            rank=rank,
+            world_size=world_size,
+            devices=[torch.device("cpu")] * len(places),
+            places=places,
+            writer=writer,
+            sampling=SamplingBudget(always=bool(request.get("always"))),
+        )
+        with _without_sync() if request.get("without_sync") else contextlib.nullcontext():
+            trainer.run()
+        if rank == 0:
+            save_weights(Path(str(request["out"])), trainer.strategy.weights(), {})
+        trainer.strategy.close()
+        writer.close()
+
+
+@contextlib.contextmanager
+def _without_sync() -> Iterator[None]:
+    whole = Ddp.forward_backward
+
+    def local(self: Ddp, batch: object, scale: float, *, last: bool) -> object:
+        return whole(self, batch, scale, last=False)  # type: ignore[arg-type]
+
+    with mock.patch.object(Ddp, "forward_backward", local):
+        yield
+
+
+def main() -> None:
+    rank, world_size, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+    for line in sys.stdin:
+        try:
+            train_once(json.loads(line), rank, world_size)
+            answer = "ok"
+        except Exception:
+            answer = traceback.format_exc()
+        print(json.dumps(answer), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""A persistent set of gloo ranks that trains one configuration after another: a table costs one start."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+ROOT = Path(__file__).parents[2]
+
+
+class RankSet:
+    """`world_size` ranks on this machine, waiting for configurations. Close it."""
+
+    def __init__(self, world_size: int, folder: Path) -> None:
+        self._folder = folder
+        self._num_runs = 0
+        env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        script = str(ROOT / "tests/helpers/rank_main.py")
+        self._ranks = [
+            subprocess.Popen(
+                [sys.executable, script, str(rank), str(world_size), str(folder / "store")],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=env,
+                text=True,
+            )
+            for rank in range(world_size)
+        ]
+
+    def train(self, toml: str, **request: Any) -> dict[str, Tensor]:
+        """Final weights of one run over all ranks; an AssertionError shows what one raised."""
+        self._num_runs += 1
+        out = self._folder / f"weights-{self._num_runs}.safetensors"
+        line = json.dumps({"toml": toml, "out": str(out), **request}) + "\n"
+        for rank in self._ranks:
+            assert rank.stdin is not None
+            rank.stdin.write(line)
+            rank.stdin.flush()
+        for number, rank in enumerate(self._ranks):
+            assert rank.stdout is not None
+            answer = json.loads(rank.stdout.readline() or '"it died"')
+            assert answer == "ok", f"rank {number}: {answer}"
+        return load_file(out)
+
+    def close(self) -> None:
+        for rank in self._ranks:
+            if rank.stdin is not None:
+                rank.stdin.close()
+        for rank in self._ranks:
+            try:
+                rank.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                rank.kill()
+                rank.wait()
+            if rank.stdout is not None:
+                rank.stdout.close()
+
+
+def largest_difference(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:
+    """The largest absolute difference of any weight; both must have the same names."""
+    assert left.keys() == right.keys()
+    return max(float((left[name].double() - right[name].double()).abs().max()) for name in left)
