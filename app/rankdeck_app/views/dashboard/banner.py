@@ -1,0 +1,82 @@
+"""One sentence about the state of a run above its cards, and what to do next: starting, stopped, failed."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QRectF, Qt
+from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPalette
+from PySide6.QtWidgets import QLabel, QSizePolicy, QVBoxLayout, QWidget
+
+from rankdeck_app.widgets.chart_colors import ChartColors, ThemeColors, chart_font
+
+_MOST_MESSAGE = 600
+
+
+class Banner(QWidget):
+    """A message, and an advice below it. Its text can be selected and copied."""
+
+    def __init__(self, theme: ThemeColors, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._theme = theme
+        self._tone = "info"
+        self._message, self._advice = QLabel(), QLabel()
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(14, 7, 12, 8)
+        layout.setSpacing(2)
+        self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
+        for label in (self._message, self._advice):
+            label.setWordWrap(True)
+            label.setTextFormat(Qt.TextFormat.PlainText)
+            label.setTextInteractionFlags(
+                Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
+            )
+            layout.addWidget(label)
+        self._message.setFont(chart_font(12, bold=True))
+        self._retheme()
+        theme.changed.connect(self._retheme)
+        self.hide()
+
+    @property
+    def text(self) -> str:
+        return "\n".join(label.text() for label in (self._message, self._advice) if label.text())
+
+    def say(self, headline: tuple[str, str, str] | None) -> None:
+        """(tone, message, advice); None hides the banner."""
+        if headline is None:
+            self.hide()
+            return
+        self._tone, message, advice = headline
+        self._message.setText(_shortened(message))
+        self._advice.setText(_shortened(advice))
+        self._advice.setVisible(bool(advice))
+        self.setAccessibleName(message)
+        self.setAccessibleDescription(advice)
+        self.setVisible(True)
+        self.update()
+
+    def _retheme(self) -> None:
+        self._colors = ChartColors.of(self._theme)
+        for label, color in ((self._message, self._colors.foreground), (self._advice, self._colors.muted)):
+            palette = label.palette()
+            palette.setColor(QPalette.ColorRole.WindowText, color)
+            label.setPalette(palette)
+        self.update()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        box = QRectF(self.rect()).adjusted(0.5, 0.5, -0.5, -0.5)
+        painter.setPen(self._colors.border)
+        painter.setBrush(self._colors.card)
+        painter.drawRoundedRect(box, 4, 4)
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(self._bar_color())
+        painter.drawRoundedRect(QRectF(0, 0, 4, self.height()), 2, 2)
+        painter.end()
+
+    def _bar_color(self) -> QColor:
+        return self._colors.trouble if self._tone == "error" else self._colors.rest
+
+
+def _shortened(text: str) -> str:
+    """A last traceback line can be kilobytes long; the whole text is in Problems."""
+    return text if len(text) <= _MOST_MESSAGE else f"{text[:_MOST_MESSAGE]}…"

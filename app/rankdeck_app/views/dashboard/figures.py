@@ -1,0 +1,254 @@
+"""From a live run to what the cards and the stat strip show: plain functions, one per card, no widgets made.
+
+Everything that is not known yet becomes a dash or an empty row here, never a zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from rankdeck.report import lost_problem
+from rankdeck.units import format_bytes, format_count, format_duration
+from rankdeck_app.state.live_run import DeviceState, LiveRun
+from rankdeck_app.widgets.band_chart import BandFigure, Limit
+from rankdeck_app.widgets.chart_colors import KIND_LABELS, byte_unit
+from rankdeck_app.widgets.heat_strip import HeatFigure
+from rankdeck_app.widgets.stat_strip import Stat
+from rankdeck_app.widgets.vram_bars import BarsFigure, DeviceBar
+
+UNKNOWN = "–"
+REHEARSAL_BYTES = "tensor bytes on virtual devices (CPU rehearsal)"
+REHEARSAL = "CPU rehearsal"
+
+_HEAT_SPAN_S = 60.0
+_HEAT_COLUMN_S = 0.25
+_STALE_S = 3.0
+_BAND_SPAN_S = 60.0
+_DENSE = 10
+
+
+def stats(run: LiveRun) -> list[Stat]:
+    """The cells of the strip. While the run lives the fifth is its ETA, then its held-out loss."""
+    total = f" / {format_count(run.steps)}" if run.steps is not None else ""
+    step = UNKNOWN if run.step is None else format_count(run.step)
+    loss = UNKNOWN if run.loss is None or not math.isfinite(run.loss) else f"{run.loss:.4f}"
+    rate = UNKNOWN if run.samples_per_s is None else _rate(run.samples_per_s)
+    elapsed = UNKNOWN if run.elapsed_s is None else format_duration(run.elapsed_s)
+    widest_step = "8" * len(step) if run.steps is None else format_count(run.steps)
+    return [
+        Stat("Step", step + total, widest_step + total),
+        Stat("Loss (EMA)", loss, "88.8888"),
+        Stat("Samples/s", rate, "88 888"),
+        Stat("Elapsed", elapsed, "8:88:88"),
+        _outlook(run),
+        _balance(run),
+    ]
+
+
+def _rate(samples_per_s: float) -> str:
+    return format_count(samples_per_s) if samples_per_s >= 99.5 else f"{samples_per_s:.1f}"
+
+
+def _outlook(run: LiveRun) -> Stat:
+    evaluation = run.evaluation
+    if run.outcome in (None, "running") or evaluation is None:
+        return Stat("ETA", UNKNOWN if run.eta_s is None else format_duration(run.eta_s), "8:88:88")
+    loss = f"{evaluation.loss:.4f}" if math.isfinite(evaluation.loss) else UNKNOWN
+    if evaluation.accuracy is None:
+        return Stat("Held-out loss", loss, "88.8888")
+    return Stat("Held-out loss, accuracy", f"{loss}  {100 * evaluation.accuracy:.1f}%", "88.8888  88.8%")
+
+
+def _balance(run: LiveRun) -> Stat:
+    """The lead device against the median of the others; alone, a device shows its peak."""
+    if len(run.devices) == 1:
+        total_bytes = run.total_bytes_of(run.devices[0])
+        value = UNKNOWN if total_bytes is None else format_bytes(total_bytes)
+        return Stat(f"{run.devices[0].label} peak", value, "888.8 MiB")
+    imbalance = run.imbalance
+    if imbalance is None:
+        return Stat("Lead vs median", UNKNOWN, "+888.8 MiB  (8.8×)")
+    sign = "+" if imbalance.excess_bytes >= 0 else "−"
+    ratio = "" if imbalance.ratio is None else f"  ({imbalance.ratio:.1f}×)"
+    return Stat(
+        f"{run.devices[imbalance.device].label} vs median of the others",
+        f"{sign}{format_bytes(abs(imbalance.excess_bytes))}{ratio}",
+        "+888.8 MiB  (8.8×)",
+        is_hot=imbalance.is_notable,
+    )
+
+
+def bars(run: LiveRun) -> BarsFigure:
+    return BarsFigure(tuple(_bar(run, device) for device in run.devices), run.imbalance, run.capacity_bytes)
+
+
+def _bar(run: LiveRun, device: DeviceState) -> DeviceBar:
+    memory = run.memory_of(device)
+    if memory is None:
+        return DeviceBar(device.label, device.used_bytes, note="in use now")
+    note = f"live at the end of the step: {format_bytes(memory.live_bytes)}"
+    if memory.reserved_bytes is not None:
+        note += f"<br>reserved: {format_bytes(memory.reserved_bytes)}"
+    return DeviceBar(device.label, memory.peak_bytes, memory.peak_by_kind, note)
+
+
+def bars_subtitle(run: LiveRun) -> str:
+    """Which moment the bars show, and in which unit their numbers are."""
+    figure = bars(run)
+    if not figure.largest_bytes:
+        return ""
+    divisor, unit = figure.unit
+    of = "" if run.capacity_bytes is None else f" of {run.capacity_bytes / divisor:.0f}"
+    if all(run.memory_of(device) is None for device in run.devices):
+        when = "in use now"
+    elif run.outcome in (None, "running"):
+        when = f"peak of step {format_count(max(device.memory_step or 0 for device in run.devices))}"
+    else:
+        when = "peak of the run"
+    return f"{when}, {unit}{of}"
+
+
+def band(run: LiveRun) -> BandFigure:
+    """Memory over time: the last minute where readings are dense, else the whole run."""
+    histories = [device.memory_history for device in run.devices]
+    imbalance = run.imbalance
+    lead = imbalance.device if imbalance is not None else 0
+    now_s = run.elapsed_s or 0.0
+    limits = []
+    if run.capacity_bytes is not None:
+        limits.append(Limit(f"capacity {format_bytes(run.capacity_bytes, 0)}", run.capacity_bytes))
+    is_dense = bool(histories) and len(histories[0].window(now_s - _BAND_SPAN_S, now_s, 200).x) >= _DENSE
+    is_live = run.outcome in (None, "running")
+    return BandFigure(
+        labels=[device.label for device in run.devices],
+        histories=histories,
+        lead=lead,
+        is_notable=imbalance is not None and imbalance.is_notable,
+        limits=tuple(limits),
+        now_s=now_s,
+        span_s=_BAND_SPAN_S if is_live and is_dense else None,
+    )
+
+
+def band_subtitle(run: LiveRun, figure: BandFigure) -> str:
+    largest = bars(run).scale_bytes
+    if not any(len(history) for history in figure.histories):
+        return ""
+    when = f"last {figure.span_s:.0f} s" if figure.span_s is not None else "whole run"
+    return f"{byte_unit(largest)[1]}, {when}"
+
+
+def heat(run: LiveRun) -> HeatFigure:
+    """Utilisation over the minute before the newest reading of any device."""
+    histories = [device.utilisation_history for device in run.devices]
+    newest = max((history.last_x for history in histories if history.last_x is not None), default=None)
+    labels = [device.label for device in run.devices]
+    if newest is None:
+        return HeatFigure(labels, None, [None] * len(labels))
+    end = math.ceil(newest / _HEAT_COLUMN_S) * _HEAT_COLUMN_S
+    columns = end - _HEAT_SPAN_S + _HEAT_COLUMN_S * (np.arange(round(_HEAT_SPAN_S / _HEAT_COLUMN_S)) + 0.5)
+    shares = np.full((len(labels), len(columns)), np.nan, dtype=np.float32)
+    values: list[float | None] = []
+    for row, device in zip(shares, run.devices, strict=True):
+        window = device.utilisation_history.window(columns[0] - _STALE_S, end, 2_000)
+        if len(window.x):
+            # A reading speaks for the interval before it: a column shows the first one that ends after it.
+            following = np.searchsorted(window.x, columns - _HEAT_COLUMN_S / 2)
+            inside = np.minimum(following, len(window.x) - 1)
+            covered = (following < len(window.x)) & (window.x[inside] - columns <= device.interval_s + 0.5)
+            row[covered] = window.high[inside][covered]
+        values.append(_value_now(device, newest))
+    imbalance = run.imbalance
+    lead = imbalance.device if imbalance is not None and imbalance.is_notable else None
+    return HeatFigure(labels, shares, values, _HEAT_SPAN_S, lead)
+
+
+def _value_now(device: DeviceState, newest: float) -> float | None:
+    """The mean of the last second, or None when the device has said nothing for longer than the others."""
+    history = device.utilisation_history
+    if history.last_x is None or history.last_x < newest - _STALE_S:
+        return None
+    window = history.window(newest - 1.0, newest, 100)
+    return float(np.nanmean(window.high))
+
+
+def headline(run: LiveRun) -> tuple[str, str, str] | None:
+    """(tone, message, what next) of the state, or None where the figures say it all.
+
+    Tones: info, error.
+    """
+    if run.outcome in (None, "running"):
+        if run.step is not None:
+            return None
+        return "info", "Starting ranks…", _awaited(run)
+    if run.outcome == "completed":
+        return None
+    if run.outcome == "stopped":
+        at = "before its first step" if run.step is None else f"at step {format_count(run.step)}"
+        return "info", f"Stopped {at}.", run.end.reason or "" if run.end is not None else ""
+    errors = [problem for problem in run.problems if problem.severity == "error"]
+    if errors:
+        first = errors[0]
+        where = (
+            f"Rank {first.rank}: " if first.rank is not None and str(first.rank) not in first.message else ""
+        )
+        return "error", f"{where}{first.message}", first.advice or ""
+    if run.outcome == "lost":
+        problem = lost_problem(run.run)
+        return "error", problem.message, problem.advice or ""
+    reason = run.end.reason if run.end is not None else None
+    return "error", reason or "The run failed without saying why.", "Look at the output of its ranks."
+
+
+def _awaited(run: LiveRun) -> str:
+    phase = run.phase()
+    if phase is not None:
+        return f"{phase[0].upper()}{phase[1:]}"
+    return "Waiting for the ranks to report." if run.strategy is not None else "Waiting for the supervisor."
+
+
+def sources(run: LiveRun) -> tuple[tuple[str, str], tuple[str, str]]:
+    """(text, short text) of what the figures are: for the cards of memory, and for the others."""
+    if run.is_rehearsal:
+        return (REHEARSAL_BYTES, REHEARSAL), (REHEARSAL, REHEARSAL)
+    return (run.source or "", run.source or ""), (run.source or "", run.source or "")
+
+
+def bars_rows(run: LiveRun) -> Iterator[Sequence[object]]:
+    """CSV of the bars, in bytes."""
+    yield ("device", "peak_bytes", *KIND_LABELS)
+    for bar in bars(run).bars:
+        kinds = bar.by_kind or {}
+        yield (bar.label, bar.total_bytes, *(kinds.get(kind) for kind in KIND_LABELS))
+
+
+def band_rows(run: LiveRun) -> Iterator[Sequence[object]]:
+    yield ("device", "seconds", "bytes")
+    for device in run.devices:
+        for x, y in zip(*device.memory_history.points(), strict=True):
+            yield (device.label, f"{x:.3f}", round(float(y)))
+
+
+def heat_rows(run: LiveRun) -> Iterator[Sequence[object]]:
+    yield ("device", "seconds", "busy")
+    for device in run.devices:
+        for x, y in zip(*device.utilisation_history.points(), strict=True):
+            yield (device.label, f"{x:.3f}", f"{y:.4f}")
+
+
+def loss_rows(run: LiveRun) -> Iterator[Sequence[object]]:
+    """Training losses, then held-out ones: a step has one row for each that it has."""
+    yield ("step", "loss", "ema", "held_out")
+    for step, loss, average in zip(*run.losses.points(), run.loss_ema.points()[1], strict=True):
+        yield (int(step), f"{loss:.6g}", f"{average:.6g}", "")
+    for step, loss in zip(*run.held_out.points(), strict=True):
+        yield (int(step), "", "", f"{loss:.6g}")
+
+
+def rate_rows(run: LiveRun) -> Iterator[Sequence[object]]:
+    yield ("step", "samples_per_s", "smoothed")
+    for step, rate, smooth in zip(*run.rates.points(), run.rate_ema.points()[1], strict=True):
+        yield (int(step), f"{rate:.6g}", f"{smooth:.6g}")

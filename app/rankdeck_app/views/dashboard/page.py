@@ -1,0 +1,191 @@
+"""The dashboard of one run: what its directory says, drawn, thirty times a second at most.
+
+The frame clock drives it. Every frame takes what the reader thread has (at most 4 ms of it), and then
+repaints only the cards whose figures changed, and only while somebody can see them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from PySide6.QtGui import QShowEvent
+from PySide6.QtWidgets import QVBoxLayout, QWidget
+
+from rankdeck_app.shell.frame_clock import FrameClock
+from rankdeck_app.shell.page import Page, PageAction
+from rankdeck_app.state.live_run import Changed, LiveRun
+from rankdeck_app.views.dashboard import figures
+from rankdeck_app.views.dashboard.banner import Banner
+from rankdeck_app.views.dashboard.card_grid import CardGrid
+from rankdeck_app.widgets.band_chart import BandChart
+from rankdeck_app.widgets.card import Card, CsvRows
+from rankdeck_app.widgets.chart_colors import ThemeColors
+from rankdeck_app.widgets.curve_plot import CurvePlot
+from rankdeck_app.widgets.heat_strip import HeatStrip
+from rankdeck_app.widgets.stat_strip import StatStrip
+from rankdeck_app.widgets.vram_bars import VramBars
+
+PAGE_KIND = "run"
+# Figures that change faster cannot be read.
+_STATS_EVERY_S = 0.25
+
+_STATE_COLORS = {
+    "running": "rankdeck.rest",
+    "completed": "rankdeck.ok",
+    "failed": "errorForeground",
+    "lost": "errorForeground",
+}
+
+
+def page_id(run: Path) -> str:
+    return f"{PAGE_KIND}:{run}"
+
+
+class RunPage(Page):
+    """A tab that shows a run. It does not own the run: `closed` is called once when the tab is gone."""
+
+    def __init__(
+        self,
+        run: LiveRun,
+        theme: ThemeColors,
+        clock: FrameClock,
+        *,
+        stop_command: str | None = None,
+        closed: Callable[[], object] | None = None,
+        parent: QWidget | None = None,
+    ) -> None:
+        super().__init__(page_id(run.run.path), title=run.name, icon="pulse", parent=parent)
+        self.run = run
+        self._stop_command = stop_command
+        self._pending = ~Changed.NOTHING
+        self._stats_at = 0.0
+        self._known_devices = 0
+        self._strip = StatStrip(theme)
+        self._banner = Banner(theme)
+        self._bars, self._heat = VramBars(theme), HeatStrip(theme)
+        self._band = BandChart(theme, "Memory over time")
+        self._loss = CurvePlot(theme, run.losses, run.loss_ema, run.held_out, name="Training loss")
+        self._rate = CurvePlot(
+            theme, run.rates, run.rate_ema, name="Throughput", words=("now", "smoothed", ""), from_zero=True,
+            digits=0,
+        )  # fmt: skip
+        self._cards = {
+            name: self._card(theme, title, body, partial(rows, run))
+            for name, title, body, rows in (
+                ("bars", "VRAM per device", self._bars, figures.bars_rows),
+                ("band", "VRAM over time", self._band, figures.band_rows),
+                ("heat", "Utilisation", self._heat, figures.heat_rows),
+                ("loss", "Training loss", self._loss, figures.loss_rows),
+                ("rate", "Throughput", self._rate, figures.rate_rows),
+            )
+        }
+        above = [self._cards["bars"], self._cards["band"]]
+        below = [self._cards["heat"], self._cards["loss"], self._cards["rate"]]
+        self._grid = CardGrid(above, below, ((11, 10), (37, 34, 29)))
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(16, 2, 16, 12)
+        layout.setSpacing(10)
+        for part in (self._strip, self._banner):
+            layout.addWidget(part)
+        layout.addWidget(self._grid, 1)
+        run.changed.connect(self._note)
+        if closed is not None:
+            self.destroyed.connect(lambda *_: closed())
+        clock.subscribe(self._frame)
+        self._refresh()
+
+    @staticmethod
+    def _card(theme: ThemeColors, title: str, body: QWidget, rows: CsvRows) -> Card:
+        card = Card(title, theme)
+        card.set_body(body, rows)
+        return card
+
+    def card(self, name: str) -> Card:
+        """bars, band, heat, loss or rate."""
+        return self._cards[name]
+
+    def breadcrumbs(self) -> list[str]:
+        name = self.run.name
+        stamp, _, rest = name.partition("-")
+        if len(stamp) != 8 or not stamp.isdigit():
+            return ["runs", name, "Dashboard"]
+        return ["runs", f"{stamp[:4]}-{stamp[4:6]}-{stamp[6:]}", rest.partition("-")[2] or rest, "Dashboard"]
+
+    def tooltip(self) -> str:
+        return str(self.run.run.path)
+
+    def actions_for_tab(self) -> list[PageAction]:
+        if self._stop_command is None or not self.run.is_live:
+            return []
+        return [PageAction("debug-stop", "Stop this run", self._stop_command)]
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self._pending = ~Changed.NOTHING
+
+    def _note(self, changed: Changed) -> None:
+        self._pending |= changed
+
+    def _frame(self) -> None:
+        """One tick of the clock: take, then repaint what changed."""
+        self.run.drain()
+        if self._pending & Changed.STATE:
+            self._show_state()
+        if self.isVisible():
+            self._refresh()
+            for plot in (self._band, self._loss, self._rate):
+                plot.tick()
+
+    def _show_state(self) -> None:
+        """Tab, title and buttons: they are seen even while the page is not."""
+        config = self.run.config
+        color = _STATE_COLORS.get(self.run.outcome or "running", "descriptionForeground")
+        title = config.name if config is not None else self.run.name
+        if (title, color) != (self.title, self.icon_color):
+            self.set_title(title, icon_color=color)
+            self.actions_changed.emit()
+
+    def _refresh(self) -> None:
+        run, pending = self.run, self._pending
+        now = time.monotonic()
+        if now - self._stats_at >= _STATS_EVERY_S or pending & Changed.STATE:
+            self._stats_at = now
+            self._strip.set_stats(figures.stats(run))
+        if pending & (Changed.STATE | Changed.PROBLEMS | Changed.STEPS):
+            self._banner.say(figures.headline(run))
+        if pending & Changed.STATE:
+            self._show_devices()
+        if pending & (Changed.MEMORY | Changed.STATE | Changed.READINGS):
+            self._show_memory(pending)
+        if pending & (Changed.READINGS | Changed.STATE):
+            self._heat.set_figure(figures.heat(run))
+        if pending & (Changed.STEPS | Changed.STATE | Changed.EVALUATION):
+            for plot in (self._loss, self._rate):
+                plot.set_last_step(run.steps)
+                plot.request_draw()
+        self._pending = Changed.NOTHING
+
+    def _show_memory(self, pending: Changed) -> None:
+        run = self.run
+        if pending & (Changed.MEMORY | Changed.STATE):
+            self._bars.set_figure(figures.bars(run))
+            self._cards["bars"].set_subtitle(figures.bars_subtitle(run))
+        figure = figures.band(run)
+        self._band.set_figure(figure)
+        self._cards["band"].set_subtitle(figures.band_subtitle(run, figure))
+
+    def _show_devices(self) -> None:
+        """What the figures are, and room for as many devices as there are."""
+        run = self.run
+        of_memory, of_others = figures.sources(run)
+        for name, card in self._cards.items():
+            card.set_source(*(of_memory if name in ("bars", "band") else of_others))
+        self._cards["heat"].set_subtitle("thread busy, last 60 s" if run.is_rehearsal else "% SM, last 60 s")
+        self._cards["loss"].set_subtitle("EMA, ◆ held-out" if run.evaluation else "raw and EMA")
+        self._cards["rate"].set_subtitle("samples/s")
+        if len(run.devices) != self._known_devices:
+            self._known_devices = len(run.devices)
+            self._grid.lay_out()

@@ -1,0 +1,266 @@
+"""One quantity of many devices over time: the lead device as a line, the others as a band from least to most.
+
+The gap between them is shaded, limits are dashed lines. Sixteen lines on top of each other would hide the
+only thing that is looked for: how far one device is from the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyqtgraph as pg
+from numpy.typing import NDArray
+from PySide6.QtWidgets import QWidget
+
+from rankdeck_app.state.series import Floats, Series
+from rankdeck_app.widgets.chart_colors import ChartColors, ThemeColors, byte_unit, chart_font
+from rankdeck_app.widgets.zoom_plot import (
+    TimeAxis,
+    ZoomPlot,
+    dashed_pen,
+    elapsed_label,
+    padded_range,
+    solid_pen,
+    step_up,
+)
+
+_COLUMNS = 240
+_LABEL_HEIGHT = 15.0
+# With fewer samples than this in sight each one is marked: a straight line is no reading.
+_FEW = 40
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A dashed line with its name: the capacity, the predicted peak."""
+
+    name: str
+    num_bytes: int
+    is_hard: bool = True
+
+
+@dataclass(frozen=True)
+class BandFigure:
+    """Histories in bytes over seconds since the start of the run. `span_s` None shows all of it."""
+
+    labels: Sequence[str] = ()
+    histories: Sequence[Series] = ()
+    lead: int = 0
+    is_notable: bool = False
+    limits: Sequence[Limit] = ()
+    now_s: float = 0.0
+    span_s: float | None = 60.0
+
+
+class BandChart(ZoomPlot):
+    """The memory of a run's devices over time."""
+
+    def __init__(self, theme: ThemeColors, name: str = "", parent: QWidget | None = None) -> None:
+        super().__init__(theme, TimeAxis("bottom"), name, parent)
+        self._figure = BandFigure()
+        self._low, self._high, self._gap_top = (pg.PlotCurveItem() for _ in range(3))
+        self._lead = pg.PlotCurveItem(antialias=True, connect="finite")
+        self._dots = pg.ScatterPlotItem(symbol="o", size=4, pxMode=True)
+        self._band = pg.FillBetweenItem(self._low, self._high)
+        self._gap = pg.FillBetweenItem(self._high, self._gap_top)
+        self._limit_lines: list[pg.InfiniteLine] = []
+        self._limit_labels: list[pg.TextItem] = []
+        self._lead_label, self._rest_label = pg.TextItem(anchor=(1, 0.5)), pg.TextItem(anchor=(1, 0.5))
+        self._gap_top.hide()
+        for item in (self._gap, self._band, self._low, self._high, self._gap_top, self._lead, self._dots):
+            self.addItem(item, ignoreBounds=True)
+        for label in (self._lead_label, self._rest_label):
+            label.setZValue(10)
+            self.addItem(label, ignoreBounds=True)
+        self.finish()
+
+    @property
+    def figure(self) -> BandFigure:
+        return self._figure
+
+    def set_figure(self, figure: BandFigure) -> None:
+        changed_limits = figure.limits != self._figure.limits
+        recolor = figure.is_notable != self._figure.is_notable
+        self._figure = figure
+        if changed_limits:
+            self._rebuild_limits()
+        if recolor:
+            self.recolor(self._colors)
+        self.request_draw()
+
+    def _rebuild_limits(self) -> None:
+        for item in (*self._limit_lines, *self._limit_labels):
+            self.removeItem(item)
+        self._limit_lines, self._limit_labels = [], []
+        for limit in self._figure.limits:
+            line = pg.InfiniteLine(limit.num_bytes, angle=0, movable=False)
+            label = pg.TextItem(limit.name, anchor=(1, 0.5))
+            for item in (line, label):
+                self.addItem(item, ignoreBounds=True)
+            self._limit_lines.append(line)
+            self._limit_labels.append(label)
+        self._recolor_limits(self._colors)
+
+    def recolor(self, colors: ChartColors) -> None:
+        lead = colors.lead if self._figure.is_notable else colors.foreground
+        self._lead.setPen(solid_pen(lead))
+        self._dots.setPen(pg.mkPen(None))
+        self._dots.setBrush(pg.mkBrush(lead))
+        for edge in (self._low, self._high):
+            edge.setPen(solid_pen(colors.rest))
+        self._band.setBrush(pg.mkBrush(colors.rest_fill))
+        self._gap.setBrush(pg.mkBrush(colors.lead_fill))
+        self._lead_label.setColor(colors.lead_text if self._figure.is_notable else colors.foreground)
+        self._rest_label.setColor(colors.rest)
+        for label in (self._lead_label, self._rest_label):
+            label.setFont(chart_font(11, bold=True))
+        self._recolor_limits(colors)
+
+    def _recolor_limits(self, colors: ChartColors) -> None:
+        for limit, line, label in zip(
+            self._figure.limits, self._limit_lines, self._limit_labels, strict=True
+        ):
+            color = colors.capacity if limit.is_hard else colors.muted
+            line.setPen(dashed_pen(color))
+            label.setColor(color)
+            label.setFont(chart_font(11, bold=True))
+
+    def draw(self) -> None:
+        figure = self._figure
+        x0, x1 = self._followed_x() if self._follows else self.visible_x()
+        lead = figure.histories[figure.lead] if figure.histories else None
+        if lead is None or not len(lead):
+            self.set_ranges((x0, x1), (0.0, 1.0))
+            self._name_devices(None, None)
+            self.await_data("waiting for the first sampled step")
+            return
+        self.await_data("")
+        window = lead.window(x0, x1, self.max_points())
+        self._lead.setData(*window.polyline())
+        sampled = window.x if window.low is window.high and len(window.x) < _FEW else window.x[:0]
+        self._dots.setData(sampled, window.high[: len(sampled)])
+        rest = [
+            series for index, series in enumerate(figure.histories) if index != figure.lead and len(series)
+        ]
+        grid, low, high = _band(rest, x0, x1)
+        for edge, y in ((self._low, low), (self._high, high)):
+            edge.setData(grid, y)
+        self._gap_top.setData(
+            grid, np.maximum(high, _interpolated(lead, grid, x0, x1)[1]) if len(grid) else high
+        )
+        top = max(float(np.nanmax(window.high)), float(np.nanmax(high)) if len(high) else 0.0)
+        top = max([top, *(float(limit.num_bytes) for limit in figure.limits)])
+        divisor, _ = byte_unit(top)
+        self.getPlotItem().getAxis("left").setScale(1 / divisor)
+        # Room for a label above the highest line.
+        air = 1.0 + 20.0 / max(60.0, float(self.getViewBox().height()))
+        y_range = (0.0, padded_range(0.0, air * top / divisor)[1] * divisor)
+        if self._follows:
+            self.set_ranges((x0, x1), y_range)
+        else:
+            self.set_y_range(y_range)
+        self._name_devices(window.high, (low, high) if len(grid) else None)
+
+    def _followed_x(self) -> tuple[float, float]:
+        """The last minute in steps of two seconds, or everything up to a round time."""
+        figure = self._figure
+        if figure.span_s is None:
+            return 0.0, step_up(max(figure.now_s, 1.0))
+        end = max(figure.span_s, np.ceil(figure.now_s / 2) * 2)
+        return float(end - figure.span_s), float(end)
+
+    def _name_devices(self, lead: NDArray[np.floating] | None, band: tuple[Floats, Floats] | None) -> None:
+        """Labels at three quarters of the width, above the line and below the band, never on each other."""
+        view = self.getViewBox()
+        (x0, x1), (y0, y1) = view.viewRange()
+        height = max(1.0, float(view.height()))
+        per_pixel = (y1 - y0) / height
+        at_x = x0 + 0.97 * (x1 - x0)
+        taken: list[float] = []
+        for limit, label in zip(self._figure.limits, self._limit_labels, strict=True):
+            taken.append(_placed(limit.num_bytes - 10 * per_pixel, -per_pixel, taken))
+            label.setPos(at_x, taken[-1])
+        self._lead_label.setVisible(lead is not None)
+        self._rest_label.setVisible(band is not None)
+        if lead is not None:
+            labels = self._figure.labels
+            self._lead_label.setText(f"{labels[self._figure.lead]}{' lead' if len(labels) > 1 else ''}")
+            top = float(np.nanmax(lead[-max(1, len(lead) // 3) :]))
+            wanted = top + 10 * per_pixel
+            if wanted + 8 * per_pixel > y1:
+                wanted = top - 12 * per_pixel
+            taken.append(_placed(wanted, -per_pixel, taken))
+            self._lead_label.setPos(at_x, taken[-1])
+        if band is not None:
+            self._rest_label.setText(self._rest_name())
+            under = float(np.nanmin(band[0][-max(1, len(band[0]) // 3) :])) - 10 * per_pixel
+            if under - 8 * per_pixel < y0:
+                under = float(np.nanmax(band[1][-max(1, len(band[1]) // 3) :])) + 10 * per_pixel
+            taken.append(_placed(under, per_pixel if under < 8 * per_pixel else -per_pixel, taken))
+            self._rest_label.setPos(at_x, taken[-1])
+
+    def _rest_name(self) -> str:
+        others = [label for index, label in enumerate(self._figure.labels) if index != self._figure.lead]
+        if len(others) == 1:
+            return others[0]
+        first, last = others[0], others[-1].rsplit(" ", 1)[-1]
+        in_a_row = self._figure.lead in (0, len(others))
+        return f"{first}–{last} min…max" if in_a_row else f"{len(others)} others min…max"
+
+    def readout(self, x: float) -> str:
+        figure = self._figure
+        if not figure.histories or not any(len(series) for series in figure.histories):
+            return ""
+        divisor, unit = byte_unit(max(self.getViewBox().viewRange()[1][1], 1))
+        values = [_value_at(series, x) for series in figure.histories]
+        lead = values[figure.lead]
+        others = [value for index, value in enumerate(values) if index != figure.lead and value is not None]
+        parts = [elapsed_label(x)]
+        if lead is not None:
+            parts.append(f"{figure.labels[figure.lead]} {lead / divisor:.1f} {unit}")
+        if others:
+            parts.append(f"others {min(others) / divisor:.1f}…{max(others) / divisor:.1f}")
+        return "  ".join(parts) if len(parts) > 1 else ""
+
+
+def _placed(wanted: float, step: float, taken: Sequence[float]) -> float:
+    """The nearest free height at or beyond `wanted`, moving by `step` (one pixel)."""
+    for _ in range(200):
+        if all(abs(wanted - other) >= _LABEL_HEIGHT * abs(step) for other in taken):
+            return wanted
+        wanted += step
+    return wanted
+
+
+def _interpolated(series: Series, grid: Floats, x0: float, x1: float) -> tuple[Floats, Floats]:
+    """(least, most) of a series at the grid; NaN before its first point, its last value after its last."""
+    window = series.window(x0, x1, 2 * _COLUMNS)
+    return (
+        np.interp(grid, window.x, window.low, left=np.nan),
+        np.interp(grid, window.x, window.high, left=np.nan),
+    )
+
+
+def _band(rest: Sequence[Series], x0: float, x1: float) -> tuple[Floats, Floats, Floats]:
+    """(x, least, most) over all series on one grid, from the first point of any to the last."""
+    if not rest:
+        return np.empty(0), np.empty(0), np.empty(0)
+    begin = max(x0, min(series.first_x or 0.0 for series in rest))
+    end = min(x1, max(series.last_x or 0.0 for series in rest))
+    if end < begin:
+        return np.empty(0), np.empty(0), np.empty(0)
+    grid = np.linspace(begin, end, _COLUMNS)
+    pairs = [_interpolated(series, grid, x0, x1) for series in rest]
+    low = np.fmin.reduce([pair[0] for pair in pairs])
+    high = np.fmax.reduce([pair[1] for pair in pairs])
+    known = np.isfinite(low) & np.isfinite(high)
+    return grid[known], low[known], high[known]
+
+
+def _value_at(series: Series, x: float) -> float | None:
+    window = series.window(x, x, 4)
+    if not len(window.x) or window.x[0] > x:
+        return None
+    return float(window.high[0])

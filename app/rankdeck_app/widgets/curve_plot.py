@@ -1,0 +1,122 @@
+"""A long noisy curve over the steps of a run: the raw values faint, their average over them, single points
+on top.
+
+It draws windows of two `Series`, so a million steps cost what a thousand do. Raw values keep a pen of width 1
+(a wider one takes seconds on a dense curve); the average has few points and may be wider.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyqtgraph as pg
+from PySide6.QtWidgets import QWidget
+
+from rankdeck.units import format_count
+from rankdeck_app.state.series import Series, Window
+from rankdeck_app.widgets.chart_colors import ChartColors, ThemeColors
+from rankdeck_app.widgets.zoom_plot import CountAxis, ZoomPlot, padded_range, solid_pen, step_up
+
+# A wide antialiased line is cheap only while it is short.
+_AVERAGE_POINTS = 240
+
+
+class CurvePlot(ZoomPlot):
+    """`raw` and `average` are over steps; `points` are drawn one by one (held-out losses)."""
+
+    def __init__(
+        self,
+        theme: ThemeColors,
+        raw: Series,
+        average: Series,
+        points: Series | None = None,
+        *,
+        name: str,
+        words: tuple[str, str, str] = ("raw", "EMA", "held-out"),
+        from_zero: bool = False,
+        digits: int = 4,
+        parent: QWidget | None = None,
+    ) -> None:
+        super().__init__(theme, CountAxis("bottom"), name, parent)
+        self._series = (raw, average, points)
+        self._words = words
+        self._from_zero = from_zero
+        self._digits = digits
+        self._last_step: int | None = None
+        self._raw_item = pg.PlotCurveItem(connect="finite")
+        self._average_item = pg.PlotCurveItem(connect="finite", antialias=True)
+        self._points_item = pg.ScatterPlotItem(symbol="d", size=8, pxMode=True)
+        for item in (self._raw_item, self._average_item, self._points_item):
+            self.addItem(item, ignoreBounds=True)
+        self.finish()
+
+    def set_last_step(self, num_steps: int | None) -> None:
+        """Where the run will end: the axis never goes beyond it."""
+        if num_steps != self._last_step:
+            self._last_step = num_steps
+            self.request_draw()
+
+    def recolor(self, colors: ChartColors) -> None:
+        self._raw_item.setPen(solid_pen(colors.raw))
+        self._average_item.setPen(solid_pen(colors.loss, 2))
+        self._points_item.setPen(solid_pen(colors.card))
+        self._points_item.setBrush(pg.mkBrush(colors.foreground))
+
+    def draw(self) -> None:
+        raw, average, points = self._series
+        if raw.last_x is None:
+            self.set_ranges((0.0, 1.0), (0.0, 1.0))
+            self.await_data("waiting for the first step")
+            return
+        self.await_data("")
+        end = step_up(raw.last_x, float(self._last_step) if self._last_step else None)
+        x0, x1 = (0.0, max(end, 2.0)) if self._follows else self.visible_x()
+        window = raw.window(x0, x1, self.max_points())
+        smooth = average.window(x0, x1, min(_AVERAGE_POINTS, self.max_points()))
+        self._raw_item.setData(*window.polyline())
+        # The middle of a bin: a line that touched both ends of every bin would draw the noise again.
+        self._average_item.setData(smooth.x, (smooth.low + smooth.high) / 2)
+        point_window = points.window(x0, x1, 1_000) if points is not None else None
+        if point_window is not None and len(point_window.x):
+            self._points_item.setData(point_window.x, point_window.high)
+        y = self._y_range(window, smooth, point_window)
+        if y is not None and self._follows:
+            self.set_ranges((x0, x1), y)
+        elif y is not None:
+            self.set_y_range(y)
+
+    def _y_range(self, *windows: Window | None) -> tuple[float, float] | None:
+        """Everything that is seen; a first step far above the rest does not flatten the rest."""
+        given = [window for window in windows if window is not None]
+        low = np.concatenate([window.low for window in given])
+        high = np.concatenate([window.high for window in given])
+        low, high = low[np.isfinite(low)], high[np.isfinite(high)]
+        if not len(low) or not len(high):
+            return None
+        top = float(high.max())
+        usual = float(np.percentile(high, 99))
+        least = float(low.min())
+        if usual > least and top > least + 3 * (usual - least):
+            top = usual + 0.2 * (usual - least)
+        y0, y1 = padded_range(0.0 if self._from_zero else least, top)
+        return (0.0 if self._from_zero or (least >= 0 > y0) else y0), y1
+
+    def readout(self, x: float) -> str:
+        """The step under the pointer with its raw value, the average there, and the last single point."""
+        raw, average, points = self._series
+        parts = [f"step {format_count(max(0, x))}"]
+        for word, series in zip(self._words, (raw, average, points), strict=True):
+            if series is None:
+                continue
+            value = _value_before(series, x)
+            if value is not None:
+                parts.append(f"{word} {value:,.{self._digits}f}")
+        return "  ".join(parts) if len(parts) > 1 else ""
+
+
+def _value_before(series: Series, x: float) -> float | None:
+    """The newest value at or before x, or the middle of its bin where single points are gone."""
+    window = series.window(x, x, 4)
+    if not len(window.x) or window.x[0] > x:
+        return None
+    value = float((window.low[0] + window.high[0]) / 2)
+    return value if np.isfinite(value) else None

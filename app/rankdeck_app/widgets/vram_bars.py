@@ -1,0 +1,314 @@
+"""Memory per device as horizontal bars on one scale: which device leads, by how much, and what it holds.
+
+Segments are kinds of memory; a dashed line stands at the median of the other devices, what the lead device
+holds above it is underlined and written in bytes, its ratio stands at the right. Painted by hand: 16 rows
+cost about a millisecond, and it is repainted only when a new reading arrives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt
+from PySide6.QtGui import QColor, QFontMetricsF, QHelpEvent, QPainter, QPaintEvent, QPen
+from PySide6.QtWidgets import QToolTip, QWidget
+
+from rankdeck.units import format_bytes
+from rankdeck_app.state.imbalance import Imbalance
+from rankdeck_app.widgets.chart_colors import KIND_LABELS, ChartColors, ThemeColors, byte_unit, chart_font
+
+LEGEND_HEIGHT = 18
+TALL_ROW = 18
+MEDIAN = "median, others"
+_LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
+_RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
+
+
+@dataclass(frozen=True)
+class DeviceBar:
+    """One row. None is unknown; the kinds need not add up to the total, the rest is drawn as one plain
+    segment.
+    """
+
+    label: str
+    total_bytes: int | None
+    by_kind: Mapping[str, int] | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class BarsFigure:
+    """Everything that the bars show at one moment. `capacity_bytes` None: the largest total is the scale."""
+
+    bars: Sequence[DeviceBar] = ()
+    imbalance: Imbalance | None = None
+    capacity_bytes: int | None = None
+
+    @property
+    def largest_bytes(self) -> int:
+        return max((bar.total_bytes or 0 for bar in self.bars), default=0)
+
+    @property
+    def scale_bytes(self) -> int:
+        return max(self.capacity_bytes or 0, self.largest_bytes, 1)
+
+    @property
+    def unit(self) -> tuple[int, str]:
+        """(divisor, name): small tensors on a large device are not all "0.1 GiB"."""
+        return byte_unit(self.largest_bytes or self.scale_bytes)
+
+    @property
+    def notable(self) -> Imbalance | None:
+        return self.imbalance if self.imbalance is not None and self.imbalance.is_notable else None
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Where things stand in a row, in pixels."""
+
+    bar_left: float
+    bar_width: float
+    number_left: float
+    number_width: float
+    ratio_left: float
+    top: float
+    row_height: float
+    bar_height: float
+    text_size: int
+
+    def row_at(self, y: float) -> int:
+        return int((y - self.top) // self.row_height)
+
+
+class VramBars(QWidget):
+    """The bars of a run's devices, readable from 1 to 16 of them."""
+
+    def __init__(self, theme: ThemeColors, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._theme = theme
+        self._colors = ChartColors.of(theme)
+        self._figure = BarsFigure()
+        self.setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent)
+        self.setAccessibleName("Memory per device")
+        theme.changed.connect(self._retheme)
+
+    @property
+    def figure(self) -> BarsFigure:
+        return self._figure
+
+    def set_figure(self, figure: BarsFigure) -> None:
+        if figure == self._figure:
+            return
+        self._figure = figure
+        self.setAccessibleDescription(self._description())
+        self.update()
+
+    def _description(self) -> str:
+        words = [
+            f"{bar.label}: {format_bytes(bar.total_bytes) if bar.total_bytes is not None else 'unknown'}"
+            for bar in self._figure.bars
+        ]
+        return ", ".join(words)
+
+    def _retheme(self) -> None:
+        self._colors = ChartColors.of(self._theme)
+        self.update()
+
+    def sizeHint(self) -> QSize:
+        return QSize(420, max(120, 22 * len(self._figure.bars) + LEGEND_HEIGHT))
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(300, max(60, int(9.4 * len(self._figure.bars)) + LEGEND_HEIGHT + 6))
+
+    def _columns(self) -> _Columns:
+        figure = self._figure
+        num_rows = max(1, len(figure.bars))
+        room = self.height() - LEGEND_HEIGHT * len(self._legend_rows()) - 6
+        row_height = min(room / num_rows, 56.0)
+        text_size = 12 if row_height >= 13 else 10 if row_height >= 10 else 9
+        label_metrics = QFontMetricsF(chart_font(text_size, bold=True))
+        label_width = (
+            max((label_metrics.horizontalAdvance(bar.label) for bar in figure.bars), default=40) + 10
+        )
+        mono = QFontMetricsF(chart_font(text_size, bold=True, mono=True))
+        number_width = max(
+            mono.horizontalAdvance("8888.8"), mono.horizontalAdvance(self._number(figure.largest_bytes))
+        )
+        ratio_width = mono.horizontalAdvance("88.8× ▲") if num_rows > 1 else 0.0
+        # Without a capacity the lead bar fills the scale, and its excess is written behind the end of it.
+        excess_width = 0.0
+        if num_rows > 1 and figure.scale_bytes < 1.3 * figure.largest_bytes:
+            excess_width = QFontMetricsF(chart_font(11, bold=True)).horizontalAdvance("+888.8 MiB") + 10
+        bar_width = max(40.0, self.width() - label_width - excess_width - number_width - ratio_width - 18)
+        number_left = label_width + bar_width + excess_width + 6
+        top = 2 + max(0.0, room - row_height * num_rows) / 2
+        bar_height = max(4.0, min(22.0, row_height - 3 if row_height < 12 else row_height * 0.66))
+        return _Columns(
+            label_width, bar_width, number_left, number_width, number_left + number_width + 10, top,
+            row_height, bar_height, text_size,
+        )  # fmt: skip
+
+    def _number(self, num_bytes: int) -> str:
+        divisor, _ = self._figure.unit
+        return f"{num_bytes / divisor:.1f}"
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.fillRect(self.rect(), self._colors.card)
+        columns = self._columns()
+        for index, bar in enumerate(self._figure.bars):
+            self._paint_row(painter, columns, index, bar)
+        self._paint_median(painter, columns)
+        self._paint_legend(painter)
+        painter.end()
+
+    def _paint_row(self, painter: QPainter, columns: _Columns, index: int, bar: DeviceBar) -> None:
+        notable = self._figure.notable
+        leads = notable is not None and notable.device == index
+        row = QRectF(0, columns.top + index * columns.row_height, self.width(), columns.row_height)
+        painter.setFont(chart_font(columns.text_size, bold=leads))
+        painter.setPen(self._colors.foreground if leads else self._colors.muted)
+        painter.drawText(QRectF(0, row.y(), columns.bar_left, row.height()), _LEFT, bar.label)
+        bar_top = row.y() + (row.height() - columns.bar_height) / 2
+        box = QRectF(columns.bar_left, bar_top, columns.bar_width, columns.bar_height)
+        painter.fillRect(box, self._colors.track)
+        number = QRectF(columns.number_left, row.y(), columns.number_width, row.height())
+        painter.setFont(chart_font(columns.text_size, bold=leads, mono=True))
+        painter.setPen(self._colors.foreground if bar.total_bytes is not None else self._colors.muted)
+        painter.drawText(number, _RIGHT, "–" if bar.total_bytes is None else self._number(bar.total_bytes))
+        if bar.total_bytes is None:
+            return
+        self._paint_segments(painter, box, bar, leads)
+        if notable is not None and leads:
+            self._paint_excess(painter, columns, box, bar.total_bytes, notable)
+
+    def _paint_segments(self, painter: QPainter, box: QRectF, bar: DeviceBar, leads: bool) -> None:
+        assert bar.total_bytes is not None
+        scale = box.width() / self._figure.scale_bytes
+        left = box.left()
+        drawn = 0
+        for kind in KIND_LABELS:
+            num_bytes = (bar.by_kind or {}).get(kind, 0)
+            width = num_bytes * scale
+            if width > 0:
+                # A pixel of gap parts the segments; a segment thinner than that still shows as a hair.
+                shown = max(min(width, 1.0), width - 1)
+                painter.fillRect(QRectF(left, box.top(), shown, box.height()), self._kind_color(kind, leads))
+            left += width
+            drawn += num_bytes
+        rest = bar.total_bytes - drawn
+        if rest > 0:
+            painter.fillRect(QRectF(left, box.top(), rest * scale, box.height()), self._colors.rest)
+
+    def _kind_color(self, kind: str, leads: bool) -> QColor:
+        """Blue, but amber for the gathered outputs of a device that stands out: they are why it does."""
+        return self._colors.hot if kind == "gathered" and leads else self._colors.kinds[kind]
+
+    def _paint_excess(
+        self, painter: QPainter, columns: _Columns, box: QRectF, total_bytes: int, lead: Imbalance
+    ) -> None:
+        scale = box.width() / self._figure.scale_bytes
+        end = box.left() + total_bytes * scale
+        painter.setPen(QPen(self._colors.lead, 2))
+        below = box.bottom() + min(3.0, (columns.row_height - columns.bar_height) / 2)
+        painter.drawLine(QPointF(box.left() + lead.median_bytes * scale + 1, below), QPointF(end - 1, below))
+        painter.setPen(self._colors.lead_text)
+        painter.setFont(chart_font(min(11, columns.text_size), bold=True))
+        text = f"+{format_bytes(lead.excess_bytes)}"
+        row_top = box.center().y() - columns.row_height / 2
+        room = QRectF(end + 8, row_top, columns.number_left - end - 8, columns.row_height)
+        painter.drawText(room, _LEFT, text)
+        if lead.ratio is not None:
+            painter.setFont(chart_font(columns.text_size, bold=True, mono=True))
+            where = QRectF(columns.ratio_left, row_top, self.width() - columns.ratio_left, columns.row_height)
+            painter.drawText(where, _LEFT, f"{lead.ratio:.1f}× ▲")
+
+    def _paint_median(self, painter: QPainter, columns: _Columns) -> None:
+        imbalance = self._figure.imbalance
+        if imbalance is None:
+            return
+        x = columns.bar_left + columns.bar_width * imbalance.median_bytes / self._figure.scale_bytes
+        painter.setPen(self._median_pen())
+        bottom = columns.top + columns.row_height * len(self._figure.bars)
+        painter.drawLine(QPointF(round(x) + 0.5, columns.top - 1), QPointF(round(x) + 0.5, bottom))
+
+    def _is_tight(self) -> bool:
+        return self.height() - 2 * LEGEND_HEIGHT < TALL_ROW * max(1, len(self._figure.bars))
+
+    def _legend_px(self) -> int:
+        return 10 if self._is_tight() else 11
+
+    def _legend_rows(self) -> list[list[tuple[str, float]]]:
+        """(kind, left) of what the legend names, line by line; the sign of the median comes last, as "".
+
+        A second line is taken only from rows that are tall; else the smallest kinds go unnamed.
+        """
+        metrics = QFontMetricsF(chart_font(self._legend_px()))
+        kinds = [*self._legend_kinds(), ""] if self._figure.imbalance else self._legend_kinds()
+        widths = {kind: metrics.horizontalAdvance(KIND_LABELS.get(kind, MEDIAN)) + 24 for kind in kinds}
+        if self._is_tight():
+            while len(kinds) > 1 and sum(widths[kind] for kind in kinds) - 10 > self.width():
+                kinds.remove(min(filter(None, kinds), key=self._most_of))
+        rows: list[list[tuple[str, float]]] = [[]]
+        left = 0.0
+        for kind in kinds:
+            if left + widths[kind] - 10 > self.width() and rows[-1]:
+                rows.append([])
+                left = 0.0
+            rows[-1].append((kind, left))
+            left += widths[kind]
+        return rows
+
+    def _paint_legend(self, painter: QPainter) -> None:
+        """The kinds that can be seen, then the sign of the median; the tooltip has all of them."""
+        painter.setFont(chart_font(self._legend_px()))
+        leads = self._figure.notable is not None
+        rows = self._legend_rows()
+        for index, row in enumerate(rows):
+            middle = self.height() - LEGEND_HEIGHT * (len(rows) - index - 0.5) + 2
+            for kind, left in row:
+                if kind:
+                    painter.fillRect(QRectF(left, middle - 4.5, 9, 9), self._kind_color(kind, leads))
+                else:
+                    painter.setPen(self._median_pen())
+                    painter.drawLine(QPointF(left + 4.5, middle - 6), QPointF(left + 4.5, middle + 6))
+                painter.setPen(self._colors.muted)
+                text = KIND_LABELS.get(kind, MEDIAN)
+                painter.drawText(QRectF(left + 14, middle - 9, self.width(), 18), _LEFT, text)
+
+    def _median_pen(self) -> QPen:
+        pen = QPen(self._colors.median, 1, Qt.PenStyle.CustomDashLine)
+        pen.setDashPattern([3, 2])
+        return pen
+
+    def _legend_kinds(self) -> list[str]:
+        """Kinds of at least 1 % of the scale on some device."""
+        return [kind for kind in KIND_LABELS if self._most_of(kind) >= 0.01 * self._figure.scale_bytes]
+
+    def _most_of(self, kind: str) -> int:
+        return max(((bar.by_kind or {}).get(kind, 0) for bar in self._figure.bars), default=0)
+
+    def tooltip_of(self, index: int) -> str:
+        """What one device holds, by kind, for the pointer that rests on its bar."""
+        bar = self._figure.bars[index]
+        if bar.total_bytes is None:
+            return f"{bar.label}: not known yet"
+        rows = [
+            f"<tr><td>{label}</td><td align='right'>&nbsp;&nbsp;{format_bytes(num_bytes)}</td></tr>"
+            for kind, label in KIND_LABELS.items()
+            if (num_bytes := (bar.by_kind or {}).get(kind))
+        ]
+        note = f"<br>{bar.note}" if bar.note else ""
+        head = f"<b>{bar.label}</b>&nbsp;&nbsp;{format_bytes(bar.total_bytes)}{note}"
+        return f"{head}<table>{''.join(rows)}</table>" if rows else head
+
+    def event(self, event: QEvent) -> bool:
+        if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
+            index = self._columns().row_at(event.pos().y())
+            if 0 <= index < len(self._figure.bars):
+                QToolTip.showText(event.globalPos(), self.tooltip_of(index), self)
+            else:
+                QToolTip.hideText()
+            return True
+        return super().event(event)

@@ -1,0 +1,281 @@
+"""The base of every plot that can be zoomed: themed axes, wheel and drag, double click to follow the data
+again.
+
+pyqtgraph knows neither palette nor style sheet, so each plot is themed by itself. While a plot follows, its
+ranges move in steps: an axis that is laid out anew in every frame costs more than its curves.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+import pyqtgraph as pg
+from PySide6.QtCore import QEvent, QPointF, QSize, Qt
+from PySide6.QtGui import QMouseEvent, QPen, QResizeEvent
+from PySide6.QtWidgets import QFrame, QWidget
+
+from rankdeck_app.widgets.chart_colors import ChartColors, ThemeColors, chart_font
+
+LEAST_INTERVAL_S = 0.1
+_TIME_STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
+
+
+def step_up(value: float, limit: float | None = None) -> float:
+    """The next of 8 to 16 marks per doubling at or above `value`, at most `limit`: where an axis ends."""
+    if value <= 0:
+        return limit or 1.0
+    quantum = 2.0 ** (math.floor(math.log2(value)) - 3)
+    end = math.ceil(value / quantum) * quantum
+    return min(end, limit) if limit is not None and limit >= value else end
+
+
+def padded_range(low: float, high: float) -> tuple[float, float]:
+    """A range of y with some air, rounded outwards so that noise does not move it."""
+    span = high - low
+    if span <= 0:
+        span = abs(high) or 1.0
+        return low - span / 2, high + span / 2
+    quantum = 10.0 ** math.floor(math.log10(span)) / 4
+    return math.floor((low - 0.03 * span) / quantum) * quantum, math.ceil(
+        (high + 0.03 * span) / quantum
+    ) * quantum
+
+
+class TimeAxis(pg.AxisItem):
+    """Seconds since the start of the run as 0:40, 12:00 or 1:30:00, at round times."""
+
+    def tickSpacing(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, float]]:  # noqa: N803
+        wanted = (maxVal - minVal) / max(1.0, size / 70)
+        spacing = next((step for step in _TIME_STEPS_S if step >= wanted), _TIME_STEPS_S[-1])
+        return [(float(spacing), 0.0)]
+
+    def tickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:
+        return [elapsed_label(value) for value in values]
+
+
+def elapsed_label(seconds: float) -> str:
+    total = round(abs(seconds))
+    hours, rest = divmod(total, 3600)
+    minutes, secs = divmod(rest, 60)
+    text = f"{hours}:{minutes:02d}:{secs:02d}" if hours else f"{minutes}:{secs:02d}"
+    return f"-{text}" if seconds < 0 and total else text
+
+
+class CountAxis(pg.AxisItem):
+    """Steps: whole numbers in groups of three, never a fraction of one and never scientific."""
+
+    def tickSpacing(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, float]]:  # noqa: N803
+        wanted = max(1.0, (maxVal - minVal) / max(1.0, size / 56))
+        power = 10.0 ** math.floor(math.log10(wanted))
+        spacing = next(step * power for step in (1, 2, 5, 10) if step * power >= wanted)
+        return [(max(1.0, spacing), 0.0)]
+
+    def tickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:
+        return [f"{value:,.0f}".replace(",", "\u2009") for value in values]
+
+
+class ValueAxis(pg.AxisItem):
+    """A few plain numbers, so that a small card keeps room for its curves."""
+
+    def tickSpacing(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, float]]:  # noqa: N803
+        wanted = (maxVal - minVal) / max(2.0, size / 24)
+        if wanted <= 0:
+            return [(1.0, 0.0)]
+        power = 10.0 ** math.floor(math.log10(wanted))
+        return [(next(step * power for step in (1, 2, 5, 10) if step * power >= wanted), 0.0)]
+
+    def tickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:
+        shown_spacing = spacing * scale
+        digits = max(0, -math.floor(math.log10(shown_spacing) + 1e-9)) if shown_spacing > 0 else 0
+        return [f"{value * scale:,.{digits}f}".replace(",", "\u2009") for value in values]
+
+
+class ZoomPlot(pg.PlotWidget):
+    """A themed plot. Subclasses draw in `draw` and say their colours in `recolor`."""
+
+    def __init__(
+        self,
+        theme: ThemeColors,
+        x_axis: pg.AxisItem | None = None,
+        name: str = "",
+        parent: QWidget | None = None,
+    ) -> None:
+        axes = {"bottom": x_axis or CountAxis("bottom"), "left": ValueAxis("left")}
+        super().__init__(parent, axisItems=axes)
+        self._theme = theme
+        self._colors = ChartColors.of(theme)
+        self._follows = True
+        self._drawn_at = 0.0
+        self._stale = True
+        self.setAccessibleName(name)
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        # A plot is never a reason to make a card larger; pyqtgraph would ask for 640 x 480.
+        self.setMinimumSize(120, 50)
+        plot = self.getPlotItem()
+        plot.hideButtons()
+        plot.setMenuEnabled(False)
+        plot.showGrid(x=False, y=True, alpha=0.35)
+        plot.layout.setContentsMargins(0, 2, 2, 0)
+        for side in ("left", "bottom"):
+            axis = plot.getAxis(side)
+            axis.setStyle(tickLength=0, autoExpandTextSpace=False, hideOverlappingLabels=True)
+            axis.enableAutoSIPrefix(False)
+        plot.getAxis("left").setWidth(44)
+        plot.getAxis("bottom").setHeight(20)
+        view = plot.getViewBox()
+        view.disableAutoRange()
+        view.setMouseEnabled(x=True, y=False)
+        view.sigRangeChangedManually.connect(self._take_hand)
+        self._cursor = pg.InfiniteLine(angle=90, movable=False)
+        self._cursor.hide()
+        self.addItem(self._cursor, ignoreBounds=True)
+        self._readout = pg.TextItem(anchor=(1, 0))
+        self._readout.setZValue(20)
+        self._readout.hide()
+        self.addItem(self._readout, ignoreBounds=True)
+        self._awaited = pg.TextItem(anchor=(0.5, 0.5))
+        self.addItem(self._awaited, ignoreBounds=True)
+        self.viewport().setMouseTracking(True)
+        theme.changed.connect(self._retheme)
+
+    def finish(self) -> None:
+        """To be called once by a subclass when its items exist."""
+        self._retheme()
+
+    def sizeHint(self) -> QSize:
+        return QSize(360, 160)
+
+    @property
+    def follows(self) -> bool:
+        """Whether the ranges follow the data; a person who zooms or pans takes them over."""
+        return self._follows
+
+    def follow(self) -> None:
+        self._follows = True
+        self.request_draw(now=True)
+
+    def _take_hand(self, *_: object) -> None:
+        self._follows = False
+        self.request_draw()
+
+    def request_draw(self, now: bool = False) -> None:
+        """The data changed. It is drawn by `tick`, at most ten times a second."""
+        self._stale = True
+        if now:
+            self._drawn_at = 0.0
+            self.tick()
+
+    def tick(self) -> None:
+        """Once a frame: draws if something changed, the last drawing is old enough, and somebody sees it."""
+        now = time.monotonic()
+        if not self._stale or now - self._drawn_at < LEAST_INTERVAL_S or not self.isVisible():
+            return
+        self._stale = False
+        self._drawn_at = now
+        self.draw()
+
+    def draw(self) -> None:
+        """Puts the data of the visible range into the items."""
+        raise NotImplementedError
+
+    def recolor(self, colors: ChartColors) -> None:
+        """Gives the items the colours of the theme."""
+        raise NotImplementedError
+
+    def await_data(self, text: str) -> None:
+        """There is nothing to draw yet: the plot says what it waits for, and its axes name nothing."""
+        is_empty = bool(text)
+        if self._awaited.isVisible() == is_empty and self._awaited.toPlainText() == text:
+            return
+        self._awaited.setText(text)
+        self._awaited.setVisible(is_empty)
+        for side in ("left", "bottom"):
+            self.getPlotItem().getAxis(side).setStyle(showValues=not is_empty)
+        (x0, x1), (y0, y1) = self.getViewBox().viewRange()
+        self._awaited.setPos((x0 + x1) / 2, (y0 + y1) / 2)
+
+    def readout(self, x: float) -> str:
+        """What stands at an x, for the pointer; empty for nothing."""
+        return ""
+
+    def _retheme(self) -> None:
+        self._colors = ChartColors.of(self._theme)
+        self.setBackground(self._colors.card)
+        for side in ("left", "bottom"):
+            axis = self.getPlotItem().getAxis(side)
+            axis.setPen(self._colors.grid)
+            axis.setTextPen(self._colors.axis)
+            axis.setTickFont(chart_font(10))
+        self._cursor.setPen(pg.mkPen(self._colors.axis, width=1, style=Qt.PenStyle.DotLine))
+        self._readout.setColor(self._colors.foreground)
+        self._readout.setFont(chart_font(11, mono=True))
+        self._awaited.setColor(self._colors.axis)
+        self._awaited.setFont(chart_font(11))
+        self._readout.fill = pg.mkBrush(self._colors.card)
+        self.recolor(self._colors)
+        self.request_draw(now=True)
+
+    def set_ranges(self, x: tuple[float, float], y: tuple[float, float]) -> None:
+        """Moves both ranges, if they differ from what is shown."""
+        (x0, x1), (y0, y1) = self.visible_x(), self.getViewBox().viewRange()[1]
+        if (x0, x1) != x or (y0, y1) != y:
+            self.getViewBox().setRange(xRange=x, yRange=y, padding=0, update=True, disableAutoRange=True)
+
+    def set_y_range(self, y: tuple[float, float]) -> None:
+        if tuple(self.getViewBox().viewRange()[1]) != y:
+            self.getViewBox().setYRange(*y, padding=0)
+
+    def visible_x(self) -> tuple[float, float]:
+        x0, x1 = self.getViewBox().viewRange()[0]
+        return float(x0), float(x1)
+
+    def max_points(self) -> int:
+        """About one bin per pixel."""
+        return max(64, int(self.getViewBox().width()))
+
+    def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
+        self.follow()
+        event.accept()
+
+    def mouseMoveEvent(self, event: QMouseEvent) -> None:
+        super().mouseMoveEvent(event)
+        view = self.getViewBox()
+        scene_point = self.mapToScene(event.position().toPoint())
+        if not view.sceneBoundingRect().contains(scene_point):
+            self._hide_readout()
+            return
+        x = view.mapSceneToView(QPointF(scene_point)).x()
+        text = self.readout(x)
+        self._readout.setText(text)
+        self._readout.setVisible(bool(text))
+        self._cursor.setVisible(bool(text))
+        self._cursor.setPos(x)
+        (_, x1), (_, y1) = view.viewRange()
+        self._readout.setPos(x1, y1)
+
+    def leaveEvent(self, event: QEvent) -> None:
+        self._hide_readout()
+        super().leaveEvent(event)
+
+    def _hide_readout(self) -> None:
+        self._readout.hide()
+        self._cursor.hide()
+
+    def resizeEvent(self, event: QResizeEvent | None) -> None:
+        super().resizeEvent(event)
+        # PlotWidget resizes while it is being built, before there is anything to draw.
+        if hasattr(self, "_stale"):
+            self.request_draw()
+
+
+def solid_pen(color: object, width: float = 1.0) -> QPen:
+    return pg.mkPen(color, width=width)  # type: ignore[no-any-return]
+
+
+def dashed_pen(color: object) -> QPen:
+    pen = pg.mkPen(color, width=1)
+    pen.setStyle(Qt.PenStyle.CustomDashLine)
+    pen.setDashPattern([4, 3])
+    return pen  # type: ignore[no-any-return]
