@@ -36,13 +36,13 @@ def first_non_finite(module: nn.Module, inputs: Any) -> str:
 
         return look
 
-    leaves = [(name, child) for name, child in module.named_modules() if not any(child.children())]
-    handles = [child.register_forward_hook(hook(name)) for name, child in leaves]
+    # A module's hook runs after those of the modules inside it, so the innermost place is found first.
+    handles = [child.register_forward_hook(hook(name)) for name, child in module.named_modules()]
     try:
         with torch.no_grad():
             call(module, inputs)
     except _Found:
-        return f"the output of {place[0] or 'the model'}"
+        return f"the output of {place[0] or 'the model as a whole'}"
     finally:
         for handle in handles:
             handle.remove()

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 
 Factor = Callable[[int], float]
+Schedule = Callable[..., Factor]
 
 
 def _warm(step: int, warmup: int) -> float:

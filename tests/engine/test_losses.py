@@ -1,0 +1,79 @@
+"""A loss is a sum and a count, whatever the shapes, and masked targets count nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from rankdeck import losses
+from rankdeck.errors import ModelError
+
+
+def test_cross_entropy_sums_over_tokens_and_counts_those_not_masked() -> None:
+    logits = torch.randn(3, 5, 7)
+    targets = torch.randint(7, (3, 5))
+    targets[0, :2] = losses.MASKED
+    total, count = losses.cross_entropy().function(logits, targets)
+    mean = F.cross_entropy(logits.reshape(-1, 7), targets.reshape(-1))
+    assert int(count) == 13
+    assert float(total / count) == pytest.approx(float(mean), rel=1e-6)
+
+
+def test_cross_entropy_takes_classes_in_the_second_dim_too() -> None:
+    logits, targets = torch.randn(2, 4, 6, 6), torch.randint(4, (2, 6, 6))
+    total, count = losses.cross_entropy().function(logits, targets)
+    assert float(total) == pytest.approx(float(F.cross_entropy(logits, targets, reduction="sum")), rel=1e-6)
+    assert int(count) == 72
+
+
+def test_all_masked_is_zero_not_nan() -> None:
+    total, count = losses.cross_entropy().function(torch.randn(4, 3), torch.full((4,), losses.MASKED))
+    assert (float(total), int(count)) == (0.0, 0)
+
+
+def test_cross_entropy_names_shapes_that_do_not_pair() -> None:
+    with pytest.raises(ModelError, match=r"\(4, 3\) with targets \(5,\)"):
+        losses.cross_entropy().function(torch.randn(4, 3), torch.zeros(5, dtype=torch.long))
+
+
+def test_correct_counts_the_right_classes_that_are_not_masked() -> None:
+    correct = losses.cross_entropy().correct
+    assert correct is not None
+    logits = torch.eye(4)
+    targets = torch.tensor([0, 1, 3, losses.MASKED])
+    assert int(correct(logits, targets)) == 2
+
+
+def test_mse_sums_squares_over_elements() -> None:
+    outputs, targets = torch.zeros(2, 3), torch.full((2, 3), 2.0)
+    total, count = losses.mse().function(outputs, targets)
+    assert (float(total), count) == (24.0, 6)
+
+
+def test_the_models_own_mean_becomes_a_sum_over_its_shifted_labels() -> None:
+    labels = torch.tensor([[1, 2, losses.MASKED, 3], [4, losses.MASKED, 5, 6]])
+    outputs = {"loss": torch.tensor(2.0), "logits": torch.zeros(2, 4, 9)}
+    total, count = losses.model_loss().function(outputs, {"labels": labels})
+    assert (float(total), int(count)) == (8.0, 4)
+
+
+def test_the_models_own_count_is_taken_where_it_gives_one() -> None:
+    total, count = losses.model_loss().function({"loss": torch.tensor(3.0), "count": 5}, None)
+    assert (float(total), count) == (15.0, 5)
+
+
+def test_a_model_without_a_loss_is_told_what_to_return() -> None:
+    with pytest.raises(ModelError, match="has no loss"):
+        losses.model_loss().function({"logits": torch.zeros(1)}, None)
+
+
+def test_an_own_loss_must_return_a_sum_and_a_count() -> None:
+    loss = losses.own_loss("mine:mean", lambda outputs, targets: outputs.mean())
+    with pytest.raises(ModelError, match=r"must return \(sum, count\)"):
+        loss.function(torch.ones(2), torch.ones(2))
+
+
+def test_an_own_loss_must_take_outputs_and_targets() -> None:
+    with pytest.raises(ModelError, match=r"does not take \(outputs, targets\)"):
+        losses.own_loss("mine:one", lambda outputs: outputs)
