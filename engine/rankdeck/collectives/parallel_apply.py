@@ -50,7 +50,7 @@ class _ParallelWork:
     def __init__(self, replicas: Replicas, inputs: Sequence[Any], threads: ReplicaThreads) -> None:
         self._replicas = replicas
         self._threads = threads
-        self._draws = False
+        self._in_turn = False
         self._with_grad = torch.is_grad_enabled()
         self.input_tensors: list[Tensor] = []
         """The inputs that want a gradient; the replicas see leaves in their place."""
@@ -76,7 +76,7 @@ class _ParallelWork:
             _forward_job(module, arguments, self._with_grad)
             for module, arguments in zip(self._replicas.modules, self._arguments, strict=True)
         ]
-        results, self._draws = self._threads.run_forwards(jobs, training=self._replicas.training)
+        results, self._in_turn = self._threads.run_forwards(jobs, training=self._replicas.training)
         self._specs = [result.spec for result in results]
         self._seeds = [result.seed for result in results]
         self._arguments = []
@@ -108,7 +108,7 @@ class _ParallelWork:
             seed.grads += [_taken_over(grad) for grad in grads[start : start + spec.num_leaves]]
             start += spec.num_leaves
         jobs = [seed.backward for seed in self._seeds]
-        if self._draws:
+        if self._in_turn:
             self._threads.run_in_turn(jobs)
         else:
             self._threads.run(jobs)

@@ -21,7 +21,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from rankdeck.errors import TrainingError
+from rankdeck.errors import RankdeckError, TrainingError
 from rankdeck.memory.virtual import VirtualDevices
 
 T = TypeVar("T")
@@ -37,15 +37,21 @@ class ReplicaError(TrainingError):
 
     def __init__(self, replica: int, cause: BaseException) -> None:
         message = f"Replica {replica} (virtual device {replica}) raised {type(cause).__name__}: {cause}"
-        super().__init__(message, advice="The traceback above it says where in the model.")
+        advice = cause.advice if isinstance(cause, RankdeckError) else None
+        super().__init__(message, advice=advice or "The first traceback says where in the model.")
         self.replica = replica
 
 
 class ReplicaThreads:
-    """A thread, a random state and a busy time per device of `devices`. Close it, or use it as a context."""
+    """A thread, a random state and a busy time per device of `devices`. Close it, or use it as a context.
 
-    def __init__(self, devices: VirtualDevices) -> None:
+    With `in_turn` replicas never run side by side, so that the sum of all devices' bytes rises the same way
+    each time.
+    """
+
+    def __init__(self, devices: VirtualDevices, *, in_turn: bool = False) -> None:
         self.devices = devices
+        self._in_turn = in_turn
         self.busy_s = [0.0] * devices.num_devices
         """CPU seconds that each device has computed so far. Not the helpers of torch's own thread pool."""
         self.random_states: list[Tensor | None] = [None] * devices.num_devices
@@ -94,17 +100,17 @@ class ReplicaThreads:
     def run_forwards(self, jobs: Sequence[Callable[[], T]], *, training: bool) -> tuple[list[T], bool]:
         """Run the replicas' forwards side by side, or in turn if they draw random numbers in this mode.
 
-        Returns what they return, and whether they draw: then their backwards have to take turns as well,
-        because activation checkpointing draws again there.
+        Returns what they return, and whether their backwards have to take turns as well: activation
+        checkpointing draws again there.
         """
         self._has_drawn = False
-        if self._draws.get(training, True):
+        if self._in_turn or self._draws.get(training, True):
             results = self.run_in_turn(jobs)
         else:
             with self._noticing_draws():
                 results = self.run(jobs)
         self._draws[training] = self._has_drawn or self._draws.get(training, False)
-        return results, self._draws[training]
+        return results, self._in_turn or self._draws[training]
 
     @contextmanager
     def busy_on(self, device: int) -> Iterator[None]:

@@ -116,7 +116,7 @@ class _Broadcast(torch.autograd.Function):
         return None, None, *reduce_to_first(by_replica, ctx.devices)
 
 
-def buckets_of(tensors: Sequence[Tensor], limit_bytes: int = BUCKET_BYTES) -> list[list[int]]:
+def buckets_of(tensors: Sequence[Tensor], limit_bytes: int) -> list[list[int]]:
     """Which tensors travel together: the places of neighbours of one dtype, up to `limit_bytes`."""
     buckets: list[list[int]] = []
     filled_bytes, dtype = 0, None
@@ -137,7 +137,7 @@ def _broadcast(
     copies = [list(tensors) for _ in range(num_replicas)]
     if num_replicas == 1:
         return copies
-    for bucket in buckets_of(tensors):
+    for bucket in buckets_of(tensors, BUCKET_BYTES):
         group = [tensors[index] for index in bucket]
         with devices.phase("communication"):
             flat = _flatten(group)
@@ -157,7 +157,7 @@ def reduce_to_first(grads: Sequence[Sequence[Tensor | None]], devices: VirtualDe
     summed: list[Tensor | None] = [None] * len(grads[0])
     present = [p for p in range(len(summed)) if any(own[p] is not None for own in grads)]
     likes = [next(own[p] for own in grads if own[p] is not None) for p in present]
-    for bucket in buckets_of([like for like in likes if like is not None]):
+    for bucket in buckets_of([like for like in likes if like is not None], BUCKET_BYTES):
         places = [present[index] for index in bucket]
         shapes = [like for like in (likes[index] for index in bucket) if like is not None]
         total = _bucket_on(0, [grads[0][p] for p in places], shapes, devices)

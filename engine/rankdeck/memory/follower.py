@@ -60,7 +60,8 @@ def effect_of(func: OpOverload) -> int:
         effect = PER_ITEM if schema.returns else VIEWS
     elif "out" in func._overloadname.split("_") or func.__name__.startswith(("resize_", "set_")):
         effect = RESIZES
-    elif any(returned.alias_info is None for returned in schema.returns):
+    elif func.__name__.startswith("lift_fresh") or any(out.alias_info is None for out in schema.returns):
+        # torch.tensor(...) fills its storage unseen and shows it first here, as a view.
         effect = CREATES
     elif any(
         argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments

@@ -157,6 +157,13 @@ class Ledger:
             if self._num_following:
                 watched.start(self)
 
+    def unwatch(self) -> None:
+        """Forget all owners, so that they can die. What is in the book stays there until it dies."""
+        with self._lock:
+            for watched in self._watched:
+                watched.stop(self)
+            self._watched.clear()
+
     def phase(self, kind: str) -> Scope:
         """A context in which this thread's new storages are `kind`; "auto" follows the rule above."""
         return Scope(self._threads.state, None, kind, crossing=False)

@@ -64,13 +64,14 @@ class SamplingBudget:
 
     def record(self, step: int, step_s: float, *, followed: bool) -> None:
         """Say how long a step took, each step once, in order."""
+        started_s = self._elapsed_s
         self._elapsed_s += step_s
         if not followed:
             self._plain_s.append(step_s)
             if len(self._plain_s) == NUM_PLAIN_STEPS_FIRST and self._early_s:
                 self._charge_early_steps()
             return
-        self._last_sample_s = self._elapsed_s
+        self._last_sample_s = started_s
         if step <= ALWAYS_THROUGH_STEP:
             self._early_s.append(step_s)
             return

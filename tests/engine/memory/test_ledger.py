@@ -1,0 +1,326 @@
+"""The ledger against torch's own allocator events, against itself, and against what is known by hand."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from rankdeck.collectives.fan_out import ReplicaThreads
+from rankdeck.events import MEMORY_KINDS
+from rankdeck.memory.entries import DeviceBytes, DeviceMixError
+from rankdeck.memory.ledger import Ledger
+from rankdeck.memory.virtual import VirtualDevices
+from tests.helpers import tiny_training as tiny
+
+Backward = Callable[[nn.Module, tiny.Batch, ReplicaThreads], float]
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tiny.Batch]]] = {
+    "mlp": (tiny.tiny_mlp, tiny.mlp_batch),
+    "gpt": (tiny.TinyGPT, tiny.gpt_batch),
+}
+
+
+def _plain(model: nn.Module, batch: tiny.Batch, _: ReplicaThreads) -> float:
+    return tiny.plain_backward(model, batch)
+
+
+STEPS: dict[str, tuple[int, Backward]] = {
+    "single": (1, _plain),
+    "dp": (4, tiny.dp_backward),
+    "dp-parallel-loss": (4, tiny.parallel_loss_backward),
+}
+
+
+@dataclass
+class Trainer:
+    """A model in training on virtual devices, followed in the steps that a test names."""
+
+    ledger: Ledger
+    threads: ReplicaThreads
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    batch: tiny.Batch
+    backward: Backward
+
+    def step(self) -> float:
+        loss = self.backward(self.model, self.batch, self.threads)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss
+
+    def followed_step(self) -> float:
+        self.ledger.reset_peaks()
+        with self.ledger.following():
+            return self.step()
+
+
+def _trainer(model: str, strategy: str, *, in_turn: bool = False) -> Trainer:
+    num_devices, backward = STEPS[strategy]
+    build, make_batch = MODELS[model]
+    torch.manual_seed(0)
+    ledger = Ledger(num_devices)
+    batch = make_batch()
+    with ledger.following():
+        built = build()
+        optimizer = torch.optim.AdamW(built.parameters(), lr=1e-3)
+        ledger.watch(built, optimizer)
+    threads = ReplicaThreads(VirtualDevices(num_devices, ledger), in_turn=in_turn)
+    return Trainer(ledger, threads, built, optimizer, batch, backward)
+
+
+@pytest.mark.parametrize("strategy", STEPS)
+@pytest.mark.parametrize("model", MODELS)
+def test_sum_over_devices_equals_the_allocators_events_at_the_peak(
+    model: str, strategy: str, tmp_path: Path
+) -> None:
+    trainer = _trainer(model, strategy, in_turn=True)
+    with trainer.threads:
+        for _ in range(3):
+            trainer.followed_step()
+        before_bytes = trainer.ledger.live_bytes
+        threads = None if strategy == "single" else trainer.threads
+        truth_bytes = before_bytes + tiny.allocator_rise_bytes(trainer.followed_step, tmp_path, threads)
+    assert trainer.ledger.peak_bytes == pytest.approx(truth_bytes, rel=0.01)
+    assert truth_bytes > 1.2 * before_bytes
+
+
+@pytest.mark.parametrize("strategy", STEPS)
+@pytest.mark.parametrize("model", MODELS)
+def test_a_late_sample_equals_an_always_on_ledger(model: str, strategy: str) -> None:
+    readings: list[list[DeviceBytes]] = []
+    for followed in (range(10), (0, 1, 2, 9)):
+        trainer = _trainer(model, strategy)
+        with trainer.threads:
+            for step in range(10):
+                (trainer.followed_step if step in followed else trainer.step)()
+        readings.append(trainer.ledger.devices())
+    assert readings[0] == readings[1]
+
+
+def test_a_late_sample_without_the_watched_owners_is_wrong() -> None:
+    trainer = _trainer("mlp", "single")
+    late = Ledger(1)
+    with trainer.threads:
+        trainer.step()
+        with late.following():
+            trainer.step()
+        trainer.followed_step()
+    assert late.peak_bytes < 0.9 * trainer.ledger.peak_bytes
+
+
+@pytest.mark.parametrize("strategy", STEPS)
+def test_nothing_is_live_once_everything_is_freed(strategy: str) -> None:
+    trainer = _trainer("gpt", strategy)
+    ledger = trainer.ledger
+    with trainer.threads:
+        for _ in range(3):
+            trainer.followed_step()
+    assert ledger.live_bytes > 0
+    ledger.unwatch()
+    del trainer
+    gc.collect()
+    assert ledger.live_bytes == 0
+    assert not ledger.live
+    assert all(not any(device.live_by_kind.values()) for device in ledger.devices())
+
+
+@pytest.mark.parametrize("strategy", STEPS)
+def test_kinds_add_up_and_owners_are_counted_to_the_byte(strategy: str) -> None:
+    trainer = _trainer("gpt", strategy)
+    with trainer.threads:
+        for _ in range(3):
+            trainer.followed_step()
+        readings = trainer.ledger.devices()
+    parameter_bytes = sum(p.numel() * 4 for p in trainer.model.parameters())
+    step_counts_bytes = 4 * len(list(trainer.model.parameters()))
+    for reading in readings:
+        assert list(reading.peak_by_kind) == list(MEMORY_KINDS)
+        assert sum(reading.peak_by_kind.values()) == reading.peak_bytes
+        assert sum(reading.live_by_kind.values()) == reading.live_bytes
+        assert reading.peak_by_kind["parameters"] == parameter_bytes
+        assert min(reading.peak_by_kind.values()) >= 0
+    assert readings[0].live_by_kind["optimizer"] == 2 * parameter_bytes + step_counts_bytes
+    assert all(reading.live_bytes == 0 for reading in readings[1:])
+
+
+def test_gradients_are_named_also_in_a_peak_that_saw_them_as_temporaries() -> None:
+    ledger = Ledger(1)
+    with ledger.following():
+        with ledger.phase("parameters"):
+            model = nn.Linear(1000, 1000, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        ledger.watch(model, optimizer)
+        with ledger.phase("inputs"):
+            inputs = torch.randn(2, 1000)
+        model(inputs).sum().backward()
+        assert ledger.devices()[0].peak_by_kind["gradients"] == 0
+        optimizer.step()
+    reading = ledger.devices()[0]
+    assert reading.peak_by_kind["gradients"] == 4_000_000
+    assert reading.peak_by_kind["inputs"] == 8_000
+    assert sum(reading.peak_by_kind.values()) == reading.peak_bytes
+
+
+def test_gathered_outputs_lead_device_0s_excess_for_a_large_vocabulary() -> None:
+    ratios = {}
+    for strategy in ("dp", "dp-parallel-loss"):
+        num_devices, backward = STEPS[strategy]
+        ledger = Ledger(num_devices)
+        batch = tiny.gpt_batch(vocabulary=8192)
+        with ledger.following(), ReplicaThreads(VirtualDevices(num_devices, ledger)) as threads:
+            model = tiny.TinyGPT(vocabulary=8192)
+            optimizer = torch.optim.AdamW(model.parameters())
+            ledger.watch(model, optimizer)
+            for _ in range(2):
+                ledger.reset_peaks()
+                backward(model, batch, threads)
+                optimizer.step()
+                optimizer.zero_grad()
+        readings = ledger.devices()
+        ratios[strategy] = readings[0].peak_bytes / readings[2].peak_bytes
+        if strategy == "dp":
+            kinds = readings[0].peak_by_kind
+            excess = {kind: kinds[kind] - readings[2].peak_by_kind[kind] for kind in MEMORY_KINDS}
+            assert max(excess, key=lambda kind: excess[kind]) == "gathered"
+            assert max(kinds, key=lambda kind: kinds[kind]) == "gathered"
+            # The logits' log-softmax and both of their gradients: three times the whole batch's outputs.
+            assert kinds["gathered"] == pytest.approx(3 * 8 * 32 * 8192 * 4, rel=0.01)
+        else:
+            assert readings[0].peak_by_kind["gathered"] < 100
+    assert ratios["dp"] > 1.8
+    assert ratios["dp-parallel-loss"] < 0.6 * ratios["dp"]
+
+
+def test_activations_recomputed_in_the_backward_are_activations() -> None:
+    def peak(checkpointed: bool) -> dict[str, int]:
+        ledger = Ledger(1)
+        torch.manual_seed(0)
+        model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(8)])
+        with ledger.following():
+            x = torch.randn(512, 64)
+            for layer in model:
+                x = checkpoint(layer, x, use_reentrant=False) if checkpointed else layer(x)
+            x.sum().backward()
+        return ledger.devices()[0].peak_by_kind
+
+    layer_bytes = 512 * 64 * 4
+    assert peak(False)["activations"] >= 16 * layer_bytes
+    # The input and output of every layer that is still kept, and the inside of the one that is recomputed.
+    assert 9 * layer_bytes <= peak(True)["activations"] <= 12 * layer_bytes
+
+
+def test_two_devices_in_one_operation_are_an_error_that_names_both() -> None:
+    ledger = Ledger(3)
+    with ledger.following():
+        with ledger.on(0):
+            first = torch.ones(2)
+        with ledger.on(2):
+            second = torch.ones(2)
+        for mix in (
+            lambda: first + second,
+            lambda: first.add_(second),
+            lambda: torch.cat([first, second]),
+            lambda: F.linear(torch.ones(1, 2), first.view(1, 2), second[:1]),
+        ):
+            with pytest.raises(DeviceMixError, match=r"aten\.\w+.* virtual devices [02] and [02]"):
+                mix()
+
+
+def test_scalars_may_come_from_any_device() -> None:
+    ledger = Ledger(2)
+    with ledger.following():
+        with ledger.on(1):
+            scalar = torch.tensor(2.0)
+        with ledger.on(0):
+            vector = torch.ones(3)
+        for product in (scalar * vector, vector * scalar):
+            assert ledger.device_of(product) == 0
+        assert ledger.device_of(scalar * scalar) == 1
+
+
+def test_items_of_a_list_operation_stay_on_their_own_devices() -> None:
+    ledger = Ledger(2)
+    with ledger.following():
+        tensors = []
+        for device in (0, 1):
+            with ledger.on(device):
+                tensors.append(torch.ones(4))
+        assert [ledger.device_of(t) for t in torch._foreach_add(tensors, 1.0)] == [0, 1]
+
+
+def test_sizes_are_rounded_up_when_asked_for() -> None:
+    ledger = Ledger(1, round_to_bytes=512)
+    with ledger.following():
+        tensors = [torch.empty(1), torch.empty(129)]
+    assert ledger.live_bytes == 512 + 1024
+    del tensors
+    assert ledger.live_bytes == 0
+
+
+def test_views_and_operations_in_place_cost_nothing() -> None:
+    ledger = Ledger(1)
+    with ledger.following():
+        x = torch.zeros(10, 10)
+        views = [x.t(), x[2:], x.view(100), *x.split(5)]
+        x.add_(1).mul_(2)
+    assert ledger.live_bytes == 400
+    del x
+    assert ledger.live_bytes == 400
+    del views
+    assert ledger.live_bytes == 0
+
+
+def test_operations_that_resize_what_they_are_given_are_followed() -> None:
+    ledger = Ledger(1)
+    with ledger.following(), pytest.warns(UserWarning, match="resized"):
+        out = torch.empty(1)
+        torch.cat([torch.zeros(10), torch.zeros(10)], out=out)
+    assert ledger.live_bytes == 80
+    with ledger.following():
+        out.resize_(100)
+    assert ledger.live_bytes == 400
+
+
+def test_sparse_and_meta_tensors_are_left_out() -> None:
+    ledger = Ledger(2)
+    with ledger.following():
+        table = nn.Embedding(10, 4, sparse=True)
+        table(torch.tensor([1, 2])).sum().backward()
+        shape_only = torch.empty(1000, device="meta") + 1
+    assert table.weight.grad is not None and table.weight.grad.is_sparse
+    assert ledger.live_bytes < 1000
+    assert shape_only.numel() == 1000
+
+
+def test_host_memory_can_be_left_out() -> None:
+    ledger = Ledger(1)
+    with ledger.following():
+        with ledger.paused():
+            host: Tensor = torch.zeros(100)
+        assert ledger.live_bytes == 0
+        assert ledger.device_of(host) is None
+        ledger.adopt([host], 0, "inputs")
+    assert ledger.devices()[0].live_by_kind["inputs"] == 400
+
+
+def test_an_unknown_kind_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"'gradient' is no kind of memory\. Use parameters, gradients"):
+        Ledger(1).phase("gradient")
+
+
+def test_following_twice_in_one_thread_counts_once() -> None:
+    ledger = Ledger(1)
+    with ledger.following(), ledger.following():
+        x = torch.zeros(10)
+        assert ledger.is_following
+    assert not ledger.is_following
+    y = torch.zeros(10)
+    assert ledger.live_bytes == 40
+    del x, y

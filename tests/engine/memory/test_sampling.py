@@ -1,0 +1,72 @@
+"""Which steps are followed, for runs of any speed, and what that may cost."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from rankdeck.memory.sampling import SamplingBudget
+
+
+def _run(
+    budget: SamplingBudget, num_steps: int, plain_s: float, followed_s: float
+) -> tuple[list[int], float]:
+    """The steps that were followed, and the share of the run's time that following cost."""
+    followed, total_s = [], 0.0
+    for step in range(1, num_steps + 1):
+        follow = budget.should_follow(step)
+        step_s = followed_s if follow else plain_s
+        budget.record(step, step_s, followed=follow)
+        total_s += step_s
+        if follow:
+            followed.append(step)
+    return followed, (total_s - num_steps * plain_s) / total_s
+
+
+def test_the_first_three_steps_are_always_followed() -> None:
+    followed, _ = _run(SamplingBudget(budget=0.0), 100, 0.01, 0.02)
+    assert followed == [1, 2, 3]
+
+
+@pytest.mark.parametrize("slower", [1.3, 3.0, 10.0])
+def test_a_tiny_fast_model_pays_less_than_the_budget(slower: float) -> None:
+    followed, share = _run(SamplingBudget(), 20_000, 0.0015, 0.0015 * slower)
+    assert share < 0.02
+    assert len(followed) > 10
+
+
+def test_samples_come_at_two_a_second_at_most() -> None:
+    plain_s = 0.002
+    followed, _ = _run(SamplingBudget(), 20_000, plain_s, 0.0021)
+    later = followed[3:]
+    assert later and len(later) <= 2 * 20_000 * plain_s
+    assert min(b - a for a, b in itertools.pairwise(later)) * plain_s >= 0.5 - 1e-9
+
+
+def test_a_slow_model_whose_steps_cost_no_more_is_followed_in_every_step() -> None:
+    followed, _ = _run(SamplingBudget(), 50, 0.8, 0.8)
+    assert followed == [1, 2, 3, *range(9, 51)]
+
+
+def test_an_expensive_sample_waits_until_the_run_has_earned_it() -> None:
+    followed, share = _run(SamplingBudget(), 3000, 0.1, 1.0)
+    assert share <= 0.02
+    # Three early samples of 0.9 s extra and the next one have to fit into 2 % of the time.
+    assert followed[3] * 0.1 * 0.02 == pytest.approx(4 * 0.9, rel=0.05)
+
+
+def test_always_follows_every_step() -> None:
+    followed, _ = _run(SamplingBudget(always=True), 20, 0.001, 0.1)
+    assert followed == list(range(1, 21))
+
+
+def test_a_slow_first_step_is_not_charged_to_the_ledger() -> None:
+    budget = SamplingBudget()
+    for step, step_s in enumerate((30.0, 0.02, 0.02), start=1):
+        budget.record(step, step_s, followed=True)
+    assert budget.extra_s is None
+    for step in range(4, 20):
+        budget.record(step, 0.01, followed=False)
+    assert budget.extra_s == pytest.approx(0.01)
+    assert budget.spent_s == pytest.approx(0.03)

@@ -1,0 +1,60 @@
+"""Each private place of torch that the ledger touches is where it was, and is left as it was."""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+from rankdeck.memory.ledger import Ledger
+
+_PROPAGATE = "_propagate_tensor_meta_non_cached"
+
+
+def test_a_storage_that_is_resized_is_followed() -> None:
+    ledger = Ledger(1)
+    with ledger.following():
+        x = torch.zeros(100)
+        x.untyped_storage().resize_(0)
+        assert ledger.live_bytes == 0
+        x.untyped_storage().resize_(800)
+    assert ledger.live_bytes == 800
+
+
+def test_a_resize_while_nobody_followed_is_seen_by_the_next_sample() -> None:
+    ledger = Ledger(1)
+    with ledger.following():
+        x = torch.zeros(100)
+    x.untyped_storage().resize_(40)
+    with ledger.following():
+        assert ledger.live_bytes == 40
+
+
+def test_what_was_wrapped_is_put_back() -> None:
+    resize, propagate = torch.UntypedStorage.resize_, getattr(ShardingPropagator, _PROPAGATE)
+    with Ledger(1).following():
+        assert torch.UntypedStorage.resize_ is not resize
+        assert getattr(ShardingPropagator, _PROPAGATE) is not propagate
+    assert torch.UntypedStorage.resize_ is resize
+    assert getattr(ShardingPropagator, _PROPAGATE) is propagate
+    assert (
+        "resize_" not in torch.UntypedStorage.__dict__ or torch.UntypedStorage.__dict__["resize_"] is resize
+    )
+
+
+def test_shapes_worked_out_by_dtensor_hold_no_memory() -> None:
+    ledger = Ledger(1)
+    made: list[int] = []
+
+    def work_out(*_: object) -> None:
+        shape_only = torch.zeros(1000)
+        made.append(ledger.live_bytes)
+        del shape_only
+
+    original = getattr(ShardingPropagator, _PROPAGATE)
+    setattr(ShardingPropagator, _PROPAGATE, work_out)
+    try:
+        with ledger.following():
+            getattr(ShardingPropagator, _PROPAGATE)(None)
+    finally:
+        setattr(ShardingPropagator, _PROPAGATE, original)
+    assert made == [0]

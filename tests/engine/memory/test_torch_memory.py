@@ -1,0 +1,50 @@
+"""Memory of a GPU by kind: counted from tensors, and the rest of what is allocated."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rankdeck.memory.torch_memory import count_by_owner, read_gpu_bytes, reset_gpu_peaks, with_rest
+from tests.helpers import tiny_training as tiny
+
+
+def _trained(device: torch.device) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = tiny.TinyGPT().to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    tokens = torch.zeros(2, 8, dtype=torch.long, device=device)
+    positions = model.place(torch.arange(8, device=device))
+    (model.token(tokens) + positions).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def test_owners_are_counted_by_kind_and_tied_weights_once() -> None:
+    device = torch.device("cpu")
+    model, optimizer = _trained(device)
+    known = count_by_owner(device, model, optimizer)
+    assert known["parameters"] == sum(p.numel() * 4 for p in model.parameters())
+    with_gradient = [p for p in model.parameters() if p.grad is not None]
+    assert known["gradients"] == sum(p.numel() * 4 for p in with_gradient)
+    assert known["optimizer"] == 2 * known["gradients"] + 4 * len(with_gradient)
+    assert known["buffers"] == 0
+
+
+def test_the_rest_is_activations_and_kinds_add_up() -> None:
+    by_kind = with_rest({"parameters": 100, "gradients": 50}, 400)
+    assert (by_kind["activations"], sum(by_kind.values())) == (250, 400)
+    assert sum(with_rest({"parameters": 100, "gradients": 50}, 120).values()) == 120
+
+
+@pytest.mark.gpu
+def test_a_reading_of_a_gpu_adds_up_to_what_torch_allocated() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    reset_gpu_peaks(device)
+    model, optimizer = _trained(device)
+    found = read_gpu_bytes(device, model, optimizer)
+    assert found.allocated_bytes == torch.cuda.memory_allocated(device)
+    assert found.reserved_bytes == torch.cuda.memory_reserved(device)
+    assert found.peak_allocated_bytes == torch.cuda.max_memory_allocated(device)
+    assert sum(found.live_by_kind.values()) == found.allocated_bytes
+    assert sum(found.peak_by_kind.values()) == found.peak_allocated_bytes
+    assert found.live_by_kind["parameters"] == sum(p.numel() * 4 for p in model.parameters())
