@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from PySide6.QtCore import QObject, Qt, Signal
-from PySide6.QtGui import QKeySequence, QShortcut
-from PySide6.QtWidgets import QWidget
+from PySide6.QtCore import QEvent, QObject, Qt, Signal
+from PySide6.QtGui import QKeyEvent, QKeySequence, QShortcut
+from PySide6.QtWidgets import QApplication, QWidget
+from shiboken6 import isValid
 
 from rankdeck_app.commands import CommandTable
 from rankdeck_app.files import write_whole
@@ -31,6 +33,14 @@ def to_sequence(keys: str) -> QKeySequence:
 def to_keys(sequence: QKeySequence) -> str:
     """The inverse of `to_sequence`: strokes of a chord parted by a space."""
     return sequence.toString(QKeySequence.SequenceFormat.PortableText).replace(", ", " ")
+
+
+def are_keys(text: object) -> bool:
+    """Whether the text names keys that exist, one or two strokes."""
+    if not isinstance(text, str):
+        return False
+    strokes = text.split()
+    return 1 <= len(strokes) <= 2 and all(to_keys(to_sequence(stroke)) for stroke in strokes)
 
 
 @dataclass(frozen=True)
@@ -65,10 +75,7 @@ class Keymap(QObject):
             return {}
         own: dict[str, tuple[str, ...]] = {}
         for command_id, keys in table.items():
-            known = isinstance(keys, list) and all(
-                isinstance(k, str) and not to_sequence(k).isEmpty() for k in keys
-            )
-            if known:
+            if isinstance(keys, list) and all(map(are_keys, keys)):
                 own[command_id] = tuple(keys)
             else:
                 self.problem = (
@@ -117,13 +124,22 @@ class Keymap(QObject):
     def _write(self) -> None:
         import tomlkit  # 11 ms: only a person who changes a key pays for it
 
+        if self.problem is not None and self._path.exists():
+            self._path.replace(self._path.with_name(self._path.name + ".broken"))  # not ours to throw away
         write_whole(self._path, tomlkit.dumps({key: list(keys) for key, keys in sorted(self._own.items())}))
         self.problem = None
         self.changed.emit()
 
 
 class Shortcuts(QObject):
-    """The keymap at work on one window: keeps a QShortcut per sequence and runs the command that applies."""
+    """The keymap at work on one window: keeps a QShortcut per sequence and runs the command that applies.
+
+    `chord_changed` carries the first stroke of a chord while the second one is awaited, then ''. Text fields
+    claim some first strokes (Ctrl+K deletes to the end of the line there); the focused widget is watched to
+    take them back.
+    """
+
+    chord_changed = Signal(str)
 
     def __init__(self, window: QWidget, commands: CommandTable, keymap: Keymap) -> None:
         super().__init__(window)
@@ -132,9 +148,15 @@ class Shortcuts(QObject):
         self._keymap = keymap
         self._shortcuts: dict[str, QShortcut] = {}
         self._targets: dict[str, list[str]] = {}
+        self._chord_starts: set[str] = set()
+        self._pending = ""
         self._suspended = False
+        self._watched: QWidget | None = None
         keymap.changed.connect(self.rebuild)
-        commands.context.changed.connect(lambda _keys: self._refresh())
+        commands.context.changed.connect(self._refresh)
+        app = QApplication.instance()
+        assert isinstance(app, QApplication)
+        app.focusChanged.connect(self._watch)
         self.rebuild()
 
     def rebuild(self) -> None:
@@ -152,7 +174,7 @@ class Shortcuts(QObject):
         for keys in targets.keys() - self._shortcuts.keys():
             shortcut = QShortcut(to_sequence(keys), self._window, context=Qt.ShortcutContext.WindowShortcut)
             shortcut.setAutoRepeat(False)
-            shortcut.activated.connect(lambda keys=keys: self._fire(keys))
+            shortcut.activated.connect(partial(self._fire, keys))
             self._shortcuts[keys] = shortcut
         self._targets = targets
         self._refresh()
@@ -162,13 +184,41 @@ class Shortcuts(QObject):
         self._suspended = suspended
         self._refresh()
 
-    def _refresh(self) -> None:
+    def _refresh(self, _facts: object = None) -> None:
         for keys, shortcut in self._shortcuts.items():
             wanted = not self._suspended and any(map(self._commands.enabled, self._targets[keys]))
             if shortcut.isEnabled() != wanted:
                 shortcut.setEnabled(wanted)
+        enabled = (keys for keys, shortcut in self._shortcuts.items() if shortcut.isEnabled())
+        self._chord_starts = {keys.split()[0] for keys in enabled if " " in keys}
 
     def _fire(self, keys: str) -> None:
+        self._set_pending("")
         for command_id in self._targets[keys]:
             if self._commands.run(command_id):
                 return
+
+    def _watch(self, _old: QWidget | None, new: QWidget | None) -> None:
+        """Look at the keys of the focused widget only: a filter on the application would see every event."""
+        if self._watched is not None and isValid(self._watched):
+            self._watched.removeEventFilter(self)
+        inside = new is not None and (new is self._window or self._window.isAncestorOf(new))
+        self._watched = new if inside else None
+        if self._watched is not None:
+            self._watched.installEventFilter(self)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent):
+            stroke = to_keys(QKeySequence(event.keyCombination()))
+            if stroke in self._chord_starts and not self._pending:
+                self._set_pending(stroke)
+                event.ignore()
+                return True
+        elif event.type() == QEvent.Type.KeyPress and self._pending:
+            self._set_pending("")
+        return False
+
+    def _set_pending(self, stroke: str) -> None:
+        if stroke != self._pending:
+            self._pending = stroke
+            self.chord_changed.emit(stroke)

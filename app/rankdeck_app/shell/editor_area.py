@@ -343,12 +343,9 @@ class EditorArea(QWidget):
         return True
 
     def _toggle_pin(self, group: TabGroup, tab: Tab) -> None:
-        group.take(tab) if len(group.tabs) > 1 else None
+        group.take(tab)
         tab.pinned = not tab.pinned
-        if tab in group.tabs:
-            group.bar.refresh(tab)
-        else:
-            group.insert(tab, sum(other.pinned for other in group.tabs))
+        group.insert(tab, sum(other.pinned for other in group.tabs))
         self._tell()
 
     def _begin_drag(self, tab: Tab) -> None:

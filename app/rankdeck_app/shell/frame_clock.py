@@ -12,6 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import MethodType
 
 from PySide6.QtCore import QCoreApplication, QEvent, QObject, Qt, QTimer, Signal
 from shiboken6 import isValid
@@ -39,8 +40,9 @@ class Subscription:
         self._clock = clock
         owner = getattr(subscriber, "__self__", None)
         self._owner = weakref.ref(owner) if isinstance(owner, QObject) else None
+        weak = self._owner is not None and isinstance(subscriber, MethodType)
         self._call: Callable[[], Subscriber | None]
-        self._call = weakref.WeakMethod(subscriber) if self._owner else lambda: subscriber
+        self._call = weakref.WeakMethod(subscriber) if weak else lambda: subscriber
 
     def cancel(self) -> None:
         self._clock.drop(self)

@@ -118,10 +118,9 @@ class TabStrip(QWidget):
 
 
 class TabGroup(QWidget):
-    """`emptied` when the last tab left, `dropped` with zone and index when a tab was dropped here."""
+    """`dropped` carries the zone, and the index on the strip or -1."""
 
     current_changed = Signal()
-    emptied = Signal()
     dropped = Signal(str, int)
     close_requested = Signal(object)
     pin_requested = Signal(object)
@@ -214,8 +213,6 @@ class TabGroup(QWidget):
             tab.page.setParent(None)
         self._strip.setVisible(bool(self.tabs))
         self._show_current()
-        if not self.tabs:
-            self.emptied.emit()
 
     def set_focused(self, focused: bool) -> None:
         """Whether this is the group that commands act on: its accent is bright."""

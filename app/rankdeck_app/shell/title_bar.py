@@ -59,7 +59,7 @@ class TitleBar(QWidget):
             CommandButton(services, "view.zenMode", "layout-centered", self),
         ]
         services.commands.changed.connect(self.rebuild)
-        services.context.changed.connect(lambda _keys: self._show_menus())
+        services.context.changed.connect(self._show_menus)
         services.keymap.changed.connect(self._describe_center)
         self.rebuild()
 
@@ -96,7 +96,7 @@ class TitleBar(QWidget):
     def _commands_in(self, name: str) -> list[Command]:
         return [c for c in self._services.commands if c.menu.split("/")[0] == name]
 
-    def _show_menus(self) -> None:
+    def _show_menus(self, _facts: object = None) -> None:
         """A menu none of whose commands applies is not there."""
         for name, menu in self._menus.items():
             enabled = self._services.commands.enabled

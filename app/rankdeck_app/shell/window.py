@@ -65,6 +65,7 @@ class MainWindow(QWidget):
         self._build()
         self.commands.register(*shell_commands(self))
         self._shortcuts = Shortcuts(self, self.commands, self.keymap)
+        self._shortcuts.chord_changed.connect(self._show_chord)
         self._connect()
         self.state = WindowState(self, services.folders.state / "window.json")
         self.state.restore_frame()
@@ -295,6 +296,10 @@ class MainWindow(QWidget):
         item.set_text(str(self.toasts.unread or " "), "bell-dot" if self.toasts.unread else "bell")
         item.set_tooltip("Notifications")
         item.set_command("notifications.show")
+
+    def _show_chord(self, stroke: str) -> None:
+        item = self.status.item("chord", "left", -100)
+        item.set_text(f"{stroke} was pressed, waiting for the second key" if stroke else "")
 
     def _show_frames(self, stats: FrameStats | None) -> None:
         item = self.status.item("frames", "right", 80, keep=-1)

@@ -87,8 +87,9 @@ class Theme(QObject):
         """Give the application Fusion, palette, font and style sheet of this theme."""
         app = QApplication.instance()
         assert isinstance(app, QApplication)
-        if app.style().name().lower() != "fusion":
+        if not app.property("isFusion"):  # a style sheet hides the style's name
             app.setStyle("Fusion")
+            app.setProperty("isFusion", True)
         app.setPalette(self.palette())
         app.setFont(self.font())
         app.setStyleSheet(style_sheet(self))

@@ -1,0 +1,90 @@
+"""Qt tests run offscreen, each in a window and a home of its own, and leave no widget, timer or thread
+behind.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QCoreApplication, QEvent, QTimer
+from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
+from shiboken6 import isValid
+
+from rankdeck_app.services import Services, make_services
+from rankdeck_app.shell.window import MainWindow
+
+
+def settle() -> None:
+    """Run what is due in the event loop, deferred deletions included."""
+    QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
+    QApplication.processEvents()
+    QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
+
+
+def _active_timers() -> list[str]:
+    """Timers that still run.
+
+    By type, not isinstance: asking other objects for their class may run their code.
+    """
+    timers = [thing for thing in gc.get_objects() if type(thing) is QTimer and isValid(thing)]
+    return [f"{timer.interval()} ms of {timer.parent()!r}" for timer in timers if timer.isActive()]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After a test that uses Qt: no widget, running timer or thread that was not there before."""
+    if "qapp" not in request.fixturenames:
+        yield
+        return
+    widgets_before = set(map(id, QApplication.topLevelWidgets())) if QApplication.instance() else set()
+    timers_before = _active_timers()
+    threads_before = set(threading.enumerate())
+    yield
+    settle()
+    gc.collect()
+    settle()
+    widgets = [w for w in QApplication.topLevelWidgets() if id(w) not in widgets_before and isValid(w)]
+    timers = [timer for timer in _active_timers() if timer not in timers_before]
+    threads = [thread.name for thread in threading.enumerate() if thread not in threads_before]
+    assert not widgets, f"widgets left: {widgets}"
+    assert not timers, f"timers left running: {timers}"
+    assert not threads, f"threads left running: {threads}"
+
+
+@pytest.fixture
+def services(qapp: QApplication, tmp_path: Path) -> Services:
+    """Fresh services with the defaults; the workspace is tmp_path/workspace."""
+    return make_services(workspace=tmp_path / "workspace")
+
+
+@pytest.fixture
+def make_window(qtbot: QtBot) -> Iterator[Callable[[Services], MainWindow]]:
+    """Opens windows that are closed and deleted after the test. Shown and active, so that shortcuts work."""
+    opened: list[MainWindow] = []
+
+    def make(services: Services, compose: Callable[[MainWindow], object] | None = None) -> MainWindow:
+        window = MainWindow(services)
+        opened.append(window)
+        with qtbot.waitSignal(window.first_painted, timeout=5000), qtbot.waitActive(window):
+            window.show()
+        if compose is not None:
+            compose(window)
+        return window
+
+    yield make
+    for window in opened:
+        if isValid(window):
+            window.close()
+            window.deleteLater()
+    settle()
+
+
+@pytest.fixture
+def window(services: Services, make_window: Callable[[Services], MainWindow]) -> MainWindow:
+    """An empty main window: no view is registered yet."""
+    return make_window(services)

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from PySide6.QtCore import QObject
+from PySide6.QtGui import QPaintEvent
+from PySide6.QtWidgets import QApplication, QWidget
+from pytestqt.qtbot import QtBot
+
+from rankdeck_app.shell.frame_clock import FrameClock
+
+
+class Counter(QObject):
+    def __init__(self) -> None:
+        super().__init__()
+        self.frames = 0
+
+    def on_frame(self) -> None:
+        self.frames += 1
+
+
+def test_the_clock_runs_only_while_somebody_wants_frames(qtbot: QtBot) -> None:
+    clock, counter = FrameClock(60), Counter()
+    assert not clock.running
+    subscription = clock.subscribe(counter.on_frame)
+    qtbot.waitUntil(lambda: counter.frames >= 3)
+    subscription.cancel()
+    subscription.cancel()
+    assert not clock.running
+    seen = counter.frames
+    QApplication.processEvents()
+    assert counter.frames == seen
+
+
+def test_a_subscriber_that_is_gone_leaves_the_clock(qtbot: QtBot) -> None:
+    clock, counter = FrameClock(60), Counter()
+    clock.subscribe(counter.on_frame)
+    del counter
+    qtbot.waitUntil(lambda: not clock.running)
+
+
+def test_a_deleted_widget_leaves_the_clock(qtbot: QtBot) -> None:
+    clock, counter = FrameClock(60), Counter()
+    clock.subscribe(counter.on_frame)
+    counter.deleteLater()
+    qtbot.waitUntil(lambda: not clock.running)
+
+
+def test_a_hidden_window_gets_ten_frames_a_second(qtbot: QtBot) -> None:
+    clock = FrameClock(30)
+    subscription = clock.subscribe(lambda: None)
+    assert clock._timer.interval() == 33
+    clock.set_slow(True)
+    assert clock._timer.interval() == 100
+    clock.set_slow(False)
+    clock.set_rate(60)
+    assert clock._timer.interval() == 17
+    subscription.cancel()
+
+
+def test_a_frame_lasts_until_its_painting_is_done(qtbot: QtBot) -> None:
+    class Slow(QWidget):
+        def paintEvent(self, event: QPaintEvent) -> None:
+            end = QApplication.instance()
+            assert end is not None
+            total = 0
+            for number in range(400_000):
+                total += number
+
+    widget = Slow()
+    qtbot.addWidget(widget)
+    widget.show()
+    qtbot.waitExposed(widget)
+    clock = FrameClock(30)
+    subscription = clock.subscribe(widget.update)
+    qtbot.waitUntil(lambda: (clock.stats() is not None) and len(clock._frames) > 5)
+    stats = clock.stats()
+    subscription.cancel()
+    assert stats is not None and stats.p50_ms > 3
+    assert stats.p99_ms >= stats.p50_ms
+
+
+def test_measurements_are_told_and_their_end_too(qtbot: QtBot) -> None:
+    clock, told = FrameClock(60), list[object]()
+    clock.measured.connect(told.append)
+    subscription = clock.subscribe(lambda: None)
+    qtbot.waitUntil(lambda: len(told) >= 1)
+    subscription.cancel()
+    assert told[-1] is None
+    assert clock.stats() is None

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from rankdeck_app.settings import OPTIONS, Option, Settings
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "settings.toml"
+
+
+def test_without_a_file_every_option_has_its_default(path: Path) -> None:
+    settings = Settings(path)
+    assert all(settings.get(option.key) == option.default for option in OPTIONS)
+    assert not path.exists()
+
+
+def test_every_default_is_allowed_by_its_own_row() -> None:
+    assert [option.problem_with(option.default) for option in OPTIONS] == [None] * len(OPTIONS)
+
+
+def test_a_change_is_kept_and_told(path: Path) -> None:
+    settings, heard = Settings(path), list[str]()
+    settings.changed.connect(heard.append)
+    settings.set("theme.name", "Light Modern")
+    settings.set("window.frame_rate", 60)
+    settings.set("window.frame_rate", 60)
+    assert heard == ["theme.name", "window.frame_rate"]
+    assert Settings(path).get_str("theme.name") == "Light Modern"
+    assert Settings(path).get_int("window.frame_rate") == 60
+
+
+def test_a_reset_takes_the_line_out_of_the_file(path: Path) -> None:
+    settings = Settings(path)
+    settings.set("theme.name", "Light Modern")
+    settings.reset("theme.name")
+    assert tomllib.loads(path.read_text()) == {"theme": {}}
+
+
+def test_comments_and_keys_of_others_survive_a_change(path: Path) -> None:
+    path.write_text('# mine\n[theme]\nname = "Light Modern" # bright\n[other]\nkey = 1\n')
+    Settings(path).set("window.restore_tabs", False)
+    text = path.read_text()
+    assert "# mine" in text and "# bright" in text and "key = 1" in text
+    assert "restore_tabs = false" in text
+
+
+def test_a_value_of_the_wrong_kind_is_told_and_the_default_used(path: Path) -> None:
+    path.write_text('[window]\nframe_rate = "fast"\nrestore_tabs = false\n[theme]\nname = 3\n')
+    settings = Settings(path)
+    assert settings.get_int("window.frame_rate") == 30
+    assert settings.get_bool("window.restore_tabs") is False
+    assert len(settings.problems) == 2
+    assert "window.frame_rate must be a whole number, not 'fast'" in settings.problems[0]
+
+
+def test_a_file_that_is_no_toml_is_told_and_set_aside_at_the_next_change(path: Path) -> None:
+    path.write_text("theme = [")
+    settings = Settings(path)
+    assert len(settings.problems) == 1
+    settings.set("window.restore_tabs", False)
+    assert path.with_name("settings.toml.broken").read_text() == "theme = ["
+    assert not Settings(path).problems
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (True, "whole number"),
+        (4, "between 5 and 60"),
+        (61, "between"),
+        ("x", "whole number"),
+        (2.5, "whole number"),
+    ],
+)
+def test_a_value_that_is_not_allowed_is_refused_with_what_is(path: Path, value: object, says: str) -> None:
+    settings = Settings(path)
+    with pytest.raises(ValueError, match=says):
+        settings.set("window.frame_rate", value)  # type: ignore[arg-type]
+    assert settings.get_int("window.frame_rate") == 30
+
+
+def test_choices_are_named_in_the_refusal(path: Path) -> None:
+    settings = Settings(path, (Option("a.b", "x", "A choice.", choices=("x", "y")),))
+    with pytest.raises(ValueError, match="x or y"):
+        settings.set("a.b", "z")
+
+
+def test_a_whole_number_does_for_a_float(path: Path) -> None:
+    path.write_text("[notifications]\nseconds = 5\n")
+    assert Settings(path).get_float("notifications.seconds") == 5.0

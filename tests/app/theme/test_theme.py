@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QSize
+from PySide6.QtGui import QIcon, QImage, QPalette
+from PySide6.QtWidgets import QApplication, QPushButton
+from pytestqt.qtbot import QtBot
+
+from rankdeck_app.theme import BUILT_IN, Theme, ThemeError, set_look
+from rankdeck_app.theme.icons import CODEPOINTS, FONT_FILE, _family
+from rankdeck_app.theme.qss import style_sheet
+
+
+def pixels(icon: QIcon, side: int = 24) -> QImage:
+    return icon.pixmap(QSize(side, side)).toImage()
+
+
+def inked(image: QImage) -> int:
+    return sum(
+        image.pixelColor(x, y).alpha() > 0 for x in range(image.width()) for y in range(image.height())
+    )
+
+
+def test_a_theme_changes_palette_style_sheet_and_tells(qapp: QApplication) -> None:
+    theme, heard = Theme(), list[str]()
+    theme.apply()
+    theme.changed.connect(lambda: heard.append(theme.name))
+    theme.load("Light Modern")
+    assert heard == ["Light Modern"] and theme.kind == "light"
+    assert qapp.palette().color(QPalette.ColorRole.Window).name() == "#ffffff"
+    assert "#005fb8" in qapp.styleSheet()
+    assert qapp.property("isFusion")
+    theme.load("Light Modern")
+    assert heard == ["Light Modern"]
+
+
+def test_a_theme_that_cannot_be_used_leaves_the_old_one(qapp: QApplication, tmp_path: Path) -> None:
+    theme = Theme()
+    with pytest.raises(ThemeError, match="Dark Modern or Light Modern"):
+        theme.load("Solarised")
+    with pytest.raises(ThemeError, match=r"gone\.json"):
+        theme.load(str(tmp_path / "gone.json"))
+    assert theme.name == "Dark Modern"
+
+
+def test_alpha_is_last_in_vs_code_and_understood_by_qt(qapp: QApplication, tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text('{"type": "dark", "colors": {"focusBorder": "#11223344"}}')
+    theme = Theme()
+    theme.load(str(path))
+    assert theme.color("focusBorder").getRgb() == (0x11, 0x22, 0x33, 0x44)
+    assert theme.hex("focusBorder") == "rgba(17,34,51,68)"
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_the_style_sheet_knows_every_id_that_it_names(qapp: QApplication, name: str) -> None:
+    theme = Theme()
+    theme.load(name)
+    assert "@" not in style_sheet(theme)
+
+
+def test_the_lead_is_amber_in_both_themes(qapp: QApplication) -> None:
+    theme = Theme()
+    assert theme.color("rankdeck.lead").name() == "#f2a93b"
+    assert theme.color("rankdeck.rest").name() == "#5bb8f5"
+    theme.load("Light Modern")
+    assert theme.color("rankdeck.lead").name() == "#c77700"
+    assert theme.color("rankdeck.rest").name() == "#1b7fc4"
+
+
+def test_every_icon_is_a_glyph_of_the_font(qapp: QApplication) -> None:
+    from PySide6.QtGui import QRawFont
+
+    _family()
+    font = QRawFont(str(FONT_FILE), 16)
+    assert [name for name, code in CODEPOINTS.items() if not font.supportsCharacter(code)] == []
+    assert (FONT_FILE.parent / "codicon-LICENSE.txt").read_text().startswith("codicon.ttf is the icon font")
+
+
+def test_an_icon_is_drawn_in_the_theme_s_colour_and_follows_a_change(qapp: QApplication) -> None:
+    theme = Theme()
+    icon = theme.icon("primitive-square", "focusBorder")
+    copy = QIcon(icon)
+    dark = pixels(icon)
+    assert inked(dark) > 20
+    theme.load("Light Modern")
+    light = pixels(copy)
+    assert inked(light) == inked(dark) and light != dark
+
+
+def test_an_unknown_icon_is_an_error_of_ours(qapp: QApplication) -> None:
+    with pytest.raises(AssertionError, match="no icon"):
+        Theme().icon("no-such-icon")
+
+
+def test_a_look_can_be_changed_while_shown(qtbot: QtBot) -> None:
+    Theme().apply()
+    button = QPushButton("Launch")
+    qtbot.addWidget(button)
+    button.show()
+    before = button.grab().toImage()
+    set_look(button, kind="primary")
+    assert button.grab().toImage() != before

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rankdeck_app.theme.colors import DARK, DERIVED, LIGHT, Mix
+from rankdeck_app.theme.vscode import (
+    ThemeError,
+    channels,
+    load_vscode_theme,
+    mixed,
+    normal_hex,
+    parse_relaxed_json,
+)
+
+KINDS = (
+    "parameters",
+    "gradients",
+    "optimizer",
+    "buffers",
+    "activations",
+    "communication",
+    "inputs",
+    "temporary",
+    "gathered",
+)
+
+SOLARIZED = """
+// Solarized, shortened
+{
+  "name": "Solarized \\"Dark\\"", /* a name // with traps */
+  "type": "dark",
+  "colors": {
+    "editor.background": "#002b36",
+    "foreground": "#93a1a1",
+    "focusBorder": "#2AA198EE", // alpha last
+    "list.hoverBackground": "#0448",
+    "tab.border": null,
+  },
+  "tokenColors": [ { "settings": { "foreground": "#93A1A1", }, }, ],
+}
+"""
+
+
+def test_both_own_themes_have_the_same_ids_and_real_colours() -> None:
+    assert DARK.keys() == LIGHT.keys()
+    assert all(normal_hex(value) == value for table in (DARK, LIGHT) for value in table.values())
+
+
+def test_derived_colours_lead_to_ids_that_exist_and_never_in_a_circle() -> None:
+    def depth(key: str, seen: tuple[str, ...] = ()) -> None:
+        assert key in DARK and key not in seen, (*seen, key)
+        rule = DERIVED.get(key)
+        for other in (rule.base, rule.over) if isinstance(rule, Mix) else filter(None, [rule]):
+            depth(other, (*seen, key))
+
+    for key in DERIVED:
+        depth(key)
+
+
+def test_every_memory_kind_of_the_design_has_a_colour_and_only_gathered_is_hot() -> None:
+    kinds = [
+        "parameters",
+        "gradients",
+        "optimizer",
+        "buffers",
+        "activations",
+        "communication",
+        "inputs",
+        "temporary",
+        "gathered",
+    ]
+    for table in (DARK, LIGHT):
+        for kind in KINDS:
+            red, _, blue, _ = channels(table[f"rankdeck.kind.{kind}"])
+            assert (red > blue) is (kind == "gathered"), kind
+
+
+def test_json_with_comments_and_trailing_commas_is_read() -> None:
+    text = '{"a": "x // y", /* , */ "b": [1, 2,], "c": "/* z */,}", }'
+    assert parse_relaxed_json(text) == {"a": "x // y", "b": [1, 2], "c": "/* z */,}"}
+
+
+@pytest.mark.parametrize(
+    ("value", "normal"),
+    [("#abc", "#AABBCC"), ("#abcd", "#AABBCCDD"), ("#0078d4", "#0078D4"), ("#0078d480", "#0078D480")],
+)
+def test_short_colours_are_written_out(value: str, normal: str) -> None:
+    assert normal_hex(value) == normal
+
+
+@pytest.mark.parametrize("value", ["red", "#12", "#12345", "0078D4", ""])
+def test_what_is_no_colour_is_refused(value: str) -> None:
+    with pytest.raises(ValueError, match="no colour"):
+        normal_hex(value)
+
+
+def test_a_foreign_theme_keeps_its_colours_and_fills_the_rest_from_them(tmp_path: Path) -> None:
+    path = tmp_path / "solarized.json"
+    path.write_text(SOLARIZED)
+    table = load_vscode_theme(path)
+    assert (table.name, table.kind) == ('Solarized "Dark"', "dark")
+    assert table.colors.keys() >= DARK.keys()
+    assert table.colors["editor.background"] == table.colors["sideBar.background"] == "#002B36"
+    assert channels(table.colors["focusBorder"]) == (0x2A, 0xA1, 0x98, 0xEE)
+    assert table.colors["list.hoverBackground"] == "#00444488"
+    assert table.colors["descriptionForeground"] == mixed("#002B36", "#93A1A1", 0.7)
+    assert table.colors["rankdeck.lead"] == DARK["rankdeck.lead"]
+
+
+def test_an_included_theme_lies_below_and_gives_the_kind(tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "light.json").write_text(
+        json.dumps({"type": "light", "colors": {"editor.background": "#FFFFF0", "foreground": "#111111"}})
+    )
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({"include": "./base/light.json", "colors": {"foreground": "#222222"}}))
+    table = load_vscode_theme(path)
+    assert (table.name, table.kind) == ("mine", "light")
+    assert table.colors["editor.background"] == "#FFFFF0"
+    assert table.colors["foreground"] == "#222222"
+
+
+def test_without_a_type_the_background_decides(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text('{"colors": {"editor.background": "#fafafa"}}')
+    assert load_vscode_theme(path).kind == "light"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"colors": {"foreground": "bright"}}', "\"foreground\": 'bright' is no colour"),
+        ('{"colors": {', "line 1"),
+        ("[1]", "no JSON object"),
+        ('{"colors": []}', "no JSON object"),
+        ('{"include": "t.json"}', "includes itself"),
+        ('{"include": "gone.json"}', "cannot be read"),
+    ],
+)
+def test_a_theme_that_cannot_be_used_says_which_file_and_why(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(text)
+    with pytest.raises(ThemeError, match=r"\.json") as caught:
+        load_vscode_theme(path)
+    assert says in str(caught.value)
