@@ -53,7 +53,8 @@ class DeviceInfo(msgspec.Struct, omit_defaults=True):
 class RunStarted(Event, tag="run_started"):
     """Written by the supervisor when an attempt begins.
 
-    `started` is when the person's command started (Unix seconds).
+    `started` is when the person's command started (Unix seconds); `steps` is None where epochs were asked
+    for.
     """
 
     run: str
@@ -62,7 +63,7 @@ class RunStarted(Event, tag="run_started"):
     options: dict[str, Any]
     world_size: int
     devices: list[DeviceInfo]
-    steps: int
+    steps: int | None
     global_batch: int
     started: float
 
@@ -193,6 +194,19 @@ class ProblemRaised(Event, tag="problem"):
     problem: Problem
 
 
+class RankFailed(Event, tag="rank_failed"):
+    """What ended a rank, as the rank saw it: for the supervisor, which names one cause for the whole run.
+
+    `is_communication`: the exception is about other ranks (a closed connection, a timeout), so that this rank
+    is most likely a victim. `exit_code` is what the rank exits with.
+    """
+
+    rank: int
+    problem: Problem
+    exit_code: int = 1
+    is_communication: bool = False
+
+
 class WeightsSaved(Event, tag="weights_saved"):
     """The final weights were written, under the model's original names."""
 
@@ -234,6 +248,7 @@ AnyEvent = (
     | Transfers
     | Evaluation
     | ProblemRaised
+    | RankFailed
     | WeightsSaved
     | Dropped
     | RankEnded

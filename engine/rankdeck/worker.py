@@ -1,7 +1,7 @@
 """What a rank does from start to exit.
 
 Started by the supervisor as `python -P -m rankdeck.worker`; its environment says which run, which rank, and
-where to beat. Whatever ends it is told as one problem in its own event file before it exits:
+where to beat. Whatever ends it is told in its own event file before it exits:
 
     0 done    1 the run failed    2 bad input    3 the machine lacks something    130 asked to stop
 
@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rankdeck import events
-from rankdeck.errors import MachineError, Problem, RankdeckError
+from rankdeck.diagnose.exceptions import describe
+from rankdeck.errors import MachineError, RankdeckError
 from rankdeck.rundir import EventWriter, RunDir
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _run_and_tell(place: Place, writer: EventWriter, stop: _Stop) -> int:
         if _is_stop(error):
             reason, code = "stopped", EXIT_STOPPED
         else:
-            reason, code = "failed", _tell_problem(error, place.rank, writer)
+            reason, code = "failed", _tell_failure(error, place.rank, writer)
     writer.write(events.RankEnded(rank=place.rank, reason=reason, step=rank.step), sync=True)
     if writer.dropped:
         print(f"{writer.dropped} event lines could not be written: {writer.drop_reason}", file=sys.stderr)
@@ -116,46 +117,17 @@ def _is_stop(error: BaseException) -> bool:
     return type(error).__name__ == "StopRequested"
 
 
-def _tell_problem(error: BaseException, rank: int, writer: EventWriter) -> int:
-    """One problem in the event file, the traceback in the rank's own log; returns the exit code."""
-    if isinstance(error, RankdeckError):
+def _tell_failure(error: BaseException, rank: int, writer: EventWriter) -> int:
+    """What ended the rank, for the supervisor, which names one cause for the run; returns the exit code."""
+    failure = describe(error, rank)
+    if not isinstance(error, RankdeckError):
+        traceback.print_exception(error, file=sys.stderr)
+    else:
         if error.__cause__ is not None:
             traceback.print_exception(error.__cause__, file=sys.stderr)
-        print(error.problem.text(), file=sys.stderr)
-        for problem in error.problems:
-            writer.write(events.ProblemRaised(problem=_of_rank(problem, rank)), sync=True)
-        return error.exit_code
-    traceback.print_exception(error, file=sys.stderr)
-    writer.write(events.ProblemRaised(problem=_foreign_problem(error, rank)), sync=True)
-    return 1
-
-
-def _of_rank(problem: Problem, rank: int) -> Problem:
-    return Problem(
-        problem.code, problem.message, problem.path, problem.line, problem.advice, rank, problem.severity
-    )
-
-
-def _foreign_problem(error: BaseException, rank: int) -> Problem:
-    """An exception that is none of ours: a person's code, torch, the machine."""
-    text = str(error).strip() or type(error).__name__
-    first = text.splitlines()[0]
-    message = f"Rank {rank} raised {type(error).__name__}: {first}"
-    if (
-        type(error).__name__ == "OutOfMemoryError"
-        or "can't allocate memory" in text
-        or isinstance(error, MemoryError)
-    ):
-        advice = (
-            "Lower train.global_batch, raise train.accumulate, or set train.activation_checkpointing = true."
-        )
-        return Problem("out-of-memory", message, advice=advice, rank=rank)
-    if isinstance(error, OSError) and error.errno == 28:
-        return Problem("disk-full", message, advice="Free space on the disk, then run again.", rank=rank)
-    frame = traceback.extract_tb(error.__traceback__)
-    where = f" ({frame[-1].filename}, line {frame[-1].lineno})" if frame else ""
-    advice = f"The whole traceback is in logs/rank-{rank}.0.err of the run."
-    return Problem("rank-exception", message + where, advice=advice, rank=rank)
+        print(failure.problem.text(), file=sys.stderr)
+    writer.write(failure, sync=True)
+    return failure.exit_code
 
 
 class Rank:

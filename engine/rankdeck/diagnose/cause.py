@@ -1,0 +1,201 @@
+"""Everything known of every rank at the end -> the one cause, never its victims.
+
+When one rank goes, the others fail within milliseconds with closed connections, and a first exit code is as
+often a victim's as not. So causes are ranked by what can only come first:
+
+    a signal that nobody here sent  >  an exception that is not about other ranks  >  an exit without a word
+    >  a rank that did not arrive (the oldest heartbeat)  >  a closed connection or a timeout
+
+Read exceptions.py and hang.py before.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from rankdeck.diagnose.exceptions import is_communication, is_timeout
+from rankdeck.diagnose.hang import Frame, find_laggard, hang, place
+from rankdeck.errors import Problem
+from rankdeck.events import RankFailed
+from rankdeck.heartbeat import Beat
+
+EXIT_STOPPED = 130
+
+
+@dataclass(frozen=True)
+class RankEvidence:
+    """What is known of one rank when the run has failed.
+
+    `exit_code` is negative for a signal, and None for a rank that was alive until it was ended by us.
+    `failure` is what the rank said itself, `frames` its stack when a hang was suspected.
+    """
+
+    rank: int
+    exit_code: int | None
+    failure: RankFailed | None = None
+    beat: Beat | None = None
+    suspended: bool = False
+    last_lines: tuple[str, ...] = ()
+    frames: Sequence[Frame] = ()
+
+
+@dataclass(frozen=True)
+class Cause:
+    """The one problem, and the exit code of the run."""
+
+    problem: Problem
+    exit_code: int
+
+
+def find_cause(ranks: Sequence[RankEvidence], now_s: float, oom_kills: int = 0) -> Cause:
+    """The cause of a failed run. `oom_kills`: processes that the kernel ended for lack of memory."""
+    signalled = [rank for rank in ranks if _is_signalled(rank)]
+    if signalled:
+        # Of several the one that was furthest behind went first.
+        return _signal_cause(min(signalled, key=_progress), oom_kills)
+    own = [rank for rank in ranks if rank.failure is not None and not rank.failure.is_communication]
+    if own:
+        return _own_cause(min(own, key=_told_at), ranks)
+    wordless = [
+        rank for rank in ranks if rank.failure is None and _exited_badly(rank) and not _is_victim(rank)
+    ]
+    if wordless:
+        return _wordless_cause(wordless[0])
+    return _hang_cause(ranks, now_s) or _communication_cause(ranks)
+
+
+def _is_signalled(rank: RankEvidence) -> bool:
+    """Ended by a signal of its own. NCCL's watchdog aborts victims of a timeout: those do not count."""
+    return rank.exit_code is not None and rank.exit_code < 0 and not _is_victim(rank)
+
+
+def _is_victim(rank: RankEvidence) -> bool:
+    return rank.exit_code not in (-signal.SIGKILL, -signal.SIGSEGV) and is_communication(
+        "\n".join(rank.last_lines)
+    )
+
+
+def _exited_badly(rank: RankEvidence) -> bool:
+    return rank.exit_code is not None and rank.exit_code != 0
+
+
+def _progress(rank: RankEvidence) -> tuple[int, float]:
+    return (-1, 0.0) if rank.beat is None else (rank.beat.step, rank.beat.at_s)
+
+
+def _told_at(rank: RankEvidence) -> tuple[float, int]:
+    return (rank.failure.t if rank.failure is not None else 0.0, rank.rank)
+
+
+def _signal_cause(rank: RankEvidence, oom_kills: int) -> Cause:
+    number = -(rank.exit_code or 0)
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    code, advice = "rank-killed", "Somebody or something outside Rankdeck sent it."
+    if number == signal.SIGKILL and oom_kills:
+        code = "out-of-memory"
+        advice = "The kernel had run out of memory. Use fewer devices, a smaller model or train.global_batch."
+    elif number == signal.SIGKILL:
+        advice += " If nobody did: the kernel does it when memory runs out (see dmesg)."
+    elif number == signal.SIGBUS:
+        advice = "Most often /dev/shm is full: set data.workers = 0, or give it more room."
+    elif number in (signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGABRT):
+        code, advice = (
+            "rank-crashed",
+            "Native code crashed: see its last lines, and try without your own extensions.",
+        )
+    at = f" in {place(rank.beat)}" if rank.beat else " before its first heartbeat"
+    problem = Problem(
+        code,
+        f"The process was ended by {name}{at}.",
+        advice=advice,
+        rank=rank.rank,
+        last_lines=rank.last_lines,
+    )
+    return Cause(problem, 1)
+
+
+def _own_cause(rank: RankEvidence, ranks: Sequence[RankEvidence]) -> Cause:
+    failure = rank.failure
+    assert failure is not None
+    problem = failure.problem
+    if not problem.last_lines:
+        problem = msgspec.structs.replace(problem, last_lines=rank.last_lines)
+    same = [
+        other
+        for other in ranks
+        if other.failure is not None and _text(other.failure.problem) == _text(failure.problem)
+    ]
+    if len(same) == len(ranks) > 1:
+        # What every rank says alike is nobody's own fault.
+        problem = msgspec.structs.replace(problem, rank=None)
+    return Cause(problem, failure.exit_code)
+
+
+def _text(problem: Problem) -> tuple[str, str]:
+    return problem.code, problem.message
+
+
+def _wordless_cause(rank: RankEvidence) -> Cause:
+    code = rank.exit_code or 1
+    said = f" Its last line: {rank.last_lines[-1]}" if rank.last_lines else ""
+    words = f"The process exited with {code} without saying why.{said}"
+    if code == EXIT_STOPPED:
+        words = "The process was asked to stop (SIGTERM) by something outside Rankdeck."
+    problem = Problem(
+        "rank-exited",
+        words,
+        advice="All that it wrote is in the rank's log.",
+        rank=rank.rank,
+        last_lines=rank.last_lines,
+    )
+    return Cause(problem, code if code in (1, 2, 3) else 1)
+
+
+def _hang_cause(ranks: Sequence[RankEvidence], now_s: float) -> Cause | None:
+    """The rank that did not arrive, where the others ran into a timeout or are all alive."""
+    victims = [rank for rank in ranks if _exited_badly(rank)]
+    if victims and not any(is_timeout(_said(rank)) for rank in victims):
+        return None
+    waiting = [rank for rank in ranks if rank.exit_code is None]
+    suspended = [rank.rank for rank in ranks if rank.suspended]
+    beats: Mapping[int, Beat] = {rank.rank: rank.beat for rank in ranks if rank.beat is not None}
+    stacks = {rank.rank: rank.frames for rank in ranks if rank.frames}
+    laggard = find_laggard(beats, suspended, stacks)
+    if laggard is None and len(waiting) == 1:
+        laggard = waiting[0].rank
+    if laggard is None:
+        return None
+    found = next(rank for rank in ranks if rank.rank == laggard)
+    problem = hang(laggard, beats, now_s, suspended=found.suspended, frames=found.frames)
+    return Cause(msgspec.structs.replace(problem, last_lines=found.last_lines), 1)
+
+
+def _said(rank: RankEvidence) -> str:
+    return rank.failure.problem.message if rank.failure is not None else "\n".join(rank.last_lines)
+
+
+def _communication_cause(ranks: Sequence[RankEvidence]) -> Cause:
+    told = [rank for rank in ranks if rank.failure is not None]
+    if told:
+        first = min(told, key=_told_at)
+        assert first.failure is not None
+        return Cause(first.failure.problem, 1)
+    fallen = next((rank for rank in ranks if _exited_badly(rank)), None)
+    if fallen is None:
+        return Cause(Problem("failed", "The ranks ended without saying why."), 1)
+    said = f": {fallen.last_lines[-1]}" if fallen.last_lines else "."
+    problem = Problem(
+        "communication",
+        f"The connection to the other ranks failed{said}",
+        advice="Its last lines say more.",
+        rank=fallen.rank,
+        last_lines=fallen.last_lines,
+    )
+    return Cause(problem, 1)

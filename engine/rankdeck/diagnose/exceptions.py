@@ -1,0 +1,124 @@
+"""An exception in a rank -> a problem in words, and whether it only says that other ranks have gone.
+
+torch's own types are known by their names, so that nothing here imports torch. Read cause.py next.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+from rankdeck.errors import Problem, RankdeckError
+from rankdeck.events import RankFailed
+
+NUM_LAST_LINES = 20
+
+# What gloo, NCCL and the store say when another rank has closed, died or not arrived. A person's own
+# ConnectionError (a download in a data factory) reads differently.
+_COMMUNICATION = re.compile(
+    r"gloo/|\bgloo\b.*(?:timeout|closed|failed)|Connection closed by peer|Timed out (?:waiting|after)"
+    r"|NCCL (?:error|operation|communicator)|nccl\w*Error|Watchdog caught collective|wait timeout"
+    r"|ProcessGroup(?:NCCL|Gloo)|TCPStore|c10d|recvValue failed|sendBytes failed|monitored ?barrier"
+    r"|Rank \d+ successfully reached",
+    re.IGNORECASE,
+)
+_TIMEOUT = re.compile(r"time[d]?[ -]?out", re.IGNORECASE)
+_COMMUNICATION_TYPES = {"DistBackendError", "DistNetworkError", "DistStoreError"}
+
+_ADVICE = {
+    "out-of-memory": "Lower train.global_batch, raise train.accumulate, or set "
+    "train.activation_checkpointing = true.",
+    "disk-full": "Free space on the disk, then run again.",
+    "shared-memory": "Set data.workers = 0, or give /dev/shm more room.",
+}
+
+
+def describe(error: BaseException, rank: int) -> RankFailed:
+    """What a rank says of the exception that ends it, as the event that the supervisor reads."""
+    if isinstance(error, RankdeckError):
+        told = error.problem
+        problem = Problem(
+            told.code,
+            told.message,
+            path=told.path,
+            line=told.line,
+            advice=told.advice,
+            rank=rank,
+            severity=told.severity,
+            last_lines=last_lines(_formatted(error.__cause__)) if error.__cause__ else (),
+        )
+        return RankFailed(rank=rank, problem=problem, exit_code=error.exit_code)
+    text = str(error).strip()
+    code = _code(error, text)
+    problem = Problem(
+        code,
+        _message(error, text),
+        advice=_ADVICE.get(code) or f"The whole traceback is in logs/rank-{rank}.*.err of the run.",
+        rank=rank,
+        last_lines=last_lines(_formatted(error)),
+    )
+    return RankFailed(
+        rank=rank,
+        problem=problem,
+        exit_code=3 if code == "disk-full" else 1,
+        is_communication=code == "communication",
+    )
+
+
+def is_communication(text: str) -> bool:
+    """Whether the words of an error, or the end of a log, speak of ranks that have gone or not arrived."""
+    return _COMMUNICATION.search(text) is not None
+
+
+def is_timeout(text: str) -> bool:
+    """Whether the words of a communication error say that something did not come in time."""
+    return _TIMEOUT.search(text) is not None
+
+
+def last_lines(text: str) -> tuple[str, ...]:
+    """The last lines that say something, each at most 300 characters."""
+    lines = [line.rstrip()[:300] for line in text.splitlines() if line.strip()]
+    return tuple(lines[-NUM_LAST_LINES:])
+
+
+def read_last_lines(log: Path, num_bytes: int = 16384) -> tuple[str, ...]:
+    """The last lines of a rank's log; empty where there are none."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, file.seek(0, 2) - num_bytes))
+            return last_lines(file.read().decode(errors="replace"))
+    except OSError:
+        return ()
+
+
+def _code(error: BaseException, text: str) -> str:
+    name = type(error).__name__
+    if isinstance(error, MemoryError) or name == "OutOfMemoryError" or "can't allocate memory" in text:
+        return "out-of-memory"
+    if "shared memory" in text or "bus error" in text.lower():
+        return "shared-memory"
+    if any(isinstance(cause, OSError) and cause.errno == errno.ENOSPC for cause in _causes(error)):
+        return "disk-full"
+    about_ranks = name in _COMMUNICATION_TYPES or (isinstance(error, RuntimeError) and is_communication(text))
+    return "communication" if about_ranks else "rank-exception"
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _message(error: BaseException, text: str) -> str:
+    """Type and first line; the place in the code where a person can look."""
+    first = text.splitlines()[0].strip()[:500] if text else "no message"
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {first}{where}"
+
+
+def _formatted(error: BaseException | None) -> str:
+    return "" if error is None else "".join(traceback.format_exception(error))

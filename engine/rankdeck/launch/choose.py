@@ -1,0 +1,155 @@
+"""From what a person wrote ("auto", "gpu:0,2", "cpu:4") to the devices of this run.
+
+People pick GPUs by nvidia-smi's index; a run keeps UUIDs. A GPU that another run holds a lease on is refused;
+one that a foreign compute process uses is taken with a warning, and `auto` takes neither.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rankdeck.config import RunConfig
+from rankdeck.errors import DeviceError, MachineError, Problem, did_you_mean, one_of
+from rankdeck.events import DeviceInfo
+from rankdeck.home import state_dir
+from rankdeck.telemetry.nvml import Gpu, GpuProcess, list_gpus
+from rankdeck.units import format_bytes
+
+
+@dataclass
+class Choice:
+    """The devices of a run in order, the leases to hold, and warnings."""
+
+    devices: list[DeviceInfo]
+    leases: list[Path] = field(default_factory=list)
+    warnings: list[Problem] = field(default_factory=list)
+
+
+def choose_devices(config: RunConfig) -> Choice:
+    """The devices that the configuration names, as they are on this machine now.
+
+    Raises:
+        DeviceError: there is no such device, or another run holds it.
+        MachineError: GPUs are named and there is no driver.
+    """
+    selection = config.selection
+    if selection.kind == "cpu":
+        choice = _virtual(config, selection.count or 1)
+    elif selection.kind == "gpu":
+        choice = _gpus(_named(list_gpus(), selection.gpus))
+    else:
+        free = [gpu for gpu in _gpus_or_none() if not lease_holder(gpu.uuid) and not _foreign(gpu)]
+        choice = _gpus(free) if free else _virtual(config, 2)
+    return _only_first(choice) if config.strategy.use == "single" else choice
+
+
+def lease_path(uuid: str) -> Path:
+    return state_dir() / "leases" / f"{uuid}.lock"
+
+
+def lease_holder(uuid: str) -> str | None:
+    """The run that holds a GPU, as its guard wrote it; None when it is free."""
+    try:
+        handle = os.open(lease_path(uuid), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return os.read(handle, 4096).decode(errors="replace").strip() or "another run"
+    finally:
+        os.close(handle)
+    return None
+
+
+def busy_error(gpu_name: str, holder: str) -> DeviceError:
+    return DeviceError(
+        f"{gpu_name} is used by the run {Path(holder).name}.",
+        code="device-busy",
+        path="devices.use",
+        advice=f"Stop it with: rankdeck stop {Path(holder).name}, or choose other devices.",
+    )
+
+
+def _virtual(config: RunConfig, count: int) -> Choice:
+    capacity = config.capacity_bytes
+    return Choice(
+        [DeviceInfo(index, f"Virtual {index}", "virtual", None, capacity) for index in range(count)]
+    )
+
+
+def _gpus(gpus: Sequence[Gpu]) -> Choice:
+    choice = Choice([])
+    for place, gpu in enumerate(gpus):
+        holder = lease_holder(gpu.uuid)
+        if holder:
+            raise busy_error(f"GPU {gpu.index} ({gpu.name})", holder)
+        for process in _foreign(gpu):
+            choice.warnings.append(_used_warning(gpu, process))
+        choice.devices.append(DeviceInfo(place, gpu.name, "gpu", gpu.uuid, gpu.total_bytes))
+        choice.leases.append(lease_path(gpu.uuid))
+    return choice
+
+
+def _gpus_or_none() -> list[Gpu]:
+    try:
+        return list_gpus()
+    except MachineError:
+        return []
+
+
+def _named(gpus: list[Gpu], names: Sequence[str]) -> list[Gpu]:
+    """The GPUs of these indices or UUIDs, all of them where nothing is named."""
+    if not gpus:
+        raise DeviceError("This machine has no GPU.", path="devices.use", advice="Rehearse on CPU: cpu:2.")
+    by_name = {str(gpu.index): gpu for gpu in gpus} | {gpu.uuid: gpu for gpu in gpus}
+    found = []
+    for name in names:
+        if name not in by_name:
+            there = one_of(f"{gpu.index} ({gpu.name}, {gpu.uuid})" for gpu in gpus)
+            raise DeviceError(
+                f"There is no GPU {name}.",
+                code="unknown-device",
+                path="devices.use",
+                advice=did_you_mean(name, [gpu.uuid for gpu in gpus]) or f"This machine has {there}.",
+            )
+        found.append(by_name[name])
+    if len({gpu.uuid for gpu in found}) < len(found):
+        raise DeviceError("A GPU is named twice.", path="devices.use", advice="Name each GPU once.")
+    return found or gpus
+
+
+def _foreign(gpu: Gpu) -> list[GpuProcess]:
+    """Compute processes on a GPU that no run of ours holds."""
+    return [process for process in gpu.processes if process.kind == "compute"]
+
+
+def _used_warning(gpu: Gpu, process: GpuProcess) -> Problem:
+    used = "an unknown amount" if process.used_bytes is None else format_bytes(process.used_bytes)
+    return Problem(
+        "device-used",
+        f"GPU {gpu.index} ({gpu.name}) is also used by {process.name or 'a process'} (pid {process.pid}), "
+        f"which holds {used} of its memory.",
+        advice="Expect less memory and less speed, or choose another GPU.",
+        severity="warning",
+    )
+
+
+def _only_first(choice: Choice) -> Choice:
+    """`single` runs on one device, and says so when several were chosen."""
+    if len(choice.devices) < 2:
+        return choice
+    first, rest = choice.devices[0], len(choice.devices) - 1
+    words = "more device is" if rest == 1 else "more devices are"
+    warning = Problem(
+        "one-device",
+        f"Strategy single uses {first.name} only; {rest} {words} left out.",
+        path="strategy.use",
+        advice="Choose ddp or dp to use them all.",
+        severity="warning",
+    )
+    return Choice([first], choice.leases[:1], [*choice.warnings, warning])

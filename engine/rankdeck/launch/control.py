@@ -1,0 +1,94 @@
+"""Asking a living run to stop, and waiting for its end.
+
+The guard answers at control.sock in the run's directory, one JSON line to a line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+
+from rankdeck.errors import RankdeckError
+from rankdeck.launch.processes import environment_of
+from rankdeck.rundir import RunDir
+
+_ANSWER_S = 5.0
+_POLL_S = 0.05
+
+
+class NotRunningError(RankdeckError):
+    """The run is over; there is nothing to ask."""
+
+    code = "not-running"
+    exit_code = 2
+
+
+def request_stop(run: RunDir, now: bool = False) -> None:
+    """Ask the run to stop: its ranks get 3 s, or none at all with `now`. Returns once the guard has heard it.
+
+    Raises:
+        NotRunningError: the run is not alive.
+    """
+    if not run.is_alive():
+        raise NotRunningError(
+            f"{run.name} is not running: {run.outcome()}.", advice="rankdeck runs lists what is running."
+        )
+    try:
+        answer = _ask(run, {"command": "stop", "now": now})
+    except OSError:
+        _signal_guard(run, now=now)
+        return
+    if not answer.get("ok"):
+        raise RankdeckError(f"{run.name} refused to stop: {answer.get('error')}.", code="control")
+
+
+def wait_ended(run: RunDir, timeout_s: float) -> bool:
+    """Whether the run's guard has let go of its lock within `timeout_s`: then nothing of the run is left."""
+    deadline = time.monotonic() + timeout_s
+    while run.is_alive():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def _ask(run: RunDir, question: dict[str, object]) -> dict[str, object]:
+    """One line to the guard and its answer. A run's path may be longer than a socket's may be (107 bytes)."""
+    folder = os.open(run.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+            caller.settimeout(_ANSWER_S)
+            caller.connect(f"/proc/self/fd/{folder}/control.sock")
+            caller.sendall(json.dumps(question).encode() + b"\n")
+            with caller.makefile("rb") as lines:
+                line = lines.readline()
+    finally:
+        os.close(folder)
+    try:
+        answer = json.loads(line)
+    except ValueError:
+        raise OSError("the guard hung up") from None
+    return answer if isinstance(answer, dict) else {}
+
+
+def _signal_guard(run: RunDir, *, now: bool) -> None:
+    """For a file system without sockets: the guard takes TERM for a stop and QUIT for a stop now.
+
+    Its process id is in its lock, and its environment proves that it is this run's.
+    """
+    try:
+        pid = int((run.path / "guard.lock").read_text())
+        if environment_of(pid).get("RANKDECK_RUN") == str(run.path):
+            os.kill(pid, signal.SIGQUIT if now else signal.SIGTERM)
+            return
+    except (OSError, ValueError):
+        pass
+    if run.is_alive():
+        raise RankdeckError(
+            f"{run.name} does not answer.",
+            code="control",
+            advice=f"Its guard's process id is in {run.path}/guard.lock.",
+        )

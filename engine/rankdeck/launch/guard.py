@@ -1,0 +1,389 @@
+"""The guard of one run: holds its lock, keeps everything below it in reach, writes the last word.
+
+Standard library only, run by its path (`python -I -S guard.py SPEC`), because it must outlive whatever breaks
+above and below it. It forks twice into a session of its own, becomes the reaper of every orphan below it,
+locks the run's directory, gives it its final name, and starts the supervisor, which dies with it. When the
+supervisor has ended, for whatever reason, the guard kills what is left, and only then writes end.json and
+lets go of the lock. SPEC is JSON: hidden, final, command, leases, ready_fd, tether_fd, attempt.
+One file, a little longer than others here, because it can import none of ours.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import selectors
+import signal
+import socket
+import struct
+import sys
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+STOP_S = 4.0
+"""From TERM to KILL of the supervisor: 3 s that it gives its ranks, 1 s for its own last word."""
+LAST_WORD_S = 10.0
+"""How long a full disk is retried before the run is left without a last word."""
+EXIT_STOPPED = 130
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_RESERVED_BYTES = 4096
+_MAX_LINE_BYTES = 65536
+
+
+class Refused(Exception):  # noqa: N818 - the words of one message, not an error class of the project
+    """The run may not begin: a lease is held by another one."""
+
+
+def daemonise() -> None:
+    """Leave the caller's session and terminal for good."""
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    null = os.open(os.devnull, os.O_RDWR)
+    for handle in (0, 1, 2):
+        os.dup2(null, handle)
+    os.close(null)
+
+
+def lock(path: str, holder: str) -> int:
+    """Take a lock for as long as this process lives, and write who holds it into the file.
+
+    Raises: Refused with the holder's name; OSError.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    for attempt in range(20):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            # Readers who ask whether it is held share it for a moment.
+            if attempt == 19:
+                raise Refused(os.read(handle, 4096).decode(errors="replace")) from None
+            time.sleep(0.01)
+    os.ftruncate(handle, 0)
+    os.write(handle, holder.encode())
+    return handle
+
+
+def descendants() -> list[tuple[int, str]]:
+    """Everything below this process as (pid, state)."""
+    children: dict[int, list[tuple[int, str]]] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            state, parent = (entry / "stat").read_bytes().rpartition(b")")[2].split()[:2]
+        except OSError:
+            continue
+        children.setdefault(int(parent), []).append((int(entry.name), state.decode()))
+    found: list[tuple[int, str]] = []
+    waiting = [os.getpid()]
+    while waiting:
+        for child in children.get(waiting.pop(), []):
+            found.append(child)
+            waiting.append(child[0])
+    return found
+
+
+class Guard:
+    """One run's guard from its lock to its last word."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self._spec = spec
+        self._run: str = spec["final"]
+        self._held: list[int] = []
+        self._selector = selectors.DefaultSelector()
+        self._supervisor = 0
+        self._status: int | None = None
+        self._stop_asked = False
+        self._kill_at: float | None = None
+        self._reserved = -1
+        self._words = b""
+        self._words_end = -1
+
+    def prepare(self) -> None:
+        """Everything up to the final name. Raises: Refused, OSError."""
+        hidden: str = self._spec["hidden"]
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._held.append(lock(f"{hidden}/guard.lock", f"{os.getpid()}\n"))
+        for path in self._spec["leases"]:
+            self._held.append(lock(path, self._run))
+        self._reserve_last_word(hidden)
+        self._listen_to_signals()
+        self._listen_to_people(hidden)
+        Path(hidden).rename(self._run)
+
+    def _reserve_last_word(self, hidden: str) -> None:
+        # The room for end.json is taken now: at the end the disk may be full.
+        self._reserved = os.open(f"{hidden}/end.json.part", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        os.pwrite(self._reserved, b" " * _RESERVED_BYTES, 0)
+        os.fsync(self._reserved)
+
+    def _listen_to_signals(self) -> None:
+        read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, lambda *_: None)
+        self._selector.register(read_end, selectors.EVENT_READ, self._on_signal)
+
+    def _listen_to_people(self, hidden: str) -> None:
+        """Serve control.sock, for the owner only. A file system without sockets costs only that."""
+        folder = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        mask = os.umask(0o177)
+        try:
+            # A socket's path may have 107 bytes, and a run's path often has more.
+            server.bind(f"/proc/self/fd/{folder}/control.sock")
+            server.listen(8)
+        except OSError:
+            server.close()
+            return
+        finally:
+            os.umask(mask)
+            os.close(folder)
+        server.setblocking(False)
+        self._selector.register(server, selectors.EVENT_READ, lambda _: self._on_caller(server))
+
+    def start_supervisor(self) -> None:
+        me = os.getpid()
+        self._words_end, words_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector.register(self._words_end, selectors.EVENT_READ, self._on_words)
+        log = os.open(
+            f"{self._run}/logs/supervisor.{self._spec['attempt']}.err",
+            os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC,
+            0o644,
+        )
+        self._supervisor = os.fork()
+        if self._supervisor == 0:
+            try:
+                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+                if os.getppid() != me:
+                    os._exit(1)
+                os.dup2(log, 1)
+                os.dup2(log, 2)
+                os.set_inheritable(words_write, True)
+                command = [part.replace("{words}", str(words_write)) for part in self._spec["command"]]
+                os.execv(command[0], command)
+            except BaseException as error:
+                os.write(2, f"{error}\n".encode())
+            os._exit(1)
+        os.close(words_write)
+        os.close(log)
+
+    def watch(self) -> None:
+        """Until the supervisor has ended. With a tether, its other end is the command that stays attached."""
+        tether: int | None = self._spec["tether_fd"]
+        if tether is not None:
+            self._selector.register(tether, selectors.EVENT_READ, self._on_tether)
+        self._reap()
+        while self._status is None:
+            timeout_s = None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
+            for key, _ in self._selector.select(timeout_s):
+                key.data(key.fileobj)
+            self._reap()
+            if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                self._kill_supervisor()
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._supervisor:
+                self._status = os.waitstatus_to_exitcode(status)
+
+    def stop(self, *, now: bool) -> None:
+        """Ask the supervisor to end the run; asking again changes nothing, `now` does."""
+        if self._status is None and not self._stop_asked:
+            os.kill(self._supervisor, signal.SIGTERM)
+            self._kill_at = time.monotonic() + STOP_S
+        self._stop_asked = True
+        if now:
+            self._kill_supervisor()
+
+    def _kill_supervisor(self) -> None:
+        self._kill_at = None
+        if self._status is None:
+            os.kill(self._supervisor, signal.SIGKILL)
+
+    def _on_signal(self, read_end: int) -> None:
+        for number in os.read(read_end, 512):
+            if number != signal.SIGCHLD:
+                self.stop(now=number == signal.SIGQUIT)
+
+    def _on_tether(self, tether: int) -> None:
+        if not os.read(tether, 512):
+            self._selector.unregister(tether)
+            self.stop(now=False)
+
+    def _on_words(self, read_end: int) -> None:
+        chunk = os.read(read_end, _MAX_LINE_BYTES)
+        if not chunk:
+            self._selector.unregister(read_end)
+        elif len(self._words) < _MAX_LINE_BYTES:
+            self._words += chunk
+
+    def _on_caller(self, server: socket.socket) -> None:
+        try:
+            caller, _ = server.accept()
+        except OSError:
+            return
+        credentials = caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        if struct.unpack("3i", credentials)[1] not in (os.getuid(), 0):
+            caller.close()
+            return
+        caller.setblocking(False)
+        heard = bytearray()
+        self._selector.register(caller, selectors.EVENT_READ, lambda _: self._on_line(caller, heard))
+
+    def _on_line(self, caller: socket.socket, heard: bytearray) -> None:
+        """Answer every whole line; a caller that goes away or rambles is dropped."""
+        try:
+            chunk = caller.recv(4096)
+            heard += chunk
+            while b"\n" in heard:
+                line, _, rest = bytes(heard).partition(b"\n")
+                heard[:] = rest
+                caller.sendall(json.dumps(self._answer(line)).encode() + b"\n")
+        except BlockingIOError:
+            return
+        except OSError:
+            chunk = b""
+        if not chunk or len(heard) > _MAX_LINE_BYTES:
+            self._selector.unregister(caller)
+            caller.close()
+
+    def _answer(self, line: bytes) -> dict[str, Any]:
+        try:
+            asked = json.loads(line)
+            command = asked["command"]
+        except (ValueError, TypeError, KeyError):
+            return {"ok": False, "error": 'a line is JSON like {"command": "stop", "now": false}'}
+        if command != "stop":
+            return {"ok": False, "error": f"unknown command {command!r}; there is: stop"}
+        self.stop(now=bool(asked.get("now")))
+        return {"ok": True}
+
+    def sweep(self) -> None:
+        """Kill what is left, until nothing is. Orphans arrive here because this is their reaper."""
+        pause_s = 0.002
+        while True:
+            for pid, state in descendants():
+                if state != "Z":
+                    try:
+                        os.kill(pid, signal.SIGKILL)
+                    except OSError:
+                        pass
+            self._reap()
+            if not descendants():
+                return
+            time.sleep(pause_s)
+            pause_s = min(0.2, pause_s * 1.5)
+
+    def last_word(self) -> dict[str, Any]:
+        """The supervisor's exit code -> how the run ended."""
+        status = 1 if self._status is None else self._status
+        reason = self._reason()
+        if self._stop_asked and (status < 0 or status == EXIT_STOPPED):
+            outcome, code, reason = "stopped", EXIT_STOPPED, None
+        elif status == 0:
+            outcome, code = "completed", 0
+        elif status == EXIT_STOPPED:
+            outcome, code = "stopped", EXIT_STOPPED
+        elif status < 0:
+            outcome, code = "failed", 1
+            reason = (
+                f"The run's supervisor was ended by {_signal_name(-status)}, which nobody here had sent; "
+                "its ranks ended with it."
+            )
+            self._tell_loss(reason)
+        else:
+            outcome, code = "failed", status if status in (1, 2, 3) else 1
+            reason = reason or f"The run's supervisor exited with {status}: see logs/supervisor.*.err."
+        return {"outcome": outcome, "exit_code": code, "ended": time.time(), "reason": reason}
+
+    def _reason(self) -> str | None:
+        """What the supervisor said last, in its pipe."""
+        try:
+            self._words += os.read(self._words_end, _MAX_LINE_BYTES)
+        except OSError:
+            pass
+        try:
+            reason = json.loads(self._words).get("reason")
+        except (ValueError, AttributeError):
+            return None
+        return reason if isinstance(reason, str) else None
+
+    def _tell_loss(self, reason: str) -> None:
+        """The one event that the guard writes, in a file of its own: nobody else is left to write it."""
+        problem = {"code": "supervisor-lost", "message": reason}
+        problem["advice"] = "If nobody killed it, the kernel may have run out of memory (see dmesg)."
+        event = {"kind": "problem", "v": 1, "seq": 0, "t": time.time(), "problem": problem}
+        try:
+            with open(
+                f"{self._run}/events/guard.{self._spec['attempt']}.jsonl", "w", encoding="utf-8"
+            ) as file:
+                file.write(json.dumps(event) + "\n")
+        except OSError:
+            pass
+
+    def write_last_word(self, word: dict[str, Any]) -> None:
+        """end.json, whole or not at all. The lock is held meanwhile, so that the run does not look lost."""
+        data = json.dumps(word).encode() + b"\n"
+        give_up_at = time.monotonic() + LAST_WORD_S
+        while True:
+            try:
+                os.pwrite(self._reserved, data, 0)
+                os.ftruncate(self._reserved, len(data))
+                os.fsync(self._reserved)
+                Path(self._run, "end.json.part").rename(Path(self._run, "end.json"))
+                break
+            except OSError:
+                if time.monotonic() > give_up_at:
+                    break
+                time.sleep(0.1)
+        Path(self._run, "control.sock").unlink(missing_ok=True)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def main(argv: list[str]) -> NoReturn:
+    spec = json.loads(argv[1])
+    daemonise()
+    ready: int = spec["ready_fd"]
+    for handle in (ready, spec["tether_fd"]):
+        if handle is not None:
+            os.set_inheritable(handle, False)
+    guard = Guard(spec)
+    try:
+        guard.prepare()
+        guard.start_supervisor()
+    except Refused as refusal:
+        os.write(ready, json.dumps({"refused": str(refusal)}).encode())
+        os._exit(1)
+    except OSError as error:
+        os.write(
+            ready, json.dumps({"failed": f"{error.filename or spec['final']}: {error.strerror}"}).encode()
+        )
+        os._exit(1)
+    os.write(ready, json.dumps({"ready": os.getpid()}).encode())
+    os.close(ready)
+    guard.watch()
+    guard.sweep()
+    guard.write_last_word(guard.last_word())
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv)

@@ -1,0 +1,63 @@
+"""The first thing a rank does, before anything that can fail: its log, its stacks, then its work.
+
+A rank of a rehearsal is forked from the supervisor, which has imported torch already; a rank on GPUs starts
+afresh as `python -P -m rankdeck.launch.rank WORKER`. Both come here and run WORKER as `__main__`.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import runpy
+import signal
+import sys
+import traceback
+from typing import NoReturn
+
+STACKS = "RANKDECK_STACKS"
+"""The file that SIGUSR1 makes a rank write its stacks to; works inside a blocked collective."""
+
+
+def run(worker: str) -> NoReturn:
+    """Run a module, or a .py file, to its end and leave without the interpreter's own exit, which takes
+    seconds while groups are alive and may hang.
+    """
+    _register_stacks()
+    sys.argv = [worker]
+    code = 0
+    try:
+        if worker.endswith(".py"):
+            runpy.run_path(worker, run_name="__main__")
+        else:
+            runpy.run_module(worker, run_name="__main__", alter_sys=True)
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    finally:
+        _flush()
+        os._exit(code)
+
+
+def _register_stacks() -> None:
+    faulthandler.enable(all_threads=False)
+    path = os.environ.get(STACKS)
+    if path:
+        try:
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError:
+            return
+        faulthandler.register(signal.SIGUSR1, file=handle, all_threads=True)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass
+
+
+if __name__ == "__main__":
+    run(sys.argv[1])

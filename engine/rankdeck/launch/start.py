@@ -1,0 +1,207 @@
+"""The command's side of a launch: everything that can be refused is refused here, before anything starts.
+
+Devices are chosen, the run's directory is made under a hidden name, and a guard is started, which locks it
+and gives it its final name. `start` returns once that has happened; from then on the directory tells
+everything. Nothing here imports torch. Read guard.py next.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import select
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from rankdeck import rundir
+from rankdeck.config import RunConfig, batch_problems
+from rankdeck.errors import ConfigError, DataError, MachineError, ModelError
+from rankdeck.launch import choose, guard
+from rankdeck.launch.leftovers import end_leftovers
+from rankdeck.rundir import RunDir
+
+_READY_S = 30.0
+_VERSIONED = ("rankdeck", "torch", "numpy", "safetensors", "tokenizers", "nvidia-ml-py")
+
+
+def start(
+    config: RunConfig,
+    *,
+    runs: Path,
+    detach: bool,
+    command_line: Sequence[str],
+    started: float,
+    worker: str | None = None,
+) -> RunDir:
+    """A run under guard, with its final name and its lock held.
+
+    Not detached, the run stops when this process ends: it keeps one end of a pipe open, on purpose, for as
+    long as it lives. `started` is when the person's command began (Unix seconds). `worker` is the module or
+    .py file that ranks run, rankdeck.worker where it is None.
+
+    Raises:
+        ConfigError, DataError, ModelError, DeviceError: what was asked for cannot be run.
+        MachineError: no driver, or no process could be started.
+    """
+    check_paths(config)
+    choice = choose.choose_devices(config)
+    problems = batch_problems(config.train, config.strategy, len(choice.devices))
+    if problems:
+        raise ConfigError(problems[0].message, problems=problems)
+    end_leftovers()
+    hidden = rundir.create(runs, config, _environment(config, choice, command_line, started))
+    try:
+        run = _start_guard(hidden, choice, detach=detach, worker=worker)
+    except BaseException:
+        shutil.rmtree(hidden.path, ignore_errors=True)
+        raise
+    rundir.enter_in_index(run)
+    return run
+
+
+def check_paths(config: RunConfig) -> None:
+    """Files and folders that the run will read exist and may be read.
+
+    Raises:
+        DataError, ModelError: one does not, or may not.
+    """
+    path = config.data.args.get("path")
+    if isinstance(path, str) and not path.startswith("@") and ":" not in config.data.use:
+        if not Path(path).exists():
+            raise DataError(
+                f"data.args.path = {path} does not exist.", path="data.args.path", advice="Correct the path."
+            )
+        if not os.access(path, os.R_OK | (os.X_OK if Path(path).is_dir() else 0)):
+            raise DataError(
+                f"data.args.path = {path} may not be read.",
+                path="data.args.path",
+                advice="Change its permissions, or choose another path.",
+            )
+    for section, use, error in (
+        ("model", config.model.use, ModelError),
+        ("data", config.data.use, DataError),
+        ("loss", config.loss.use, ConfigError),
+        ("train.optimizer", config.train.optimizer.use, ConfigError),
+    ):
+        file, colon, _ = use.rpartition(":")
+        if colon and file.endswith(".py") and not Path(config.folder or ".", file).is_file():
+            raise error(
+                f"{section}.use: {file} does not exist.", path=f"{section}.use", advice="Correct the path."
+            )
+
+
+def _environment(
+    config: RunConfig, choice: choose.Choice, command_line: Sequence[str], started: float
+) -> dict[str, Any]:
+    """environment.json. `problems` are warnings that the supervisor passes on as events."""
+    return {
+        "versions": {name: _version(name) for name in _VERSIONED},
+        "devices": msgspec.to_builtins(choice.devices),
+        "commit": _commit(config.folder),
+        "command_line": list(command_line),
+        "started": started,
+        "python": platform.python_version(),
+        "host": platform.node(),
+        "problems": msgspec.to_builtins(choice.warnings),
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _commit(folder: str | None) -> str | None:
+    """The commit of the configuration's folder, with "+" where files have changed since; None outside git."""
+    if folder is None:
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "-C", folder, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"],
+            capture_output=True,
+            text=True,
+            timeout=2,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def _start_guard(hidden: RunDir, choice: choose.Choice, *, detach: bool, worker: str | None) -> RunDir:
+    """The guard is told what to do by its only argument, and answers once through a pipe."""
+    run = RunDir(rundir.final_path(hidden))
+    for lease in choice.leases:
+        lease.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-P", "-m", "rankdeck.launch.supervisor", str(run.path), "--words", "{words}"]
+    if worker is not None:
+        command += ["--worker", worker]
+    answer_end, ready_end = os.pipe()
+    tether_end, kept_end = (None, None) if detach else os.pipe()
+    spec = {
+        "hidden": str(hidden.path),
+        "final": str(run.path),
+        "command": command,
+        "leases": [str(path) for path in choice.leases],
+        "ready_fd": ready_end,
+        "tether_fd": tether_end,
+        "attempt": 0,
+    }
+    passed = [ready_end] if tether_end is None else [ready_end, tether_end]
+    try:
+        first = subprocess.Popen(
+            [sys.executable, "-I", "-S", guard.__file__, json.dumps(spec)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=passed,
+            env={**_without_run(os.environ), "RANKDECK_RUN": str(run.path)},
+        )
+    except OSError as error:
+        raise MachineError(f"No process could be started: {error.strerror}.") from None
+    finally:
+        for handle in passed:
+            os.close(handle)
+    try:
+        _read_answer(answer_end, choice)
+    except BaseException:
+        if kept_end is not None:
+            os.close(kept_end)
+        raise
+    finally:
+        os.close(answer_end)
+        first.wait()
+    return run
+
+
+def _without_run(environment: os._Environ[str]) -> dict[str, str]:
+    """The environment without what a run that this command happens to be part of has put there."""
+    mine: tuple[str, ...] = ("RANKDECK_HOME", "RANKDECK_RUNS", "RANKDECK_LEDGER", "RANKDECK_TEST")
+    return {
+        key: value for key, value in environment.items() if not key.startswith("RANKDECK_") or key in mine
+    }
+
+
+def _read_answer(answer_end: int, choice: choose.Choice) -> Literal[True]:
+    """Raises: DeviceError when a lease is held meanwhile, MachineError when there is no guard."""
+    ready, _, _ = select.select([answer_end], [], [], _READY_S)
+    data = os.read(answer_end, 65536) if ready else b""
+    answer = json.loads(data) if data else {}
+    if "ready" in answer:
+        return True
+    if "refused" in answer:
+        raise choose.busy_error("One of the chosen GPUs", answer["refused"].strip() or "another run")
+    raise MachineError(
+        f"The run could not be started: {answer.get('failed', 'its guard gave no answer')}.",
+        advice="Check the space on the disk and the permissions of the folder of runs.",
+    )

@@ -1,0 +1,286 @@
+"""The supervisor of one run: `python -P -m rankdeck.launch.supervisor RUN`, started by the guard.
+
+    tell that the run has begun  ->  import torch, fork the ranks  ->  prepare data  ->  release the ranks
+    ->  watch them  ->  name the one cause if one fails  ->  tell that the run has ended
+
+Its exit code is the run's: 0 done, 1 failed, 2 bad input, 3 the machine lacks something, 130 stopped. It may
+be killed at any time: the ranks die with it, and the guard says so. Read agent.py and watch.py next.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import importlib.util
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import msgspec
+
+from rankdeck import events
+from rankdeck.config import RunConfig
+from rankdeck.diagnose.cause import EXIT_STOPPED, find_cause
+from rankdeck.errors import Problem, RankdeckError
+from rankdeck.launch import rank as first_steps
+from rankdeck.launch.ranks import RankProcess, can_fork_preloaded, end_ranks
+from rankdeck.launch.watch import Watch
+from rankdeck.rundir import EventWriter, RunDir
+
+DEFAULT_WORKER = "rankdeck.worker"
+# What every rank imports sooner or later; torch._dynamo is what the first optimizer takes 0.7 s for.
+_PRELOADED = ("torch", "torch.distributed", "torch._dynamo", "torch.nn.parallel", "torch.utils.data")
+
+
+class StopAsked(BaseException):
+    """SIGTERM: the guard passes on that somebody wants the run to stop."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What the guard passes. `words` is the pipe for the reason of a failure."""
+
+    run: RunDir
+    attempt: int
+    worker: str
+    words: int | None
+
+
+class Supervisor:
+    """One attempt of one run."""
+
+    def __init__(self, options: Options) -> None:
+        self._run = options.run
+        self._options = options
+        self._writer: EventWriter = options.run.writer("supervisor", options.attempt)
+        self._config: RunConfig = options.run.config()
+        self._environment = options.run.environment()
+        self._devices = msgspec.convert(self._environment.get("devices", []), list[events.DeviceInfo])
+        num_devices = max(1, len(self._devices))
+        self._world_size = 1 if self._config.strategy_card.one_process else num_devices
+        self._watch = Watch(options.run, options.attempt, self._config.launch.timeout_s, self._raise_problem)
+        self._ranks: list[RankProcess] = []
+        self._ending = False
+        self._reason: str | None = None
+
+    def work(self) -> int:
+        """The whole attempt; the run's exit code."""
+        signal.signal(signal.SIGTERM, self._on_term)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        oom_kills = _count_oom_kills()
+        try:
+            self._tell_start()
+            self._fork_ranks()
+            self._prepare_data()
+            code = 0 if self._run_ranks() else self._name_cause(oom_kills)
+        except StopAsked:
+            code = EXIT_STOPPED
+        except RankdeckError as error:
+            code = self._fail(error.problem, error.exit_code)
+        except Exception as error:
+            traceback.print_exc()
+            advice = "The whole traceback is in the supervisor's log, logs/supervisor.*.err."
+            code = self._fail(Problem("internal", f"{type(error).__name__}: {error}", advice=advice), 1)
+        self._ending = True
+        end_ranks(self._ranks, 0 if code != EXIT_STOPPED else _grace_s())
+        self._tell_end(code)
+        return code
+
+    def _on_term(self, _number: int, _frame: FrameType | None) -> None:
+        if not self._ending:
+            self._ending = True
+            raise StopAsked
+
+    def _tell_start(self) -> None:
+        config = self._config
+        train = config.train
+        steps = train.steps if train.steps is not None or train.epochs is not None else 500
+        started = self._environment.get("started")
+        self._writer.write(
+            events.RunStarted(
+                run=self._run.name,
+                attempt=self._options.attempt,
+                strategy=config.strategy.use,
+                options=config.strategy.options,
+                world_size=self._world_size,
+                devices=self._devices,
+                steps=steps,
+                global_batch=train.global_batch,
+                started=float(started) if started is not None else time.time(),
+            ),
+            sync=True,
+        )
+        for warning in msgspec.convert(self._environment.get("problems", []), list[Problem]):
+            self._raise_problem(warning)
+
+    def _tell_phase(self, phase: str) -> None:
+        for rank in range(self._world_size):
+            self._writer.write(events.Phase(rank=rank, phase=phase))
+
+    def _raise_problem(self, problem: Problem) -> None:
+        self._writer.write(events.ProblemRaised(problem=problem), sync=True)
+
+    def _fork_ranks(self) -> None:
+        """Import what ranks need, then fork them, while there is one thread."""
+        self._tell_phase("starting")
+        _set_threads(self._world_size)
+        uuids = [device.uuid for device in self._devices if device.uuid is not None]
+        if uuids:
+            os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
+        else:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
+            _preload(self._config, self._options.worker)
+        fresh = bool(uuids) or not can_fork_preloaded()
+        for rank in range(self._world_size):
+            self._ranks.append(RankProcess(rank, self._options.worker, fresh=fresh))
+        self._watch.begin(self._ranks)
+
+    def _prepare_data(self) -> None:
+        """What is made once for all ranks (a vocabulary). Threads that it starts come after the fork."""
+        if importlib.util.find_spec("rankdeck.workload") is None:
+            return
+        self._tell_phase("preparing data")
+        importlib.import_module("rankdeck.workload").prepare(self._config)
+
+    def _run_ranks(self) -> bool:
+        """Release the ranks and wait for them; whether all did their work."""
+        from rankdeck.launch.agent import RankAgent
+
+        agent = RankAgent(self._run.name, self._ranks, self._release, self._watch.look, self._watch.is_clear)
+        succeeded = not agent.run().is_failed()
+        self._ending = True
+        return succeeded
+
+    def _release(self, rank: RankProcess, torch_environment: Mapping[str, str]) -> None:
+        number = rank.rank
+        environment = {
+            **torch_environment,
+            "RANKDECK_RUN": str(self._run.path),
+            "RANKDECK_ATTEMPT": str(self._options.attempt),
+            "RANKDECK_SUPERVISOR_PID": str(os.getpid()),
+            "RANKDECK_HEARTBEAT": self._watch.readers[number].path,
+            first_steps.STACKS: str(self._watch.stacks(number)),
+            # gloo listens on the interface that the host's name resolves to; ranks of one host need no other.
+            "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+        }
+        rank.release(environment, self._watch.out(number), self._watch.err(number))
+
+    def _name_cause(self, oom_kills: int) -> int:
+        """Raise the one problem behind the failure; the run's exit code."""
+        self._ending = True
+        kills = max(0, _count_oom_kills() - oom_kills)
+        cause = find_cause(self._watch.evidence(), time.monotonic(), kills)
+        return self._fail(cause.problem, cause.exit_code)
+
+    def _fail(self, problem: Problem, exit_code: int) -> int:
+        self._reason = problem.headline()
+        self._raise_problem(problem)
+        print(problem.text(), file=sys.stderr)
+        return exit_code
+
+    def _tell_end(self, code: int) -> None:
+        dropped = self._watch.dropped_lines()
+        if dropped:
+            self._raise_problem(_disk_problem(dropped, "no space left on the disk"))
+        outcome = {0: "completed", EXIT_STOPPED: "stopped"}.get(code, "failed")
+        self._writer.write(
+            events.RunEnded(outcome=outcome, exit_code=code, attempt=self._options.attempt), sync=True
+        )
+        if self._writer.dropped:
+            # Events cannot say it: the guard has room for one last word.
+            problem = _disk_problem(self._writer.dropped + dropped, self._writer.drop_reason)
+            self._reason = self._reason or problem.message
+        self._watch.close()
+        if self._options.words is not None and self._reason is not None:
+            try:
+                os.write(self._options.words, json.dumps({"reason": self._reason[:4000]}).encode())
+            except OSError:
+                pass
+
+
+def _grace_s() -> float:
+    from rankdeck.launch.agent import GRACE_S
+
+    return GRACE_S
+
+
+def _disk_problem(dropped: int, reason: str) -> Problem:
+    return Problem(
+        "disk-full",
+        f"{dropped} lines of events could not be written: {reason}.",
+        advice="Free space on the disk; curves of this run have gaps.",
+        severity="warning",
+    )
+
+
+def _set_threads(num_ranks: int) -> None:
+    """Cores are shared by the ranks, unless the person has said how many threads each may have."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // num_ranks)))
+    # numpy's own threads would begin at its import, before ranks are forked.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+def _preload(config: RunConfig, worker: str) -> None:
+    """Import what the ranks will need, none of it a person's own. What fails is left to the rank to say."""
+    from rankdeck.catalog import DATA, MODELS
+
+    names = list(_PRELOADED)
+    cards: list[Any] = [config.strategy_card, MODELS.get(config.model.use), DATA.get(config.data.use)]
+    names += [card.target.partition(":")[0] for card in cards if card is not None]
+    if worker == DEFAULT_WORKER:
+        names += ["rankdeck.train", "rankdeck.workload", "rankdeck.weights"]
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception:
+            traceback.print_exc()
+
+
+def _count_oom_kills() -> int:
+    """How many processes the kernel has ended for lack of memory since it started."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+
+
+def _parse(argv: list[str]) -> Options:
+    parser = argparse.ArgumentParser(prog="rankdeck.launch.supervisor")
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--attempt", type=int, default=0)
+    parser.add_argument(
+        "--worker", default=DEFAULT_WORKER, help="the module, or .py file, that every rank runs"
+    )
+    parser.add_argument("--words", type=int, help="a pipe for the reason of a failure")
+    found = parser.parse_args(argv)
+    return Options(RunDir(found.run), found.attempt, found.worker, found.words)
+
+
+def main() -> NoReturn:
+    code = 1
+    try:
+        code = Supervisor(_parse(sys.argv[1:])).work()
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 2
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        # The store's threads need no farewell.
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

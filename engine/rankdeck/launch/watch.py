@@ -1,0 +1,198 @@
+"""Watches the ranks of a run: heartbeats in, suspicions out, and all the evidence at the end.
+
+Read diagnose/ for what is made of it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from rankdeck import events
+from rankdeck.diagnose.cause import RankEvidence
+from rankdeck.diagnose.exceptions import read_last_lines
+from rankdeck.diagnose.hang import Frame, find_laggard, is_still, parse_stack, suspicion
+from rankdeck.errors import Problem
+from rankdeck.heartbeat import Beat, HeartbeatReader
+from rankdeck.launch.ranks import RankProcess
+from rankdeck.rundir import RunDir
+
+LOOK_S = 1.0
+"""Seconds between two looks for a hang."""
+OVERTIME_S = 10.0
+"""How long after launch.timeout_s the ranks' own timeouts may take to end them."""
+_TAIL_BYTES = 1 << 18
+_DUMP_S = 0.5
+
+
+class Watch:
+    """Hears every rank. `raise_problem` writes a warning."""
+
+    def __init__(
+        self, run: RunDir, attempt: int, timeout_s: float, raise_problem: Callable[[Problem], None]
+    ) -> None:
+        self._run = run
+        self._attempt = attempt
+        self._timeout_s = timeout_s
+        self._raise_problem = raise_problem
+        self.ranks: Sequence[RankProcess] = ()
+        self.readers: list[HeartbeatReader] = []
+        self._looked_s = 0.0
+        self._suspected: tuple[int, int] | None = None
+        self._frames: dict[int, list[Frame]] = {}
+        self._suspended: set[int] = set()
+
+    def begin(self, ranks: Sequence[RankProcess]) -> None:
+        self.ranks = ranks
+        self.readers = [HeartbeatReader() for _ in ranks]
+
+    def out(self, rank: int) -> Path:
+        return self._log(rank, "out")
+
+    def err(self, rank: int) -> Path:
+        return self._log(rank, "err")
+
+    def stacks(self, rank: int) -> Path:
+        return self._log(rank, "stacks")
+
+    def _log(self, rank: int, kind: str) -> Path:
+        return self._run.logs_folder / f"rank-{rank}.{self._attempt}.{kind}"
+
+    def beats(self) -> dict[int, Beat]:
+        return {rank: beat for rank, reader in enumerate(self.readers) if (beat := reader.read()) is not None}
+
+    def look(self) -> bool:
+        """Take heartbeats in; True when a hang has lasted so long that the run has to end."""
+        beats = self.beats()
+        now_s = time.monotonic()
+        if now_s - self._looked_s < LOOK_S:
+            return False
+        self._looked_s = now_s
+        if not is_still(beats, now_s, max(reader.longest_gap_s for reader in self.readers)):
+            return False
+        key = min((beat.step, rank) for rank, beat in beats.items())
+        if key != self._suspected:
+            self._suspected = key
+            self._suspect(beats, now_s)
+        newest_s = max(beat.at_s for beat in beats.values())
+        # Before the first step a collective waits longer than launch.timeout_s; the ranks know how long.
+        return key[0] > 1 and now_s - newest_s > self._timeout_s + OVERTIME_S
+
+    def _suspect(self, beats: dict[int, Beat], now_s: float) -> None:
+        self._suspended = {rank.rank for rank in self.ranks if rank.is_suspended}
+        self._frames = self._dump_stacks(beats)
+        laggard = find_laggard(beats, sorted(self._suspended), self._frames)
+        if laggard is not None:
+            self._raise_problem(
+                suspicion(
+                    laggard,
+                    beats,
+                    now_s,
+                    suspended=laggard in self._suspended,
+                    frames=self._frames.get(laggard, ()),
+                )
+            )
+
+    def _dump_stacks(self, beats: dict[int, Beat]) -> dict[int, list[Frame]]:
+        """Where every rank that runs stands now. Only ranks that have beaten know what SIGUSR1 means."""
+        asked = [rank for rank in self.ranks if rank.rank in beats and rank.rank not in self._suspended]
+        before = {rank.rank: _num_bytes(self.stacks(rank.rank)) for rank in asked}
+        for rank in asked:
+            rank.send(signal.SIGUSR1)
+        deadline = time.monotonic() + _DUMP_S
+        while time.monotonic() < deadline and any(
+            _num_bytes(self.stacks(rank)) == size for rank, size in before.items()
+        ):
+            time.sleep(0.02)
+        return {rank: frames for rank in before if (frames := self._read_stack(rank))}
+
+    def _read_stack(self, rank: int) -> list[Frame]:
+        try:
+            return parse_stack(self.stacks(rank).read_text(encoding="utf-8", errors="replace"))
+        except OSError:
+            return []
+
+    def is_clear(self) -> bool:
+        """Whether a rank has ended in a way that can be the cause of the others' ends."""
+        for rank in self.ranks:
+            if rank.exit_code is not None and rank.exit_code < 0:
+                return True
+            if rank.exit_code:
+                failure = self.failure(rank.rank)
+                if failure is not None and not failure.is_communication:
+                    return True
+        return all(rank.exit_code is not None for rank in self.ranks)
+
+    def evidence(self) -> list[RankEvidence]:
+        """All that is known of every rank, for the search for the cause."""
+        beats = self.beats()
+        return [
+            RankEvidence(
+                rank=rank.rank,
+                exit_code=None if rank.ended_at is not None else rank.exit_code,
+                failure=self._own_failure(rank),
+                beat=beats.get(rank.rank),
+                suspended=rank.rank in self._suspended or rank.was_suspended,
+                last_lines=read_last_lines(self.err(rank.rank)),
+                frames=self._frames.get(rank.rank, ()),
+            )
+            for rank in self.ranks
+        ]
+
+    def _own_failure(self, rank: RankProcess) -> events.RankFailed | None:
+        """What the rank said, unless it said so because we were ending it."""
+        failure = self.failure(rank.rank)
+        late = failure is not None and rank.ended_at is not None and failure.t > rank.ended_at
+        return None if late else failure
+
+    def failure(self, rank: int) -> events.RankFailed | None:
+        """What the rank said of its own end."""
+        told = [event for event in self._tail(rank) if isinstance(event, events.RankFailed)]
+        return told[-1] if told else None
+
+    def dropped_lines(self) -> int:
+        """Lines that ranks could not write, as far as their last events tell."""
+        return sum(
+            event.lines
+            for rank in self.ranks
+            for event in self._tail(rank.rank)
+            if isinstance(event, events.Dropped)
+        )
+
+    def close(self) -> None:
+        """Nobody looks at stacks that were never asked for."""
+        for rank in self.ranks:
+            if _num_bytes(self.stacks(rank.rank)) == 0:
+                self.stacks(rank.rank).unlink(missing_ok=True)
+
+    def _tail(self, rank: int) -> list[events.AnyEvent]:
+        path = self._run.events_folder / f"rank-{rank}.{self._attempt}.jsonl"
+        try:
+            with open(path, "rb") as file:
+                start = max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES)
+                file.seek(start)
+                lines = file.read().split(b"\n")
+        except OSError:
+            return []
+        # The first line may have lost its head, the last one is empty or not finished.
+        found: list[events.AnyEvent] = []
+        for line in lines[1 if start else 0 : -1]:
+            try:
+                event = events.decode(line)
+            except msgspec.DecodeError:
+                continue
+            if event is not None:
+                found.append(event)
+        return found
+
+
+def _num_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
