@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from rankdeck.errors import ModelError
 from rankdeck.memory.virtual import VirtualDevices
 
 BUCKET_BYTES = 10 * 2**20
@@ -153,7 +154,15 @@ def reduce_to_first(grads: Sequence[Sequence[Tensor | None]], devices: VirtualDe
     """The sum over devices of grads[device][p], on device 0, added in the order of the devices, in buckets.
 
     A gradient that some devices lack counts as zero there; one that all lack stays None.
+
+    Raises:
+        ModelError: a gradient is sparse.
     """
+    if any(grad is not None and grad.is_sparse for own in grads for grad in own):
+        raise ModelError(
+            "A gradient is sparse (an embedding with sparse=True?), which dp cannot lay into its buckets.",
+            advice="Build the embedding with sparse=False.",
+        )
     summed: list[Tensor | None] = [None] * len(grads[0])
     present = [p for p in range(len(summed)) if any(own[p] is not None for own in grads)]
     likes = [next(own[p] for own in grads if own[p] is not None) for p in present]

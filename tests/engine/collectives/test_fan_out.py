@@ -366,6 +366,13 @@ def test_a_model_that_returns_no_tensor_is_refused() -> None:
         data_parallel(Name(), (torch.ones(2),), threads)
 
 
+def test_sparse_gradients_are_refused() -> None:
+    with tiny.replica_threads(2) as threads:
+        out = data_parallel(nn.Embedding(4, 2, sparse=True), (torch.tensor([1, 2]),), threads)
+        with pytest.raises(ModelError, match="sparse"):
+            out.sum().backward()
+
+
 def test_a_second_backward_is_refused() -> None:
     with tiny.replica_threads(2) as threads:
         loss = data_parallel(nn.Linear(2, 1), (torch.ones(2, 2),), threads).sum()

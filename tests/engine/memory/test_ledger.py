@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from rankdeck.collectives.fan_out import ReplicaThreads
@@ -313,6 +315,25 @@ def test_host_memory_can_be_left_out() -> None:
 def test_an_unknown_kind_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"'gradient' is no kind of memory\. Use parameters, gradients"):
         Ledger(1).phase("gradient")
+
+
+def test_fake_tensors_are_counted_as_real_ones_are() -> None:
+    def peak(mode: contextlib.AbstractContextManager[object]) -> tuple[int, dict[str, int]]:
+        ledger = Ledger(1)
+        with mode, ledger.following():
+            model = tiny.TinyGPT()
+            optimizer = torch.optim.AdamW(model.parameters())
+            ledger.watch(model, optimizer)
+            tokens = torch.zeros(4, 32, dtype=torch.long)
+            for _ in range(2):
+                loss = tiny.summed_loss(model(tokens), tokens)
+                loss.backward()
+                del loss
+                optimizer.step()
+                optimizer.zero_grad()
+        return ledger.peak_bytes, ledger.devices()[0].peak_by_kind
+
+    assert peak(FakeTensorMode()) == peak(contextlib.nullcontext())
 
 
 def test_following_twice_in_one_thread_counts_once() -> None:
