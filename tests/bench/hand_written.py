@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -56,6 +57,17 @@ def endless(loader: DataLoader[Any]) -> Iterator[tuple[Tensor, Tensor]]:
         epoch += 1
 
 
+def cosine(warmup: int, steps: int) -> Callable[[int], float]:
+    """The share of the rate at a step: up in a straight line, then half a cosine down."""
+
+    def share(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / warmup
+        return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
+
+    return share
+
+
 def train(args: argparse.Namespace) -> float:
     """Samples per second after the warm-up."""
     world = dist.get_world_size() if dist.is_initialized() else 1
@@ -64,6 +76,7 @@ def train(args: argparse.Namespace) -> float:
     if dist.is_initialized():
         model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, cosine(args.warmup, args.steps))
     batches = endless(build_loader(args.global_batch // world, args.workers))
     warm_up = int(args.steps * WARM_UP_SHARE)
     begun_s = time.perf_counter()
@@ -75,6 +88,7 @@ def train(args: argparse.Namespace) -> float:
         if args.clip_norm:
             nn.utils.clip_grad_norm_(model.parameters(), args.clip_norm)
         optimizer.step()
+        schedule.step()
         if step % TOLD_EVERY == 0:
             loss.item()
         if step == warm_up:
@@ -89,6 +103,7 @@ def main() -> None:
     parser.add_argument("--global-batch", type=int, required=True)
     parser.add_argument("--hidden", type=int, nargs="+", required=True)
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--warmup", type=int, default=0)
     parser.add_argument("--clip-norm", type=float, default=0.0)
     parser.add_argument("--workers", type=int, default=0)
     args = parser.parse_args()

@@ -89,13 +89,17 @@ def hand_written(case: Case, preset: dict[str, Any]) -> float:
     """Samples per second of the plain loop with the preset's settings."""
     train = preset.get("train", {})
     optimizer = train.get("optimizer", {})
-    if optimizer.get("use", "adamw") != "adamw":
-        raise SystemExit(f"hand_written.py trains with AdamW; {case.preset} wants {optimizer['use']}")
+    schedule = train.get("schedule", {})
+    if (optimizer.get("use"), schedule.get("use")) != ("adamw", "cosine"):
+        raise SystemExit(
+            f"hand_written.py trains with AdamW and a cosine; {case.preset} wants something else"
+        )
     hidden = preset["model"].get("args", {}).get("hidden", [256, 256])
     options = {
         "--steps": case.steps,
         "--global-batch": train.get("global_batch", 32),
         "--lr": optimizer.get("lr", 1e-3),
+        "--warmup": schedule.get("warmup", 0),
         "--clip-norm": train.get("clip_norm", 0.0),
         "--workers": preset.get("data", {}).get("workers", 0),
     }
