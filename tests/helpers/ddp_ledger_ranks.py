@@ -1,5 +1,4 @@
-"""What each rank does in test_ddp_ledger.py: train under DDP and FSDP on gloo, and write down what its
-ledger says."""
+"""What each rank does in test_ddp_ledger.py: DDP and FSDP on gloo, and what the ledger says."""
 
 from __future__ import annotations
 

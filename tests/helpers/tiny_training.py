@@ -1,5 +1,4 @@
-"""Small models and steps for tests of memory and of movements: an MLP, a GPT, and what torch's allocator
-says of a step."""
+"""Small models and steps for tests of memory and of movements: an MLP, a GPT, the allocator's truth."""
 
 from __future__ import annotations
 

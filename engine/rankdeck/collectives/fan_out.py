@@ -1,8 +1,8 @@
 """How DataParallel moves tensors: out from device 0 to all, and back to device 0, in every step.
 
     forward:   scatter the batch -> replicate the model -> parallel_apply -> gather the outputs on device 0
-    backward:  gather sends each device its part of the gradient -> each replica goes backward on its own
-    device
+    backward:  gather sends each device its part of the gradient
+               -> each replica goes backward on its own device
                -> replicate adds the gradients of all replicas up on device 0
 
 Each step is one autograd function, so the backward is the forward mirrored. Device 0 pays for what it

@@ -1,5 +1,4 @@
-"""The third step of a fan-out: every replica computes on its own slice, on its own device, forward and
-backward.
+"""The third step of a fan-out: every replica computes on its slice, on its device, and back.
 
 The replicas' graphs are cut off from the caller's. To autograd in the calling thread all replicas together
 are one function: its forward runs their forwards in the devices' threads, its backward runs their backwards

@@ -1,5 +1,4 @@
-"""The second step of a fan-out: copies of the model of device 0 on every device, and back the sum of their
-gradients.
+"""The second step of a fan-out: the model of device 0 to every device, and the sum of gradients back.
 
 Parameters travel in buckets: those of device 0 are laid end to end, sent as one, and cut up again where
 they arrive. The backward does the same with gradients, in the other direction, and device 0 adds them up in

@@ -1,5 +1,4 @@
-"""What the ledger keeps: one entry per live storage, one account per device, and what both look like from
-outside.
+"""What the ledger keeps: one entry per live storage, one account per device, and how both are read.
 
 An account holds the bytes that live on a device by kind, and a photograph of them at the moment of the
 device's peak. A kind is often known only later (a temporary of the backward turns out to be a gradient), so

@@ -1,5 +1,4 @@
-"""How operations reach the ledger: a TorchDispatchMode that sees each operation below autograd, in one
-thread.
+"""How operations reach the ledger: a TorchDispatchMode that sees each one below autograd, per thread.
 
 Views and in-place operations make no storage; everything else enters what it returns. What an operation
 does is read from its schema once and kept. This is the hot path of a followed step: a few microseconds per

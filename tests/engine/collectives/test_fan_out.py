@@ -1,5 +1,4 @@
-"""DataParallel's movements: the same gradients as one device, in the right places, and errors that name
-their replica."""
+"""DataParallel's movements: gradients of one device, right places, errors that name a replica."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The ledger on two real gloo ranks: buckets that live in C++ stay known, sharded parameters are followed
-as they resize."""
+"""The ledger on two real gloo ranks: C++ buckets stay known, resizes are followed."""
 
 from __future__ import annotations
 
