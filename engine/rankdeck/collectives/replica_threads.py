@@ -45,13 +45,12 @@ class ReplicaError(TrainingError):
 class ReplicaThreads:
     """A thread, a random state and a busy time per device of `devices`. Close it, or use it as a context.
 
-    With `in_turn` replicas never run side by side, so that the sum of all devices' bytes rises the same way
-    each time.
+    While a ledger follows, replicas take turns: the sum of all devices' bytes then rises the same way each
+    time, as the allocator sees it. Each device's own figures do not depend on it.
     """
 
-    def __init__(self, devices: VirtualDevices, *, in_turn: bool = False) -> None:
+    def __init__(self, devices: VirtualDevices) -> None:
         self.devices = devices
-        self._in_turn = in_turn
         self.busy_s = [0.0] * devices.num_devices
         """CPU seconds that each device has computed so far. Not the helpers of torch's own thread pool."""
         self.random_states: list[Tensor | None] = [None] * devices.num_devices
@@ -104,13 +103,14 @@ class ReplicaThreads:
         checkpointing draws again there.
         """
         self._has_drawn = False
-        if self._in_turn or self._draws.get(training, True):
+        in_turn = self.devices.is_following
+        if in_turn or self._draws.get(training, True):
             results = self.run_in_turn(jobs)
         else:
             with self._noticing_draws():
                 results = self.run(jobs)
         self._draws[training] = self._has_drawn or self._draws.get(training, False)
-        return results, self._in_turn or self._draws[training]
+        return results, in_turn or self._draws[training]
 
     @contextmanager
     def busy_on(self, device: int) -> Iterator[None]:

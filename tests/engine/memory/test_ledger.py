@@ -63,7 +63,7 @@ class Trainer:
             return self.step()
 
 
-def _trainer(model: str, strategy: str, *, in_turn: bool = False) -> Trainer:
+def _trainer(model: str, strategy: str) -> Trainer:
     num_devices, backward = STEPS[strategy]
     build, make_batch = MODELS[model]
     torch.manual_seed(0)
@@ -73,7 +73,7 @@ def _trainer(model: str, strategy: str, *, in_turn: bool = False) -> Trainer:
         built = build()
         optimizer = torch.optim.AdamW(built.parameters(), lr=1e-3)
         ledger.watch(built, optimizer)
-    threads = ReplicaThreads(VirtualDevices(num_devices, ledger), in_turn=in_turn)
+    threads = ReplicaThreads(VirtualDevices(num_devices, ledger))
     return Trainer(ledger, threads, built, optimizer, batch, backward)
 
 
@@ -82,7 +82,7 @@ def _trainer(model: str, strategy: str, *, in_turn: bool = False) -> Trainer:
 def test_sum_over_devices_equals_the_allocators_events_at_the_peak(
     model: str, strategy: str, tmp_path: Path
 ) -> None:
-    trainer = _trainer(model, strategy, in_turn=True)
+    trainer = _trainer(model, strategy)
     with trainer.threads:
         for _ in range(3):
             trainer.followed_step()

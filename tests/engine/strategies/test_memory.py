@@ -1,0 +1,133 @@
+"""What the ledger says of whole training steps, against torch's allocator, and dp's imbalance."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rankdeck import events
+from rankdeck import workload as workloads
+from rankdeck.config import from_text
+from rankdeck.memory.sampling import SamplingBudget
+from rankdeck.rundir import EventWriter
+from rankdeck.train import Trainer, assemble
+from tests.helpers.tiny_training import allocator_rise_bytes
+
+WIDE = """
+model.use = "gpt"
+model.args = {{ layers = 2, heads = 2, width = 64, context = 32, vocabulary = {vocabulary} }}
+data = {{ use = "synthetic", args = {{ samples = 256 }} }}
+strategy = {strategy}
+devices = {{ use = "cpu:4" }}
+train = {{ steps = {steps}, global_batch = 16, evaluate_every = 0 }}
+"""
+DP = '{ use = "dp" }'
+PARALLEL_LOSS = '{ use = "dp", parallel_loss = true }'
+SINGLE = '{ use = "single" }'
+
+
+def trainer_of(
+    strategy: str,
+    folder: Path,
+    *,
+    vocabulary: int = 4096,
+    steps: int = 4,
+    sampling: SamplingBudget | None = None,
+) -> Trainer:
+    """A trainer in this process, whose events go to rank-0.0.jsonl in `folder`."""
+    toml = WIDE.format(strategy=strategy, vocabulary=vocabulary, steps=steps)
+    config = from_text(toml, folder=folder)
+    places = list(range(4)) if config.strategy_card.batch_shards else [0]
+    return assemble(
+        workloads.load(config),
+        rank=0,
+        world_size=1,
+        devices=[torch.device("cpu")] * len(places),
+        places=places,
+        writer=EventWriter(folder / "rank-0.0.jsonl"),
+        sampling=sampling or SamplingBudget(always=True),
+    )
+
+
+def memory_of(folder: Path) -> list[events.Memory]:
+    found = events.decode_lines((folder / "rank-0.0.jsonl").read_bytes())
+    return [event for event in found if isinstance(event, events.Memory)]
+
+
+def run(trainer: Trainer) -> None:
+    try:
+        trainer.run()
+    finally:
+        trainer.strategy.close()
+
+
+def lead_ratio(memory: events.Memory) -> float:
+    """Device 0's peak over the median of the others."""
+    lead, *others = [device.peak_bytes for device in memory.devices]
+    return lead / sorted(others)[len(others) // 2]
+
+
+def test_dp_leads_because_of_gathered_outputs(tmp_path: Path) -> None:
+    run(trainer_of(DP, tmp_path))
+    last = memory_of(tmp_path)[-1]
+    assert lead_ratio(last) > 1.8
+    lead, other = last.devices[0].peak_by_kind, last.devices[1].peak_by_kind
+    assert lead is not None and other is not None
+    excess = {kind: lead[kind] - other[kind] for kind in lead}
+    assert max(excess, key=lambda kind: excess[kind]) == "gathered"
+
+
+def test_parallel_loss_takes_the_excess_away(tmp_path: Path) -> None:
+    ratios = []
+    for index, strategy in enumerate((DP, PARALLEL_LOSS)):
+        folder = tmp_path / str(index)
+        run(trainer_of(strategy, folder))
+        ratios.append(lead_ratio(memory_of(folder)[-1]))
+    assert ratios[1] < 0.6 * ratios[0]
+
+
+@pytest.mark.parametrize("strategy", [SINGLE, DP, PARALLEL_LOSS])
+def test_kinds_add_up_to_the_peak(tmp_path: Path, strategy: str) -> None:
+    run(trainer_of(strategy, tmp_path, vocabulary=256))
+    for memory in memory_of(tmp_path):
+        for device in memory.devices:
+            assert device.peak_by_kind is not None
+            assert sum(device.peak_by_kind.values()) == device.peak_bytes > 0
+
+
+@pytest.mark.parametrize("strategy", [SINGLE, DP, PARALLEL_LOSS])
+def test_the_sum_over_devices_is_what_the_allocator_gave(tmp_path: Path, strategy: str) -> None:
+    trainer = trainer_of(strategy, tmp_path)
+    ledger, loader = trainer.ledger, trainer.loader()
+    assert ledger is not None
+    batches = iter(loader)
+    for step in (1, 2, 3):
+        trainer.step(step, batches, followed=True)
+    # The profiler does not know what it has not seen begin, so the old gradients must go before it looks.
+    trainer.strategy.module.zero_grad(set_to_none=True)
+    before_bytes = ledger.live_bytes
+    threads = getattr(trainer.strategy, "_threads", None)
+    rise_bytes = allocator_rise_bytes(lambda: trainer.step(4, batches, followed=True), tmp_path, threads)
+    assert ledger.peak_bytes - before_bytes == pytest.approx(rise_bytes, rel=0.01)
+    loader.close()
+    trainer.strategy.close()
+
+
+@pytest.mark.parametrize("strategy", [SINGLE, DP, PARALLEL_LOSS])
+def test_a_late_sample_equals_an_always_on_ledger(tmp_path: Path, strategy: str) -> None:
+    always, late = tmp_path / "always", tmp_path / "late"
+    run(trainer_of(strategy, always, steps=12, vocabulary=512))
+    run(trainer_of(strategy, late, steps=12, vocabulary=512, sampling=_OnlyLate()))
+    last = memory_of(late)[-1]
+    assert last.step == 12
+    same = next(memory for memory in memory_of(always) if memory.step == 12)
+    assert last.devices == same.devices
+
+
+class _OnlyLate(SamplingBudget):
+    """Steps 1 to 3, then only step 12."""
+
+    def should_follow(self, step: int) -> bool:
+        return step <= 3 or step == 12
