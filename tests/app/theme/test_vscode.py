@@ -61,17 +61,6 @@ def test_derived_colours_lead_to_ids_that_exist_and_never_in_a_circle() -> None:
 
 
 def test_every_memory_kind_of_the_design_has_a_colour_and_only_gathered_is_hot() -> None:
-    kinds = [
-        "parameters",
-        "gradients",
-        "optimizer",
-        "buffers",
-        "activations",
-        "communication",
-        "inputs",
-        "temporary",
-        "gathered",
-    ]
     for table in (DARK, LIGHT):
         for kind in KINDS:
             red, _, blue, _ = channels(table[f"rankdeck.kind.{kind}"])

@@ -1,0 +1,38 @@
+"""Small pages and parts that stand in for views in the frame's tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from PySide6.QtWidgets import QLineEdit, QVBoxLayout
+
+from rankdeck_app.shell.page import Page, PageAction, PageUnavailable
+
+
+class NotePage(Page):
+    """A page with a text field whose text is its state. Ids "note:gone..." cannot be built."""
+
+    def __init__(self, page_id: str) -> None:
+        if page_id.startswith("note:gone"):
+            raise PageUnavailable(f"{page_id} is gone. Open another one.")
+        super().__init__(page_id, title=page_id.split(":")[1].title(), icon="note")
+        self.field = QLineEdit()
+        QVBoxLayout(self).addWidget(self.field)
+        self.setFocusProxy(self.field)
+        self.closable = True
+        self.pressed: list[str] = []
+
+    def breadcrumbs(self) -> list[str]:
+        return ["notes", self.title]
+
+    def tab_actions(self) -> list[PageAction]:
+        return [PageAction("save", "Save Note", lambda: self.pressed.append("save"))]
+
+    def save_state(self) -> dict[str, Any]:
+        return {"text": self.field.text()}
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        self.field.setText(state["text"])
+
+    def can_close(self) -> bool:
+        return self.closable

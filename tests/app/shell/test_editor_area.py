@@ -1,0 +1,309 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from PySide6.QtCore import QPoint, QPointF, Qt
+from PySide6.QtGui import QDropEvent
+from PySide6.QtWidgets import QApplication, QToolButton
+from pytestqt.qtbot import QtBot
+
+from rankdeck_app.shell.editor_area import EditorArea
+from rankdeck_app.shell.page import Page
+from rankdeck_app.shell.tab import UnavailablePage
+from rankdeck_app.shell.tab_group import Zone, zone_at, zone_rect
+from rankdeck_app.shell.window import MainWindow
+from tests.app.shell.pages import NotePage
+
+CTRL = Qt.KeyboardModifier.ControlModifier
+SHIFT = Qt.KeyboardModifier.ShiftModifier
+
+
+@pytest.fixture
+def editor(window: MainWindow) -> EditorArea:
+    window.editor.register_page_kind("note", NotePage)
+    return window.editor
+
+
+def titles(editor: EditorArea) -> list[list[str]]:
+    return [[tab.shown_title() for tab in group.tabs] for group in editor.groups()]
+
+
+def note(editor: EditorArea, name: str) -> NotePage:
+    page = editor.open(f"note:{name}")
+    assert isinstance(page, NotePage)
+    return page
+
+
+def test_opening_twice_focuses_the_first(editor: EditorArea) -> None:
+    first, second = note(editor, "a"), note(editor, "b")
+    assert editor.active_page() is second
+    assert note(editor, "a") is first
+    assert editor.active_page() is first
+    assert titles(editor) == [["A", "B"]]
+
+
+def test_a_page_of_no_registered_kind_needs_a_factory(editor: EditorArea) -> None:
+    page = editor.open("free:x", lambda page_id: Page(page_id, title="Free"))
+    assert editor.page("free:x") is page
+    with pytest.raises(AssertionError, match="no factory"):
+        editor.open("free:y")
+
+
+def test_the_context_knows_the_active_page(window: MainWindow, editor: EditorArea) -> None:
+    assert window.context.get("pageKind.note") is True
+    assert not window.commands.enabled("editor.close")
+    heard: list[object] = []
+    editor.active_page_changed.connect(heard.append)
+    page = note(editor, "a")
+    assert window.context.get("activePage") == "note"
+    assert window.commands.enabled("editor.close")
+    assert window.windowTitle() == "A — Rankdeck"
+    editor.close_page()
+    assert heard == [page, None]
+    assert window.windowTitle() == "Rankdeck"
+
+
+def test_ctrl_w_closes_and_ctrl_shift_t_brings_it_back_with_its_state(
+    qtbot: QtBot, window: MainWindow, editor: EditorArea
+) -> None:
+    note(editor, "a")
+    note(editor, "b").field.setText("kept")
+    qtbot.keyClick(window, Qt.Key.Key_W, CTRL)
+    assert titles(editor) == [["A"]]
+    qtbot.keyClick(window, Qt.Key.Key_W, CTRL)
+    assert titles(editor) == [[]]
+    qtbot.keyClick(window, Qt.Key.Key_T, CTRL | SHIFT)
+    qtbot.keyClick(window, Qt.Key.Key_T, CTRL | SHIFT)
+    assert sorted(titles(editor)[0]) == ["A", "B"]
+    assert note(editor, "b").field.text() == "kept"
+
+
+def test_a_page_may_refuse_to_close(editor: EditorArea) -> None:
+    page = note(editor, "a")
+    page.closable = False
+    assert not editor.close_page("note:a")
+    page.closable = True
+    assert editor.close_page("note:a")
+    assert not editor.close_page("note:a")
+
+
+def test_ctrl_backslash_shows_the_page_twice(qtbot: QtBot, window: MainWindow, editor: EditorArea) -> None:
+    note(editor, "a").field.setText("both")
+    qtbot.keyClick(window, Qt.Key.Key_Backslash, CTRL)
+    assert titles(editor) == [["A"], ["A"]]
+    pages = editor.pages()
+    assert pages[0] is not pages[1]
+    assert editor.active_page() is pages[1]
+    assert isinstance(pages[1], NotePage) and pages[1].field.text() == "both"
+    qtbot.keyClick(window, Qt.Key.Key_W, CTRL)
+    assert titles(editor) == [["A"]]
+
+
+def test_a_page_that_cannot_be_doubled_is_moved(editor: EditorArea) -> None:
+    note(editor, "a")
+    page = note(editor, "b")
+    page.can_split = False
+    editor.split("bottom")
+    assert titles(editor) == [["A"], ["B"]]
+    assert editor.page("note:b") is page
+
+
+def test_groups_are_reached_by_number_and_focus_decides_where_pages_open(
+    qtbot: QtBot, window: MainWindow, editor: EditorArea
+) -> None:
+    note(editor, "a")
+    editor.split("right")
+    qtbot.keyClick(window, Qt.Key.Key_1, CTRL)
+    note(editor, "left")
+    qtbot.keyClick(window, Qt.Key.Key_2, CTRL)
+    note(editor, "right")
+    assert titles(editor) == [["A", "Left"], ["A", "Right"]]
+    left = editor.page("note:left")
+    assert isinstance(left, NotePage)
+    left.field.setFocus()
+    assert editor.active_group is editor.groups()[0]
+
+
+def test_pinned_tabs_come_first_and_survive_closing_the_others(editor: EditorArea) -> None:
+    for name in "abc":
+        note(editor, name)
+    editor.toggle_pin()
+    assert titles(editor) == [["C", "A", "B"]]
+    note(editor, "b")
+    editor.close_tabs("others")
+    assert titles(editor) == [["C", "B"]]
+    note(editor, "c")
+    editor.toggle_pin()
+    editor.close_tabs("all")
+    assert titles(editor) == [[]]
+
+
+def test_tabs_are_cycled_and_moved_by_keys(qtbot: QtBot, window: MainWindow, editor: EditorArea) -> None:
+    for name in "abc":
+        note(editor, name)
+    qtbot.keyClick(window, Qt.Key.Key_PageDown, CTRL)
+    assert window.context.get("activePageId") == "note:a"
+    qtbot.keyClick(window, Qt.Key.Key_PageDown, CTRL | SHIFT)
+    assert titles(editor) == [["B", "A", "C"]]
+    qtbot.keyClick(window, Qt.Key.Key_PageUp, CTRL)
+    assert window.context.get("activePageId") == "note:b"
+
+
+def test_the_buttons_and_path_are_those_of_the_page_on_show(qtbot: QtBot, editor: EditorArea) -> None:
+    page = note(editor, "a")
+    buttons = [b for b in editor.active_group.findChildren(QToolButton) if b.toolTip() == "Save Note"]
+    qtbot.mouseClick(buttons[0], Qt.MouseButton.LeftButton)
+    assert page.pressed == ["save"]
+    page.set_title("New name")
+    assert titles(editor) == [["New name"]]
+    assert editor.active_group._breadcrumbs.accessibleName() == "notes › New name"
+
+
+def test_a_click_on_the_cross_or_with_the_middle_button_closes(qtbot: QtBot, editor: EditorArea) -> None:
+    for name in "abc":
+        note(editor, name)
+    bar = editor.active_group.bar
+    qtbot.mouseClick(bar, Qt.MouseButton.LeftButton, pos=bar._close_rect(2).center())
+    assert titles(editor) == [["A", "B"]]
+    qtbot.mouseClick(bar, Qt.MouseButton.MiddleButton, pos=bar.tabRect(0).center())
+    assert titles(editor) == [["B"]]
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "zone"),
+    [
+        (50, 50, "center"),
+        (5, 50, "left"),
+        (95, 50, "right"),
+        (50, 5, "top"),
+        (50, 95, "bottom"),
+        (20, 10, "top"),
+    ],
+)
+def test_the_nearest_edge_s_quarter_is_a_zone(x: int, y: int, zone: Zone) -> None:
+    from PySide6.QtCore import QRect, QSize
+
+    assert zone_at(QPoint(x, y), QSize(100, 100)) == zone
+    rect = zone_rect(zone, QRect(0, 0, 100, 100))
+    assert rect.width() * rect.height() == (10_000 if zone == "center" else 5_000)
+
+
+def drop(editor: EditorArea, page_id: str, group: int, at: QPoint) -> None:
+    """What the mouse does: the tab is dragged from its bar and let go over a group."""
+    from PySide6.QtCore import QMimeData
+    from PySide6.QtGui import QDragEnterEvent, QDragMoveEvent
+
+    from rankdeck_app.shell.tab_bar import MIME
+
+    source = next(g for g in editor.groups() if any(tab.page_id == page_id for tab in g.tabs))
+    index = next(i for i, tab in enumerate(source.tabs) if tab.page_id == page_id)
+    target = editor.groups()[group]
+    data = QMimeData()
+    data.setData(MIME, page_id.encode())
+    move, left = Qt.DropAction.MoveAction, Qt.MouseButton.LeftButton
+    none = Qt.KeyboardModifier.NoModifier
+    source.bar.drag_started.emit(index)
+    QApplication.sendEvent(target, QDragEnterEvent(at, move, data, left, none))
+    QApplication.sendEvent(target, QDragMoveEvent(at, move, data, left, none))
+    QApplication.sendEvent(target, QDropEvent(QPointF(at), move, data, left, none))
+    source.bar.drag_ended.emit()
+    QApplication.processEvents()
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        ((0.95, 0.5), [["A"], ["B"]]),
+        ((0.05, 0.5), [["B"], ["A"]]),
+        ((0.5, 0.95), [["A"], ["B"]]),
+        ((0.5, 0.2), [["B"], ["A"]]),
+        ((0.5, 0.6), [["A", "B"]]),
+    ],
+)
+def test_a_dragged_tab_splits_on_the_side_where_it_is_dropped(
+    editor: EditorArea, place: tuple[float, float], expected: list[list[str]]
+) -> None:
+    note(editor, "a")
+    page = note(editor, "b")
+    group = editor.active_group
+    drop(editor, "note:b", 0, QPoint(int(group.width() * place[0]), int(group.height() * place[1])))
+    assert titles(editor) == expected
+    assert editor.page("note:b") is page and editor.active_page() is page
+    assert not any(g._overlay.isVisible() for g in editor.groups())
+
+
+def test_a_tab_dropped_on_another_strip_is_inserted_there_and_its_empty_group_goes(
+    editor: EditorArea,
+) -> None:
+    for name in "ab":
+        note(editor, name)
+    note(editor, "c")
+    group = editor.active_group
+    drop(editor, "note:c", 0, QPoint(group.width() - 5, group.height() // 2))
+    assert titles(editor) == [["A", "B"], ["C"]]
+    middle_of_b = editor.groups()[0].bar.tabRect(1)
+    drop(editor, "note:c", 0, QPoint(middle_of_b.x() + 5, 10))
+    assert titles(editor) == [["A", "C", "B"]]
+
+
+def test_a_tab_is_reordered_on_its_own_strip(editor: EditorArea) -> None:
+    for name in "abc":
+        note(editor, name)
+    bar = editor.active_group.bar
+    drop(editor, "note:a", 0, QPoint(bar.tabRect(2).right() - 2, 10))
+    assert titles(editor) == [["B", "C", "A"]]
+    drop(editor, "note:a", 0, QPoint(2, 10))
+    assert titles(editor) == [["A", "B", "C"]]
+
+
+def test_a_lone_tab_dropped_beside_itself_stays(editor: EditorArea) -> None:
+    note(editor, "a")
+    drop(editor, "note:a", 0, QPoint(editor.width() - 5, editor.height() // 2))
+    assert titles(editor) == [["A"]]
+
+
+def test_opening_and_closing_splits_never_grows_the_tree(editor: EditorArea) -> None:
+    note(editor, "a")
+    for zone in ("right", "bottom", "right", "top", "left") * 2:
+        editor.split(zone)  # type: ignore[arg-type]
+    assert len(editor.groups()) == 11
+    while len(editor.groups()) > 1:
+        editor.close_page()
+    assert editor._tree.root.count() == 1
+    assert editor._tree.root.widget(0) is editor.groups()[0]
+
+
+def test_the_layout_comes_back_from_its_state(window: MainWindow, editor: EditorArea) -> None:
+    note(editor, "a").field.setText("text of a")
+    editor.toggle_pin()
+    note(editor, "b")
+    editor.split("right")
+    note(editor, "c")
+    editor.split("bottom")
+    state = json.loads(json.dumps(editor.save_state()))
+    fresh = EditorArea(window.services, window)
+    fresh._kinds = editor._kinds
+    fresh.restore_state(state)
+    fresh.resize(900, 600)
+    assert titles(fresh) == [["A", "B"], ["B", "C"], ["C"]]
+    assert fresh.groups().index(fresh.active_group) == 2
+    assert fresh.groups()[0].tabs[0].pinned
+    assert fresh.groups()[0].tabs[0].page is None, "a page is built when it is first shown"
+    restored = note(fresh, "a")
+    assert restored.field.text() == "text of a"
+    assert fresh.save_state()["tree"]["children"][1]["orientation"] == "vertical"
+
+
+def test_tabs_of_unknown_kinds_and_broken_states_are_left_out(window: MainWindow, editor: EditorArea) -> None:
+    group = {"tabs": [{"id": "other:x"}, {"id": "note:a"}], "current": "other:x"}
+    tree = {"orientation": "horizontal", "sizes": [1, 1], "children": [group, {"tabs": [{"id": "other:y"}]}]}
+    editor.restore_state({"tree": tree, "active": 7, "closed": ["nonsense"]})
+    assert titles(editor) == [["note:a"]] or titles(editor) == [["A"]]
+    assert editor.active_page() is not None
+
+
+def test_a_page_that_is_gone_says_so_in_its_tab(editor: EditorArea) -> None:
+    page = editor.open("note:gone-run")
+    assert isinstance(page, UnavailablePage)
+    assert page._label.text() == "note:gone-run is gone. Open another one."

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
+
+from rankdeck_app.composition import compose
+from rankdeck_app.shell.keys_page import KeysPage
+from rankdeck_app.shell.window import MainWindow
+
+CTRL = Qt.KeyboardModifier.ControlModifier
+
+
+@pytest.fixture
+def page(window: MainWindow) -> KeysPage:
+    compose(window)
+    page = window.editor.open("keys:")
+    assert isinstance(page, KeysPage)
+    return page
+
+
+def record(qtbot: QtBot, page: KeysPage, key: Qt.Key, modifier: Qt.KeyboardModifier) -> None:
+    page.record()
+    qtbot.keyClick(page.recorder, key, modifier)
+    qtbot.waitUntil(lambda: not page._recording)
+
+
+def test_recorded_keys_work_at_once(qtbot: QtBot, window: MainWindow, page: KeysPage) -> None:
+    page.select("view.zenMode")
+    record(qtbot, page, Qt.Key.Key_F9, Qt.KeyboardModifier.NoModifier)
+    assert window.keymap.keys_for("view.zenMode") == ("F9",)
+    assert page.selected() == "view.zenMode"
+    qtbot.keyClick(window, Qt.Key.Key_F9)
+    assert window.context.get("zenMode") is True
+
+
+def test_keys_of_other_commands_are_recorded_not_run_and_the_clash_is_said(
+    qtbot: QtBot, window: MainWindow, page: KeysPage
+) -> None:
+    page.select("view.fullScreen")
+    record(qtbot, page, Qt.Key.Key_W, CTRL)
+    assert window.editor.page("keys:") is page
+    assert window.keymap.keys_for("view.fullScreen") == ("Ctrl+W",)
+    assert page._message.text() == "These keys also belong to: View: Close Tab."
+
+
+def test_escape_leaves_the_keys_as_they_are(qtbot: QtBot, window: MainWindow, page: KeysPage) -> None:
+    page.select("view.fullScreen")
+    page.record()
+    qtbot.keyClick(page.recorder, Qt.Key.Key_Escape)
+    assert not page._box.isVisible() and window.keymap.keys_for("view.fullScreen") == ("F11",)
+    qtbot.keyClick(window, Qt.Key.Key_P, CTRL | Qt.KeyboardModifier.ShiftModifier)
+    assert window.palette_box.isVisible()
+    window.palette_box.dismiss()
+
+
+def test_keys_are_removed_and_reset(qtbot: QtBot, window: MainWindow, page: KeysPage) -> None:
+    page.select("view.fullScreen")
+    qtbot.mouseClick(page._remove, Qt.MouseButton.LeftButton)
+    assert window.keymap.keys_for("view.fullScreen") == ()
+    assert not page._remove.isEnabled()
+    qtbot.mouseClick(page._reset, Qt.MouseButton.LeftButton)
+    assert window.keymap.keys_for("view.fullScreen") == ("F11",)
+
+
+def test_the_search_finds_by_title_and_by_keys(qtbot: QtBot, page: KeysPage) -> None:
+    def found() -> list[str]:
+        rows = range(page.table.topLevelItemCount())
+        return [item.text(0) for row in rows if (item := page.table.topLevelItem(row)) is not None]
+
+    qtbot.keyClicks(page._filter, "zen")
+    assert found() == ["View: Leave Zen Mode", "View: Toggle Zen Mode"]
+    page._filter.setText("ctrl+k ctrl+t")
+    assert found() == ["Preferences: Colour Theme"]
+
+
+def test_leaving_the_page_while_recording_gives_the_shortcuts_back(
+    qtbot: QtBot, window: MainWindow, page: KeysPage
+) -> None:
+    page.select("view.fullScreen")
+    page.record()
+    window.editor.close_page("keys:")
+    QApplication.processEvents()
+    qtbot.keyClick(window, Qt.Key.Key_P, CTRL | Qt.KeyboardModifier.ShiftModifier)
+    assert window.palette_box.isVisible()
+    window.palette_box.dismiss()

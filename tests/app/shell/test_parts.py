@@ -1,0 +1,261 @@
+"""Title bar, activity bar, side bar, panel, status bar: what is registered is there, works, and is
+reachable.
+"""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QAbstractButton, QApplication, QLabel, QLineEdit, QToolButton, QWidget
+from pytestqt.qtbot import QtBot
+
+from rankdeck_app.commands import Command
+from rankdeck_app.shell.panel import PanelTab
+from rankdeck_app.shell.side_bar import Activity, SideBarView
+from rankdeck_app.shell.window import MainWindow
+
+CTRL = Qt.KeyboardModifier.ControlModifier
+
+
+def with_activities(window: MainWindow) -> list[str]:
+    """Two activities; the list notes which views were built."""
+    built: list[str] = []
+
+    def view(name: str) -> SideBarView:
+        built.append(name)
+        view = SideBarView(window.theme)
+        view.add_section("First", QLineEdit())
+        view.add_section("Second", QLineEdit())
+        return view
+
+    window.side_bar.register(Activity("runs", "Runs", "history", lambda: view("runs"), priority=1))
+    window.side_bar.register(
+        Activity("launch", "Run Configuration", "rocket", lambda: view("launch"), 2, ("Ctrl+Shift+D",))
+    )
+    window.start()
+    return built
+
+
+def menu_labels(window: MainWindow, name: str) -> list[str]:
+    return [action.text().split("\t")[0] for action in window.title_bar.menu(name).actions() if action.text()]
+
+
+def test_menus_come_from_the_table_and_only_with_commands_that_apply(window: MainWindow) -> None:
+    bar = window.title_bar
+    assert "Run" not in bar._menus
+    ran: list[str] = []
+    window.commands.register(
+        Command("run.launch", "Run: Launch", lambda: ran.append("x"), ("Ctrl+F5",), menu="Run/1"),
+        Command("run.stop", "Run: Stop", lambda: None, when="alive", menu="Run/2"),
+        Command("help.about", "Help: About", lambda: None, when="never", menu="Help/1"),
+    )
+    assert menu_labels(window, "Run") == ["Launch"]
+    assert not bar._menus["Help"].menuAction().isVisible()
+    window.context.set("alive", True)
+    assert menu_labels(window, "Run") == ["Launch", "Stop"]
+    action = bar.menu("Run").actions()[0]
+    assert action.text() == "Launch\tCtrl+F5"
+    action.trigger()
+    assert ran == ["x"]
+
+
+def test_menu_order_is_the_usual_one(window: MainWindow) -> None:
+    for name in ("Help", "Run", "Zebra"):
+        window.commands.register(Command(f"x.{name}", f"X: {name}", lambda: None, menu=f"{name}/1"))
+    assert [*window.title_bar._menus] == ["File", "View", "Run", "Help", "Zebra"]
+
+
+def test_a_checked_command_shows_its_state(window: MainWindow) -> None:
+    with_activities(window)
+    action = next(a for a in window.title_bar.menu("View").actions() if a.text().startswith("Toggle Side"))
+    assert action.isCheckable() and action.isChecked()
+
+
+def test_the_command_centre_keeps_between_menus_and_toggles(window: MainWindow) -> None:
+    with_activities(window)
+    for width in (1440, 900, 800):
+        window.resize(width, 600)
+        window.title_bar._arrange()
+        center = window.title_bar.center.geometry()
+        assert center.left() >= window.title_bar.menu_bar.geometry().right()
+        toggles = [b for b in window.title_bar._toggles if not b.isHidden()]
+        assert all(center.right() < toggle.x() for toggle in toggles)
+    window.resize(1440, 600)
+    window.title_bar._arrange()
+    assert window.title_bar.center.width() == 460
+
+
+def test_nothing_is_offered_before_it_is_registered(window: MainWindow) -> None:
+    window.start()
+    assert not window.side_bar.isVisible() and not window.panel.isVisible()
+    assert not window.commands.enabled("view.toggleSideBar")
+    assert not window.commands.enabled("preferences.settings")
+    assert window.activity_bar._buttons == {}
+
+
+def test_the_top_activity_is_shown_and_others_are_built_when_wanted(qtbot: QtBot, window: MainWindow) -> None:
+    built = with_activities(window)
+    assert built == ["launch"] and window.side_bar.shown == "launch"
+    assert window.activity_bar.button("launch").active
+    assert window.activity_bar.button("launch").toolTip() == "Run Configuration (Ctrl+Shift+D)"
+    qtbot.mouseClick(window.activity_bar.button("runs"), Qt.MouseButton.LeftButton)
+    assert built == ["launch", "runs"] and window.side_bar.shown == "runs"
+    qtbot.mouseClick(window.activity_bar.button("runs"), Qt.MouseButton.LeftButton)
+    assert not window.side_bar.isVisible()
+    qtbot.keyClick(window, Qt.Key.Key_D, CTRL | Qt.KeyboardModifier.ShiftModifier)
+    assert window.side_bar.isVisible() and window.side_bar.shown == "launch"
+
+
+def test_ctrl_b_folds_the_side_bar(qtbot: QtBot, window: MainWindow) -> None:
+    with_activities(window)
+    qtbot.keyClick(window, Qt.Key.Key_B, CTRL)
+    assert not window.side_bar.isVisible()
+    qtbot.keyClick(window, Qt.Key.Key_B, CTRL)
+    assert window.side_bar.isVisible()
+
+
+def test_sections_fold_and_come_back_folded(qtbot: QtBot, window: MainWindow) -> None:
+    with_activities(window)
+    view = window.side_bar.view("launch")
+    assert isinstance(view, SideBarView)
+    first = view.sections[0]
+    qtbot.mouseClick(first.header, Qt.MouseButton.LeftButton)
+    assert not first.body.isVisible() and view.sections[1].body.isVisible()
+    state = view.save_state()
+    first.set_open(True)
+    view.restore_state(state)
+    assert not first.open
+
+
+def test_a_footer_stays_below_the_sections(window: MainWindow) -> None:
+    with_activities(window)
+    view = window.side_bar.view("launch")
+    assert isinstance(view, SideBarView)
+    footer = QLabel("No estimate yet")
+    view.set_footer(footer)
+    QApplication.processEvents()
+    assert footer.geometry().bottom() == view.rect().bottom()
+
+
+def with_panel(window: MainWindow) -> list[str]:
+    built: list[str] = []
+
+    def body(name: str) -> QWidget:
+        built.append(name)
+        return QLabel(name)
+
+    window.panel.register(
+        PanelTab("output", "Output", lambda: body("output"), lambda b: QLabel(f"tools of {b.text()}"), 1)
+    )
+    window.panel.register(
+        PanelTab("problems", "Problems", lambda: body("problems"), priority=2, keys=("Ctrl+Shift+M",))
+    )
+    window.start()
+    return built
+
+
+def test_panel_tabs_stand_by_priority_and_are_built_when_shown(qtbot: QtBot, window: MainWindow) -> None:
+    built = with_panel(window)
+    assert window.panel._order == ["problems", "output"] and built == ["problems"]
+    window.show_panel("output")
+    assert built == ["problems", "output"] and window.context.get("panel") == "output"
+    tools = window.panel._tools.currentWidget()
+    assert isinstance(tools, QLabel) and tools.text() == "tools of output"
+    qtbot.keyClick(window, Qt.Key.Key_M, CTRL | Qt.KeyboardModifier.ShiftModifier)
+    assert window.panel.shown == "problems"
+    assert window.panel._tools.currentWidget() is window.panel._no_tools
+
+
+def test_a_badge_widens_its_tab_and_is_spoken(window: MainWindow) -> None:
+    with_panel(window)
+    bar = window.panel._bar
+    before = bar.tabRect(0).width()
+    window.panel.set_badge("problems", 3, "error")
+    assert bar.tabRect(0).width() > before
+    assert bar.accessibleTabName(0) == "Problems, 3"
+    window.panel.set_badge("problems", None)
+    assert bar.tabRect(0).width() == before and bar.accessibleTabName(0) == "Problems"
+
+
+def test_a_badge_keeps_to_its_tab_when_another_comes_before_it(window: MainWindow) -> None:
+    window.panel.register(PanelTab("a", "A", QWidget))
+    window.panel.set_badge("a", 2)
+    window.panel.register(PanelTab("b", "B", QWidget, priority=5))
+    assert window.panel._bar._badges == {1: (2, "normal")}
+
+
+def test_the_panel_folds_and_takes_the_editor_s_room(qtbot: QtBot, window: MainWindow) -> None:
+    with_panel(window)
+    qtbot.keyClick(window, Qt.Key.Key_J, CTRL)
+    assert not window.panel.isVisible()
+    qtbot.keyClick(window, Qt.Key.Key_J, CTRL)
+    window.commands.run("view.maximizePanel")
+    assert window.panel.isVisible() and not window.editor.isVisible()
+    window.commands.run("view.restorePanel")
+    assert window.editor.isVisible()
+
+
+def test_status_items_stand_by_side_and_priority_and_hide_while_empty(window: MainWindow) -> None:
+    status = window.status
+    for name, side, priority in (("a", "left", 1), ("b", "left", 9), ("c", "right", 99), ("d", "right", 1)):
+        status.item(name, side, priority).set_text(name)  # type: ignore[arg-type]
+    shown = [item.text() for item in status.items() if not item.isHidden()]
+    assert shown == ["b", "a", "d", "Dark Modern", "c"]
+    status.item("b").set_text("")
+    assert status.item("b").isHidden()
+    status.remove("a")
+    assert "a" not in [item.item_id for item in status.items()]
+
+
+def test_a_status_item_runs_its_command_by_mouse_and_by_key(qtbot: QtBot, window: MainWindow) -> None:
+    ran: list[str] = []
+    window.commands.register(Command("x.y", "X: Y", lambda: ran.append("y")))
+    item = window.status.item("x")
+    item.set_text("press me", icon="error")
+    assert item.focusPolicy() == Qt.FocusPolicy.NoFocus
+    item.set_command("x.y")
+    qtbot.mouseClick(item, Qt.MouseButton.LeftButton)
+    item.setFocus()
+    qtbot.keyClick(item, Qt.Key.Key_Space)
+    assert ran == ["y", "y"]
+
+
+def test_a_number_that_shrinks_a_little_does_not_move_its_neighbours(window: MainWindow) -> None:
+    item = window.status.item("n", "right")
+    item.set_text("100 samples/s")
+    width = item.sizeHint().width()
+    item.set_text("99 samples/s")
+    assert item.sizeHint().width() == width
+    item.set_text("1000 samples/s")
+    assert item.sizeHint().width() > width
+    item.set_text("1")
+    assert item.sizeHint().width() < width
+
+
+def test_a_narrow_window_drops_the_items_least_worth_keeping(window: MainWindow) -> None:
+    window.resize(800, 500)
+    window.status.item("long", "left", 5, keep=1).set_text("long " * 24)
+    window.status.item("dropped", "right", 200).set_text("not worth it " * 4)
+    assert not window.status.item("long").isHidden()
+    assert window.status.item("dropped").isHidden()
+    window.resize(1440, 900)
+    window.status._fit()
+    assert not window.status.item("dropped").isHidden()
+
+
+@pytest.mark.parametrize("theme", ["Dark Modern", "Light Modern"])
+def test_every_control_has_a_name_and_a_place_in_the_tab_order(window: MainWindow, theme: str) -> None:
+    with_activities(window)
+    with_panel(window)
+    window.settings.set("theme.name", theme)
+    window.grab()
+    buttons = [b for b in window.findChildren(QAbstractButton) if b.isVisible() and b.isEnabled()]
+    own = [
+        b
+        for b in buttons
+        if not b.objectName().startswith("qt_")
+        and not (isinstance(b, QToolButton) and b.arrowType() != Qt.ArrowType.NoArrow)
+    ]
+    assert len(own) > 8
+    assert [b for b in own if not (b.accessibleName() or b.text())] == []
+    assert [b.accessibleName() for b in own if not b.focusPolicy() & Qt.FocusPolicy.TabFocus] == []

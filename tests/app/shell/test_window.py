@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QPoint, Qt
+from PySide6.QtWidgets import QApplication, QLabel, QPushButton, QWidget
+from pytestqt.qtbot import QtBot
+
+from rankdeck_app.services import Services, make_services
+from rankdeck_app.shell.panel import PanelTab
+from rankdeck_app.shell.side_bar import Activity, SideBarView
+from rankdeck_app.shell.window import MainWindow
+from tests.app.shell.pages import NotePage
+
+CTRL = Qt.KeyboardModifier.ControlModifier
+Make = Callable[..., MainWindow]
+
+
+def compose(window: MainWindow) -> None:
+    def view(name: str) -> SideBarView:
+        view = SideBarView(window.theme)
+        view.add_section(name, QLabel(name))
+        return view
+
+    window.side_bar.register(Activity("launch", "Launch", "rocket", lambda: view("Devices"), priority=2))
+    window.side_bar.register(Activity("runs", "Runs", "history", lambda: view("Runs")))
+    window.panel.register(PanelTab("problems", "Problems", QWidget, priority=1))
+    window.panel.register(PanelTab("output", "Output", QWidget))
+    window.editor.register_page_kind("note", NotePage)
+    window.start()
+
+
+def test_everything_comes_back_after_a_restart(qtbot: QtBot, services: Services, make_window: Make) -> None:
+    window = make_window(services, compose)
+    window.resize(800, 612)
+    page = window.editor.open("note:a")
+    assert isinstance(page, NotePage)
+    page.field.setText("kept")
+    window.editor.split("right")
+    window.show_activity("runs")
+    view = window.side_bar.view("runs")
+    assert isinstance(view, SideBarView)
+    view.sections[0].set_open(False)
+    window.show_panel("output")
+    window.toggle("panel")
+    window.columns.setSizes([330, 421])
+    side_width = window.side_bar.width()
+    window.close()
+
+    again = make_window(make_services(), compose)
+    assert again.size() == window.size()
+    assert again.side_bar.shown == "runs" and again.side_bar.width() == side_width
+    restored = again.side_bar.view("runs")
+    assert isinstance(restored, SideBarView) and not restored.sections[0].open
+    assert not again.panel.isVisible() and again.panel.shown == "output"
+    assert [len(group.tabs) for group in again.editor.groups()] == [1, 1]
+    page = again.editor.active_page()
+    assert isinstance(page, NotePage) and page.field.text() == "kept"
+
+
+def test_an_app_that_is_killed_has_written_its_layout(
+    qtbot: QtBot, services: Services, make_window: Make
+) -> None:
+    window = make_window(services, compose)
+    window.editor.open("note:a")
+    path = services.folders.state / "window.json"
+    qtbot.waitUntil(path.exists, timeout=5000)
+    tabs = json.loads(path.read_text())["editor"]["tree"]["children"][0]["tabs"]
+    assert [tab["id"] for tab in tabs] == ["note:a"]
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"columns": ["x", 2], "visible": 3, "editor": [], "geometry": "zz"}']
+)
+def test_a_broken_state_file_opens_the_window_as_on_the_first_day(
+    services: Services, make_window: Make, text: str
+) -> None:
+    services.folders.state.mkdir(parents=True)
+    (services.folders.state / "window.json").write_text(text)
+    window = make_window(services, compose)
+    assert window.side_bar.isVisible() and window.panel.isVisible()
+    assert window.side_bar.shown == "launch"
+
+
+def test_tabs_stay_away_when_the_person_wants_that(services: Services, make_window: Make) -> None:
+    window = make_window(services, compose)
+    window.editor.open("note:a")
+    window.close()
+    services = make_services()
+    services.settings.set("window.restore_tabs", False)
+    assert make_window(services, compose).editor.pages() == []
+
+
+def test_a_state_that_cannot_be_written_is_told_once(services: Services, make_window: Make) -> None:
+    window = make_window(services, compose)
+    path = services.folders.state
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("a file where the folder should be")
+    window.state.save_now()
+    window.state.save_now()
+    assert [n.text.split(":")[0] for n in window.toasts.history] == ["The layout cannot be saved"]
+
+
+def test_zen_mode_leaves_nothing_but_the_editor(qtbot: QtBot, services: Services, make_window: Make) -> None:
+    window = make_window(services, compose)
+    window.editor.open("note:a")
+    qtbot.keyClick(window, Qt.Key.Key_K, CTRL)
+    qtbot.keyClick(window, Qt.Key.Key_Z)
+    bars = (window.title_bar, window.activity_bar, window.side_bar, window.panel, window.status)
+    assert not any(bar.isVisible() for bar in bars) and window.editor.isVisible()
+    qtbot.keyClick(window, Qt.Key.Key_Escape)
+    qtbot.keyClick(window, Qt.Key.Key_Escape)
+    assert all(bar.isVisible() for bar in bars)
+
+
+def test_ctrl_k_ctrl_s_opens_the_shortcuts_from_within_a_text_field(qtbot: QtBot, window: MainWindow) -> None:
+    from rankdeck_app.composition import compose as compose_app
+
+    compose_app(window)
+    page = window.editor.open("note:a", NotePage)
+    assert isinstance(page, NotePage)
+    qtbot.keyClick(page.field, Qt.Key.Key_K, CTRL)
+    chord = window.status.item("chord")
+    assert chord.text() == "Ctrl+K was pressed, waiting for the second key"
+    qtbot.keyClick(page.field, Qt.Key.Key_S, CTRL)
+    assert window.context.get("activePage") == "keys" and chord.isHidden()
+
+
+def test_a_theme_is_chosen_by_keyboard_and_kept(qtbot: QtBot, window: MainWindow) -> None:
+    qtbot.keyClick(window, Qt.Key.Key_K, CTRL)
+    qtbot.keyClick(window, Qt.Key.Key_T, CTRL)
+    qtbot.keyClicks(window.palette_box.input, "light")
+    qtbot.keyClick(window.palette_box.input, Qt.Key.Key_Return)
+    assert window.theme.name == "Light Modern" == window.status.item("theme").text()
+    assert make_services().settings.get_str("theme.name") == "Light Modern"
+
+
+def test_a_theme_that_is_gone_is_told_and_the_window_opens(services: Services, make_window: Make) -> None:
+    services.settings.set("theme.name", "/gone/theme.json")
+    window = make_window(services)
+    QApplication.processEvents()
+    assert window.theme.name == "Dark Modern"
+    assert "/gone/theme.json" in window.toasts.history[0].text
+
+
+def test_f6_walks_through_the_parts(qtbot: QtBot, services: Services, make_window: Make) -> None:
+    window = make_window(services, compose)
+    window.editor.open("note:a")
+    seen = []
+    for _ in range(5):
+        qtbot.keyClick(window, Qt.Key.Key_F6)
+        focused = QApplication.focusWidget()
+        parts = (window.editor, window.panel, window.status, window.activity_bar, window.side_bar)
+        seen.append(
+            next(at for at, part in enumerate(parts) if focused is not None and part.isAncestorOf(focused))
+        )
+    assert sorted(seen) == [0, 1, 2, 3, 4]
+
+
+def test_toasts_stay_above_the_panel_and_in_the_window(services: Services, make_window: Make) -> None:
+    window = make_window(services, compose)
+    window.resize(1280, 720)
+    window.show_panel("output")
+    window.toasts.info("short")
+    window.toasts.show("A long one. " * 20, "warning", [("Do it", lambda: None)])
+    top_of_panel = window.panel.mapTo(window, QPoint(0, 0)).y()
+    boxes = [toast.geometry() for toast in window.toasts.shown()]
+    assert all(box.bottom() < top_of_panel and window.rect().contains(box) for box in boxes)
+    assert not boxes[0].intersects(boxes[1])
+
+
+def test_a_toast_s_button_answers_and_closes_it(qtbot: QtBot, window: MainWindow) -> None:
+    answered: list[str] = []
+    toast = window.toasts.show("Compare?", "warning", [("Compare", lambda: answered.append("yes"))])
+    button = next(b for b in toast.findChildren(QPushButton) if b.text() == "Compare")
+    qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
+    assert answered == ["yes"] and window.toasts.shown() == []
+    assert [notice.text for notice in window.toasts.history] == ["Compare?"]
+
+
+def test_a_toast_that_asks_nothing_leaves_by_itself(qtbot: QtBot, window: MainWindow) -> None:
+    window.settings.set("notifications.seconds", 2.0)
+    window.toasts.info("bye")
+    qtbot.waitUntil(lambda: window.toasts.shown() == [], timeout=5000)
+
+
+def test_at_most_three_toasts_are_shown_and_the_bell_counts_all(window: MainWindow) -> None:
+    for number in range(5):
+        window.toasts.info(f"notice {number}")
+    assert [toast.notice.text for toast in window.toasts.shown()] == ["notice 2", "notice 3", "notice 4"]
+    assert window.status.item("notifications").text() == "5"
+    from rankdeck_app.composition import compose as compose_app
+
+    compose_app(window)
+    window.commands.run("notifications.show")
+    assert window.toasts.unread == 0
+
+
+def test_frame_time_is_shown_while_views_run(qtbot: QtBot, window: MainWindow) -> None:
+    item = window.status.item("frames")
+    subscription = window.clock.subscribe(lambda: None)
+    qtbot.waitUntil(lambda: "fps" in item.text())
+    window.settings.set("window.show_frame_time", False)
+    assert item.isHidden()
+    window.settings.set("window.show_frame_time", True)
+    subscription.cancel()
+    assert item.isHidden()
+
+
+def test_closing_the_window_stops_the_clock_and_tells_views(qtbot: QtBot, window: MainWindow) -> None:
+    told: list[str] = []
+    window.closing.connect(lambda: told.append("closing"))
+    window.clock.subscribe(lambda: None)
+    window.close()
+    assert told == ["closing"] and not window.clock.running
+
+
+def test_a_closed_window_is_freed(qtbot: QtBot, services: Services, make_window: Make) -> None:
+    import gc
+    import weakref
+
+    from tests.app.conftest import settle
+
+    window = make_window(services, compose)
+    window.editor.open("note:a")
+    window.palette_box.show_commands()
+    window.palette_box.dismiss()
+    ghost = weakref.ref(window)
+    services.context.set("after", 1)
+    window.close()
+    window.deleteLater()
+    settle()
+    services.context.set("after", 2)
+    services.commands.changed.emit()
+    from shiboken6 import isValid
+
+    assert not isValid(window)
+    del window
+    gc.collect()
+    assert ghost() is None or not isValid(ghost())
+
+
+def test_pictures_of_both_themes_differ_and_are_full(
+    services: Services, make_window: Make, tmp_path: Path
+) -> None:
+    window = make_window(services, compose)
+    window.resize(1280, 720)
+    dark = window.grab().toImage()
+    window.settings.set("theme.name", "Light Modern")
+    light = window.grab().toImage()
+    assert dark.pixelColor(700, 300).lightness() < 60 < 200 < light.pixelColor(700, 300).lightness()
