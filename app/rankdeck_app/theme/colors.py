@@ -358,6 +358,8 @@ DERIVED: dict[str, str | Mix] = {
     "statusBar.background": "sideBar.background",
     "statusBar.foreground": "foreground",
     "statusBar.border": "sideBar.border",
+    "statusBarItem.prominentBackground": "button.background",
+    "statusBarItem.prominentForeground": "button.foreground",
     "button.hoverBackground": Mix("button.background", "foreground", 0.15),
     "button.secondaryBackground": Mix("editor.background", "foreground", 0.12),
     "button.secondaryForeground": "foreground",

@@ -105,7 +105,7 @@ QComboBox QAbstractItemView { background: @dropdown.listBackground; color: @drop
   border: 1px solid @dropdown.border; selection-background-color: @list.activeSelectionBackground;
   selection-color: @list.activeSelectionForeground; outline: 0; }
 QAbstractItemView { border: 0; outline: 0; background: transparent; }
-QAbstractItemView[roomy="true"]::item { min-height: 22px; }
+QTreeView[roomy="true"]::item, QListView[roomy="true"]::item { padding: 4px 2px; }
 QHeaderView::section { background: @sideBar.background; color: @descriptionForeground; border: 0;
   border-bottom: 1px solid @sideBar.border; padding: 4px 8px; font-size: 11px; }
 QScrollArea, QPlainTextEdit, QTextEdit, QStackedWidget { border: 0; background: transparent; }
