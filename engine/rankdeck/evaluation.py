@@ -46,8 +46,6 @@ class Evaluator:
         total = count = correct = 0.0
         knows_correct = self._has_classes and self._strategy.loss.correct is not None
         for batch, num_valid in zip(self._loader, self._valid, strict=True):
-            if num_valid == 0:
-                continue
             sums = self._strategy.evaluate(batch, num_valid)
             total += sums.total
             count += sums.count
@@ -65,7 +63,9 @@ class Evaluator:
     def _over_ranks(self, *sums: float) -> list[float]:
         if self._strategy.setup.world_size == 1:
             return list(sums)
-        together = torch.tensor(sums, dtype=torch.float64, device=self._strategy.device)
+        # Where ranks work on one batch together, only those that report its loss count.
+        own = sums if self._strategy.reports_loss() else [0.0] * len(sums)
+        together = torch.tensor(own, dtype=torch.float64, device=self._strategy.device)
         dist.all_reduce(together)
         return [float(value) for value in together]
 

@@ -28,6 +28,17 @@ class Mesh:
     def world_size(self) -> int:
         return math.prod(size for _, size in self.sizes)
 
+    @property
+    def random_stream(self) -> int:
+        """Ranks that differ on data, shard or stage draw differently;
+
+        along tensor, replicated activations must agree.
+        """
+        stream = 0
+        for axis in ("data", "shard", "stage"):
+            stream = stream * self.size(axis) + self.coordinate(axis)
+        return stream
+
     def size(self, axis: str) -> int:
         return dict(self.sizes).get(axis, 1)
 

@@ -202,9 +202,9 @@ class Trainer:
         No target at all gives 0.
         """
         strategy = self._strategy
-        counts = torch.as_tensor(count, dtype=torch.float64, device=strategy.device)
-        if strategy.data_shard()[1] > 1:
-            counts = counts.clone()
+        counts = torch.tensor(float(count) if strategy.reports_loss() else 0.0, dtype=torch.float64)
+        counts = counts.to(strategy.device)
+        if strategy.setup.world_size > 1:
             dist.all_reduce(counts)
         factor = self._train.global_batch / counts.clamp(min=1.0)
         gradients = [p.grad for p in strategy.module.parameters() if p.grad is not None]
@@ -346,8 +346,8 @@ def assemble(
     strategy: Strategy = config.strategy_card.load()(setup)
     with contextlib.nullcontext() if ledger is None else ledger.following():
         strategy.build(workload.build_model)
-    # Dropout's streams differ along the data axis; the weights came from the bare seed.
-    torch.manual_seed(config.train.seed * 1_000_003 + 1 + rank)
+    # Random streams are the strategy's to part; the weights came from the bare seed.
+    torch.manual_seed(config.train.seed * 1_000_003 + 1 + strategy.mesh().random_stream)
     return Trainer(Job(workload, strategy, writer, rank, places, ledger, **job))
 
 

@@ -121,7 +121,11 @@ class Strategy(ABC):
 
     @abstractmethod
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
-        """Loss sums over the first `num_valid` samples of the batch, in eval mode, without gradients."""
+        """Loss sums over the first `num_valid` samples of the batch, in eval mode, without gradients.
+
+        All ranks are called equally often, with 0 where a rank's share is all padding; a rank that does not
+        report loss returns what it likes.
+        """
 
     def clip(self, max_norm: float) -> Tensor:
         """Scale all gradients so that their common norm is at most `max_norm`; returns the norm before."""
