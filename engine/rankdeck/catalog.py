@@ -251,7 +251,7 @@ DATA: Mapping[str, Card] = _table(
     Card(
         "digits",
         "Digits",
-        "8 x 8 handwritten digits",
+        "8x8 handwritten digits",
         "1797 handwritten digits that come with scikit-learn.",
         "rankdeck.data.digits:Digits",
     ),

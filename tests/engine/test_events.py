@@ -1,0 +1,85 @@
+"""Events become one line each and come back the same; readers skip what they do not know."""
+
+from __future__ import annotations
+
+import json
+import typing
+
+import msgspec
+import pytest
+
+from rankdeck import events
+from rankdeck.errors import Problem
+
+EXAMPLES: list[events.AnyEvent] = [
+    events.RunStarted(
+        run="r",
+        attempt=0,
+        strategy="dp",
+        options={"parallel_loss": True},
+        world_size=1,
+        devices=[events.DeviceInfo(0, "CPU 0", "virtual"), events.DeviceInfo(1, "H100", "gpu", "GPU-1", 80)],
+        steps=5,
+        global_batch=8,
+        started=1.5,
+    ),
+    events.RankStarted(rank=0, pid=7, devices=[0, 1], uuids=[None, "GPU-1"]),
+    events.Phase(rank=0, phase="loading data"),
+    events.Steps(rank=1, first=3, loss_sum=[1.0, None], count=[2.0, 2.0], samples=[4, 4], ended=[1.0, 2.0]),
+    events.Memory(
+        rank=0,
+        step=3,
+        source=events.MEASURED_IN_REHEARSAL,
+        devices=[events.DeviceMemory(0, 1, 2, peak_by_kind={"parameters": 2})],
+    ),
+    events.Sample(devices=[events.DeviceSample(0, utilisation=0.5)], interval_s=0.25),
+    events.Comm(rank=0, step=3, algorithm="ring", sent_bytes=9, by_peer={"1": 9}),
+    events.Transfers(rank=0, step=3, moved=[(0, 1, 5)]),
+    events.Evaluation(step=3, loss=0.5, samples=10, seconds=0.1, accuracy=0.9, final=True),
+    events.ProblemRaised(problem=Problem("nan", "The loss is not a number.", rank=1)),
+    events.RankFailed(rank=1, problem=Problem("oom", "No memory.", rank=1), is_communication=True),
+    events.WeightsSaved(path="weights.safetensors", num_bytes=5),
+    events.Dropped(lines=3, reason="no space"),
+    events.RankEnded(rank=0, reason="completed", step=5),
+    events.RunEnded(outcome="completed", exit_code=0, attempt=0),
+]
+
+
+def test_every_kind_of_event_has_an_example_here() -> None:
+    assert {type(event) for event in EXAMPLES} == set(typing.get_args(events.AnyEvent))
+
+
+@pytest.mark.parametrize("event", EXAMPLES, ids=lambda event: type(event).__name__)
+def test_an_event_is_one_line_and_comes_back_the_same(event: events.AnyEvent) -> None:
+    event.seq, event.t = 4, 12.5
+    line = events.encode(event)
+    assert line.endswith(b"\n") and line.count(b"\n") == 1
+    assert events.decode(line) == event
+    plain = json.loads(line)
+    assert (plain["seq"], plain["t"]) == (4, 12.5) and plain["kind"].islower()
+
+
+def test_a_loss_that_is_no_number_becomes_null() -> None:
+    line = events.encode(
+        events.Steps(rank=0, first=1, loss_sum=[float("nan"), float("inf")], count=[1.0, 1.0])
+    )
+    assert json.loads(line)["loss_sum"] == [None, None]
+
+
+def test_an_unknown_kind_and_an_unknown_key_are_skipped() -> None:
+    assert events.decode(b'{"kind":"weather","seq":3,"rain":true}') is None
+    known = events.decode(b'{"kind":"phase","seq":3,"rank":0,"phase":"x","mood":"good"}')
+    assert isinstance(known, events.Phase)
+
+
+@pytest.mark.parametrize("line", [b"{", b"5", b'{"seq":3}', b"\x00\x01"])
+def test_what_is_no_event_is_an_error(line: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        events.decode(line)
+
+
+def test_a_chunk_with_an_unknown_kind_keeps_its_other_lines() -> None:
+    phase = events.encode(events.Phase(rank=0, phase="x"))
+    chunk = phase + b'{"kind":"weather","seq":1}\n' + phase
+    found = events.decode_lines(chunk)
+    assert [type(event).__name__ for event in found] == ["Phase", "NoneType", "Phase"]
