@@ -38,7 +38,8 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def headline(self, file: str | None = None) -> str:
         """The message with its rank and its place; `file` is where `line` counts."""
-        who = f"rank {self.rank}: " if self.rank is not None else ""
+        named = self.rank is None or f"rank {self.rank}" in self.message.lower()
+        who = "" if named else f"rank {self.rank}: "
         if self.line is None:
             return f"{who}{self.message}"
         where = f"{file}, line {self.line}" if file else f"line {self.line}"

@@ -30,7 +30,7 @@ def glance(run: RunDir) -> dict[str, Any]:
         "path": str(run.path),
         "outcome": run.outcome(),
         "strategy": started.strategy if started else _configured_strategy(run),
-        "started": started.started if started else None,
+        "started": started.started if started else run.environment().get("started"),
         "steps": steps.first + len(steps.ended) - 1 if steps else 0,
     }
 

@@ -40,7 +40,7 @@ def all() -> list[PresetCard]:  # noqa: A001 - read as presets.all()
     A file that cannot be read is left out: a list must not fail over one of them.
     """
     cards = []
-    for path in sorted(folder().glob("*.toml")):
+    for path in sorted(folder().glob("*.toml"), key=lambda path: path.stem):
         try:
             cards.append(_card(path))
         except (OSError, ValueError):

@@ -66,6 +66,7 @@ class RunFigures:
     phases: dict[int, str] = field(default_factory=dict)
     evaluation: events.Evaluation | None = None
     problems: list[Problem] = field(default_factory=list)
+    rank_failures: list[Problem] = field(default_factory=list)
     source: str | None = None
     attempts: int = 0
     dropped_lines: int = 0
@@ -92,6 +93,8 @@ class RunFigures:
                     self.evaluation = event
             case events.ProblemRaised():
                 self.problems.append(event.problem)
+            case events.RankFailed():
+                self.rank_failures.append(event.problem)
             case events.Comm():
                 self.comm.setdefault(event.rank, {})[event.algorithm] = event.sent_bytes
             case events.Dropped():
@@ -182,6 +185,7 @@ def summarise(run: RunDir, figures: RunFigures | None = None) -> dict[str, Any]:
     figures = figures or read_figures(run)
     strategy, options, planned = _what_ran(run, figures)
     end = run.end()
+    started = figures.started.started if figures.started else run.environment().get("started")
     return {
         "run": run.name,
         "path": str(run.path),
@@ -199,10 +203,10 @@ def summarise(run: RunDir, figures: RunFigures | None = None) -> dict[str, Any]:
         "imbalance": figures.imbalance(),
         "comm": _comm(figures),
         "bubble": None,
-        "problems": [_problem(problem) for problem in _problems(run, figures, outcome)],
+        "problems": [_problem(problem) for problem in problems_of(run, figures, outcome)],
         "steps_planned": planned,
         "source": figures.source,
-        "started": figures.started.started if figures.started else None,
+        "started": started,
         "ended": end.ended if end else None,
         "exit_code": end.exit_code if end else None,
         "weights": str(run.weights) if run.weights.is_file() else None,
@@ -294,12 +298,14 @@ def _comm(figures: RunFigures) -> dict[str, Any] | None:
     return {"algorithm": " + ".join(algorithms), "sent_bytes_per_step": per_rank}
 
 
-def _problems(run: RunDir, figures: RunFigures, outcome: str) -> list[Problem]:
+def problems_of(run: RunDir, figures: RunFigures, outcome: str) -> list[Problem]:
+    """What was raised, and for a run that ended badly at least one cause."""
     found = list(figures.problems)
     if outcome == "lost":
         found.append(lost_problem(run))
-    elif outcome == "failed" and not found:
-        found.append(failed_problem(run))
+    elif outcome == "failed" and not any(problem.severity == "error" for problem in found):
+        # The supervisor names one cause for all ranks; without it, what the ranks saw is the best there is.
+        found.extend(figures.rank_failures or [failed_problem(run)])
     return found
 
 
@@ -329,4 +335,5 @@ def _problem(problem: Problem) -> dict[str, Any]:
         "severity": problem.severity,
         "path": problem.path,
         "line": problem.line,
+        "last_lines": list(problem.last_lines),
     }

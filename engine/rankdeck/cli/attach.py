@@ -20,9 +20,10 @@ def watch(name: RunName, as_json: AsJson = False) -> int:
     run = find_run(name)
     figures = follow(run, JsonLines() if as_json else choose(run))
     if not as_json:
-        print_summary(report.summarise(run, figures))
-        if run.outcome() == "lost":
-            say.problem(report.lost_problem(run))
+        facts = report.summarise(run, figures)
+        print_summary(facts)
+        for problem in report.problems_of(run, figures, facts["outcome"])[len(figures.problems) :]:
+            say.problem(problem)
     return 0
 
 

@@ -41,11 +41,13 @@ def err() -> Console:
 
 
 def problem(found: Problem, file: str | None = None) -> None:
-    """One problem on stderr: what and where, then what to do next."""
+    """One problem on stderr: what and where, what to do next, then the rank's own last lines."""
     style = "yellow" if found.severity == "warning" else "bold red"
     words = Text(found.headline(file), style=style)
     if found.advice:
         words.append(f"\n{found.advice}", style="default not bold")
+    for line in found.last_lines:
+        words.append(f"\n  | {line}", style="default dim not bold")
     err().print(words, soft_wrap=True)
 
 

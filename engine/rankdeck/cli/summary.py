@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -34,18 +35,16 @@ def print_summary(facts: Mapping[str, Any]) -> None:
     """How a run ended: outcome, loss, speed, memory per device, where it lies."""
     console = say.out()
     console.print(_outcome_line(facts))
-    table = _pairs()
-    for label, words in _figures(facts):
-        table.add_row(label, words)
+    pairs = list(_figures(facts))
     for device in facts["devices"]:
         if device["peak_bytes"] is not None:
             kinds = kinds_in_words(device["peak_by_kind"] or {})
             peak = f"peak {format_bytes(device['peak_bytes'])}" + (f" ({kinds})" if kinds else "")
-            table.add_row(f"device {device['device']}", peak)
+            pairs.append((f"device {device['device']}", peak))
     if facts["imbalance"]:
-        table.add_row("imbalance", _imbalance_words(facts["imbalance"]))
-    table.add_row("run", facts["path"])
-    console.print(table, soft_wrap=True)
+        pairs.append(("imbalance", _imbalance_words(facts["imbalance"])))
+    pairs.append(("run", facts["path"]))
+    _print_pairs(console, pairs)
 
 
 def print_report(facts: Mapping[str, Any]) -> None:
@@ -53,22 +52,21 @@ def print_report(facts: Mapping[str, Any]) -> None:
     console = say.out()
     console.print(Text(facts["run"], style="bold"))
     console.print(_outcome_line(facts))
-    table = _pairs()
-    for label, words in _figures(facts):
-        table.add_row(label, words)
+    pairs = list(_figures(facts))
     if facts["imbalance"]:
-        table.add_row("imbalance", _imbalance_words(facts["imbalance"]))
+        pairs.append(("imbalance", _imbalance_words(facts["imbalance"])))
     if facts["comm"]:
-        table.add_row("sent per step", _comm_words(facts["comm"]))
-    table.add_row("run", facts["path"])
+        pairs.append(("sent per step", _comm_words(facts["comm"])))
+    pairs.append(("run", facts["path"]))
     if facts["weights"]:
-        table.add_row("weights", facts["weights"])
-    console.print(table, soft_wrap=True)
+        pairs.append(("weights", facts["weights"]))
+    _print_pairs(console, pairs)
     if any(device["peak_bytes"] is not None for device in facts["devices"]):
-        console.print()
-        console.print(_devices_table(facts["devices"], facts["source"]))
+        source = f", {facts['source']}" if facts["source"] else ""
+        console.print(f"\nmemory at each device's peak{source}", style="dim", soft_wrap=True)
+        console.print(_devices_table(facts["devices"]))
     for item in facts["problems"]:
-        say.problem(Problem(**item))
+        say.problem(Problem(**{**item, "last_lines": tuple(item["last_lines"])}))
 
 
 def _outcome_line(facts: Mapping[str, Any]) -> Text:
@@ -132,9 +130,9 @@ def _comm_words(comm: Mapping[str, Any]) -> str:
     return f"{comm['algorithm']}: {', '.join(sent)}"
 
 
-def _devices_table(devices: Sequence[Mapping[str, Any]], source: str | None) -> Table:
+def _devices_table(devices: Sequence[Mapping[str, Any]]) -> Table:
     """Peak bytes by kind, one column per device: kinds are many, devices few."""
-    table = _table(f"memory at each device's peak{f', {source}' if source else ''}")
+    table = _table()
     table.add_column("")
     for device in devices:
         table.add_column(f"{device['device']} {device['name'] or ''}".rstrip(), justify="right")
@@ -194,17 +192,17 @@ def gpus_table(gpus: Sequence[Gpu]) -> Table:
     return table
 
 
-def _pairs() -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    return table
+def _print_pairs(console: Console, pairs: Sequence[tuple[str, str]]) -> None:
+    """A label and its words per line. No table: a path must stay whole, whatever the terminal's width."""
+    width = max(len(label) for label, _ in pairs) + 2
+    for label, words in pairs:
+        console.print(
+            Text(label.ljust(width), style="dim").append(words, style="default not dim"), soft_wrap=True
+        )
 
 
-def _table(title: str | None = None) -> Table:
-    return Table(
-        title=title, title_justify="left", title_style="dim", box=None, header_style="dim", pad_edge=False
-    )
+def _table() -> Table:
+    return Table(box=None, header_style="dim", pad_edge=False)
 
 
 def _size(num_bytes: int | None) -> str:

@@ -83,13 +83,21 @@ def _command_started() -> float:
 def _stay(run: RunDir, display: Display, *, as_json: bool) -> int:
     """Show the run until its end. If the display's reader went away, the run is stopped: nobody sees it."""
     from rankdeck.cli.follow import follow
+    from rankdeck.errors import RankdeckError
     from rankdeck.launch.control import request_stop, wait_ended
 
-    with _Interrupts(lambda now: request_stop(run, now=now), display.say) as interrupts:
+    def stop(now: bool) -> None:
+        try:
+            request_stop(run, now=now)
+        except RankdeckError:
+            if run.is_alive():
+                raise
+
+    with _Interrupts(stop, display.say) as interrupts:
         try:
             figures = follow(run, display, interrupts.act)
         except BrokenPipeError:
-            request_stop(run)
+            stop(False)
             wait_ended(run, timeout_s=30.0)
             raise
         return _finish(run, figures, as_json=as_json, interrupted=interrupts.count > 0)
@@ -105,10 +113,8 @@ def _finish(run: RunDir, figures: RunFigures, *, as_json: bool, interrupted: boo
         say.as_json(facts)
     else:
         print_summary(facts)
-        if facts["outcome"] == "lost":
-            say.problem(report.lost_problem(run))
-        elif facts["outcome"] == "failed" and not figures.problems:
-            say.problem(report.failed_problem(run))
+        for problem in report.problems_of(run, figures, facts["outcome"])[len(figures.problems) :]:
+            say.problem(problem)
     if interrupted and facts["outcome"] != "completed":
         return INTERRUPTED
     end = run.end()
