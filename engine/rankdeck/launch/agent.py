@@ -26,10 +26,8 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.events.api import Event, EventSource
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from rankdeck.launch.ranks import RankProcess, end_ranks
+from rankdeck.launch.ranks import GRACE_S, RankProcess, end_ranks
 
-GRACE_S = 3.0
-"""From TERM to KILL."""
 MONITOR_S = 0.05
 SETTLE_S = 1.0
 LOOPBACK = "127.0.0.1"

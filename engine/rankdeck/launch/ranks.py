@@ -21,6 +21,8 @@ from typing import NoReturn
 from rankdeck.launch import rank as first_steps
 from rankdeck.launch.processes import read_process, signal_sessions
 
+GRACE_S = 3.0
+"""From TERM to KILL."""
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.01
 

@@ -29,6 +29,13 @@ from rankdeck.launch.leftovers import end_leftovers
 from rankdeck.rundir import RunDir
 
 _READY_S = 30.0
+_SET_BY_RUNS = {
+    "RANKDECK_RUN",
+    "RANKDECK_ATTEMPT",
+    "RANKDECK_SUPERVISOR_PID",
+    "RANKDECK_HEARTBEAT",
+    "RANKDECK_STACKS",
+}
 _VERSIONED = ("rankdeck", "torch", "numpy", "safetensors", "tokenizers", "nvidia-ml-py")
 
 
@@ -186,10 +193,7 @@ def _start_guard(hidden: RunDir, choice: choose.Choice, *, detach: bool, worker:
 
 def _without_run(environment: os._Environ[str]) -> dict[str, str]:
     """The environment without what a run that this command happens to be part of has put there."""
-    mine: tuple[str, ...] = ("RANKDECK_HOME", "RANKDECK_RUNS", "RANKDECK_LEDGER", "RANKDECK_TEST")
-    return {
-        key: value for key, value in environment.items() if not key.startswith("RANKDECK_") or key in mine
-    }
+    return {key: value for key, value in environment.items() if key not in _SET_BY_RUNS}
 
 
 def _read_answer(answer_end: int, choice: choose.Choice) -> Literal[True]:

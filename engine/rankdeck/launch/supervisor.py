@@ -31,7 +31,7 @@ from rankdeck.config import RunConfig
 from rankdeck.diagnose.cause import EXIT_STOPPED, find_cause
 from rankdeck.errors import Problem, RankdeckError
 from rankdeck.launch import rank as first_steps
-from rankdeck.launch.ranks import RankProcess, can_fork_preloaded, end_ranks
+from rankdeck.launch.ranks import GRACE_S, RankProcess, can_fork_preloaded, end_ranks
 from rankdeck.launch.watch import Watch
 from rankdeck.rundir import EventWriter, RunDir
 
@@ -90,7 +90,7 @@ class Supervisor:
             advice = "The whole traceback is in the supervisor's log, logs/supervisor.*.err."
             code = self._fail(Problem("internal", f"{type(error).__name__}: {error}", advice=advice), 1)
         self._ending = True
-        end_ranks(self._ranks, 0 if code != EXIT_STOPPED else _grace_s())
+        end_ranks(self._ranks, 0 if code != EXIT_STOPPED else GRACE_S)
         self._tell_end(code)
         return code
 
@@ -205,12 +205,6 @@ class Supervisor:
                 os.write(self._options.words, json.dumps({"reason": self._reason[:4000]}).encode())
             except OSError:
                 pass
-
-
-def _grace_s() -> float:
-    from rankdeck.launch.agent import GRACE_S
-
-    return GRACE_S
 
 
 def _disk_problem(dropped: int, reason: str) -> Problem:

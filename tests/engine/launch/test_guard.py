@@ -1,0 +1,279 @@
+"""Whatever ends a run, and whenever, nothing of it is left and its last word is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from rankdeck.launch import choose
+from rankdeck.launch.control import NotRunningError, request_stop, wait_ended
+from rankdeck.launch.leftovers import end_leftovers
+from rankdeck.launch.processes import processes_of_run
+from rankdeck.launch.start import _start_guard
+from rankdeck.rundir import RunDir, create, list_runs
+from tests.helpers import launching
+from tests.helpers.launching import FAKE_WORKER, launch, launch_attached, supervisor_pid, wait_for_ranks
+from tests.helpers.waiting import wait_until
+
+# A run takes about 3 s to begin on two cores; a kill may come before, in the middle or after.
+_WINDOW_S = 4.0
+
+
+def _moments(count: int, seed: int) -> list[float]:
+    """`count` moments spread over a run's first seconds, each at random in its own part of them."""
+    pick = random.Random(seed)
+    return [round(_WINDOW_S * (index + pick.random()) / count, 3) for index in range(count)]
+
+
+_FEW = {
+    "supervisor": _moments(3, 1),
+    "rank": _moments(3, 2),
+    "guard": _moments(3, 3),
+    "command": _moments(3, 4),
+}
+_MANY = {key: _moments(20, seed + 10) for seed, key in enumerate(_FEW)}
+
+
+def _wait_for(moment_s: float) -> None:
+    due_s = time.monotonic() + moment_s
+    wait_until(lambda: time.monotonic() >= due_s, deadline_s=moment_s + 5)
+
+
+def _kill_after(run: RunDir, victim: str, moment_s: float) -> None:
+    """kill -9 of one process of the run, `moment_s` after its start or as soon as there is such a process."""
+
+    def target() -> int | None:
+        if victim == "guard":
+            return launching.guard_pid(run)
+        supervisor = supervisor_pid(run)
+        if victim == "supervisor" or supervisor is None:
+            return supervisor
+        ranks = [
+            pid for pid in processes_of_run(run.path) if pid not in (supervisor, launching.guard_pid(run))
+        ]
+        return random.Random(moment_s).choice(ranks) if ranks else None
+
+    _wait_for(moment_s)
+    os.kill(wait_until(target, deadline_s=20, what=f"a {victim} to kill"), signal.SIGKILL)
+
+
+def _check_supervisor_or_rank(tmp_path: Path, victim: str, moment_s: float) -> None:
+    run = launch(tmp_path / "runs")
+    _kill_after(run, victim, moment_s)
+    assert wait_ended(run, launching.GONE_S)
+    launching.wait_until_gone(run)
+    end = run.end()
+    assert end is not None and (end.outcome, end.exit_code) == ("failed", 1)
+    found = launching.problems(run)
+    assert [problem.code for problem in found] == [
+        "supervisor-lost" if victim == "supervisor" else "rank-killed"
+    ]
+    assert "SIGKILL" in found[0].message and "SIGKILL" in (end.reason or "")
+
+
+def _check_guard(tmp_path: Path, moment_s: float) -> None:
+    run = launch(tmp_path / "runs")
+    _kill_after(run, "guard", moment_s)
+    launching.wait_until_gone(run)
+    assert run.outcome() == "lost"
+
+
+def _check_command(tmp_path: Path, moment_s: float) -> None:
+    command, run = launch_attached(tmp_path / "runs")
+    with command:
+        _wait_for(moment_s)
+        command.kill()
+    assert wait_ended(run, launching.GONE_S)
+    launching.wait_until_gone(run)
+    end = run.end()
+    assert end is not None and (end.outcome, end.exit_code) == ("stopped", 130)
+
+
+@pytest.mark.parametrize("moment_s", _FEW["supervisor"])
+def test_a_killed_supervisor_leaves_nothing(tmp_path: Path, moment_s: float) -> None:
+    _check_supervisor_or_rank(tmp_path, "supervisor", moment_s)
+
+
+@pytest.mark.parametrize("moment_s", _FEW["rank"])
+def test_a_killed_rank_ends_the_run_and_is_named(tmp_path: Path, moment_s: float) -> None:
+    _check_supervisor_or_rank(tmp_path, "rank", moment_s)
+
+
+@pytest.mark.parametrize("moment_s", _FEW["guard"])
+def test_a_killed_guard_takes_everything_with_it(tmp_path: Path, moment_s: float) -> None:
+    _check_guard(tmp_path, moment_s)
+
+
+@pytest.mark.parametrize("moment_s", _FEW["command"])
+def test_a_killed_command_stops_its_run(tmp_path: Path, moment_s: float) -> None:
+    _check_command(tmp_path, moment_s)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment_s", _MANY["supervisor"])
+def test_a_killed_supervisor_leaves_nothing_at_any_moment(tmp_path: Path, moment_s: float) -> None:
+    _check_supervisor_or_rank(tmp_path, "supervisor", moment_s)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment_s", _MANY["rank"])
+def test_a_killed_rank_ends_the_run_at_any_moment(tmp_path: Path, moment_s: float) -> None:
+    _check_supervisor_or_rank(tmp_path, "rank", moment_s)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment_s", _MANY["guard"])
+def test_a_killed_guard_takes_everything_with_it_at_any_moment(tmp_path: Path, moment_s: float) -> None:
+    _check_guard(tmp_path, moment_s)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment_s", _MANY["command"])
+def test_a_killed_command_stops_its_run_at_any_moment(tmp_path: Path, moment_s: float) -> None:
+    _check_command(tmp_path, moment_s)
+
+
+def test_stop_asks_first_and_the_run_ends_as_stopped(tmp_path: Path) -> None:
+    run = launch(tmp_path / "runs")
+    wait_for_ranks(run)
+    began = time.monotonic()
+    request_stop(run)
+    end = launching.ended(run, 5)
+    assert (end.outcome, end.exit_code, end.reason) == ("stopped", 130, None)
+    assert time.monotonic() - began < 2
+    assert not launching.problems(run)
+
+
+def test_stop_before_the_ranks_have_begun_is_a_stop(tmp_path: Path) -> None:
+    run = launch(tmp_path / "runs")
+    request_stop(run)
+    assert launching.ended(run, 5).outcome == "stopped"
+
+
+def test_a_rank_that_ignores_term_is_killed_after_three_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_WORKER", "deaf")
+    run = launch(tmp_path / "runs")
+    wait_for_ranks(run)
+    began = time.monotonic()
+    request_stop(run)
+    assert launching.ended(run, 6).outcome == "stopped"
+    assert 2.5 < time.monotonic() - began < 4.5
+
+
+def test_stop_now_waits_for_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_WORKER", "deaf")
+    run = launch(tmp_path / "runs")
+    wait_for_ranks(run)
+    began = time.monotonic()
+    request_stop(run, now=True)
+    assert launching.ended(run, 5).outcome == "stopped"
+    assert time.monotonic() - began < 1.5
+
+
+@pytest.mark.parametrize("way", ["done", "stop", "kill"])
+def test_processes_that_left_their_rank_are_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setenv("FAKE_WORKER", "breeding")
+    if way == "done":
+        monkeypatch.setenv("FAKE_STEPS", "5")
+    run = launch(tmp_path / "runs")
+    wait_for_ranks(run)
+    if way == "stop":
+        request_stop(run)
+    elif way == "kill":
+        supervisor = supervisor_pid(run)
+        assert supervisor is not None
+        os.kill(supervisor, signal.SIGKILL)
+    assert launching.ended(run, 5).outcome == {"done": "completed", "stop": "stopped", "kill": "failed"}[way]
+
+
+def test_what_a_killed_guard_leaves_is_ended_by_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_WORKER", "breeding")
+    run = launch(tmp_path / "runs")
+    wait_for_ranks(run)
+    wait_until(lambda: len(processes_of_run(run.path)) >= 2 + 2 + 8, what="the helpers of both ranks")
+    monkeypatch.setenv("FAKE_WORKER", "steps")
+    other = launch(tmp_path / "runs")
+    os.kill(launching.guard_pid(run), signal.SIGKILL)
+    wait_until(lambda: not run.is_alive())
+    assert processes_of_run(run.path)
+    ended = end_leftovers()
+    launching.wait_until_gone(run)
+    assert ended and other.is_alive() and processes_of_run(other.path)
+    request_stop(other, now=True)
+    launching.ended(other, 5)
+
+
+def test_two_runs_at_once_do_not_meet(tmp_path: Path) -> None:
+    first, second = launch(tmp_path / "runs"), launch(tmp_path / "runs")
+    wait_for_ranks(first)
+    wait_for_ranks(second)
+    request_stop(first)
+    assert launching.ended(first, 5).outcome == "stopped"
+    assert second.is_alive() and len(processes_of_run(second.path)) == 4
+    assert {run.name for run in list_runs(tmp_path / "runs")} == {first.name, second.name}
+    request_stop(second)
+    assert launching.ended(second, 5).outcome == "stopped"
+
+
+def test_a_run_whose_path_is_longer_than_a_sockets_may_be_can_be_stopped(tmp_path: Path) -> None:
+    folder = tmp_path / ("a long way down " * 6).strip() / "runs"
+    run = launch(folder)
+    assert len(str(run.path / "control.sock")) > 107
+    request_stop(run)
+    assert launching.ended(run, 5).outcome == "stopped"
+
+
+def test_without_its_socket_a_run_is_stopped_by_signal(tmp_path: Path) -> None:
+    run = launch(tmp_path / "runs")
+    (run.path / "control.sock").unlink()
+    request_stop(run)
+    assert launching.ended(run, 5).outcome == "stopped"
+
+
+def test_a_run_that_is_over_cannot_be_stopped(tmp_path: Path) -> None:
+    run = launch(tmp_path / "runs")
+    request_stop(run, now=True)
+    launching.ended(run, 5)
+    with pytest.raises(NotRunningError, match="stopped"):
+        request_stop(run)
+
+
+def test_the_socket_is_the_owners_and_takes_no_nonsense(tmp_path: Path) -> None:
+    run = launch(tmp_path / "runs")
+    assert (run.path / "control.sock").stat().st_mode & 0o077 == 0
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+        caller.settimeout(5)
+        caller.connect(str(run.path / "control.sock"))
+        lines = caller.makefile("rb")
+        for line in (b"hello\n", b"[]\n", b'{"command": "dance"}\n', b"\xff\xfe\n"):
+            caller.sendall(line)
+            assert json.loads(lines.readline())["ok"] is False
+        lines.close()
+    assert run.is_alive()
+    request_stop(run, now=True)
+    launching.ended(run, 5)
+
+
+def test_a_lease_is_held_while_the_run_lives_and_refuses_the_next(tmp_path: Path) -> None:
+    config = launching.small_config(tmp_path)
+    choice = choose.Choice([], [choose.lease_path("GPU-1234")])
+    run = _start_guard(create(tmp_path / "runs", config, {}), choice, detach=True, worker=str(FAKE_WORKER))
+    assert choose.lease_holder("GPU-1234") == str(run.path)
+    with pytest.raises(Exception, match=run.name):
+        _start_guard(create(tmp_path / "runs", config, {}), choice, detach=True, worker=None)
+    request_stop(run, now=True)
+    launching.ended(run, 5)
+    assert choose.lease_holder("GPU-1234") is None

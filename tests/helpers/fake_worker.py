@@ -1,0 +1,64 @@
+"""A rank that needs no torch: it joins nobody, beats, and ends as FAKE_WORKER says. Started as ranks are.
+
+steps      beats until it is asked to stop; FAKE_STEPS ends it by itself
+deaf       the same, and ignores TERM
+breeding   the same, with children that left its group, its session, or both
+raising    rank 1 raises ValueError in step 3; the others say that a connection was closed, a little before
+exiting    rank 1 leaves with 7 and without a word
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from rankdeck import events
+from rankdeck.diagnose.exceptions import describe
+from rankdeck.heartbeat import HeartbeatWriter
+from rankdeck.rundir import RunDir
+
+STEP_S = 0.01
+_CLOSED = "[third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"
+
+
+def breed() -> None:
+    """Children as data loading and users' helpers leave them behind."""
+    sleep = [sys.executable, "-c", "import signal; signal.pause()"]
+    subprocess.Popen(sleep)
+    subprocess.Popen(sleep, process_group=0)
+    subprocess.Popen(sleep, start_new_session=True)
+    middle = f"import subprocess; subprocess.Popen({sleep!r}, start_new_session=True)"
+    subprocess.run([sys.executable, "-c", middle], check=True)
+
+
+def main() -> None:
+    what, rank = os.environ.get("FAKE_WORKER", "steps"), int(os.environ["RANK"])
+    steps = int(os.environ.get("FAKE_STEPS", "1000000"))
+    run = RunDir(Path(os.environ["RANKDECK_RUN"]))
+    writer = run.writer(f"rank-{rank}", int(os.environ["RANKDECK_ATTEMPT"]))
+    heart = HeartbeatWriter(os.environ["RANKDECK_HEARTBEAT"])
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if what == "deaf" else lambda *_: sys.exit(130))
+    if what == "breeding":
+        breed()
+    writer.write(events.RankStarted(rank=rank, pid=os.getpid(), devices=[rank], uuids=[None]))
+    print(f"rank {rank} of {os.environ['WORLD_SIZE']} at {os.environ['MASTER_ADDR']}")
+    for step in range(1, steps + 1):
+        heart.beat(step, "step")
+        if step == 3 and what == "raising":
+            error: Exception = ValueError("bad batch 17") if rank == 1 else RuntimeError(_CLOSED)
+            time.sleep(0.3 if rank == 1 else 0.0)
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            writer.write(describe(error, rank))
+            sys.exit(1)
+        if step == 3 and what == "exiting" and rank == 1:
+            print("the last thing that I say", file=sys.stderr)
+            sys.exit(7)
+        time.sleep(STEP_S)
+
+
+if __name__ == "__main__":
+    main()

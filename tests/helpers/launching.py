@@ -1,0 +1,129 @@
+"""Runs under a real guard and supervisor, most of them with ranks that need no torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rankdeck import events
+from rankdeck.config import RunConfig, from_dict
+from rankdeck.errors import Problem
+from rankdeck.launch.control import wait_ended
+from rankdeck.launch.processes import processes_of_run, read_process
+from rankdeck.launch.start import start
+from rankdeck.rundir import End, EventReader, RunDir
+from tests.helpers.waiting import wait_until
+
+FAKE_WORKER = Path(__file__).with_name("fake_worker.py")
+GONE_S = 5.0
+"""How long anything of a run may take to be gone, whatever ended it."""
+
+_ATTACHED = """
+import pathlib, signal, sys
+from tests.helpers.launching import launch
+print(launch(pathlib.Path(sys.argv[1]), detach=False).path, flush=True)
+signal.pause()
+"""
+
+
+def small_config(folder: Path, tables: Mapping[str, Any] | None = None) -> RunConfig:
+    """A ddp run of an mlp on two virtual devices; `tables` replace its own."""
+    given = {
+        "name": "small",
+        "model": {"use": "mlp"},
+        "data": {"use": "digits"},
+        "train": {"steps": 50},
+        "strategy": {"use": "ddp"},
+        "devices": {"use": "cpu:2"},
+        **(tables or {}),
+    }
+    return from_dict(given, folder=folder)
+
+
+def launch(
+    runs: Path,
+    tables: Mapping[str, Any] | None = None,
+    *,
+    detach: bool = True,
+    worker: str | None = str(FAKE_WORKER),
+) -> RunDir:
+    """A run that has begun; its ranks are the fake worker's unless `worker` is None."""
+    config = small_config(runs.parent, tables)
+    command = ["rankdeck", "train", "small.toml"]
+    return start(config, runs=runs, detach=detach, command_line=command, started=time.time(), worker=worker)
+
+
+def launch_attached(runs: Path) -> tuple[subprocess.Popen[str], RunDir]:
+    """A command that stays with its run, and the run."""
+    command = subprocess.Popen(
+        [sys.executable, "-P", "-c", _ATTACHED, str(runs)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(FAKE_WORKER.parents[2])},
+    )
+    assert command.stdout is not None
+    return command, RunDir(Path(command.stdout.readline().strip()))
+
+
+def all_events(run: RunDir) -> list[tuple[str, events.AnyEvent]]:
+    reader, found = EventReader(run), []
+    while some := reader.read():
+        found += some
+    return found
+
+
+def problems(run: RunDir, severity: str = "error") -> list[Problem]:
+    """What readers are told: the problems of every writer."""
+    return [
+        event.problem
+        for _, event in all_events(run)
+        if isinstance(event, events.ProblemRaised) and event.problem.severity == severity
+    ]
+
+
+def rank_pids(run: RunDir) -> dict[int, int]:
+    return {event.rank: event.pid for _, event in all_events(run) if isinstance(event, events.RankStarted)}
+
+
+def wait_for_ranks(run: RunDir, count: int = 2) -> dict[int, int]:
+    """The process ids of the ranks, once all have begun."""
+    wait_until(
+        lambda: len(rank_pids(run)) == count or run.end(), deadline_s=60, what="the start of all ranks"
+    )
+    assert run.end() is None, run.end()
+    return rank_pids(run)
+
+
+def guard_pid(run: RunDir) -> int:
+    return int((run.path / "guard.lock").read_text())
+
+
+def supervisor_pid(run: RunDir) -> int | None:
+    """The guard's only direct child that is a supervisor, or None before it has begun or after its end."""
+    guard = guard_pid(run)
+    for pid in processes_of_run(run.path):
+        row = read_process(pid)
+        if row is not None and row.parent == guard:
+            return pid
+    return None
+
+
+def ended(run: RunDir, timeout_s: float = 60.0) -> End:
+    """The last word of a run that ends by itself; nothing of it is left."""
+    assert wait_ended(run, timeout_s), f"{run.name} did not end within {timeout_s} s"
+    end = run.end()
+    assert end is not None
+    wait_until_gone(run)
+    return end
+
+
+def wait_until_gone(run: RunDir) -> float:
+    """Seconds until nothing of the run is left. Raises: AssertionError after GONE_S."""
+    began = time.monotonic()
+    wait_until(lambda: not processes_of_run(run.path), deadline_s=GONE_S, what="the end of every process")
+    return time.monotonic() - began
