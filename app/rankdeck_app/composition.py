@@ -1,19 +1,254 @@
 """The one place that knows both the frame and the views: called once, after the first paint.
 
 Each part of the app is plugged in by a line or a small function here. Views are imported inside the
-factories, so that a view costs nothing until somebody looks at it; numpy and pyqtgraph come in with them and
-never before the first paint.
+factories, so that a view costs nothing until somebody looks at it; numpy and pyqtgraph come in with the first
+run that is opened, and never before the first paint.
 """
 
 from __future__ import annotations
 
+from functools import partial
+from typing import TYPE_CHECKING
+
+from PySide6.QtWidgets import QWidget
+
+from rankdeck_app.app_commands import AppCommands
+from rankdeck_app.desk import Desk, open_desk
+from rankdeck_app.launching import Launching
+from rankdeck_app.remedies import Remedies
+from rankdeck_app.run_tabs import RunTabs
 from rankdeck_app.shell.keys_page import KeysPage
 from rankdeck_app.shell.notifications_page import NotificationsPage
+from rankdeck_app.shell.page import Page
+from rankdeck_app.shell.panel import PanelTab
+from rankdeck_app.shell.side_bar import Activity
 from rankdeck_app.shell.window import MainWindow
+from rankdeck_app.views import config_page, settings_page, strategy_page, welcome
+
+if TYPE_CHECKING:
+    from rankdeck.presets import PresetCard
+    from rankdeck_app.state.runs import RunInfo
 
 
-def compose(window: MainWindow) -> None:
+class App:
+    """The controllers of one window, and how they meet the views."""
+
+    def __init__(self, window: MainWindow) -> None:
+        self.window = window
+        self.desk: Desk = open_desk(window.services, window)
+        self.tabs = RunTabs(window, self.desk)
+        self.launching = Launching(window, self.desk, self.tabs)
+        self.remedies = Remedies(window, self.desk, self.tabs, self.show_config)
+        self.actions = AppCommands(
+            window,
+            self.desk,
+            self.tabs,
+            self.launching,
+            use_preset=self.use_preset,
+            choose_strategy=self.choose_strategy,
+            explain_strategy=self.explain_strategy,
+            show_config=self.show_config,
+        )
+        self._greeted = False
+
+    def start(self) -> None:
+        self._register_pages()
+        self._register_views()
+        self.window.commands.register(*self.actions.rows())
+        for provider in self.actions.providers():
+            self.window.palette_box.add_provider(provider)
+        self.desk.problems.changed.connect(self._show_problems)
+        self.desk.workspace.changed.connect(self._show_workspace)
+        self.desk.runs.changed.connect(self._show_alive)
+        self.window.closing.connect(self._close)
+        self._show_workspace()
+        self._show_problems()
+        self.window.start()
+        self._show_first_page()
+        self.desk.start()
+
+    # Views
+
+    def _register_pages(self) -> None:
+        window, desk = self.window, self.desk
+        register = window.editor.register_page_kind
+        register("keys", lambda page_id: KeysPage(page_id, window))
+        register("notifications", lambda page_id: NotificationsPage(page_id, window))
+        register("welcome", lambda _id: self._welcome())
+        register("config", lambda _id: config_page.ConfigPage(window.theme, desk.draft))
+        register(
+            "settings", lambda _id: settings_page.SettingsPage(window.theme, window.settings, desk.trust)
+        )
+        register(strategy_page.PAGE_KIND, self._strategy_page)
+
+    def _register_views(self) -> None:
+        side, panel = self.window.side_bar, self.window.panel
+        side.register(
+            Activity("launch", "Run Configuration", "rocket", self._launch_view, 90, ("Ctrl+Shift+L",))
+        )
+        side.register(Activity("runs", "Runs", "history", self._runs_view, 80, ("Ctrl+Shift+R",)))
+        side.register(Activity("strategies", "Strategies", "circuit-board", self._strategies_view, 60))
+        panel.register(PanelTab("problems", "Problems", self._problems_view, None, 90, ("Ctrl+Shift+M",)))
+        panel.register(
+            PanelTab("output", "Output", self._output_view, self._output_tools, 80, ("Ctrl+Shift+U",))
+        )
+
+    def _launch_view(self) -> QWidget:
+        from rankdeck_app.views.launch.side_bar import LaunchView
+
+        window, desk = self.window, self.desk
+        keys = partial(window.keymap.text_for, "run.launch")
+        view = LaunchView(window.theme, desk.draft, desk.gpus, desk.presets, keys)
+        view.launch_requested.connect(self.launching.launch_draft)
+        view.preset_picked.connect(self.use_preset)
+        view.strategy_explained.connect(self.explain_strategy)
+
+        def show_state() -> None:
+            blocker = self.launching.blocker()
+            text = None if blocker is None else " ".join(filter(None, (blocker.message, blocker.advice)))
+            view.footer.show_state(text, self.launching.num_pending)
+
+        self.launching.changed.connect(show_state)
+        window.keymap.changed.connect(show_state)
+        window.theme.changed.connect(show_state)
+        self.tabs.figures_changed.connect(lambda: view.show_usage(*self.tabs.usage()))
+        show_state()
+        view.show_usage(*self.tabs.usage())
+        return view
+
+    def _runs_view(self) -> QWidget:
+        from rankdeck_app.views.runs import RunsView
+
+        view = RunsView(self.window.theme, self.desk.runs)
+        view.opened.connect(self.tabs.open)
+        view.revealed.connect(self.tabs.reveal)
+        view.copied.connect(self.tabs.copy_path)
+        view.stopped.connect(self.tabs.stop)
+        view.reused.connect(self.tabs.use_configuration)
+        return view
+
+    def _strategies_view(self) -> QWidget:
+        from rankdeck_app.views.strategies import StrategiesView
+
+        view = StrategiesView(self.window.theme)
+        view.opened.connect(self.explain_strategy)
+        return view
+
+    def _problems_view(self) -> QWidget:
+        from rankdeck_app.views.problems import ProblemsView
+
+        return ProblemsView(self.window.theme, self.desk.problems, self.remedies.of)
+
+    def _output_view(self) -> QWidget:
+        from rankdeck_app.views.output import OutputView
+
+        view = OutputView(self.window.theme)
+        self.tabs.current_changed.connect(lambda run: view.show_run(None if run is None else run.run.path))
+        self.window.closing.connect(view.close_tail)
+        view.show_run(None if self.tabs.current is None else self.tabs.current.run.path)
+        return view
+
+    def _output_tools(self, view: QWidget) -> QWidget:
+        from rankdeck_app.views.output import OutputTools, OutputView
+
+        assert isinstance(view, OutputView)
+        return OutputTools(self.window.theme, view)
+
+    def _welcome(self) -> Page:
+        window, desk = self.window, self.desk
+
+        def hint(command_id: str) -> tuple[str, str]:
+            known = command_id in window.commands
+            label = window.commands[command_id].label if known else ""
+            return label, window.keymap.text_for(command_id)
+
+        page = welcome.WelcomePage(window.theme, desk.runs, desk.gpus, desk.presets, hint)
+        page.launch_suggested.connect(self.launching.launch_suggestion)
+        page.preset_picked.connect(self.use_preset)
+        page.run_opened.connect(self.tabs.open)
+        return page
+
+    def _strategy_page(self, page_id: str) -> Page:
+        page = strategy_page.StrategyPage(page_id, self.window.theme)
+        page.chosen.connect(self.choose_strategy)
+        return page
+
+    # What views ask for
+
+    def use_preset(self, preset: PresetCard) -> None:
+        """Make a preset the configuration; the one before can be brought back."""
+        before, was_edited = self.desk.draft.snapshot(), self.desk.draft.is_edited
+        try:
+            self.desk.use_preset(preset)
+        except OSError as error:
+            self.window.toasts.error(f"{preset.path} cannot be read: {error.strerror}.")
+            return
+        if self.window.side_bar.shown != "launch" or not self.window.side_bar.isVisible():
+            self.window.show_activity("launch")
+        if was_edited:
+            undo = ("Bring It Back", lambda: self.desk.draft.bring_back(before))
+            text = f"The configuration is now {preset.name}; the one before had changes of yours."
+            self.window.toasts.show(text, actions=[undo])
+
+    def choose_strategy(self, name: str) -> None:
+        self.desk.draft.choose(("strategy",), name)
+        self.window.show_activity("launch")
+
+    def explain_strategy(self, name: str) -> None:
+        self.window.editor.open(strategy_page.page_id(name))
+
+    def show_config(self, line: int | None = None) -> None:
+        """The configuration's tab, at a line if one is given."""
+        page = self.window.editor.open(config_page.PAGE_ID)
+        if isinstance(page, config_page.ConfigPage) and line is not None:
+            page.go_to_line(line)
+
+    # What the frame shows
+
+    def _show_problems(self) -> None:
+        problems = self.desk.problems
+        errors, warnings = problems.num_errors, problems.num_warnings
+        self.window.panel.set_badge("problems", errors + warnings, "error" if errors else "normal")
+        for name, icon, count in (("errors", "error", errors), ("warnings", "warning", warnings)):
+            item = self.window.status.item(name, "left", 80 if name == "errors" else 79)
+            item.set_text(str(count), icon)
+            item.set_tooltip(f"{count} {name}")
+            item.set_command("view.panel.problems")
+
+    def _show_workspace(self) -> None:
+        self.window.title_bar.set_center_text(self.desk.workspace.name)
+
+    def _show_alive(self) -> None:
+        """A number on the Runs symbol; at the first look, runs that are alive are named."""
+        alive = self.desk.runs.alive
+        self.window.activity_bar.set_badge("runs", len(alive))
+        if self._greeted:
+            return
+        self._greeted = True
+        waiting = [info for info in alive if self.window.editor.page(f"run:{info.path}") is None]
+        if waiting:
+            names = ", ".join(info.title for info in waiting[:3])
+            text = f"{len(waiting)} run{'s are' if len(waiting) > 1 else ' is'} alive: {names}"
+            self.window.toasts.show(text, actions=[("Open", partial(self._open_all, waiting))])
+
+    def _open_all(self, infos: list[RunInfo]) -> None:
+        for info in infos:
+            self.tabs.open(info.path)
+
+    def _show_first_page(self) -> None:
+        wanted = self.window.services.open_path
+        if wanted is not None:
+            self.tabs.open(wanted)
+        elif not self.window.editor.pages():
+            self.window.editor.open(welcome.PAGE_ID)
+
+    def _close(self) -> None:
+        self.tabs.close()
+        self.desk.close()
+
+
+def compose(window: MainWindow) -> App:
     """Register everything, then let the window show it."""
-    window.editor.register_page_kind("keys", lambda page_id: KeysPage(page_id, window))
-    window.editor.register_page_kind("notifications", lambda page_id: NotificationsPage(page_id, window))
-    window.start()
+    app = App(window)
+    app.start()
+    return app

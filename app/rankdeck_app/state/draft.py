@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,17 @@ _INLINE = {"args", "optimizer", "schedule"}
 _UNTITLED = "run"
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """A draft as it was."""
+
+    text: str
+    folder: Path
+    stem: str
+    source: Path | None
+    origin: str
+
+
 class Draft(QObject):
     """`changed`: text, tables or problems are new. `replaced`: the whole of it is another configuration."""
 
@@ -44,12 +56,13 @@ class Draft(QObject):
         self.stem = _UNTITLED
         self.source: Path | None = None
         self.origin = ""
+        self.is_edited = False
         self.tables: dict[str, Any] = {}
         self.config: RunConfig | None = None
         self.problems: list[Problem] = []
         self._saving = QTimer(self, interval=SAVE_DELAY_MS, singleShot=True)
         self._saving.timeout.connect(self.save_now)
-        self.is_restored = self._restore()
+        self.is_restored = self.is_edited = self._restore()
         self._validate()
 
     # What it says
@@ -90,6 +103,7 @@ class Draft(QObject):
         """The editor's text, as typed."""
         if text != self.text:
             self.text = text
+            self.is_edited = True
             self._after_change()
 
     def set_value(self, place: Place, value: Any) -> None:
@@ -131,8 +145,19 @@ class Draft(QObject):
         """
         self.text, self.folder, self.stem = text, folder, stem
         self.source, self.origin = source, origin
+        self.is_edited = False
         self._after_change()
         self.replaced.emit()
+
+    def snapshot(self) -> Snapshot:
+        """All of it, for `bring_back`."""
+        return Snapshot(self.text, self.folder, self.stem, self.source, self.origin)
+
+    def bring_back(self, before: Snapshot) -> None:
+        self.replace(
+            before.text, folder=before.folder, stem=before.stem, source=before.source, origin=before.origin
+        )
+        self.is_edited = True
 
     def open_file(self, path: Path) -> None:
         """Raises OSError or UnicodeDecodeError: the file cannot be read; the draft stays as it was."""

@@ -128,3 +128,23 @@ def name_row() -> FormRow:
         "name", "text", "", "What the run is called; from the file's name where it is not given."
     )
     return FormRow(("name",), "Name", field)
+
+
+def all_rows(draft: Draft) -> dict[str, list[FormRow]]:
+    """Every row by section, for the page that shows the whole configuration."""
+    front, more = model_rows(draft)
+    rows = [*front, *more]
+
+    def of(*tables: str) -> list[FormRow]:
+        return [row for row in rows if row.place[0] in tables]
+
+    devices = OptionField(
+        "use", "text", "auto", "auto, cpu:4 (a rehearsal), gpu:all, gpu:0,2 or gpu:GPU-<uuid>."
+    )
+    return {
+        "Run": [name_row(), FormRow(("devices", "use"), "Devices", devices), *of("rehearsal", "launch")],
+        "Model": of("model"),
+        "Data": of("data", "loss"),
+        "Training": of("train"),
+        "Strategy": [_use_row(("strategy",), "Strategy", STRATEGIES, "single"), *strategy_rows(draft)],
+    }

@@ -112,6 +112,7 @@ class DevicesSection(QWidget):
         self._draft = draft
         self._gpus = gpus
         self._usage: Usage = {}
+        self._usage_kind = ""
         self._virtual_count = DEFAULT_VIRTUAL
         self._gpu_use = ""
         self.summary = QLabel()
@@ -208,11 +209,14 @@ class DevicesSection(QWidget):
 
     # Drawing it
 
-    def set_usage(self, usage: Usage) -> None:
-        """What the run on show uses, by the device's index on this machine (GPU) or in the run (virtual)."""
-        if usage != self._usage:
-            self._usage = usage
+    def set_usage(self, kind: str, usage: Usage) -> None:
+        """What the run on show uses, by index on this machine (kind "gpu") or in the run ("virtual")."""
+        if (kind, usage) != (self._usage_kind, self._usage):
+            self._usage_kind, self._usage = kind, usage
             self.refresh()
+
+    def _usage_of(self, kind: str, index: int) -> tuple[int | None, float | None, bool] | None:
+        return self._usage.get(index) if kind == self._usage_kind else None
 
     def refresh(self) -> None:
         selection = self._selection()
@@ -240,7 +244,8 @@ class DevicesSection(QWidget):
             self.summary.setText("" if self._gpus.known else "looking…")
 
     def _gpu_figure(self, gpu: Gpu) -> DeviceFigure:
-        used, share, lead = self._usage.get(gpu.index, (gpu.used_bytes, None, False))
+        usage = self._usage_of("gpu", gpu.index)
+        used, share, lead = usage or (gpu.used_bytes, None, False)
         if share is None and used is not None and gpu.total_bytes:
             share = used / gpu.total_bytes
         lines = [f"GPU {gpu.index}: {gpu.name}", gpu.uuid]
@@ -248,7 +253,7 @@ class DevicesSection(QWidget):
             lines.append(f"{format_bytes(gpu.total_bytes)} of memory")
         if not gpu.is_free:
             lines.append(f"Used by {gpu.busy_by or 'another process'} ({format_bytes(gpu.busy_bytes)})")
-        busy = "" if gpu.is_free or gpu.index in self._usage else "in use"
+        busy = "" if gpu.is_free or usage else "in use"
         return DeviceFigure(f"GPU {gpu.index}", str(gpu.index), used, share, lead, busy, "\n".join(lines))
 
     def _show_virtual(self, selection: DeviceSelection | None) -> None:
@@ -260,7 +265,7 @@ class DevicesSection(QWidget):
         self.grid.set_devices([self._virtual_figure(index) for index in range(count)], None)
 
     def _virtual_figure(self, index: int) -> DeviceFigure:
-        used, share, lead = self._usage.get(index, (None, None, False))
+        used, share, lead = self._usage_of("virtual", index) or (None, None, False)
         tooltip = f"Virtual device {index} of a rehearsal on the CPU"
         if used is not None:
             tooltip += f"\n{format_bytes(used)} of live tensors, measured in rehearsal"

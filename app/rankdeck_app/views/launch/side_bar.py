@@ -48,8 +48,8 @@ class LaunchView(SideBarView):
         self.footer = LaunchFooter(theme, self.launch_requested.emit, launch_keys)
         self.set_footer(self.footer)
 
-    def show_usage(self, usage: Usage) -> None:
-        self.devices.set_usage(usage)
+    def show_usage(self, kind: str, usage: Usage) -> None:
+        self.devices.set_usage(kind, usage)
 
     def save_state(self) -> dict[str, Any]:
         return super().save_state() | {"more": self.model.more_button.isChecked()}

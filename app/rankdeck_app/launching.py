@@ -1,0 +1,187 @@
+"""From a press of Launch to a run in a tab: what stands in the way, the trust question, the engine, the tab.
+
+A launch never stops another run, and nothing of the person's code runs before its folder is trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from PySide6.QtCore import QObject, Signal
+
+from rankdeck.config import RunConfig, load
+from rankdeck.devices import parse_devices
+from rankdeck.errors import ConfigError, DeviceError, Problem
+from rankdeck_app.desk import Desk
+from rankdeck_app.run_tabs import RunTabs
+from rankdeck_app.shell.page import Page, PageUnavailable
+from rankdeck_app.shell.window import MainWindow
+from rankdeck_app.state.engine_process import Launch
+from rankdeck_app.state.problem_list import DRAFT, LAUNCH
+from rankdeck_app.state.suggestion import Suggestion
+from rankdeck_app.views.launch.devices import NONE_CHOSEN, PLACE
+from rankdeck_app.views.launch.trust_question import TrustQuestion
+from rankdeck_app.views.starting import PAGE_KIND, StartingPage
+
+
+class Launching(QObject):
+    """`changed`: what stands in the way, or what is starting, is new."""
+
+    changed = Signal()
+
+    def __init__(self, window: MainWindow, desk: Desk, tabs: RunTabs) -> None:
+        super().__init__(window)
+        self._window = window
+        self._desk = desk
+        self._tabs = tabs
+        self._count = 0
+        self._pending: dict[str, Launch] = {}
+        self.question: TrustQuestion | None = None
+        window.editor.register_page_kind(PAGE_KIND, self._make_page)
+        desk.draft.changed.connect(self._draft_changed)
+        desk.gpus.changed.connect(self._draft_changed)
+        self._draft_changed()
+
+    # What stands in the way
+
+    @property
+    def num_pending(self) -> int:
+        return len(self._pending)
+
+    def blocker(self) -> Problem | None:
+        """Why the draft cannot be launched, or None."""
+        draft, gpus = self._desk.draft, self._desk.gpus
+        if draft.value(PLACE) == NONE_CHOSEN:
+            return Problem(
+                "no-device", "No GPU is chosen.", path="devices.use", advice="Choose at least one."
+            )
+        if draft.problems:
+            return draft.problems[0]
+        return self._missing_gpu() if gpus.known else None
+
+    def _missing_gpu(self) -> Problem | None:
+        """The draft asks for GPUs that this machine does not have."""
+        try:
+            selection = parse_devices(str(self._desk.draft.value(PLACE) or "auto"))
+        except DeviceError:
+            return None
+        gpus = self._desk.gpus
+        if selection.kind != "gpu":
+            return None
+        if not gpus.devices:
+            advice = "Switch Devices to Rehearsal."
+            return Problem("no-gpu", f"{gpus.reason}.", path="devices.use", advice=advice)
+        known = {str(gpu.index) for gpu in gpus.devices} | {gpu.uuid for gpu in gpus.devices}
+        missing = [name for name in selection.gpus if name not in known]
+        if not missing:
+            return None
+        there = ", ".join(str(gpu.index) for gpu in gpus.devices)
+        return Problem(
+            "no-gpu", f"There is no GPU {missing[0]}.", path="devices.use", advice=f"There are {there}."
+        )
+
+    def _draft_changed(self) -> None:
+        blocker = self.blocker()
+        problems = list(self._desk.draft.problems)
+        if blocker is not None and blocker not in problems:
+            problems.insert(0, blocker)
+        self._desk.problems.set(DRAFT, "configuration", problems)
+        self._window.context.set("launchable", blocker is None)
+        self.changed.emit()
+
+    # Launching
+
+    def launch_draft(self) -> None:
+        config = self._desk.draft.config
+        if config is not None and self.blocker() is None:
+            self.launch(config)
+
+    def launch_suggestion(self, suggestion: Suggestion) -> None:
+        """A preset on devices of its own; the draft stays as it is."""
+        try:
+            config = load(suggestion.preset.path, devices=suggestion.devices)
+        except ConfigError as error:
+            self._refused(suggestion.preset.name, error.problems)
+        else:
+            self.launch(config)
+
+    def launch(self, config: RunConfig) -> None:
+        """Start a run of this configuration, asking first where its own code is not trusted yet."""
+        folders = self._desk.trust.untrusted(config.code_folders())
+        if folders:
+            self._ask_trust(folders, lambda: self._begin(config))
+        else:
+            self._begin(config)
+
+    def _ask_trust(self, folders: list[Path], go_on: Callable[[], object]) -> None:
+        question = TrustQuestion(folders, self._window)
+        self.question = question
+
+        def answered(trusted: int) -> None:
+            self.question = None
+            question.deleteLater()
+            if not trusted:
+                return
+            try:
+                for folder in folders:
+                    self._desk.trust.add(folder)
+            except OSError as error:
+                self._window.toasts.warn(f"The answer could not be remembered: {error}.")
+            go_on()
+
+        question.finished.connect(answered)
+        question.open()
+
+    def _begin(self, config: RunConfig) -> None:
+        workspace = self._desk.workspace
+        try:
+            launch = self._desk.engine.launch(
+                config.name, config.to_toml(), runs=workspace.runs_folder, workspace=workspace.folder
+            )
+        except OSError as error:
+            text = f"The run could not be started: {error}."
+            self._refused(
+                config.name, [Problem("launch", text, advice="Free the disk or choose another folder.")]
+            )
+            return
+        self._count += 1
+        page_id = f"{PAGE_KIND}:{self._count}"
+        self._pending[page_id] = launch
+        self._desk.problems.set(LAUNCH, config.name, [])
+        launch.arrived.connect(lambda path: self._arrived(page_id, path))
+        launch.refused.connect(lambda problems: self._launch_refused(page_id, launch, problems))
+        self._window.editor.open(page_id)
+        self.changed.emit()
+
+    def _make_page(self, page_id: str) -> Page:
+        launch = self._pending.get(page_id)
+        if launch is None:
+            raise PageUnavailable("This launch is over.")
+        return StartingPage(page_id, launch, self._window.theme)
+
+    def _arrived(self, page_id: str, path: Path) -> None:
+        """The run is there: its tab takes the place of the one that waited."""
+        self._pending.pop(page_id, None)
+        editor = self._window.editor
+        active = editor.active_page()
+        waiting = editor.page(page_id)
+        self._tabs.open(path, focus=waiting is not None and waiting is active)
+        editor.close_page(page_id)
+        self._desk.runs.rescan()
+        self.changed.emit()
+
+    def _launch_refused(self, page_id: str, launch: Launch, problems: list[Problem]) -> None:
+        self._pending.pop(page_id, None)
+        if problems[0].code == "cancelled":
+            self._window.editor.close_page(page_id)
+            self._window.toasts.info(problems[0].message)
+        else:
+            self._refused(launch.name, problems)
+        self.changed.emit()
+
+    def _refused(self, name: str, problems: list[Problem]) -> None:
+        self._desk.problems.set(LAUNCH, name, problems)
+        show = ("Show Problems", lambda: self._window.show_panel("problems"))
+        self._window.toasts.show(f"{name} did not start: {problems[0].message}", "error", [show])
+        self._window.show_panel("problems")

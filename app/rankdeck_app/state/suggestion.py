@@ -1,0 +1,43 @@
+"""Which ready run to suggest on this machine: one that shows what the app is for, within seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rankdeck.presets import PresetCard
+from rankdeck_app.state.gpus import Gpu
+
+REHEARSAL = "cpu:4"
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A preset, the devices for it, and one sentence for the welcome page."""
+
+    preset: PresetCard
+    devices: str
+    text: str
+
+
+def suggest(presets: Sequence[PresetCard], gpus: Sequence[Gpu]) -> Suggestion | None:
+    """gpt-dp: on the free GPUs where there are two or more, else in rehearsal on four virtual devices. None
+    when the presets are not there.
+    """
+    preset = next((card for card in presets if card.name == "gpt-dp"), None)
+    if preset is None:
+        return None
+    free = [gpu for gpu in gpus if gpu.is_free]
+    if len(free) > 1:
+        devices = f"gpu:{','.join(str(gpu.index) for gpu in free)}"
+        text = f"{preset.title} on {len(free)} GPUs: watch GPU 0 lead while the others idle."
+        return Suggestion(preset, devices, text)
+    text = f"{preset.title} in rehearsal on 4 virtual devices: real training on the CPU; watch device 0 lead."
+    return Suggestion(preset, REHEARSAL, text)
+
+
+def default_devices(strategy: str, gpus: Sequence[Gpu]) -> str:
+    """What a configuration that names no devices runs on, when it is opened in the app."""
+    if any(gpu.is_free for gpu in gpus):
+        return "auto"
+    return "cpu:1" if strategy == "single" else REHEARSAL

@@ -1,0 +1,150 @@
+"""The configuration as a form and as TOML, side by side; each follows the other while you type.
+
+Problems stand below, with line and advice, and mark the line that they are in; a click goes there. The
+problems are the draft's own, so they are those that the command line would print.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import (
+    QLabel,
+    QListWidget,
+    QListWidgetItem,
+    QScrollArea,
+    QSplitter,
+    QVBoxLayout,
+    QWidget,
+)
+
+from rankdeck_app.shell.page import Page, PageAction
+from rankdeck_app.state.draft import Draft
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.draft_form import DraftForm
+from rankdeck_app.widgets.form import FormRow
+from rankdeck_app.widgets.run_rows import all_rows
+from rankdeck_app.widgets.toml_editor import TomlEditor
+
+PAGE_ID = "config:"
+_LINE_ROLE = int(Qt.ItemDataRole.UserRole)
+
+
+class ConfigPage(Page):
+    """There is one draft, so one page. The commands config.open and config.save read and write its file."""
+
+    can_split = False
+
+    def __init__(self, theme: Theme, draft: Draft) -> None:
+        super().__init__(PAGE_ID, title="Configuration", icon="file-code")
+        self._draft = draft
+        self._typing = False
+        self.editor = TomlEditor(theme)
+        self.editor.show_text(draft.text)
+        self.editor.textChanged.connect(self._typed)
+        self.forms: dict[str, DraftForm] = {}
+        self.problem_list = QListWidget()
+        self.problem_list.setAccessibleName("Problems of the configuration")
+        self.problem_list.setWordWrap(True)
+        self.problem_list.setMaximumHeight(110)
+        self.problem_list.itemActivated.connect(self._go_to)
+        self.problem_list.itemClicked.connect(self._go_to)
+        right = QWidget()
+        column = QVBoxLayout(right)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(4)
+        column.addWidget(self.editor, 1)
+        column.addWidget(self.problem_list)
+        self._splitter = QSplitter(Qt.Orientation.Horizontal)
+        self._splitter.setHandleWidth(1)
+        self._splitter.setChildrenCollapsible(False)
+        self._splitter.addWidget(self._form(theme))
+        self._splitter.addWidget(right)
+        self._splitter.setSizes([420, 560])
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.addWidget(self._splitter)
+        self.setFocusProxy(self.editor)
+        draft.changed.connect(self.refresh)
+        self.refresh()
+
+    def _form(self, theme: Theme) -> QScrollArea:
+        inside = QWidget()
+        column = QVBoxLayout(inside)
+        column.setContentsMargins(16, 8, 16, 16)
+        column.setSpacing(6)
+        for title in all_rows(self._draft):
+            label = QLabel(title.upper())
+            label.setProperty("tone", "section")
+            label.setContentsMargins(0, 8, 0, 0)
+            form = DraftForm(theme, self._draft, self._rows_of(title), label_width=96)
+            self.forms[title] = form
+            column.addWidget(label)
+            column.addWidget(form)
+        column.addStretch(1)
+        scroll = QScrollArea()
+        scroll.setWidgetResizable(True)
+        scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        scroll.setMinimumWidth(300)
+        scroll.setWidget(inside)
+        return scroll
+
+    def _rows_of(self, title: str) -> Callable[[], list[FormRow]]:
+        return lambda: all_rows(self._draft)[title]
+
+    def breadcrumbs(self) -> list[str]:
+        place = self._draft.source
+        name = self._draft.origin or "new"
+        return [*([str(place.parent)] if place else ["draft"]), name]
+
+    def tooltip(self) -> str:
+        return str(self._draft.source or "The run being configured; not in a file yet")
+
+    def actions_for_tab(self) -> list[PageAction]:
+        return [
+            PageAction("folder-opened", "Open Configuration", "config.open"),
+            PageAction("save", "Save Configuration", "config.save"),
+        ]
+
+    def save_state(self) -> dict[str, Any]:
+        return {"sizes": self._splitter.sizes()}
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        sizes = state.get("sizes")
+        if isinstance(sizes, list) and len(sizes) == 2:
+            self._splitter.setSizes([int(size) for size in sizes])
+
+    def go_to_line(self, line: int) -> None:
+        self.editor.go_to_line(line)
+
+    def refresh(self) -> None:
+        if not self._typing:
+            self.editor.show_text(self._draft.text)
+        marks: dict[int, str] = {}
+        self.problem_list.clear()
+        for problem in self._draft.problems:
+            if problem.line is not None:
+                marks[problem.line] = "\n".join(filter(None, (marks.get(problem.line), problem.text())))
+            item = QListWidgetItem(" ".join(problem.text().split("\n")))
+            item.setData(_LINE_ROLE, problem.line)
+            self.problem_list.addItem(item)
+        self.problem_list.setVisible(bool(self._draft.problems))
+        self.editor.set_marks(marks)
+        dirty = self._draft.source is not None and not self._draft.is_saved
+        title = f"{self._draft.origin or 'Configuration'}{' ●' if dirty else ''}"
+        if title != self.title:
+            self.set_title(title)
+
+    def _typed(self) -> None:
+        self._typing = True
+        try:
+            self._draft.set_text(self.editor.toPlainText())
+        finally:
+            self._typing = False
+
+    def _go_to(self, item: QListWidgetItem) -> None:
+        line = item.data(_LINE_ROLE)
+        if isinstance(line, int):
+            self.go_to_line(line)

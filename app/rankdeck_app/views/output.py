@@ -1,0 +1,249 @@
+"""Output: what the ranks of the run on show say, one line each, newest at the end.
+
+Following the end is a lock: scrolling up opens it, scrolling to the end or the button closes it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PySide6.QtCore import QModelIndex, QPersistentModelIndex, QRect, QSize, Qt, QTimer
+from PySide6.QtGui import QGuiApplication, QHideEvent, QKeyEvent, QKeySequence, QPainter, QShowEvent
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QHBoxLayout,
+    QLabel,
+    QLineEdit,
+    QListView,
+    QStyle,
+    QStyledItemDelegate,
+    QStyleOptionViewItem,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from rankdeck_app.shell.controls import tool_button
+from rankdeck_app.state.output import Line, OutputModel, OutputTail
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.controls import ComboBox
+
+ROW_HEIGHT = 16
+TAKE_EVERY_MS = 100
+MAX_LINES_PER_TAKE = 4_000
+_TONES = {"warning": "editorWarning.foreground", "error": "errorForeground", "dim": "descriptionForeground"}
+
+
+class _LineDelegate(QStyledItemDelegate):
+    """Time, [rank 0], text, in a mono face."""
+
+    def __init__(self, theme: Theme, parent: QWidget) -> None:
+        super().__init__(parent)
+        self._theme = theme
+
+    def sizeHint(self, option: QStyleOptionViewItem, index: QModelIndex | QPersistentModelIndex) -> QSize:
+        return QSize(100, ROW_HEIGHT)
+
+    def paint(
+        self, painter: QPainter, option: QStyleOptionViewItem, index: QModelIndex | QPersistentModelIndex
+    ) -> None:
+        line: Line = index.data(OutputModel.LineRole)
+        color = self._theme.color
+        rect: QRect = option.rect
+        state: QStyle.StateFlag = option.state
+        if state & QStyle.StateFlag.State_Selected:
+            painter.fillRect(rect, color("selection.background"))
+        painter.setFont(self._theme.font(12, mono=True))
+        advance = painter.fontMetrics().horizontalAdvance("0")
+        x = rect.x() + 16
+        for text, tone in (
+            (line.clock.ljust(12), "descriptionForeground"),
+            (f"[{line.source}]", "rankdeck.rest" if line.rank is not None else "descriptionForeground"),
+        ):
+            painter.setPen(color(tone))
+            painter.drawText(QRect(x, rect.y(), 400, rect.height()), Qt.AlignmentFlag.AlignVCenter, text)
+            x += advance * (len(text) + 1)
+        painter.setPen(color(_TONES.get(line.tone, "foreground")))
+        room = rect.right() - 12 - x
+        text = painter.fontMetrics().elidedText(line.text, Qt.TextElideMode.ElideRight, room)
+        painter.drawText(QRect(x, rect.y(), room, rect.height()), Qt.AlignmentFlag.AlignVCenter, text)
+
+
+class _LineList(QListView):
+    """Copies the chosen lines as text."""
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.matches(QKeySequence.StandardKey.Copy):
+            rows = sorted(self.selectedIndexes(), key=lambda index: index.row())
+            QGuiApplication.clipboard().setText("\n".join(str(index.data()) for index in rows))
+        else:
+            super().keyPressEvent(event)
+
+
+class OutputView(QWidget):
+    """`show_run` follows a run while the view is visible; None shows nothing."""
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
+        self.model = OutputModel(self)
+        self._path: Path | None = None
+        self._tail: OutputTail | None = None
+        self._rank: int | None = None
+        self._text = ""
+        self.follows = True
+        self._moving = False
+        self.list = _LineList()
+        self.list.setModel(self.model)
+        self.list.setItemDelegate(_LineDelegate(theme, self.list))
+        self.list.setAccessibleName("Output")
+        self.list.setUniformItemSizes(True)
+        self.list.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
+        self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.list.verticalScrollBar().valueChanged.connect(self._scrolled)
+        self.empty = QLabel("Open a run to see what its ranks say.")
+        self.empty.setProperty("tone", "dim")
+        self.empty.setContentsMargins(16, 8, 16, 8)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 4, 0, 4)
+        column.setSpacing(0)
+        column.addWidget(self.empty)
+        column.addWidget(self.list, 1)
+        self.setFocusProxy(self.list)
+        self._timer = QTimer(self, interval=TAKE_EVERY_MS)
+        self._timer.timeout.connect(self.take)
+        self._follow_changed: list[QToolButton] = []
+        theme.changed.connect(self.list.viewport().update)
+
+    def show_run(self, path: Path | None) -> None:
+        if path == self._path:
+            return
+        self._stop()
+        self._path = path
+        self._rank = None
+        self.model.clear()
+        self.model.ranks.clear()
+        self.model.set_filter(None, self._text)
+        self.empty.setVisible(path is None)
+        self.set_follow(True)
+        if self.isVisible():
+            self._start()
+
+    def set_rank(self, rank: int | None) -> None:
+        self._rank = rank
+        self.model.set_filter(rank, self._text)
+        self._to_end()
+
+    def set_text(self, text: str) -> None:
+        self._text = text
+        self.model.set_filter(self._rank, text)
+        self._to_end()
+
+    @property
+    def rank(self) -> int | None:
+        return self._rank
+
+    def set_follow(self, follows: bool) -> None:
+        self.follows = follows
+        for button in self._follow_changed:
+            button.setChecked(follows)
+        self._to_end()
+
+    def take(self) -> None:
+        """Move what the thread has read into the model; at most so much that a click is never late."""
+        num = 0
+        while self._tail is not None and self._tail.batches and num < MAX_LINES_PER_TAKE:
+            lines = self._tail.batches.popleft()
+            num += len(lines)
+            self._moving = True
+            self.model.append(lines)
+            self._moving = False
+        if num:
+            self._to_end()
+
+    def close_tail(self) -> None:
+        """End the reader thread, with the window."""
+        self._stop()
+
+    def bind_follow(self, button: QToolButton) -> None:
+        self._follow_changed.append(button)
+        button.setChecked(self.follows)
+        button.clicked.connect(lambda: self.set_follow(button.isChecked()))
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self._start()
+        self._to_end()
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        super().hideEvent(event)
+        self._timer.stop()
+
+    def _start(self) -> None:
+        if self._tail is None and self._path is not None:
+            self._tail = OutputTail(self._path)
+            self._tail.start()
+        if self._tail is not None:
+            self._timer.start()
+
+    def _stop(self) -> None:
+        self._timer.stop()
+        if self._tail is not None:
+            self._tail.stop()
+            self._tail = None
+
+    def _to_end(self) -> None:
+        if self.follows:
+            self._moving = True
+            self.list.scrollToBottom()
+            self._moving = False
+
+    def _scrolled(self, value: int) -> None:
+        """A move that is not ours is the person's: up opens the lock, to the end closes it."""
+        bar = self.list.verticalScrollBar()
+        at_end = value >= bar.maximum() - 1
+        if not self._moving and bar.maximum() > 0 and at_end != self.follows:
+            self.set_follow(at_end)
+
+
+class OutputTools(QWidget):
+    """At the right of the panel's header: which rank, a filter, the follow lock, and clear."""
+
+    def __init__(self, theme: Theme, view: OutputView) -> None:
+        super().__init__()
+        self._view = view
+        self.filter = QLineEdit(placeholderText="Filter", clearButtonEnabled=True)
+        self.filter.setProperty("compact", "true")
+        self.filter.setFixedWidth(120)
+        self.filter.setAccessibleName("Filter output")
+        self.filter.textChanged.connect(view.set_text)
+        self.ranks = ComboBox(theme)
+        self.ranks.setProperty("compact", "true")
+        self.ranks.setFixedWidth(110)
+        self.ranks.setAccessibleName("Rank")
+        self.ranks.setToolTip("Whose output is shown")
+        self.ranks.addItem("All ranks", None)
+        self.ranks.activated.connect(lambda _index: view.set_rank(self.ranks.currentData()))
+        self.lock = tool_button(theme, "lock", "Follow the End", lambda: None)
+        self.lock.setCheckable(True)
+        view.bind_follow(self.lock)
+        self.clear = tool_button(theme, "clear-all", "Clear Output", view.model.clear)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.setSpacing(4)
+        row.addStretch(1)
+        for widget in (self.filter, self.ranks, self.lock, self.clear):
+            row.addWidget(widget)
+        view.model.rowsInserted.connect(self._list_ranks)
+        view.model.modelReset.connect(self._list_ranks)
+
+    def _list_ranks(self) -> None:
+        ranks = sorted(self._view.model.ranks)
+        listed = [self.ranks.itemData(index) for index in range(1, self.ranks.count())]
+        if ranks != listed:
+            self.ranks.clear()
+            self.ranks.addItem("All ranks", None)
+            for rank in ranks:
+                self.ranks.addItem(f"Rank {rank}", rank)
+        wanted = 0 if self._view.rank is None else self.ranks.findData(self._view.rank)
+        if wanted >= 0 and self.ranks.currentIndex() != wanted:
+            self.ranks.setCurrentIndex(wanted)

@@ -1,0 +1,101 @@
+"""The Runs activity: every run that can be found, newest first, with a filter and what to do with each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PySide6.QtCore import QPoint, QSortFilterProxyModel, Qt, Signal
+from PySide6.QtWidgets import QLabel, QLineEdit, QListView, QMenu, QVBoxLayout, QWidget
+
+from rankdeck_app.state.runs import RunInfo, Runs, RunsModel
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.run_list import RunDelegate
+
+
+class RunsView(QWidget):
+    """Each signal carries the run's directory."""
+
+    opened = Signal(Path)
+    revealed = Signal(Path)
+    copied = Signal(Path)
+    stopped = Signal(Path)
+    reused = Signal(Path)
+
+    def __init__(self, theme: Theme, runs: Runs) -> None:
+        super().__init__()
+        self._runs = runs
+        self.filter = QLineEdit(
+            placeholderText="Filter by name, strategy or outcome", clearButtonEnabled=True
+        )
+        self.filter.setAccessibleName("Filter runs")
+        self.proxy = QSortFilterProxyModel(self)
+        self.proxy.setSourceModel(runs.model)
+        self.proxy.setFilterCaseSensitivity(Qt.CaseSensitivity.CaseInsensitive)
+        self.filter.textChanged.connect(self._filter)
+        self.list = QListView()
+        self.list.setModel(self.proxy)
+        self.list.setItemDelegate(RunDelegate(theme, self.list))
+        self.list.setAccessibleName("Runs")
+        self.list.setUniformItemSizes(True)
+        self.list.setMouseTracking(True)
+        self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.list.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
+        self.list.customContextMenuRequested.connect(self._open_menu)
+        self.list.activated.connect(lambda index: self._tell(self.opened, index.data(RunsModel.InfoRole)))
+        self.empty = QLabel()
+        self.empty.setProperty("tone", "dim")
+        self.empty.setWordWrap(True)
+        self.empty.setContentsMargins(14, 4, 14, 4)
+        top = QVBoxLayout()
+        top.setContentsMargins(12, 0, 12, 0)
+        top.addWidget(self.filter)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(8)
+        column.addLayout(top)
+        column.addWidget(self.empty)
+        column.addWidget(self.list, 1)
+        self.setFocusProxy(self.list)
+        theme.changed.connect(self.list.viewport().update)
+        runs.changed.connect(self._describe)
+        self._describe()
+
+    def selected(self) -> RunInfo | None:
+        info = self.list.currentIndex().data(RunsModel.InfoRole)
+        return info if isinstance(info, RunInfo) else None
+
+    def _filter(self, text: str) -> None:
+        self.proxy.setFilterFixedString(text)
+        self._describe()
+
+    def _describe(self) -> None:
+        text = ""
+        if not self.proxy.rowCount():
+            text = "No run matches." if self._runs.infos else "No run yet. Launch one from the Launch view."
+            text = text if self._runs.known else "Looking for runs…"
+        self.empty.setText(text)
+        self.empty.setVisible(bool(text))
+
+    def _tell(self, signal: object, info: object) -> None:
+        if isinstance(info, RunInfo):
+            signal.emit(info.path)  # type: ignore[attr-defined]
+
+    def build_menu(self, info: RunInfo) -> QMenu:
+        """What can be done to a run."""
+        menu = QMenu(self)
+        menu.addAction("Open", lambda: self.opened.emit(info.path))
+        if info.is_alive:
+            menu.addAction("Stop", lambda: self.stopped.emit(info.path))
+        menu.addAction("Use Its Configuration", lambda: self.reused.emit(info.path))
+        menu.addSeparator()
+        menu.addAction("Open Its Folder", lambda: self.revealed.emit(info.path))
+        menu.addAction("Copy Path", lambda: self.copied.emit(info.path))
+        return menu
+
+    def _open_menu(self, at: QPoint) -> None:
+        index = self.list.indexAt(at)
+        info = index.data(RunsModel.InfoRole) if index.isValid() else self.selected()
+        if isinstance(info, RunInfo):
+            menu = self.build_menu(info)
+            menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+            menu.popup(self.list.viewport().mapToGlobal(at))

@@ -1,0 +1,239 @@
+"""The first page: one suggested run behind one button, what is running, what ran lately, and the presets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtWidgets import (
+    QFrame,
+    QHBoxLayout,
+    QLabel,
+    QPushButton,
+    QScrollArea,
+    QSizePolicy,
+    QVBoxLayout,
+    QWidget,
+)
+
+from rankdeck.presets import PresetCard
+from rankdeck_app.shell.page import Page
+from rankdeck_app.state.gpus import Gpus
+from rankdeck_app.state.runs import RunInfo, Runs
+from rankdeck_app.state.suggestion import Suggestion, suggest
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.run_list import details, outcome_look, strategy_title
+
+PAGE_ID = "welcome:"
+MAX_RECENT = 6
+MAX_WIDTH = 1000
+HINTS = ("palette.commands", "palette.quickOpen", "run.launch", "run.stop", "theme.choose")
+
+HintText = Callable[[str], tuple[str, str]]
+
+
+class WelcomePage(Page):
+    """`launch_suggested` carries the Suggestion, `preset_picked` a preset, `run_opened` a run's path."""
+
+    launch_suggested = Signal(object)
+    preset_picked = Signal(object)
+    run_opened = Signal(Path)
+
+    can_split = False
+
+    def __init__(
+        self,
+        theme: Theme,
+        runs: Runs,
+        gpus: Gpus,
+        presets: Sequence[PresetCard],
+        hint: HintText,
+    ) -> None:
+        super().__init__(PAGE_ID, title="Welcome", icon="rocket")
+        self._theme, self._runs, self._gpus = theme, runs, gpus
+        self._presets = list(presets)
+        self.suggestion: Suggestion | None = None
+        self.run_buttons: list[QPushButton] = []
+        self._shown_runs: list[RunInfo] = []
+        self._rows: list[QWidget] = []
+        inside = QWidget()
+        inside.setMaximumWidth(MAX_WIDTH)
+        column = QVBoxLayout(inside)
+        column.setContentsMargins(32, 24, 32, 24)
+        column.setSpacing(16)
+        column.addLayout(_heading())
+        column.addWidget(self._suggestion_card())
+        columns = QHBoxLayout()
+        columns.setSpacing(16)
+        columns.addWidget(self._runs_card(), 1)
+        columns.addWidget(self._presets_card(), 1)
+        column.addLayout(columns)
+        column.addLayout(self._hints(hint))
+        column.addStretch(1)
+        scroll = QScrollArea()
+        scroll.setWidgetResizable(True)
+        scroll.setWidget(inside)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.addWidget(scroll)
+        self.setFocusProxy(self.launch_button)
+        gpus.changed.connect(self._suggest)
+        runs.changed.connect(self._list_runs)
+        theme.changed.connect(self._retheme)
+        self._suggest()
+        self._list_runs()
+
+    # One suggested run
+
+    def _suggestion_card(self) -> QFrame:
+        frame, column = _framed("Start here")
+        self.what = _label("")
+        self.why = _label("", "dim")
+        self.launch_button = QPushButton()
+        self.launch_button.setProperty("kind", "primary")
+        self.launch_button.setFixedHeight(32)
+        self.launch_button.setIconSize(QSize(14, 14))
+        self.launch_button.clicked.connect(lambda: self.launch_suggested.emit(self.suggestion))
+        words = QVBoxLayout()
+        words.addWidget(self.what)
+        words.addWidget(self.why)
+        row = QHBoxLayout()
+        row.setSpacing(16)
+        row.addLayout(words, 1)
+        row.addWidget(self.launch_button)
+        column.addLayout(row)
+        self.suggestion_frame = frame
+        return frame
+
+    def _suggest(self) -> None:
+        self.suggestion = suggest(self._presets, self._gpus.devices)
+        self.suggestion_frame.setVisible(self.suggestion is not None)
+        if self.suggestion is None:
+            return
+        name = self.suggestion.preset.name
+        self.what.setText(self.suggestion.text)
+        self.why.setText(self.suggestion.preset.text.split("\n\n")[0])
+        self.launch_button.setText(f"  Launch {name}  ")
+        self.launch_button.setToolTip(f"Train {name} on {self.suggestion.devices} now")
+        self.launch_button.setAccessibleName(f"Launch {name}")
+        self._retheme()
+
+    # Runs
+
+    def _runs_card(self) -> QFrame:
+        frame, self._runs_column = _framed("Runs")
+        self.no_runs = _label("No run yet.", "dim")
+        self._runs_column.addWidget(self.no_runs)
+        self._run_rows = QVBoxLayout()
+        self._run_rows.setSpacing(2)
+        self._runs_column.addLayout(self._run_rows)
+        self._runs_column.addStretch(1)
+        return frame
+
+    def _list_runs(self) -> None:
+        """Those that are alive first, then the latest."""
+        alive = self._runs.alive
+        recent = [info for info in self._runs.infos if not info.is_alive]
+        infos = [*alive, *recent][: max(MAX_RECENT, len(alive))]
+        self.no_runs.setVisible(self._runs.known and not infos)
+        if infos == self._shown_runs:
+            return
+        self._shown_runs = infos
+        for row in self._rows:
+            row.hide()
+            row.deleteLater()
+        self.run_buttons = []
+        self._rows = [self._run_row(info) for info in infos]
+        for row in self._rows:
+            self._run_rows.addWidget(row)
+
+    def _run_row(self, info: RunInfo) -> QWidget:
+        icon, tone, word = outcome_look(info.outcome)
+        button = _link(info.title, f"Open {info.path}", lambda: self.run_opened.emit(info.path))
+        button.setIcon(self._theme.icon(icon, tone))
+        button.setAccessibleName(f"Open {info.title}, {word}")
+        text = " · ".join(
+            filter(None, (strategy_title(info.strategy), word if info.is_alive else "", details(info)))
+        )
+        row = _row(button, _label(text, "small"))
+        self.run_buttons.append(button)
+        return row
+
+    # Presets
+
+    def _presets_card(self) -> QFrame:
+        frame, column = _framed("Presets")
+        self.preset_buttons: list[QPushButton] = []
+        for preset in self._presets:
+            tooltip = f"{preset.text}\nMake it the configuration in the side bar"
+            button = _link(preset.name, tooltip, partial(self.preset_picked.emit, preset))
+            self.preset_buttons.append(button)
+            needs = " · needs a GPU" if preset.needs_gpu else ""
+            text = f"{strategy_title(preset.strategy)} · {preset.title}{needs}"
+            column.addWidget(_row(button, _label(text, "small")))
+        column.addStretch(1)
+        return frame
+
+    def _hints(self, hint: HintText) -> QHBoxLayout:
+        row = QHBoxLayout()
+        row.setSpacing(20)
+        for command_id in HINTS:
+            label, keys = hint(command_id)
+            if keys:
+                row.addWidget(_label(f"{keys}  {label}", "small"))
+        row.addStretch(1)
+        return row
+
+    def _retheme(self) -> None:
+        self.launch_button.setIcon(self._theme.icon("play", "button.foreground"))
+
+
+def _heading() -> QVBoxLayout:
+    column = QVBoxLayout()
+    column.setSpacing(2)
+    column.addWidget(_label("Rankdeck", "title"))
+    text = "Train on several GPUs, see what every strategy costs on each of them, and find what went wrong."
+    column.addWidget(_label(text, "dim"))
+    return column
+
+
+def _label(text: str, tone: str = "") -> QLabel:
+    label = QLabel(text)
+    label.setWordWrap(tone != "small")
+    label.setTextFormat(Qt.TextFormat.PlainText)
+    if tone:
+        label.setProperty("tone", tone)
+    return label
+
+
+def _link(text: str, tooltip: str, on_click: Callable[[], object]) -> QPushButton:
+    button = QPushButton(text)
+    button.setProperty("kind", "link")
+    button.setToolTip(tooltip)
+    button.setCursor(Qt.CursorShape.PointingHandCursor)
+    button.clicked.connect(lambda _checked=False: on_click())
+    return button
+
+
+def _row(button: QPushButton, text: QLabel) -> QWidget:
+    """A link, and what is said of it at the right of it, cut where the room ends."""
+    text.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+    widget = QWidget()
+    row = QHBoxLayout(widget)
+    row.setContentsMargins(0, 0, 0, 0)
+    row.setSpacing(10)
+    row.addWidget(button)
+    row.addWidget(text, 1)
+    return widget
+
+
+def _framed(title: str) -> tuple[QFrame, QVBoxLayout]:
+    frame = QFrame()
+    frame.setProperty("kind", "card")
+    column = QVBoxLayout(frame)
+    column.setContentsMargins(16, 12, 16, 14)
+    column.setSpacing(6)
+    column.addWidget(_label(title.upper(), "section"))
+    return frame, column
