@@ -12,7 +12,6 @@ import time
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.spinner import Spinner
-from rich.table import Table
 from rich.text import Text
 
 from rankdeck import events
@@ -85,7 +84,7 @@ class LiveDisplay:
         rate, left_s = figures.recent_samples_per_s(), figures.remaining_s()
         if rate is not None:
             words.append(f"  {format_count(rate)} samples/s")
-        if left_s is not None:
+        if left_s:
             words.append(f"  {format_duration(left_s)} left", style="dim")
         if planned and last.step >= planned:
             words.append(f"  {_phase(figures)}", style="cyan")
@@ -108,34 +107,47 @@ def _phase(figures: RunFigures) -> str:
     return figures.phases[min(figures.phases)]
 
 
-def device_bars(figures: RunFigures) -> Table:
-    """One row per device: bytes now on a scale that all share, the peak, how busy, and the largest kinds."""
-    table = Table.grid(padding=(0, 2, 0, 0))
-    for column in range(5):
-        table.add_column(justify="left" if column < 2 else "right", no_wrap=True)
-    table.add_column(no_wrap=True, overflow="ellipsis")
+def device_bars(figures: RunFigures) -> Group:
+    """One row per device: bytes now and at the peak on a scale that all share, how busy, the largest kinds.
+
+    The bar is bright as far as the device is full now, dim up to its peak. A row is cut at its end where the
+    terminal is too narrow.
+    """
     devices = [figures.devices[index] for index in sorted(figures.devices)]
     full_bytes = max((_scale_bytes(device) for device in devices), default=0)
     imbalance = figures.imbalance()
     ratio = imbalance["ratio"] if imbalance else None
     lead = imbalance["device"] if imbalance and ratio and ratio > NOTABLE_RATIO else None
-    for device in devices:
+    cells = [_cells(device) for device in devices]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    rows = []
+    for device, words in zip(devices, cells, strict=True):
+        label, now, peak, busy, kinds = (word.rjust(width) for word, width in zip(words, widths, strict=True))
         style = "yellow" if device.device == lead else "blue"
-        now = device.live_bytes if device.live_bytes is not None else device.used_bytes
-        share = now / full_bytes if now is not None and full_bytes else 0.0
-        table.add_row(
-            Text(_label(device), style="bold"),
-            bar(share, style=style),
-            Text("?" if now is None else format_bytes(now)),
-            Text("" if device.peak_bytes is None else f"peak {format_bytes(device.peak_bytes)}", style=style),
-            Text("" if device.utilisation is None else f"{device.utilisation:.0%}".replace("%", " %")),
-            Text(kinds_in_words(dict(device.peak_by_kind or {})), style="dim"),
-        )
-    return table
+        row = Text(f"{label.strip().ljust(widths[0])}  ", style="bold", no_wrap=True, overflow="ellipsis")
+        row.append_text(_memory_bar(device, full_bytes, style))
+        row.append(f"  {now}", style="default not bold")
+        row.append(f"  {peak}", style=f"{style} not bold")
+        row.append(f"  {busy}  ", style="default not bold")
+        row.append(kinds.strip(), style="default dim not bold")
+        rows.append(row)
+    return Group(*rows)
 
 
-def _label(device: DeviceFigures) -> str:
-    return f"{device.device} {device.info.name if device.info else ''}".rstrip()
+def _cells(device: DeviceFigures) -> tuple[str, str, str, str, str]:
+    """What a device's row says: label, bytes now, peak, busy, kinds."""
+    now = _bytes_now(device)
+    return (
+        f"{device.device} {device.info.name if device.info else ''}".rstrip(),
+        "?" if now is None else format_bytes(now),
+        "" if device.peak_bytes is None else f"peak {format_bytes(device.peak_bytes)}",
+        "" if device.utilisation is None else f"{device.utilisation * 100:.0f} %",
+        kinds_in_words(dict(device.peak_by_kind or {})),
+    )
+
+
+def _bytes_now(device: DeviceFigures) -> int | None:
+    return device.live_bytes if device.live_bytes is not None else device.used_bytes
 
 
 def _scale_bytes(device: DeviceFigures) -> int:
@@ -143,9 +155,17 @@ def _scale_bytes(device: DeviceFigures) -> int:
     return max((size for size in known if size is not None), default=0)
 
 
-def bar(share: float, *, style: str, num_cells: int = _BAR_CELLS) -> Text:
-    """A bar of `num_cells` cells, filled by `share` (0..1)."""
-    filled = round(min(1.0, max(0.0, share)) * num_cells)
-    words = Text("━" * filled, style=style)
-    words.append("─" * (num_cells - filled), style="bright_black")
+def _memory_bar(device: DeviceFigures, full_bytes: int, style: str) -> Text:
+    now, peak = _bytes_now(device) or 0, device.peak_bytes or 0
+    if not full_bytes:
+        return bar(0.0, style=style)
+    return bar(now / full_bytes, style=style, reached=max(now, peak) / full_bytes)
+
+
+def bar(share: float, *, style: str, reached: float = 0.0, num_cells: int = _BAR_CELLS) -> Text:
+    """A bar of `num_cells` cells, filled by `share` (0..1) and dimly up to `reached`."""
+    filled, dim = (round(min(1.0, max(0.0, part)) * num_cells) for part in (share, max(share, reached)))
+    words = Text("━" * filled, style=f"{style} not bold")
+    words.append("━" * (dim - filled), style=f"{style} dim not bold")
+    words.append("─" * (num_cells - dim), style="bright_black not bold")
     return words
