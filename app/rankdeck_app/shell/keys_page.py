@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QEvent, QModelIndex, QObject, Qt
+from PySide6.QtCore import QEvent, QModelIndex, QObject, QSize, Qt
 from PySide6.QtGui import QKeyEvent, QKeySequence
 from PySide6.QtWidgets import (
     QAbstractItemView,
@@ -31,6 +31,7 @@ from rankdeck_app.shell.page import Page
 if TYPE_CHECKING:
     from rankdeck_app.shell.window import MainWindow
 
+ROW_HEIGHT = 24
 _ID = Qt.ItemDataRole.UserRole
 _HEADERS = ("Command", "Keys", "When", "Source")
 
@@ -51,7 +52,6 @@ class KeysPage(Page):
         self.table.setHeaderLabels(_HEADERS)
         self.table.setRootIsDecorated(False)
         self.table.setUniformRowHeights(True)
-        self.table.setProperty("roomy", "true")
         self.table.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
         self.table.header().setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
         for column, width in enumerate((320, 200, 220)):
@@ -118,6 +118,7 @@ class KeysPage(Page):
             item = QTreeWidgetItem([command.title, shown, command.when, source])
             item.setData(0, _ID, command.id)
             item.setToolTip(0, command.id)
+            item.setSizeHint(0, QSize(0, ROW_HEIGHT))
             self.table.addTopLevelItem(item)
             if command.id == selected:
                 self.table.setCurrentItem(item)

@@ -7,7 +7,7 @@ Widgets ask for a look by property, never by a style sheet of their own:
     QLabel       tone = "dim" | "small" | "title" | "section" | "error" | "warning" | "mono"
     QFrame       kind = "card" | "floating" | "line"
     QComboBox    compact = "true" (in the panel's header); fields: invalid = "true"
-    item views   roomy = "true" for rows of 22 px
+    QListView    roomy = "true" for rows of 22 px
 
 `set_look` sets such a property and repolishes the widget when it is already shown.
 """
@@ -105,7 +105,7 @@ QComboBox QAbstractItemView { background: @dropdown.listBackground; color: @drop
   border: 1px solid @dropdown.border; selection-background-color: @list.activeSelectionBackground;
   selection-color: @list.activeSelectionForeground; outline: 0; }
 QAbstractItemView { border: 0; outline: 0; background: transparent; }
-QTreeView[roomy="true"]::item, QListView[roomy="true"]::item { padding: 4px 2px; }
+QListView[roomy="true"]::item { padding: 4px 2px; }
 QHeaderView::section { background: @sideBar.background; color: @descriptionForeground; border: 0;
   border-bottom: 1px solid @sideBar.border; padding: 4px 8px; font-size: 11px; }
 QScrollArea, QPlainTextEdit, QTextEdit, QStackedWidget { border: 0; background: transparent; }

@@ -6,7 +6,10 @@ from typing import Any
 
 from PySide6.QtWidgets import QLineEdit, QVBoxLayout
 
+from rankdeck_app.shell.keys_page import KeysPage
+from rankdeck_app.shell.notifications_page import NotificationsPage
 from rankdeck_app.shell.page import Page, PageAction, PageUnavailable
+from rankdeck_app.shell.window import MainWindow
 
 
 class NotePage(Page):
@@ -36,3 +39,10 @@ class NotePage(Page):
 
     def can_close(self) -> bool:
         return self.closable
+
+
+def add_frame_pages(window: MainWindow) -> None:
+    """The frame's own pages, as the composition registers them."""
+    window.editor.register_page_kind("keys", lambda page_id: KeysPage(page_id, window))
+    window.editor.register_page_kind("notifications", lambda page_id: NotificationsPage(page_id, window))
+    window.start()

@@ -5,16 +5,16 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from rankdeck_app.composition import compose
 from rankdeck_app.shell.keys_page import KeysPage
 from rankdeck_app.shell.window import MainWindow
+from tests.app.shell.pages import add_frame_pages
 
 CTRL = Qt.KeyboardModifier.ControlModifier
 
 
 @pytest.fixture
 def page(window: MainWindow) -> KeysPage:
-    compose(window)
+    add_frame_pages(window)
     page = window.editor.open("keys:")
     assert isinstance(page, KeysPage)
     return page

@@ -13,7 +13,7 @@ from rankdeck_app.services import Services, make_services
 from rankdeck_app.shell.panel import PanelTab
 from rankdeck_app.shell.side_bar import Activity, SideBarView
 from rankdeck_app.shell.window import MainWindow
-from tests.app.shell.pages import NotePage
+from tests.app.shell.pages import NotePage, add_frame_pages
 
 CTRL = Qt.KeyboardModifier.ControlModifier
 Make = Callable[..., MainWindow]
@@ -117,9 +117,7 @@ def test_zen_mode_leaves_nothing_but_the_editor(qtbot: QtBot, services: Services
 
 
 def test_ctrl_k_ctrl_s_opens_the_shortcuts_from_within_a_text_field(qtbot: QtBot, window: MainWindow) -> None:
-    from rankdeck_app.composition import compose as compose_app
-
-    compose_app(window)
+    add_frame_pages(window)
     page = window.editor.open("note:a", NotePage)
     assert isinstance(page, NotePage)
     qtbot.keyClick(page.field, Qt.Key.Key_K, CTRL)
@@ -192,9 +190,7 @@ def test_at_most_three_toasts_are_shown_and_the_bell_counts_all(window: MainWind
         window.toasts.info(f"notice {number}")
     assert [toast.notice.text for toast in window.toasts.shown()] == ["notice 2", "notice 3", "notice 4"]
     assert window.status.item("notifications").text() == "5"
-    from rankdeck_app.composition import compose as compose_app
-
-    compose_app(window)
+    add_frame_pages(window)
     window.commands.run("notifications.show")
     assert window.toasts.unread == 0
 
