@@ -81,6 +81,7 @@ QComboBox { background: @dropdown.background; color: @dropdown.foreground; borde
   border-radius: 3px; padding: 3px 6px; min-height: 20px; }
 QLineEdit:focus, QAbstractSpinBox:focus, QComboBox:focus, QPlainTextEdit[kind="input"]:focus { border-color:
   @focusBorder; }
+QLineEdit { padding: 3px 4px; }
 QLineEdit[invalid="true"], QAbstractSpinBox[invalid="true"], QComboBox[invalid="true"] {
   border-color: @inputValidation.errorBorder; }
 QLineEdit:disabled, QAbstractSpinBox:disabled, QComboBox:disabled { color: @disabledForeground; }
@@ -92,7 +93,6 @@ QAbstractSpinBox QLineEdit, QComboBox QLineEdit { border: 0; padding: 0; min-hei
 QComboBox::drop-down { border: 0; width: 20px; }
 QComboBox::down-arrow { image: url(@images/chevron-down.png); width: 12px; height: 12px; }
 QAbstractSpinBox { padding-right: 20px; }
-QAbstractSpinBox QLineEdit { border: 0; padding: 0 0 0 4px; min-height: 0; background: transparent; }
 QAbstractSpinBox::up-button, QAbstractSpinBox::down-button { border: 0; width: 18px; background: transparent;
   }
 QAbstractSpinBox::up-arrow { image: url(@images/chevron-up.png); width: 10px; height: 10px; }
@@ -112,7 +112,8 @@ QScrollArea, QPlainTextEdit, QTextEdit, QStackedWidget { border: 0; background: 
 QScrollArea > QWidget > QWidget { background: transparent; }
 QScrollBar:vertical { width: 10px; background: transparent; margin: 0; }
 QScrollBar:horizontal { height: 10px; background: transparent; margin: 0; }
-QScrollBar::handle { background: @scrollbarSlider.background; min-height: 24px; min-width: 24px; }
+QScrollBar::handle { background: @scrollbarSlider.background; min-height: 24px; min-width: 24px; margin: 2px;
+  border-radius: 3px; }
 QScrollBar::handle:hover { background: @scrollbarSlider.hoverBackground; }
 QScrollBar::add-line, QScrollBar::sub-line { width: 0; height: 0; }
 QScrollBar::add-page, QScrollBar::sub-page { background: transparent; }
