@@ -9,12 +9,14 @@ exiting    rank 1 leaves with 7 and without a word
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from rankdeck import events
 from rankdeck.diagnose.exceptions import describe
@@ -35,6 +37,30 @@ def breed() -> None:
     subprocess.run([sys.executable, "-c", middle], check=True)
 
 
+def facts() -> dict[str, Any]:
+    """What the rank finds when it begins."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+    return {
+        **{name: os.environ.get(name) for name in (*names, "CUDA_DEVICE_ORDER", "RANKDECK_SUPERVISOR_PID")},
+        "parent": os.getppid(),
+        "own_session": os.getsid(0) == os.getpid(),
+        "has_torch": "torch" in sys.modules,
+        "main": sys.modules["__main__"].__file__,
+        "has_checkout_on_path": "" in sys.path or str(Path.cwd()) in sys.path,
+        "open_files": sorted(_open_files()),
+    }
+
+
+def _open_files() -> list[str]:
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            found.append(str(entry.readlink()))
+        except OSError:
+            continue  # the folder's own handle
+    return found
+
+
 def main() -> None:
     what, rank = os.environ.get("FAKE_WORKER", "steps"), int(os.environ["RANK"])
     steps = int(os.environ.get("FAKE_STEPS", "1000000"))
@@ -45,7 +71,7 @@ def main() -> None:
     if what == "breeding":
         breed()
     writer.write(events.RankStarted(rank=rank, pid=os.getpid(), devices=[rank], uuids=[None]))
-    print(f"rank {rank} of {os.environ['WORLD_SIZE']} at {os.environ['MASTER_ADDR']}")
+    print(json.dumps(facts()))
     for step in range(1, steps + 1):
         heart.beat(step, "step")
         if step == 3 and what == "raising":

@@ -1,0 +1,131 @@
+"""One cause for a failed run, and never a victim."""
+
+from __future__ import annotations
+
+import signal
+from itertools import permutations
+
+import pytest
+
+from rankdeck.diagnose.cause import RankEvidence, find_cause
+from rankdeck.diagnose.exceptions import describe
+from rankdeck.diagnose.hang import Frame
+from rankdeck.errors import DataError, Problem
+from rankdeck.events import RankFailed
+from rankdeck.heartbeat import Beat
+
+CLOSED = "[third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:30350"
+TIMEOUT = (
+    "[third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 14000ms for recv operation"
+)
+BEAT = Beat(20, "step", 100.0)
+
+
+def said(error: Exception, rank: int, t: float) -> RankFailed:
+    failure = describe(error, rank)
+    failure.t = t
+    return failure
+
+
+def victim(rank: int, text: str = CLOSED, t: float = 10.0) -> RankEvidence:
+    return RankEvidence(rank, 1, failure=said(RuntimeError(text), rank, t), beat=BEAT, last_lines=(text,))
+
+
+def survivor(rank: int) -> RankEvidence:
+    return RankEvidence(rank, None, beat=BEAT)
+
+
+def cause_of(*ranks: RankEvidence, oom_kills: int = 0) -> Problem:
+    """The problem, which must not depend on the order of ranks."""
+    found = {find_cause(list(order), 130.0, oom_kills).problem for order in permutations(ranks)}
+    assert len(found) == 1
+    return found.pop()
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGKILL, "rank-killed"),
+        (signal.SIGSEGV, "rank-crashed"),
+        (signal.SIGABRT, "rank-crashed"),
+        (signal.SIGBUS, "rank-killed"),
+        (signal.SIGTERM, "rank-killed"),
+    ],
+)
+def test_a_signal_that_nobody_sent_comes_first(number: signal.Signals, code: str) -> None:
+    problem = cause_of(victim(0), RankEvidence(1, -number, beat=BEAT), victim(2), survivor(3))
+    assert (problem.rank, problem.code) == (1, code)
+    assert number.name in problem.message and "step 20" in problem.message
+
+
+def test_a_kill_while_the_kernel_ran_out_of_memory_is_named_so() -> None:
+    assert cause_of(victim(0), RankEvidence(1, -9), oom_kills=1).code == "out-of-memory"
+
+
+def test_an_exception_of_its_own_comes_before_lost_connections_that_were_told_earlier() -> None:
+    own = RankEvidence(1, 1, failure=said(ValueError("bad batch 17"), 1, 11.0), last_lines=("the last",))
+    problem = cause_of(victim(0, t=10.0), own, victim(2, t=10.5))
+    assert problem.rank == 1 and problem.message.startswith("ValueError: bad batch 17")
+
+
+def test_a_signal_comes_before_an_exception() -> None:
+    own = RankEvidence(0, 1, failure=said(ValueError("bad batch 17"), 0, 9.0))
+    assert cause_of(own, RankEvidence(1, -9)).rank == 1
+
+
+def test_a_victim_that_the_watchdog_aborted_is_no_cause() -> None:
+    words = "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12) ran for 60001 ms"
+    aborted = RankEvidence(0, -signal.SIGABRT, beat=Beat(21, "step", 101.0), last_lines=(words,))
+    problem = cause_of(aborted, RankEvidence(1, None, beat=BEAT))
+    assert (problem.rank, problem.code) == (1, "hang")
+
+
+def test_the_rank_that_did_not_arrive_is_named_with_where_it_stands() -> None:
+    frames = (Frame("mine.py", 11, "loss"),)
+    late = RankEvidence(1, None, beat=BEAT, frames=frames)
+    problem = cause_of(victim(0, TIMEOUT), late, victim(2, TIMEOUT))
+    assert (problem.rank, problem.code) == (1, "hang")
+    assert "30 s" in problem.message and "loss (mine.py, line 11)" in problem.message
+
+
+def test_the_oldest_heartbeat_tells_when_all_have_failed() -> None:
+    slow = RankEvidence(
+        1, 1, failure=said(RuntimeError(TIMEOUT), 1, 12.0), beat=Beat(19, "step", 99.0), last_lines=(TIMEOUT,)
+    )
+    problem = cause_of(victim(0, TIMEOUT), slow, victim(2, TIMEOUT))
+    assert (problem.rank, problem.code) == (1, "hang")
+
+
+def test_a_suspended_rank_is_named_so() -> None:
+    problem = cause_of(victim(0, TIMEOUT), RankEvidence(1, None, beat=BEAT, suspended=True), survivor(2))
+    assert (problem.rank, problem.code) == (1, "hang") and "SIGSTOP" in problem.message
+
+
+def test_a_closed_connection_is_the_cause_only_where_there_is_no_other() -> None:
+    problem = cause_of(victim(0, t=10.0), victim(1, t=11.0), survivor(2))
+    assert (problem.rank, problem.code) == (0, "communication")
+
+
+def test_an_exit_without_a_word_has_its_last_line() -> None:
+    problem = cause_of(victim(0), RankEvidence(1, 7, last_lines=("first", "the last thing")))
+    assert (problem.rank, problem.code) == (1, "rank-exited")
+    assert "7" in problem.message and "the last thing" in problem.message
+    assert problem.last_lines == ("first", "the last thing")
+
+
+def test_what_all_ranks_say_alike_is_one_problem_of_no_rank() -> None:
+    ranks = [
+        RankEvidence(rank, 2, failure=said(DataError("data.args.path is empty."), rank, 10.0 + rank))
+        for rank in range(3)
+    ]
+    cause = find_cause(ranks, 130.0)
+    assert cause.exit_code == 2
+    assert cause.problem.rank is None and cause.problem.message == "data.args.path is empty."
+    assert find_cause(ranks[:1], 130.0).problem.rank == 0
+
+
+def test_the_exit_code_is_the_causes() -> None:
+    assert find_cause([RankEvidence(0, -9)], 0.0).exit_code == 1
+    assert find_cause([RankEvidence(0, 3)], 0.0).exit_code == 3
+    assert find_cause([RankEvidence(0, 7)], 0.0).exit_code == 1
+    assert find_cause([survivor(0), survivor(1)], 0.0).exit_code == 1

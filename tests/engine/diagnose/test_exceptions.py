@@ -1,0 +1,112 @@
+"""An exception becomes words; one that is only about other ranks is known as such."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from rankdeck.diagnose.exceptions import describe, is_communication, last_lines, read_last_lines
+from rankdeck.errors import DataError, TrainingError
+from rankdeck.events import RankFailed, decode, encode
+
+COMMUNICATION = [
+    "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:30350.",
+    "[third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 14000ms for recv operation",
+    "[c10d] The client socket has failed to connect to [localhost]:29500 (errno: 111 - Connection refused).",
+    "NCCL error in: ProcessGroupNCCL.cpp:3356, remote process exited or there was a network error",
+    "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE) ran for "
+    "60001 milliseconds before timing out.",
+    "Rank 1 failed to pass monitoredBarrier in 3000 ms",
+    "wait timeout after 60000ms, keys: /default_pg/0//cuda//0",
+]
+
+
+def raised(error: BaseException) -> RankFailed:
+    """What a rank says of an error that was really raised."""
+    try:
+        raise error
+    except BaseException as caught:
+        return describe(caught, 1)
+
+
+@pytest.mark.parametrize("text", COMMUNICATION)
+def test_what_torch_says_of_lost_ranks_is_communication(text: str) -> None:
+    assert is_communication(text)
+    assert raised(RuntimeError(text)).is_communication
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("bad batch 17"),
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied (16x64 and 65x10)"),
+        ConnectionError("https://example.org timed out"),
+        KeyError("NCCL error"),
+    ],
+)
+def test_a_persons_own_errors_are_not_communication(error: Exception) -> None:
+    failure = raised(error)
+    assert not failure.is_communication
+    assert failure.problem.code == "rank-exception"
+
+
+def test_torchs_own_error_types_are_known_by_name() -> None:
+    assert raised(type("DistBackendError", (RuntimeError,), {})("something")).is_communication
+
+
+def test_a_message_has_type_text_and_place_and_the_last_lines() -> None:
+    problem = raised(ValueError("bad batch 17\nsecond line")).problem
+    assert problem.message.startswith("ValueError: bad batch 17 (")
+    assert Path(__file__).name in problem.message
+    assert problem.rank == 1
+    assert problem.last_lines[-2:] == ("ValueError: bad batch 17", "second line")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "exit_code"),
+    [
+        (MemoryError(), "out-of-memory", 1),
+        (type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory."), "out-of-memory", 1),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: 281474976710656 bytes"),
+            "out-of-memory",
+            1,
+        ),
+        (RuntimeError("DataLoader worker (pid 1) is killed by signal: Bus error."), "shared-memory", 1),
+        (OSError(errno.ENOSPC, "No space left on device"), "disk-full", 3),
+        (DataError("no such file"), "data", 2),
+        (TrainingError("The loss became NaN.", code="loss-not-finite"), "loss-not-finite", 1),
+    ],
+)
+def test_every_kind_has_its_code_and_exit_code(error: Exception, code: str, exit_code: int) -> None:
+    failure = raised(error)
+    assert (failure.problem.code, failure.exit_code, failure.is_communication) == (code, exit_code, False)
+
+
+def test_a_users_exception_behind_ours_gives_the_last_lines() -> None:
+    try:
+        try:
+            raise ZeroDivisionError("division by zero")
+        except ZeroDivisionError as cause:
+            raise DataError("data.use = 'mine:make' raised ZeroDivisionError") from cause
+    except DataError as error:
+        problem = describe(error, 0).problem
+    assert problem.code == "data"
+    assert problem.last_lines[-1] == "ZeroDivisionError: division by zero"
+
+
+def test_the_event_travels() -> None:
+    failure = raised(ValueError("bad batch 17"))
+    assert decode(encode(failure)) == failure
+
+
+def test_last_lines_are_few_and_not_empty(tmp_path: Path) -> None:
+    text = "\n\n".join(f"line {index}" for index in range(100)) + "\n\n"
+    assert last_lines(text) == tuple(f"line {index}" for index in range(80, 100))
+    log = tmp_path / "rank-0.0.err"
+    assert read_last_lines(log) == ()
+    log.write_text("x" * 100_000 + "\nthe end\n", encoding="utf-8")
+    assert read_last_lines(log)[-1] == "the end"
+    assert max(map(len, read_last_lines(log))) == 300

@@ -1,0 +1,111 @@
+"""Which devices a run gets. The driver is made up here; everything above it is real."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankdeck.errors import DeviceError, MachineError
+from rankdeck.launch.choose import choose_devices, lease_holder, lease_path
+from rankdeck.telemetry.nvml import Gpu, GpuProcess
+from tests.helpers.launching import small_config
+
+GIB = 2**30
+
+
+def gpu(index: int, *processes: GpuProcess) -> Gpu:
+    return Gpu(index, f"GPU-0000000{index}", "H100", 80 * GIB, 0, processes=list(processes))
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> list[Gpu]:
+    """The machine's GPUs; a test may change the list."""
+    found = [gpu(0), gpu(1), gpu(2)]
+    monkeypatch.setattr("rankdeck.launch.choose.list_gpus", lambda: found)
+    return found
+
+
+@contextmanager
+def leased(uuid: str, run: str) -> Iterator[None]:
+    path = lease_path(uuid)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    os.write(handle, run.encode())
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def chosen(tmp_path: Path, use: str, **tables: Any) -> list[str | None]:
+    choice = choose_devices(small_config(tmp_path, {"devices": {"use": use}, **tables}))
+    assert [info.index for info in choice.devices] == list(range(len(choice.devices)))
+    assert [path.stem for path in choice.leases] == [info.uuid for info in choice.devices if info.uuid]
+    return [info.uuid or info.name for info in choice.devices]
+
+
+def test_virtual_devices_have_the_pretended_capacity_and_no_lease(tmp_path: Path) -> None:
+    tables = {"devices": {"use": "cpu:2"}, "rehearsal": {"capacity": "24GiB"}}
+    choice = choose_devices(small_config(tmp_path, tables))
+    assert [(info.name, info.kind, info.uuid, info.total_bytes) for info in choice.devices] == [
+        ("Virtual 0", "virtual", None, 24 * GIB),
+        ("Virtual 1", "virtual", None, 24 * GIB),
+    ]
+    assert not choice.leases
+
+
+def test_gpus_are_chosen_by_index_uuid_or_all(tmp_path: Path, gpus: list[Gpu]) -> None:
+    assert chosen(tmp_path, "gpu:2,0") == ["GPU-00000002", "GPU-00000000"]
+    assert chosen(tmp_path, "gpu:GPU-00000001,0") == ["GPU-00000001", "GPU-00000000"]
+    assert chosen(tmp_path, "gpu:all", train={"global_batch": 30}) == [found.uuid for found in gpus]
+
+
+def test_an_unknown_gpu_is_refused_with_what_is_there(tmp_path: Path, gpus: list[Gpu]) -> None:
+    with pytest.raises(DeviceError) as caught:
+        chosen(tmp_path, "gpu:0,7")
+    assert "There is no GPU 7" in caught.value.message
+    assert "2 (H100, GPU-00000002)" in (caught.value.advice or "")
+    with pytest.raises(DeviceError, match="twice"):
+        chosen(tmp_path, "gpu:0,GPU-00000000")
+
+
+def test_a_leased_gpu_is_refused_and_left_out_by_auto(tmp_path: Path, gpus: list[Gpu]) -> None:
+    with leased("GPU-00000001", "/runs/other-run"):
+        assert lease_holder("GPU-00000001") == "/runs/other-run"
+        with pytest.raises(DeviceError, match="used by the run other-run") as caught:
+            chosen(tmp_path, "gpu:1")
+        assert "rankdeck stop other-run" in (caught.value.advice or "")
+        assert chosen(tmp_path, "auto") == ["GPU-00000000", "GPU-00000002"]
+    assert lease_holder("GPU-00000001") is None
+
+
+def test_a_foreign_process_is_a_warning_and_left_out_by_auto(tmp_path: Path, gpus: list[Gpu]) -> None:
+    gpus[0] = gpu(0, GpuProcess(4711, "python", 3 * GIB))
+    gpus[2] = gpu(2, GpuProcess(4712, "Xorg", GIB, kind="graphics"))
+    choice = choose_devices(small_config(tmp_path, {"devices": {"use": "gpu:0,2"}}))
+    (warning,) = choice.warnings
+    assert warning.severity == "warning"
+    assert "GPU 0" in warning.message and "python" in warning.message and "3.0 GiB" in warning.message
+    assert chosen(tmp_path, "auto") == ["GPU-00000001", "GPU-00000002"]
+
+
+def test_auto_rehearses_on_two_where_no_gpu_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_driver() -> list[Gpu]:
+        raise MachineError("No NVIDIA driver found.")
+
+    monkeypatch.setattr("rankdeck.launch.choose.list_gpus", no_driver)
+    assert chosen(tmp_path, "auto") == ["Virtual 0", "Virtual 1"]
+
+
+def test_single_takes_the_first_of_several_and_says_so(tmp_path: Path, gpus: list[Gpu]) -> None:
+    tables = {"devices": {"use": "gpu:all"}, "strategy": {"use": "single"}}
+    choice = choose_devices(small_config(tmp_path, tables))
+    assert [info.uuid for info in choice.devices] == ["GPU-00000000"] and len(choice.leases) == 1
+    assert "2 more devices are left out" in choice.warnings[0].message

@@ -1,0 +1,107 @@
+"""What can be refused is refused before anything starts, with words and the right exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankdeck.errors import ConfigError, DataError, DeviceError, MachineError, ModelError, RankdeckError
+from rankdeck.launch.control import request_stop
+from rankdeck.rundir import list_runs
+from tests.helpers import launching
+from tests.helpers.launching import launch
+
+
+def refused(tmp_path: Path, tables: Mapping[str, Any], kind: type[RankdeckError]) -> RankdeckError:
+    """The error of a launch that must leave nothing behind."""
+    with pytest.raises(kind) as caught:
+        launch(tmp_path / "runs", tables)
+    assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").iterdir())
+    return caught.value
+
+
+def test_a_data_path_that_does_not_exist_is_bad_input(tmp_path: Path) -> None:
+    tables = {"model": {"use": "gpt"}, "data": {"use": "text", "args": {"path": "nowhere"}}}
+    error = refused(tmp_path, tables, DataError)
+    assert error.exit_code == 2 and str(tmp_path / "nowhere") in error.message
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_data_path_that_may_not_be_read_is_bad_input(tmp_path: Path) -> None:
+    (tmp_path / "secret.txt").touch(mode=0)
+    tables = {"model": {"use": "gpt"}, "data": {"use": "text", "args": {"path": "secret.txt"}}}
+    assert "may not be read" in refused(tmp_path, tables, DataError).message
+
+
+def test_a_file_of_code_that_does_not_exist_is_bad_input(tmp_path: Path) -> None:
+    error = refused(tmp_path, {"model": {"use": "mine.py:make"}}, ModelError)
+    assert error.exit_code == 2 and "mine.py does not exist" in error.message
+
+
+def test_gpus_without_a_driver_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_driver() -> list[Any]:
+        raise MachineError("No NVIDIA driver found.")
+
+    monkeypatch.setattr("rankdeck.launch.choose.list_gpus", no_driver)
+    assert refused(tmp_path, {"devices": {"use": "gpu:0"}}, MachineError).exit_code == 3
+
+
+def test_a_machine_without_gpus_refuses_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankdeck.launch.choose.list_gpus", list)
+    assert refused(tmp_path, {"devices": {"use": "gpu:all"}}, DeviceError).exit_code == 2
+
+
+def test_auto_counts_the_devices_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankdeck.launch.choose.list_gpus", list)
+    tables = {"devices": {"use": "auto"}, "train": {"global_batch": 33}}
+    error = refused(tmp_path, tables, ConfigError)
+    assert [problem.code for problem in error.problems] == ["batch"]
+
+
+def test_a_folder_of_runs_that_cannot_be_written_is_bad_input(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot hold runs"):
+        launch(tmp_path / "file" / "runs")
+
+
+def test_a_started_run_is_locked_named_and_in_the_index(tmp_path: Path) -> None:
+    run = launch(tmp_path / "runs")
+    assert run.is_alive() and run.outcome() == "running"
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [run.name]
+    assert run.config().name == "small"
+    assert run.path in [found.path for found in list_runs()]
+    request_stop(run, now=True)
+    launching.ended(run, 5)
+
+
+def test_the_environment_tells_how_to_do_it_again(tmp_path: Path) -> None:
+    git = ["git", "-c", "user.name=me", "-c", "user.email=me@example.org", "-C", str(tmp_path)]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "one"], check=True)
+    head = subprocess.run(
+        [*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    run = launch(tmp_path / "runs")
+    found = run.environment()
+    assert found["commit"] == head
+    assert found["command_line"] == ["rankdeck", "train", "small.toml"]
+    assert found["versions"]["torch"] and found["python"] and found["host"] and found["started"]
+    assert [device["name"] for device in found["devices"]] == ["Virtual 0", "Virtual 1"]
+    request_stop(run, now=True)
+    launching.ended(run, 5)
+
+
+def test_starting_imports_no_torch(tmp_path: Path) -> None:
+    script = (
+        "import sys, json; import rankdeck.launch.start, rankdeck.launch.control;"
+        "print(json.dumps([name for name in ('torch', 'numpy') if name in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", script], check=True, capture_output=True, text=True)
+    assert json.loads(done.stdout) == []

@@ -1,0 +1,196 @@
+"""What the supervisor gives its ranks, and what it says when one of them fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from rankdeck import events
+from rankdeck.diagnose.hang import parse_stack
+from rankdeck.launch import choose
+from rankdeck.launch.control import request_stop
+from rankdeck.launch.processes import processes_of_run
+from rankdeck.launch.start import _start_guard
+from rankdeck.rundir import RunDir, create
+from tests.helpers import launching
+from tests.helpers.launching import FAKE_WORKER, launch, supervisor_pid, wait_for_ranks
+from tests.helpers.waiting import wait_until
+
+
+@pytest.fixture(autouse=True)
+def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_STEPS", "5")
+
+
+def facts(run: RunDir, rank: int) -> dict[str, Any]:
+    """What a fake rank found when it began."""
+    found: dict[str, Any] = json.loads((run.logs_folder / f"rank-{rank}.0.out").read_text(encoding="utf-8"))
+    return found
+
+
+def supervisors_own(run: RunDir) -> list[events.AnyEvent]:
+    return [event for writer, event in launching.all_events(run) if writer == "supervisor"]
+
+
+def test_a_run_that_works_is_told_from_start_to_end(tmp_path: Path) -> None:
+    run = launch(tmp_path / "runs")
+    end = launching.ended(run)
+    assert (end.outcome, end.exit_code, end.reason) == ("completed", 0, None)
+    told = supervisors_own(run)
+    assert isinstance(told[0], events.RunStarted) and isinstance(told[-1], events.RunEnded)
+    assert (told[0].world_size, told[0].steps, told[0].strategy, told[0].attempt) == (2, 50, "ddp", 0)
+    assert [device.name for device in told[0].devices] == ["Virtual 0", "Virtual 1"]
+    assert (told[-1].outcome, told[-1].exit_code) == ("completed", 0)
+    assert [event.phase for event in told if isinstance(event, events.Phase) and event.rank == 1] == [
+        "starting",
+        "preparing data",
+    ]
+    assert not launching.problems(run) and not launching.problems(run, "warning")
+    assert sorted(path.name for path in run.logs_folder.iterdir()) == [
+        "rank-0.0.err",
+        "rank-0.0.out",
+        "rank-1.0.err",
+        "rank-1.0.out",
+        "supervisor.0.err",
+    ]
+
+
+def test_ranks_find_what_torch_and_the_worker_look_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    run = launch(tmp_path / "runs")
+    launching.ended(run)
+    cores = len(os.sched_getaffinity(0))
+    for rank in (0, 1):
+        found = facts(run, rank)
+        assert (found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"]) == (str(rank), "2", str(rank))
+        assert found["MASTER_ADDR"] == "127.0.0.1"
+        assert found["OMP_NUM_THREADS"] == str(max(1, cores // 2))
+        assert found["parent"] == int(found["RANKDECK_SUPERVISOR_PID"])
+        assert found["own_session"] and found["has_torch"] and not found["has_checkout_on_path"]
+        assert found["main"] == str(FAKE_WORKER)
+        # Neither the supervisor's pipes nor another rank's.
+        names = {Path(path).name for path in found["open_files"]}
+        assert not [name for name in names if name.startswith("supervisor.0.jsonl")]
+        assert sum("pipe:" in path for path in found["open_files"]) == 1
+
+
+def test_the_persons_own_thread_count_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    run = launch(tmp_path / "runs")
+    launching.ended(run)
+    assert facts(run, 0)["OMP_NUM_THREADS"] == "3"
+
+
+def test_one_rank_drives_all_devices_of_dp(tmp_path: Path) -> None:
+    run = launch(tmp_path / "runs", {"strategy": {"use": "dp"}, "devices": {"use": "cpu:4"}})
+    launching.ended(run)
+    started = supervisors_own(run)[0]
+    assert isinstance(started, events.RunStarted) and started.world_size == 1 and len(started.devices) == 4
+    assert facts(run, 0)["WORLD_SIZE"] == "1"
+
+
+def test_ranks_on_gpus_start_afresh_and_see_the_chosen_ones_only(tmp_path: Path) -> None:
+    uuids = ["GPU-aaaa", "GPU-bbbb"]
+    infos = [events.DeviceInfo(index, "A GPU", "gpu", uuid) for index, uuid in enumerate(uuids)]
+    hidden = create(
+        tmp_path / "runs", launching.small_config(tmp_path), {"devices": msgspec.to_builtins(infos)}
+    )
+    run = _start_guard(hidden, choose.Choice(infos), detach=True, worker=str(FAKE_WORKER))
+    assert launching.ended(run).outcome == "completed"
+    for rank in (0, 1):
+        found = facts(run, rank)
+        assert found["CUDA_VISIBLE_DEVICES"] == "GPU-aaaa,GPU-bbbb"
+        assert found["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+        assert not found["has_torch"] and found["own_session"] and not found["has_checkout_on_path"]
+        assert found["parent"] == int(found["RANKDECK_SUPERVISOR_PID"])
+
+
+def test_an_exception_is_told_once_and_victims_are_not_causes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_WORKER", "raising")
+    run = launch(tmp_path / "runs", {"devices": {"use": "cpu:4"}})
+    end = launching.ended(run)
+    assert (end.outcome, end.exit_code) == ("failed", 1)
+    (problem,) = launching.problems(run)
+    assert (problem.code, problem.rank) == ("rank-exception", 1)
+    assert problem.message.startswith("ValueError: bad batch 17")
+    assert problem.last_lines[-1] == "ValueError: bad batch 17"
+    assert end.reason == problem.headline()
+
+
+def test_an_exit_without_a_word_is_told_with_the_last_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_WORKER", "exiting")
+    run = launch(tmp_path / "runs")
+    assert launching.ended(run).exit_code == 1
+    (problem,) = launching.problems(run)
+    assert (problem.code, problem.rank) == ("rank-exited", 1)
+    assert "the last thing that I say" in problem.message
+
+
+def test_warnings_of_the_start_are_told_after_the_runs_own_start(tmp_path: Path) -> None:
+    run = launch(tmp_path / "runs", {"strategy": {"use": "single"}, "devices": {"use": "cpu:3"}})
+    assert launching.ended(run).outcome == "completed"
+    (warning,) = launching.problems(run, "warning")
+    assert warning.code == "one-device" and "2 more devices are left out" in warning.message
+    started = supervisors_own(run)[0]
+    assert isinstance(started, events.RunStarted) and len(started.devices) == 1
+
+
+def test_data_that_cannot_be_prepared_ends_the_run_before_ranks_begin(tmp_path: Path) -> None:
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    tables = {"model": {"use": "gpt"}, "data": {"use": "text", "args": {"path": str(texts)}}}
+    run = launch(tmp_path / "runs", tables)
+    end = launching.ended(run)
+    assert (end.outcome, end.exit_code) == ("failed", 2)
+    (problem,) = launching.problems(run)
+    assert problem.code == "data"
+    assert not (run.logs_folder / "rank-0.0.out").exists()
+
+
+def test_a_rank_tells_where_it_stands_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_STEPS", "1000000")
+    run = launch(tmp_path / "runs")
+    pids = wait_for_ranks(run)
+    os.kill(pids[1], signal.SIGUSR1)
+    told = run.logs_folder / "rank-1.0.stacks"
+    text = wait_until(lambda: told.read_text(encoding="utf-8"), what="the stacks of rank 1")
+    assert "fake_worker.py" in parse_stack(text)[0].file
+    request_stop(run)
+    launching.ended(run, 5)
+
+
+def test_a_stop_ends_even_a_suspended_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_STEPS", "1000000")
+    run = launch(tmp_path / "runs")
+    pids = wait_for_ranks(run)
+    os.kill(pids[1], signal.SIGSTOP)
+    began = time.monotonic()
+    request_stop(run)
+    assert launching.ended(run, 6).outcome == "stopped"
+    assert time.monotonic() - began < 2
+
+
+def test_nothing_runs_but_guard_supervisor_and_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_STEPS", "1000000")
+    run = launch(tmp_path / "runs")
+    pids = wait_for_ranks(run)
+    assert set(processes_of_run(run.path)) == {
+        *pids.values(),
+        supervisor_pid(run),
+        launching.guard_pid(run),
+    }
+    request_stop(run)
+    launching.ended(run, 5)
