@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import socket
 import sys
@@ -69,6 +70,9 @@ def compose_later(window: MainWindow) -> None:
         from rankdeck_app.composition import compose
 
         compose(window)
+        # What is there now lives as long as the app: going through all of it would cost a frame each time.
+        gc.collect()
+        gc.freeze()
 
     window.first_painted.connect(on_first_paint)
 

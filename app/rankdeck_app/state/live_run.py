@@ -284,12 +284,12 @@ class LiveRun(QObject):
         self._started = event.started if self._started is None else self._started
         self.attempt = event.attempt
         self.strategy, self.options = event.strategy, event.options
-        self.world_size, self.steps = event.world_size, event.steps
+        self.world_size, self.steps = event.world_size, event.steps or self.steps
         kept = {device.info.index: device for device in self.devices}
         self.devices = [kept.get(info.index) or DeviceState(info) for info in event.devices]
         if self._averages is None:
             # A fiftieth of the run, so that the line is calm and still turns where the loss does.
-            alpha = 1.0 / min(500.0, max(5.0, event.steps / 50))
+            alpha = 1.0 / min(500.0, max(5.0, (self.steps or 2_500) / 50))
             self._averages = (Ema(alpha), Ema(alpha), Ema(alpha))
 
     def _take_devices(self, batch: Batch) -> Changed:
@@ -345,5 +345,5 @@ class LiveRun(QObject):
         self.rates.append_many(columns.step, rate)
         self.rate_ema.append_many(columns.step, np.where(np.isfinite(smooth), smooth, np.nan))
         self.step = int(columns.step[-1])
-        self.learning_rate = float(columns.lr[-1]) if np.isfinite(columns.lr[-1]) else None
+        self.learning_rate = columns.lr if columns.lr is not None else self.learning_rate
         self._pace.add(columns, self.steps or 1)

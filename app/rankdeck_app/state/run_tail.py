@@ -141,27 +141,41 @@ class RunTail(threading.Thread):
         """Reads what is new, up to a few MiB; whether there was anything."""
         found_any = False
         chunks = self._reader.batches(_PASS_BYTES, _CHUNK_BYTES)
-        while (chunk := _next_without_collector(chunks)) is not None:
+        while not self._stopping.is_set() and self._take_next(chunks):
             found_any = True
-            file_name, events = chunk
-            self._take(int(file_name.rsplit(".", 2)[1]), events)
             if time.monotonic() - self._handed_over > _HAND_OVER_EVERY_S:
                 self._hand_over(caught_up=False)
-            if self._stopping.is_set():
-                break
         return found_any
+
+    def _take_next(self, chunks: Iterator[tuple[str, list[AnyEvent]]]) -> bool:
+        """Decodes, takes and frees one chunk with the cycle collector off, whether there was one.
+
+        Events hold no cycles, and looking for some among a million of them doubles the time.
+        """
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            chunk = next(chunks, None)
+            if chunk is None:
+                return False
+            file_name, events = chunk
+            self._take(int(file_name.rsplit(".", 2)[1]), events)
+            del chunk, events
+            return True
+        finally:
+            if was_enabled:
+                gc.enable()
 
     def _take(self, attempt: int, events: list[AnyEvent]) -> None:
         """A chunk of one file: steps of one rank to the merger, the rest into the batch."""
         self._batch.num_events += len(events)
-        steps = []
         for event in events:
-            if isinstance(event, Steps):
-                steps.append(event)
+            if type(event) is Steps:
                 continue
             if isinstance(event, RunStarted):
                 self._merger.begin_attempt(attempt, event.world_size)
             self._batch.add(event)
+        steps = [event for event in events if type(event) is Steps]
         if steps:
             self._merger.add(attempt, steps)
 
@@ -177,16 +191,3 @@ class RunTail(threading.Thread):
         self._batch = Batch()
         while len(self.batches) > _MOST_WAITING and not self._stopping.wait(0.005):
             pass
-
-
-def _next_without_collector(
-    chunks: Iterator[tuple[str, list[AnyEvent]]],
-) -> tuple[str, list[AnyEvent]] | None:
-    """The next chunk, decoded with the cycle collector off: events hold no cycles and it doubles the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        return next(chunks, None)
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -17,16 +17,17 @@ import numpy as np
 from rankdeck.events import Steps
 from rankdeck_app.state.series import Floats
 
-_COLUMNS = ("loss_sum", "count", "lr", "samples", "step_s", "ended")
-_LOSS_SUM, _COUNT, _LR, _SAMPLES, _STEP_S, _ENDED = range(len(_COLUMNS))
+_COLUMNS = ("loss_sum", "count", "samples", "step_s", "ended")
+_LOSS_SUM, _COUNT, _SAMPLES, _STEP_S, _ENDED = range(len(_COLUMNS))
+_ENDED_OF, _LOSS_SUM_OF = attrgetter("ended"), attrgetter("loss_sum")
 
 
 class StepColumns(NamedTuple):
-    """Complete steps in order; NaN where a value is not known. `ended` is Unix time."""
+    """Complete steps in order; NaN is unknown. `ended` is Unix time, `lr` is that of the newest."""
 
     step: Floats
     loss: Floats
-    lr: Floats
+    lr: float | None
     samples: Floats
     step_s: Floats
     ended: Floats
@@ -39,6 +40,7 @@ class _Block:
     first: int
     values: Floats
     reports_loss: bool
+    lr: float | None
 
     @property
     def last(self) -> int:
@@ -106,6 +108,8 @@ class StepMerger:
 def _joined(blocks: dict[int, list[_Block]], first: int, last: int) -> StepColumns:
     loss_sum, count, samples = (np.zeros(last - first + 1) for _ in range(3))
     dense: list[Floats] = []
+    # Before the blocks are cut; that it may be of a step that is not complete yet does not matter.
+    lr = next((known[-1].lr for known in blocks.values() if known and known[-1].lr is not None), None)
     for rank in sorted(blocks):
         values, reports_loss = _cut(blocks, rank, first, last)
         dense.append(values)
@@ -118,7 +122,7 @@ def _joined(blocks: dict[int, list[_Block]], first: int, last: int) -> StepColum
     return StepColumns(
         step=np.arange(first, last + 1, dtype=np.float64),
         loss=loss,
-        lr=dense[0][_LR],
+        lr=lr,
         samples=samples,
         step_s=np.fmax.reduce([values[_STEP_S] for values in dense]),
         ended=np.fmax.reduce([values[_ENDED] for values in dense]),
@@ -142,8 +146,10 @@ def _cut(blocks: dict[int, list[_Block]], rank: int, first: int, last: int) -> t
     return dense, reports_loss
 
 
-def _runs_of_steps(steps: Sequence[Steps]) -> list[list[Steps]]:
+def _runs_of_steps(steps: Sequence[Steps]) -> list[Sequence[Steps]]:
     """Lines that follow each other without a hole and agree on whether there is a loss."""
+    if _is_one_run(steps):
+        return [steps]
     runs: list[list[Steps]] = []
     expected: tuple[int, bool] | None = None
     for line in steps:
@@ -155,14 +161,31 @@ def _runs_of_steps(steps: Sequence[Steps]) -> list[list[Steps]]:
     return [run for run in runs if any(line.ended for line in run)]
 
 
+def _is_one_run(steps: Sequence[Steps]) -> bool:
+    """The usual case, told without a loop of ours: a million lines must not cost a second."""
+    num_steps = sum(map(len, map(_ENDED_OF, steps)))
+    last = steps[-1]
+    losses = set(map(type, map(_LOSS_SUM_OF, steps)))
+    return num_steps > 0 and last.first + len(last.ended) - steps[0].first == num_steps and len(losses) == 1
+
+
 def _block(run: Sequence[Steps]) -> _Block:
-    num_steps = sum(len(line.ended) for line in run)
+    num_steps = sum(map(len, map(_ENDED_OF, run)))
     reports_loss = run[0].loss_sum is not None
     values = np.full((len(_COLUMNS), num_steps), np.nan)
     for row, name in enumerate(_COLUMNS):
         if row in (_LOSS_SUM, _COUNT) and not reports_loss:
             continue
-        column = list(chain.from_iterable(value or () for value in map(attrgetter(name), run)))
+        column = _column(run, name)
         if len(column) == num_steps:
-            values[row] = np.array(column, dtype=np.float64)
-    return _Block(run[0].first, values, reports_loss)
+            values[row] = column
+    return _Block(run[0].first, values, reports_loss, run[-1].lr[-1] if run[-1].lr else None)
+
+
+def _column(run: Sequence[Steps], name: str) -> Floats:
+    """One column of all lines; None (a loss that was not finite) becomes NaN."""
+    parts = map(attrgetter(name), run)
+    try:
+        return np.fromiter(chain.from_iterable(parts), dtype=np.float64)
+    except TypeError:
+        return np.array(list(chain.from_iterable(map(attrgetter(name), run))), dtype=np.float64)

@@ -132,7 +132,7 @@ class BandChart(ZoomPlot):
         x0, x1 = self._followed_x() if self._follows else self.visible_x()
         lead = figure.histories[figure.lead] if figure.histories else None
         if lead is None or not len(lead):
-            self.set_ranges((x0, x1), (0.0, 1.0))
+            self.set_ranges((0.0, 1.0), (0.0, 1.0))
             self._name_devices(None, None)
             self.await_data("waiting for the first sampled step")
             return
@@ -186,7 +186,7 @@ class BandChart(ZoomPlot):
         self._rest_label.setVisible(band is not None)
         if lead is not None:
             labels = self._figure.labels
-            self._lead_label.setText(f"{labels[self._figure.lead]}{' lead' if len(labels) > 1 else ''}")
+            self._lead_label.setText(f"{labels[self._figure.lead]}{' lead' if self._figure.is_notable else ''}")
             top = float(np.nanmax(lead[-max(1, len(lead) // 3) :]))
             wanted = top + 10 * per_pixel
             if wanted + 8 * per_pixel > y1:

@@ -56,6 +56,8 @@ class HeatStrip(QWidget):
         return self._figure
 
     def set_figure(self, figure: HeatFigure) -> None:
+        if len(figure.labels) != len(self._figure.labels):
+            self.updateGeometry()
         self._figure = figure
         self._image = None
         self.update()
@@ -95,7 +97,7 @@ class HeatStrip(QWidget):
         return QSize(420, max(100, 20 * len(self._figure.labels) + AXIS_HEIGHT))
 
     def minimumSizeHint(self) -> QSize:
-        return QSize(200, max(50, 5 * len(self._figure.labels) + AXIS_HEIGHT))
+        return QSize(200, max(50, int(4.5 * len(self._figure.labels)) + AXIS_HEIGHT))
 
     def _strip(self) -> tuple[QRectF, float]:
         """Where the strips are, and the height of one row, in pixels."""

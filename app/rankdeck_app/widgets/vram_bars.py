@@ -100,6 +100,8 @@ class VramBars(QWidget):
     def set_figure(self, figure: BarsFigure) -> None:
         if figure == self._figure:
             return
+        if len(figure.bars) != len(self._figure.bars):
+            self.updateGeometry()
         self._figure = figure
         self.setAccessibleDescription(self._description())
         self.update()
@@ -119,7 +121,7 @@ class VramBars(QWidget):
         return QSize(420, max(120, 22 * len(self._figure.bars) + LEGEND_HEIGHT))
 
     def minimumSizeHint(self) -> QSize:
-        return QSize(300, max(60, int(9.4 * len(self._figure.bars)) + LEGEND_HEIGHT + 6))
+        return QSize(300, max(60, int(9.2 * len(self._figure.bars)) + LEGEND_HEIGHT + 6))
 
     def _columns(self) -> _Columns:
         figure = self._figure

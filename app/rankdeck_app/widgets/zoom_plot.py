@@ -103,7 +103,7 @@ class ZoomPlot(pg.PlotWidget):
         parent: QWidget | None = None,
     ) -> None:
         axes = {"bottom": x_axis or CountAxis("bottom"), "left": ValueAxis("left")}
-        super().__init__(parent, axisItems=axes)
+        super().__init__(parent, axisItems=axes, enableMenu=False)
         self._theme = theme
         self._colors = ChartColors.of(theme)
         self._follows = True

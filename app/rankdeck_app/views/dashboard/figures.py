@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rankdeck.report import lost_problem
+from rankdeck.report import failed_problem, lost_problem
 from rankdeck.units import format_bytes, format_count, format_duration
 from rankdeck_app.state.live_run import DeviceState, LiveRun
 from rankdeck_app.widgets.band_chart import BandFigure, Limit
@@ -191,16 +191,12 @@ def headline(run: LiveRun) -> tuple[str, str, str] | None:
         return "info", f"Stopped {at}.", run.end.reason or "" if run.end is not None else ""
     errors = [problem for problem in run.problems if problem.severity == "error"]
     if errors:
-        first = errors[0]
-        where = (
-            f"Rank {first.rank}: " if first.rank is not None and str(first.rank) not in first.message else ""
-        )
-        return "error", f"{where}{first.message}", first.advice or ""
-    if run.outcome == "lost":
-        problem = lost_problem(run.run)
-        return "error", problem.message, problem.advice or ""
-    reason = run.end.reason if run.end is not None else None
-    return "error", reason or "The run failed without saying why.", "Look at the output of its ranks."
+        problem = errors[0]
+    else:
+        problem = lost_problem(run.run) if run.outcome == "lost" else failed_problem(run.run)
+    rank = "" if problem.rank is None else f"Rank {problem.rank}"
+    where = f"{rank}: " if rank and rank.lower() not in problem.message.lower() else ""
+    return "error", f"{where}{problem.message}", problem.advice or ""
 
 
 def _awaited(run: LiveRun) -> str:

@@ -166,6 +166,9 @@ class RunPage(Page):
             for plot in (self._loss, self._rate):
                 plot.set_last_step(run.steps)
                 plot.request_draw()
+        if len(run.devices) != self._known_devices:
+            self._known_devices = len(run.devices)
+            self._grid.lay_out()
         self._pending = Changed.NOTHING
 
     def _show_memory(self, pending: Changed) -> None:
@@ -186,6 +189,3 @@ class RunPage(Page):
         self._cards["heat"].set_subtitle("thread busy, last 60 s" if run.is_rehearsal else "% SM, last 60 s")
         self._cards["loss"].set_subtitle("EMA, ◆ held-out" if run.evaluation else "raw and EMA")
         self._cards["rate"].set_subtitle("samples/s")
-        if len(run.devices) != self._known_devices:
-            self._known_devices = len(run.devices)
-            self._grid.lay_out()

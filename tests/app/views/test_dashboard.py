@@ -1,0 +1,240 @@
+"""The dashboard shows what a run's directory says, in every state, at every size, and repaints only that."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QCoreApplication, QEvent, QObject, QRect
+from pytestqt.qtbot import QtBot
+
+from rankdeck import events
+from rankdeck.errors import Problem
+from rankdeck_app.shell.frame_clock import FrameClock
+from rankdeck_app.state.live_run import LiveRun
+from rankdeck_app.theme import Theme
+from rankdeck_app.views.dashboard import figures
+from rankdeck_app.views.dashboard.page import RunPage, page_id
+from tests.helpers.written_run import MIB, WrittenRun, device_infos
+
+LEAD = {"parameters": 21 * MIB, "activations": 60 * MIB, "gathered": 205 * MIB}
+OTHER = {"parameters": 21 * MIB, "activations": 57 * MIB}
+SIZES = [(1091, 601), (931, 421)]
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Iterator[WrittenRun]:
+    run = WrittenRun(tmp_path / "runs")
+    yield run
+    run.lose()
+
+
+@pytest.fixture
+def opened(qtbot: QtBot) -> Iterator[Callable[[Path], RunPage]]:
+    lives: list[LiveRun] = []
+    clock = FrameClock(60)
+
+    def open_page(path: Path, size: tuple[int, int] = SIZES[0]) -> RunPage:
+        live = LiveRun(path)
+        lives.append(live)
+        live.start()
+        page = RunPage(live, Theme(), clock, stop_command="run.stop")
+        qtbot.addWidget(page)
+        page.resize(*size)
+        page.show()
+        return page
+
+    yield open_page
+    clock.stop()
+    for live in lives:
+        live.close()
+
+
+def write_dp(run: WrittenRun, num_devices: int = 4, num_steps: int = 40) -> None:
+    """A run like gpt-dp: device 0 gathers."""
+    run.begin(devices=device_infos(num_devices), steps=100)
+    run.writer("rank-0").write(events.RankStarted(rank=0, pid=1, devices=list(range(num_devices))))
+    run.steps(0, 1, [4.0 - 0.01 * step for step in range(num_steps)])
+    run.memory(0, num_steps, {0: LEAD} | dict.fromkeys(range(1, num_devices), OTHER))
+    sample = events.Sample(
+        interval_s=0.2,
+        devices=[events.DeviceSample(device=index, utilisation=0.5) for index in range(num_devices)],
+    )
+    run.writer("sampler").write(sample)
+
+
+def stat(page: RunPage, label: str) -> str:
+    return next(cell.value for cell in figures.stats(page.run) if cell.label.startswith(label))
+
+
+def test_a_dp_run_reaches_every_card(
+    qtbot: QtBot, written: WrittenRun, opened: Callable[..., RunPage]
+) -> None:
+    write_dp(written)
+    written.writer("rank-0").write(events.Evaluation(step=40, loss=3.7, samples=9, seconds=0.1))
+    page = opened(written.path)
+    qtbot.waitUntil(lambda: page._heat.figure.shares is not None and len(page.run.held_out) == 1)
+    assert page._bars.figure.imbalance is not None and page._bars.figure.imbalance.device == 0
+    assert stat(page, "Virtual 0 vs median") == "+208.0 MiB  (3.7×)"
+    assert stat(page, "Step") == "40 / 100"
+    assert page._band.figure.is_notable and page._band.figure.labels[0] == "Virtual 0"
+    assert page._heat.figure.values == [0.5] * 4
+    assert page.title == "gpt-dp"
+    assert not page._banner.isVisible()
+    for name in ("bars", "band"):
+        assert page.card(name).toolTip() == "tensor bytes on virtual devices (CPU rehearsal)"
+    for name in ("heat", "loss", "rate"):
+        assert "CPU rehearsal" in page.card(name).toolTip()
+
+
+def test_starting_says_what_is_awaited(
+    qtbot: QtBot, written: WrittenRun, opened: Callable[..., RunPage]
+) -> None:
+    page = opened(written.path)
+    qtbot.waitUntil(lambda: page._banner.text == "Starting ranks…\nWaiting for the supervisor.")
+    written.begin(devices=device_infos(2))
+    written.writer("rank-0").write(events.Phase(rank=0, phase="building the model"))
+    qtbot.waitUntil(lambda: page._banner.text == "Starting ranks…\nBuilding the model")
+    written.steps(0, 1, [1.0])
+    qtbot.waitUntil(lambda: not page._banner.isVisible())
+
+
+def test_a_failure_is_on_top_with_its_advice(
+    qtbot: QtBot, written: WrittenRun, opened: Callable[..., RunPage]
+) -> None:
+    write_dp(written)
+    problem = Problem("rank-raised", "ValueError: 12 classes in the labels.", advice="Set classes.", rank=1)
+    written.writer("supervisor").write(events.ProblemRaised(problem=problem))
+    written.end("failed", 1)
+    page = opened(written.path)
+    qtbot.waitUntil(
+        lambda: page._banner.text == "Rank 1: ValueError: 12 classes in the labels.\nSet classes."
+    )
+    assert page.icon_color == "errorForeground" and page.actions_for_tab() == []
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [("stopped", "Stopped at step 40."), ("failed", "no space left"), ("lost", "killed")],
+)
+def test_other_ends_are_said_in_words(
+    qtbot: QtBot, written: WrittenRun, opened: Callable[..., RunPage], outcome: str, expected: str
+) -> None:
+    write_dp(written)
+    if outcome == "lost":
+        written.lose()
+    else:
+        written.end(outcome, 1, reason="no space left on the disk" if outcome == "failed" else None)
+    page = opened(written.path)
+    qtbot.waitUntil(lambda: page.run.outcome == outcome and expected in page._banner.text)
+
+
+def test_a_completed_run_shows_its_final_evaluation(
+    qtbot: QtBot, written: WrittenRun, opened: Callable[..., RunPage]
+) -> None:
+    write_dp(written, num_steps=100)
+    evaluation = events.Evaluation(step=100, loss=0.1234, samples=9, seconds=0.1, accuracy=0.9712, final=True)
+    written.writer("rank-0").write(evaluation)
+    written.end()
+    page = opened(written.path)
+    qtbot.waitUntil(lambda: page.run.outcome == "completed")
+    assert stat(page, "Held-out loss, accuracy") == "0.1234  97.1%"
+    assert page.icon_color == "rankdeck.ok"
+    assert page.breadcrumbs()[0] == "runs" and page.breadcrumbs()[-1] == "Dashboard"
+    assert page.page_id == page_id(written.path)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("num_devices", [1, 4, 8, 16])
+def test_nothing_overlaps_or_is_clipped(
+    qtbot: QtBot,
+    written: WrittenRun,
+    opened: Callable[..., RunPage],
+    num_devices: int,
+    size: tuple[int, int],
+) -> None:
+    """The room that the frame leaves at 1440x900 and 1280x720 with the panel open."""
+    write_dp(written, num_devices)
+    page = opened(written.path, size)
+    qtbot.waitUntil(
+        lambda: len(page._bars.figure.bars) == num_devices and page._heat.figure.shares is not None
+    )
+    cards = [page.card(name) for name in ("bars", "band", "heat", "loss", "rate")]
+    boxes = [QRect(card.mapTo(page, card.rect().topLeft()), card.size()) for card in cards]
+    assert all(page.rect().contains(box) for box in boxes)
+    assert not any(a.intersects(b) for i, a in enumerate(boxes) for b in boxes[i + 1 :])
+    assert page._strip._cells[-1].right() <= page._strip.width()
+    assert page._bars._columns().row_height >= 6.5
+    assert not page._grid.verticalScrollBar().isVisible()
+
+
+def test_a_narrow_tab_stacks_its_cards_and_scrolls(
+    qtbot: QtBot, written: WrittenRun, opened: Callable[..., RunPage]
+) -> None:
+    write_dp(written)
+    page = opened(written.path, (480, 421))
+    qtbot.waitUntil(lambda: page._grid.verticalScrollBar().isVisible())
+    lefts = {page.card(name).x() for name in ("bars", "band", "heat", "loss", "rate")}
+    assert lefts == {0}
+
+
+class Paints(QObject):
+    """Counts how often a widget is painted."""
+
+    def __init__(self, widget: QObject) -> None:
+        super().__init__(widget)
+        self.count = 0
+        widget.installEventFilter(self)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        self.count += event.type() == QEvent.Type.Paint
+        return False
+
+
+def test_a_step_repaints_no_memory(qtbot: QtBot, written: WrittenRun, opened: Callable[..., RunPage]) -> None:
+    write_dp(written)
+    page = opened(written.path)
+    qtbot.waitUntil(lambda: page._heat.figure.shares is not None and page.run.outcome == "running")
+    qtbot.waitUntil(lambda: not page.run.has_more)
+    qtbot.wait(300)  # the frames that are already under way
+    bars, heat, curve = Paints(page._bars), Paints(page._heat), Paints(page._loss.viewport())
+    written.steps(0, 41, [3.0] * 20)
+    qtbot.waitUntil(lambda: curve.count > 0 and page.run.step == 60)
+    assert bars.count == 0 and heat.count == 0
+
+
+def test_a_closed_page_leaves_nothing(
+    qtbot: QtBot, written: WrittenRun, opened: Callable[..., RunPage], qapp: QCoreApplication
+) -> None:
+    write_dp(written)
+    live = LiveRun(written.path)
+    clock, closed = FrameClock(60), []
+    page = RunPage(live, Theme(), clock, closed=lambda: closed.append(True))
+    gone = weakref.ref(page)
+    page.show()
+    page.close()
+    page.deleteLater()
+    del page
+    qapp.sendPostedEvents(None, QEvent.Type.DeferredDelete.value)
+    gc.collect()
+    assert closed == [True]
+    qtbot.waitUntil(lambda: not clock.running)
+    assert gone() is None
+
+
+def test_the_csv_exports_hold_the_figures(
+    qtbot: QtBot, written: WrittenRun, opened: Callable[..., RunPage], tmp_path: Path
+) -> None:
+    write_dp(written)
+    page = opened(written.path)
+    qtbot.waitUntil(lambda: page._heat.figure.shares is not None)
+    rows = {}
+    for name in ("bars", "band", "heat", "loss", "rate"):
+        page.card(name).export_csv(tmp_path / f"{name}.csv")
+        rows[name] = (tmp_path / f"{name}.csv").read_text(encoding="utf-8").splitlines()
+    assert rows["bars"][1].startswith(f"Virtual 0,{286 * MIB},{21 * MIB}")
+    assert rows["loss"][1].startswith("1,4,") and len(rows["loss"]) == 41
+    assert len(rows["band"]) == len(rows["heat"]) == 5 and len(rows["rate"]) == 41

@@ -1,0 +1,60 @@
+"""Any card can be copied and exported, and says what its figures are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PySide6.QtGui import QGuiApplication, QImage
+from PySide6.QtWidgets import QLabel
+from pytestqt.qtbot import QtBot
+
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.card import Card
+
+
+@pytest.fixture
+def card(qtbot: QtBot) -> Card:
+    card = Card("VRAM per device", Theme())
+    qtbot.addWidget(card)
+    card.set_body(QLabel("body"), lambda: [("device", "bytes"), ("Virtual 0", 5)])
+    card.set_subtitle("peak of step 3, MiB")
+    card.set_source("tensor bytes on virtual devices (CPU rehearsal)", "CPU rehearsal")
+    card.resize(500, 200)
+    card.show()
+    return card
+
+
+def test_exports_are_real_files(card: Card, tmp_path: Path) -> None:
+    card.export_png(tmp_path / "card.png")
+    card.export_svg(tmp_path / "card.svg")
+    card.export_csv(tmp_path / "card.csv")
+    image = QImage(str(tmp_path / "card.png"))
+    assert (image.width(), image.height()) == (1000, 400)
+    assert (tmp_path / "card.svg").read_text(encoding="utf-8").count("<text") >= 3
+    assert (tmp_path / "card.csv").read_text(encoding="utf-8").splitlines() == ["device,bytes", "Virtual 0,5"]
+
+
+def test_an_export_that_cannot_be_written_says_so(card: Card, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="could not be written"):
+        card.export_png(tmp_path / "no" / "card.png")
+
+
+def test_copy_puts_a_picture_on_the_clipboard(card: Card) -> None:
+    card.copy_picture()
+    assert not QGuiApplication.clipboard().pixmap().isNull()
+
+
+def test_the_menu_offers_what_works(card: Card) -> None:
+    menu = card.build_menu()
+    texts = [action.text() for action in menu.actions() if action.text()]
+    assert texts == ["Copy as Picture", "Export PNG…", "Export SVG…", "Export CSV…"]
+    menu.deleteLater()
+
+
+@pytest.mark.parametrize(("width", "expected"), [(600, "tensor bytes"), (340, "CPU rehearsal"), (160, "")])
+def test_the_source_is_shortened_and_never_half_a_word(card: Card, width: int, expected: str) -> None:
+    card.resize(width, 200)
+    shown = card._fitting_source(card.width() - 24 - 110)
+    assert shown.startswith(expected) and (shown == "") == (expected == "")
+    assert card.toolTip() == "tensor bytes on virtual devices (CPU rehearsal)"

@@ -1,0 +1,58 @@
+"""The strip draws readings as steps and leaves what is not known empty."""
+
+from __future__ import annotations
+
+import numpy as np
+from PySide6.QtGui import QColor
+from pytestqt.qtbot import QtBot
+
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.heat_strip import HeatFigure, HeatStrip
+
+
+def strip(qtbot: QtBot, shares: np.ndarray, values: list[float | None]) -> HeatStrip:
+    heat = HeatStrip(Theme())
+    qtbot.addWidget(heat)
+    heat.resize(400, 120)
+    labels = [f"GPU {index}" for index in range(len(shares))]
+    heat.set_figure(HeatFigure(labels, shares.astype(np.float32), values))
+    return heat
+
+
+def test_a_step_is_sharp(qtbot: QtBot) -> None:
+    shares = np.array([[0.0] * 50 + [1.0] * 50])
+    heat = strip(qtbot, shares, [1.0])
+    box, _ = heat._strip()
+    image = heat.grab().toImage()
+    row = [
+        image.pixelColor(int(x), int(box.center().y()))
+        for x in np.linspace(box.left() + 2, box.right() - 2, 60)
+    ]
+    theme = Theme()
+    allowed = {QColor(theme.color("rankdeck.heat.0")).rgb(), QColor(theme.color("rankdeck.heat.4")).rgb()}
+    assert {color.rgb() for color in row} == allowed
+
+
+def test_unknown_is_the_colour_of_the_card(qtbot: QtBot) -> None:
+    shares = np.array([[np.nan] * 50 + [0.5] * 50, [np.nan] * 100])
+    heat = strip(qtbot, shares, [0.5, None])
+    box, row_height = heat._strip()
+    image = heat.grab().toImage()
+    card = QColor(Theme().color("rankdeck.card.background")).rgb()
+    left = image.pixelColor(int(box.left() + 20), int(box.top() + row_height / 2))
+    right = image.pixelColor(int(box.right() - 20), int(box.top() + row_height / 2))
+    assert left.rgb() == card != right.rgb()
+
+
+def test_the_tooltip_tells_device_moment_and_reading(qtbot: QtBot) -> None:
+    heat = strip(qtbot, np.array([[0.25] * 100, [np.nan] * 100]), [0.25, None])
+    box, row_height = heat._strip()
+    assert heat.tooltip_at(box.right() - 1, box.top() + 2) == "GPU 0, 0 s ago: 25 % busy"
+    assert heat.tooltip_at(box.right() - 1, box.top() + 1.5 * row_height).endswith("not known")
+    assert heat.tooltip_at(2, 2) == ""
+
+
+def test_sixteen_devices_fit(qtbot: QtBot) -> None:
+    heat = strip(qtbot, np.full((16, 240), 0.5), [0.5] * 16)
+    box, row_height = heat._strip()
+    assert box.bottom() <= heat.height() and row_height > 4

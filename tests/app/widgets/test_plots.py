@@ -1,0 +1,144 @@
+"""Plots follow their data in steps, hand over to a person who zooms, and come back on a double click."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PySide6.QtCore import QEvent, QPointF, Qt
+from PySide6.QtGui import QMouseEvent
+from pytestqt.qtbot import QtBot
+
+from rankdeck_app.state.series import Series
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.band_chart import BandChart, BandFigure, Limit
+from rankdeck_app.widgets.curve_plot import CurvePlot
+from rankdeck_app.widgets.zoom_plot import elapsed_label, padded_range, step_up
+
+MIB = 2**20
+
+
+def curve(qtbot: QtBot, num_points: int = 1000) -> tuple[CurvePlot, Series]:
+    raw, average, points = Series(), Series(), Series()
+    x = np.arange(1, num_points + 1)
+    raw.append_many(x, 5 - x / num_points)
+    average.append_many(x, 5 - x / num_points)
+    points.append(num_points / 2, 4.5)
+    plot = CurvePlot(Theme(), raw, average, points, name="Training loss")
+    qtbot.addWidget(plot)
+    plot.resize(400, 200)
+    plot.show()
+    plot.request_draw(now=True)
+    return plot, raw
+
+
+def test_the_x_range_moves_in_steps(qtbot: QtBot) -> None:
+    plot, raw = curve(qtbot)
+    ends = set()
+    for step in range(1001, 1101):
+        raw.append(step, 4.0)
+        plot.request_draw(now=True)
+        ends.add(plot.visible_x()[1])
+    assert len(ends) <= 3 and min(ends) >= 1000
+    assert plot.visible_x()[1] >= 1100
+
+
+def test_the_axis_ends_where_the_run_ends(qtbot: QtBot) -> None:
+    plot, _ = curve(qtbot, 990)
+    plot.set_last_step(1000)
+    plot.request_draw(now=True)
+    assert plot.visible_x() == (0.0, 1000.0)
+
+
+def test_zooming_takes_the_range_over_until_a_double_click(qtbot: QtBot) -> None:
+    plot, raw = curve(qtbot)
+    plot.getViewBox().setRange(xRange=(100, 200), padding=0)
+    plot.getViewBox().sigRangeChangedManually.emit([True, False])
+    raw.append(1001, 4.0)
+    plot.request_draw(now=True)
+    assert not plot.follows and plot.visible_x() == (100, 200)
+    click = QMouseEvent(
+        QEvent.Type.MouseButtonDblClick, QPointF(50, 50), QPointF(50, 50), Qt.MouseButton.LeftButton,
+        Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier,
+    )  # fmt: skip
+    plot.mouseDoubleClickEvent(click)
+    assert plot.follows and plot.visible_x()[1] >= 1001
+
+
+def test_a_hidden_plot_is_not_drawn(qtbot: QtBot) -> None:
+    plot, raw = curve(qtbot)
+    plot.hide()
+    raw.append(5000, 1.0)
+    plot.request_draw(now=True)
+    assert plot.visible_x()[1] < 5000
+    plot.show()
+    plot.request_draw(now=True)
+    assert plot.visible_x()[1] >= 5000
+
+
+def test_the_readout_tells_the_step_under_the_pointer(qtbot: QtBot) -> None:
+    plot, _ = curve(qtbot)
+    assert plot.readout(500.0) == "step 500  raw 4.5000  EMA 4.5000  held-out 4.5000"
+    assert plot.readout(-3) == ""
+
+
+def test_an_empty_plot_says_what_it_waits_for(qtbot: QtBot) -> None:
+    plot = CurvePlot(Theme(), Series(), Series(), name="Training loss")
+    qtbot.addWidget(plot)
+    plot.show()
+    plot.request_draw(now=True)
+    assert plot._awaited.isVisible() and "first step" in plot._awaited.toPlainText()
+
+
+def band(qtbot: QtBot, lead: float = 285, limits: tuple[Limit, ...] = ()) -> BandChart:
+    histories = []
+    for index in range(4):
+        series = Series(4096, 1024)
+        x = np.linspace(0, 50, 30)
+        series.append_many(x, np.full(30, (lead if index == 0 else 76 + index) * MIB))
+        histories.append(series)
+    chart = BandChart(Theme(), "Memory over time")
+    qtbot.addWidget(chart)
+    chart.resize(420, 200)
+    chart.show()
+    chart.set_figure(
+        BandFigure([f"Virtual {i}" for i in range(4)], histories, 0, True, limits, now_s=51, span_s=60)
+    )
+    chart.request_draw(now=True)
+    return chart
+
+
+def test_the_band_is_from_least_to_most_of_the_others(qtbot: QtBot) -> None:
+    chart = band(qtbot)
+    assert chart._low.getData()[1].max() == pytest.approx(77 * MIB)
+    assert chart._high.getData()[1].min() == pytest.approx(79 * MIB)
+    assert chart._gap_top.getData()[1].min() == pytest.approx(285 * MIB)
+    assert chart.visible_x() == (0.0, 60.0)
+    assert chart._lead_label.toPlainText() == "Virtual 0 lead"
+    assert chart._rest_label.toPlainText() == "Virtual 1–3 min…max"
+
+
+@pytest.mark.parametrize("lead", [80, 120, 285, 980])
+def test_labels_are_never_on_each_other(qtbot: QtBot, lead: float) -> None:
+    chart = band(qtbot, lead, (Limit("capacity 1 GiB", 1024 * MIB),))
+    per_pixel = chart.getViewBox().viewRange()[1][1] / chart.getViewBox().height()
+    heights = sorted(
+        label.pos().y() / per_pixel for label in (chart._lead_label, chart._rest_label, *chart._limit_labels)
+    )
+    assert min(np.diff(heights)) >= 14
+
+
+def test_the_capacity_is_in_sight(qtbot: QtBot) -> None:
+    chart = band(qtbot, limits=(Limit("capacity 1 GiB", 1024 * MIB),))
+    assert chart.getViewBox().viewRange()[1][1] > 1024 * MIB
+
+
+def test_the_readout_tells_lead_and_others(qtbot: QtBot) -> None:
+    assert band(qtbot).readout(25.0) == "0:25  Virtual 0 285.0 MiB  others 77.0…79.0"
+
+
+def test_axis_ends_and_times_read_well() -> None:
+    assert step_up(1000) == 1024 and step_up(1000, 1000) == 1000 and step_up(0) == 1.0
+    assert [elapsed_label(s) for s in (0, 5, 65, 3605)] == ["0:00", "0:05", "1:05", "1:00:05"]
+    low, high = padded_range(2.2, 9.8)
+    assert low <= 2.2 and high >= 9.8
+    assert padded_range(3.0, 3.0)[0] < 3.0 < padded_range(3.0, 3.0)[1]

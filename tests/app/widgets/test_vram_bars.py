@@ -1,0 +1,114 @@
+"""The bars say which device leads and by how much, on one scale, at any number of devices."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtGui import QColor, QImage
+from pytestqt.qtbot import QtBot
+
+from rankdeck_app.state.imbalance import imbalance_of
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.vram_bars import BarsFigure, DeviceBar, VramBars
+
+MIB = 2**20
+LEAD = {"parameters": 21 * MIB, "optimizer": 42 * MIB, "activations": 60 * MIB, "gathered": 162 * MIB}
+OTHER = {"parameters": 21 * MIB, "activations": 57 * MIB}
+
+
+def figure(
+    num_devices: int, capacity_bytes: int | None = None, lead: dict[str, int] | None = None
+) -> BarsFigure:
+    kinds = [LEAD if lead is None else lead] + [OTHER] * (num_devices - 1)
+    bars = [DeviceBar(f"Virtual {index}", sum(k.values()), k) for index, k in enumerate(kinds)]
+    return BarsFigure(tuple(bars), imbalance_of([bar.total_bytes for bar in bars]), capacity_bytes)
+
+
+@pytest.fixture
+def shown(qtbot: QtBot) -> VramBars:
+    bars = VramBars(Theme())
+    qtbot.addWidget(bars)
+    bars.resize(505, 210)
+    bars.show()
+    return bars
+
+
+def pixels(bars: VramBars, color: QColor) -> list[tuple[int, int]]:
+    image = bars.grab().toImage().convertToFormat(QImage.Format.Format_RGB32)
+    wanted = color.rgb()
+    return [
+        (x, y) for y in range(image.height()) for x in range(image.width()) if image.pixel(x, y) == wanted
+    ]
+
+
+def test_amber_marks_the_lead_device_only(shown: VramBars) -> None:
+    shown.set_figure(figure(4))
+    hot = QColor(Theme().color("rankdeck.kind.gathered"))
+    rows = {int(y // (shown.height() / 5)) for _, y in pixels(shown, hot) if y < shown.height() * 0.8}
+    assert rows and max(rows) == 0
+
+
+def test_nothing_is_amber_without_imbalance(shown: VramBars) -> None:
+    shown.set_figure(figure(4, lead=OTHER))
+    assert shown.figure.notable is None
+    assert pixels(shown, QColor(Theme().color("rankdeck.lead"))) == []
+
+
+def test_bars_share_one_scale(shown: VramBars) -> None:
+    """A device with twice the bytes is drawn twice as wide."""
+    one = DeviceBar("GPU 0", 100 * MIB, {"parameters": 100 * MIB})
+    two = DeviceBar("GPU 1", 200 * MIB, {"parameters": 200 * MIB})
+    shown.set_figure(BarsFigure((one, two)))
+    blue = pixels(shown, QColor(Theme().color("rankdeck.kind.parameters")))
+    widths = {}
+    for x, y in blue:
+        widths.setdefault(y, []).append(x)
+    longest = sorted({max(xs) - min(xs) + 1 for xs in widths.values() if len(xs) > 20})
+    assert len(longest) == 2
+    assert longest[1] == pytest.approx(2 * longest[0], rel=0.02)
+
+
+def test_capacity_is_the_scale_where_it_is_known() -> None:
+    assert figure(4, 1024 * MIB).scale_bytes == 1024 * MIB
+    assert figure(4).scale_bytes == 285 * MIB
+    assert figure(4, 100 * MIB).scale_bytes == 285 * MIB, "a peak above the capacity is not cut off"
+    assert figure(4, 80 * 2**30).unit == (MIB, "MiB"), "small tensors on a large device are not all 0.3 GiB"
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("height", [90, 160, 260])
+def test_rows_and_columns_stay_inside_and_apart(qtbot: QtBot, num_devices: int, height: int) -> None:
+    bars = VramBars(Theme())
+    qtbot.addWidget(bars)
+    bars.set_figure(figure(num_devices))
+    bars.resize(440, max(height, bars.minimumSizeHint().height()))
+    columns = bars._columns()
+    assert columns.row_height >= 5.5
+    assert columns.bar_height < columns.row_height
+    assert columns.top + columns.row_height * num_devices <= bars.height()
+    assert columns.bar_left < columns.number_left < columns.ratio_left <= bars.width()
+    lefts = [left for row in bars._legend_rows() for _, left in row]
+    assert all(left < bars.width() for left in lefts)
+
+
+def test_the_tooltip_tells_bytes_by_kind(shown: VramBars) -> None:
+    shown.set_figure(figure(2))
+    text = shown.tooltip_of(0)
+    assert "285.0 MiB" in text and "gathered outputs" in text and "162.0 MiB" in text
+
+
+def test_unknown_is_a_dash_and_not_a_zero(shown: VramBars) -> None:
+    shown.set_figure(BarsFigure((DeviceBar("GPU 0", None), DeviceBar("GPU 1", None))))
+    assert "not known" in shown.tooltip_of(0)
+    assert "GPU 0: unknown" in shown.accessibleDescription()
+    shown.grab()
+
+
+def test_a_change_of_theme_repaints(shown: VramBars) -> None:
+    theme = Theme()
+    bars = VramBars(theme)
+    bars.set_figure(figure(4))
+    bars.resize(505, 210)
+    before = bars.grab().toImage()
+    theme.load("Light Modern")
+    assert bars.grab().toImage() != before
+    bars.deleteLater()

@@ -1,0 +1,249 @@
+"""The dashboard against the clock: a run of 8 devices with 1000 losses a second on top of a million.
+
+    python -m tests.bench.replay [--devices 8] [--points 1000000] [--seconds 15]
+
+Two measurements, in a real window (offscreen where there is no display). Attach: a finished run whose million
+steps are a million lines, from opening to the last event drawn. Live: another process appends to a run that
+already has a million points; a frame is measured from the clock's tick to the end of its painting.
+Goals: attach <= 1 s, p99 frame <= 16 ms, <= 30 % of a core at 30 frames a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import math
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rankdeck import events
+from rankdeck_app.state.live_run import LiveRun
+from tests.helpers.written_run import MIB, WrittenRun, backdated, device_infos
+
+STEPS_PER_S = 1000
+READINGS_HZ = 10
+FLUSH_S = 0.05
+
+
+def steps_line(rng: random.Random, first: int, num_steps: int, t: float, step_s: float) -> events.Steps:
+    """Steps that ended before `t`, `step_s` apart."""
+    ended = [t - step_s * (num_steps - 1 - index) for index in range(num_steps)]
+    loss = [
+        2.2 + 8.5 * math.exp(-(first + index) / 2e5) + 0.1 * rng.gauss(0, 1) for index in range(num_steps)
+    ]
+    return events.Steps(
+        rank=0,
+        first=first,
+        loss_sum=[32 * value for value in loss],
+        count=[32.0] * num_steps,
+        lr=[3e-4] * num_steps,
+        samples=[32] * num_steps,
+        step_s=[step_s] * num_steps,
+        ended=ended,
+    )
+
+
+def readings(rng: random.Random, num_devices: int, t: float) -> list[events.Event]:
+    """One sample and one sampled step of every device."""
+    sample = events.Sample(
+        interval_s=1 / READINGS_HZ,
+        devices=[
+            events.DeviceSample(device=index, utilisation=0.6 + 0.3 * math.sin(2.6 * t + 0.3 * index))
+            for index in range(num_devices)
+        ],
+    )
+    memory = events.Memory(rank=0, step=0, source=events.MEASURED_IN_REHEARSAL, devices=[])
+    for index in range(num_devices):
+        kinds = {"parameters": 21 * MIB, "activations": int((47 + rng.gauss(0, 1)) * MIB)}
+        if index == 0:
+            kinds |= {"optimizer": 42 * MIB, "gathered": 122 * MIB}
+        total_bytes = sum(kinds.values())
+        memory.devices.append(events.DeviceMemory(index, total_bytes // 2, total_bytes, peak_by_kind=kinds))
+    return [sample, memory]
+
+
+def history(
+    num_devices: int, num_points: int, per_line: int, t: float
+) -> Iterator[tuple[float, events.Event]]:
+    """(time, event) of a run that has been going for `num_points` steps at time `t`."""
+    rng = random.Random(1)
+    begin = t - num_points / STEPS_PER_S
+    every = STEPS_PER_S // READINGS_HZ
+    next_reading = every
+    for first in range(1, num_points + 1, per_line):
+        num_steps = min(per_line, num_points + 1 - first)
+        ended = begin + (first + num_steps - 1) / STEPS_PER_S
+        yield ended, steps_line(rng, first, num_steps, ended, 1 / STEPS_PER_S)
+        while first + num_steps > next_reading:
+            next_reading += every
+            for event in readings(rng, num_devices, ended):
+                yield ended, event
+
+
+def write_run(runs: Path, name: str, num_devices: int, num_points: int, per_line: int) -> WrittenRun:
+    run = WrittenRun(runs, name)
+    now = time.time()
+    run.started = now - num_points / STEPS_PER_S
+    run.begin(devices=device_infos(num_devices), steps=2 * num_points)
+    lines = list(history(num_devices, num_points, per_line, now))
+    backdated(run.dir.events_folder / "rank-0.0.jsonl", lines)
+    return run
+
+
+def write_as_process(runs: Path, kind: str, num_devices: int, num_points: int) -> None:
+    """Writes a run, prints its path, and goes on appending to a running one until standard input closes."""
+    run = write_run(runs, kind, num_devices, num_points, per_line=1 if kind == "finished" else 1000)
+    if kind == "finished":
+        run.end()
+        print(run.path, flush=True)
+        return
+    print(run.path, flush=True)
+    sys.stdin.readline()
+    os.set_blocking(0, False)
+    run.begin(devices=device_infos(num_devices), steps=2 * num_points, attempt=1)
+    rng = random.Random(2)
+    first, next_reading, next_flush = num_points + 1, time.time(), time.time()
+    num_steps = int(STEPS_PER_S * FLUSH_S)
+    while _is_wanted():
+        next_flush += FLUSH_S
+        time.sleep(max(0.0, next_flush - time.time()))
+        run.writer("rank-0", 1).write(steps_line(rng, first, num_steps, time.time(), 1 / STEPS_PER_S))
+        first += num_steps
+        if time.time() >= next_reading:
+            next_reading += 1 / READINGS_HZ
+            for event in readings(rng, num_devices, time.time()):
+                run.writer("sampler").write(event)
+    run.lose()
+
+
+def _is_wanted() -> bool:
+    try:
+        return os.read(0, 1) != b""
+    except BlockingIOError:
+        return True
+
+
+class Writer:
+    """A process that writes a run, so that neither its time nor its memory counts as the app's."""
+
+    def __init__(self, runs: Path, kind: str, num_devices: int, num_points: int) -> None:
+        command = [sys.executable, "-m", "tests.bench.replay", "--write", kind, "--runs", str(runs)]
+        counts = ["--devices", str(num_devices), "--points", str(num_points)]
+        self._process = subprocess.Popen(
+            [*command, *counts], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout is not None
+        self.path = Path(self._process.stdout.readline().strip())
+
+    def go_on(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+
+    def close(self) -> None:
+        self._process.communicate(timeout=10)
+
+
+class Bench:
+    """A window of the app, and the two measurements in it."""
+
+    def __init__(self, folder: Path, num_devices: int, num_points: int) -> None:
+        from PySide6.QtWidgets import QApplication
+
+        from rankdeck_app.services import make_services
+        from rankdeck_app.shell.window import MainWindow
+
+        self._app = QApplication([])
+        self._runs = folder / "runs"
+        self._sizes = (num_devices, num_points)
+        self._window = MainWindow(make_services(self._runs, folder))
+        self._window.resize(1440, 900)
+        self._window.show()
+        # As the app does once its views are there: a full collection of what never dies takes tens of ms.
+        gc.collect()
+        gc.freeze()
+
+    def _open(self, path: Path) -> LiveRun:
+        from rankdeck_app.views.dashboard.page import RunPage, page_id
+
+        live = LiveRun(path)
+        live.start()
+        self._window.editor.open(
+            page_id(path), lambda _: RunPage(live, self._window.theme, self._window.clock)
+        )
+        return live
+
+    def _spin(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end and not until():
+            self._app.processEvents()
+            time.sleep(0.001)
+
+    def attach(self) -> str:
+        """From the click on a finished run to its last event drawn."""
+        writer = Writer(self._runs, "finished", *self._sizes)
+        writer.close()
+        self._spin(0.5)
+        begin = time.perf_counter()
+        live = self._open(writer.path)
+        opened_ms = (time.perf_counter() - begin) * 1e3
+        self._spin(60, lambda: live.outcome is not None and not live.has_more)
+        attach_s = time.perf_counter() - begin
+        assert live.step == self._sizes[1], live.step
+        live.close()
+        self._window.editor.close_page()
+        return (
+            f"attach: {live.num_events:,} events in {attach_s:.2f} s (goal 1), tab open in {opened_ms:.0f} ms"
+        )
+
+    def live(self, seconds: float) -> str:
+        """Frames and time of the processor while another process appends."""
+        writer = Writer(self._runs, "running", *self._sizes)
+        live = self._open(writer.path)
+        self._spin(30, lambda: live.step == self._sizes[1])
+        writer.go_on()
+        self._spin(12)
+        step, cpu_s, begin = live.step or 0, time.process_time(), time.perf_counter()
+        self._spin(seconds)
+        wall_s = time.perf_counter() - begin
+        share, rate = (time.process_time() - cpu_s) / wall_s, ((live.step or 0) - step) / wall_s
+        stats = self._window.clock.stats()
+        assert stats is not None
+        writer.close()
+        live.close()
+        self._window.close()
+        return (
+            f"live: p50 {stats.p50_ms:.1f} ms, p99 {stats.p99_ms:.1f} ms (goal 16), {stats.rate_hz:.0f} fps, "
+            f"{share:.0%} of a core (goal 30 %), {rate:.0f} losses/s, {len(live.losses):,} points, "
+            f"{self._sizes[0]} devices, {self._app.platformName()}, load {os.getloadavg()[0]:.1f}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--devices", type=int, default=8)
+    parser.add_argument("--points", type=int, default=1_000_000)
+    parser.add_argument("--seconds", type=float, default=15.0)
+    parser.add_argument("--write", choices=("finished", "running"), help=argparse.SUPPRESS)
+    parser.add_argument("--runs", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.write is not None:
+        write_as_process(args.runs, args.write, args.devices, args.points)
+        return
+    if "DISPLAY" not in os.environ:
+        os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["RANKDECK_HOME"] = folder
+        bench = Bench(Path(folder), args.devices, args.points)
+        print(bench.attach(), flush=True)
+        print(bench.live(args.seconds), flush=True)
+
+
+if __name__ == "__main__":
+    main()
