@@ -9,6 +9,7 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rankdeck.errors import ConfigError, did_you_mean, one_of
 
@@ -68,17 +69,25 @@ def find(name: str) -> Path:
 def _card(path: Path) -> PresetCard:
     source = path.read_text(encoding="utf-8")
     tables = tomllib.loads(source)
-    strategy = tables.get("strategy", {}).get("use", "single")
-    devices = tables.get("devices", {}).get("use", "auto")
+    strategy = _use(tables, "strategy", "single")
+    devices = _use(tables, "devices", "auto")
     return PresetCard(
         name=path.stem,
-        title=tables.get("name", path.stem),
+        title=str(tables.get("name", path.stem)),
         text=_leading_comment(source),
         path=path,
         strategy=strategy,
         devices=devices,
         needs_gpu=devices.startswith("gpu"),
     )
+
+
+def _use(tables: dict[str, Any], section: str, default: str) -> str:
+    table = tables.get(section, {})
+    use = table.get("use", default) if isinstance(table, dict) else None
+    if not isinstance(use, str):
+        raise ValueError(f"{section} is not what a configuration has")
+    return use
 
 
 def _leading_comment(source: str) -> str:
