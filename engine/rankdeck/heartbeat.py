@@ -1,4 +1,4 @@
-"""Heartbeats: how far a rank is, told up a pipe that never makes the rank wait.
+"""A rank's ties to its supervisor: heartbeats go up a pipe that never makes the rank wait, death comes down.
 
 A beat is 40 bytes (step, time, phase), less than a pipe writes at once, so beats never mix. A full pipe drops
 them, and a supervisor that is gone is no error: the kernel ends the rank anyway. The supervisor opens no file
@@ -7,11 +7,15 @@ for this; a rank opens the pipe through the supervisor's own entry in /proc. Rea
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import struct
+import sys
 import time
 from typing import NamedTuple
 
+_PR_SET_PDEATHSIG = 1
 _BEAT = struct.Struct("<qd24s")
 _READ_BYTES = _BEAT.size * 1600  # a whole number of beats, most of a pipe
 
@@ -22,6 +26,17 @@ class Beat(NamedTuple):
     step: int
     phase: str
     at_s: float
+
+
+def die_with_parent(parent: int | None = None) -> None:
+    """Have the kernel kill this process when the thread that forked it ends; survives exec.
+
+    With `parent`, a process whose parent is another one by now, because it has ended already, ends here.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if parent is not None and os.getppid() != parent:
+        os._exit(1)
 
 
 class HeartbeatWriter:

@@ -10,7 +10,6 @@ Read train.py for the loop and launch/ for who starts and ends ranks.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from rankdeck import events
 from rankdeck.diagnose.exceptions import describe
 from rankdeck.errors import MachineError, RankdeckError
+from rankdeck.heartbeat import HeartbeatWriter, die_with_parent
 from rankdeck.rundir import EventWriter, RunDir
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from rankdeck.strategies.base import Strategy
 
 EXIT_STOPPED = 130
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -73,18 +72,9 @@ class _Stop:
         return self.requested
 
 
-def die_with_supervisor() -> None:
-    """Ask the kernel to end this process when its supervisor ends, and check that it has not ended already.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    parent = os.environ.get("RANKDECK_SUPERVISOR_PID")
-    if parent is not None and os.getppid() != int(parent):
-        os._exit(1)
-
-
 def main() -> NoReturn:
-    die_with_supervisor()
+    supervisor = os.environ.get("RANKDECK_SUPERVISOR_PID")
+    die_with_parent(None if supervisor is None else int(supervisor))
     place = Place.from_environment()
     stop = _Stop()
     writer = place.run.writer(f"rank-{place.rank}", place.attempt)
@@ -277,11 +267,7 @@ class Rank:
             dist.destroy_process_group()
 
 
-def _heart(place: Place) -> Any:
-    if not place.heartbeat:
-        return None
-    from rankdeck.heartbeat import HeartbeatWriter
-
+def _heart(place: Place) -> HeartbeatWriter | None:
     return HeartbeatWriter(place.heartbeat) if place.heartbeat else None
 
 

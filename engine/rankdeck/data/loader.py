@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from rankdeck.data.base import Draw, ReadsBatches, SampleSet
 from rankdeck.errors import Problem, RankdeckError
+from rankdeck.heartbeat import die_with_parent
 
 Indices = list[int] | list[Draw]
 
@@ -72,6 +73,7 @@ def build_loader(
         num_workers=workers,
         pin_memory=pin_memory and torch.cuda.is_available(),
         persistent_workers=workers > 0,
+        worker_init_fn=_die_with_rank if workers else None,
         generator=torch.Generator().manual_seed(seed),
     )
     if num_batches is None:
@@ -118,6 +120,11 @@ class _Failure:
             line=first.line,
             problems=self.problems,
         )
+
+
+def _die_with_rank(_worker: int) -> None:
+    # torch's own workers look for their rank every 5 s only.
+    die_with_parent()
 
 
 def _as_it_is(batch: Any) -> Any:

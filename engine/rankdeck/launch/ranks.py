@@ -8,7 +8,6 @@ second thread) the same process replaces itself with a fresh interpreter instead
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -18,12 +17,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from rankdeck.heartbeat import die_with_parent
 from rankdeck.launch import rank as first_steps
 from rankdeck.launch.processes import read_process, signal_sessions
 
 GRACE_S = 3.0
 """From TERM to KILL."""
-_PR_SET_PDEATHSIG = 1
 _POLL_S = 0.01
 
 
@@ -108,9 +107,7 @@ def end_ranks(ranks: Sequence[RankProcess], grace_s: float) -> None:
 
 
 def _wait_and_run(orders_end: int, supervisor: int, worker: str, *, fresh: bool) -> NoReturn:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != supervisor:
-        os._exit(1)
+    die_with_parent(supervisor)
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)

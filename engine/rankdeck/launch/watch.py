@@ -101,14 +101,16 @@ class Watch:
     def _dump_stacks(self, beats: dict[int, Beat]) -> dict[int, list[Frame]]:
         """Where every rank that runs stands now. Only ranks that have beaten know what SIGUSR1 means."""
         asked = [rank for rank in self.ranks if rank.rank in beats and rank.rank not in self._suspended]
-        before = {rank.rank: _num_bytes(self.stacks(rank.rank)) for rank in asked}
+        sizes = before = {rank.rank: _num_bytes(self.stacks(rank.rank)) for rank in asked}
         for rank in asked:
             rank.send(signal.SIGUSR1)
         deadline = time.monotonic() + _DUMP_S
-        while time.monotonic() < deadline and any(
-            _num_bytes(self.stacks(rank)) == size for rank, size in before.items()
-        ):
+        # A report is written in pieces: it is whole when it has grown and grows no more.
+        while time.monotonic() < deadline:
             time.sleep(0.02)
+            earlier, sizes = sizes, {rank: _num_bytes(self.stacks(rank)) for rank in before}
+            if sizes == earlier and all(sizes[rank] > before[rank] for rank in before):
+                break
         return {rank: frames for rank in before if (frames := self._read_stack(rank))}
 
     def _read_stack(self, rank: int) -> list[Frame]:

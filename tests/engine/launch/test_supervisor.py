@@ -166,8 +166,8 @@ def test_a_rank_tells_where_it_stands_when_asked(tmp_path: Path, monkeypatch: py
     pids = wait_for_ranks(run)
     os.kill(pids[1], signal.SIGUSR1)
     told = run.logs_folder / "rank-1.0.stacks"
-    text = wait_until(lambda: told.read_text(encoding="utf-8"), what="the stacks of rank 1")
-    assert "fake_worker.py" in parse_stack(text)[0].file
+    frames = wait_until(lambda: parse_stack(told.read_text(encoding="utf-8")), what="the stacks of rank 1")
+    assert "fake_worker.py" in frames[0].file
     request_stop(run)
     launching.ended(run, 5)
 
