@@ -55,10 +55,10 @@ def find(name: str) -> Path:
     Raises:
         ConfigError: there is no preset of this name; the message says which there are.
     """
-    path = folder() / f"{name}.toml"
-    if Path(name).name == name and path.is_file():
-        return path
-    names = [card.name for card in all()]
+    paths = {path.stem: path for path in folder().glob("*.toml")}
+    if name in paths:
+        return paths[name]
+    names = sorted(paths)
     raise ConfigError(
         f'There is no preset called "{name}".',
         code="unknown-preset",

@@ -1,0 +1,228 @@
+"""The table of commands: quick to start, and every mistake ends in words and an exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankdeck.cli.app import BROKEN_PIPE, run
+from tests.helpers.cli import rankdeck
+from tests.helpers.written_run import WrittenRun
+
+FIVE = """\
+[model]
+use = "gtp"
+
+[train]
+step = 50
+global_batch = "many"
+precision = "fp31"
+
+[strategy]
+use = "ddp"
+parallel_loss = true
+"""
+
+
+@pytest.fixture
+def five(tmp_path: Path) -> Path:
+    file = tmp_path / "five.toml"
+    file.write_text(FIVE)
+    return file
+
+
+def spoken(capsys: pytest.CaptureFixture[str], *argv: str | Path) -> tuple[int, str, str]:
+    code = run([str(arg) for arg in argv])
+    out, err = capsys.readouterr()
+    assert "Traceback" not in out + err
+    return code, out, err
+
+
+def told(capsys: pytest.CaptureFixture[str], *argv: str | Path) -> tuple[int, list[dict[str, Any]]]:
+    code, out, err = spoken(capsys, *argv)
+    assert err == ""
+    return code, json.loads(out)["problems"]
+
+
+@pytest.mark.parametrize("command", ["validate", "train"])
+def test_five_mistakes_are_five_messages_on_stderr_with_file_and_line(
+    capsys: pytest.CaptureFixture[str], five: Path, command: str
+) -> None:
+    code, out, err = spoken(capsys, command, five)
+    assert (code, out) == (2, "")
+    lines = err.splitlines()
+    assert len(lines) == 10
+    assert lines[0] == f'There is no model called "gtp" ({five}, line 2).'
+    assert lines[3] == 'Did you mean "steps"?'
+
+
+def test_with_json_the_problems_are_one_document_on_stdout(
+    capsys: pytest.CaptureFixture[str], five: Path
+) -> None:
+    code, problems = told(capsys, "validate", five, "--json")
+    assert code == 2
+    assert [problem["line"] for problem in problems] == [2, 5, 6, 7, 11]
+    assert all(set(problem) == {"code", "path", "line", "message", "advice"} for problem in problems)
+    assert all(problem["advice"] for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["trian"], "Did you mean 'train'?"),
+        (["train"], "Missing argument 'CONFIG'"),
+        (["train", "digits-mlp", "--strateg", "ddp"], "Did you mean --strategy?"),
+        (["train", "digits-mlp", "extra"], "extra"),
+        (["train", "digits-mlp", "--set"], "--set"),
+        (["export", "last", "--to", "xml", "file"], "'safetensors', 'csv', 'json'"),
+        (["export", "last", "file"], "--to"),
+        (["show", "--nonsense"], "--nonsense"),
+    ],
+)
+def test_a_mistyped_command_ends_with_2_and_says_where_to_look(
+    capsys: pytest.CaptureFixture[str], argv: list[str], words: str
+) -> None:
+    code, out, err = spoken(capsys, *argv)
+    assert (code, out) == (2, "")
+    assert words in err and "--help" in err
+    code, problems = told(capsys, argv[0], "--json", *argv[1:])
+    assert code == 2 and problems[0]["code"] == "usage"
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (["train", "digits-mpl"], "unknown-config", 'Did you mean "digits-mlp"?'),
+        (["validate", "x" * 5000], "unknown-config", "Presets:"),
+        (["validate", "~nobody-of-this-name/x.toml"], "unknown-config", "Presets:"),
+        (["validate", "/"], "unreadable", "Name the TOML file"),
+        (["train", "digits-mlp", "--devices", "tpu:1"], "device", "cpu:N"),
+        (["train", "digits-mlp", "--strategy", "dpp"], "unknown-choice", "dp"),
+        (["train", "digits-mlp", "--set", "train.steps=many"], "wrong-value", "whole number"),
+        (["train", "digits-ddp", "--devices", "cpu:5"], "batch", "Use 30 or 35"),
+        (["show", "nothing"], "run-not-found", "no run yet"),
+        (["watch", "last"], "run-not-found", "rankdeck train"),
+        (["stop", "nothing"], "run-not-found", "no run yet"),
+        (["export", "last", "--to", "csv", "f"], "run-not-found", "rankdeck train"),
+    ],
+)
+def test_a_wrong_argument_ends_with_2_and_advice(
+    capsys: pytest.CaptureFixture[str], argv: list[str], code: str, words: str
+) -> None:
+    exit_code, out, err = spoken(capsys, *argv)
+    assert (exit_code, out) == (2, "") and words in err
+    if argv[0] not in ("stop", "export"):
+        exit_code, problems = told(capsys, *argv, "--json")
+        assert (exit_code, problems[0]["code"]) == (2, code)
+        assert words in problems[0]["advice"]
+
+
+def test_a_file_beside_the_mistyped_one_is_suggested(
+    capsys: pytest.CaptureFixture[str], five: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(five.parent)
+    assert 'Did you mean "five.toml"?' in spoken(capsys, "validate", "fiev.toml")[2]
+    assert f'Did you mean "{five}"?' in spoken(capsys, "validate", five.with_name("fife.toml"))[2]
+
+
+def test_a_presets_name_works_and_its_paths_start_in_the_current_folder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert spoken(capsys, "validate", "digits-mlp")[0] == 0
+    monkeypatch.chdir(tmp_path)
+    code, out, err = spoken(
+        capsys, "train", "resnet50-images", "--devices", "cpu:1", "--set", "data.args.path=pictures",
+        "--set", "train.precision=fp32",
+    )  # fmt: skip
+    assert (code, out) == (2, "")
+    assert str(tmp_path / "pictures") in err
+
+
+def test_a_valid_configuration_is_said_to_be_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "digits-ddp is valid: ddp on auto" in spoken(capsys, "validate", "digits-ddp")[1]
+    code, out, _ = spoken(capsys, "validate", "digits-ddp", "--json")
+    assert (code, json.loads(out)) == (0, {"problems": []})
+
+
+def test_strategies_and_presets_are_listed_with_what_they_teach(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = spoken(capsys, "strategies")
+    assert code == 0 and all(name in out for name in ("single", "dp", "ddp", "parallel_loss"))
+    code, out, _ = spoken(capsys, "presets")
+    assert code == 0 and "gpt-dp-parallel-loss" in out and "Learn from it" in out
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"], ["train", "--help"]])
+def test_help_is_a_result(capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
+    code, out, err = spoken(capsys, *argv)
+    assert (code, err) == (0, "") and "Usage" in out
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = spoken(capsys, "--version")
+    assert code == 0 and out.startswith("rankdeck ")
+
+
+def test_help_comes_within_half_a_second_and_no_command_but_a_rank_needs_torch(tmp_path: Path) -> None:
+    script = (
+        "import sys\n"
+        "from rankdeck.cli.app import run\n"
+        "code = run(sys.argv[1:])\n"
+        "heavy = {'torch', 'numpy', 'sklearn'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "sys.exit(code)\n"
+    )
+    WrittenRun(tmp_path / "rankdeck-runs").end()
+    best = float("inf")
+    for _ in range(3):
+        started = time.monotonic()
+        subprocess.run([sys.executable, "-P", "-m", "rankdeck", "--help"], check=True, capture_output=True)
+        best = min(best, time.monotonic() - started)
+    assert best < 0.5
+    for argv in (
+        ["presets"],
+        ["strategies"],
+        ["runs"],
+        ["show", "last"],
+        ["watch", "last"],
+        ["validate", "gpt-dp"],
+    ):
+        subprocess.run([sys.executable, "-P", "-c", script, *argv], check=True, capture_output=True)
+
+
+def test_an_error_of_the_system_is_told_in_words(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("RANKDECK_RUNS", str(tmp_path / "file"))
+    code, _, err = spoken(capsys, "train", "digits-mlp", "--devices", "cpu:1")
+    assert code in (2, 3) and "--runs" in err
+
+
+@pytest.mark.parametrize("argv", ["--help", "presets", "strategies", "runs --json"])
+def test_a_reader_that_goes_away_ends_the_command_without_a_word(tmp_path: Path, argv: str) -> None:
+    """stdout is a pipe whose other end is closed before the command writes a single byte."""
+    read_end, write_end = os.pipe()
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "rankdeck", *argv.split()],
+        stdout=write_end,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as command:
+        os.close(write_end)
+        os.close(read_end)
+        _, err = command.communicate(timeout=30)
+    assert err == ""
+    assert command.returncode in (BROKEN_PIPE, 1)
+
+
+def test_both_ways_to_start_it_are_the_same_program() -> None:
+    script = Path(sys.executable).with_name("rankdeck")
+    said = subprocess.run([script, "--version"], capture_output=True, text=True, check=True).stdout
+    assert said == rankdeck("--version", code=0).out

@@ -1,0 +1,217 @@
+"""What a person sees of a run: plain lines in a pipe, a picture on a terminal, events as JSON, a report."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from rankdeck import events
+from rankdeck.cli.app import run as command
+from rankdeck.cli.display import evaluation_in_words, kinds_in_words, loss_in_words
+from rankdeck.cli.live import bar, device_bars
+from rankdeck.errors import Problem
+from rankdeck.report import RunFigures, read_figures
+from rankdeck.rundir import enter_in_index
+from tests.helpers.written_run import MIB, WrittenRun, device_infos
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> WrittenRun:
+    """A dp run of ten steps on two devices with all that a run can tell."""
+    run = WrittenRun(tmp_path / "rankdeck-runs", "gpt-dp")
+    run.begin(1, device_infos(2), steps=10)
+    rank = run.writer("rank-0")
+    rank.write(events.Phase(rank=0, phase="loading data"))
+    run.steps(0, 1, [5.0 - step / 10 for step in range(10)], step_s=0.5)
+    run.memory(0, 3, {0: {"parameters": MIB, "gathered": 8 * MIB}, 1: {"parameters": MIB}})
+    rank.write(events.Sample(devices=[events.DeviceSample(0, utilisation=0.5)], interval_s=1.0, rank=0))
+    rank.write(events.Comm(rank=0, step=3, algorithm="scatter", sent_bytes=3 * MIB))
+    rank.write(events.Evaluation(step=10, loss=0.5, samples=8, seconds=0.1, accuracy=0.975, final=True))
+    return run
+
+
+def ended(run: WrittenRun, outcome: str = "completed", exit_code: int = 0) -> WrittenRun:
+    run.end(outcome, exit_code)
+    return run
+
+
+def spoken(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[str, str]:
+    assert command(list(argv)) == 0
+    out, err = capsys.readouterr()
+    return out, err
+
+
+def test_watch_tells_a_finished_run_in_plain_lines(
+    capsys: pytest.CaptureFixture[str], written: WrittenRun
+) -> None:
+    ended(written)
+    out, err = spoken(capsys, "watch", "gpt-dp")
+    assert err == ""
+    lines = out.splitlines()
+    assert lines[:2] == ["starting 1 rank", "loading data"]
+    assert "step 10/10  loss 4.1000  32.0 samples/s" in lines[2:]
+    assert "step 10: held-out loss 0.5000, accuracy 97.50 %" in lines
+    assert any(line.startswith("completed  10/10 steps  dp on 2 devices") for line in lines)
+    assert lines[-1] == f"run            {written.path}"
+
+
+def test_watch_follows_a_run_that_goes_on(capsys: pytest.CaptureFixture[str], written: WrittenRun) -> None:
+    """The run ends while it is watched: the end is put off until the watcher has shown the steps so far."""
+    from rankdeck.cli.follow import follow
+    from rankdeck.cli.lines import PlainLines
+
+    seen = []
+
+    def on_tick() -> bool:
+        seen.append(written.dir.outcome())
+        if len(seen) == 3:
+            written.steps(0, 11, [0.25])
+            written.end()
+        return True
+
+    figures = follow(written.dir, PlainLines(), on_tick)
+    assert "running" in seen and len(figures.steps) == 11
+
+
+def test_watch_as_json_streams_the_events_with_their_writers(
+    capsys: pytest.CaptureFixture[str], written: WrittenRun
+) -> None:
+    ended(written)
+    out, _ = spoken(capsys, "watch", "last", "--json")
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert lines[0]["writer"] == "supervisor" and lines[0]["kind"] == "run_started"
+    assert [line["kind"] for line in lines].count("steps") == 1
+    assert all({"writer", "kind", "t"} <= set(line) for line in lines)
+
+
+def test_problems_go_to_stderr_with_the_ranks_last_lines(
+    capsys: pytest.CaptureFixture[str], written: WrittenRun
+) -> None:
+    problem = Problem(
+        "nan", "Rank 1: the loss is not finite.", rank=1, advice="Lower it.", last_lines=("boom",)
+    )
+    written.writer("supervisor").write(events.ProblemRaised(problem=problem))
+    ended(written, "failed", 1)
+    out, err = spoken(capsys, "watch", "last")
+    assert err.splitlines() == ["Rank 1: the loss is not finite.", "Lower it.", "  | boom"]
+    assert "failed" in out and "not finite" not in out
+
+
+def test_a_run_that_was_killed_underneath_says_so(
+    capsys: pytest.CaptureFixture[str], written: WrittenRun
+) -> None:
+    written.lose()
+    out, err = spoken(capsys, "watch", "last")
+    assert "lost" in out and "killed from outside" in err
+
+
+def test_show_names_kinds_devices_and_the_source(
+    capsys: pytest.CaptureFixture[str], written: WrittenRun
+) -> None:
+    ended(written)
+    out, _ = spoken(capsys, "show", "last")
+    assert "memory at each device's peak, measured in rehearsal" in out
+    assert "device 0 +8.0 MiB against the median of the others (9.00x)" in out
+    assert "sent per step  scatter: 3.0 MiB" in out
+    table = {line.split("  ")[0]: line.split() for line in out.splitlines() if line}
+    assert table["gathered"][1:3] == ["8.0", "MiB"]
+    assert table["peak"] == ["peak", "9.0", "MiB", "1.0", "MiB"]
+    assert json.loads(spoken(capsys, "show", "last", "--json")[0])["run"] == written.dir.name
+
+
+def test_show_tells_what_it_can_of_a_run_that_never_started(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    ended(WrittenRun(tmp_path / "rankdeck-runs"), "failed", 2)
+    out, err = spoken(capsys, "show", "last")
+    assert "failed" in out and "without saying why" in err
+
+
+def test_runs_are_listed_from_every_folder(
+    capsys: pytest.CaptureFixture[str], written: WrittenRun, tmp_path: Path
+) -> None:
+    other = WrittenRun(tmp_path / "elsewhere", "other")
+    enter_in_index(other.dir)
+    rows = json.loads(spoken(capsys, "runs", "--json")[0])
+    assert {row["run"]: row["outcome"] for row in rows} == {
+        written.dir.name: "running",
+        other.dir.name: "running",
+    }
+    assert all(set(row) == {"run", "path", "outcome", "strategy", "started", "steps"} for row in rows)
+    out, _ = spoken(capsys, "runs")
+    assert written.dir.name in out and "dp" in out
+    ended(written), ended(other)
+
+
+def test_an_empty_list_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = spoken(capsys, "runs")
+    assert out == "" and "no run yet" in err
+    assert json.loads(spoken(capsys, "runs", "--json")[0]) == []
+
+
+def test_export_writes_every_format(
+    capsys: pytest.CaptureFixture[str], written: WrittenRun, tmp_path: Path
+) -> None:
+    written.dir.weights.write_bytes(b"w")
+    ended(written)
+    for kind in ("safetensors", "csv", "json"):
+        out, err = spoken(capsys, "export", "last", "--to", kind, str(tmp_path / kind))
+        assert out == "" and kind in err
+        assert (tmp_path / kind).stat().st_size > 0
+
+
+def test_stopping_what_is_over_is_no_error(capsys: pytest.CaptureFixture[str], written: WrittenRun) -> None:
+    ended(written, "failed", 1)
+    out, err = spoken(capsys, "stop", "last")
+    assert out == "" and "is not running: failed" in err
+
+
+def drawn(figures: RunFigures, width: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    console.print(device_bars(figures))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    return [line.rstrip() for line in text.splitlines()]
+
+
+def test_all_devices_share_one_scale_and_the_columns_stand_under_each_other(written: WrittenRun) -> None:
+    lead, other = drawn(read_figures(written.dir), 160)
+    ended(written)
+    assert lead.index("━") == other.index("━")
+    assert lead.count("━") == 24 and other.count("━") == round(24 / 9)
+    assert lead.index("peak") == other.index("peak")
+    assert "peak 9.0 MiB" in lead and "gathered 8.0 MiB, weights 1.0 MiB" in lead
+    assert "50 %" in lead and "%" not in other
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_narrow_terminal_cuts_the_end_of_a_row_and_never_wraps(written: WrittenRun, width: int) -> None:
+    rows = drawn(read_figures(written.dir), width)
+    ended(written)
+    assert len(rows) == 2 and all(len(row) <= width for row in rows)
+
+
+def test_a_device_without_readings_shows_no_number() -> None:
+    figures = RunFigures()
+    figures.device(0)
+    (row,) = drawn(figures, 80)
+    assert "?" in row and "0 B" not in row
+
+
+@pytest.mark.parametrize(("share", "cells"), [(-1.0, 0), (0.0, 0), (0.5, 12), (1.0, 24), (7.0, 24)])
+def test_a_bar_never_leaves_its_cells(share: float, cells: int) -> None:
+    assert bar(share, style="blue").plain.count("━") == cells
+    assert len(bar(share, style="blue").plain) == 24
+
+
+def test_small_words_for_large_things() -> None:
+    assert (
+        kinds_in_words({"gathered": 2 * MIB, "parameters": MIB, "inputs": 0})
+        == "gathered 2.0 MiB, weights 1.0 MiB"
+    )
+    assert (loss_in_words(None), loss_in_words(float("nan")), loss_in_words(0.5)) == ("?", "?", "0.5000")
+    evaluation = events.Evaluation(step=3, loss=0.5, samples=1, seconds=0.1)
+    assert evaluation_in_words(evaluation) == "step 3: held-out loss 0.5000"
