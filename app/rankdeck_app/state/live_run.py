@@ -288,8 +288,8 @@ class LiveRun(QObject):
         kept = {device.info.index: device for device in self.devices}
         self.devices = [kept.get(info.index) or DeviceState(info) for info in event.devices]
         if self._averages is None:
-            # A fiftieth of the run, so that the line is calm and still turns where the loss does.
-            alpha = 1.0 / min(500.0, max(5.0, (self.steps or 2_500) / 50))
+            # A sixtieth of the run, so that the line is calm and still turns where the loss does.
+            alpha = 1.0 / min(500.0, max(2.0, (self.steps or 3_000) / 60))
             self._averages = (Ema(alpha), Ema(alpha), Ema(alpha))
 
     def _take_devices(self, batch: Batch) -> Changed:

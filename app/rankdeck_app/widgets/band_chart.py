@@ -185,8 +185,8 @@ class BandChart(ZoomPlot):
         self._lead_label.setVisible(lead is not None)
         self._rest_label.setVisible(band is not None)
         if lead is not None:
-            labels = self._figure.labels
-            self._lead_label.setText(f"{labels[self._figure.lead]}{' lead' if self._figure.is_notable else ''}")
+            name = self._figure.labels[self._figure.lead]
+            self._lead_label.setText(f"{name} lead" if self._figure.is_notable else name)
             top = float(np.nanmax(lead[-max(1, len(lead) // 3) :]))
             wanted = top + 10 * per_pixel
             if wanted + 8 * per_pixel > y1:

@@ -50,7 +50,7 @@ class Card(QWidget):
     def __init__(self, title: str, theme: ThemeColors, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._title = title
-        self._subtitle = ""
+        self._subtitle = self._short_subtitle = ""
         self._source = self._short_source = ""
         self._theme = theme
         self._colors = ChartColors.of(theme)
@@ -68,9 +68,10 @@ class Card(QWidget):
         self._layout.addWidget(body)
         self._csv_rows = csv_rows
 
-    def set_subtitle(self, text: str) -> None:
-        if text != self._subtitle:
-            self._subtitle = text
+    def set_subtitle(self, text: str, short: str = "") -> None:
+        """`short` is drawn where the whole text has no room."""
+        if (text, short or text) != (self._subtitle, self._short_subtitle):
+            self._subtitle, self._short_subtitle = text, short or text
             self.update(self._header_rect())
 
     def set_source(self, text: str, short: str = "") -> None:
@@ -109,7 +110,9 @@ class Card(QWidget):
             width = QFontMetricsF(chart_font(10)).horizontalAdvance(source)
             _draw(painter, source, chart_font(10), self._colors.axis, right - width - 1, right)
             right -= width + 12
-        _draw(painter, self._subtitle, chart_font(11), self._colors.muted, left + 12, right)
+        fits = QFontMetricsF(chart_font(11)).horizontalAdvance(self._subtitle) <= right - left - 12
+        subtitle = self._subtitle if fits else self._short_subtitle
+        _draw(painter, subtitle, chart_font(11), self._colors.muted, left + 12, right)
 
     def _fitting_source(self, room: float) -> str:
         """The whole text if the subtitle keeps its room beside it, else the short one, else nothing."""

@@ -158,7 +158,8 @@ def heat(run: LiveRun) -> HeatFigure:
             # A reading speaks for the interval before it: a column shows the first one that ends after it.
             following = np.searchsorted(window.x, columns - _HEAT_COLUMN_S / 2)
             inside = np.minimum(following, len(window.x) - 1)
-            covered = (following < len(window.x)) & (window.x[inside] - columns <= device.interval_s + 0.5)
+            reach_s = max(_STALE_S, device.interval_s + 0.5)
+            covered = (following < len(window.x)) & (window.x[inside] - columns <= reach_s)
             row[covered] = window.high[inside][covered]
         values.append(_value_now(device, newest))
     imbalance = run.imbalance

@@ -156,7 +156,7 @@ class RunPage(Page):
             self._strip.set_stats(figures.stats(run))
         if pending & (Changed.STATE | Changed.PROBLEMS | Changed.STEPS):
             self._banner.say(figures.headline(run))
-        if pending & Changed.STATE:
+        if pending & (Changed.STATE | Changed.EVALUATION):
             self._show_devices()
         if pending & (Changed.MEMORY | Changed.STATE | Changed.READINGS):
             self._show_memory(pending)
@@ -187,5 +187,8 @@ class RunPage(Page):
         for name, card in self._cards.items():
             card.set_source(*(of_memory if name in ("bars", "band") else of_others))
         self._cards["heat"].set_subtitle("thread busy, last 60 s" if run.is_rehearsal else "% SM, last 60 s")
-        self._cards["loss"].set_subtitle("EMA, ◆ held-out" if run.evaluation else "raw and EMA")
+        held_out = bool(len(run.held_out))
+        self._cards["loss"].set_subtitle(
+            "raw and EMA, ◆ held-out" if held_out else "raw and EMA", "EMA, ◆ held-out" if held_out else ""
+        )
         self._cards["rate"].set_subtitle("samples/s")
