@@ -51,7 +51,9 @@ class Cause:
     exit_code: int
 
 
-def find_cause(ranks: Sequence[RankEvidence], now_s: float, oom_kills: int = 0) -> Cause:
+def find_cause(
+    ranks: Sequence[RankEvidence], now_s: float, oom_kills: int = 0, *, disk_is_full: bool = False
+) -> Cause:
     """The cause of a failed run. `oom_kills`: processes that the kernel ended for lack of memory."""
     signalled = [rank for rank in ranks if _is_signalled(rank)]
     if signalled:
@@ -64,7 +66,7 @@ def find_cause(ranks: Sequence[RankEvidence], now_s: float, oom_kills: int = 0) 
         rank for rank in ranks if rank.failure is None and _exited_badly(rank) and not _is_victim(rank)
     ]
     if wordless:
-        return _wordless_cause(wordless[0])
+        return _wordless_cause(wordless[0], disk_is_full=disk_is_full)
     return _hang_cause(ranks, now_s) or _communication_cause(ranks)
 
 
@@ -142,10 +144,17 @@ def _text(problem: Problem) -> tuple[str, str]:
     return problem.code, problem.message
 
 
-def _wordless_cause(rank: RankEvidence) -> Cause:
+def _wordless_cause(rank: RankEvidence, *, disk_is_full: bool) -> Cause:
     code = rank.exit_code or 1
+    at = f" in {place(rank.beat)}" if rank.beat else ""
+    if disk_is_full:
+        words = f"No space left on the disk: the process exited with {code}{at}, and what it said is lost."
+        advice = "Free space on the disk, then run again."
+        return Cause(
+            Problem("disk-full", words, advice=advice, rank=rank.rank), code if code in (1, 2, 3) else 1
+        )
     said = f" Its last line: {rank.last_lines[-1]}" if rank.last_lines else ""
-    words = f"The process exited with {code} without saying why.{said}"
+    words = f"The process exited with {code}{at} without saying why.{said}"
     if code == EXIT_STOPPED:
         words = "The process was asked to stop (SIGTERM) by something outside Rankdeck."
     problem = Problem(

@@ -7,12 +7,13 @@ afresh as `python -P -m rankdeck.launch.rank WORKER`. Both come here and run WOR
 from __future__ import annotations
 
 import faulthandler
+import io
 import os
 import runpy
 import signal
 import sys
 import traceback
-from typing import NoReturn
+from typing import Any, NoReturn
 
 STACKS = "RANKDECK_STACKS"
 """The file that SIGUSR1 makes a rank write its stacks to; works inside a blocked collective."""
@@ -22,26 +23,45 @@ def run(worker: str) -> NoReturn:
     """Run a module, or a .py file, to its end and leave without the interpreter's own exit, which takes
     seconds while groups are alive and may hang.
     """
+    forgive_full_disks()
     _register_stacks()
     sys.argv = [worker]
-    code = 0
+    code = 1
     try:
         if worker.endswith(".py"):
             runpy.run_path(worker, run_name="__main__")
         else:
             runpy.run_module(worker, run_name="__main__", alter_sys=True)
+        code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:
         traceback.print_exc()
-        code = 1
     finally:
         _flush()
         os._exit(code)
 
 
+class _Log(io.FileIO):
+    """A log on a disk that may be full: what does not fit is lost, and nothing is raised."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data) or len(data)
+        except OSError:
+            return len(data)
+
+
+def forgive_full_disks() -> None:
+    """A print, anybody's, never ends a run because there is no room for its log."""
+    for name, handle in (("stdout", 1), ("stderr", 2)):
+        raw = io.BufferedWriter(_Log(handle, "w", closefd=False))
+        text = io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+        setattr(sys, name, text)
+
+
 def _register_stacks() -> None:
-    faulthandler.enable(all_threads=False)
+    faulthandler.enable(file=2, all_threads=False)
     path = os.environ.get(STACKS)
     if path:
         try:

@@ -126,7 +126,6 @@ def _wait_and_run(orders_end: int, supervisor: int, worker: str, *, fresh: bool)
         command = [sys.executable, "-u", "-P", "-m", first_steps.__name__, worker]
         os.execve(sys.executable, command, environment)
     os.environ.update(orders["environment"])
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     first_steps.run(worker)
 
 

@@ -36,6 +36,7 @@ from rankdeck.launch.watch import Watch
 from rankdeck.rundir import EventWriter, RunDir
 
 DEFAULT_WORKER = "rankdeck.worker"
+_PAGE_BYTES = 4096
 # What every rank imports sooner or later; torch._dynamo is what the first optimizer takes 0.7 s for.
 _PRELOADED = ("torch", "torch.distributed", "torch._dynamo", "torch.nn.parallel", "torch.utils.data")
 
@@ -178,7 +179,8 @@ class Supervisor:
         """Raise the one problem behind the failure; the run's exit code."""
         self._ending = True
         kills = max(0, _count_oom_kills() - oom_kills)
-        cause = find_cause(self._watch.evidence(), time.monotonic(), kills)
+        full = _is_full(self._run.path)
+        cause = find_cause(self._watch.evidence(), time.monotonic(), kills, disk_is_full=full)
         return self._fail(cause.problem, cause.exit_code)
 
     def _fail(self, problem: Problem, exit_code: int) -> int:
@@ -189,16 +191,16 @@ class Supervisor:
 
     def _tell_end(self, code: int) -> None:
         dropped = self._watch.dropped_lines()
-        if dropped:
-            self._raise_problem(_disk_problem(dropped, "no space left on the disk"))
+        if dropped or _is_full(self._run.path):
+            self._raise_problem(_disk_problem(dropped))
         outcome = {0: "completed", EXIT_STOPPED: "stopped"}.get(code, "failed")
         self._writer.write(
             events.RunEnded(outcome=outcome, exit_code=code, attempt=self._options.attempt), sync=True
         )
         if self._writer.dropped:
             # Events cannot say it: the guard has room for one last word.
-            problem = _disk_problem(self._writer.dropped + dropped, self._writer.drop_reason)
-            self._reason = self._reason or problem.message
+            words = _disk_problem(self._writer.dropped + dropped).message
+            self._reason = f"{self._reason} {words}" if self._reason else words
         self._watch.close()
         if self._options.words is not None and self._reason is not None:
             try:
@@ -207,10 +209,20 @@ class Supervisor:
                 pass
 
 
-def _disk_problem(dropped: int, reason: str) -> Problem:
+def _is_full(folder: Path) -> bool:
+    """Whether the disk has no room for another page of events."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return False
+    return found.f_bavail * found.f_frsize < _PAGE_BYTES
+
+
+def _disk_problem(dropped: int) -> Problem:
+    lines = f"{dropped} lines" if dropped else "some"
     return Problem(
         "disk-full",
-        f"{dropped} lines of events could not be written: {reason}.",
+        f"No space was left on the disk: {lines} of its events could not be written.",
         advice="Free space on the disk; curves of this run have gaps.",
         severity="warning",
     )
@@ -262,6 +274,7 @@ def _parse(argv: list[str]) -> Options:
 
 
 def main() -> NoReturn:
+    first_steps.forgive_full_disks()
     code = 1
     try:
         code = Supervisor(_parse(sys.argv[1:])).work()

@@ -113,6 +113,15 @@ def test_an_exit_without_a_word_has_its_last_line() -> None:
     assert problem.last_lines == ("first", "the last thing")
 
 
+def test_an_exit_without_a_word_on_a_full_disk_is_the_disks() -> None:
+    ranks = [survivor(0), RankEvidence(1, 1, beat=Beat(50, "saving weights", 100.0))]
+    problem = find_cause(ranks, 130.0, disk_is_full=True).problem
+    assert (problem.code, problem.rank) == (
+        "disk-full",
+        1,
+    ) and '"saving weights" of step 50' in problem.message
+
+
 def test_what_all_ranks_say_alike_is_one_problem_of_no_rank() -> None:
     ranks = [
         RankEvidence(rank, 2, failure=said(DataError("data.args.path is empty."), rank, 10.0 + rank))

@@ -1,0 +1,294 @@
+"""Faults that really happen, in real training: each ends in one clear problem and the right exit code.
+
+What goes wrong is in the code of the person who trains: a model, a loss or a data factory beside their
+configuration. FAULT names it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rankdeck import events
+from rankdeck.launch.control import request_stop
+from rankdeck.launch.processes import processes_of_run
+from rankdeck.rundir import RunDir, list_runs
+from tests.helpers import launching
+from tests.helpers.cli import rankdeck, start_rankdeck
+from tests.helpers.waiting import wait_until
+
+MINE = """
+import os, signal, time
+import torch
+from torch import nn
+
+calls = 0
+
+def model():
+    if os.environ["FAULT"] == "factory":
+        raise KeyError("no such layer")
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+def loss(outputs, targets):
+    global calls
+    calls += torch.is_grad_enabled()
+    fault = os.environ["FAULT"]
+    if calls == 20 and os.environ["RANK"] == "1":
+        if fault == "raise":
+            raise ValueError("bad batch 17")
+        if fault == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if fault == "nan":
+            outputs = outputs * float("nan")
+        if fault == "suspend":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if fault == "hang":
+            time.sleep(1000)
+    return nn.functional.cross_entropy(outputs, targets, reduction="sum"), len(targets)
+"""
+
+CONFIG = """
+name = "faulty"
+model = { use = "mine.py:model" }
+data = { use = "digits" }
+loss = { use = "mine.py:loss" }
+train = { steps = 2000, global_batch = 48, evaluate_every = 0 }
+strategy = { use = "ddp" }
+devices = { use = "cpu:3" }
+launch = { timeout_s = 14 }
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """A configuration whose code fails as FAULT says."""
+    (tmp_path / "mine.py").write_text(MINE, encoding="utf-8")
+    path = tmp_path / "faulty.toml"
+    path.write_text(CONFIG, encoding="utf-8")
+    return path
+
+
+def the_run(tmp_path: Path) -> RunDir:
+    (run,) = list_runs(tmp_path / "rankdeck-runs")
+    return run
+
+
+def one_problem(run: RunDir) -> dict[str, Any]:
+    """The only error that `show` tells of the run."""
+    shown = rankdeck("show", run.path, "--json", code=0).json
+    (problem,) = [found for found in shown["problems"] if found.get("severity") != "warning"]
+    assert problem["advice"]
+    return dict(problem)
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "words"),
+    [
+        ("raise", "rank-exception", "ValueError: bad batch 17"),
+        ("kill", "rank-killed", "SIGKILL in step 20"),
+        ("crash", "rank-crashed", "SIGSEGV in step 20"),
+        ("nan", "loss-not-finite", "NaN in step 20"),
+    ],
+)
+def test_a_fault_of_one_rank_ends_in_one_problem_that_names_it(
+    job: Path, tmp_path: Path, fault: str, code: str, words: str
+) -> None:
+    done = rankdeck("train", job, env={"FAULT": fault})
+    assert done.code == 1, done.err
+    assert words in done.err and "Traceback" not in done.err.splitlines()
+    run = the_run(tmp_path)
+    problem = one_problem(run)
+    assert (problem["code"], problem["rank"]) == (code, 1)
+    assert words in problem["message"]
+    launching.wait_until_gone(run)
+
+
+def test_a_factory_that_raises_is_bad_input_told_once_for_all_ranks(job: Path, tmp_path: Path) -> None:
+    done = rankdeck("train", job, env={"FAULT": "factory"})
+    assert done.code == 2, done.err
+    problem = one_problem(the_run(tmp_path))
+    assert (problem["code"], problem["rank"]) == ("model", None)
+    assert "KeyError" in problem["message"] and "no such layer" in problem["message"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("devices.use=gpu:97", "GPU"),
+        ("train.global_batch=50", "does not divide"),
+        ('data={use="text", args={path="/nowhere/at/all"}}', "/nowhere/at/all"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_a_run_exists(
+    job: Path, tmp_path: Path, change: str, words: str
+) -> None:
+    done = rankdeck("train", job, "--set", change, env={"FAULT": ""})
+    # Without a driver it is the machine that lacks something.
+    assert done.code in ((2, 3) if "gpu" in change else (2,)), done.err
+    assert words in done.err and "Traceback" not in done.err
+    assert not list_runs(tmp_path / "rankdeck-runs")
+
+
+def _training(run: RunDir) -> bool:
+    return any(isinstance(event, events.Steps) for _, event in launching.all_events(run))
+
+
+def wait_for_training(tmp_path: Path) -> RunDir:
+    wait_until(lambda: list_runs(tmp_path / "rankdeck-runs"), deadline_s=30, what="the run")
+    run = the_run(tmp_path)
+    wait_until(lambda: _training(run) or run.end(), deadline_s=60, what="the first step")
+    assert run.end() is None
+    return run
+
+
+def test_ctrl_c_stops_the_run_in_order(job: Path, tmp_path: Path) -> None:
+    with start_rankdeck("train", job, "--set", "train.steps=100000", env={"FAULT": ""}) as command:
+        run = wait_for_training(tmp_path)
+        command.send_signal(signal.SIGINT)
+        command.communicate(timeout=10)
+    assert command.returncode == 130
+    assert launching.ended(run, 5).outcome == "stopped"
+
+
+@pytest.mark.parametrize("victim", ["supervisor", "guard", "command"])
+def test_real_ranks_and_their_data_loading_end_with_whatever_is_killed(
+    job: Path, tmp_path: Path, victim: str
+) -> None:
+    changes = ["--set", "train.steps=100000", "--set", "data.workers=2", "--devices", "cpu:2"]
+    with start_rankdeck("train", job, *changes, env={"FAULT": ""}) as command:
+        run = wait_for_training(tmp_path)
+        assert len(processes_of_run(run.path)) >= 2 + 2 + 4
+        pid = {
+            "supervisor": launching.supervisor_pid(run),
+            "guard": launching.guard_pid(run),
+            "command": command.pid,
+        }[victim]
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        launching.wait_until_gone(run)
+        command.communicate(timeout=20)
+    assert run.outcome() == {"supervisor": "failed", "guard": "lost", "command": "stopped"}[victim]
+
+
+def test_a_run_listens_on_loopback_only(job: Path, tmp_path: Path) -> None:
+    run_id = rankdeck("train", job, "--set", "train.steps=100000", "--detach", env={"FAULT": ""}, code=0)
+    assert run_id.out
+    run = wait_for_training(tmp_path)
+    listening = [
+        connection.laddr.ip
+        for pid in processes_of_run(run.path)
+        for connection in psutil.Process(pid).net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert listening and set(listening) <= {"127.0.0.1", "::1"}
+    request_stop(run)
+    launching.ended(run, 5)
+
+
+def _leaving_s(run: RunDir) -> float:
+    """Seconds from the end of the first rank's work to the end of the run."""
+    told = [event for _, event in launching.all_events(run)]
+    first = min(event.t for event in told if isinstance(event, events.RankEnded))
+    return next(event.t for event in told if isinstance(event, events.RunEnded)) - first
+
+
+def test_ranks_leave_at_once_when_their_work_is_done(job: Path, tmp_path: Path) -> None:
+    rankdeck("train", job, "--set", "train.steps=5", env={"FAULT": ""}, code=0)
+    assert _leaving_s(the_run(tmp_path)) < 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attempt", range(20))
+def test_ranks_leave_at_once_every_time(job: Path, tmp_path: Path, attempt: int) -> None:
+    rankdeck("train", job, "--set", "train.steps=5", env={"FAULT": ""}, code=0)
+    assert _leaving_s(the_run(tmp_path)) < 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "words"), [("suspend", "SIGSTOP"), ("hang", "loss (")])
+def test_a_rank_that_does_not_arrive_is_suspected_then_named(
+    job: Path, tmp_path: Path, fault: str, words: str
+) -> None:
+    began = time.monotonic()
+    done = rankdeck("train", job, env={"FAULT": fault})
+    assert done.code == 1 and time.monotonic() - began < 14 + 15
+    run = the_run(tmp_path)
+    problem = one_problem(run)
+    assert (problem["code"], problem["rank"]) == ("hang", 1)
+    assert words in problem["message"] and "step 20" in problem["message"]
+    (warning,) = launching.problems(run, "warning")
+    assert (warning.code, warning.rank) == ("hang-suspected", 1)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one mebibyte."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "rankdeck-test", str(folder)],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip("only root may mount a small disk")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """Leave no room on a disk; the file that takes it."""
+    filler = disk / "filler"
+    with open(filler, "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(b"\0" * 4096)
+        except OSError:
+            return filler
+
+
+def _started_on(disk: Path, job: Path) -> RunDir:
+    """A detached run on the small disk that has begun to train; its weights have 340 KB."""
+    changes = ["--set", "train.steps=1500", "--set", 'model={use="mlp"}', "--devices", "cpu:2"]
+    rankdeck("train", job, *changes, "--runs", disk, "--detach", env={"FAULT": ""}, code=0)
+    (run,) = list_runs(disk)
+    wait_until(lambda: _training(run), deadline_s=60, what="the first step")
+    return run
+
+
+def test_a_disk_that_stays_full_fails_the_run_because_its_weights_are_lost(
+    job: Path, small_disk: Path
+) -> None:
+    run = _started_on(small_disk, job)
+    fill(small_disk)
+    end = launching.ended(run)
+    assert (end.outcome, end.exit_code) == ("failed", 1)
+    assert end.reason is not None and "o space" in end.reason
+
+
+def test_a_disk_that_was_full_for_a_while_costs_events_and_says_so(job: Path, small_disk: Path) -> None:
+    run = _started_on(small_disk, job)
+    filler = fill(small_disk)
+    sizes: list[int] = []
+
+    def nothing_fits() -> bool:
+        file = run.events_folder / "rank-0.0.jsonl"
+        sizes.append(file.stat().st_size)
+        return len(sizes) > 20 and len(set(sizes[-20:])) == 1
+
+    wait_until(nothing_fits, deadline_s=20, every_s=0.02, what="a full disk")
+    filler.unlink()
+    end = launching.ended(run)
+    assert (end.outcome, end.exit_code) == ("completed", 0)
+    assert [problem.code for problem in launching.problems(run, "warning")] == ["disk-full"]
+    assert not launching.problems(run)
