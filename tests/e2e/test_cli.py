@@ -1,0 +1,225 @@
+"""The command line with real runs: real guards, real ranks, real signals."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankdeck.rundir import RunDir, find_run
+from tests.helpers.cli import Finished, rankdeck, start_rankdeck
+from tests.helpers.waiting import wait_until
+
+LONG = ("train", "digits-mlp", "--devices", "cpu:1", "--set", "train.steps=1000000")
+
+
+def train(preset: str, devices: str, steps: int, *more: str, code: int = 0) -> Finished:
+    return rankdeck("train", preset, "--devices", devices, "--set", f"train.steps={steps}", *more, code=code)
+
+
+def has_stepped(run: RunDir) -> bool:
+    return any(b'"kind":"steps"' in file.read_bytes() for file in run.events_folder.glob("rank-*.jsonl"))
+
+
+def the_run(tmp_path: Path) -> RunDir:
+    """The only run of this test's folder, once it is up and has trained a step."""
+    folder = tmp_path / "rankdeck-runs"
+    wait_until(
+        lambda: folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir()), deadline_s=30
+    )
+    run = find_run("last", folder)
+    wait_until(lambda: has_stepped(run), deadline_s=60, what="the first step")
+    return run
+
+
+def test_train_as_json_keeps_the_contract_of_show() -> None:
+    facts = train("digits-ddp", "cpu:2", 60, "--json").json
+    assert (facts["outcome"], facts["strategy"], facts["steps"]) == ("completed", "ddp", 60)
+    assert facts["loss"]["last"] < facts["loss"]["first"]
+    assert facts["evaluation"]["accuracy"] > 0.5
+    assert facts["samples_per_s"] > 0 and facts["step_s"]["median"] > 0
+    assert 0 < facts["first_step_s"] < 60
+    assert len(facts["devices"]) == 2 and len(facts["comm"]["sent_bytes_per_step"]) == 2
+    for device in facts["devices"]:
+        assert device["kind"] == "virtual"
+        assert sum(device["peak_by_kind"].values()) == device["peak_bytes"] > 0
+    assert facts["problems"] == [] and facts["source"] == "measured in rehearsal"
+    assert rankdeck("show", "last", "--json", code=0).json == facts
+
+
+def test_train_in_a_pipe_tells_plain_lines_and_a_summary() -> None:
+    done = train("digits-mlp", "cpu:1", 50, "--name", "my run")
+    lines = done.out.splitlines()
+    assert lines[0] == "starting 1 rank"
+    assert any(line.startswith("step 50/50  loss ") for line in lines)
+    assert any(line.startswith("step 50: held-out loss ") for line in lines)
+    assert any(line.startswith("completed  50/50 steps") for line in lines)
+    assert lines[-1].split()[0] == "run" and "my-run" in lines[-1]
+    assert "\x1b" not in done.out and done.err == ""
+
+
+def test_a_finished_run_can_be_shown_listed_watched_and_exported(tmp_path: Path) -> None:
+    train("digits-mlp", "cpu:1", 40)
+    (row,) = rankdeck("runs", "--json", code=0).json
+    assert (row["outcome"], row["steps"], row["strategy"]) == ("completed", 40, "single")
+    assert "measured in rehearsal" in rankdeck("show", "digits-mlp", code=0).out
+    kinds = {line["kind"] for line in rankdeck("watch", "last", "--json", code=0).lines}
+    assert {"run_started", "rank_started", "steps", "memory", "evaluation", "run_ended"} <= kinds
+    for kind in ("safetensors", "csv", "json"):
+        rankdeck("export", "last", "--to", kind, tmp_path / f"out.{kind}", code=0)
+    from safetensors.numpy import load_file
+
+    weights = load_file(tmp_path / "out.safetensors")
+    assert weights["head.weight"].shape == (10, 256)
+    with open(tmp_path / "out.csv", newline="") as file:
+        assert [row["step"] for row in csv.DictReader(file)] == [str(step) for step in range(1, 41)]
+    assert json.loads((tmp_path / "out.json").read_text())["summary"]["steps"] == 40
+
+
+def test_a_detached_run_goes_on_and_is_stopped_by_its_name(tmp_path: Path) -> None:
+    started = rankdeck(*LONG, "--detach", "--json", code=0)
+    (told,) = started.lines
+    assert set(told) == {"run", "path"}
+    run = RunDir(Path(told["path"]))
+    assert run.is_alive() and run.name == told["run"]
+    wait_until(lambda: has_stepped(run), deadline_s=60)
+    with pytest.raises(AssertionError, match="exit 2"):
+        rankdeck("export", "last", "--to", "safetensors", tmp_path / "w", code=0)
+    assert rankdeck("stop", told["run"], code=0).out.strip() == f"{run.name}: stopped"
+    assert not run.is_alive() and run.outcome() == "stopped"
+    assert rankdeck("stop", "last", code=0).err.strip().endswith("is not running: stopped.")
+
+
+def test_detach_without_json_prints_the_path_alone() -> None:
+    path = Path(rankdeck(*LONG, "--detach", code=0).out.strip())
+    assert RunDir(path).is_alive()
+    rankdeck("stop", path, "--now", code=0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_command_stops_its_run_and_ends_with_130(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with start_rankdeck(*LONG) as command:
+        run = the_run(tmp_path)
+        command.send_signal(number)
+        out, err = command.communicate(timeout=60)
+    assert command.returncode == 130, err
+    assert "stopped" in out and "Traceback" not in err
+    assert run.outcome() == "stopped" and not run.is_alive()
+
+
+def test_a_command_that_is_killed_takes_its_run_with_it(tmp_path: Path) -> None:
+    with start_rankdeck(*LONG) as command:
+        run = the_run(tmp_path)
+        command.kill()
+        command.communicate(timeout=60)
+    wait_until(lambda: not run.is_alive(), deadline_s=10)
+    assert run.outcome() == "stopped"
+
+
+def test_a_run_that_is_killed_underneath_ends_the_command_in_words(tmp_path: Path) -> None:
+    with start_rankdeck(*LONG) as command:
+        run = the_run(tmp_path)
+        os.kill(int((run.path / "guard.lock").read_text()), signal.SIGKILL)
+        out, err = command.communicate(timeout=60)
+    assert command.returncode == 1
+    assert "lost" in out and "killed from outside" in err and "Traceback" not in err
+
+
+def test_head_ends_the_command_and_its_run_without_a_word(tmp_path: Path) -> None:
+    with start_rankdeck(*LONG) as command:
+        assert command.stdout is not None and command.stderr is not None
+        command.stdout.readline()
+        command.stdout.close()
+        assert command.wait(60) == 141
+        assert command.stderr.read() == ""
+    assert find_run("last", tmp_path / "rankdeck-runs").outcome() == "stopped"
+
+
+def test_ctrl_c_on_watch_leaves_the_run_alone(tmp_path: Path) -> None:
+    rankdeck(*LONG, "--detach", code=0)
+    run = the_run(tmp_path)
+    with start_rankdeck("watch", "last") as watcher:
+        assert watcher.stdout is not None
+        watcher.stdout.readline()
+        watcher.send_signal(signal.SIGINT)
+        _, err = watcher.communicate(timeout=30)
+    assert watcher.returncode == 130 and "Traceback" not in err
+    assert run.is_alive()
+    rankdeck("stop", "last", "--now", code=0)
+
+
+def test_a_terminal_gets_a_bar_and_one_more_per_device() -> None:
+    shown = _in_a_terminal("train", "digits-ddp", "--devices", "cpu:2", "--set", "train.steps=300")
+    assert "0 Virtual 0" in shown and "1 Virtual 1" in shown
+    assert "━" in shown and "samples/s" in shown and "peak" in shown
+    assert "completed" in shown
+    assert "Traceback" not in shown
+
+
+def _in_a_terminal(*args: str) -> str:
+    """What `rankdeck ARGS` writes to a terminal of 100 columns."""
+    ours, theirs = pty.openpty()
+    command = subprocess.Popen(
+        [sys.executable, "-P", "-m", "rankdeck", *args],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"},
+    )
+    os.close(theirs)
+    shown = b""
+    end_s = time.monotonic() + 90
+    try:
+        while time.monotonic() < end_s:
+            if not select.select([ours], [], [], 1.0)[0]:
+                continue
+            try:
+                data = os.read(ours, 1 << 16)
+            except OSError:  # the terminal's other end is closed
+                break
+            if not data:
+                break
+            shown += data
+        assert command.wait(10) == 0
+    finally:
+        command.kill()
+        command.wait()
+        os.close(ours)
+    return shown.decode()
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        ({"data.args.path": "/nowhere", "data.use": "text"}, 2, "/nowhere"),
+        ({"train.optimizer.lr": "1e30", "train.optimizer.use": "sgd"}, 1, "NaN"),
+        ({"devices.use": "gpu:all"}, 3, "No NVIDIA driver found"),
+        ({"model.use": "broken.py:make"}, 2, "broken.py"),
+    ],
+)
+def test_a_run_that_cannot_be_ends_in_words_and_its_exit_code(
+    tmp_path: Path, changes: dict[str, Any], code: int, words: str
+) -> None:
+    if "gpu:all" in changes.values() and Path("/proc/driver/nvidia/version").exists():
+        pytest.skip("this machine has a driver")
+    (tmp_path / "broken.py").write_text("def make(**args):\n    raise ValueError('I am broken')\n")
+    file = tmp_path / "mine.toml"
+    file.write_text('[train]\nsteps = 50\n[devices]\nuse = "cpu:1"\n')
+    sets = [item for key, value in changes.items() for item in ("--set", f"{key}={value}")]
+    done = rankdeck("train", file, *sets, code=code)
+    assert words in done.err, done.err
+    assert "Traceback" not in done.out
+    told = rankdeck("train", file, *sets, "--json", code=code).json["problems"]
+    assert told and words in told[0]["message"] and told[0]["advice"]

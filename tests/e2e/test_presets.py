@@ -1,0 +1,52 @@
+"""Presets keep what they promise, as a person runs them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from tests.helpers.cli import rankdeck
+
+
+def trained(preset: str, devices: str, *more: str) -> Any:
+    return rankdeck("train", preset, "--devices", devices, "--json", *more, code=0).json
+
+
+@pytest.mark.parametrize(("preset", "devices"), [("digits-mlp", "cpu:1"), ("digits-ddp", "cpu:2")])
+def test_digits_are_read_right_within_a_minute(preset: str, devices: str) -> None:
+    started = time.monotonic()
+    facts = trained(preset, devices)
+    assert facts["evaluation"]["accuracy"] >= 0.95
+    assert facts["steps"] == facts["steps_planned"]
+    assert time.monotonic() - started < 60
+
+
+def test_gathered_outputs_lead_under_dp_and_a_parallel_loss_takes_them_away() -> None:
+    gathering = trained("gpt-dp", "cpu:4", "--set", "train.steps=4")
+    parallel = trained("gpt-dp-parallel-loss", "cpu:4", "--set", "train.steps=4")
+    lead = gathering["imbalance"]
+    assert lead["device"] == 0 and lead["ratio"] > 1.8
+    kinds = gathering["devices"][0]["peak_by_kind"]
+    assert max(kinds, key=kinds.get) == "gathered"
+    assert parallel["imbalance"]["ratio"] < 0.6 * lead["ratio"]
+    # The same model, the same data, the same loss.
+    assert parallel["loss"]["first"] == pytest.approx(gathering["loss"]["first"], abs=1e-5)
+
+
+def test_gpt_ddp_has_no_lead_device() -> None:
+    facts = trained("gpt-ddp", "cpu:2", "--set", "train.steps=4")
+    assert facts["imbalance"]["ratio"] == pytest.approx(1.0, abs=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("preset", "devices"),
+    [("gpt-stdlib", "cpu:1"), ("gpt-dp", "cpu:2"), ("gpt-ddp", "cpu:2"), ("digits-resnet18-ddp", "cpu:2")],
+)
+def test_every_preset_for_a_laptop_finishes_in_minutes_and_learns(preset: str, devices: str) -> None:
+    started = time.monotonic()
+    facts = trained(preset, devices)
+    assert facts["evaluation"]["loss"] < 0.8 * facts["loss"]["first"]
+    assert time.monotonic() - started < 600
