@@ -76,6 +76,8 @@ def _invoke(argv: Sequence[str]) -> int:
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
+    except SystemExit:
+        raise BrokenPipeError from None  # the one thing that typer answers in this way
     except BrokenPipeError:
         raise
     except OSError as error:

@@ -20,7 +20,7 @@ class PlainLines:
     def __init__(self) -> None:
         self._told_s = 0.0
         self._told_step = 0
-        self._phase: str | None = None
+        self._phase = "starting"  # said with the number of ranks already
 
     def open(self) -> None:
         pass

@@ -46,7 +46,8 @@ def problem(found: Problem, file: str | None = None) -> None:
     words = Text(found.headline(file), style=style)
     if found.advice:
         words.append(f"\n{found.advice}", style="default not bold")
-    for line in found.last_lines:
+    # A rank that failed for a reason of ours wrote just these words.
+    for line in (line for line in found.last_lines if line.strip() not in words.plain):
         words.append(f"\n  | {line}", style="default dim not bold")
     err().print(words, soft_wrap=True)
 
