@@ -109,10 +109,10 @@ class RunTail(threading.Thread):
         self._said_missing = 0
 
     def stop(self) -> None:
-        """Ends the thread soon; waits for it, so that nothing outlives a closed tab."""
+        """Ends the thread, and waits for it unless a disk holds it up: then it ends when the disk lets go."""
         self._stopping.set()
         if self.is_alive():
-            self.join(timeout=5)
+            self.join(timeout=1)
 
     def run(self) -> None:
         try:
