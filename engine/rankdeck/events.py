@@ -84,11 +84,12 @@ class RankStarted(Event, tag="rank_started"):
 class Phase(Event, tag="phase"):
     """What a rank is busy with before and after its steps:
 
-    'loading data', 'building the model', 'saving weights'.
+    'loading data', 'building the model', 'saving weights'. `steps`: of the whole run, once the data is known.
     """
 
     rank: int
     phase: str
+    steps: int | None = None
 
 
 class Steps(Event, tag="steps"):

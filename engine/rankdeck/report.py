@@ -71,6 +71,7 @@ class RunFigures:
     attempts: int = 0
     dropped_lines: int = 0
     comm: dict[int, dict[str, int]] = field(default_factory=dict)
+    _steps_counted: int | None = None
 
     def feed(self, writer: str, event: events.AnyEvent) -> None:
         """Fold one event of `writer` ("rank-0", "supervisor", "sampler") in."""
@@ -79,8 +80,11 @@ class RunFigures:
                 self.steps.add(event)
             case events.RunStarted():
                 self._start(event)
-            case events.RankStarted() | events.Phase():
+            case events.RankStarted():
                 self.phases[event.rank] = event.phase
+            case events.Phase():
+                self.phases[event.rank] = event.phase
+                self._steps_counted = event.steps or self._steps_counted
             case events.Memory():
                 self.source = event.source
                 for memory in event.devices:
@@ -118,7 +122,9 @@ class RunFigures:
 
     @property
     def num_steps_planned(self) -> int | None:
-        return self.started.steps if self.started else None
+        """As asked for; where epochs were, as the ranks counted them once they had read their data."""
+        asked = self.started.steps if self.started else None
+        return asked if asked is not None else self._steps_counted
 
     def recent_samples_per_s(self, window_s: float = 5.0) -> float | None:
         """Samples a second over the last `window_s` seconds of steps."""
@@ -216,7 +222,7 @@ def summarise(run: RunDir, figures: RunFigures | None = None) -> dict[str, Any]:
 def _what_ran(run: RunDir, figures: RunFigures) -> tuple[str | None, dict[str, Any], int | None]:
     """Strategy, its options and the planned steps; from the configuration for a run that never started."""
     if figures.started is not None:
-        return figures.started.strategy, figures.started.options, figures.started.steps
+        return figures.started.strategy, figures.started.options, figures.num_steps_planned
     try:
         config = run.config()
     except ConfigError:

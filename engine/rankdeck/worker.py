@@ -131,8 +131,8 @@ class Rank:
         self._strategy: Strategy | None = None
         self.step = 0
 
-    def _phase(self, phase: str) -> None:
-        self._writer.write(events.Phase(rank=self._place.rank, phase=phase))
+    def _phase(self, phase: str, steps: int | None = None) -> None:
+        self._writer.write(events.Phase(rank=self._place.rank, phase=phase, steps=steps))
         self._beat(self.step, phase)
         if self._stop.requested:
             from rankdeck.train import StopRequested
@@ -178,7 +178,7 @@ class Rank:
             stop_requested=self._stop,
         )
         self._strategy = trainer.strategy
-        self._phase("training")
+        self._phase("training", steps=workload.steps)
         trainer.run()
         self._save(trainer.strategy)
 

@@ -183,6 +183,16 @@ def test_rate_and_remaining_time_follow_the_last_steps(run: WrittenRun) -> None:
     assert RunFigures().remaining_s() is None and RunFigures().recent_samples_per_s() is None
 
 
+def test_epochs_become_steps_once_the_ranks_have_counted_them(run: WrittenRun) -> None:
+    figures = RunFigures()
+    figures.feed("rank-0", events.Phase(rank=0, phase="training", steps=90))
+    assert figures.num_steps_planned == 90
+    for writer, event in EventReader(run.dir).read():
+        figures.feed(writer, event)
+    run.end()
+    assert figures.num_steps_planned == 10
+
+
 def test_dropped_lines_are_counted(run: WrittenRun) -> None:
     run.writer("rank-0").write(events.Dropped(lines=7, reason="full"))
     figures = read_figures(run.dir)
