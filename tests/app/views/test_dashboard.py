@@ -162,6 +162,7 @@ def test_nothing_overlaps_or_is_clipped(
     qtbot.waitUntil(
         lambda: len(page._bars.figure.bars) == num_devices and page._heat.figure.shares is not None
     )
+    qtbot.waitUntil(lambda: not page._banner.isVisible())
     cards = [page.card(name) for name in ("bars", "band", "heat", "loss", "rate")]
     boxes = [QRect(card.mapTo(page, card.rect().topLeft()), card.size()) for card in cards]
     assert all(page.rect().contains(box) for box in boxes)
