@@ -22,6 +22,7 @@ from rankdeck_app.shell.notifications_page import NotificationsPage
 from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.panel import PanelTab
 from rankdeck_app.shell.side_bar import Activity
+from rankdeck_app.shell.toasts import Toast
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.views import config_page, settings_page, strategy_page, welcome
 
@@ -50,6 +51,7 @@ class App:
             show_config=self.show_config,
         )
         self._greeted = False
+        self._alive_toast: Toast | None = None
 
     def start(self) -> None:
         self._register_pages()
@@ -222,14 +224,24 @@ class App:
         """A number on the Runs symbol; at the first look, runs that are alive are named."""
         alive = self.desk.runs.alive
         self.window.activity_bar.set_badge("runs", len(alive))
+        waiting = [info for info in alive if self.window.editor.page(f"run:{info.path}") is None]
         if self._greeted:
+            self._withdraw_toast(still_true=bool(waiting))
             return
         self._greeted = True
-        waiting = [info for info in alive if self.window.editor.page(f"run:{info.path}") is None]
         if waiting:
             names = ", ".join(info.title for info in waiting[:3])
             text = f"{len(waiting)} run{'s are' if len(waiting) > 1 else ' is'} alive: {names}"
-            self.window.toasts.show(text, actions=[("Open", partial(self._open_all, waiting))])
+            self._alive_toast = self.window.toasts.show(
+                text, actions=[("Open", partial(self._open_all, waiting))]
+            )
+
+    def _withdraw_toast(self, still_true: bool) -> None:
+        toast = self._alive_toast
+        if toast is not None and not still_true:
+            self._alive_toast = None
+            if toast in self.window.toasts.shown():
+                toast.finish()
 
     def _open_all(self, infos: list[RunInfo]) -> None:
         for info in infos:
@@ -243,6 +255,8 @@ class App:
             self.window.editor.open(welcome.PAGE_ID)
 
     def _close(self) -> None:
+        if self.launching.num_pending:
+            self.window.hide()  # a launch that has begun reaches its guard first: up to some seconds
         self.tabs.close()
         self.desk.close()
 

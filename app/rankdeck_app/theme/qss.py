@@ -57,6 +57,7 @@ QPushButton[kind="segment"]:disabled { color: @disabledForeground; }
 QToolButton[kind="tool"] { background: transparent; border: 1px solid transparent; border-radius: 4px;
   padding: 2px; }
 QToolButton[kind="tool"]:hover { background: @toolbar.hoverBackground; }
+QToolButton[kind="tool"]:checked { background: @button.secondaryHoverBackground; }
 QToolButton[kind="tool"]:focus { border-color: @focusBorder; }
 QToolButton[kind="tool"]::menu-indicator { image: none; }
 QLabel[tone="dim"] { color: @descriptionForeground; }

@@ -55,6 +55,7 @@ class ConfigPage(Page):
         column = QVBoxLayout(right)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(4)
+        self.problem_list.setContentsMargins(12, 0, 12, 4)
         column.addWidget(self.editor, 1)
         column.addWidget(self.problem_list)
         self._splitter = QSplitter(Qt.Orientation.Horizontal)

@@ -171,7 +171,7 @@ class WelcomePage(Page):
             button = _link(preset.name, tooltip, partial(self.preset_picked.emit, preset))
             self.preset_buttons.append(button)
             needs = " · needs a GPU" if preset.needs_gpu else ""
-            text = f"{strategy_title(preset.strategy)} · {preset.title}{needs}"
+            text = f"{strategy_title(preset.strategy)}{needs} · {lesson(preset)}"
             column.addWidget(_row(button, _label(text, "small")))
         column.addStretch(1)
         return frame
@@ -188,6 +188,13 @@ class WelcomePage(Page):
 
     def _retheme(self) -> None:
         self.launch_button.setIcon(self._theme.icon("play", "button.foreground"))
+
+
+def lesson(preset: PresetCard) -> str:
+    """What one learns from a preset: the sentence that begins with "Learn from it", without these words."""
+    _, found, rest = preset.text.partition("Learn from it ")
+    sentence = rest.split(". ")[0].rstrip(".") if found else preset.title
+    return sentence.split("\n")[0]
 
 
 def _heading() -> QVBoxLayout:

@@ -165,7 +165,7 @@ class BoolField(Field):
     def __init__(self, row: FormRow, theme: Theme) -> None:
         self._box = CheckBox(theme, row.label)
         super().__init__(row, self._box)
-        self._box.clicked.connect(self.edited.emit)
+        self._box.clicked.connect(lambda checked: self.edited.emit(checked))
 
     def show_value(self, value: Any) -> None:
         self._box.setChecked(bool(self.row.field.default if value is None else value))

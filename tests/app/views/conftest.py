@@ -1,0 +1,39 @@
+"""The whole app in one window, its views plugged in, ended with the test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtWidgets import QApplication
+
+from rankdeck_app.composition import App
+from rankdeck_app.services import Services, make_services
+from rankdeck_app.shell.window import MainWindow
+
+
+@pytest.fixture
+def make_app(
+    qapp: QApplication, tmp_path: Path, make_window: Callable[[Services], MainWindow]
+) -> Iterator[Callable[[], App]]:
+    """Opens a window and plugs everything in; a second one is the next start of the app."""
+
+    made: list[App] = []
+
+    def make() -> App:
+        app = App(make_window(make_services(workspace=tmp_path / "workspace")))
+        made.append(app)
+        app.start()
+        return app
+
+    yield make
+    for app in made:
+        app.window.close()
+        for page in app.window.editor.pages():
+            app.window.editor.close_page(page.page_id)  # plots own menus that only their page's end frees
+
+
+@pytest.fixture
+def app(make_app: Callable[[], App]) -> App:
+    return make_app()

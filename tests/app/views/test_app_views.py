@@ -1,0 +1,281 @@
+"""The composed app: what the first screen offers, where commands lead, what is said of runs and problems."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QPushButton
+from pytestqt.qtbot import QtBot
+
+from rankdeck.errors import Problem
+from rankdeck_app.composition import App
+from rankdeck_app.state.output import Line
+from rankdeck_app.state.problem_list import LAUNCH
+from rankdeck_app.views.launch.trust_question import TrustQuestion
+from rankdeck_app.views.output import OutputTools, OutputView
+from rankdeck_app.views.problems import ProblemsView
+from rankdeck_app.views.runs import RunsView
+from rankdeck_app.views.settings_page import SettingsPage
+from rankdeck_app.views.strategy_page import StrategyPage
+from rankdeck_app.views.welcome import WelcomePage
+from tests.helpers.written_run import WrittenRun
+
+
+def runs_folder() -> Path:
+    return Path(os.environ["RANKDECK_RUNS"])
+
+
+def welcome(app: App) -> WelcomePage:
+    page = app.window.editor.page("welcome:")
+    assert isinstance(page, WelcomePage)
+    return page
+
+
+def test_the_first_screen_suggests_one_run_behind_one_button(qtbot: QtBot, app: App) -> None:
+    page = welcome(app)
+    assert page.suggestion is not None and page.suggestion.devices == "cpu:4"
+    assert page.launch_button.text().strip() == "Launch gpt-dp" and page.launch_button.isEnabled()
+    assert page.focusProxy() is page.launch_button
+
+
+def test_nothing_is_made_in_the_workspace_before_the_first_launch(app: App) -> None:
+    assert not app.desk.workspace.folder.exists() and not runs_folder().exists()
+
+
+def test_a_preset_from_the_welcome_page_becomes_the_draft(qtbot: QtBot, app: App) -> None:
+    page = welcome(app)
+    button = next(button for button in page.preset_buttons if button.text() == "digits-mlp")
+    qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
+    draft = app.desk.draft
+    assert draft.origin == "digits-mlp" and draft.is_valid
+    assert draft.value(("devices", "use")) == "cpu:1"
+
+
+def test_a_changed_draft_can_be_brought_back(app: App) -> None:
+    draft = app.desk.draft
+    draft.set_value(("train", "steps"), 123)
+    before = draft.text
+    app.use_preset(next(card for card in app.desk.presets if card.name == "digits-ddp"))
+    (toast,) = [toast for toast in app.window.toasts.shown() if "changes of yours" in toast.notice.text]
+    app.desk.draft.bring_back(app.desk.draft.snapshot())
+    toast.findChildren(QPushButton)[0].click()
+    assert draft.text == before and draft.origin == "gpt-dp"
+
+
+def test_a_wrong_draft_blocks_launch_and_stands_in_the_problems(qtbot: QtBot, app: App) -> None:
+    assert app.window.commands.enabled("run.launch")
+    app.desk.draft.set_value(("train", "steps"), "soon")
+    assert not app.window.commands.enabled("run.launch")
+    view = app.window.show_panel("problems")
+    assert isinstance(view, ProblemsView)
+    (row,) = view.rows
+    assert row.accessibleName() == 'Error: train.steps = "soon" is not a whole number.'
+    assert app.window.status.item("errors").text() == "1"
+    row.buttons[0].click()
+    assert app.window.context.get("activePage") == "config"
+    app.desk.draft.set_value(("train", "steps"), 5)
+    assert not view.rows and view.empty.isVisible()
+
+
+def test_gpus_that_are_not_there_block_launch_with_a_way_out(qtbot: QtBot, app: App) -> None:
+    qtbot.waitUntil(lambda: app.desk.gpus.known, timeout=20_000)
+    app.desk.gpus.set_answer([])
+    app.desk.draft.set_value(("devices", "use"), "gpu:all")
+    blocker = app.launching.blocker()
+    assert blocker is not None and blocker.message == "No NVIDIA driver found."
+    view = app.window.show_panel("problems")
+    assert isinstance(view, ProblemsView)
+    (button,) = [b for row in view.rows for b in row.buttons if b.text() == "Rehearse Instead"]
+    button.click()
+    assert app.desk.draft.value(("devices", "use")) == "cpu:4" and app.launching.blocker() is None
+
+
+def test_a_problem_of_a_launch_can_be_dismissed(app: App) -> None:
+    view = app.window.show_panel("problems")
+    assert isinstance(view, ProblemsView)
+    app.desk.problems.set(LAUNCH, "x", [Problem("a", "No.", advice="Do.", last_lines=("ValueError: 3",))])
+    (row,) = view.rows
+    row.buttons[0].click()
+    assert not view.rows
+
+
+# Runs
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> WrittenRun:
+    """A run's directory with real events, as the engine writes them."""
+    return WrittenRun(runs_folder())
+
+
+def test_runs_are_listed_filtered_opened_and_reused(
+    qtbot: QtBot, written: WrittenRun, make_app: Callable[[], App]
+) -> None:
+    app = make_app()
+    view = app.window.show_activity("runs")
+    assert isinstance(view, RunsView)
+    qtbot.waitUntil(lambda: view.proxy.rowCount() == 1, timeout=5000)
+    view.filter.setText("no such run")
+    assert view.proxy.rowCount() == 0 and view.empty.text() == "No run matches."
+    view.filter.setText("gpt")
+    view.list.setCurrentIndex(view.proxy.index(0, 0))
+    info = view.selected()
+    assert info is not None and info.path == written.path
+    assert [action.text() for action in view.build_menu(info).actions() if action.text()] == [
+        "Open",
+        "Stop",
+        "Use Its Configuration",
+        "Open Its Folder",
+        "Copy Path",
+    ]
+    view.list.activated.emit(view.proxy.index(0, 0))
+    assert app.window.context.get("activePageId") == f"run:{written.path}"
+    app.window.commands.run("run.copyPath")
+    assert QGuiApplication.clipboard().text() == str(written.path)
+    app.window.commands.run("run.reuse")
+    assert app.desk.draft.origin == f"run {written.path.name}" and app.desk.draft.is_valid
+
+
+def test_runs_that_are_alive_are_named_at_the_start(
+    qtbot: QtBot, written: WrittenRun, make_app: Callable[[], App]
+) -> None:
+    app = make_app()
+    qtbot.waitUntil(lambda: any("alive" in notice.text for notice in app.window.toasts.history), timeout=5000)
+    assert "running" in welcome(app).run_buttons[0].accessibleName()
+    (toast,) = app.window.toasts.shown()
+    toast.findChildren(QPushButton)[0].click()
+    assert app.window.context.get("activePageId") == f"run:{written.path}"
+    qtbot.waitUntil(lambda: app.window.context.get("activeRunAlive") is True, timeout=5000)
+    written.lose()
+    qtbot.waitUntil(lambda: app.window.context.get("activeRunAlive") is False, timeout=5000)
+    lost = [entry for entry in app.desk.problems.entries if entry.run == written.path]
+    assert lost and lost[0].run == written.path
+
+
+def test_a_folder_that_is_no_run_is_refused_in_words(app: App, tmp_path: Path) -> None:
+    app.tabs.open(tmp_path)
+    assert app.window.toasts.history[-1].text == f"{tmp_path} is not the folder of a run."
+    assert app.window.context.get("activePage") == "welcome"
+
+
+def test_quick_open_finds_runs_presets_and_files(
+    qtbot: QtBot, written: WrittenRun, make_app: Callable[[], App]
+) -> None:
+    app = make_app()
+    folder = app.desk.workspace.folder
+    folder.mkdir()
+    (folder / "mine.toml").write_text("")
+    qtbot.waitUntil(lambda: bool(app.desk.runs.infos), timeout=5000)
+    app.window.palette_box.show_quick_open()
+    labels = app.window.palette_box.labels()
+    assert {app.desk.runs.infos[0].title, "gpt-ddp", "mine.toml"} <= set(labels)
+    app.window.palette_box.input.setText("mine.toml")
+    qtbot.keyClick(app.window.palette_box.input, Qt.Key.Key_Return)
+    assert app.desk.draft.source == folder / "mine.toml"
+
+
+# Output
+
+
+def test_output_filters_by_rank_and_follows_the_end(qtbot: QtBot, app: App) -> None:
+    view = app.window.show_panel("output")
+    assert isinstance(view, OutputView)
+    tools = app.window.panel.findChild(OutputTools)
+    assert isinstance(tools, OutputTools)
+    view.model.append(Line(None, index % 2, f"line {index}") for index in range(500))
+    view.set_follow(True)
+    bar = view.list.verticalScrollBar()
+    assert bar.value() == bar.maximum() > 0
+    bar.setValue(0)
+    assert not view.follows and not tools.lock.isChecked()
+    bar.setValue(bar.maximum())
+    assert view.follows and tools.lock.isChecked()
+    tools.ranks.setCurrentIndex(tools.ranks.findText("Rank 1"))
+    tools.ranks.activated.emit(tools.ranks.currentIndex())
+    assert {line.rank for line in view.model.lines} == {1}
+    tools.filter.setText("line 499")
+    assert [line.text for line in view.model.lines] == ["line 499"]
+    view.list.selectAll()
+    qtbot.keyClick(view.list, Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
+    assert QGuiApplication.clipboard().text() == "[rank 1] line 499"
+
+
+# Pages
+
+
+def test_every_strategy_has_a_page_that_explains_and_offers_it(qtbot: QtBot, app: App) -> None:
+    app.explain_strategy("ddp")
+    page = app.window.editor.active_page()
+    assert isinstance(page, StrategyPage) and page.title == "DDP"
+    page.use_button.click()
+    assert app.desk.draft.value(("strategy", "use")) == "ddp"
+    app.explain_strategy("nonsense")
+    assert app.window.editor.active_page() is not page
+
+
+def test_settings_are_changed_refused_and_reset(qtbot: QtBot, app: App) -> None:
+    app.window.commands.run("preferences.settings")
+    page = app.window.editor.active_page()
+    assert isinstance(page, SettingsPage) and set(page.rows) == set(app.window.settings.options)
+    row = page.rows["window.frame_rate"]
+    row.editor.setText("99")  # type: ignore[attr-defined]
+    row.editor.editingFinished.emit()  # type: ignore[attr-defined]
+    assert row.error.isVisible() and app.window.settings.get_int("window.frame_rate") == 30
+    row.editor.setText("20")  # type: ignore[attr-defined]
+    row.editor.editingFinished.emit()  # type: ignore[attr-defined]
+    assert not row.error.isVisible() and app.window.settings.get_int("window.frame_rate") == 20
+    row.reset.click()
+    assert app.window.settings.get_int("window.frame_rate") == 30
+    page.filter.setText("engine")
+    assert page.rows["engine.python"].isVisible() and not row.isVisible()
+
+
+def test_a_trusted_folder_can_be_forgotten(qtbot: QtBot, app: App, tmp_path: Path) -> None:
+    app.desk.trust.add(tmp_path)
+    app.window.commands.run("preferences.settings")
+    page = app.window.editor.active_page()
+    assert isinstance(page, SettingsPage)
+    qtbot.waitUntil(lambda: any(b.isVisible() for b in page.trusted.findChildren(QPushButton)))
+    (button,) = [b for b in page.trusted.findChildren(QPushButton) if b.isVisible()]
+    button.click()
+    assert not app.desk.trust.is_trusted(tmp_path)
+
+
+def test_the_trust_question_names_the_folder_and_no_is_the_default(qtbot: QtBot, tmp_path: Path) -> None:
+    question = TrustQuestion([tmp_path])
+    qtbot.addWidget(question)
+    question.open()
+    assert str(tmp_path) in question.accessibleDescription() and question.no.isDefault()
+    qtbot.keyClick(question, Qt.Key.Key_Escape)
+    assert question.result() == 0
+
+
+def test_every_command_has_a_title_with_its_category_and_unique_keys(app: App) -> None:
+    seen: dict[str, str] = {}
+    for command in app.window.commands:
+        assert ": " in command.title
+        for keys in command.keys:
+            rivals = [
+                other for other in app.window.commands if keys in other.keys and other.when == command.when
+            ]
+            assert rivals == [command], f"{keys}: {[rival.id for rival in rivals]}"
+        seen[command.id] = command.title
+    assert {"run.launch", "run.stop", "run.open", "config.save", "strategy.choose"} <= set(seen)
+
+
+def test_the_draft_and_the_tabs_come_back_at_the_next_start(
+    qtbot: QtBot, written: WrittenRun, make_app: Callable[[], App]
+) -> None:
+    first = make_app()
+    first.desk.draft.set_value(("train", "steps"), 77)
+    first.tabs.open(written.path)
+    first.window.close()
+    second = make_app()
+    assert second.desk.draft.value(("train", "steps")) == 77
+    assert second.window.context.get("activePageId") == f"run:{written.path}"
+    assert second.tabs.current is not None and second.tabs.current.run.path == written.path

@@ -1,0 +1,283 @@
+"""The side bar: forms made from the schema, devices, strategies, and a button that says why it is off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QObject, Qt
+from pytestqt.qtbot import QtBot
+
+from rankdeck import presets
+from rankdeck_app.state.draft import Draft
+from rankdeck_app.state.engine_process import Engine
+from rankdeck_app.state.gpus import Gpu, Gpus
+from rankdeck_app.theme import Theme
+from rankdeck_app.views.launch.devices import DevicesSection
+from rankdeck_app.views.launch.footer import LaunchFooter, TwoLines
+from rankdeck_app.views.launch.model import ModelSection
+from rankdeck_app.views.launch.side_bar import LaunchView
+from rankdeck_app.views.launch.strategy import StrategySection
+
+TEXT = """\
+[model]
+use = "gpt"
+args = { layers = 2 }
+
+[train]
+global_batch = 32
+
+[strategy]
+use = "dp"
+
+[devices]
+use = "cpu:4"
+"""
+GIB = 1 << 30
+
+
+@pytest.fixture
+def theme(qtbot: QtBot) -> Theme:
+    return Theme()
+
+
+@pytest.fixture
+def draft(qtbot: QtBot, tmp_path: Path) -> Iterator[Draft]:
+    draft = Draft(tmp_path / "draft.json", tmp_path)
+    draft.replace(TEXT, folder=tmp_path, stem="gpt", origin="gpt-dp")
+    yield draft
+    draft.close()
+
+
+@pytest.fixture
+def gpus(qtbot: QtBot, tmp_path: Path) -> Iterator[Gpus]:
+    parent = QObject()
+    yield Gpus(Engine(tmp_path / "launch", parent), parent)
+
+
+def machine(count: int, busy: tuple[int, ...] = ()) -> list[Gpu]:
+    return [
+        Gpu(index, f"GPU-{index}", "H100", 80 * GIB, (17 + index) * GIB, GIB if index in busy else 0, "")
+        for index in range(count)
+    ]
+
+
+# Devices
+
+
+@pytest.fixture
+def devices(qtbot: QtBot, theme: Theme, draft: Draft, gpus: Gpus) -> Iterator[DevicesSection]:
+    view = LaunchView(theme, draft, gpus, [], str)
+    qtbot.addWidget(view)
+    view.show()
+    yield view.devices
+
+
+def use(draft: Draft) -> object:
+    return draft.value(("devices", "use"))
+
+
+def test_without_a_gpu_there_is_a_rehearsal_and_the_reason_in_one_line(
+    devices: DevicesSection, gpus: Gpus
+) -> None:
+    gpus.set_answer([], "No NVIDIA driver found.")
+    assert devices.rehearsal_button.isChecked() and not devices.gpu_button.isEnabled()
+    assert devices.reason.isVisible() and devices.reason.text() == "No NVIDIA driver found"
+    assert [card.accessibleName() for card in devices.grid.cards] == [
+        f"Virtual {index}" for index in range(4)
+    ]
+    assert not devices.all_button.isVisible() and devices.stepper.isVisible()
+
+
+def test_the_stepper_goes_from_1_to_16_by_button_and_key(
+    qtbot: QtBot, devices: DevicesSection, draft: Draft
+) -> None:
+    qtbot.mouseClick(devices.stepper.more, Qt.MouseButton.LeftButton)
+    assert use(draft) == "cpu:5"
+    for _ in range(20):
+        qtbot.keyClick(devices.stepper.box, Qt.Key.Key_Up)
+    assert use(draft) == "cpu:16" and not devices.stepper.more.isEnabled()
+    for _ in range(20):
+        qtbot.keyClick(devices.stepper.box, Qt.Key.Key_Down)
+    assert use(draft) == "cpu:1" and not devices.stepper.fewer.isEnabled()
+    devices.stepper.box.selectAll()
+    qtbot.keyClicks(devices.stepper.box, "12")
+    assert use(draft) == "cpu:12" and len(devices.grid.cards) == 12
+
+
+def test_cards_are_46_high_in_two_columns_and_chips_36_in_four(devices: DevicesSection, draft: Draft) -> None:
+    draft.set_value(("devices", "use"), "cpu:8")
+    assert {card.height() for card in devices.grid.cards} == {46}
+    draft.set_value(("devices", "use"), "cpu:9")
+    devices.grid.layout().activate()  # type: ignore[union-attr]
+    assert {card.height() for card in devices.grid.cards} == {36}
+
+
+def test_cards_are_blank_until_a_run_uses_the_devices(devices: DevicesSection) -> None:
+    assert {card.accessibleDescription() for card in devices.grid.cards} == {""}
+    devices.set_usage("virtual", {0: (3 << 20, 1.0, True), 1: (1 << 20, 0.3, False)})
+    described = [card.accessibleDescription() for card in devices.grid.cards]
+    assert described == ["3.0 MiB in use", "1.0 MiB in use", "", ""]
+    devices.set_usage("gpu", {0: (3 << 20, 1.0, True)})
+    assert {card.accessibleDescription() for card in devices.grid.cards} == {""}
+
+
+def test_gpus_are_chosen_one_by_one_all_free_and_none(
+    qtbot: QtBot, devices: DevicesSection, draft: Draft, gpus: Gpus
+) -> None:
+    gpus.set_answer(machine(4, busy=(1,)))
+    qtbot.mouseClick(devices.gpu_button, Qt.MouseButton.LeftButton)
+    assert use(draft) == "gpu:all" and devices.summary.text() == "4 of 4 ·"
+    qtbot.mouseClick(devices.grid.cards[2], Qt.MouseButton.LeftButton)
+    assert use(draft) == "gpu:0,1,3"
+    qtbot.mouseClick(devices.free_button, Qt.MouseButton.LeftButton)
+    assert use(draft) == "gpu:0,2,3"
+    qtbot.mouseClick(devices.none_button, Qt.MouseButton.LeftButton)
+    assert devices.gpu_button.isChecked() and devices.summary.text() == "0 of 4 ·" and not draft.is_valid
+    qtbot.keyClick(devices.grid.cards[1], Qt.Key.Key_Space)
+    assert use(draft) == "gpu:1" and draft.is_valid
+    assert "in use" in devices.grid.cards[1].accessibleDescription()
+
+
+def test_going_to_rehearsal_and_back_keeps_the_gpus(
+    qtbot: QtBot, devices: DevicesSection, draft: Draft, gpus: Gpus
+) -> None:
+    gpus.set_answer(machine(2))
+    draft.set_value(("devices", "use"), "gpu:1")
+    qtbot.mouseClick(devices.rehearsal_button, Qt.MouseButton.LeftButton)
+    assert use(draft) == "cpu:4"
+    qtbot.mouseClick(devices.gpu_button, Qt.MouseButton.LeftButton)
+    assert use(draft) == "gpu:1"
+
+
+# Model
+
+
+@pytest.fixture
+def model(qtbot: QtBot, theme: Theme, draft: Draft) -> ModelSection:
+    section = ModelSection(theme, draft, presets.all(), lambda _preset: None)
+    qtbot.addWidget(section)
+    section.show()
+    return section
+
+
+def test_the_form_comes_from_the_cards_schema(model: ModelSection, draft: Draft) -> None:
+    assert ("model", "args", "heads") in model.front.fields
+    draft.choose(("model",), "resnet")
+    assert ("model", "args", "heads") not in model.front.fields
+    assert ("model", "args", "depth") in model.front.fields and (
+        "model",
+        "args",
+        "classes",
+    ) in model.more.fields
+
+
+def test_what_is_typed_is_in_the_draft_and_what_is_wrong_is_marked(
+    qtbot: QtBot, model: ModelSection, draft: Draft
+) -> None:
+    field = model.front.fields[("train", "global_batch")]
+    field.editor.setFocus()
+    field.editor.selectAll()  # type: ignore[attr-defined]
+    qtbot.keyClicks(field.editor, "64")
+    assert draft.value(("train", "global_batch")) == 64 and field.editor.property("invalid") == "false"
+    qtbot.keyClicks(field.editor, "x")
+    assert draft.value(("train", "global_batch")) == "64x" and field.editor.property("invalid") == "true"
+    assert "whole number" in field.editor.toolTip()
+
+
+def test_an_emptied_field_goes_back_to_its_default(qtbot: QtBot, model: ModelSection, draft: Draft) -> None:
+    field = model.front.fields[("train", "global_batch")]
+    field.editor.clear()  # type: ignore[attr-defined]
+    field.editor.setText("1")  # type: ignore[attr-defined]
+    qtbot.keyClick(field.editor, Qt.Key.Key_Backspace)
+    assert draft.value(("train", "global_batch")) is None
+    assert draft.config is not None and draft.config.train.global_batch == 32
+
+
+def test_a_persons_own_model_can_be_typed(
+    qtbot: QtBot, model: ModelSection, draft: Draft, tmp_path: Path
+) -> None:
+    editor = model.front.fields[("model", "use")].editor
+    line = editor.lineEdit()  # type: ignore[attr-defined]
+    line.selectAll()
+    qtbot.keyClicks(line, "mine.py:build")
+    assert draft.value(("model", "use")) == "mine.py:build"
+    assert draft.config is not None and draft.config.code_folders() == [tmp_path]
+
+
+def test_options_that_the_engine_lacks_are_in_no_form(model: ModelSection) -> None:
+    places = {place for form in (model.front, model.more) for place in form.fields}
+    assert not places & {("train", "compile"), ("train", "checkpoint_every"), ("launch", "max_restarts")}
+    precision = model.front.fields[("train", "precision")].editor
+    assert [precision.itemText(i) for i in range(precision.count())] == ["fp32", "fp64", "bf16"]  # type: ignore[attr-defined]
+
+
+def test_more_shows_the_rest(qtbot: QtBot, model: ModelSection) -> None:
+    assert not model.more.isVisible()
+    qtbot.keyClick(model.more_button, Qt.Key.Key_Space)
+    assert model.more.isVisible() and model.more_button.text() == "Less"
+
+
+def test_the_picker_lists_the_presets_and_says_where_the_draft_came_from(
+    model: ModelSection, draft: Draft
+) -> None:
+    names = [model.picker.box.itemText(index) for index in range(model.picker.box.count())]
+    assert names == [card.name for card in presets.all()] and model.picker.box.currentText() == "gpt-dp"
+
+
+# Strategy
+
+
+def test_a_strategy_is_chosen_by_arrow_key_and_brings_its_options(
+    qtbot: QtBot, theme: Theme, draft: Draft
+) -> None:
+    section = StrategySection(theme, draft)
+    qtbot.addWidget(section)
+    section.show()
+    assert ("strategy", "parallel_loss") in section.options.fields
+    qtbot.keyClick(section.list, Qt.Key.Key_Down)
+    assert draft.value(("strategy", "use")) == "ddp"
+    assert ("strategy", "bucket_mb") in section.options.fields
+    with qtbot.waitSignal(section.list.explained) as explained:
+        qtbot.keyClick(section.list, Qt.Key.Key_Return)
+    assert explained.args == ["ddp"]
+
+
+# The footer
+
+
+def test_the_button_is_off_and_says_why_while_the_draft_is_wrong(qtbot: QtBot, theme: Theme) -> None:
+    pressed: list[int] = []
+    footer = LaunchFooter(theme, lambda: pressed.append(1), lambda: "Ctrl+F5")
+    qtbot.addWidget(footer)
+    assert footer.estimate.text() == "No estimate yet" and "Ctrl+F5" in footer.button.text()
+    footer.show_state("train.steps is wrong. Use 5.")
+    assert not footer.button.isEnabled() and footer.button.toolTip() == "train.steps is wrong. Use 5."
+    qtbot.mouseClick(footer.button, Qt.MouseButton.LeftButton)
+    footer.show_state(None)
+    qtbot.mouseClick(footer.button, Qt.MouseButton.LeftButton)
+    assert pressed == [1]
+
+
+def test_a_long_problem_takes_two_lines_and_is_whole_in_the_tooltip(qtbot: QtBot) -> None:
+    label = TwoLines()
+    qtbot.addWidget(label)
+    label.resize(200, 40)
+    label.show()
+    text = "train.global_batch = 33 does not divide into 4 equal parts. " * 3
+    label.show_text(text)
+    assert label.text().endswith("…") and label.toolTip() == text
+    assert label.height() <= 2 * label.fontMetrics().lineSpacing() + 2
+
+
+def test_every_control_has_a_name_and_a_tooltip(qtbot: QtBot, theme: Theme, draft: Draft, gpus: Gpus) -> None:
+    from PySide6.QtWidgets import QAbstractButton, QComboBox, QLineEdit
+
+    gpus.set_answer(machine(4))
+    view = LaunchView(theme, draft, gpus, presets.all(), lambda: "Ctrl+F5")
+    qtbot.addWidget(view)
+    for kind in (QAbstractButton, QComboBox, QLineEdit):
+        for widget in view.findChildren(kind):
+            named = widget.accessibleName() or (isinstance(widget, QAbstractButton) and widget.text())
+            assert named, f"{widget} has no name"
