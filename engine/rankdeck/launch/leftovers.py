@@ -22,7 +22,7 @@ def end_leftovers() -> list[int]:
     alive: dict[str, bool] = {}
     ended = []
     for row in all_processes():
-        if row.state == "Z" or row.pid in ours:
+        if row.state == "Z" or row.pid in ours or not _sees_our_files(row.pid):
             continue
         run = environment_of(row.pid).get("RANKDECK_RUN")
         if run is None:
@@ -40,6 +40,15 @@ def end_leftovers() -> list[int]:
 
 def _is_over(run: Path) -> bool:
     return (run / "guard.lock").is_file() and not RunDir(run).is_alive()
+
+
+def _sees_our_files(pid: int) -> bool:
+    """Whether a process is this user's and not in a container of its own, where the same path is another run."""
+    try:
+        mine, its = Path("/proc/self/ns/mnt").stat(), Path(f"/proc/{pid}/ns/mnt").stat()
+        return Path(f"/proc/{pid}").stat().st_uid == os.getuid() and mine.st_ino == its.st_ino
+    except OSError:
+        return False
 
 
 def _ancestors() -> set[int]:
