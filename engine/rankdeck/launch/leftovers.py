@@ -43,7 +43,7 @@ def _is_over(run: Path) -> bool:
 
 
 def _sees_our_files(pid: int) -> bool:
-    """Whether a process is this user's and not in a container of its own, where the same path is another run."""
+    """Whether a process is this user's, and not in a container where the same path is another run."""
     try:
         mine, its = Path("/proc/self/ns/mnt").stat(), Path(f"/proc/{pid}/ns/mnt").stat()
         return Path(f"/proc/{pid}").stat().st_uid == os.getuid() and mine.st_ino == its.st_ino
