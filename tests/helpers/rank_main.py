@@ -3,12 +3,14 @@
     python rank_main.py RANK WORLD_SIZE STORE_FILE
 
 A request is {"toml", "out", "events", "always", "without_sync"}; rank 0 leaves the final weights at `out`,
-`always` follows every step with the ledger, `without_sync` leaves the sync out, as a negative control.
+`always` follows every step with the ledger, `without_sync` leaves the sync out, as a negative control. Or it
+is {"call": "module:function", "arguments"}. The answer is {"result"} or {"error"}.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import sys
@@ -16,12 +18,14 @@ import tempfile
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 
 from rankdeck import workload as workloads
+from rankdeck.collectives.grad_sync import GradientSync
 from rankdeck.config import from_text
 from rankdeck.memory.sampling import SamplingBudget
 from rankdeck.rundir import EventWriter
@@ -49,21 +53,33 @@ def train_once(request: dict[str, object], rank: int, world_size: int) -> None:
         )
         with _without_sync() if request.get("without_sync") else contextlib.nullcontext():
             trainer.run()
+        weights = trainer.strategy.weights()
         if rank == 0:
-            save_weights(Path(str(request["out"])), trainer.strategy.weights(), {})
+            save_weights(Path(str(request["out"])), weights, {})
         trainer.strategy.close()
         writer.close()
 
 
 @contextlib.contextmanager
 def _without_sync() -> Iterator[None]:
+    """Each rank keeps the gradients of its own share, under every strategy that syncs here."""
     whole = Ddp.forward_backward
 
     def local(self: Ddp, batch: object, scale: float, *, last: bool) -> object:
         return whole(self, batch, scale, last=False)  # type: ignore[arg-type]
 
-    with mock.patch.object(Ddp, "forward_backward", local):
+    with (
+        mock.patch.object(Ddp, "forward_backward", local),
+        mock.patch.object(GradientSync, "sync", lambda self, gradients: None),
+    ):
         yield
+
+
+def answer_to(request: dict[str, Any], rank: int, world_size: int) -> Any:
+    if "call" not in request:
+        return train_once(request, rank, world_size)
+    module, _, name = request["call"].partition(":")
+    return getattr(importlib.import_module(module), name)(**request["arguments"])
 
 
 def main() -> None:
@@ -72,10 +88,9 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
     for line in sys.stdin:
         try:
-            train_once(json.loads(line), rank, world_size)
-            answer = "ok"
+            answer = {"result": answer_to(json.loads(line), rank, world_size)}
         except Exception:
-            answer = traceback.format_exc()
+            answer = {"error": traceback.format_exc()}
         print(json.dumps(answer), flush=True)
     os._exit(0)
 

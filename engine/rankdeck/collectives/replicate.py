@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from rankdeck.collectives.buckets import buckets_of, flatten, unflatten
 from rankdeck.errors import ModelError
 from rankdeck.memory.virtual import VirtualDevices
 
@@ -116,20 +117,6 @@ class _Broadcast(torch.autograd.Function):
         return None, None, *reduce_to_first(by_replica, ctx.devices)
 
 
-def buckets_of(tensors: Sequence[Tensor], limit_bytes: int) -> list[list[int]]:
-    """Which tensors travel together: the places of neighbours of one dtype, up to `limit_bytes`."""
-    buckets: list[list[int]] = []
-    filled_bytes, dtype = 0, None
-    for index, tensor in enumerate(tensors):
-        num_bytes = tensor.numel() * tensor.element_size()
-        if not buckets or tensor.dtype != dtype or filled_bytes + num_bytes > limit_bytes:
-            buckets.append([])
-            filled_bytes, dtype = 0, tensor.dtype
-        buckets[-1].append(index)
-        filled_bytes += num_bytes
-    return buckets
-
-
 def _broadcast(
     tensors: Sequence[Tensor], devices: VirtualDevices, num_replicas: int, kind: str
 ) -> list[list[Tensor]]:
@@ -140,10 +127,10 @@ def _broadcast(
     for bucket in buckets_of(tensors, BUCKET_BYTES):
         group = [tensors[index] for index in bucket]
         with devices.phase("communication"):
-            flat = _flatten(group)
+            flat = flatten(group)
         for device in range(1, num_replicas):
             for index, part in zip(
-                bucket, _unflatten(devices.copy(flat, 0, device, kind), group), strict=True
+                bucket, unflatten(devices.copy(flat, 0, device, kind), group), strict=True
             ):
                 copies[device][index] = part
     return copies
@@ -175,7 +162,7 @@ def reduce_to_first(grads: Sequence[Sequence[Tensor | None]], devices: VirtualDe
             # In place only into what was copied here: device 0's own gradients may be others' too.
             total = moved.add_(total) if device == 1 else total.add_(moved)
             del flat, moved
-        for p, part in zip(places, _unflatten(total, shapes), strict=True):
+        for p, part in zip(places, unflatten(total, shapes), strict=True):
             summed[p] = part
     return summed
 
@@ -185,14 +172,4 @@ def _bucket_on(
 ) -> Tensor:
     with devices.on(device), devices.phase("communication"):
         pairs = zip(grads, likes, strict=True)
-        return _flatten([torch.zeros(like.shape, dtype=like.dtype) if g is None else g for g, like in pairs])
-
-
-def _flatten(tensors: Sequence[Tensor]) -> Tensor:
-    parts = [tensor.reshape(-1) for tensor in tensors]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _unflatten(flat: Tensor, likes: Sequence[Tensor]) -> list[Tensor]:
-    parts = flat.split([like.numel() for like in likes])
-    return [part.view(like.shape) for part, like in zip(parts, likes, strict=True)]
+        return flatten([torch.zeros(like.shape, dtype=like.dtype) if g is None else g for g, like in pairs])

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rankdeck.collectives import replicate as replicate_module
+from rankdeck.collectives.buckets import buckets_of
 from rankdeck.collectives.fan_out import (
     ReplicaError,
     ReplicaThreads,
@@ -449,6 +450,6 @@ def test_buckets_hold_neighbours_of_one_dtype_up_to_the_limit() -> None:
         (1, torch.float64),
     ]
     tensors = [torch.zeros(n, dtype=dtype) for n, dtype in sizes]
-    assert replicate_module.buckets_of(tensors, 100) == [[0, 1], [2], [3], [4]]
-    assert replicate_module.buckets_of(tensors[:1], 1) == [[0]]
-    assert replicate_module.buckets_of([], 1) == []
+    assert buckets_of(tensors, 100) == [[0, 1], [2], [3], [4]]
+    assert buckets_of(tensors[:1], 1) == [[0]]
+    assert buckets_of([], 1) == []

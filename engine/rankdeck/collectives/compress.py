@@ -1,0 +1,83 @@
+"""Fewer bytes on the wire for gradients that are a little off.
+
+    fp16, bf16   half the bytes: a bucket is rounded, summed in 16 bits, and widened again. bf16 keeps fp32's
+                 range and 8 bits of precision, fp16 has 11 bits but loses what is below 6e-8.
+    powersgd     a gradient matrix M (rows, columns) travels as two thin ones, P (rows, k) and Q (columns, k).
+                 What they cannot say is kept here and added to the next step's gradient, so that nothing is
+                 lost for good, only late.
+
+Each works with every way to sum (grad_sync.py), on DTensors' local parts and on stages of a pipeline alike.
+Source: Vogels et al., "PowerSGD" (2019).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+SumUp = Callable[[Sequence[Tensor]], None]
+"""Makes each tensor of a list the sum over the group, in place."""
+
+HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def thin_shape(shape: torch.Size, rank: int) -> tuple[int, int] | None:
+    """(rows, columns) of a gradient that is worth two thin matrices of `rank` columns; None if it is not.
+
+    It is where they have at most half of its elements.
+    """
+    if len(shape) < 2:
+        return None
+    rows, columns = shape[0], math.prod(shape[1:])
+    fits = rank <= min(rows, columns) and 2 * rank * (rows + columns) <= rows * columns
+    return (rows, columns) if fits else None
+
+
+class PowerSgd:
+    """The state of one rank: what was left out, and the last Q, from which the next step starts."""
+
+    def __init__(self, rank: int, seed: int = 0) -> None:
+        self._rank = rank
+        self._seed = seed
+        self._left_out: dict[int, Tensor] = {}
+        self._q: dict[int, Tensor] = {}
+
+    def sync(self, gradients: Sequence[Tensor], sum_up: SumUp) -> None:
+        """Make each gradient nearly the sum over the group, in place, the same bits on all ranks.
+
+        Every call gives the same gradients in the same order.
+        """
+        thin = [
+            index for index, grad in enumerate(gradients) if thin_shape(grad.shape, self._rank) is not None
+        ]
+        whole = [grad for index, grad in enumerate(gradients) if index not in set(thin)]
+        matrices = [self._with_left_out(index, gradients[index]) for index in thin]
+        columns = [self._start(index, matrix) for index, matrix in zip(thin, matrices, strict=True)]
+        left = [matrix @ q for matrix, q in zip(matrices, columns, strict=True)]
+        sum_up([*whole, *left])
+        left = [torch.linalg.qr(p).Q for p in left]
+        right = [matrix.T @ p for matrix, p in zip(matrices, left, strict=True)]
+        for index, matrix, p, q in zip(thin, matrices, left, right, strict=True):
+            self._left_out[index] = matrix.addmm_(p, q.T, alpha=-1)
+        right = [q.contiguous() for q in right]
+        sum_up(right)
+        for index, p, q in zip(thin, left, right, strict=True):
+            gradients[index].copy_((p @ q.T).view(gradients[index].shape))
+            self._q[index] = q
+
+    def _with_left_out(self, index: int, gradient: Tensor) -> Tensor:
+        """The gradient as a matrix of its own, plus what earlier steps left out."""
+        matrix = gradient.reshape(gradient.shape[0], -1)
+        kept = self._left_out.get(index)
+        return matrix.clone() if kept is None else kept.add_(matrix)
+
+    def _start(self, index: int, matrix: Tensor) -> Tensor:
+        """Q (columns, k) to begin with: the last step's, or the same random one on every rank."""
+        if index in self._q:
+            return self._q[index]
+        generator = torch.Generator().manual_seed(self._seed + index)
+        drawn = torch.randn(matrix.shape[1], self._rank, generator=generator, dtype=torch.float64)
+        return drawn.to(device=matrix.device, dtype=matrix.dtype)

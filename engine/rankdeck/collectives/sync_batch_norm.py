@@ -1,0 +1,136 @@
+"""Batch norm over the whole global batch: statistics of all ranks' slices, in forward and in backward.
+
+    forward    mean and squared deviations per channel of each rank's slice -> all ranks -> those of the whole
+    backward   the mean gradient, and its mean product with the normalised input, over all ranks
+
+Slices may differ in size. Sent per layer and step and rank: (n-1) x (2C + 1) and 2(n-1)/n x 2C numbers for C
+channels, in the middle of forward and backward, where nothing hides them. On GPUs this is
+torch.nn.SyncBatchNorm, which refuses CPU tensors; here it is for rehearsals. Source: Chan, Golub and LeVeque,
+"Updating formulae and a pairwise algorithm for computing sample variances" (1979).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def convert_batch_norms(
+    module: nn.Module, *, on_cpu: bool, group: dist.ProcessGroup | None = None
+) -> nn.Module:
+    """The module with every batch norm over all ranks of `group`; names of weights stay.
+
+    On CPU a batch norm keeps its place and changes its class; on GPUs torch makes new modules.
+    """
+    if not on_cpu:
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module, group)
+        return converted
+    for child in module.modules():
+        if isinstance(child, _BatchNorm) and not isinstance(child, _AcrossRanks | nn.SyncBatchNorm):
+            child.__class__ = _across_ranks(type(child))  # type: ignore[assignment, arg-type]  # classes hash
+            child.process_group = group  # type: ignore[assignment]  # as nn.SyncBatchNorm names it
+    return module
+
+
+class _AcrossRanks(nn.Module):
+    """Placed before a batch norm's own class: only its forward in training is another."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(B, C, ...) -> (B, C, ...)."""
+        norm: Any = self
+        if not norm.training:
+            out: Tensor = super().forward(inputs)
+            return out
+        norm._check_input_dim(inputs)
+        values = inputs.float() if inputs.dtype in (torch.float16, torch.bfloat16) else inputs
+        normalised, mean, variance, count = _Normalise.apply(values, norm.eps, norm.process_group)
+        _update_running(norm, mean, variance, count)
+        if norm.affine:
+            shape = _per_channel(values)
+            weight, bias = norm.weight.to(values.dtype), norm.bias.to(values.dtype)
+            normalised = normalised * weight.view(shape) + bias.view(shape)
+        scaled: Tensor = normalised.to(inputs.dtype)
+        return scaled
+
+
+@functools.cache
+def _across_ranks(norm_class: type[nn.Module]) -> type[nn.Module]:
+    return type(f"Sync{norm_class.__name__}", (_AcrossRanks, norm_class), {})
+
+
+class _Normalise(torch.autograd.Function):
+    """(x - mean) / std over the batches of all ranks, with what running statistics need."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: Tensor, eps: float, group: dist.ProcessGroup | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        dims, shape = _all_but_channels(inputs), _per_channel(inputs)
+        own_count = inputs.numel() // inputs.shape[1]
+        own_mean = inputs.mean(dims)
+        own_squares = (inputs - own_mean.view(shape)).square_().sum(dims)
+        mean, variance, count = _of_all(own_mean, own_squares, own_count, group)
+        inverse_std = torch.rsqrt(variance + eps)
+        normalised = (inputs - mean.view(shape)).mul_(inverse_std.view(shape))
+        ctx.save_for_backward(normalised, inverse_std, count)
+        ctx.group = group
+        ctx.mark_non_differentiable(mean, variance, count)
+        return normalised, mean, variance, count
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        grad = grads[0]
+        normalised, inverse_std, count = ctx.saved_tensors
+        dims, shape = _all_but_channels(grad), _per_channel(grad)
+        sums = torch.stack([grad.sum(dims), (grad * normalised).sum(dims)])
+        dist.all_reduce(sums, group=ctx.group)
+        mean_grad, mean_product = (sums / count).unbind(0)
+        centred = grad - mean_grad.view(shape) - normalised * mean_product.view(shape)
+        return centred * inverse_std.view(shape), None, None
+
+
+def _of_all(
+    mean: Tensor, squares: Tensor, count: int, group: dist.ProcessGroup | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and biased variance (C,) over all ranks, and the count () behind them, from each rank's own."""
+    own = torch.cat([mean, squares, mean.new_tensor([count])])
+    gathered = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, own, group=group)
+    table = torch.stack(gathered)
+    channels = len(mean)
+    means, all_squares, counts = table[:, :channels], table[:, channels:-1], table[:, -1:]
+    total = counts.sum()
+    joint = (means * counts).sum(0) / total
+    variance = (all_squares.sum(0) + ((means - joint).square() * counts).sum(0)) / total
+    return joint, variance, total
+
+
+def _update_running(norm: Any, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+    """As nn.BatchNorm does: the unbiased variance, by momentum or as the mean of all batches so far."""
+    if not norm.track_running_stats or norm.running_mean is None:
+        return
+    with torch.no_grad():
+        share = norm.momentum
+        if norm.num_batches_tracked is not None:
+            norm.num_batches_tracked.add_(1)
+            if share is None:
+                share = 1.0 / float(norm.num_batches_tracked)
+        unbiased = variance * (count / (count - 1).clamp(min=1))
+        norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), share or 0.0)
+        norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), share or 0.0)
+
+
+def _all_but_channels(tensor: Tensor) -> list[int]:
+    return [dim for dim in range(tensor.ndim) if dim != 1]
+
+
+def _per_channel(tensor: Tensor) -> list[int]:
+    """The shape in which (C,) stands beside (B, C, ...)."""
+    return [1, -1, *[1] * (tensor.ndim - 2)]

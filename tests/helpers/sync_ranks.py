@@ -1,0 +1,161 @@
+"""What ranks of a RankSet do in tests of collectives: each function runs on every rank, and returns JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from rankdeck.collectives.grad_sync import GradientSync, gradients_of
+from rankdeck.collectives.sync_batch_norm import convert_batch_norms
+from rankdeck.errors import ModelError
+
+SHAPES = [(64, 33), (7,), (1,), (128, 5, 3), (300, 40)]
+
+
+def own_gradients(rank: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(rank)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in SHAPES]
+
+
+def true_sums() -> list[Tensor]:
+    by_rank = [own_gradients(rank, torch.float64) for rank in range(dist.get_world_size())]
+    return [torch.stack(parts).sum(0) for parts in zip(*by_rank, strict=True)]
+
+
+def fingerprint(tensors: list[Tensor]) -> str:
+    return hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in tensors)).hexdigest()
+
+
+def sync(algorithm: str, compress: str = "none", bucket_bytes: int = 20_000, steps: int = 1) -> Any:
+    """Syncs of the same gradients in every step: the last one's error and bits, and what was sent.
+
+    `drift` is how far the running sum of all steps is off, relative to the true one.
+    """
+    synced = GradientSync(algorithm=algorithm, compress=compress, bucket_bytes=bucket_bytes)
+    total, true = torch.zeros(SHAPES[-1], dtype=torch.float64), true_sums()
+    for _ in range(steps):
+        gradients = own_gradients(dist.get_rank())
+        synced.sync(gradients)
+        total += gradients[-1]
+    return {
+        "error": max(difference(own, sums) for own, sums in zip(gradients, true, strict=True)),
+        "largest": max(float(sums.abs().max()) for sums in true),
+        "drift": float((total / steps - true[-1]).norm() / true[-1].norm()),
+        "bits": fingerprint(gradients),
+        "sent_bytes": synced.sent_bytes,
+        "by_peer": synced.sent_by_peer(),
+        "measured": synced.is_measured,
+        "words": synced.describe(),
+        "seconds": None if synced.times is None else synced.times.seconds,
+    }
+
+
+def sent_bytes(algorithm: str, compress: str = "none", num_bytes: int = 4 * 2**20) -> dict[str, int]:
+    """What one sync of a tensor says it sends, and what the kernel counted of this process meanwhile."""
+    gradients = [torch.ones(num_bytes // 4).view(1024, -1)]
+    synced = GradientSync(algorithm=algorithm, compress=compress)
+    synced.sync(gradients)
+    dist.barrier()
+    before = written_bytes()
+    synced.sync(gradients)
+    written = written_bytes() - before
+    dist.barrier()
+    return {"told": synced.sent_bytes, "written": written}
+
+
+def written_bytes() -> int:
+    """Bytes that this process has written so far, to sockets and files."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("wchar")).split()[1])
+
+
+def timed(algorithm: str, num_bytes: int, repetitions: int) -> list[float]:
+    """Seconds of each of some syncs of one tensor."""
+    gradients = [torch.ones(num_bytes // 4)]
+    synced = GradientSync(algorithm=algorithm)
+    seconds = []
+    for _ in range(repetitions):
+        dist.barrier()
+        started_s = time.perf_counter()
+        synced.sync(gradients)
+        seconds.append(time.perf_counter() - started_s)
+    return seconds
+
+
+def own_rank() -> int:
+    return dist.get_rank()
+
+
+def all_leave_one_out() -> dict[str, str | None]:
+    """What a sync says of a layer that took no part on any rank."""
+    model = nn.ModuleList(nn.Linear(2, 2, bias=False) for _ in range(2))
+    model[0](torch.ones(1, 2)).sum().backward()
+    try:
+        gradients_of(model)
+    except ModelError as error:
+        return {"error": error.message, "advice": error.advice}
+    return {}
+
+
+def unused_parameters() -> dict[str, Any]:
+    """Gradients of a module whose second layer only rank 0 uses, and whose third nobody does."""
+    model = nn.ModuleList(nn.Linear(2, 2, bias=False) for _ in range(3))
+    nn.init.ones_(model[0].weight)
+    nn.init.ones_(model[1].weight)
+    hidden = model[0](torch.ones(1, 2))
+    (model[1](hidden) if dist.get_rank() == 0 else hidden).sum().backward()
+    GradientSync(algorithm="ring").sync(gradients_of(model, find_unused=True))
+    return {
+        name: None if p.grad is None else p.grad.flatten().tolist() for name, p in model.named_parameters()
+    }
+
+
+def batch_norm(dtype: str, dims: int, momentum: float | None, sizes: list[int]) -> dict[str, float]:
+    """Largest differences of a batch norm over ranks from one over the whole batch."""
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    kind = (nn.BatchNorm1d, nn.BatchNorm2d)[dims // 4]
+    whole = kind(5, momentum=momentum).to(getattr(torch, dtype))
+    nn.init.normal_(whole.weight)
+    nn.init.normal_(whole.bias)
+    parted = kind(5, momentum=momentum).to(getattr(torch, dtype))
+    parted.load_state_dict(whole.state_dict())
+    convert_batch_norms(parted, on_cpu=True)
+    shape = (sum(sizes), 5, *[3] * (dims - 2))
+    inputs = torch.randn(shape, dtype=whole.weight.dtype) * 3 + 7
+    pull = torch.randn(shape, dtype=whole.weight.dtype)
+    start = sum(sizes[:rank])
+    mine = slice(start, start + sizes[rank])
+    left, right = inputs.clone().requires_grad_(), inputs[mine].clone().requires_grad_()
+    for _ in range(2):
+        left.grad = right.grad = None
+        out_left, out_right = whole(left), parted(right)
+        (out_left * pull).sum().backward()
+        (out_right * pull[mine]).sum().backward()
+    assert left.grad is not None and right.grad is not None
+    gradients = gradients_of(parted)
+    GradientSync(algorithm="native").sync(gradients)
+    parted.eval()
+    whole.eval()
+    same = zip(whole.state_dict().values(), parted.state_dict().values(), strict=True)
+    return {
+        "outputs": difference(out_left[mine], out_right),
+        "inputs": difference(left.grad[mine], right.grad),
+        "weights": max(
+            difference(own.grad, other)
+            for own, other in zip(whole.parameters(), gradients, strict=True)
+            if own.grad is not None
+        ),
+        "state": max(difference(one, other) for one, other in same),
+        "evaluated": difference(whole(inputs), parted(inputs)),
+    }
+
+
+def difference(left: Tensor, right: Tensor) -> float:
+    return float((left.double() - right.double()).abs().max())
