@@ -40,14 +40,43 @@ class DpOptions(Options):
 
 
 class DdpOptions(Options):
-    sync: Literal["native"] = Field(
-        "native", description="How gradients meet: native is bucketed all-reduce, overlapped."
+    sync: Literal["native", "ring", "reduce-broadcast", "all-to-all"] = Field(
+        "native",
+        description="How gradients meet. native: bucketed all-reduce while backward runs; the others are "
+        "explicit and start after it.",
+    )
+    compress: Literal["none", "fp16", "bf16", "powersgd"] = Field(
+        "none",
+        description="What gradients travel as: fp16 and bf16 halve them, powersgd sends thin sketches.",
+    )
+    powersgd_rank: Annotated[int, Field(ge=1, le=64)] = Field(
+        4, description="Columns of PowerSGD's thin matrices: more are closer, and cost more bytes."
     )
     bucket_mb: Annotated[float, Field(gt=0, le=1024)] = Field(
-        25.0, description="MiB of gradients that travel together."
+        25.0, description="MiB of gradients that travel together; native powersgd always takes one bucket."
+    )
+    find_unused_parameters: bool = Field(
+        False, description="Allow parameters that take no part in a loss; ranks ask each other in each step."
+    )
+    static_graph: bool = Field(
+        False, description="Promise that every step uses the same parameters: native learns them once."
     )
     gradient_as_bucket_view: bool = Field(
         False, description="Gradients are views of the buckets: one copy less."
+    )
+    sync_batchnorm: bool = Field(
+        False, description="Batch norm over the batches of all ranks, as one device would compute it."
+    )
+
+
+class FsdpOptions(Options):
+    reshard: bool = Field(
+        True,
+        description="Let a block's gathered weights go after its forward and gather them again for its "
+        "backward: less memory, more bytes.",
+    )
+    sync_batchnorm: bool = Field(
+        False, description="Batch norm over the batches of all ranks, as one device would compute it."
     )
 
 

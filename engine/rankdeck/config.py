@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 import tomlkit
 from pydantic import BaseModel, ConfigDict, Field
 
+from rankdeck.capabilities import Facts, refusals
 from rankdeck.catalog import STRATEGIES, StrategyCard
 from rankdeck.config_checks import CARDS, Findings, choice, find_card
 from rankdeck.devices import DeviceSelection, parse_devices
@@ -301,7 +302,7 @@ def from_dict(
         values[section] = _section(found, section, tables.get(section, {}))
     values["strategy"] = _choice(found, ("strategy",), tables.get("strategy", {}), "single")
     if all(values[key] is not None for key in ("train", "strategy", "devices")):
-        _check_together(found, values["train"], values["strategy"], values["devices"])
+        _check_together(found, values)
     if found.problems:
         problems = sorted(found.problems, key=lambda problem: problem.line or 0)
         raise ConfigError(problems[0].message, problems=problems)
@@ -454,9 +455,13 @@ _TABLE_RULES: dict[str, Callable[[Findings, Any], None]] = {
 }
 
 
-def _check_together(found: Findings, train: TrainConfig, strategy: Choice, devices: DevicesConfig) -> None:
+def _check_together(found: Findings, values: dict[str, Any]) -> None:
     """What one table alone cannot tell."""
-    selection = parse_devices(devices.use)
+    train: TrainConfig = values["train"]
+    strategy: Choice = values["strategy"]
+    selection = parse_devices(values["devices"].use)
+    for row in refusals(_facts(values, selection)):
+        found.add("does-not-combine", tuple(row.place.split(".")), row.why, row.instead)
     if selection.kind == "gpu" and train.precision == "fp64":
         advice = "Use fp32, or cpu:N for a rehearsal."
         found.add(
@@ -465,6 +470,23 @@ def _check_together(found: Findings, train: TrainConfig, strategy: Choice, devic
     if selection.known_count is not None:
         line = line_of(found.lines, ("train", "global_batch"))
         found.problems.extend(batch_problems(train, strategy, selection.known_count, line=line))
+
+
+def _facts(values: dict[str, Any], selection: DeviceSelection) -> Facts:
+    train, model = values["train"], values["model"]
+    return Facts(
+        strategy=values["strategy"].use,
+        options=values["strategy"].options,
+        model=model.use if model else "",
+        model_args=model.args if model else {},
+        accumulate=train.accumulate,
+        precision=train.precision,
+        clip_norm=train.clip_norm,
+        activation_checkpointing=train.activation_checkpointing,
+        compile=train.compile,
+        device_kind=None if selection.kind == "auto" else selection.kind,
+        num_devices=selection.known_count,
+    )
 
 
 def batch_problems(

@@ -159,7 +159,9 @@ class Sample(Event, tag="sample"):
 class Comm(Event, tag="comm"):
     """Bytes that this rank sends per step, by algorithm;
 
-    `measured` is False where they follow from a formula.
+    `measured` is False where they follow from a formula. `by_peer` is by the rank that receives them.
+    `sync_s` is what one step's gradient sync takes from its first byte to its last, `overlapped_s` how much
+    of that lay under backward's computing; None where nobody measured.
     """
 
     rank: int
@@ -168,6 +170,8 @@ class Comm(Event, tag="comm"):
     sent_bytes: int
     measured: bool = True
     by_peer: dict[str, int] | None = None
+    sync_s: float | None = None
+    overlapped_s: float | None = None
 
 
 class Transfers(Event, tag="transfers"):

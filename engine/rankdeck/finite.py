@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rankdeck.memory.ledger import local_part
 from rankdeck.strategies.base import call, tensors_of
 
 
@@ -18,14 +19,20 @@ class _Found(Exception):  # noqa: N818 - it ends a forward early and is no error
     pass
 
 
-def first_non_finite(module: nn.Module, inputs: Any) -> str:
-    """Words for the first place where a value is NaN or infinite, e.g. 'the output of blocks.3.attention'."""
+def first_non_finite(module: nn.Module, inputs: Any, *, alone: bool = True) -> str:
+    """Words for the first place where a value is NaN or infinite, e.g. 'the output of blocks.3.attention'.
+
+    Where a rank cannot run the forward alone (its weights are shards), only the batch and the rank's own
+    weights are looked at.
+    """
     for index, tensor in enumerate(tensors_of(inputs)):
         if not _is_finite(tensor):
             return f"the batch itself (input {index})"
     for name, parameter in module.named_parameters():
-        if not _is_finite(parameter):
+        if not _is_finite(local_part(parameter)):
             return f"the weights already ({name}): an update before this step made them so"
+    if not alone:
+        return "the forward or the loss: the batch and this rank's weights are finite"
     place: list[str] = []
 
     def hook(name: str) -> Any:

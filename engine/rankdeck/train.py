@@ -116,7 +116,7 @@ class Trainer:
             facts.step_s, step_ended = now - step_ended, now
             job.sampling.record(step, facts.step_s, followed=followed)
             self._tell(facts)
-            if step == 3:
+            if step == 3 or (step > 3 and step == job.workload.steps):
                 self._tell_sent_bytes(step)
             if every and step % every == 0 and step < job.workload.steps:
                 self._evaluate(evaluator, step, final=False)
@@ -245,7 +245,7 @@ class Trainer:
         )
 
     def _tell_sent_bytes(self, step: int) -> None:
-        sent = self._strategy.sent_bytes_per_step()
+        sent, times = self._strategy.sent_bytes_per_step(), self._strategy.sync_times()
         if sent is not None:
             algorithm, num_bytes, measured = sent
             self._job.writer.write(
@@ -255,6 +255,9 @@ class Trainer:
                     algorithm=algorithm,
                     sent_bytes=num_bytes,
                     measured=measured,
+                    by_peer=self._strategy.sent_by_peer(),
+                    sync_s=None if times is None else times.seconds,
+                    overlapped_s=None if times is None else times.overlapped_s,
                 )
             )
 
@@ -266,7 +269,9 @@ class Trainer:
         if math.isfinite(total):
             return
         self._reporter.flush()
-        place = first_non_finite(self._strategy.module, self._last_inputs)
+        place = first_non_finite(
+            self._strategy.module, self._last_inputs, alone=self._strategy.forwards_alone
+        )
         word = "NaN" if math.isnan(total) else "infinite"
         raise TrainingError(
             f"The loss became {word} in step {step} on rank {self._job.rank}, first seen in {place}.",

@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from rankdeck.collectives.grad_sync import SyncTimes
 from rankdeck.losses import Loss
 from rankdeck.memory.ledger import Ledger
 from rankdeck.mesh import Mesh
@@ -84,6 +85,8 @@ class Strategy(ABC):
     """
 
     name: ClassVar[str]
+    forwards_alone: ClassVar[bool] = True
+    """Whether one rank can run the module's forward without the others."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
@@ -142,6 +145,14 @@ class Strategy(ABC):
         """(algorithm, bytes this rank sends per step, measured or by formula); None where nothing is sent."""
         return None
 
+    def sent_by_peer(self) -> dict[str, int] | None:
+        """The same bytes by the rank that receives them; None where they are not counted one by one."""
+        return None
+
+    def sync_times(self) -> SyncTimes | None:
+        """How long a step's sync takes and how much of it backward hides; None where nobody measured."""
+        return None
+
     def weights(self) -> dict[str, Tensor]:
         """Parameters and persistent buffers under the model's original names;
 
@@ -166,6 +177,11 @@ class Strategy(ABC):
         if ledger is not None and ledger.is_following:
             ledger.adopt(tensors_of(moved), 0, "inputs")
         return moved
+
+    def phase(self, kind: str) -> contextlib.AbstractContextManager[None]:
+        """A context in which new storages are `kind` in the ledger, where there is one."""
+        ledger = self.setup.ledger
+        return contextlib.nullcontext() if ledger is None else ledger.phase(kind)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.setup.precision == "bf16":
