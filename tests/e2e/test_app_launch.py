@@ -1,0 +1,248 @@
+"""From a click to real training in a tab: the app, the engine's own processes, and nothing between them."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import Qt
+from pytestqt.qtbot import QtBot
+
+from rankdeck.rundir import RunDir, list_runs
+from rankdeck_app.composition import App
+from rankdeck_app.views.problems import ProblemsView
+from rankdeck_app.views.starting import StartingPage
+from rankdeck_app.views.welcome import WelcomePage
+from tests.helpers.app_window import (
+    close_app,
+    end_all_runs,
+    launched,
+    num_written,
+    open_app,
+    output_text,
+    settle,
+    wait_for,
+)
+
+STEPS_S = 60
+FAST = """\
+name = "Fast"
+[model]
+use = "mlp"
+[data]
+use = "digits"
+[train]
+steps = {steps}
+evaluate_every = 0
+[strategy]
+use = "{strategy}"
+[devices]
+use = "{devices}"
+"""
+
+
+def runs_folder() -> Path:
+    return Path(os.environ["RANKDECK_RUNS"])
+
+
+@pytest.fixture
+def app(qtbot: QtBot, tmp_path: Path) -> Iterator[App]:
+    app = open_app(tmp_path / "workspace")
+    yield app
+    close_app(app)
+    end_all_runs(runs_folder())
+    gc.collect()
+    settle()
+
+
+def configure(
+    app: App, tmp_path: Path, steps: int = 40, strategy: str = "single", devices: str = "cpu:1"
+) -> None:
+    text = FAST.format(steps=steps, strategy=strategy, devices=devices)
+    app.desk.draft.replace(text, folder=tmp_path, stem="fast")
+
+
+def test_one_click_on_the_suggestion_draws_a_first_loss(qtbot: QtBot, app: App) -> None:
+    page = app.window.editor.active_page()
+    assert isinstance(page, WelcomePage)
+    qtbot.mouseClick(page.launch_button, Qt.MouseButton.LeftButton)
+    assert isinstance(app.window.editor.active_page(), StartingPage)
+    run = launched(app)
+    wait_for(lambda: len(run.losses) > 0, 120, "the first loss")
+    assert run.strategy == "dp" and len(run.devices) == 4 and run.is_rehearsal
+    wait_for(lambda: app.tabs.usage()[1], 10, "bytes on the device cards")
+    assert app.window.status.item("run").text().startswith("Running · DP · step")
+    app.window.commands.run("run.stop")
+    wait_for(lambda: run.outcome is not None and not run.is_live, STEPS_S, "the end of the run")
+    assert run.outcome == "stopped" and not app.window.commands.enabled("run.stop")
+
+
+def test_a_launched_draft_trains_to_its_end_and_every_event_is_seen(
+    qtbot: QtBot, app: App, tmp_path: Path
+) -> None:
+    configure(app, tmp_path, steps=30, strategy="ddp", devices="cpu:2")
+    qtbot.keyClick(app.window, Qt.Key.Key_F5, Qt.KeyboardModifier.ControlModifier)
+    run = launched(app)
+    wait_for(lambda: run.outcome == "completed", STEPS_S, "the run's completion")
+    assert run.step == 30 and len(run.losses) == 30 and not run.problems and not run.missing_lines
+    assert run.num_events == num_written(run.run)
+    wait_for(lambda: "completed, exit code 0" in output_text(app), 10, "the last line of output")
+    assert "[rank 1] step 30" in output_text(app)
+    assert app.desk.workspace.folder.is_dir() and run.run.path.parent == runs_folder()
+    assert not list((app.window.folders.state / "launch").iterdir())
+
+
+def test_two_runs_are_live_at_once_and_stop_ends_the_active_one_only(app: App, tmp_path: Path) -> None:
+    configure(app, tmp_path, steps=1_000_000)
+    app.launching.launch_draft()
+    first = launched(app)
+    app.launching.launch_draft()
+    second = launched(app)
+    assert first.run.path != second.run.path
+    wait_for(lambda: (first.step or 0) > 0 and (second.step or 0) > 0, STEPS_S, "steps of both runs")
+    seen = first.step, second.step
+    wait_for(
+        lambda: (first.step or 0) > (seen[0] or 0) and (second.step or 0) > (seen[1] or 0),
+        20,
+        "further steps of both runs",
+    )
+    app.window.commands.run("run.stop")
+    wait_for(lambda: second.outcome == "stopped", 30, "the end of the active tab's run")
+    assert first.is_live and first.run.is_alive()
+
+
+def test_closing_the_window_ends_no_run_and_the_next_start_names_it(
+    qtbot: QtBot, app: App, tmp_path: Path
+) -> None:
+    configure(app, tmp_path, steps=1_000_000)
+    app.launching.launch_draft()
+    path = launched(app).run.path
+    app.window.settings.set("window.restore_tabs", False)
+    close_app(app)
+    assert RunDir(path).is_alive()
+    again = open_app(tmp_path / "workspace")
+    try:
+        wait_for(
+            lambda: any("alive: Fast" in notice.text for notice in again.window.toasts.history),
+            10,
+            "the toast",
+        )
+        again.tabs.open(path)
+        run = again.tabs.active()
+        assert run is not None
+        wait_for(lambda: run.is_live and (run.step or 0) > 0, 30, "the living run in a tab")
+    finally:
+        close_app(again)
+
+
+def test_a_killed_app_leaves_its_run_alone_and_reopening_shows_every_event(
+    qtbot: QtBot, app: App, tmp_path: Path
+) -> None:
+    draft = tmp_path / "fast.toml"
+    draft.write_text(FAST.format(steps=4000, strategy="single", devices="cpu:1"))
+    command = [sys.executable, "-m", "tests.helpers.app_window", str(tmp_path / "other"), str(draft)]
+    other = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+    try:
+        assert other.stdout is not None
+        path = Path(other.stdout.readline().strip())
+        assert RunDir(path).is_alive()
+    finally:
+        os.kill(other.pid, signal.SIGKILL)
+        other.wait()
+        assert other.stdout is not None
+        other.stdout.close()
+    app.tabs.open(path)
+    run = app.tabs.active()
+    assert run is not None
+    wait_for(lambda: run.outcome == "completed", STEPS_S, "the completion of the killed app's run")
+    assert run.num_events == num_written(run.run) and not run.missing_lines
+    assert run.step == 4000 and len(run.losses) == 4000
+
+
+OWN_MODEL = """\
+from pathlib import Path
+from torch import nn
+
+Path(__file__).with_name("ran").touch()
+
+
+def build():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+"""
+
+
+def test_a_folders_own_code_runs_only_after_it_is_trusted(qtbot: QtBot, app: App, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "net.py").write_text(OWN_MODEL)
+    configure(app, folder)
+    app.desk.draft.choose(("model",), "net.py:build")
+    assert app.desk.draft.is_valid
+    app.launching.launch_draft()
+    question = app.launching.question
+    assert question is not None and question.folders == [folder.resolve()]
+    question.no.click()
+    settle()
+    assert not app.launching.num_pending and not list_runs(runs_folder()) and not (folder / "ran").exists()
+
+    app.launching.launch_draft()
+    question = app.launching.question
+    assert question is not None
+    question.yes.click()
+    run = launched(app)
+    wait_for(lambda: run.outcome == "completed", STEPS_S, "the completion of the trusted run")
+    assert (folder / "ran").exists()
+    app.launching.launch_draft()
+    assert app.launching.question is None, "a trusted folder is asked about once"
+    launched(app)
+
+
+def test_a_refused_launch_is_explained_in_the_panel_and_in_a_toast(app: App, tmp_path: Path) -> None:
+    configure(app, tmp_path)
+    app.desk.draft.set_values({("data", "use"): "text", ("data", "args", "path"): str(tmp_path / "missing")})
+    app.desk.draft.choose(("model",), "gpt")
+    app.launching.launch_draft()
+    wait_for(lambda: not app.launching.num_pending, STEPS_S, "the engine's answer")
+    view = app.window.panel.body("problems")
+    run = app.tabs.active()
+    if run is None:
+        assert "did not start" in app.window.toasts.history[-1].text
+    else:
+        wait_for(lambda: run.outcome == "failed" and run.problems, STEPS_S, "the problem of the run")
+    assert isinstance(view, ProblemsView)
+    wait_for(lambda: view.rows, 5, "the problem in the panel")
+    assert str(tmp_path / "missing") in view.rows[0].accessibleName() and view.rows[0].buttons
+
+
+def test_a_rank_that_raises_is_a_problem_with_its_rank_and_its_output(app: App, tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text(
+        textwrap.dedent("""\
+            from torch import nn
+            class Bad(nn.Linear):
+                def forward(self, x):
+                    raise RuntimeError("the well is dry")
+            def build():
+                return Bad(64, 10)
+            """)
+    )
+    app.desk.trust.add(tmp_path)
+    configure(app, tmp_path)
+    app.desk.draft.choose(("model",), "bad.py:build")
+    app.launching.launch_draft()
+    run = launched(app)
+    wait_for(lambda: run.outcome == "failed" and run.problems, STEPS_S, "the failure")
+    wait_for(lambda: app.desk.problems.num_errors, 5, "the entry")
+    (entry, *_) = app.desk.problems.entries
+    assert "the well is dry" in entry.problem.message + " ".join(entry.problem.last_lines)
+    assert app.window.status.item("errors").text() != "0"
+    labels = [label for label, _ in app.remedies.of(entry)]
+    assert labels == ["Show Output", "Open Its Folder"]
+    app.remedies.of(entry)[0][1]()
+    wait_for(lambda: "the well is dry" in output_text(app), 10, "the rank's own words")

@@ -1,0 +1,112 @@
+"""The whole app in one window of this process, and what tests ask of it; offscreen, without any mock.
+
+Run as a program it is the app of somebody who presses Launch and whose app is then killed: it opens the
+window, launches the draft file that it is given, prints the run's path, and stays.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from PySide6.QtCore import QCoreApplication, QEvent
+from PySide6.QtWidgets import QApplication
+from shiboken6 import isValid
+
+from rankdeck.launch.control import request_stop, wait_ended
+from rankdeck.rundir import RunDir, list_runs
+from rankdeck_app.composition import App
+from rankdeck_app.running import make_app
+from rankdeck_app.services import make_services
+from rankdeck_app.shell.window import MainWindow
+from rankdeck_app.state.live_run import LiveRun
+from rankdeck_app.views.output import OutputView
+
+
+def open_app(workspace: Path) -> App:
+    """A window with everything in it, shown."""
+    window = MainWindow(make_services(workspace=workspace))
+    window.resize(1440, 900)
+    window.show()
+    app = App(window)
+    app.start()
+    return app
+
+
+def close_app(app: App) -> None:
+    """As closing the window does; runs go on. May be called twice."""
+    if not isValid(app.window):
+        return
+    app.window.close()
+    for page in app.window.editor.pages():
+        app.window.editor.close_page(page.page_id)
+    app.window.deleteLater()
+    settle()
+
+
+def settle() -> None:
+    QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
+    QApplication.processEvents()
+    QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
+
+
+def wait_for(condition: Callable[[], object], deadline_s: float, what: str) -> None:
+    """Run the event loop until the condition holds."""
+    end_s = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end_s, f"{what} did not happen within {deadline_s:g} s"
+        QApplication.processEvents()
+        time.sleep(0.005)
+
+
+def launched(app: App, deadline_s: float = 60) -> LiveRun:
+    """The run that the launch under way becomes, once its tab is there."""
+    before = app.tabs.active()
+    wait_for(
+        lambda: not app.launching.num_pending and app.tabs.active() not in (None, before),
+        deadline_s,
+        "a run's tab",
+    )
+    run = app.tabs.active()
+    assert run is not None
+    return run
+
+
+def output_text(app: App) -> str:
+    """What the Output panel shows."""
+    view = app.window.show_panel("output")
+    assert isinstance(view, OutputView)
+    view.take()
+    return "\n".join(line.plain() for line in view.model.lines)
+
+
+def end_all_runs(runs: Path) -> None:
+    """Stop what a test left running."""
+    for run in list_runs(runs):
+        if run.is_alive():
+            request_stop(run, now=True)
+    for run in list_runs(runs):
+        assert wait_ended(run, timeout_s=20)
+
+
+def num_written(run: RunDir) -> int:
+    """Lines of all event files."""
+    return sum(path.read_bytes().count(b"\n") for path in run.events_folder.glob("*.jsonl"))
+
+
+def main() -> None:
+    workspace, draft = Path(sys.argv[1]), Path(sys.argv[2])
+    qt = make_app()
+    app = open_app(workspace)
+    app.desk.draft.open_file(draft)
+    app.launching.launch_draft()
+    run = launched(app)
+    wait_for(lambda: (run.step or 0) > 0, 60, "the first step")
+    print(run.run.path, flush=True)
+    qt.exec()
+
+
+if __name__ == "__main__":
+    main()
