@@ -1,0 +1,51 @@
+"""At which step all ranks do what a person asked for in between: save a checkpoint, or stop.
+
+Ranks must act at the same step, or those that go on wait for those that left. No collective is spent on it:
+rank 0 writes the step into a file of the run's directory, a few steps ahead, and every rank looks for that
+file between two steps (2 us). Ranks cannot be further ahead of rank 0 than `lead` steps, because each step
+waits for all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+SAVE = "save"
+STOP = "stop"
+
+
+class Agreement:
+    """One rank's view. `folder` is shared by all ranks of an attempt and empty at its start."""
+
+    def __init__(self, folder: Path, rank: int, lead: int = 1) -> None:
+        self._folder = folder
+        self._rank = rank
+        self._lead = lead
+
+    def propose(self, what: str, step: int) -> None:
+        """Rank 0, between `step` and the next, fixes when. The first proposal stands."""
+        assert self._rank == 0
+        target = self._folder / f"{what}.at"
+        if not target.exists():
+            part = target.with_suffix(".part")
+            part.write_text(str(step + self._lead))
+            part.replace(target)
+
+    def reached(self, what: str, step: int) -> bool:
+        """Whether `step`, which has just ended, is the one. The answer is the same on every rank."""
+        try:
+            text = (self._folder / f"{what}.at").read_text()
+        except OSError:
+            return False
+        return step >= int(text)
+
+    def requested(self, what: str) -> bool:
+        """Whether a person left a request, by the guard; rank 0 looks."""
+        return (self._folder / f"{what}.request").exists()
+
+    def done(self, what: str) -> None:
+        """Rank 0, after all ranks have acted: the next request is a new one."""
+        for suffix in ("request", "at"):
+            with contextlib.suppress(OSError):
+                (self._folder / f"{what}.{suffix}").unlink()
