@@ -1,0 +1,62 @@
+"""Running a model once to learn about it, so that nothing is changed by that: no weight, no statistic, no
+random number, and under fake tensors no time either.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map
+
+T = TypeVar("T")
+
+
+def call_model(model: nn.Module, inputs: Any) -> Any:
+    """The model on its inputs: a dict becomes keyword arguments, a tuple positional ones."""
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    if isinstance(inputs, tuple | list):
+        return model(*inputs)
+    return model(inputs)
+
+
+@contextmanager
+def without_effects(model: nn.Module) -> Iterator[None]:
+    """Eval mode and random numbers put back: batch norms count nothing, dropout draws nothing."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def same_weights(model: nn.Module) -> nn.Module:
+    """A copy of all modules that shares every parameter and buffer."""
+    shared: dict[int, Any] = {id(tensor): tensor for tensor in model.parameters()}
+    shared.update((id(tensor), tensor) for tensor in model.buffers())
+    return copy.deepcopy(model, shared)
+
+
+def on_shapes(run: Callable[[Any], T], inputs: Any) -> T:
+    """`run(inputs)` on tensors that have shapes only; on real ones where the model asks for values.
+
+    Whatever `run` returns must not hold tensors.
+    """
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+            return run(tree_map(lambda leaf: _faked(leaf, fake), inputs))
+    except Exception:  # a model's own code may raise anything where values are missing
+        return run(inputs)
+
+
+def _faked(leaf: Any, fake: FakeTensorMode) -> Any:
+    return fake.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf
