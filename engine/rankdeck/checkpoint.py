@@ -1,25 +1,20 @@
-"""Checkpoints that any strategy can go on from: written whole or not at all, and never trusted unread.
+"""Checkpoints that any strategy can go on from.
 
     checkpoints/<step>/
-      shard-....safetensors      weights and optimizer state under original names, each piece once, by the
-      rank that holds it rank-<r>.random.safetensors  the random states of one rank, and what its strategy
-      keeps beside weights progress.json              the step, and who wrote it COMMIT
-      every file with its length and checksum; written last: without it the checkpoint does not exist
+      shard-*.safetensors            weights and optimizer state under original names, each piece once
+      rank-<r>.random.safetensors    random states of one rank, and what its strategy keeps beside weights
+      progress.json                  the step, and who wrote it
+      COMMIT                         see checkpoint_files.py
 
 Sharded and replicated state is written and read by torch.distributed.checkpoint in safetensors, so that
-another strategy or number of devices reads what it needs. Nothing is unpickled. A zeroed page loads silently
-from safetensors: hence checksums of our own. Read train.py for when; resume.py does not exist because there
-is nothing more to it than `restore`.
+another strategy or number of devices reads what it needs. Nothing is unpickled. Read train.py for when.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,77 +37,22 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 from torch.optim import Optimizer
 
-from rankdeck.errors import ConfigError, RankdeckError
+from rankdeck.checkpoint_files import (
+    COMMIT,
+    PROGRESS,
+    Checkpoint,
+    CheckpointError,
+    Progress,
+    checksum,
+    list_checkpoints,
+    sync,
+    write_commit,
+    write_file,
+)
+from rankdeck.errors import ConfigError
 from rankdeck.random_states import put_random_states, random_states
 
-COMMIT = "COMMIT"
-_PROGRESS = "progress.json"
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
-_CHUNK_BYTES = 1 << 20
-
-
-class CheckpointError(RankdeckError):
-    """A checkpoint could not be written or cannot be read; the run goes on, or an older one is used."""
-
-    code = "checkpoint"
-
-
-class Progress(msgspec.Struct):
-    """How far training was. `layout` tells who wrote it: only the same layout gets its random states back."""
-
-    step: int
-    layout: str
-    world_size: int
-    values: dict[str, Any] = msgspec.field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A committed checkpoint on disk."""
-
-    path: Path
-
-    @property
-    def step(self) -> int:
-        return int(self.path.name)
-
-    def progress(self) -> Progress:
-        return msgspec.json.decode((self.path / _PROGRESS).read_bytes(), type=Progress)
-
-    def damage(self) -> str | None:
-        """What is wrong with it, or None: every file is read and compared with its checksum."""
-        try:
-            commit = _read_commit(self.path)
-        except ValueError as error:
-            return str(error)
-        for name, (num_bytes, checksum) in commit.items():
-            file = self.path / name
-            if not file.is_file():
-                return f"{name} is missing"
-            if file.stat().st_size != num_bytes:
-                return f"{name} has {file.stat().st_size} bytes instead of {num_bytes}"
-            if _checksum(file) != checksum:
-                return f"{name} does not match its checksum"
-        return None
-
-
-def list_checkpoints(folder: Path) -> list[Checkpoint]:
-    """Those with a COMMIT, newest first. Whether they are whole is another question: `damage`."""
-    if not folder.is_dir():
-        return []
-    named = [path for path in folder.iterdir() if path.name.isdigit() and (path / COMMIT).is_file()]
-    return sorted(map(Checkpoint, named), key=lambda checkpoint: checkpoint.step, reverse=True)
-
-
-def newest_whole(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that is whole, and what was wrong with newer ones."""
-    complaints: list[str] = []
-    for checkpoint in list_checkpoints(folder):
-        damage = checkpoint.damage()
-        if damage is None:
-            return checkpoint, complaints
-        complaints.append(f"The checkpoint of step {checkpoint.step} is damaged: {damage}.")
-    return None, complaints
 
 
 class Keeper:
@@ -178,28 +118,22 @@ class Keeper:
                 no_dist=self._world_size == 1,
             )
         random_file = target / f"rank-{self._rank}.random.safetensors"
-        _write_file(random_file, safetensors.torch.save({**random_states(), **_named("extra.", extra)}))
+        write_file(random_file, safetensors.torch.save({**random_states(), **_named("extra.", extra)}))
         mine = [random_file, *target.glob(f"shard-{self._rank + 1:05d}-*.safetensors")]
         if self._rank == 0:
             progress = Progress(step, self._layout, self._world_size, values)
-            _write_file(target / _PROGRESS, msgspec.json.encode(progress))
-            mine.append(target / _PROGRESS)
+            write_file(target / PROGRESS, msgspec.json.encode(progress))
+            mine.append(target / PROGRESS)
         for file in mine:
-            _sync(file)
-        return {file.name: (file.stat().st_size, _checksum(file)) for file in mine}
+            sync(file)
+        return {file.name: (file.stat().st_size, checksum(file)) for file in mine}
 
     def _commit(self, target: Path, files: dict[str, tuple[int, str]]) -> str | None:
         """Rank 0 writes COMMIT; why it could not, else None."""
         if self._rank != 0:
             return None
         try:
-            body = json.dumps(files, sort_keys=True)
-            text = json.dumps({"files": files, "checksum": _digest(body.encode())}, sort_keys=True)
-            _sync(target)
-            _write_file(target / f"{COMMIT}.part", text.encode())
-            (target / f"{COMMIT}.part").replace(target / COMMIT)
-            _sync(target)
-            _sync(self.folder)
+            write_commit(target, files)
         except OSError as error:
             return _reason(error)
         return None
@@ -326,55 +260,6 @@ def _put_state(
 
 def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {f"{prefix}{name}": tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-
-
-def _read_commit(path: Path) -> dict[str, tuple[int, str]]:
-    """The files that COMMIT lists.
-
-    Raises: ValueError when COMMIT itself is damaged.
-    """
-    try:
-        commit = json.loads((path / COMMIT).read_bytes())
-        files = {name: (int(entry[0]), str(entry[1])) for name, entry in commit["files"].items()}
-        if commit["checksum"] != _digest(json.dumps(files, sort_keys=True).encode()):
-            raise ValueError
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
-        raise ValueError("COMMIT cannot be read") from None
-    return files
-
-
-def _write_file(path: Path, data: bytes) -> None:
-    part = path.with_name(f"{path.name}.part")
-    with open(part, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _chunks(path: Path) -> Iterator[bytes]:
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            yield chunk
-
-
-def _checksum(path: Path) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for chunk in _chunks(path):
-        digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def _reason(error: BaseException) -> str:

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from rankdeck.checkpoint import COMMIT, CheckpointError, Keeper, list_checkpoints, newest_whole
+from rankdeck.checkpoint import Keeper
+from rankdeck.checkpoint_files import COMMIT, CheckpointError, list_checkpoints, newest_whole
 from rankdeck.errors import ConfigError
 
 

@@ -1,0 +1,148 @@
+"""The files of a checkpoint, without torch: which there are, and whether they are whole.
+
+    checkpoints/<step>/  ...  COMMIT    every file with its length and checksum, written last
+
+A directory without COMMIT does not exist. A zeroed page loads silently from most formats: hence checksums of
+our own. checkpoint.py writes and restores what is inside.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rankdeck.errors import RankdeckError
+
+COMMIT = "COMMIT"
+PROGRESS = "progress.json"
+_CHUNK_BYTES = 1 << 20
+
+
+class CheckpointError(RankdeckError):
+    """A checkpoint could not be written or cannot be read; the run goes on, or an older one is used."""
+
+    code = "checkpoint"
+
+
+class Progress(msgspec.Struct):
+    """How far training was. `layout` tells who wrote it: only the same layout gets its random states back."""
+
+    step: int
+    layout: str
+    world_size: int
+    values: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A committed checkpoint on disk."""
+
+    path: Path
+
+    @property
+    def step(self) -> int:
+        return int(self.path.name)
+
+    def progress(self) -> Progress:
+        return msgspec.json.decode((self.path / PROGRESS).read_bytes(), type=Progress)
+
+    def damage(self) -> str | None:
+        """What is wrong with it, or None: every file is read and compared with its checksum."""
+        try:
+            commit = _read_commit(self.path)
+        except ValueError as error:
+            return str(error)
+        for name, (num_bytes, expected) in commit.items():
+            file = self.path / name
+            if not file.is_file():
+                return f"{name} is missing"
+            if file.stat().st_size != num_bytes:
+                return f"{name} has {file.stat().st_size} bytes instead of {num_bytes}"
+            if checksum(file) != expected:
+                return f"{name} does not match its checksum"
+        return None
+
+
+def list_checkpoints(folder: Path) -> list[Checkpoint]:
+    """Those with a COMMIT, newest first. Whether they are whole is another question: `damage`."""
+    if not folder.is_dir():
+        return []
+    named = [path for path in folder.iterdir() if path.name.isdigit() and (path / COMMIT).is_file()]
+    return sorted(map(Checkpoint, named), key=lambda checkpoint: checkpoint.step, reverse=True)
+
+
+def newest_whole(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint that is whole, and what was wrong with newer ones."""
+    complaints: list[str] = []
+    for checkpoint in list_checkpoints(folder):
+        damage = checkpoint.damage()
+        if damage is None:
+            return checkpoint, complaints
+        complaints.append(f"The checkpoint of step {checkpoint.step} is damaged: {damage}.")
+    return None, complaints
+
+
+def _read_commit(path: Path) -> dict[str, tuple[int, str]]:
+    """The files that COMMIT lists.
+
+    Raises: ValueError when COMMIT itself is damaged.
+    """
+    try:
+        commit = json.loads((path / COMMIT).read_bytes())
+        files = {name: (int(entry[0]), str(entry[1])) for name, entry in commit["files"].items()}
+        if commit["checksum"] != digest(json.dumps(files, sort_keys=True).encode()):
+            raise ValueError
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
+        raise ValueError("COMMIT cannot be read") from None
+    return files
+
+
+def write_file(path: Path, data: bytes) -> None:
+    part = path.with_name(f"{path.name}.part")
+    with open(part, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            yield chunk
+
+
+def checksum(path: Path) -> str:
+    running = hashlib.blake2b(digest_size=16)
+    for chunk in _chunks(path):
+        running.update(chunk)
+    return running.hexdigest()
+
+
+def digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def write_commit(path: Path, files: Mapping[str, tuple[int, str]]) -> None:
+    """Commit a checkpoint whose files are on the disk."""
+    body = json.dumps(files, sort_keys=True)
+    text = json.dumps({"files": files, "checksum": digest(body.encode())}, sort_keys=True)
+    sync(path)
+    write_file(path / COMMIT, text.encode())
+    sync(path)
+    sync(path.parent)
