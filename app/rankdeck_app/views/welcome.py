@@ -13,7 +13,6 @@ from PySide6.QtWidgets import (
     QLabel,
     QPushButton,
     QScrollArea,
-    QSizePolicy,
     QVBoxLayout,
     QWidget,
 )
@@ -24,6 +23,7 @@ from rankdeck_app.state.gpus import Gpus
 from rankdeck_app.state.runs import RunInfo, Runs
 from rankdeck_app.state.suggestion import Suggestion, suggest
 from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.controls import ElidedLabel
 from rankdeck_app.widgets.run_list import details, outcome_look, strategy_title
 
 PAGE_ID = "welcome:"
@@ -157,7 +157,7 @@ class WelcomePage(Page):
         text = " · ".join(
             filter(None, (strategy_title(info.strategy), word if info.is_alive else "", details(info)))
         )
-        row = _row(button, _label(text, "small"))
+        row = _row(button, text)
         self.run_buttons.append(button)
         return row
 
@@ -172,7 +172,7 @@ class WelcomePage(Page):
             self.preset_buttons.append(button)
             needs = " · needs a GPU" if preset.needs_gpu else ""
             text = f"{strategy_title(preset.strategy)}{needs} · {lesson(preset)}"
-            column.addWidget(_row(button, _label(text, "small")))
+            column.addWidget(_row(button, text))
         column.addStretch(1)
         return frame
 
@@ -224,15 +224,16 @@ def _link(text: str, tooltip: str, on_click: Callable[[], object]) -> QPushButto
     return button
 
 
-def _row(button: QPushButton, text: QLabel) -> QWidget:
+def _row(button: QPushButton, text: str) -> QWidget:
     """A link, and what is said of it at the right of it, cut where the room ends."""
-    text.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+    label = ElidedLabel(text)
+    label.setProperty("tone", "small")
     widget = QWidget()
     row = QHBoxLayout(widget)
     row.setContentsMargins(0, 0, 0, 0)
     row.setSpacing(10)
     row.addWidget(button)
-    row.addWidget(text, 1)
+    row.addWidget(label, 1)
     return widget
 
 

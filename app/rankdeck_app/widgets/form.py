@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from PySide6.QtCore import Qt, Signal
@@ -178,7 +179,7 @@ def make_field(row: FormRow, theme: Theme) -> Field:
 
 
 class Form(QWidget):
-    """Rows of fields. `edited` carries place and value; `set_rows` builds anew only when the rows differ."""
+    """Rows of fields. `edited` carries place and value. New rows keep the fields that the old ones had."""
 
     edited = Signal(tuple, object)
 
@@ -187,6 +188,7 @@ class Form(QWidget):
         self._theme = theme
         self._label_width = label_width
         self._rows: list[FormRow] = []
+        self._labels: dict[Place, QLabel] = {}
         self.fields: dict[Place, Field] = {}
         self._grid = QGridLayout(self)
         self._grid.setContentsMargins(0, 0, 0, 0)
@@ -198,38 +200,52 @@ class Form(QWidget):
     def set_rows(self, rows: Sequence[FormRow]) -> None:
         if list(rows) == self._rows:
             return
-        focused = next((place for place, field in self.fields.items() if field.editor.hasFocus()), None)
-        while (item := self._grid.takeAt(0)) is not None:
-            widget = item.widget()
-            if widget is not None:
-                widget.hide()
-                widget.deleteLater()
+        while self._grid.takeAt(0) is not None:
+            pass
+        for row in self._rows:
+            if row not in rows:
+                self._drop(row.place)
         self._rows = list(rows)
-        self.fields = {}
         at, column = 0, 0
         for row in rows:
             if not row.is_short and column:
                 at, column = at + 1, 0
             self._place(row, at, column)
             at, column = (at, 2) if row.is_short and not column else (at + 1, 0)
-        if focused in self.fields:
-            self.fields[focused].editor.setFocus()
+        self._order_tabs()
+
+    def _drop(self, place: Place) -> None:
+        for widget in (self.fields.pop(place), self._labels.pop(place, None)):
+            if widget is not None:
+                widget.hide()
+                widget.deleteLater()
 
     def _place(self, row: FormRow, at: int, column: int) -> None:
-        field = make_field(row, self._theme)
-        field.edited.connect(lambda value: self.edited.emit(row.place, value))
-        self.fields[row.place] = field
+        field = self.fields.get(row.place) or self._make(row)
         if row.is_check:
             self._grid.addWidget(field, at, 0, 1, 4)
             return
-        label = QLabel(row.label)
-        label.setProperty("tone", "dim")
+        label = self._labels[row.place]
         label.setMinimumWidth(self._label_width if column == 0 else 0)
-        label.setFixedHeight(26)
-        label.setBuddy(field.editor)
-        label.setToolTip(field.editor.toolTip())
         self._grid.addWidget(label, at, column, Qt.AlignmentFlag.AlignTop)
         self._grid.addWidget(field, at, column + 1, 1, 1 if row.is_short else 3)
+
+    def _make(self, row: FormRow) -> Field:
+        field = self.fields[row.place] = make_field(row, self._theme)
+        field.edited.connect(lambda value: self.edited.emit(row.place, value))
+        if not row.is_check:
+            label = self._labels[row.place] = QLabel(row.label)
+            label.setProperty("tone", "dim")
+            label.setFixedHeight(26)
+            label.setBuddy(field.editor)
+            label.setToolTip(field.editor.toolTip())
+        return field
+
+    def _order_tabs(self) -> None:
+        """Tab goes down the rows, whichever of them were made first."""
+        editors = [self.fields[row.place].editor for row in self._rows]
+        for before, after in pairwise(editors):
+            QWidget.setTabOrder(before, after)
 
     def focus_first(self) -> None:
         if self._rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,10 +30,11 @@ use = "cpu:4"
 
 
 @pytest.fixture
-def draft(qtbot: QtBot, tmp_path: Path) -> Draft:
+def draft(qtbot: QtBot, tmp_path: Path) -> Iterator[Draft]:
     draft = Draft(tmp_path / "draft.json", tmp_path)
     draft.replace(TEXT, folder=tmp_path, stem="gpt", origin="gpt-dp")
-    return draft
+    yield draft
+    draft.close()
 
 
 def test_a_change_keeps_comments_and_the_rest_of_the_text(draft: Draft) -> None:

@@ -50,6 +50,7 @@ class Stepper(QWidget):
         self._maximum = MAX_STEPPER
         self.box = QLineEdit("1")
         self.box.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        self.box.setProperty("compact", "true")
         self.box.setFixedSize(34, 26)
         self.box.setAccessibleName("Number of virtual devices")
         self.box.setToolTip(f"Number of virtual devices, 1 to {MAX_STEPPER} (Up, Down)")
