@@ -80,6 +80,19 @@ class FsdpOptions(Options):
     )
 
 
+class TensorOptions(Options):
+    plan: dict[str, Literal["column", "row"]] | None = Field(
+        None,
+        description="Layers to split, as name patterns; found for transformer blocks where it is not given.",
+    )
+    sequence_parallel: bool = Field(
+        False, description="Cut the stream between layers along the sequence: less memory, the same bytes."
+    )
+    loss_parallel: bool = Field(
+        False, description="Compute cross entropy on split classes: logits are never gathered."
+    )
+
+
 class MlpArgs(Options):
     hidden: list[Positive] = Field([256, 256], description="Widths of the hidden layers.")
     dropout: Fraction = 0.0
@@ -246,6 +259,24 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         wins="Whenever the model fits one device: equal memory, near-linear speed-up.",
         breaks="A model whose weights, gradients and optimizer state do not fit one device; slow links with "
         "small batches.",
+    ),
+    StrategyCard(
+        "tensor",
+        "Tensor parallel",
+        "layers split over devices",
+        "Tensor parallel: every device computes the same batch with its columns or rows of each large layer, "
+        "and the parts are added up inside every block.",
+        "rankdeck.strategies.tensor_parallel:TensorParallel",
+        TensorOptions,
+        batch_shards=False,
+        icon="split-horizontal",
+        lives="1/n of the split weights with their gradients and optimizer state on every device, and all of "
+        "the rest (norms, positions); the activations between the two layers of a pair are split too.",
+        sends="Per rank and step 4 x 2(n-1)/n x A bytes per block, for A = batch x tokens x width x 4 bytes; "
+        "once more for the embedding, and (n-1)/n x the logits unless loss_parallel.",
+        wins="Layers too large for one device, on links as fast as NVLink: few ranks of one machine.",
+        breaks="Slow links: every block waits for its sums. Heads that the devices do not divide, and layers "
+        "that are neither Linear nor Embedding (convolutions, fused Conv1D).",
     ),
 )
 

@@ -1,13 +1,18 @@
 """Named axes over the ranks of a run, and where this rank stands on each.
 
 Rank r of a mesh (data a, stage b) stands at r = data * b + stage: the last axis runs fastest, as in torch's
-DeviceMesh.
+DeviceMesh. `device_mesh` makes torch's own, with a process group behind every axis; strategies take slices of
+one and the same, so that layers cut along two axes know of each other.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 AXES = ("data", "shard", "stage", "tensor")
 
@@ -51,3 +56,15 @@ class Mesh:
             if name == axis:
                 place = here
         return place
+
+
+def device_mesh(mesh: Mesh, device_type: str) -> DeviceMesh:
+    """Torch's mesh over all ranks with the same axes, made by all of them. Equal meshes share groups."""
+    assert mesh.world_size == dist.get_world_size()
+    return _device_mesh(mesh.sizes, device_type, dist.group.WORLD)
+
+
+@functools.cache
+def _device_mesh(sizes: tuple[tuple[str, int], ...], device_type: str, _: dist.ProcessGroup) -> DeviceMesh:
+    names = tuple(axis for axis, _ in sizes)
+    return init_device_mesh(device_type, tuple(size for _, size in sizes), mesh_dim_names=names)

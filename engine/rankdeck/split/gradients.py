@@ -1,0 +1,99 @@
+"""Gradients and weights that lie in parts on several ranks: added up where each rank has a share, measured
+as one vector, put together under their own names.
+
+The norm of all gradients counts every number once, wherever it lives: each rank adds the squares of what it
+holds, divided by how many ranks hold the same, and one sum over all ranks is the square of the norm. That is
+right for whole tensors beside DTensors, over any mesh. Read apply.py before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
+
+from rankdeck.memory.ledger import local_part
+
+
+def add_up_partial(
+    parameters: Iterable[nn.Parameter], partial: Iterable[nn.Parameter], mesh: DeviceMesh
+) -> None:
+    """Make every gradient that is a share on each rank of the mesh the sum of all shares.
+
+    `partial` are the whole weights with such gradients; DTensors say it themselves.
+    """
+    for parameter in parameters:
+        gradient = parameter.grad
+        if isinstance(gradient, DTensor) and any(place.is_partial() for place in gradient.placements):
+            whole = [Replicate() if place.is_partial() else place for place in gradient.placements]
+            parameter.grad = gradient.redistribute(placements=whole)
+    gradients = [parameter.grad for parameter in partial if parameter.grad is not None]
+    if not gradients:
+        return
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    dist.all_reduce(flat, group=mesh.get_group())
+    for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+def num_parts(tensor: Tensor) -> int:
+    """Into how many different parts a tensor is cut: 1 for one that every rank holds whole."""
+    if not isinstance(tensor, DTensor):
+        return 1
+    sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
+    return math.prod(size for size, place in sizes if not place.is_replicate())
+
+
+def clip_over_ranks(
+    parameters: Iterable[nn.Parameter],
+    max_norm: float,
+    *,
+    world_size: int,
+    num_stages: int = 1,
+    owners: Mapping[nn.Parameter, int] | None = None,
+) -> Tensor:
+    """Scale all gradients so that their common norm is at most `max_norm`; returns the norm before.
+
+    Each of `num_stages` holds weights of its own; `owners` says of a weight that lives on several of them
+    (a tied one) on how many. Every rank calls this once.
+    """
+    found = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
+    device = found[0][1].device if found else torch.device("cpu")
+    square = torch.zeros((), dtype=torch.float64, device=device)
+    for parameter, gradient in found:
+        stages = num_stages / (owners or {}).get(parameter, 1)
+        holders = world_size / (num_parts(gradient) * stages)
+        square += torch.linalg.vector_norm(local_part(gradient), dtype=torch.float64) ** 2 / holders
+    if world_size > 1:
+        dist.all_reduce(square)
+    norm = square.sqrt()
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for _, gradient in found:
+        part = local_part(gradient)
+        part.mul_(factor.to(part.dtype))
+    return norm
+
+
+def whole_tensors(module: nn.Module, *, keep: bool) -> dict[str, Tensor]:
+    """Weights and persistent buffers with their parts put together, under every name; all ranks call this.
+
+    Where `keep` is false they are dropped one by one.
+    """
+    found: dict[str, Tensor] = {}
+    put_together: dict[int, Tensor] = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if isinstance(tensor, DTensor):
+            if id(tensor) not in put_together:
+                whole: Tensor = tensor.full_tensor().detach()
+                put_together[id(tensor)] = whole if keep else whole.new_empty(0)
+            whole = put_together[id(tensor)]
+        else:
+            whole = tensor.detach()
+        if keep:
+            found[name] = whole
+    return found

@@ -1,0 +1,113 @@
+"""tensor: every rank computes the same batch, each with its slice of every large layer.
+
+    attention     my heads of query, key, value (columns) -> my rows of the output layer -> sum over ranks
+    feed-forward  my columns of up                        -> my rows of down             -> sum over ranks
+
+Where: each rank holds 1/n of the split weights with their gradients and optimizer state, and all of the rest
+(norms, positions); activations between the two layers of a pair are 1/n, the stream between blocks is whole
+(1/n of it too with sequence_parallel). Sent per rank and step: 4 sums per block, two in forward and two in
+backward, each 2(n-1)/n x A bytes for A = batch x tokens x width; with a split vocabulary one sum more for
+the embedding, and the logits once (a few numbers per token with loss_parallel). Wins: layers too large for
+one device, on links as fast as NVLink. Breaks: slow links, since every sum is waited for; heads that do not
+divide; what is no Linear or Embedding. Source: Shoeybi et al., "Megatron-LM" (2019).
+
+What is split is data in ../split/plan.py; how is ../split/apply.py. Read ddp.py before, hybrid.py after.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
+
+from rankdeck.collectives.counted import CountedCollectives
+from rankdeck.mesh import Mesh, device_mesh
+from rankdeck.split.apply import Split, broadcast_weights, require_options, split_layers
+from rankdeck.split.gradients import add_up_partial, clip_over_ranks, whole_tensors
+from rankdeck.split.plan import make_plan
+from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy, call, first_samples, place
+
+
+class TensorParallel(Strategy):
+    name = "tensor"
+    forwards_alone = False
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        options = setup.options
+        self._sequence_parallel = bool(options.get("sequence_parallel"))
+        self._loss_parallel = bool(options.get("loss_parallel"))
+        self._steps = 0
+        self._counted = CountedCollectives()
+
+    def mesh(self) -> Mesh:
+        return Mesh.of(self.setup.rank, tensor=self.setup.world_size)
+
+    def reports_loss(self) -> bool:
+        """All ranks hold the same loss; one tells it."""
+        return self.mesh().coordinate("tensor") == 0
+
+    def build(self, model_fn: Callable[[], nn.Module]) -> None:
+        """Every rank builds, takes rank 0's weights, and keeps its slices."""
+        module = place(model_fn(), self.setup, self.device)
+        plan = make_plan(module, self.setup.world_size, self.setup.options.get("plan"))
+        options = {"sequence_parallel": self._sequence_parallel, "loss_parallel": self._loss_parallel}
+        require_options(plan, **options)
+        broadcast_weights(module)
+        self._split: Split = split_layers(module, plan, device_mesh(self.mesh(), self.device.type), **options)
+        self._module = module
+
+    @property
+    def module(self) -> nn.Module:
+        return self._module
+
+    def forward_backward(self, batch: Batch, scale: float, *, last: bool) -> LossSum:
+        inputs, targets = self.to_device(batch)
+        with self._counting(), loss_parallel() if self._loss_parallel else contextlib.nullcontext():
+            with self.autocast():
+                total, count = self.loss.function(call(self._module, inputs), targets)
+            (total * scale).backward()
+        self._steps += last
+        return LossSum(_local(total.detach()), count)
+
+    def _counting(self) -> contextlib.AbstractContextManager[object]:
+        """The second step is counted: all steps send the same, and the first also settles layouts."""
+        return self._counted if self._steps == 1 else contextlib.nullcontext()
+
+    def sync_gradients(self) -> None:
+        """Sums of the sequence's parts, which no layer's backward has made. Nothing else is missing."""
+        add_up_partial(self._module.parameters(), self._split.partial, self._split.mesh)
+
+    def clip(self, max_norm: float) -> Tensor:
+        return clip_over_ranks(self._module.parameters(), max_norm, world_size=self.setup.world_size)
+
+    def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
+        """Every rank holds the same samples, so all of them are here together."""
+        if num_valid == 0:
+            return HeldoutSums(0.0, 0.0, None if self.loss.correct is None else 0.0)
+        inputs, targets = self.to_device(first_samples(batch, num_valid))
+        with self.evaluating():
+            outputs = call(self._module, inputs)
+            return self.heldout_sums(_whole(outputs), targets)
+
+    def sent_bytes_per_step(self) -> tuple[str, int, bool] | None:
+        """Each collective is seen with its bytes; what a ring sends for them is a formula."""
+        if self._steps < 2:
+            return None
+        return "sums inside layers", self._counted.sent_bytes, False
+
+    def weights(self) -> dict[str, Tensor]:
+        """Full tensors on rank 0; the other ranks help to put them together and keep none."""
+        return whole_tensors(self._module, keep=self.setup.rank == 0)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _whole(outputs: object) -> object:
+    """Logits whose classes are split, put together."""
+    return outputs.full_tensor() if isinstance(outputs, DTensor) else outputs
