@@ -93,6 +93,37 @@ class TensorOptions(Options):
     )
 
 
+class CutOptions(Options):
+    cuts: list[str | int] | None = Field(
+        None, description="Units that a stage begins with, by name or index; balanced where not given."
+    )
+    balance: Literal["parameters", "time", "activations"] = Field(
+        "parameters", description="What stages are made even in: weights, measured forward time, or memory."
+    )
+
+
+class PipelineOptions(CutOptions):
+    schedule: Literal[
+        "gpipe",
+        "1f1b",
+        "interleaved-1f1b",
+        "looped-bfs",
+        "interleaved-zero-bubble",
+        "zbv",
+        "dualpipev",
+    ] = Field("1f1b", description="In which order stages run forward and backward of the microbatches.")
+    microbatches: Positive | None = Field(
+        None, description="Parts of the batch in the pipe; a divisor near 2 x stages where not given."
+    )
+
+
+class AsyncPipelineOptions(CutOptions):
+    mode: Literal["stash", "2bw"] = Field(
+        "stash",
+        description="stash: weights kept per microbatch under way; 2bw: two versions, one update behind.",
+    )
+
+
 class MlpArgs(Options):
     hidden: list[Positive] = Field([256, 256], description="Widths of the hidden layers.")
     dropout: Fraction = 0.0
@@ -195,13 +226,14 @@ class Card:
 
 @dataclass(frozen=True)
 class StrategyCard(Card):
-    """`one_process`:
-
-    one rank drives all devices; `batch_shards`: the batch is cut by the number of devices.
+    """`one_process`: one rank drives all devices. `one_device`: it uses the first of them only.
+    `batch_shards`: the batch is cut by the number of devices. `min_devices`: fewer make no sense.
     """
 
     one_process: bool = False
+    one_device: bool = False
     batch_shards: bool = True
+    min_devices: int = 1
     icon: str = "server"
     lives: str = ""
     sends: str = ""
@@ -221,6 +253,7 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         "The reference: one device holds everything.",
         "rankdeck.strategies.single:Single",
         one_process=True,
+        one_device=True,
         batch_shards=False,
         icon="primitive-square",
         lives="Everything lives on one device.",
@@ -277,6 +310,64 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         wins="Layers too large for one device, on links as fast as NVLink: few ranks of one machine.",
         breaks="Slow links: every block waits for its sums. Heads that the devices do not divide, and layers "
         "that are neither Linear nor Embedding (convolutions, fused Conv1D).",
+    ),
+    StrategyCard(
+        "model",
+        "Model parallel",
+        "layers on different devices",
+        "Layer split: one process holds each part of the layers on a device of its own, and takes one batch "
+        "after another through all of them.",
+        "rankdeck.strategies.model_parallel:ModelParallel",
+        CutOptions,
+        one_process=True,
+        batch_shards=False,
+        icon="layers",
+        lives="On each device the weights, gradients, optimizer state and activations of its own layers.",
+        sends="Per step and cut 2 x A bytes: A bytes of activations of the whole batch on, A bytes of "
+        "gradients back; tied weights travel once more.",
+        wins="A model that does not fit one device, without any change of its mathematics: equal to single, "
+        "batch norms included.",
+        breaks="Speed: only one device works at a time. Uneven layers: the fullest device decides.",
+    ),
+    StrategyCard(
+        "pipeline",
+        "Pipeline",
+        "microbatches through stages",
+        "Pipeline parallel: each rank holds a stage (or two) of the layers, and microbatches flow through them "
+        "so that all ranks work at once.",
+        "rankdeck.strategies.pipeline:Pipeline",
+        PipelineOptions,
+        batch_shards=False,
+        min_devices=2,
+        icon="debug-continue",
+        lives="On each rank the weights, gradients and optimizer state of its own stages, and the activations "
+        "of the microbatches under way: gpipe m of them, 1f1b p - s on stage s.",
+        sends="Per rank and step m x a bytes of activations on and m x a bytes of gradients back for each cut "
+        "to another rank, for microbatches of a bytes at the cut.",
+        wins="Models too deep for one device on slow links: little is sent, and only to neighbours. The "
+        "bubble is (p-1)/(m+p-1) of the step; interleaved and zero-bubble schedules shrink it.",
+        breaks="Few microbatches (the bubble grows), uneven stages (all wait for the slowest), and batch norms "
+        "(they see one microbatch at a time).",
+    ),
+    StrategyCard(
+        "pipeline-async",
+        "Async pipeline",
+        "no flush, stale weights",
+        "PipeDream: microbatches never wait for a flush; each stage updates its weights as soon as a gradient "
+        "arrives, and keeps the older weights that microbatches under way began with.",
+        "rankdeck.strategies.pipeline_async:AsyncPipeline",
+        AsyncPipelineOptions,
+        batch_shards=False,
+        min_devices=2,
+        icon="run-all",
+        lives="On stage s of p its weights, gradients and optimizer state, p - s versions of its weights "
+        "(2bw: two), and the activations of p - s microbatches.",
+        sends="Per rank and microbatch a bytes of activations on and a bytes of gradients back for each cut, "
+        "for microbatches of a bytes at the cut.",
+        wins="Deep pipelines with no bubble at all, where training bears weights that are p - 1 - s updates "
+        "old (2bw: exactly one).",
+        breaks="Large learning rates: stale gradients overshoot. Tied weights and one norm over all gradients "
+        "(clip_norm), because no moment sees all stages at the same update.",
     ),
 )
 
