@@ -281,3 +281,12 @@ def test_every_control_has_a_name_and_a_tooltip(qtbot: QtBot, theme: Theme, draf
         for widget in view.findChildren(kind):
             named = widget.accessibleName() or (isinstance(widget, QAbstractButton) and widget.text())
             assert named, f"{widget} has no name"
+
+
+def test_every_strategy_has_an_icon_of_the_font_and_a_hint_of_four_words() -> None:
+    from rankdeck.catalog import STRATEGIES
+    from rankdeck_app.theme.icons import CODEPOINTS
+
+    for card in STRATEGIES.values():
+        assert card.icon in CODEPOINTS, f"{card.name}: add {card.icon} to CODEPOINTS"
+        assert 1 <= len(card.hint.split()) <= 4
