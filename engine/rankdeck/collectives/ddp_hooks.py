@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
@@ -37,9 +36,10 @@ def compress_with_hook(
         return
     dtype = HALVES[compress]
 
-    def hook(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    def hook(state: Any, bucket: Any) -> Any:
         return default_hooks._compress_hook(dtype, state, bucket)
 
+    hook.__annotations__.clear()  # torch compares them with classes, and here they are words
     ddp.register_comm_hook(group if group is not None else dist.group.WORLD, hook)
 
 
