@@ -339,7 +339,7 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         PipelineOptions,
         batch_shards=False,
         min_devices=2,
-        icon="debug-continue",
+        icon="split-vertical",
         lives="On each rank the weights, gradients and optimizer state of its own stages, and the activations "
         "of the microbatches under way: gpipe m of them, 1f1b p - s on stage s.",
         sends="Per rank and step m x a bytes of activations on and m x a bytes of gradients back for each cut "
@@ -359,7 +359,7 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         AsyncPipelineOptions,
         batch_shards=False,
         min_devices=2,
-        icon="run-all",
+        icon="rocket",
         lives="On stage s of p its weights, gradients and optimizer state, p - s versions of its weights "
         "(2bw: two), and the activations of p - s microbatches.",
         sends="Per rank and microbatch a bytes of activations on and a bytes of gradients back for each cut, "

@@ -12,6 +12,7 @@ by the count that all ranks agree on. Read worker.py next.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from torch.optim import Optimizer
 
 from rankdeck import events
 from rankdeck.data.base import needs_epoch
-from rankdeck.data.loader import Loader, build_loader
+from rankdeck.data.loader import Loader, build_loader, first_batch
 from rankdeck.data.sampling import StepBatches
 from rankdeck.errors import TrainingError
 from rankdeck.evaluation import Evaluator
@@ -209,7 +210,7 @@ class Trainer:
         factor = self._train.global_batch / counts.clamp(min=1.0)
         gradients = [p.grad for p in strategy.module.parameters() if p.grad is not None]
         for gradient in gradients:
-            gradient.mul_(factor.to(gradient.dtype))
+            gradient.mul_(factor.to(gradient.device, gradient.dtype))
 
     def _set_rate(self, step: int) -> float:
         factor = self._job.workload.schedule(step - 1)
@@ -347,6 +348,8 @@ def assemble(
         ledger=ledger,
         precision=config.train.precision,
         seed=config.train.seed,
+        part_batch=config.train.global_batch // config.train.accumulate,
+        sample=functools.partial(first_batch, workload.train),
     )
     strategy: Strategy = config.strategy_card.load()(setup)
     with contextlib.nullcontext() if ledger is None else ledger.following():

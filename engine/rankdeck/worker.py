@@ -158,7 +158,7 @@ class Rank:
         run_devices = [_device_info(entry) for entry in place.run.environment()["devices"]]
         card = config.strategy_card
         mine = list(range(len(run_devices))) if card.one_process else [place.rank]
-        if not card.batch_shards:
+        if card.one_device:
             mine = mine[:1]
         devices = self._torch_devices(torch, [run_devices[index] for index in mine])
         self._join(torch, devices[0], config.launch.timeout_s)

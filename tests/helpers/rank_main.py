@@ -38,7 +38,7 @@ def train_once(request: dict[str, object], rank: int, world_size: int) -> None:
     """One run of this rank, in this process."""
     config = from_text(str(request["toml"]), folder=Path.cwd())
     places = [rank] if world_size > 1 else list(range(config.selection.count or 1))
-    if not config.strategy_card.batch_shards:
+    if config.strategy_card.one_device:
         places = places[:1]
     with tempfile.TemporaryDirectory() as folder:
         writer = EventWriter(Path(str(request.get("events") or folder)) / f"rank-{rank}.0.jsonl")

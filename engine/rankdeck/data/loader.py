@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, default_collate, get_worker_info
 
-from rankdeck.data.base import Draw, ReadsBatches, SampleSet
+from rankdeck.data.base import Draw, ReadsBatches, SampleSet, needs_epoch
 from rankdeck.errors import Problem, RankdeckError
 from rankdeck.heartbeat import die_with_parent
 
@@ -79,6 +79,15 @@ def build_loader(
     if num_batches is None:
         num_batches = len(batches)  # type: ignore[arg-type]  # both samplers know their length
     return Loader(loader, num_batches)
+
+
+def first_batch(dataset: SampleSet, num_samples: int) -> Any:
+    """The first samples as one batch, read here; torch's global random state stays as it was."""
+    indices: Indices = list(range(num_samples))
+    if needs_epoch(dataset):
+        indices = [Draw(0, 0, index) for index in range(num_samples)]
+    with torch.random.fork_rng(devices=[]):
+        return _Reader(dataset)[indices]
 
 
 class _Reader:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -31,6 +31,9 @@ class Chain(ABC):
 
     def __len__(self) -> int:
         return len(self.names)
+
+    reads_inputs: ClassVar[bool] = True
+    """Whether stages after the first look at the model's inputs."""
 
     @abstractmethod
     def stage(self, start: int, end: int) -> nn.Module:
@@ -66,6 +69,8 @@ def handed_on(output: Any, where: str) -> tuple[Tensor, ...]:
 
 class UnitChain(Chain):
     """Units that are modules of the model, each fed what the one before returned."""
+
+    reads_inputs = False
 
     def __init__(self, model: nn.Module, units: Sequence[tuple[str, nn.Module]]) -> None:
         super().__init__(model, [name for name, _ in units])

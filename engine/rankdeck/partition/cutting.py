@@ -38,6 +38,7 @@ class CutModel:
         starts, ends = [0, *cuts], [*cuts, len(chain)]
         self.model = chain.model
         self.takes_any_batch = chain.takes_any_batch
+        self.reads_inputs = chain.reads_inputs
         self.units = [chain.names[start:end] for start, end in zip(starts, ends, strict=True)]
         self.boundaries = [boundaries[start] for start in starts]
         self.stages = [chain.stage(start, end) for start, end in zip(starts, ends, strict=True)]

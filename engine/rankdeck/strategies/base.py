@@ -57,7 +57,9 @@ class HeldoutSums:
 class Setup:
     """What a strategy is given. `devices` are the torch devices that this rank drives, in the run's order
     (all `cpu` in a rehearsal,
-    where the ledger keeps them apart); `ledger` is None on GPUs."""
+    where the ledger keeps them apart); `ledger` is None on GPUs. `part_batch` is how many samples one part of
+    the global batch has over all data ranks; `sample(n)` reads the first n training samples as one batch, for
+    a strategy that must know shapes before the first step."""
 
     options: Mapping[str, Any]
     loss: Loss
@@ -67,6 +69,8 @@ class Setup:
     ledger: Ledger | None = None
     precision: str = "fp32"
     seed: int = 0
+    part_batch: int = 1
+    sample: Callable[[int], Batch] | None = None
     extras: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -169,7 +173,7 @@ class Strategy(ABC):
         """The batch on a device, floating inputs in the run's precision."""
         inputs, targets = batch
         target = device or self.device
-        moved: Batch = _each(
+        moved: Batch = each_tensor(
             cast((inputs, targets), self.setup.dtype),
             lambda tensor: tensor.to(device=target, non_blocking=True),
         )
@@ -214,7 +218,7 @@ def call(module: nn.Module, inputs: Any) -> Any:
 
 def first_samples(value: Any, num_valid: int) -> Any:
     """The first samples of a batch, whatever it is made of."""
-    return _each(value, lambda tensor: tensor[:num_valid])
+    return each_tensor(value, lambda tensor: tensor[:num_valid])
 
 
 def tensors_of(value: Any) -> list[Tensor]:
@@ -228,14 +232,14 @@ def tensors_of(value: Any) -> list[Tensor]:
     return []
 
 
-def _each(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """The same structure with every tensor changed."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):
-        return {key: _each(inner, change) for key, inner in value.items()}
+        return {key: each_tensor(inner, change) for key, inner in value.items()}
     if isinstance(value, tuple | list):
-        return type(value)(_each(inner, change) for inner in value)
+        return type(value)(each_tensor(inner, change) for inner in value)
     return value
 
 
@@ -246,7 +250,7 @@ def cast(value: Any, dtype: torch.dtype) -> Any:
     """
     if dtype is not torch.float64:
         return value
-    return _each(value, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    return each_tensor(value, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
 
 def place(model: nn.Module, setup: Setup, device: torch.device) -> nn.Module:

@@ -39,7 +39,7 @@ def trainer_of(
     """A trainer in this process, whose events go to rank-0.0.jsonl in `folder`."""
     toml = WIDE.format(strategy=strategy, vocabulary=vocabulary, steps=steps)
     config = from_text(toml, folder=folder)
-    places = list(range(4)) if config.strategy_card.batch_shards else [0]
+    places = [0] if config.strategy_card.one_device else list(range(4))
     return assemble(
         workloads.load(config),
         rank=0,
