@@ -28,6 +28,7 @@ class Agreement:
         assert self._rank == 0
         target = self._folder / f"{what}.at"
         if not target.exists():
+            self._folder.mkdir(parents=True, exist_ok=True)
             part = target.with_suffix(".part")
             part.write_text(str(step + self._lead))
             part.replace(target)

@@ -415,10 +415,6 @@ def _check_train(found: Findings, train: TrainConfig) -> None:
         found.add("not-yet", ("train", "precision"), message, "Use bf16 or fp32.")
     if train.compile:
         found.add("not-yet", ("train", "compile"), "train.compile comes with a later version.", _LATER)
-    if train.checkpoint_every:
-        message = "train.checkpoint_every: checkpoints come with a later version."
-        advice = "Leave it out or set it to 0; final weights are always saved."
-        found.add("not-yet", ("train", "checkpoint_every"), message, advice)
 
 
 def _check_launch(found: Findings, launch: LaunchConfig) -> None:

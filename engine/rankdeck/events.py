@@ -219,6 +219,15 @@ class WeightsSaved(Event, tag="weights_saved"):
     num_bytes: int
 
 
+class CheckpointSaved(Event, tag="checkpoint"):
+    """The state after `step` is on the disk, committed. `reason`: schedule | request | stop | end."""
+
+    step: int
+    num_bytes: int
+    seconds: float
+    reason: str
+
+
 class Dropped(Event, tag="dropped"):
     """Lines that could not be written (a full disk): how many, and why."""
 
@@ -255,6 +264,7 @@ AnyEvent = (
     | ProblemRaised
     | RankFailed
     | WeightsSaved
+    | CheckpointSaved
     | Dropped
     | RankEnded
     | RunEnded

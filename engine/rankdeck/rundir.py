@@ -80,6 +80,15 @@ class RunDir:
         return self.path / "logs"
 
     @property
+    def checkpoints_folder(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def requests_folder(self) -> Path:
+        """What a person asked for in between (agreement.py); emptied when an attempt begins."""
+        return self.path / "requests"
+
+    @property
     def weights(self) -> Path:
         return self.path / "weights.safetensors"
 

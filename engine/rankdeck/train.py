@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from rankdeck import events
+from rankdeck.checkpoint import Restored
 from rankdeck.data.base import needs_epoch
 from rankdeck.data.loader import Loader, build_loader, first_batch
 from rankdeck.data.sampling import StepBatches
@@ -36,15 +37,12 @@ from rankdeck.memory.sampling import SamplingBudget
 from rankdeck.memory.torch_memory import read_gpu_bytes, reset_gpu_peaks
 from rankdeck.reporting import BusyMeter, StepFacts, StepReporter
 from rankdeck.rundir import EventWriter
+from rankdeck.saving import Saver
 from rankdeck.strategies.base import Batch, Setup, Strategy
 from rankdeck.workload import Workload
 
 GPU_MEMORY_S = 0.2
 """Seconds between two readings of a GPU's allocator."""
-
-
-class StopRequested(Exception):  # noqa: N818 - being asked to stop is no error
-    """The person asked the run to stop; raised between two steps."""
 
 
 @dataclass
@@ -59,7 +57,7 @@ class Job:
     ledger: Ledger | None = None
     sampling: SamplingBudget = field(default_factory=SamplingBudget)
     beat: Callable[[int, str], None] = lambda step, phase: None
-    stop_requested: Callable[[], bool] = lambda: False
+    saver: Saver | None = None
 
 
 class Trainer:
@@ -75,6 +73,7 @@ class Trainer:
         self._busy = BusyMeter(job.writer, job.rank, job.devices)
         self._memory_told = 0.0
         self._last_inputs: Any = None
+        self._restored: Restored | None = None
         if job.ledger is not None:
             job.ledger.watch(job.strategy.module, self._optimizer)
 
@@ -93,34 +92,71 @@ class Trainer:
             TrainingError: the loss is not finite.
             StopRequested: the person asked for it.
         """
-        loader = self.loader()
+        first = self._restore()
+        loader = self.loader(first)
         evaluator = self._evaluator()
+        steps = self._job.workload.steps
         try:
-            self._steps(iter(loader), evaluator)
-            return self._evaluate(evaluator, self._job.workload.steps, final=True)
+            batches = iter(loader)
+            if self._restored is not None:
+                self._restored.put_random_states()
+            self._steps(first, batches, evaluator)
+            found = self._evaluate(evaluator, steps, final=True)
+            if self._job.saver is not None:
+                self._job.saver.at_end(steps, self._strategy, self._optimizer)
+            return found
         finally:
             self._reporter.flush()
             loader.close()
             if evaluator is not None:
                 evaluator.close()
 
-    def _steps(self, batches: Iterator[Batch], evaluator: Evaluator | None) -> None:
+    def _restore(self) -> int:
+        """The step that a resumed run goes on after; 0 for a new one."""
+        saver = self._job.saver
+        if saver is None or saver.start is None:
+            return 0
+        if self._strategy.warms_up:
+            self._warm_up()
+        self._restored = saver.restore(self._strategy, self._optimizer)
+        assert self._restored is not None
+        if not self._restored.same_layout:
+            # Streams of another layout cannot be taken over: new ones, which do not repeat those from step 1.
+            torch.manual_seed(torch.initial_seed() + self._restored.step * 7919)
+        return self._restored.step
+
+    def _warm_up(self) -> None:
+        """One forward and backward for nothing.
+
+        What it changes (buffers, random states) is restored after it.
+        """
+        loader = self.loader()
+        try:
+            for part, batch in zip(range(self._train.accumulate), loader, strict=False):
+                last = part == self._train.accumulate - 1
+                self._strategy.forward_backward(batch, self._scale(batch), last=last)
+            self._strategy.sync_gradients()
+        finally:
+            loader.close()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def _steps(self, first: int, batches: Iterator[Batch], evaluator: Evaluator | None) -> None:
         job, every = self._job, self._train.evaluate_every
         step_ended = time.perf_counter()
-        for step in range(1, job.workload.steps + 1):
-            if job.stop_requested():
-                raise StopRequested
+        for step in range(first + 1, job.workload.steps + 1):
             job.beat(step, "step")
-            followed = job.ledger is not None and job.sampling.should_follow(step)
+            followed = job.ledger is not None and job.sampling.should_follow(step - first)
             facts = self.step(step, batches, followed=followed)
             now = time.perf_counter()
             facts.step_s, step_ended = now - step_ended, now
-            job.sampling.record(step, facts.step_s, followed=followed)
+            job.sampling.record(step - first, facts.step_s, followed=followed)
             self._tell(facts)
-            if step == 3 or (step > 3 and step == job.workload.steps):
+            if step - first == 3 or (step - first > 3 and step == job.workload.steps):
                 self._tell_sent_bytes(step)
             if every and step % every == 0 and step < job.workload.steps:
                 self._evaluate(evaluator, step, final=False)
+                step_ended = time.perf_counter()
+            if job.saver is not None and job.saver.after_step(step, self._strategy, self._optimizer):
                 step_ended = time.perf_counter()
         self._check_finite(self._reporter.flush(wait=True))
 
@@ -281,8 +317,8 @@ class Trainer:
             rank=self._job.rank,
         )
 
-    def loader(self) -> Loader:
-        """This rank's training batches, in order; close it."""
+    def loader(self, after_step: int = 0) -> Loader:
+        """This rank's training batches, in order, after a step; close it."""
         workload, train, data = self._job.workload, self._train, self._job.workload.config.data
         index, count = self._strategy.data_shard()
         sampler = StepBatches(
@@ -293,6 +329,7 @@ class Trainer:
             shard_count=count,
             seed=train.seed,
             steps=workload.steps,
+            start_step=after_step,
             draws=needs_epoch(workload.train),
         )
         return build_loader(

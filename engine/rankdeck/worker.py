@@ -19,14 +19,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rankdeck import events
+from rankdeck.checkpoint_files import Checkpoint, newest_whole
 from rankdeck.diagnose.exceptions import describe
-from rankdeck.errors import MachineError, RankdeckError
+from rankdeck.errors import MachineError, Problem, RankdeckError
 from rankdeck.heartbeat import HeartbeatWriter, die_with_parent
 from rankdeck.rundir import EventWriter, RunDir
 
 if TYPE_CHECKING:
     import torch
 
+    from rankdeck.config import RunConfig
+    from rankdeck.saving import Saver
     from rankdeck.strategies.base import Strategy
 
 EXIT_STOPPED = 130
@@ -135,7 +138,7 @@ class Rank:
         self._writer.write(events.Phase(rank=self._place.rank, phase=phase, steps=steps))
         self._beat(self.step, phase)
         if self._stop.requested:
-            from rankdeck.train import StopRequested
+            from rankdeck.saving import StopRequested
 
             raise StopRequested
 
@@ -175,7 +178,7 @@ class Rank:
             writer=self._writer,
             sampling=SamplingBudget(always=always),
             beat=self._beat,
-            stop_requested=self._stop,
+            saver=self._saver(config, len(run_devices)),
         )
         self._strategy = trainer.strategy
         self._phase("training", steps=workload.steps)
@@ -227,6 +230,54 @@ class Rank:
             timeout=datetime.timedelta(seconds=timeout_s),
             device_id=device if device.type == "cuda" else None,
         )
+
+    def _saver(self, config: RunConfig, num_devices: int) -> Saver:
+        """What saves this run, and where it goes on from:
+
+        the newest whole checkpoint, on any attempt but the first.
+        """
+        from rankdeck.agreement import Agreement
+        from rankdeck.checkpoint import Keeper
+        from rankdeck.saving import Saver
+
+        place = self._place
+        layout = f"{config.strategy.use} {sorted(config.strategy.options.items())} on {num_devices}"
+        folder = place.run.checkpoints_folder
+        keeper = Keeper(
+            folder,
+            rank=place.rank,
+            world_size=place.world_size,
+            layout=layout,
+            keep=config.train.keep_checkpoints,
+        )
+        lead = 0 if place.world_size == 1 else 1
+        return Saver(
+            keeper=keeper,
+            agreement=Agreement(place.run.requests_folder, place.rank, lead),
+            writer=self._writer,
+            rank=place.rank,
+            every=config.train.checkpoint_every,
+            stop_requested=self._stop,
+            start=self._newest_checkpoint() if place.attempt else None,
+        )
+
+    def _newest_checkpoint(self) -> Checkpoint | None:
+        """Found by rank 0 for all; damaged ones that it passed over are told."""
+        found: Checkpoint | None = None
+        complaints: list[str] = []
+        if self._place.rank == 0:
+            found, complaints = newest_whole(self._place.run.checkpoints_folder)
+        for complaint in complaints:
+            advice = "An older checkpoint is used. Look at the disk." if found else "The run begins anew."
+            problem = Problem("checkpoint-damaged", complaint, advice=advice, severity="warning")
+            self._writer.write(events.ProblemRaised(problem=problem), sync=True)
+        if self._place.world_size == 1:
+            return found
+        import torch.distributed as dist
+
+        answer = [found]
+        dist.broadcast_object_list(answer, src=0)
+        return answer[0]
 
     def _save(self, strategy: Strategy) -> None:
         """Final weights, by the rank that holds them all.

@@ -89,6 +89,8 @@ class Strategy(ABC):
     """
 
     name: ClassVar[str]
+    warms_up: ClassVar[bool] = False
+    """Whether a resumed run takes one step for nothing first, because the first one is unlike the others."""
     forwards_alone: ClassVar[bool] = True
     """Whether one rank can run the module's forward without the others."""
 
@@ -163,6 +165,16 @@ class Strategy(ABC):
         tied weights under every name.
         """
         return {name: tensor.detach() for name, tensor in self.module.state_dict(keep_vars=True).items()}
+
+    def settle(self) -> None:  # noqa: B027
+        """Bring weights to a state that a checkpoint can hold; nothing to do where a step leaves them so."""
+
+    def extra_state(self) -> dict[str, Tensor]:
+        """What this rank keeps beside weights and optimizer, for a run that goes on under the same layout."""
+        return {}
+
+    def put_extra_state(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027
+        """What `extra_state` gave."""
 
     def close(self) -> None:  # noqa: B027
         """Give back threads and groups."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -153,6 +153,16 @@ class DataParallel(Strategy):
             return None
         moved = sum(self._threads.devices.moved_bytes.values())
         return "scatter, replicate, gather, reduce", round(moved / self._steps), True
+
+    def extra_state(self) -> dict[str, Tensor]:
+        """The random states of the devices that have drawn; device 0 draws from the process's own."""
+        states = [] if self._threads is None else self._threads.random_states
+        return {f"random.{i}": state for i, state in enumerate(states) if state is not None}
+
+    def put_extra_state(self, state: Mapping[str, Tensor]) -> None:
+        if self._threads is not None:
+            for name, tensor in state.items():
+                self._threads.random_states[int(name.removeprefix("random."))] = tensor
 
     def close(self) -> None:
         if self._threads is not None:

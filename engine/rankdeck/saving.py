@@ -1,0 +1,106 @@
+"""When a run is saved, and from where it goes on: every so many steps, when a person asks, when it is
+stopped, at its end.
+
+The keeper (checkpoint.py) writes; the agreement says at which step all ranks do it; this file tells what
+happened as events. A checkpoint that cannot be written costs a problem, never the run. Read train.py next.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch.optim import Optimizer
+
+from rankdeck import events
+from rankdeck.agreement import SAVE, STOP, Agreement
+from rankdeck.checkpoint import Keeper, Restored
+from rankdeck.checkpoint_files import Checkpoint, CheckpointError
+from rankdeck.rundir import EventWriter
+from rankdeck.strategies.base import Strategy
+
+
+class StopRequested(Exception):  # noqa: N818 - being asked to stop is no error
+    """The person asked the run to stop; raised between two steps."""
+
+
+@dataclass
+class Saver:
+    """One rank's part in saving.
+
+    `every` is 0 for no regular checkpoints; `start` is where the run goes on from.
+    """
+
+    keeper: Keeper
+    agreement: Agreement
+    writer: EventWriter
+    rank: int
+    every: int
+    stop_requested: Callable[[], bool]
+    start: Checkpoint | None = None
+    _saved_step: int = -1
+
+    def restore(self, strategy: Strategy, optimizer: Optimizer) -> Restored | None:
+        """The state of `start` into a strategy that is built; None where the run begins at its beginning.
+
+        Raises:
+            ConfigError: the checkpoint is of another model or optimizer.
+        """
+        if self.start is None:
+            return None
+        restored = self.keeper.restore(self.start, strategy.module, optimizer)
+        if restored.same_layout:
+            strategy.put_extra_state(restored.extra())
+        return restored
+
+    def after_step(self, step: int, strategy: Strategy, optimizer: Optimizer) -> bool:
+        """Save or stop if `step` is agreed on or due; whether something was saved.
+
+        Raises:
+            StopRequested: after the state was saved.
+        """
+        if self.rank == 0:
+            if self.stop_requested():
+                self.agreement.propose(STOP, step)
+            if self.agreement.requested(SAVE):
+                self.agreement.propose(SAVE, step)
+        stopping = self.agreement.reached(STOP, step)
+        asked = self.agreement.reached(SAVE, step)
+        due = bool(self.every) and step % self.every == 0
+        if not (stopping or asked or due):
+            return False
+        self.save(
+            step, strategy, optimizer, reason="stop" if stopping else "request" if asked else "schedule"
+        )
+        if asked and self.rank == 0:
+            self.agreement.done(SAVE)
+        if stopping:
+            raise StopRequested
+        return True
+
+    def at_end(self, step: int, strategy: Strategy, optimizer: Optimizer) -> None:
+        """The last state, where checkpoints are kept at all."""
+        if self.every:
+            self.save(step, strategy, optimizer, reason="end")
+
+    def save(self, step: int, strategy: Strategy, optimizer: Optimizer, *, reason: str) -> None:
+        """Write the state after `step`; a failure becomes a problem."""
+        if step == self._saved_step:
+            return
+        started = time.monotonic()
+        try:
+            strategy.settle()
+            num_bytes = self.keeper.save(step, strategy.module, optimizer, strategy.extra_state())
+        except CheckpointError as error:
+            if self.rank == 0:
+                self.writer.write(events.ProblemRaised(problem=error.problem), sync=True)
+            return
+        self._saved_step = step
+        if self.rank == 0:
+            self.writer.write(
+                events.CheckpointSaved(
+                    step=step, num_bytes=num_bytes, seconds=time.monotonic() - started, reason=reason
+                ),
+                sync=True,
+            )
