@@ -75,6 +75,9 @@ class FsdpOptions(Options):
         description="Let a block's gathered weights go after its forward and gather them again for its "
         "backward: less memory, more bytes.",
     )
+    find_unused_parameters: bool = Field(
+        False, description="Allow ranks to use different parameters: one without a gradient counts as zero."
+    )
     sync_batchnorm: bool = Field(
         False, description="Batch norm over the batches of all ranks, as one device would compute it."
     )
@@ -287,11 +290,29 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         "rankdeck.strategies.ddp:Ddp",
         DdpOptions,
         icon="multiple-windows",
-        lives="Weights, gradients and optimizer state in full on every device.",
-        sends="2(n-1)/n x G bytes per rank and step (ring all-reduce of G bytes of gradients).",
+        lives="Weights, gradients and optimizer state in full on every device, and buckets of gradients.",
+        sends="Per rank and step, for G bytes of gradients: 2(n-1)/n x G (native, ring), (n-1) x G "
+        "(all-to-all), (n-1) x G by rank 0 and G by each other (reduce-broadcast). fp16 and bf16 halve G.",
         wins="Whenever the model fits one device: equal memory, near-linear speed-up.",
         breaks="A model whose weights, gradients and optimizer state do not fit one device; slow links with "
         "small batches.",
+    ),
+    StrategyCard(
+        "fsdp",
+        "FSDP",
+        "weights in slices",
+        "Fully sharded data parallel: every rank keeps a slice of every weight and puts one block together "
+        "at a time, only while it computes with it.",
+        "rankdeck.strategies.fsdp:Fsdp",
+        FsdpOptions,
+        icon="table",
+        lives="1/n of weights, gradients and optimizer state on every device, plus the block that is "
+        "gathered now and what lies in no block (embeddings, head).",
+        sends="Per rank and step, for P bytes of weights and G of gradients: (n-1)/n x (2P + G); without "
+        "reshard (n-1)/n x (P + G). On gloo 2G instead of G.",
+        wins="A model that fits no single device; memory falls with the number of devices.",
+        breaks="Slow links: weights travel in every forward and backward. Models without repeated blocks are "
+        "gathered whole.",
     ),
     StrategyCard(
         "tensor",
@@ -502,7 +523,7 @@ SCHEDULES: Mapping[str, Card] = _table(
 
 @dataclass(frozen=True)
 class OptionField:
-    """One option as a form needs it. `kind`: bool | int | float | choice | text | list."""
+    """One option as a form needs it. `kind`: bool | int | float | choice | text | list | table."""
 
     name: str
     kind: str
@@ -544,6 +565,8 @@ def _option_field(name: str, annotation: Any, info: Any) -> OptionField:
         kind, choices = "choice", typing.get_args(annotation)
     elif typing.get_origin(annotation) in (list, tuple):
         kind = "list"
+    elif typing.get_origin(annotation) is dict:
+        kind = "table"
     else:
         kind = {bool: "bool", int: "int", float: "float"}.get(annotation, "text")
     default = None if info.is_required() else info.get_default(call_default_factory=True)

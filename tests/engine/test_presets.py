@@ -21,6 +21,7 @@ NAMES = [
     "gpt-dp",
     "gpt-dp-parallel-loss",
     "gpt-stdlib",
+    "gpt-tensor-parallel",
     "resnet50-images",
 ]
 

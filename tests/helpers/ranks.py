@@ -50,13 +50,13 @@ class RankSet:
             assert rank.stdin is not None
             rank.stdin.write(json.dumps(request) + "\n")
             rank.stdin.flush()
-        found = []
-        for number, rank in enumerate(self._ranks):
+        answers = []
+        for rank in self._ranks:
             assert rank.stdout is not None
-            answer = json.loads(rank.stdout.readline() or '{"error": "it died"}')
+            answers.append(json.loads(rank.stdout.readline() or '{"error": "it died"}'))
+        for number, answer in enumerate(answers):
             assert "error" not in answer, f"rank {number}: {answer['error']}"
-            found.append(answer["result"])
-        return found
+        return [answer["result"] for answer in answers]
 
     def close(self) -> None:
         for rank in self._ranks:

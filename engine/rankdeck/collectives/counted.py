@@ -16,9 +16,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _SHARES = {
@@ -46,8 +46,8 @@ class CountedCollectives(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if any(getattr(kind, "__torch_dispatch__", None) is not _PLAIN for kind in types):
-            return NotImplemented  # a DTensor: it unwraps itself, and its collectives come back here
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it unwraps itself, and its collectives come back here
         if getattr(func, "namespace", None) == _NAMESPACE:
             self._book(func.__name__.partition(".")[0], args)
         return func(*args, **(kwargs or {}))
@@ -65,6 +65,3 @@ class CountedCollectives(TorchDispatchMode):
 def _group_size(name: Any) -> int:
     group: Any = c10d._resolve_process_group(name)  # type: ignore[attr-defined]  # torch has no public way
     return int(group.size())
-
-
-_PLAIN = torch._C._disabled_torch_dispatch_impl

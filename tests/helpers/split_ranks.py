@@ -1,0 +1,95 @@
+"""What a rank of a persistent set runs for tests of split layers; called by RankSet.call."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import RowwiseParallel
+
+from rankdeck.collectives.counted import CountedCollectives
+from rankdeck.mesh import Mesh, device_mesh
+from rankdeck.models.gpt import Gpt
+from rankdeck.split.apply import broadcast_weights, split_layers
+from rankdeck.split.gradients import clip_over_ranks
+from rankdeck.split.plan import find_plan
+from tests.helpers.rank_main import train_once
+
+
+def train_leaving_out(toml: str, out: str, what: str) -> None:
+    """A run in which one thing that the strategy does is left out: "sums", "ties" or "partial"."""
+    with LEFT_OUT[what]():
+        train_once({"toml": toml, "out": out}, dist.get_rank(), dist.get_world_size())
+
+
+@contextlib.contextmanager
+def _no_sums() -> Iterator[None]:
+    """Each rank goes on with what its own rows gave."""
+
+    whole = RowwiseParallel._prepare_output_fn
+
+    def own_part(layouts: Any, use_local_output: bool, module: nn.Module, outputs: DTensor, mesh: Any) -> Any:
+        if isinstance(module, nn.Embedding):
+            return whole(layouts, use_local_output, module, outputs, mesh)
+        return outputs.to_local()
+
+    with mock.patch.object(RowwiseParallel, "_prepare_output_fn", staticmethod(own_part)):
+        yield
+
+
+LEFT_OUT: dict[str, Any] = {
+    "sums": _no_sums,
+    "ties": lambda: mock.patch("rankdeck.split.apply._tie_again"),
+    "partial": lambda: mock.patch("rankdeck.strategies.tensor_parallel.add_up_partial"),
+}
+
+
+def collectives_of_a_step(
+    layers: int, batch: int, sequence_parallel: bool
+) -> tuple[dict[str, int], int, int]:
+    """Calls by kind, bytes by formula, and what this process wrote, for a step of a Gpt with split layers."""
+    torch.manual_seed(0)
+    model = Gpt(vocabulary=64, layers=layers, heads=4, width=64, context=32)
+    plan = find_plan(model, dist.get_world_size())
+    broadcast_weights(model)
+    mesh = device_mesh(Mesh.of(dist.get_rank(), tensor=dist.get_world_size()), "cpu")
+    split_layers(model, plan, mesh, sequence_parallel=sequence_parallel)
+    tokens = torch.randint(64, (batch, 32))
+    for _ in range(2):
+        counted = CountedCollectives()
+        before_bytes = _written_bytes()
+        with counted:
+            model(tokens).sum().backward()
+        written_bytes = _written_bytes() - before_bytes
+    return dict(counted.calls), counted.sent_bytes, written_bytes
+
+
+def _written_bytes() -> int:
+    """What this process has written so far: gloo's messages are among it."""
+    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(fields["wchar"])
+
+
+def norm_of_parts(max_norm: float) -> tuple[float, float, list[float]]:
+    """The norm over a whole, a sharded and an unevenly sharded gradient; one device's; clipped values."""
+    size = dist.get_world_size()
+    mesh = device_mesh(Mesh.of(dist.get_rank(), tensor=size), "cpu")
+    torch.manual_seed(0)
+    whole = [torch.randn(6, 4), torch.randn(size * 2, 3), torch.randn(size * 2 - 1, 3)]
+    parameters = []
+    for index, gradient in enumerate(whole):
+        held: torch.Tensor = gradient if index == 0 else distribute_tensor(gradient, mesh, [Shard(0)])
+        parameter = nn.Parameter(torch.zeros_like(held))
+        parameter.grad = held.clone()
+        parameters.append(parameter)
+    norm = clip_over_ranks(parameters, max_norm, world_size=size)
+    expected = torch.linalg.vector_norm(torch.cat([gradient.flatten() for gradient in whole]))
+    clipped = [p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad for p in parameters]
+    return float(norm), float(expected), [float(tensor.sum()) for tensor in clipped if tensor is not None]
