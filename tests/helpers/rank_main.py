@@ -23,6 +23,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from rankdeck import workload as workloads
 from rankdeck.collectives.grad_sync import GradientSync
@@ -68,8 +69,12 @@ def _without_sync() -> Iterator[None]:
     def local(self: Ddp, batch: object, scale: float, *, last: bool) -> object:
         return whole(self, batch, scale, last=False)  # type: ignore[arg-type]
 
+    def own_slice(output: Tensor, input: Tensor, group: dist.ProcessGroup, **_: object) -> None:  # noqa: A002
+        output.copy_(input.chunk(group.size())[group.rank()])
+
     with (
         mock.patch.object(Ddp, "forward_backward", local),
+        mock.patch.object(dist, "reduce_scatter_single", own_slice),
         mock.patch.object(GradientSync, "sync", lambda self, gradients: None),
     ):
         yield

@@ -19,8 +19,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
+from rankdeck.blocks import repeated_blocks
 from rankdeck.errors import ModelError
-from rankdeck.models.base import HasBlocks
 
 
 def checkpoint_blocks(model: nn.Module) -> int:
@@ -29,7 +29,7 @@ def checkpoint_blocks(model: nn.Module) -> int:
 
     Raises: ModelError when the model has neither blocks nor a ModuleList or Sequential with children.
     """
-    blocks = model.repeated_blocks() if isinstance(model, HasBlocks) else _children_of_largest_list(model)
+    blocks = repeated_blocks(model)
     if not blocks:
         raise ModelError(
             f"train.activation_checkpointing: {type(model).__name__} has no list of blocks to wrap.",
@@ -79,16 +79,3 @@ def _without_running_statistics(block: nn.Module) -> Iterator[None]:
     finally:
         for norm, momentum, num_batches in kept:
             norm.momentum, norm.num_batches_tracked = momentum, num_batches
-
-
-def _children_of_largest_list(model: nn.Module) -> list[nn.Module]:
-    lists = [
-        module
-        for module in model.modules()
-        if isinstance(module, nn.ModuleList | nn.Sequential) and len(module)
-    ]
-    if not lists:
-        return []
-    # Of two lists with the same weights the inner one is the list of blocks; it comes later in modules().
-    largest = max(reversed(lists), key=lambda module: sum(weight.numel() for weight in module.parameters()))
-    return [child for child in largest.children() if any(True for _ in child.parameters())]

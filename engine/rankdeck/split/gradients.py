@@ -82,7 +82,7 @@ def clip_over_ranks(
 def whole_tensors(module: nn.Module, *, keep: bool) -> dict[str, Tensor]:
     """Weights and persistent buffers with their parts put together, under every name; all ranks call this.
 
-    Where `keep` is false they are dropped one by one.
+    What was in parts ends on the host: no device needs to hold it whole. Where `keep` is false they are dropped one by one.
     """
     found: dict[str, Tensor] = {}
     put_together: dict[int, Tensor] = {}
@@ -90,7 +90,7 @@ def whole_tensors(module: nn.Module, *, keep: bool) -> dict[str, Tensor]:
         if isinstance(tensor, DTensor):
             if id(tensor) not in put_together:
                 whole: Tensor = tensor.full_tensor().detach()
-                put_together[id(tensor)] = whole if keep else whole.new_empty(0)
+                put_together[id(tensor)] = whole.cpu() if keep else whole.new_empty(0)
             whole = put_together[id(tensor)]
         else:
             whole = tensor.detach()
