@@ -7,7 +7,8 @@ that no unit uses belongs to the first stage. Read relay.py next, then the strat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +75,17 @@ class CutModel:
         if 0 in wanted:
             found.update((id(t), t) for t in tensors_of(self.model) if id(t) not in self._holders)
         return list(found.values())
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Eval mode for the model and its stages, which are modules of their own over the same weights."""
+        for module in (self.model, *self.stages):
+            module.eval()
+        try:
+            yield
+        finally:
+            for module in (self.model, *self.stages):
+                module.train()
 
     def keep_only(self, stages: Iterable[int]) -> None:
         """Drop what other stages hold: the model stays a tree of the same names with holes in it."""

@@ -53,6 +53,24 @@ class HeldoutSums:
     correct: float | None
 
 
+@dataclass(frozen=True)
+class PipelineFacts:
+    """How a pipeline runs on one rank.
+
+    `in_flight`: the most microbatches whose activations it held at once. `theory_bubble`: the share of a step
+    that the schedule makes ranks wait, None where nothing is flushed. `weight_versions` (the most that it
+    held) and `staleness` (updates between the weights that a microbatch saw and those it updated) belong to
+    a pipeline without a flush.
+    """
+
+    stages: list[int]
+    microbatches: int
+    in_flight: int
+    theory_bubble: float | None = None
+    weight_versions: int | None = None
+    staleness: int | None = None
+
+
 @dataclass
 class Setup:
     """What a strategy is given. `devices` are the torch devices that this rank drives, in the run's order
@@ -159,10 +177,14 @@ class Strategy(ABC):
         """How long a step's sync takes and how much of it backward hides; None where nobody measured."""
         return None
 
-    def weights(self) -> dict[str, Tensor]:
-        """Parameters and persistent buffers under the model's original names;
+    def pipeline_facts(self) -> PipelineFacts | None:
+        """How this rank's stages run; None where there are none."""
+        return None
 
-        tied weights under every name.
+    def weights(self) -> dict[str, Tensor]:
+        """Parameters and persistent buffers under the model's original names; tied weights under every name.
+
+        All ranks call this together; rank 0 gets them.
         """
         return {name: tensor.detach() for name, tensor in self.module.state_dict(keep_vars=True).items()}
 

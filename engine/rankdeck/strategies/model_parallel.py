@@ -135,15 +135,8 @@ class ModelParallel(Strategy):
 
     @contextlib.contextmanager
     def evaluating(self) -> Any:
-        """Stages are modules of their own, over the model's weights: they change mode too."""
-        with super().evaluating():
-            for stage in self._stages:
-                stage.eval()
-            try:
-                yield
-            finally:
-                for stage in self._stages:
-                    stage.train()
+        with self._cut.evaluating(), torch.no_grad(), self.autocast():
+            yield
 
     def _to(self, value: Any, index: int) -> Any:
         """A part of the batch, still the host's, on a device."""
