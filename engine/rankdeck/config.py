@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 import tomlkit
 from pydantic import BaseModel, ConfigDict, Field
 
+from rankdeck import microbatches
 from rankdeck.capabilities import Facts, refusals
 from rankdeck.catalog import STRATEGIES, StrategyCard
 from rankdeck.config_checks import CARDS, Findings, choice, find_card
@@ -464,8 +465,8 @@ def _check_together(found: Findings, values: dict[str, Any]) -> None:
             "precision", ("train", "precision"), "train.precision = fp64 is for rehearsals on CPU.", advice
         )
     if selection.known_count is not None:
-        line = line_of(found.lines, ("train", "global_batch"))
-        found.problems.extend(batch_problems(train, strategy, selection.known_count, line=line))
+        for problem in batch_problems(train, strategy, selection.known_count):
+            found.add(problem.code, tuple((problem.path or "").split(".")), problem.message, problem.advice)
 
 
 def _facts(values: dict[str, Any], selection: DeviceSelection) -> Facts:
@@ -485,14 +486,22 @@ def _facts(values: dict[str, Any], selection: DeviceSelection) -> Facts:
     )
 
 
-def batch_problems(
-    train: TrainConfig, strategy: Choice, num_devices: int, line: int | None = None
-) -> list[Problem]:
-    """Whether the global batch can be cut by accumulate and the devices; empty when it can."""
-    shards = num_devices if STRATEGIES[strategy.use].batch_shards else 1
+def batch_problems(train: TrainConfig, strategy: Choice, num_devices: int) -> list[Problem]:
+    """Whether the global batch can be cut by accumulate, the devices and the stages; empty when it can."""
+    card = STRATEGIES[strategy.use]
+    if num_devices < card.min_devices:
+        return [
+            Problem(
+                "too-few-devices",
+                f"strategy.use = {card.name} needs {card.min_devices} devices or more; there is {num_devices}.",
+                path="devices.use",
+                advice=f'Use cpu:{card.min_devices} for a rehearsal, or strategy.use = "single".',
+            )
+        ]
+    shards = num_devices if card.batch_shards else 1
     parts = train.accumulate * shards
     if train.global_batch % parts == 0:
-        return []
+        return _stage_problems(train, strategy, num_devices)
     below = train.global_batch // parts * parts
     choices = [str(below)] if below else []
     choices.append(str(below + parts))
@@ -502,10 +511,22 @@ def batch_problems(
             f"train.global_batch = {train.global_batch} does not divide into {parts} equal parts "
             f"(train.accumulate {train.accumulate} x {shards} devices).",
             path="train.global_batch",
-            line=line,
             advice=f"Use {one_of(choices)}.",
         )
     ]
+
+
+def _stage_problems(train: TrainConfig, strategy: Choice, num_devices: int) -> list[Problem]:
+    """Whether a pipeline can be fed: microbatches that fit its schedule, parts enough for two versions."""
+    options = strategy.options
+    if strategy.use == "pipeline":
+        schedule, wanted = options["schedule"], options.get("microbatches")
+        found = microbatches.problem(schedule, num_devices, train.global_batch, train.accumulate, wanted)
+        return [] if found is None else [found]
+    if strategy.use == "pipeline-async":
+        found = microbatches.async_problem(options["mode"], num_devices, train.accumulate)
+        return [] if found is None else [found]
+    return []
 
 
 def _toml_error_line(message: str, text: str) -> int | None:

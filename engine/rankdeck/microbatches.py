@@ -67,3 +67,24 @@ def problem(
     return Problem(
         "microbatches", message, path="strategy.microbatches", advice=f"Use {one_of(map(str, possible))}."
     )
+
+
+def async_problem(mode: str, num_devices: int, accumulate: int) -> Problem | None:
+    """What is wrong with train.accumulate for a pipeline without a flush."""
+    if mode == "stash" and accumulate > 1:
+        return Problem(
+            "microbatches",
+            f"train.accumulate = {accumulate}: with mode = stash every microbatch of train.global_batch is an "
+            "update.",
+            path="train.accumulate",
+            advice='Set train.accumulate = 1, or strategy.mode = "2bw".',
+        )
+    if mode == "2bw" and accumulate < num_devices:
+        return Problem(
+            "microbatches",
+            f"train.accumulate = {accumulate} is fewer parts than the {num_devices} stages: two versions of "
+            "the weights are not enough for that.",
+            path="train.accumulate",
+            advice=f"Set train.accumulate = {num_devices} or more.",
+        )
+    return None
