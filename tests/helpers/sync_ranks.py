@@ -88,10 +88,6 @@ def timed(algorithm: str, num_bytes: int, repetitions: int) -> list[float]:
     return seconds
 
 
-def own_rank() -> int:
-    return dist.get_rank()
-
-
 def all_leave_one_out() -> dict[str, str | None]:
     """What a sync says of a layer that took no part on any rank."""
     model = nn.ModuleList(nn.Linear(2, 2, bias=False) for _ in range(2))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,21 +11,15 @@ from tests.helpers.ranks import RankSet
 HERE = "tests.helpers.sync_ranks"
 ALGORITHMS = ("native", "ring", "reduce-broadcast", "all-to-all")
 MIB = 2**20
-
-
-@pytest.fixture(scope="module", params=[2, 4])
-def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankSet]:
-    made = RankSet(request.param, tmp_path_factory.mktemp("sync"))
-    yield made
-    made.close()
+Ranks = tuple[int, RankSet]
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 20_000, 25 * MIB])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_gives_the_sum_and_the_same_bits(
-    ranks: RankSet, algorithm: str, bucket_bytes: int
+    ranks: Ranks, algorithm: str, bucket_bytes: int
 ) -> None:
-    found = ranks.call(f"{HERE}:sync", algorithm=algorithm, bucket_bytes=bucket_bytes)
+    found = ranks[1].call(f"{HERE}:sync", algorithm=algorithm, bucket_bytes=bucket_bytes)
     assert max(rank["error"] for rank in found) < 2e-6
     assert len({rank["bits"] for rank in found}) == 1
     assert all(rank["seconds"] > 0 for rank in found)
@@ -35,28 +28,28 @@ def test_every_algorithm_gives_the_sum_and_the_same_bits(
 @pytest.mark.parametrize(("compress", "bar"), [("fp16", 2e-3), ("bf16", 2e-2)])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_sixteen_bits_are_a_little_off_on_all_ranks_alike(
-    ranks: RankSet, algorithm: str, compress: str, bar: float
+    ranks: Ranks, algorithm: str, compress: str, bar: float
 ) -> None:
-    found = ranks.call(f"{HERE}:sync", algorithm=algorithm, compress=compress)
+    found = ranks[1].call(f"{HERE}:sync", algorithm=algorithm, compress=compress)
     for rank in found:
         assert 1e-5 < rank["error"] / rank["largest"] < bar
     assert len({rank["bits"] for rank in found}) == 1
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_powersgd_pays_back_what_it_left_out(ranks: RankSet, algorithm: str) -> None:
+def test_powersgd_pays_back_what_it_left_out(ranks: Ranks, algorithm: str) -> None:
     # Random gradients are the hardest there are: four columns say little of them. Were the rest lost for
     # good, the running sum would stay as far off as the best four columns are.
-    (first, *_) = ranks.call(f"{HERE}:sync", algorithm=algorithm, compress="powersgd", steps=1)
-    later = ranks.call(f"{HERE}:sync", algorithm=algorithm, compress="powersgd", steps=60)
+    (first, *_) = ranks[1].call(f"{HERE}:sync", algorithm=algorithm, compress="powersgd", steps=1)
+    later = ranks[1].call(f"{HERE}:sync", algorithm=algorithm, compress="powersgd", steps=60)
     assert len({rank["bits"] for rank in later}) == 1
     assert first["drift"] > 0.8
     assert all(rank["drift"] < 0.25 for rank in later)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_bytes_are_those_of_the_formula_and_of_the_kernel(ranks: RankSet, algorithm: str) -> None:
-    found: list[dict[str, int]] = ranks.call(f"{HERE}:sent_bytes", algorithm=algorithm)
+def test_bytes_are_those_of_the_formula_and_of_the_kernel(ranks: Ranks, algorithm: str) -> None:
+    found: list[dict[str, int]] = ranks[1].call(f"{HERE}:sent_bytes", algorithm=algorithm)
     size, whole = len(found), 4 * MIB
     expected = {
         "native": [2 * (size - 1) / size * whole] * size,
@@ -72,9 +65,9 @@ def test_bytes_are_those_of_the_formula_and_of_the_kernel(ranks: RankSet, algori
 @pytest.mark.parametrize("algorithm", ["native", "ring"])
 @pytest.mark.parametrize(("compress", "share"), [("fp16", 0.5), ("bf16", 0.5), ("powersgd", 0.0078)])
 def test_compressed_bytes_are_what_the_kernel_counts(
-    ranks: RankSet, algorithm: str, compress: str, share: float
+    ranks: Ranks, algorithm: str, compress: str, share: float
 ) -> None:
-    found: list[dict[str, int]] = ranks.call(f"{HERE}:sent_bytes", algorithm=algorithm, compress=compress)
+    found: list[dict[str, int]] = ranks[1].call(f"{HERE}:sent_bytes", algorithm=algorithm, compress=compress)
     size = len(found)
     for rank in found:
         assert rank["told"] == pytest.approx(2 * (size - 1) / size * 4 * MIB * share, rel=0.01)
@@ -82,19 +75,19 @@ def test_compressed_bytes_are_what_the_kernel_counts(
         assert rank["written"] == pytest.approx(rank["told"], rel=0.02, abs=8192)
 
 
-def test_only_messages_that_are_counted_are_told_by_peer(ranks: RankSet) -> None:
-    found: list[dict[str, Any]] = ranks.call(f"{HERE}:sync", algorithm="ring")
+def test_only_messages_that_are_counted_are_told_by_peer(ranks: Ranks) -> None:
+    found: list[dict[str, Any]] = ranks[1].call(f"{HERE}:sync", algorithm="ring")
     size = len(found)
     for number, rank in enumerate(found):
         assert rank["by_peer"] == {str((number + 1) % size): rank["sent_bytes"]}
         assert rank["measured"] and rank["words"] == "ring"
-    native: list[dict[str, Any]] = ranks.call(f"{HERE}:sync", algorithm="native", compress="bf16")
+    native: list[dict[str, Any]] = ranks[1].call(f"{HERE}:sync", algorithm="native", compress="bf16")
     assert all(rank["by_peer"] is None and not rank["measured"] for rank in native)
     assert native[0]["words"] == "native (gloo), bf16"
 
 
-def test_ranks_agree_on_parameters_that_some_of_them_left_out(ranks: RankSet) -> None:
-    found: list[dict[str, Any]] = ranks.call(f"{HERE}:unused_parameters")
+def test_ranks_agree_on_parameters_that_some_of_them_left_out(ranks: Ranks) -> None:
+    found: list[dict[str, Any]] = ranks[1].call(f"{HERE}:unused_parameters")
     size = len(found)
     for rank in found:
         assert rank["1.weight"] == [2.0] * 4  # rank 0's alone
@@ -102,8 +95,8 @@ def test_ranks_agree_on_parameters_that_some_of_them_left_out(ranks: RankSet) ->
         assert rank["2.weight"] is None
 
 
-def test_a_parameter_that_was_left_out_is_named_with_the_way_out(ranks: RankSet) -> None:
-    found: list[dict[str, Any]] = ranks.call(f"{HERE}:all_leave_one_out")
+def test_a_parameter_that_was_left_out_is_named_with_the_way_out(ranks: Ranks) -> None:
+    found: list[dict[str, Any]] = ranks[1].call(f"{HERE}:all_leave_one_out")
     for rank in found:
         assert "Parameter 1.weight took no part" in rank["error"]
         assert "find_unused_parameters" in rank["advice"]
@@ -112,11 +105,11 @@ def test_a_parameter_that_was_left_out_is_named_with_the_way_out(ranks: RankSet)
 @pytest.mark.parametrize("dims", [2, 4])
 @pytest.mark.parametrize("momentum", [0.1, None])
 def test_batch_norm_over_ranks_is_that_of_the_whole_batch(
-    ranks: RankSet, dims: int, momentum: float | None
+    ranks: Ranks, dims: int, momentum: float | None
 ) -> None:
-    size = len(ranks.call(f"{HERE}:own_rank"))
+    size = ranks[0]
     for dtype, bar in (("float32", 5e-5), ("float64", 1e-12)):
-        found = ranks.call(
+        found = ranks[1].call(
             f"{HERE}:batch_norm", dtype=dtype, dims=dims, momentum=momentum, sizes=list(range(3, 3 + size))
         )
         for rank in found:

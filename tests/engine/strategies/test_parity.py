@@ -7,7 +7,6 @@ so each table has a negative control that must be far off.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -65,15 +64,6 @@ optimizer = {{ use = "sgd", lr = 0.1 }}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("parity")
-
-
-@pytest.fixture(scope="module", params=[2, 4])
-def ranks(request: pytest.FixtureRequest, folder: Path) -> Iterator[tuple[int, RankSet]]:
-    own = folder / str(request.param)
-    own.mkdir()
-    made = RankSet(request.param, own)
-    yield request.param, made
-    made.close()
 
 
 @functools.cache

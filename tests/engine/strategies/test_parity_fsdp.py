@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.helpers.parity import BARS, MUST_DIFFER, configuration, of_one_device
 from tests.helpers.ranks import RankSet, largest_difference
-
-
-@pytest.fixture(scope="module", params=[2, 4])
-def ranks(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[int, RankSet]]:
-    made = RankSet(request.param, tmp_path_factory.mktemp("parity-fsdp"))
-    yield request.param, made
-    made.close()
 
 
 def distance(

@@ -5,8 +5,6 @@ Five steps of SGD. The bars of compression are its own: what 16 bits and thin ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.helpers.parity import BARS, MUST_DIFFER, configuration, of_one_device
@@ -20,15 +18,6 @@ OPTIONS = {
     "bucket-view": "gradient_as_bucket_view = true, bucket_mb = 0.01",
     "ring, small buckets": 'sync = "ring", bucket_mb = 0.01',
 }
-
-
-@pytest.fixture(scope="module", params=[2, 4])
-def ranks(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[int, RankSet]]:
-    made = RankSet(request.param, tmp_path_factory.mktemp("parity-sync"))
-    yield request.param, made
-    made.close()
 
 
 def ddp(options: str = "") -> str:
