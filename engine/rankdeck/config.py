@@ -22,7 +22,7 @@ from rankdeck.catalog import STRATEGIES, StrategyCard
 from rankdeck.config_checks import CARDS, Findings, choice, find_card
 from rankdeck.devices import DeviceSelection, parse_devices
 from rankdeck.errors import ConfigError, DeviceError, Problem, did_you_mean, one_of
-from rankdeck.toml_lines import Place, key_lines, line_of
+from rankdeck.toml_lines import Place, key_lines
 from rankdeck.units import parse_bytes
 
 Count = Annotated[int, Field(ge=0)]
@@ -493,7 +493,7 @@ def batch_problems(train: TrainConfig, strategy: Choice, num_devices: int) -> li
         return [
             Problem(
                 "too-few-devices",
-                f"strategy.use = {card.name} needs {card.min_devices} devices or more; there is {num_devices}.",
+                f"strategy.use = {card.name} needs {card.min_devices} devices; there is {num_devices}.",
                 path="devices.use",
                 advice=f'Use cpu:{card.min_devices} for a rehearsal, or strategy.use = "single".',
             )
