@@ -212,6 +212,15 @@ class RankFailed(Event, tag="rank_failed"):
     is_communication: bool = False
 
 
+class Drained(Event, tag="drained"):
+    """A pipeline without a flush was emptied, for an evaluation or a checkpoint: `microbatches` were under
+    way on this rank, and `updates` are done on every rank since the attempt began."""
+
+    rank: int
+    microbatches: int
+    updates: int
+
+
 class WeightsSaved(Event, tag="weights_saved"):
     """The final weights were written, under the model's original names."""
 
@@ -263,6 +272,7 @@ AnyEvent = (
     | Evaluation
     | ProblemRaised
     | RankFailed
+    | Drained
     | WeightsSaved
     | CheckpointSaved
     | Dropped

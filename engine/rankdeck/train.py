@@ -74,6 +74,11 @@ class Trainer:
         self._memory_told = 0.0
         self._last_inputs: Any = None
         self._restored: Restored | None = None
+        self._first_step = 0
+        self._strategy.update_weights = self._update_in_schedule
+        self._strategy.tell_drained = lambda under_way, updates: job.writer.write(
+            events.Drained(rank=job.rank, microbatches=under_way, updates=updates)
+        )
         if job.ledger is not None:
             job.ledger.watch(job.strategy.module, self._optimizer)
 
@@ -92,7 +97,7 @@ class Trainer:
             TrainingError: the loss is not finite.
             StopRequested: the person asked for it.
         """
-        first = self._restore()
+        first = self._first_step = self._restore()
         loader = self.loader(first)
         evaluator = self._evaluator()
         steps = self._job.workload.steps
@@ -158,6 +163,7 @@ class Trainer:
                 step_ended = time.perf_counter()
             if job.saver is not None and job.saver.after_step(step, self._strategy, self._optimizer):
                 step_ended = time.perf_counter()
+        self._strategy.settle()
         self._check_finite(self._reporter.flush(wait=True))
 
     def step(self, step: int, batches: Iterator[Batch], *, followed: bool) -> StepFacts:
@@ -167,7 +173,8 @@ class Trainer:
     def _step(self, step: int, batches: Iterator[Batch]) -> StepFacts:
         """One optimizer step over one global batch."""
         train, strategy = self._train, self._strategy
-        self._optimizer.zero_grad(set_to_none=True)
+        if not strategy.steps_itself:
+            self._optimizer.zero_grad(set_to_none=True)
         total: Any = None
         count: Any = 0
         samples = 0
@@ -177,17 +184,33 @@ class Trainer:
             sums = strategy.forward_backward(batch, self._scale(batch), last=part == train.accumulate - 1)
             total = sums.total if total is None else total + sums.total
             count = count + sums.count
-        strategy.sync_gradients()
-        if self._job.workload.counts_vary:
-            self._scale_gradients(count)
-        norm = strategy.clip(train.clip_norm) if train.clip_norm else None
-        rate = self._set_rate(step)
+        norm = None if strategy.steps_itself else self._finish_gradients(count)
+        rate = self._rate(step)
         if isinstance(total, Tensor) and not total.is_cuda:
             total, count = float(total), float(count)
             self._check_total(step, total)
-        self._optimizer.step()
+        if not strategy.steps_itself:
+            self._set_rate(step)
+            self._optimizer.step()
         loss = (total, count) if strategy.reports_loss() else None
         return StepFacts(step, loss, rate, samples, 0.0, time.time(), norm)
+
+    def _finish_gradients(self, count: Any) -> Any:
+        """Make gradients those of the whole global batch, of bounded norm; the norm where it is bounded."""
+        strategy, train = self._strategy, self._train
+        strategy.sync_gradients()
+        if self._job.workload.counts_vary:
+            self._scale_gradients(self._count_of_all(count))
+        return strategy.clip(train.clip_norm) if train.clip_norm else None
+
+    def _update_in_schedule(self, update: int, count: Any) -> None:
+        """One optimizer step of a strategy that steps itself: `update` counts from 1 in this process, `count`
+        is that of its whole global batch."""
+        if self._job.workload.counts_vary:
+            self._scale_gradients(torch.as_tensor(count, dtype=torch.float64))
+        self._set_rate(self._first_step + update)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
 
     def _followed_step(self, step: int, batches: Iterator[Batch]) -> StepFacts:
         ledger = self._job.ledger
@@ -233,26 +256,29 @@ class Trainer:
         assert nominal is not None
         return 1.0 / (nominal * self._train.accumulate * self._strategy.data_shard()[1])
 
-    def _scale_gradients(self, count: Any) -> None:
-        """Gradients of sum/global_batch become gradients of sum/count, over the count of all ranks.
-
-        No target at all gives 0.
-        """
+    def _count_of_all(self, count: Any) -> Tensor:
+        """This rank's count of targets, added up over all ranks that report loss."""
         strategy = self._strategy
         counts = torch.tensor(float(count) if strategy.reports_loss() else 0.0, dtype=torch.float64)
         counts = counts.to(strategy.device)
         if strategy.setup.world_size > 1:
             dist.all_reduce(counts)
-        factor = self._train.global_batch / counts.clamp(min=1.0)
-        gradients = [p.grad for p in strategy.module.parameters() if p.grad is not None]
+        return counts
+
+    def _scale_gradients(self, count: Tensor) -> None:
+        """Gradients of sum/global_batch become gradients of sum/count. No target at all gives 0."""
+        factor = self._train.global_batch / count.clamp(min=1.0)
+        gradients = [p.grad for p in self._strategy.module.parameters() if p.grad is not None]
         for gradient in gradients:
             gradient.mul_(factor.to(gradient.device, gradient.dtype))
 
-    def _set_rate(self, step: int) -> float:
+    def _rate(self, step: int) -> float:
+        return self._base_rates[0] * self._job.workload.schedule(step - 1)
+
+    def _set_rate(self, step: int) -> None:
         factor = self._job.workload.schedule(step - 1)
         for group, base in zip(self._optimizer.param_groups, self._base_rates, strict=True):
             group["lr"] = base * factor
-        return self._base_rates[0] * factor
 
     def _tell(self, facts: StepFacts) -> None:
         self._check_finite(self._reporter.add(facts))
@@ -353,6 +379,7 @@ class Trainer:
         if evaluator is None:
             return None
         self._check_finite(self._reporter.flush(wait=True))
+        self._strategy.settle()
         self._job.beat(step, "evaluation")
         found = evaluator.run(step, final=final)
         if self._job.rank == 0:
@@ -386,6 +413,7 @@ def assemble(
         precision=config.train.precision,
         seed=config.train.seed,
         part_batch=config.train.global_batch // config.train.accumulate,
+        accumulate=config.train.accumulate,
         sample=functools.partial(first_batch, workload.train),
     )
     strategy: Strategy = config.strategy_card.load()(setup)

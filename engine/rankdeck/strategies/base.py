@@ -76,8 +76,8 @@ class Setup:
     """What a strategy is given. `devices` are the torch devices that this rank drives, in the run's order
     (all `cpu` in a rehearsal,
     where the ledger keeps them apart); `ledger` is None on GPUs. `part_batch` is how many samples one part of
-    the global batch has over all data ranks; `sample(n)` reads the first n training samples as one batch, for
-    a strategy that must know shapes before the first step."""
+    the global batch has over all data ranks, `accumulate` how many parts there are; `sample(n)` reads the
+    first n training samples as one batch, for a strategy that must know shapes before the first step."""
 
     options: Mapping[str, Any]
     loss: Loss
@@ -88,6 +88,7 @@ class Setup:
     precision: str = "fp32"
     seed: int = 0
     part_batch: int = 1
+    accumulate: int = 1
     sample: Callable[[int], Batch] | None = None
     extras: dict[str, Any] = field(default_factory=dict)
 
@@ -111,11 +112,17 @@ class Strategy(ABC):
     """Whether a resumed run takes one step for nothing first, because the first one is unlike the others."""
     forwards_alone: ClassVar[bool] = True
     """Whether one rank can run the module's forward without the others."""
+    steps_itself: ClassVar[bool] = False
+    """Whether it steps the optimizer inside its own schedule; gradients are then never the loop's."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.loss = setup.loss
         self.device = setup.devices[0]
+        # The loop sets both for a strategy that steps itself: one optimizer step with the gradients that are
+        # there (update, count of targets), and word of a drained pipe (microbatches under way, updates so far).
+        self.update_weights: Callable[[int, Any], None] = lambda update, count: None
+        self.tell_drained: Callable[[int, int], None] = lambda under_way, updates: None
 
     def mesh(self) -> Mesh:
         return Mesh.of(self.setup.rank, data=self.setup.world_size)

@@ -28,9 +28,8 @@ from torch.distributed.pipelining import PipelineStage
 from rankdeck import microbatches as rules
 from rankdeck.errors import ConfigError
 from rankdeck.mesh import Mesh
+from rankdeck.partition.building import build_stages
 from rankdeck.partition.costs import Boundary
-from rankdeck.partition.cutting import cut_model, move_in_place
-from rankdeck.partition.relay import Relay
 from rankdeck.partition.schedules import make_schedule, rank_of_stages, theory_bubble
 from rankdeck.strategies.base import (
     Batch,
@@ -49,8 +48,10 @@ class Pipeline(Strategy):
     name = "pipeline"
     forwards_alone = False
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, group: dist.ProcessGroup | None = None) -> None:
+        """`setup` counts ranks within `group`, by default all of them."""
         super().__init__(setup)
+        self._group = group
         self._schedule_name = str(setup.options.get("schedule", "1f1b"))
         self._num_microbatches = self._choose_microbatches()
         self._microbatch = setup.part_batch // self._num_microbatches
@@ -75,39 +76,29 @@ class Pipeline(Strategy):
         return self._relay.is_last
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
-        """Every rank builds the whole model with the same seed on the host, and keeps its own stages."""
-        rank_of = rank_of_stages(self._schedule_name, self.setup.world_size)
-        ledger = self.setup.ledger
-        with contextlib.nullcontext() if ledger is None else ledger.paused():
-            model = model_fn().train()
-            if self.setup.precision == "fp64":
-                model = model.double()
-            assert self.setup.sample is not None
-            inputs = cast(self.setup.sample(self._microbatch)[0], self.setup.dtype)
-            with self._probing_autocast():
-                self._cut = cut_model(
-                    model,
-                    len(rank_of),
-                    self.setup.options,
-                    inputs,
-                    self._microbatch,
-                    device=self.device,
-                    agree=_agree,
-                )
-            self._relay = Relay(self._cut, rank_of, self.device, None)
-            self._cut.keep_only(self._relay.own)
-            own = self._cut.held_by(self._relay.own)
-            move_in_place(own, self.device)
-        if ledger is not None:
-            ledger.adopt([tensor for tensor in own if isinstance(tensor, nn.Parameter)], 0, "parameters")
-            ledger.adopt([tensor for tensor in own if not isinstance(tensor, nn.Parameter)], 0, "buffers")
+        setup = self.setup
+        assert setup.sample is not None
+        sample = setup.sample
+        self._relay = build_stages(
+            model_fn,
+            rank_of_stages(self._schedule_name, setup.world_size),
+            options=setup.options,
+            inputs=lambda: cast(sample(self._microbatch)[0], setup.dtype),
+            num_samples=self._microbatch,
+            device=self.device,
+            precision=setup.precision,
+            ledger=setup.ledger,
+            group=self._group,
+        )
+        self._cut = self._relay.cut
+        self._split_layers()
         self._make_stages()
 
-    def _probing_autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """Shapes are found on the host, so the host's autocast tells dtypes; stages then keep to them."""
-        if self.setup.precision == "bf16":
-            return torch.autocast("cpu", dtype=torch.bfloat16)
-        return contextlib.nullcontext()
+    def _split_layers(self) -> None:
+        """For a hybrid: the weights of this rank's stages may be split here."""
+
+    def _shard_stages(self) -> None:
+        """For a hybrid: `_runners` may be sharded here, before torch's stages take them."""
 
     def _make_stages(self) -> None:
         cut, num_stages = self._cut, len(self._relay.rank_of)
@@ -116,6 +107,7 @@ class Pipeline(Strategy):
             _Runner(self, stage, boundaries[stage + 1], is_last=stage == num_stages - 1)
             for stage in self._relay.own
         ]
+        self._shard_stages()
         self._torch_stages = [
             _Stage(
                 self._traffic,
@@ -125,6 +117,7 @@ class Pipeline(Strategy):
                 self.device,
                 input_args=_static(cut.boundaries[stage]) if stage else (torch.empty(1, device="meta"),),
                 output_args=_static(boundaries[stage + 1]) or (torch.empty((), device="meta"),),
+                group=self._group,
             )
             for stage, runner in zip(self._relay.own, self._runners, strict=True)
         ]
@@ -330,14 +323,6 @@ def _static(boundary: Boundary) -> tuple[Tensor, ...]:
 
 def _cut_batch(value: Any, runs: Sequence[slice]) -> list[Any]:
     return [each_tensor(value, lambda tensor, run=run: tensor[run]) for run in runs]  # type: ignore[misc]
-
-
-def _agree(costs: list[float]) -> list[float]:
-    """Rank 0's measured times, so that all ranks cut alike."""
-    shared: list[Any] = [costs]
-    dist.broadcast_object_list(shared, src=0)
-    agreed: list[float] = shared[0]
-    return agreed
 
 
 @contextlib.contextmanager

@@ -1,0 +1,326 @@
+"""pipeline-async: a pipeline that never waits for a flush; weights are updated as soon as a gradient arrives.
+
+    rank 0   F0 F1 F2    B0 F3 B1 F4 B2 F5 B3 ...        stage s of p forwards microbatch k, then backwards
+    rank 1      F0 F1 B0 F2 B1 F3 B2 F4 B3 ...           microbatch k - (p-1-s), and updates its weights
+
+Where: stage s holds its weights, gradients and optimizer state, p - s versions of the weights (stash; 2bw two)
+and the activations of p - s microbatches. Sent per rank and microbatch: a bytes on and a bytes back for each
+cut. Wins: no bubble at all. Breaks: a microbatch sees weights that are p-1-s updates old (2bw: one), which large
+learning rates do not forgive; nothing can be said about all gradients of one update, because no moment has
+them all.
+
+    stash   every microbatch of global_batch is an update; its backward uses the weights of its forward
+    2bw     an update sums `accumulate` microbatches, at least as many as stages; forwards of update u use
+            the weights after u - 1 updates, so that two versions are enough
+
+An evaluation or a checkpoint drains the pipe first: all stages then stand at the same update. Source: Harlap
+et al., PipeDream, 2018; Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, 2021 (2BW). Read
+../partition/versions.py and pipeline.py before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from rankdeck.errors import ModelError
+from rankdeck.mesh import Mesh
+from rankdeck.partition.building import build_stages
+from rankdeck.partition.versions import WeightVersions
+from rankdeck.strategies.base import (
+    Batch,
+    HeldoutSums,
+    LossSum,
+    PipelineFacts,
+    Setup,
+    Strategy,
+    cast,
+    first_samples,
+)
+
+
+@dataclass
+class _Microbatch:
+    """One that was forwarded and waits for its gradient; `count` is known on the last stage."""
+
+    number: int
+    version: int
+    received: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    count: Any
+
+
+class AsyncPipeline(Strategy):
+    name = "pipeline-async"
+    forwards_alone = False
+    steps_itself = True
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self._stage = setup.rank
+        self._num_stages = setup.world_size
+        self._two_versions = setup.options.get("mode", "stash") == "2bw"
+        self._parts = setup.accumulate if self._two_versions else 1
+        self._under_way: deque[_Microbatch] = deque()
+        self._sending: list[tuple[dist.Work | None, Tensor]] = []
+        self._num_forwarded = 0
+        self._num_retired = 0
+        self._drained_version = 0
+        self._count_of_update: Any = 0
+        self._most_under_way = 0
+        self._staleness = 0
+        self._sent_bytes = 0
+        self._was_followed = True
+
+    def mesh(self) -> Mesh:
+        return Mesh.of(self.setup.rank, stage=self.setup.world_size)
+
+    @property
+    def is_first(self) -> bool:
+        return self._stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self._stage == self._num_stages - 1
+
+    def reports_loss(self) -> bool:
+        return self.is_last
+
+    def build(self, model_fn: Callable[[], nn.Module]) -> None:
+        setup = self.setup
+        assert setup.sample is not None
+        sample = setup.sample
+        self._relay = build_stages(
+            model_fn,
+            range(self._num_stages),
+            options=setup.options,
+            inputs=lambda: cast(sample(setup.part_batch)[0], setup.dtype),
+            num_samples=setup.part_batch,
+            device=self.device,
+            precision=setup.precision,
+            ledger=setup.ledger,
+        )
+        self._cut = self._relay.cut
+        if self._cut.shared_parameters():
+            raise ModelError(
+                "A weight is shared by stages that update it at different times: its copies would drift apart.",
+                path="strategy.use",
+                advice="Untie the weights, cut so that one stage holds both ends, or use strategy.use = "
+                '"pipeline".',
+            )
+        self._versions = WeightVersions(self._cut.stages[self._stage])
+        boundaries = [*self._cut.boundaries, ()]
+        self._enters, self._leaves = boundaries[self._stage], boundaries[self._stage + 1]
+        # One group per direction: what travels on cannot stand in the way of what travels back.
+        self._onward, self._backward = dist.new_group(), dist.new_group()
+
+    @property
+    def module(self) -> nn.Module:
+        return self._cut.model
+
+    def forward_backward(self, batch: Batch, scale: float, *, last: bool) -> LossSum:
+        self._know_what_is_held()
+        sums = self._forward(batch, scale)
+        if len(self._under_way) > self._num_stages - 1 - self._stage:
+            self._retire()
+        return sums
+
+    def _forward(self, batch: Batch, scale: float) -> LossSum:
+        """The next microbatch through this stage, on the weights that it is due."""
+        inputs = batch[0] if self.is_first or self._cut.reads_inputs else None
+        inputs, targets = self.to_device((inputs, batch[1] if self.is_last else None))
+        received = self._received_onward()
+        version = self._version_for(self._num_forwarded)
+        count: Any = 0
+        total = torch.zeros((), device=self.device)
+        with self._versions.using(version), self.autocast():
+            output = self._cut.stages[self._stage](None if self.is_first else received, inputs)
+            if self.is_last:
+                loss, count = self.loss.function(output, targets)
+                total, output = loss.detach(), (loss * scale,)
+        if not self.is_last:
+            output = tuple(
+                tensor.to(shape.dtype) for tensor, shape in zip(output, self._leaves, strict=True)
+            )
+            self._send(output, self._stage + 1, self._onward)
+        self._under_way.append(_Microbatch(self._num_forwarded, version, received, output, count))
+        self._num_forwarded += 1
+        self._most_under_way = max(self._most_under_way, len(self._under_way))
+        return LossSum(total, count)
+
+    def _received_onward(self) -> tuple[Tensor, ...]:
+        if self.is_first:
+            return ()
+        with self.phase("communication"):
+            received = self._relay.receive(
+                self._enters, self.setup.part_batch, self._stage - 1, self._onward
+            )
+        return tuple(tensor.requires_grad_(tensor.is_floating_point()) for tensor in received)
+
+    def _version_for(self, number: int) -> int:
+        """Which weights microbatch `number` begins with; after a drain, those that all stages have."""
+        if self._two_versions:
+            return max(number // self._parts - 1, self._drained_version)
+        return self._versions.newest
+
+    def _retire(self) -> None:
+        """Backward of the oldest microbatch under way, and the update if it was the last of one."""
+        done = self._under_way.popleft()
+        self._staleness = max(self._staleness, done.number // self._parts - done.version)
+        gradients, count = self._received_back(done)
+        weights = self._versions.weights(done.version)
+        wanted = [tensor for tensor in done.received if tensor.requires_grad]
+        outputs = [tensor for tensor in done.outputs if tensor.is_floating_point()]
+        pairs = [pair for pair in zip(outputs, gradients, strict=True) if pair[0].requires_grad]
+        with self._versions.using(done.version):
+            found = torch.autograd.grad(
+                [output for output, _ in pairs],
+                [*weights, *wanted],
+                [gradient for _, gradient in pairs],
+                allow_unused=True,
+            )
+        del done, outputs, pairs, gradients
+        if not self.is_first:
+            back = [
+                torch.zeros_like(tensor) if gradient is None else gradient
+                for tensor, gradient in zip(wanted, found[len(weights) :], strict=True)
+            ]
+            count_back = torch.tensor([float(count)], dtype=torch.float64, device=self.device)
+            self._send((*back, count_back), self._stage - 1, self._backward)
+        for own, gradient in zip(self._versions.own, found, strict=False):
+            if gradient is not None:
+                own.grad = gradient if own.grad is None else own.grad + gradient
+        del found
+        self._num_retired += 1
+        self._count_of_update = self._count_of_update + count
+        if self._num_retired % self._parts == 0:
+            self._update()
+
+    def _received_back(self, done: _Microbatch) -> tuple[list[Tensor], Any]:
+        """Gradients of what this stage handed on, and the count of targets, which the last stage knows."""
+        if self.is_last:
+            return [torch.ones_like(output) for output in done.outputs], done.count
+        boundary = tuple(shape for shape in self._leaves if shape.dtype.is_floating_point)
+        with self.phase("communication"):
+            gradients = self._relay.receive(
+                boundary, self.setup.part_batch, self._stage + 1, self._backward
+            )
+            count = torch.empty(1, dtype=torch.float64, device=self.device)
+        dist.recv(count, self._stage + 1, group=self._backward)
+        return list(gradients), count[0]
+
+    def _update(self) -> None:
+        needed = {microbatch.version for microbatch in self._under_way}
+        if self._two_versions:
+            needed.add(max(self._num_forwarded // self._parts - 1, self._drained_version))
+        with self.phase("parameters"):
+            self._versions.before_update(needed)
+        self.update_weights(self._num_retired // self._parts, self._count_of_update)
+        self._versions.after_update(needed & set(range(self._versions.newest + 1)))
+        self._count_of_update = 0
+
+    def settle(self) -> None:
+        """Drain the pipe: finish what is under way, so that all stages stand at the same update."""
+        under_way, is_new = len(self._under_way), self._versions.newest > self._drained_version
+        while self._under_way:
+            self._retire()
+        self._finish_sending(wait=True)
+        self._drained_version = self._versions.newest
+        self._versions.forget_old()
+        if is_new or under_way:
+            self.tell_drained(under_way, self._versions.newest)
+
+    def _send(self, tensors: tuple[Tensor, ...], stage: int, group: dist.ProcessGroup) -> None:
+        self._finish_sending(wait=False)
+        sending = self._relay.send(tensors, stage, group)
+        self._sent_bytes += sum(tensor.numel() * tensor.element_size() for _, tensor in sending)
+        self._sending += sending
+
+    def _finish_sending(self, *, wait: bool) -> None:
+        """Let go of what has arrived; with `wait`, of everything."""
+        left = []
+        for work, tensor in self._sending:
+            if work is not None and (wait or work.is_completed()):
+                work.wait()
+            elif work is not None:
+                left.append((work, tensor))
+        self._sending = left
+
+    def _know_what_is_held(self) -> None:
+        """Tell a ledger that begins to follow in mid-run what microbatches under way hold."""
+        ledger = self.setup.ledger
+        is_followed = ledger is not None and ledger.is_following
+        if ledger is not None and is_followed and not self._was_followed:
+            ledger.adopt(self._versions.tensors(), 0, "parameters")
+            for microbatch in self._under_way:
+                held = [*microbatch.received, *saved_tensors(microbatch.outputs)]
+                ledger.adopt([t for t in held if ledger.device_of(t) is None], 0, "activations")
+        self._was_followed = is_followed
+
+    def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
+        assert not self._under_way, "the pipe is drained before an evaluation"
+        inputs = batch[0] if self.is_first or self._cut.reads_inputs else None
+        inputs, targets = self.to_device((inputs, batch[1] if self.is_last else None))
+        samples = num_valid if self._cut.takes_any_batch else self.setup.part_batch
+        found = HeldoutSums(0.0, 0.0, None)
+
+        def finish(_: int, outputs: Any) -> None:
+            nonlocal found
+            found = self.heldout_sums(
+                first_samples(outputs, num_valid) if samples > num_valid else outputs,
+                first_samples(targets, num_valid),
+            )
+
+        with self.evaluating():
+            self._relay.run([(first_samples(inputs, samples), samples)], finish)
+        return found
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        with self._cut.evaluating(), torch.no_grad(), self.autocast():
+            yield
+
+    def weights(self) -> dict[str, Tensor]:
+        return self._relay.gather_weights()
+
+    def sent_bytes_per_step(self) -> tuple[str, int, bool] | None:
+        if not self._num_forwarded:
+            return None
+        per_update = self._sent_bytes * self.setup.accumulate / self._num_forwarded
+        return "point to point, no flush", round(per_update), True
+
+    def pipeline_facts(self) -> PipelineFacts:
+        return PipelineFacts(
+            stages=[self._stage],
+            microbatches=self._parts,
+            in_flight=self._most_under_way,
+            theory_bubble=0.0,
+            weight_versions=self._versions.most_alive,
+            staleness=self._staleness,
+        )
+
+
+def saved_tensors(outputs: tuple[Tensor, ...]) -> list[Tensor]:
+    """What the graph behind some outputs keeps for its backward."""
+    found: list[Tensor] = []
+    waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        for name in dir(node):
+            if name.startswith("_saved_"):
+                value = getattr(node, name)
+                items = value if isinstance(value, tuple | list) else (value,)
+                found += [item for item in items if isinstance(item, Tensor)]
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return found
