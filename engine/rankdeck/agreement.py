@@ -9,10 +9,12 @@ waits for all.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 SAVE = "save"
 STOP = "stop"
+SAVING = "saving"
 
 
 class Agreement:
@@ -40,6 +42,19 @@ class Agreement:
         except OSError:
             return False
         return step >= int(text)
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """Rank 0 writes: whoever is about to end the run waits for it (guard.py, ranks.py)."""
+        sign = self._folder / SAVING
+        with contextlib.suppress(OSError):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            sign.touch()
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                sign.unlink()
 
     def requested(self, what: str) -> bool:
         """Whether a person left a request, by the guard; rank 0 looks."""

@@ -103,7 +103,9 @@ class LaunchConfig(_Table):
     timeout_s: Annotated[float, Field(gt=0)] = Field(
         60.0, description="Longest wait in a collective, after warm-up."
     )
-    max_restarts: Count = 0
+    max_restarts: Count = Field(
+        0, description="How often a run goes on by itself after a rank failed, from its newest checkpoint."
+    )
 
 
 class RunConfig(_Table):
@@ -418,12 +420,6 @@ def _check_train(found: Findings, train: TrainConfig) -> None:
         found.add("not-yet", ("train", "compile"), "train.compile comes with a later version.", _LATER)
 
 
-def _check_launch(found: Findings, launch: LaunchConfig) -> None:
-    if launch.max_restarts:
-        message = "launch.max_restarts: restarts come with checkpoints, in a later version."
-        found.add("not-yet", ("launch", "max_restarts"), message, _LATER)
-
-
 def _check_devices(found: Findings, devices: DevicesConfig) -> None:
     try:
         parse_devices(devices.use)
@@ -446,7 +442,6 @@ def _check_rehearsal(found: Findings, rehearsal: RehearsalConfig) -> None:
 
 _TABLE_RULES: dict[str, Callable[[Findings, Any], None]] = {
     "train": _check_train,
-    "launch": _check_launch,
     "devices": _check_devices,
     "rehearsal": _check_rehearsal,
 }

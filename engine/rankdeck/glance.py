@@ -14,7 +14,7 @@ import msgspec
 
 from rankdeck import events
 from rankdeck.errors import ConfigError
-from rankdeck.rundir import RunDir
+from rankdeck.rundir import RunDir, attempt_of
 
 EventT = TypeVar("EventT", bound=events.Event)
 _HEAD_BYTES = 1 << 16
@@ -24,13 +24,14 @@ _TAIL_BYTES = 1 << 17
 def glance(run: RunDir) -> dict[str, Any]:
     """The row of `rankdeck runs --json`."""
     started = first_event(run, "supervisor", events.RunStarted)
+    began = first_event(run, "supervisor", events.RunStarted, newest=False)
     steps = last_event(run, "rank-0", events.Steps)
     return {
         "run": run.name,
         "path": str(run.path),
         "outcome": run.outcome(),
         "strategy": started.strategy if started else _configured_strategy(run),
-        "started": started.started if started else run.environment().get("started"),
+        "started": began.started if began else run.environment().get("started"),
         "steps": steps.first + len(steps.ended) - 1 if steps else 0,
     }
 
@@ -42,13 +43,13 @@ def _configured_strategy(run: RunDir) -> str | None:
         return None
 
 
-def first_event(run: RunDir, writer: str, kind: type[EventT]) -> EventT | None:
-    """The first event of a kind at the beginning of a writer's newest file."""
-    path = _newest_file(run, writer)
-    if path is None:
+def first_event(run: RunDir, writer: str, kind: type[EventT], *, newest: bool = True) -> EventT | None:
+    """The first event of a kind at the beginning of a writer's newest, or oldest, file."""
+    paths = _files(run, writer)
+    if not paths:
         return None
     try:
-        with open(path, "rb") as stream:
+        with open(paths[0 if newest else -1], "rb") as stream:
             lines = stream.read(_HEAD_BYTES).splitlines()
     except OSError:
         return None
@@ -56,10 +57,13 @@ def first_event(run: RunDir, writer: str, kind: type[EventT]) -> EventT | None:
 
 
 def last_event(run: RunDir, writer: str, kind: type[EventT]) -> EventT | None:
-    """The last event of a kind in a writer's newest file, read from its end."""
-    path = _newest_file(run, writer)
-    if path is None:
-        return None
+    """The last event of a kind that a writer wrote: an attempt that got nowhere adds nothing."""
+    found = (_last_event_in(path, kind) for path in _files(run, writer))
+    return next((event for event in found if event is not None), None)
+
+
+def _last_event_in(path: Path, kind: type[EventT]) -> EventT | None:
+    """The last event of a kind in a file, read from its end."""
     try:
         with open(path, "rb") as stream:
             end = stream.seek(0, os.SEEK_END)
@@ -86,7 +90,7 @@ def _decode(line: bytes) -> events.AnyEvent | None:
         return None
 
 
-def _newest_file(run: RunDir, writer: str) -> Path | None:
-    """The file of the writer's last attempt."""
+def _files(run: RunDir, writer: str) -> list[Path]:
+    """The writer's files, the newest attempt first."""
     paths = run.events_folder.glob(f"{writer}.*.jsonl")
-    return max(paths, key=lambda path: (len(path.name), path.name), default=None)
+    return sorted(paths, key=lambda path: attempt_of(path.name), reverse=True)

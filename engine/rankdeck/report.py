@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+import msgspec
+
 from rankdeck import events
 from rankdeck.errors import ConfigError, Problem
 from rankdeck.rundir import EventReader, RunDir
@@ -58,9 +60,13 @@ class DeviceFigures:
 
 @dataclass
 class RunFigures:
-    """Everything that the events of a run say, folded one event at a time and in any order of writers."""
+    """Everything that the events of a run say, folded one event at a time and in any order of writers.
+
+    `started` is the latest attempt's, `first_started` the first one's.
+    """
 
     started: events.RunStarted | None = None
+    first_started: events.RunStarted | None = None
     steps: StepColumns = field(default_factory=StepColumns)
     devices: dict[int, DeviceFigures] = field(default_factory=dict)
     phases: dict[int, str] = field(default_factory=dict)
@@ -77,7 +83,7 @@ class RunFigures:
         """Fold one event of `writer` ("rank-0", "supervisor", "sampler") in."""
         match event:
             case events.Steps():
-                self.steps.add(event)
+                self._add_steps(event)
             case events.RunStarted():
                 self._start(event)
             case events.RankStarted():
@@ -105,12 +111,39 @@ class RunFigures:
                 self.dropped_lines += event.lines
 
     def _start(self, event: events.RunStarted) -> None:
-        self.started = event
+        before, self.started = self.started, event
         self.attempts += 1
-        self.steps.world_size = event.world_size
+        if before is None:
+            self.first_started = event
+            self.steps.world_size = event.world_size
+            self.steps.join()
+        else:
+            self._go_on(before, event)
         for info in event.devices:
             self.device(info.index).info = info
-        self.steps.join()
+
+    def _go_on(self, before: events.RunStarted, event: events.RunStarted) -> None:
+        """A later attempt: what the ones before ended with is history, no longer the run's end."""
+        self.steps.begin_attempt(event.world_size)
+        self.phases.clear()
+        self.rank_failures.clear()
+        self.problems = [
+            msgspec.structs.replace(problem, severity="warning") if problem.severity == "error" else problem
+            for problem in self.problems
+        ]
+        if (before.strategy, before.options, before.devices) != (
+            event.strategy,
+            event.options,
+            event.devices,
+        ):
+            # Peaks and bytes of another strategy say nothing about this one.
+            self.devices.clear()
+            self.comm.clear()
+
+    def _add_steps(self, event: events.Steps) -> None:
+        begins = self.steps.add(event)
+        if begins and self.evaluation is not None and self.evaluation.step >= event.first:
+            self.evaluation = None
 
     def device(self, index: int) -> DeviceFigures:
         return self.devices.setdefault(index, DeviceFigures(index))
@@ -148,7 +181,7 @@ class RunFigures:
         """From the end of the step before index `start` to the last step's end."""
         if start >= len(self.steps):
             return None
-        elapsed_s = self.steps.ended[-1] - self.steps.ended[start - 1]
+        elapsed_s = self.steps.elapsed_s(start)
         batch = float(self.started.global_batch) if self.started else math.nan
         samples = math.fsum(batch if math.isnan(count) else count for count in self.steps.samples[start:])
         return samples / elapsed_s if elapsed_s > 0 else None
@@ -191,7 +224,8 @@ def summarise(run: RunDir, figures: RunFigures | None = None) -> dict[str, Any]:
     figures = figures or read_figures(run)
     strategy, options, planned = _what_ran(run, figures)
     end = run.end()
-    started = figures.started.started if figures.started else run.environment().get("started")
+    first = figures.first_started
+    started = first.started if first else run.environment().get("started")
     return {
         "run": run.name,
         "path": str(run.path),
@@ -263,8 +297,11 @@ def _step_times(steps: StepColumns) -> dict[str, float | None]:
     The first step is left out: no step ended before it.
     """
     ended = steps.ended
+    breaks = set(steps.breaks)
     times = sorted(
-        after - before for before, after in itertools.pairwise(ended) if math.isfinite(after - before)
+        after - before
+        for index, (before, after) in enumerate(itertools.pairwise(ended), start=1)
+        if index not in breaks and math.isfinite(after - before)
     )
     if not times:
         return {"median": None, "p99": None}
@@ -272,9 +309,9 @@ def _step_times(steps: StepColumns) -> dict[str, float | None]:
 
 
 def _first_step_s(figures: RunFigures) -> float | None:
-    if figures.started is None or not len(figures.steps):
+    if figures.first_started is None or not len(figures.steps):
         return None
-    return _known(figures.steps.ended[0] - figures.started.started)
+    return _known(figures.steps.ended[0] - figures.first_started.started)
 
 
 def _device(figures: DeviceFigures) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """The directory of a run: create, append, read back, list.
 
     <runs>/<YYYYMMDD-HHMMSS>-<slug>-<4 hex>/
-      config.toml  environment.json
+      config.toml  environment.json         of attempt 0; one that was resumed has config.<attempt>.toml ...
       events/rank-<r>.<attempt>.jsonl   events/supervisor.<attempt>.jsonl   events/sampler.<attempt>.jsonl
       logs/rank-<r>.<attempt>.out .err  logs/supervisor.<attempt>.err
-      weights.safetensors
+      checkpoints/<step>/  weights.safetensors
       guard.lock (flock = alive)  control.sock  end.json
 
 Each writer owns its files, so nothing is ever locked to write. A reader keeps (file, offset, seq) and goes on
@@ -92,23 +92,39 @@ class RunDir:
     def weights(self) -> Path:
         return self.path / "weights.safetensors"
 
+    @property
+    def config_file(self) -> Path:
+        """The resolved configuration of the latest attempt."""
+        return self._latest("config", "toml")
+
     def config(self) -> RunConfig:
-        """The resolved configuration.
+        """The resolved configuration of the latest attempt.
 
         Raises:
             ConfigError: it is missing or damaged.
         """
         from rankdeck.config import load
 
-        return load(self.path / "config.toml")
+        return load(self.config_file)
 
     def environment(self) -> dict[str, Any]:
-        """Versions, devices, commit, command line; empty when it cannot be read."""
+        """Versions, devices, commit, command line of the latest attempt; empty when it cannot be read."""
         try:
-            value = json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
+            value = json.loads(self._latest("environment", "json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
         return value if isinstance(value, dict) else {}
+
+    def _latest(self, stem: str, suffix: str) -> Path:
+        """A file that an attempt that was resumed brought along, else the run's first one."""
+        found = list(self.path.glob(f"{stem}.*.{suffix}"))
+        return max(found, key=lambda path: attempt_of(path.name), default=self.path / f"{stem}.{suffix}")
+
+    def next_attempt(self) -> int:
+        """The number of an attempt that has left no file yet."""
+        names = [path.name for path in self.events_folder.glob("supervisor.*.jsonl")]
+        names += [path.name for path in self.path.glob("config.*.toml")]
+        return 1 + max(map(attempt_of, names), default=0)
 
     def end(self) -> End | None:
         """The guard's last word, or None while there is none."""
@@ -144,6 +160,42 @@ class RunDir:
 
     def writer(self, name: str, attempt: int = 0) -> EventWriter:
         return EventWriter(self.events_folder / f"{name}.{attempt}.jsonl")
+
+
+def attempt_of(file_name: str) -> int:
+    """12 for "rank-0.12.jsonl"; 0 where the name tells none."""
+    parts = file_name.rsplit(".", 2)
+    return int(parts[1]) if len(parts) == 3 and parts[1].isdecimal() else 0
+
+
+def add_attempt(run: RunDir, config: RunConfig, environment: dict[str, Any]) -> tuple[int, list[Path]]:
+    """The files of the next attempt: its number, and what to remove if it never begins.
+
+    Raises:
+        ConfigError: they cannot be written, or another command is just doing the same.
+    """
+    attempt = run.next_attempt()
+    contents = {
+        run.path / f"config.{attempt}.toml": config.to_toml(),
+        run.path / f"environment.{attempt}.json": json.dumps(environment, indent=2) + "\n",
+    }
+    try:
+        for path, text in contents.items():
+            with open(path, "x", encoding="utf-8") as file:
+                file.write(text)
+    except FileExistsError:
+        raise ConfigError(
+            f"{run.name} is being resumed by another command.", code="running", advice="Wait for that one."
+        ) from None
+    except OSError as error:
+        for path in contents:
+            path.unlink(missing_ok=True)
+        raise ConfigError(
+            f"{run.path} cannot be written: {error.strerror}.",
+            code="run-folder",
+            advice="Free space on the disk, or mend the folder's permissions.",
+        ) from None
+    return attempt, list(contents)
 
 
 def create(runs: Path, config: RunConfig, environment: dict[str, Any]) -> RunDir:
@@ -276,18 +328,23 @@ class EventReader:
     ) -> Iterator[tuple[str, list[events.AnyEvent]]]:
         """The same as `read`, a list per chunk with the name of its file; the cursor moves chunk by chunk.
 
-        Files take turns, the supervisor's first, so that no rank is read to its end while another waits.
+        An attempt is read to its end before the next one, which began after it. Files of an attempt take
+        turns, the supervisor's first, so that no rank is read to its end while another waits.
         """
-        waiting = sorted(self._files(), key=lambda name: not name.startswith("supervisor"))
-        while waiting and max_bytes > 0:
-            for name in list(waiting):
-                cursor = self.cursors.setdefault(name, Cursor())
-                chunk = self._chunk(name, cursor, chunk_bytes)
-                max_bytes -= len(chunk)
-                if chunk:
-                    yield name, self._decode(name, cursor, chunk)
-                else:
-                    waiting.remove(name)
+        by_attempt: dict[int, list[str]] = {}
+        for name in sorted(self._files(), key=lambda name: not name.startswith("supervisor")):
+            by_attempt.setdefault(attempt_of(name), []).append(name)
+        for attempt in sorted(by_attempt):
+            waiting = by_attempt[attempt]
+            while waiting and max_bytes > 0:
+                for name in list(waiting):
+                    cursor = self.cursors.setdefault(name, Cursor())
+                    chunk = self._chunk(name, cursor, chunk_bytes)
+                    max_bytes -= len(chunk)
+                    if chunk:
+                        yield name, self._decode(name, cursor, chunk)
+                    else:
+                        waiting.remove(name)
 
     def _files(self) -> list[str]:
         try:

@@ -7,6 +7,7 @@ happened as events. A checkpoint that cannot be written costs a problem, never t
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -91,7 +92,8 @@ class Saver:
         started = time.monotonic()
         try:
             strategy.settle()
-            num_bytes = self.keeper.save(step, strategy.module, optimizer, strategy.extra_state())
+            with self.agreement.saving() if self.rank == 0 else contextlib.nullcontext():
+                num_bytes = self.keeper.save(step, strategy.module, optimizer, strategy.extra_state())
         except CheckpointError as error:
             if self.rank == 0:
                 self.writer.write(events.ProblemRaised(problem=error.problem), sync=True)

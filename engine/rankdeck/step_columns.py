@@ -68,7 +68,10 @@ def _extend(column: array[float], values: Iterable[float | None] | None, num_ste
 
 
 class StepColumns:
-    """Complete steps, step 1 first. `world_size` may be set late: until then rows wait."""
+    """Complete steps, step 1 first. `world_size` may be set late: until then rows wait.
+
+    `breaks` are the indices of rows before which an attempt began: the time from the row above is no step's.
+    """
 
     def __init__(self) -> None:
         self.world_size: int | None = None
@@ -77,7 +80,24 @@ class StepColumns:
         self.samples = array("d")
         self.step_s = array("d")
         self.ended = array("d")
+        self.breaks: list[int] = []
         self._ranks: dict[int, _RankColumns] = {}
+        self._begins = False
+
+    def begin_attempt(self, world_size: int) -> None:
+        """Ranks begin again, perhaps other ones. Rows stay until a rank tells of its first step."""
+        self.world_size = world_size
+        self._ranks = {}
+        self._begins = True
+
+    def elapsed_s(self, start: int) -> float:
+        """From the end of the row before `start` to the last row's end, without the time between attempts."""
+        gaps_s = sum(
+            self.ended[index] - self.ended[index - 1] - max(0.0, self.step_s[index])
+            for index in self.breaks
+            if index >= start
+        )
+        return self.ended[-1] - self.ended[start - 1] - gaps_s
 
     def __len__(self) -> int:
         return len(self.ended)
@@ -97,16 +117,17 @@ class StepColumns:
     def rows(self) -> Iterable[Row]:
         return map(self.row, range(len(self)))
 
-    def add(self, steps: Steps) -> None:
-        """Fold one event in.
-
-        A rank that begins again at an earlier step (a new attempt) replaces its rows.
-        """
+    def add(self, steps: Steps) -> bool:
+        """Fold one event in. The steps of a new attempt replace those that an earlier one told: True then."""
         rank = self._ranks.setdefault(steps.rank, _RankColumns())
-        if steps.first <= len(rank):
+        begins = self._begins or steps.first <= len(rank)
+        if begins:
+            self._begins = False
             self._forget_from(steps.first)
+            self.breaks = [*(index for index in self.breaks if index < len(self)), steps.first - 1]
         rank.append(steps)
         self.join()
+        return begins
 
     def join(self) -> None:
         """Make rows of the steps that every rank has written by now."""

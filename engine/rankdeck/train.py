@@ -29,7 +29,7 @@ from rankdeck.checkpoint import Restored
 from rankdeck.data.base import needs_epoch
 from rankdeck.data.loader import Loader, build_loader, first_batch
 from rankdeck.data.sampling import StepBatches
-from rankdeck.errors import TrainingError
+from rankdeck.errors import ConfigError, TrainingError
 from rankdeck.evaluation import Evaluator
 from rankdeck.finite import first_non_finite
 from rankdeck.memory.ledger import Ledger
@@ -125,6 +125,13 @@ class Trainer:
             self._warm_up()
         self._restored = saver.restore(self._strategy, self._optimizer)
         assert self._restored is not None
+        if self._restored.step > self._job.workload.steps:
+            raise ConfigError(
+                f"The checkpoint is of step {self._restored.step}, but the run has {self._job.workload.steps} "
+                "steps only.",
+                path="train.steps",
+                advice=f"Resume with --set train.steps={2 * self._restored.step}",
+            )
         if not self._restored.same_layout:
             # Streams of another layout cannot be taken over: new ones, which do not repeat those from step 1.
             torch.manual_seed(torch.initial_seed() + self._restored.step * 7919)

@@ -86,8 +86,6 @@ def test_five_mistakes_get_five_messages_with_line_path_and_suggestion() -> None
         ("[train]\nsteps = 5\nepochs = 5", "both-given", "train.epochs", "Keep one"),
         ('[train]\nprecision = "fp16"', "not-yet", "train.precision", "bf16"),
         ("[train]\ncompile = true", "not-yet", "train.compile", "Leave it out"),
-        ("[train]\ncheckpoint_every = 5", "not-yet", "train.checkpoint_every", "Leave it out"),
-        ("[launch]\nmax_restarts = 1", "not-yet", "launch.max_restarts", "Leave it out"),
         ('[rehearsal]\npace = "simulated"', "not-yet", "rehearsal.pace", '"real"'),
         ('[rehearsal]\ncapacity = "big"', "wrong-value", "rehearsal.capacity", "24GiB"),
         ('[devices]\nuse = "tpu:8"', "device", "devices.use", "cpu:N"),

@@ -2,6 +2,7 @@
 
     app.py         the table of commands, and how any error becomes words and an exit code
     train.py       train: start a run and stay with it
+    resume.py      resume, checkpoint: go on with a run, save one
     attach.py      watch, stop: a run that is there already
     results.py     runs, show, export
     catalogue.py   devices, strategies, presets, validate

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rankdeck.cli import attach, catalogue, results, train
+from rankdeck.cli import attach, catalogue, results, resume, train
 from rankdeck.errors import Problem, RankdeckError
 
 INTERRUPTED = 130
@@ -28,7 +28,16 @@ app = typer.Typer(
 )
 
 for _group, _commands in {
-    "Runs": (train.train, attach.watch, attach.stop, results.runs, results.show, results.export),
+    "Runs": (
+        train.train,
+        resume.resume,
+        attach.watch,
+        attach.stop,
+        resume.checkpoint,
+        results.runs,
+        results.show,
+        results.export,
+    ),
     "What there is": (catalogue.devices, catalogue.strategies, catalogue.presets, catalogue.validate),
 }.items():
     for _command in _commands:

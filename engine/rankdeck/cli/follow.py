@@ -12,8 +12,13 @@ from rankdeck.rundir import EventReader, RunDir
 EVERY_S = 0.08
 
 
-def follow(run: RunDir, display: Display, on_tick: Callable[[], bool] | None = None) -> RunFigures:
-    """The figures of the run once it has ended. `on_tick` is asked in between; False leaves early."""
+def follow(
+    run: RunDir, display: Display, on_tick: Callable[[], bool] | None = None, attempt: int = 0
+) -> RunFigures:
+    """The figures of the run once it has ended. `on_tick` is asked in between; False leaves early.
+
+    Events before `attempt` count, and are not shown.
+    """
     figures, reader = RunFigures(), EventReader(run)
     display.open()
     try:
@@ -23,7 +28,8 @@ def follow(run: RunDir, display: Display, on_tick: Callable[[], bool] | None = N
             found = reader.read()
             for writer, event in found:
                 figures.feed(writer, event)
-                display.event(writer, event, figures)
+                if not attempt or (figures.started is not None and figures.started.attempt >= attempt):
+                    display.event(writer, event, figures)
             display.tick(figures)
             if on_tick is not None and not on_tick():
                 break

@@ -59,7 +59,7 @@ def train(
         runs=folder,
         detach=detach,
         command_line=["rankdeck", *sys.argv[1:]],
-        started=_command_started(),
+        started=command_started(),
     )
     if detach:
         if as_json:
@@ -67,10 +67,10 @@ def train(
         else:
             typer.echo(run.path)
         return 0
-    return _stay(run, choose(run, progress=not as_json), as_json=as_json)
+    return stay(run, choose(run, progress=not as_json), as_json=as_json)
 
 
-def _command_started() -> float:
+def command_started() -> float:
     """When this process began (Unix seconds): the time to the first step counts from there."""
     import psutil
 
@@ -80,8 +80,8 @@ def _command_started() -> float:
         return time.time()
 
 
-def _stay(run: RunDir, display: Display, *, as_json: bool) -> int:
-    """Show the run until its end. If the display's reader went away, the run is stopped: nobody sees it."""
+def stay(run: RunDir, display: Display, *, as_json: bool, attempt: int = 0) -> int:
+    """Show the run from `attempt` on until its end. If the display's reader went away, the run is stopped: nobody sees it."""
     from rankdeck.cli.follow import follow
     from rankdeck.errors import RankdeckError
     from rankdeck.launch.control import request_stop, wait_ended
@@ -95,7 +95,7 @@ def _stay(run: RunDir, display: Display, *, as_json: bool) -> int:
 
     with _Interrupts(stop, display.say) as interrupts:
         try:
-            figures = follow(run, display, interrupts.act)
+            figures = follow(run, display, interrupts.act, attempt)
         except BrokenPipeError:
             stop(False)
             wait_ended(run, timeout_s=30.0)

@@ -1,4 +1,4 @@
-"""Asking a living run to stop, and waiting for its end.
+"""Asking a living run to stop or to save a checkpoint, and waiting for it.
 
 The guard answers at control.sock in the run's directory, one JSON line to a line.
 """
@@ -11,9 +11,10 @@ import signal
 import socket
 import time
 
+from rankdeck import events
 from rankdeck.errors import RankdeckError
 from rankdeck.launch.processes import environment_of
-from rankdeck.rundir import RunDir
+from rankdeck.rundir import EventReader, RunDir
 
 _ANSWER_S = 5.0
 _POLL_S = 0.05
@@ -32,10 +33,7 @@ def request_stop(run: RunDir, now: bool = False) -> None:
     Raises:
         NotRunningError: the run is not alive.
     """
-    if not run.is_alive():
-        raise NotRunningError(
-            f"{run.name} is not running: {run.outcome()}.", advice="rankdeck runs lists what is running."
-        )
+    _check_alive(run)
     try:
         answer = _ask(run, {"command": "stop", "now": now})
     except OSError:
@@ -43,6 +41,60 @@ def request_stop(run: RunDir, now: bool = False) -> None:
         return
     if not answer.get("ok"):
         raise RankdeckError(f"{run.name} refused to stop: {answer.get('error')}.", code="control")
+
+
+def request_checkpoint(run: RunDir) -> EventReader:
+    """Ask the run to save itself after the step that is under way; a reader for `wait_saved`.
+
+    Raises:
+        NotRunningError: the run is not alive.
+    """
+    _check_alive(run)
+    reader = EventReader(run)
+    while reader.read():
+        pass
+    try:
+        answer = _ask(run, {"command": "checkpoint"})
+    except OSError:
+        # A file system without sockets: what the guard would do.
+        run.requests_folder.mkdir(exist_ok=True)
+        (run.requests_folder / "save.request").touch()
+        return reader
+    if not answer.get("ok"):
+        raise RankdeckError(f"{run.name} cannot be saved: {answer.get('error')}.", code="control")
+    return reader
+
+
+def wait_saved(run: RunDir, reader: EventReader, timeout_s: float) -> events.CheckpointSaved:
+    """The next checkpoint that the run tells of.
+
+    Raises:
+        RankdeckError: it could not be written, the run has ended, or nothing came within `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        alive = run.is_alive()
+        for _, event in reader.read():
+            if isinstance(event, events.CheckpointSaved):
+                return event
+            if isinstance(event, events.ProblemRaised) and event.problem.code == "checkpoint-not-saved":
+                raise RankdeckError(event.problem.message, problems=[event.problem])
+        if not alive:
+            raise NotRunningError(f"{run.name} ended before it was saved: {run.outcome()}.")
+        if time.monotonic() > deadline:
+            raise RankdeckError(
+                f"{run.name} has not been saved within {timeout_s:.0f} s.",
+                code="not-saved",
+                advice="It is saved once its step ends; rankdeck watch shows what it is busy with.",
+            )
+        time.sleep(_POLL_S)
+
+
+def _check_alive(run: RunDir) -> None:
+    if not run.is_alive():
+        raise NotRunningError(
+            f"{run.name} is not running: {run.outcome()}.", advice="rankdeck runs lists what is running."
+        )
 
 
 def wait_ended(run: RunDir, timeout_s: float) -> bool:

@@ -2,9 +2,10 @@
 
 Standard library only, run by its path (`python -I -S guard.py SPEC`), because it must outlive whatever breaks
 above and below it. It forks twice into a session of its own, becomes the reaper of every orphan below it,
-locks the run's directory, gives it its final name, and starts the supervisor, which dies with it. When the
-supervisor has ended, for whatever reason, the guard kills what is left, and only then writes end.json and
-lets go of the lock. SPEC is JSON: hidden, final, command, leases, ready_fd, tether_fd, attempt.
+locks the run's directory, gives it its final name (a run that is resumed has it already), and starts the
+supervisor, which dies with it. When the supervisor has ended, for whatever reason, the guard kills what is
+left, and only then writes end.json and lets go of the lock. SPEC is JSON: hidden, final, command, leases,
+ready_fd, tether_fd, attempt.
 One file, a little longer than others here, because it can import none of ours.
 """
 
@@ -25,6 +26,8 @@ from typing import Any, NoReturn
 
 STOP_S = 4.0
 """From TERM to KILL of the supervisor: 3 s that it gives its ranks, 1 s for its own last word."""
+SAVING_S = 300.0
+"""How long a checkpoint that is being written may hold up a stop."""
 LAST_WORD_S = 10.0
 """How long a full disk is retried before the run is left without a last word."""
 EXIT_STOPPED = 130
@@ -35,6 +38,10 @@ _MAX_LINE_BYTES = 65536
 
 class Refused(Exception):  # noqa: N818 - the words of one message, not an error class of the project
     """The run may not begin: a lease is held by another one."""
+
+
+class Alive(Exception):  # noqa: N818 - as above
+    """The run cannot be resumed: another guard holds its lock."""
 
 
 def daemonise() -> None:
@@ -93,6 +100,7 @@ class Guard:
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self._spec = spec
+        self._resumes: bool = spec["hidden"] == spec["final"]
         self._run: str = spec["final"]
         self._held: list[int] = []
         self._selector = selectors.DefaultSelector()
@@ -100,6 +108,7 @@ class Guard:
         self._status: int | None = None
         self._stop_asked = False
         self._kill_at: float | None = None
+        self._patient_until = 0.0
         self._reserved = -1
         self._words = b""
         self._words_end = -1
@@ -108,13 +117,20 @@ class Guard:
         """Everything up to the final name. Raises: Refused, OSError."""
         hidden: str = self._spec["hidden"]
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        self._held.append(lock(f"{hidden}/guard.lock", f"{os.getpid()}\n"))
+        try:
+            self._held.append(lock(f"{hidden}/guard.lock", f"{os.getpid()}\n"))
+        except Refused:
+            raise Alive from None
         for path in self._spec["leases"]:
             self._held.append(lock(path, self._run))
         self._reserve_last_word(hidden)
         self._listen_to_signals()
         self._listen_to_people(hidden)
-        Path(hidden).rename(self._run)
+        if self._resumes:
+            # From here on the run is alive again; the last word of the attempt before says nothing any more.
+            Path(hidden, "end.json").unlink(missing_ok=True)
+        else:
+            Path(hidden).rename(self._run)
 
     def _reserve_last_word(self, hidden: str) -> None:
         # The room for end.json is taken now: at the end the disk may be full.
@@ -134,6 +150,7 @@ class Guard:
         folder = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         mask = os.umask(0o177)
+        Path(hidden, "control.sock").unlink(missing_ok=True)  # of an attempt whose guard was killed
         try:
             # A socket's path may have 107 bytes, and a run's path often has more.
             server.bind(f"/proc/self/fd/{folder}/control.sock")
@@ -184,8 +201,12 @@ class Guard:
             for key, _ in self._selector.select(timeout_s):
                 key.data(key.fileobj)
             self._reap()
-            if self._kill_at is not None and time.monotonic() >= self._kill_at:
-                self._kill_supervisor()
+            now_s = time.monotonic()
+            if self._kill_at is not None and now_s >= self._kill_at:
+                if now_s < self._patient_until and Path(self._run, "requests", "saving").exists():
+                    self._kill_at = now_s + STOP_S
+                else:
+                    self._kill_supervisor()
 
     def _reap(self) -> None:
         while True:
@@ -203,6 +224,7 @@ class Guard:
         if self._status is None and not self._stop_asked:
             os.kill(self._supervisor, signal.SIGTERM)
             self._kill_at = time.monotonic() + STOP_S
+            self._patient_until = time.monotonic() + SAVING_S
         self._stop_asked = True
         if now:
             self._kill_supervisor()
@@ -265,9 +287,21 @@ class Guard:
             command = asked["command"]
         except (ValueError, TypeError, KeyError):
             return {"ok": False, "error": 'a line is JSON like {"command": "stop", "now": false}'}
-        if command != "stop":
-            return {"ok": False, "error": f"unknown command {command!r}; there is: stop"}
-        self.stop(now=bool(asked.get("now")))
+        if command == "stop":
+            self.stop(now=bool(asked.get("now")))
+        elif command == "checkpoint":
+            return self._ask_for_checkpoint()
+        else:
+            return {"ok": False, "error": f"unknown command {command!r}; there are: stop, checkpoint"}
+        return {"ok": True}
+
+    def _ask_for_checkpoint(self) -> dict[str, Any]:
+        """Rank 0 looks for this file between two steps."""
+        try:
+            Path(self._run, "requests").mkdir(exist_ok=True)
+            Path(self._run, "requests", "save.request").touch()
+        except OSError as error:
+            return {"ok": False, "error": error.strerror}
         return {"ok": True}
 
     def sweep(self) -> None:
@@ -327,11 +361,16 @@ class Guard:
         event = {"kind": "problem", "v": 1, "seq": 0, "t": time.time(), "problem": problem}
         try:
             with open(
-                f"{self._run}/events/guard.{self._spec['attempt']}.jsonl", "w", encoding="utf-8"
+                f"{self._run}/events/guard.{self._last_attempt()}.jsonl", "w", encoding="utf-8"
             ) as file:
                 file.write(json.dumps(event) + "\n")
         except OSError:
             pass
+
+    def _last_attempt(self) -> int:
+        """A supervisor that restarts its ranks begins attempts of its own."""
+        names = [path.name.split(".")[1] for path in Path(self._run, "events").glob("supervisor.*.jsonl")]
+        return max((int(name) for name in names if name.isdecimal()), default=self._spec["attempt"])
 
     def write_last_word(self, word: dict[str, Any]) -> None:
         """end.json, whole or not at all. The lock is held meanwhile, so that the run does not look lost."""
@@ -369,6 +408,9 @@ def main(argv: list[str]) -> NoReturn:
     try:
         guard.prepare()
         guard.start_supervisor()
+    except Alive:
+        os.write(ready, json.dumps({"alive": True}).encode())
+        os._exit(1)
     except Refused as refusal:
         os.write(ready, json.dumps({"refused": str(refusal)}).encode())
         os._exit(1)

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -85,9 +85,13 @@ def can_fork_preloaded() -> bool:
     return sys.platform == "linux" and len(list(Path("/proc/self/task").iterdir())) == 1
 
 
-def end_ranks(ranks: Sequence[RankProcess], grace_s: float) -> None:
+def end_ranks(
+    ranks: Sequence[RankProcess], grace_s: float, is_saving: Callable[[], bool] = lambda: False
+) -> None:
     """TERM to the session of every rank that lives, `grace_s` seconds, then KILL to all that is left of every
     session: data loading processes have the rank's session, whatever group they are in.
+
+    `is_saving`: whether a checkpoint is being written, which is waited for.
     """
     alive = [rank for rank in ranks if rank.poll() is None]
     for rank in alive:
@@ -98,7 +102,7 @@ def end_ranks(ranks: Sequence[RankProcess], grace_s: float) -> None:
         # A suspended process acts on TERM only once it goes on.
         signal_sessions({rank.pid for rank in alive}, signal.SIGCONT)
         deadline = time.monotonic() + grace_s
-        while any(rank.poll() is None for rank in alive) and time.monotonic() < deadline:
+        while any(rank.poll() is None for rank in alive) and (time.monotonic() < deadline or is_saving()):
             time.sleep(_POLL_S)
     signal_sessions({rank.pid for rank in ranks}, signal.SIGKILL)
     deadline = time.monotonic() + 1.0

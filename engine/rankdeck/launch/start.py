@@ -2,7 +2,8 @@
 
 Devices are chosen, the run's directory is made under a hidden name, and a guard is started, which locks it
 and gives it its final name. `start` returns once that has happened; from then on the directory tells
-everything. Nothing here imports torch. Read guard.py next.
+everything. `resume` does the same for the next attempt of a run that is over. Nothing here imports torch.
+Read guard.py next.
 """
 
 from __future__ import annotations
@@ -22,13 +23,16 @@ from typing import Any, Literal
 import msgspec
 
 from rankdeck import rundir
+from rankdeck.checkpoint_files import newest_whole
 from rankdeck.config import RunConfig, batch_problems
-from rankdeck.errors import ConfigError, DataError, MachineError, ModelError
+from rankdeck.errors import ConfigError, DataError, MachineError, ModelError, RankdeckError
 from rankdeck.launch import choose, guard
 from rankdeck.launch.leftovers import end_leftovers
 from rankdeck.rundir import RunDir
 
 _READY_S = 30.0
+DEFAULT_STEPS = 500
+"""Where a configuration names neither steps nor epochs."""
 _SET_BY_RUNS = {
     "RANKDECK_RUN",
     "RANKDECK_ATTEMPT",
@@ -37,6 +41,13 @@ _SET_BY_RUNS = {
     "RANKDECK_STACKS",
 }
 _VERSIONED = ("rankdeck", "torch", "numpy", "safetensors", "tokenizers", "nvidia-ml-py")
+
+
+class NotResumableError(RankdeckError):
+    """There is nothing to go on from, or nothing to do."""
+
+    code = "not-resumable"
+    exit_code = 2
 
 
 def start(
@@ -58,12 +69,7 @@ def start(
         ConfigError, DataError, ModelError, DeviceError: what was asked for cannot be run.
         MachineError: no driver, or no process could be started.
     """
-    check_paths(config)
-    choice = choose.choose_devices(config)
-    problems = batch_problems(config.train, config.strategy, len(choice.devices))
-    if problems:
-        raise ConfigError(problems[0].message, problems=problems)
-    end_leftovers()
+    choice = _check(config)
     hidden = rundir.create(runs, config, _environment(config, choice, command_line, started))
     try:
         run = _start_guard(hidden, choice, detach=detach, worker=worker)
@@ -72,6 +78,73 @@ def start(
         raise
     rundir.enter_in_index(run)
     return run
+
+
+def resume(
+    run: RunDir,
+    config: RunConfig,
+    *,
+    detach: bool,
+    command_line: Sequence[str],
+    started: float,
+    worker: str | None = None,
+) -> RunDir:
+    """The next attempt of a run, from its newest whole checkpoint; otherwise as `start`.
+
+    Raises:
+        NotResumableError: it is alive, has no whole checkpoint, or has nothing left to do.
+        ConfigError, DataError, ModelError, DeviceError, MachineError: as `start`.
+    """
+    _check_resumable(run, config)
+    choice = _check(config)
+    environment = _environment(config, choice, command_line, started)
+    attempt, files = rundir.add_attempt(run, config, environment)
+    try:
+        _start_guard(run, choice, detach=detach, worker=worker, attempt=attempt)
+    except BaseException:
+        for file in files:
+            file.unlink(missing_ok=True)
+        raise
+    # Whoever watches the index looks again at this run.
+    rundir.enter_in_index(run)
+    return run
+
+
+def _check_resumable(run: RunDir, config: RunConfig) -> None:
+    if run.is_alive():
+        raise _alive_error(run)
+    found, complaints = newest_whole(run.checkpoints_folder)
+    if found is None:
+        raise NotResumableError(
+            " ".join([f"{run.name} has no checkpoint to go on from.", *complaints]),
+            code="no-checkpoint",
+            advice="A run is saved when it is stopped, every train.checkpoint_every steps, and by rankdeck "
+            f"checkpoint. Begin anew with: rankdeck train {run.config_file}",
+        )
+    steps = config.train.steps or (None if config.train.epochs else DEFAULT_STEPS)
+    if steps is not None and found.step >= steps:
+        raise NotResumableError(
+            f"{run.name} is at its last step already: {found.step} of {steps}.",
+            code="nothing-left",
+            advice=f"Give it more steps: --set train.steps={2 * found.step}",
+        )
+
+
+def _alive_error(run: RunDir) -> NotResumableError:
+    return NotResumableError(
+        f"{run.name} is running.", code="running", advice=f"Stop it first with: rankdeck stop {run.name}"
+    )
+
+
+def _check(config: RunConfig) -> choose.Choice:
+    """The devices of a run that can begin. Leftovers of others are ended on the way."""
+    check_paths(config)
+    choice = choose.choose_devices(config)
+    problems = batch_problems(config.train, config.strategy, len(choice.devices))
+    if problems:
+        raise ConfigError(problems[0].message, problems=problems)
+    end_leftovers()
+    return choice
 
 
 def check_paths(config: RunConfig) -> None:
@@ -145,12 +218,15 @@ def _commit(folder: str | None) -> str | None:
     return done.stdout.strip() or None
 
 
-def _start_guard(hidden: RunDir, choice: choose.Choice, *, detach: bool, worker: str | None) -> RunDir:
+def _start_guard(
+    hidden: RunDir, choice: choose.Choice, *, detach: bool, worker: str | None, attempt: int = 0
+) -> RunDir:
     """The guard is told what to do by its only argument, and answers once through a pipe."""
     run = RunDir(rundir.final_path(hidden))
     for lease in choice.leases:
         lease.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-P", "-m", "rankdeck.launch.supervisor", str(run.path), "--words", "{words}"]
+    command += ["--attempt", str(attempt)]
     if worker is not None:
         command += ["--worker", worker]
     answer_end, ready_end = os.pipe()
@@ -162,7 +238,7 @@ def _start_guard(hidden: RunDir, choice: choose.Choice, *, detach: bool, worker:
         "leases": [str(path) for path in choice.leases],
         "ready_fd": ready_end,
         "tether_fd": tether_end,
-        "attempt": 0,
+        "attempt": attempt,
     }
     passed = [ready_end] if tether_end is None else [ready_end, tether_end]
     try:
@@ -180,7 +256,7 @@ def _start_guard(hidden: RunDir, choice: choose.Choice, *, detach: bool, worker:
         for handle in passed:
             os.close(handle)
     try:
-        _read_answer(answer_end, choice)
+        _read_answer(answer_end, run)
     except BaseException:
         if kept_end is not None:
             os.close(kept_end)
@@ -196,13 +272,16 @@ def _without_run(environment: os._Environ[str]) -> dict[str, str]:
     return {key: value for key, value in environment.items() if key not in _SET_BY_RUNS}
 
 
-def _read_answer(answer_end: int, choice: choose.Choice) -> Literal[True]:
-    """Raises: DeviceError when a lease is held meanwhile, MachineError when there is no guard."""
+def _read_answer(answer_end: int, run: RunDir) -> Literal[True]:
+    """Raises: DeviceError when a lease is held meanwhile, NotResumableError when the run is alive meanwhile,
+    MachineError when there is no guard."""
     ready, _, _ = select.select([answer_end], [], [], _READY_S)
     data = os.read(answer_end, 65536) if ready else b""
     answer = json.loads(data) if data else {}
     if "ready" in answer:
         return True
+    if "alive" in answer:
+        raise _alive_error(run)
     if "refused" in answer:
         raise choose.busy_error("One of the chosen GPUs", answer["refused"].strip() or "another run")
     raise MachineError(

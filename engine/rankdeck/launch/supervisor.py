@@ -4,7 +4,9 @@
     ->  watch them  ->  name the one cause if one fails  ->  tell that the run has ended
 
 Its exit code is the run's: 0 done, 1 failed, 2 bad input, 3 the machine lacks something, 130 stopped. It may
-be killed at any time: the ranks die with it, and the guard says so. Read agent.py and watch.py next.
+be killed at any time: the ranks die with it, and the guard says so. Where launch.max_restarts allows it, a
+failed attempt is followed by the next one: this process replaces itself, because ranks are forked only from
+one that is fresh. Read agent.py and watch.py next.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import importlib
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -27,8 +30,10 @@ from typing import Any, NoReturn
 import msgspec
 
 from rankdeck import events
+from rankdeck.agreement import SAVING
+from rankdeck.checkpoint_files import newest_whole
 from rankdeck.config import RunConfig
-from rankdeck.diagnose.cause import EXIT_STOPPED, find_cause
+from rankdeck.diagnose.cause import EXIT_STOPPED, Cause, find_cause
 from rankdeck.errors import Problem, RankdeckError
 from rankdeck.launch import rank as first_steps
 from rankdeck.launch.ranks import GRACE_S, RankProcess, can_fork_preloaded, end_ranks
@@ -47,12 +52,16 @@ class StopAsked(BaseException):
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What the guard passes. `words` is the pipe for the reason of a failure."""
+    """What the guard passes. `words` is the pipe for the reason of a failure.
+
+    `restarts`: how many attempts this supervisor has begun by itself, this one included.
+    """
 
     run: RunDir
     attempt: int
     worker: str
     words: int | None
+    restarts: int = 0
 
 
 class Supervisor:
@@ -71,9 +80,11 @@ class Supervisor:
         self._ranks: list[RankProcess] = []
         self._ending = False
         self._reason: str | None = None
+        self._restarts = False
+        shutil.rmtree(options.run.requests_folder, ignore_errors=True)
 
     def work(self) -> int:
-        """The whole attempt; the run's exit code."""
+        """The whole attempt; the run's exit code. Does not return where the next attempt follows."""
         signal.signal(signal.SIGTERM, self._on_term)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         oom_kills = _count_oom_kills()
@@ -91,9 +102,14 @@ class Supervisor:
             advice = "The whole traceback is in the supervisor's log, logs/supervisor.*.err."
             code = self._fail(Problem("internal", f"{type(error).__name__}: {error}", advice=advice), 1)
         self._ending = True
-        end_ranks(self._ranks, 0 if code != EXIT_STOPPED else GRACE_S)
+        end_ranks(self._ranks, 0 if code != EXIT_STOPPED else GRACE_S, self._is_saving)
         self._tell_end(code)
+        if self._restarts:
+            self._begin_next_attempt()
         return code
+
+    def _is_saving(self) -> bool:
+        return (self._run.requests_folder / SAVING).exists()
 
     def _on_term(self, _number: int, _frame: FrameType | None) -> None:
         if not self._ending:
@@ -103,8 +119,9 @@ class Supervisor:
     def _tell_start(self) -> None:
         config = self._config
         train = config.train
+        # When the person's command began; nobody asked for a restart.
+        started = None if self._options.restarts else self._environment.get("started")
         steps = train.steps if train.steps is not None or train.epochs is not None else 500
-        started = self._environment.get("started")
         self._writer.write(
             events.RunStarted(
                 run=self._run.name,
@@ -181,7 +198,38 @@ class Supervisor:
         kills = max(0, _count_oom_kills() - oom_kills)
         full = _is_full(self._run.path)
         cause = find_cause(self._watch.evidence(), time.monotonic(), kills, disk_is_full=full)
+        if self._may_restart(cause):
+            self._restarts = True
+            self._raise_problem(self._restart_problem(cause.problem))
+            return cause.exit_code
         return self._fail(cause.problem, cause.exit_code)
+
+    def _may_restart(self, cause: Cause) -> bool:
+        """Bad input stays bad, and the same numbers become NaN again."""
+        left = self._config.launch.max_restarts - self._options.restarts
+        return left > 0 and cause.exit_code == 1 and cause.problem.code != "loss-not-finite"
+
+    def _restart_problem(self, cause: Problem) -> Problem:
+        found, _ = newest_whole(self._run.checkpoints_folder)
+        where = f"after step {found.step}" if found else "from the beginning: there is no checkpoint"
+        count = f"{self._options.restarts + 1} of {self._config.launch.max_restarts}"
+        return msgspec.structs.replace(
+            cause,
+            code="restarted",
+            message=f"{cause.message} The run goes on {where} (restart {count}).",
+            severity="warning",
+        )
+
+    def _begin_next_attempt(self) -> NoReturn:
+        options = self._options
+        command = [sys.executable, "-P", "-m", "rankdeck.launch.supervisor", str(options.run.path)]
+        command += ["--attempt", str(options.attempt + 1), "--restarts", str(options.restarts + 1)]
+        command += ["--worker", options.worker]
+        if options.words is not None:
+            command += ["--words", str(options.words)]
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os.execv(command[0], command)
 
     def _fail(self, problem: Problem, exit_code: int) -> int:
         self._reason = problem.headline()
@@ -269,8 +317,9 @@ def _parse(argv: list[str]) -> Options:
         "--worker", default=DEFAULT_WORKER, help="the module, or .py file, that every rank runs"
     )
     parser.add_argument("--words", type=int, help="a pipe for the reason of a failure")
+    parser.add_argument("--restarts", type=int, default=0, help="attempts begun without being asked")
     found = parser.parse_args(argv)
-    return Options(RunDir(found.run), found.attempt, found.worker, found.words)
+    return Options(RunDir(found.run), found.attempt, found.worker, found.words, found.restarts)
 
 
 def main() -> NoReturn:

@@ -1,0 +1,79 @@
+"""`rankdeck resume` and `rankdeck checkpoint`: go on with a run that is over, save one that is not."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankdeck.cli.options import AsJson, RunName, find_run
+from rankdeck.cli.train import command_started, stay
+
+if TYPE_CHECKING:
+    from rankdeck.config import RunConfig
+    from rankdeck.rundir import RunDir
+
+SAVED_WITHIN_S = 120.0
+
+
+def resume(
+    name: RunName,
+    strategy: Annotated[
+        str | None, typer.Option(help="Go on under another strategy, with its default options.")
+    ] = None,
+    devices: Annotated[
+        str | None, typer.Option(help="Go on with other devices: cpu:4, gpu:all, gpu:0,2.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As in --set train.steps=1000.")
+    ] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Leave once the run is up; it goes on by itself.")
+    ] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Go on with a run from its newest checkpoint, under another strategy or on other devices if you like."""
+    from rankdeck.cli import say
+    from rankdeck.cli.display import choose
+    from rankdeck.launch import start
+
+    run = find_run(name)
+    config = _config(run, strategy, devices, overrides or [])
+    attempt = run.next_attempt()
+    start.resume(
+        run,
+        config,
+        detach=detach,
+        command_line=["rankdeck", *sys.argv[1:]],
+        started=command_started(),
+    )
+    if detach:
+        if as_json:
+            say.as_json({"run": run.name, "path": str(run.path)})
+        else:
+            typer.echo(run.path)
+        return 0
+    return stay(run, choose(run, progress=not as_json), as_json=as_json, attempt=attempt)
+
+
+def _config(run: RunDir, strategy: str | None, devices: str | None, overrides: list[str]) -> RunConfig:
+    """What the latest attempt ran, with the changes. Its folder is where it was, not the run's."""
+    from rankdeck.config import load
+
+    return load(run.config_file, strategy=strategy, devices=devices, overrides=overrides)
+
+
+def checkpoint(name: RunName) -> int:
+    """Save a running run now, after the step that is under way."""
+    from rankdeck.cli import say
+    from rankdeck.launch.control import request_checkpoint, wait_saved
+    from rankdeck.units import format_bytes
+
+    run = find_run(name)
+    events_before = request_checkpoint(run)
+    saved = wait_saved(run, events_before, timeout_s=SAVED_WITHIN_S)
+    path = run.checkpoints_folder / str(saved.step)
+    say.err().print(f"step {saved.step}: {format_bytes(saved.num_bytes)} saved in {saved.seconds:.1f} s")
+    typer.echo(path)
+    return 0
