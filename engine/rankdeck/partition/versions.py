@@ -44,8 +44,8 @@ class WeightVersions:
         return [weight for version in self._alive.values() for weight in version]
 
     def _shared(self) -> list[nn.Parameter]:
-        # `.data` shares the storage and not the count of changes: an update of the copies that the module gets
-        # must not make autograd believe that these were changed.
+        # `.data` shares the storage and not the count of changes: an update of the copies that the module
+        # gets must not make autograd believe that these were changed.
         return [nn.Parameter(parameter.data) for parameter in self._own]
 
     @contextmanager

@@ -120,9 +120,9 @@ class Strategy(ABC):
         self.loss = setup.loss
         self.device = setup.devices[0]
         # The loop sets both for a strategy that steps itself: one optimizer step with the gradients that are
-        # there (update, count of targets), and word of a drained pipe (microbatches under way, updates so far).
-        self.update_weights: Callable[[int, Any], None] = lambda update, count: None
-        self.tell_drained: Callable[[int, int], None] = lambda under_way, updates: None
+        # there (update, count of targets), and word of a drained pipe (microbatches under way, updates).
+        self.update_weights: Callable[[int, Any], object] = lambda update, count: None
+        self.tell_drained: Callable[[int, int], object] = lambda under_way, updates: None
 
     def mesh(self) -> Mesh:
         return Mesh.of(self.setup.rank, data=self.setup.world_size)

@@ -3,11 +3,11 @@
     rank 0   F0 F1 F2    B0 F3 B1 F4 B2 F5 B3 ...        stage s of p forwards microbatch k, then backwards
     rank 1      F0 F1 B0 F2 B1 F3 B2 F4 B3 ...           microbatch k - (p-1-s), and updates its weights
 
-Where: stage s holds its weights, gradients and optimizer state, p - s versions of the weights (stash; 2bw two)
-and the activations of p - s microbatches. Sent per rank and microbatch: a bytes on and a bytes back for each
-cut. Wins: no bubble at all. Breaks: a microbatch sees weights that are p-1-s updates old (2bw: one), which large
-learning rates do not forgive; nothing can be said about all gradients of one update, because no moment has
-them all.
+Where: stage s holds its weights, gradients and optimizer state, p - s versions of the weights (stash; 2bw
+two) and the activations of p - s microbatches. Sent per rank and microbatch: a bytes on and a bytes back for
+each cut. Wins: no bubble at all. Breaks: a microbatch sees weights that are p-1-s updates old (2bw: one),
+which large learning rates do not forgive; nothing can be said about all gradients of one update, because no
+moment has them all.
 
     stash   every microbatch of global_batch is an update; its backward uses the weights of its forward
     2bw     an update sums `accumulate` microbatches, at least as many as stages; forwards of update u use
@@ -110,7 +110,7 @@ class AsyncPipeline(Strategy):
         self._cut = self._relay.cut
         if self._cut.shared_parameters():
             raise ModelError(
-                "A weight is shared by stages that update it at different times: its copies would drift apart.",
+                "A weight is shared by stages that update it at different times: its copies would drift.",
                 path="strategy.use",
                 advice="Untie the weights, cut so that one stage holds both ends, or use strategy.use = "
                 '"pipeline".',
@@ -146,9 +146,7 @@ class AsyncPipeline(Strategy):
                 loss, count = self.loss.function(output, targets)
                 total, output = loss.detach(), (loss * scale,)
         if not self.is_last:
-            output = tuple(
-                tensor.to(shape.dtype) for tensor, shape in zip(output, self._leaves, strict=True)
-            )
+            output = tuple(tensor.to(shape.dtype) for tensor, shape in zip(output, self._leaves, strict=True))
             self._send(output, self._stage + 1, self._onward)
         self._under_way.append(_Microbatch(self._num_forwarded, version, received, output, count))
         self._num_forwarded += 1
@@ -159,9 +157,7 @@ class AsyncPipeline(Strategy):
         if self.is_first:
             return ()
         with self.phase("communication"):
-            received = self._relay.receive(
-                self._enters, self.setup.part_batch, self._stage - 1, self._onward
-            )
+            received = self._relay.receive(self._enters, self.setup.part_batch, self._stage - 1, self._onward)
         return tuple(tensor.requires_grad_(tensor.is_floating_point()) for tensor in received)
 
     def _version_for(self, number: int) -> int:
@@ -209,9 +205,7 @@ class AsyncPipeline(Strategy):
             return [torch.ones_like(output) for output in done.outputs], done.count
         boundary = tuple(shape for shape in self._leaves if shape.dtype.is_floating_point)
         with self.phase("communication"):
-            gradients = self._relay.receive(
-                boundary, self.setup.part_batch, self._stage + 1, self._backward
-            )
+            gradients = self._relay.receive(boundary, self.setup.part_batch, self._stage + 1, self._backward)
             count = torch.empty(1, dtype=torch.float64, device=self.device)
         dist.recv(count, self._stage + 1, group=self._backward)
         return list(gradients), count[0]
@@ -245,13 +239,12 @@ class AsyncPipeline(Strategy):
 
     def _finish_sending(self, *, wait: bool) -> None:
         """Let go of what has arrived; with `wait`, of everything."""
-        left = []
-        for work, tensor in self._sending:
+        waiting, self._sending = self._sending, []
+        for work, tensor in waiting:
             if work is not None and (wait or work.is_completed()):
                 work.wait()
             elif work is not None:
-                left.append((work, tensor))
-        self._sending = left
+                self._sending.append((work, tensor))
 
     def _know_what_is_held(self) -> None:
         """Tell a ledger that begins to follow in mid-run what microbatches under way hold."""
