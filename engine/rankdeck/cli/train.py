@@ -81,7 +81,9 @@ def command_started() -> float:
 
 
 def stay(run: RunDir, display: Display, *, as_json: bool, attempt: int = 0) -> int:
-    """Show the run from `attempt` on until its end. If the display's reader went away, the run is stopped: nobody sees it."""
+    """Show the run from `attempt` on until its end. If the display's reader went away, the run is stopped:
+    nobody sees it.
+    """
     from rankdeck.cli.follow import follow
     from rankdeck.errors import RankdeckError
     from rankdeck.launch.control import request_stop, wait_ended
