@@ -19,12 +19,11 @@ import msgspec
 
 from rankdeck import events
 from rankdeck.errors import ConfigError, Problem
+from rankdeck.imbalance import Imbalance, imbalance_of
 from rankdeck.rundir import EventReader, RunDir
 from rankdeck.step_columns import Row, StepColumns
 
 WARM_UP_SHARE = 0.2
-# Below this a difference is noise of the allocator or of an uneven last shard, and no device stands out.
-NOTABLE_RATIO = 1.1
 
 
 @dataclass
@@ -186,27 +185,9 @@ class RunFigures:
         samples = math.fsum(batch if math.isnan(count) else count for count in self.steps.samples[start:])
         return samples / elapsed_s if elapsed_s > 0 else None
 
-    def imbalance(self) -> dict[str, Any] | None:
+    def imbalance(self) -> Imbalance | None:
         """The lead device's peak against the median of the others; None below two known peaks."""
-        peaks = {index: figures.peak_bytes for index, figures in sorted(self.devices.items())}
-        known = {index: peak for index, peak in peaks.items() if peak is not None}
-        if len(known) < 2:
-            return None
-        fullest = max(known, key=lambda index: known[index])
-        against = _against(known, fullest)
-        # Among equals the first leads, so that the label does not wander.
-        notable = against["ratio"] is None or against["ratio"] > NOTABLE_RATIO
-        return against if notable else _against(known, min(known))
-
-
-def _against(peaks: Mapping[int, int], device: int) -> dict[str, Any]:
-    middle = median(peak for index, peak in peaks.items() if index != device)
-    excess = peaks[device] - middle
-    return {
-        "device": device,
-        "excess_bytes": round(excess),
-        "ratio": peaks[device] / middle if middle > 0 else None,
-    }
+        return imbalance_of({index: figures.peak_bytes for index, figures in self.devices.items()})
 
 
 def read_figures(run: RunDir) -> RunFigures:
@@ -240,7 +221,7 @@ def summarise(run: RunDir, figures: RunFigures | None = None) -> dict[str, Any]:
         "step_s": _step_times(figures.steps),
         "first_step_s": _first_step_s(figures),
         "devices": [_device(figures.devices[index]) for index in sorted(figures.devices)],
-        "imbalance": figures.imbalance(),
+        "imbalance": _imbalance(figures.imbalance()),
         "comm": _comm(figures),
         "bubble": None,
         "problems": [_problem(problem) for problem in problems_of(run, figures, outcome)],
@@ -326,6 +307,12 @@ def _device(figures: DeviceFigures) -> dict[str, Any]:
         "peak_by_kind": dict(figures.peak_by_kind) if figures.peak_by_kind is not None else None,
         "utilisation_mean": figures.utilisation_mean,
     }
+
+
+def _imbalance(found: Imbalance | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {"device": found.device, "excess_bytes": round(found.excess_bytes), "ratio": found.ratio}
 
 
 def _comm(figures: RunFigures) -> dict[str, Any] | None:

@@ -74,14 +74,18 @@ def test_the_lead_device_stands_against_the_median_of_the_others(run: WrittenRun
 
 
 @pytest.mark.parametrize(
-    ("peaks", "device"), [([100, 100, 105], 0), ([100, 100, 120], 2), ([0, 0], 0), ([5, 0, 0], 0)]
+    ("peaks", "device", "excess_bytes"),
+    [([100, 100, 105], 2, 5), ([100, 98, 98], 0, 2), ([100, 100, 120], 2, 20), ([0, 0], 0, 0)],
 )
-def test_among_equals_the_first_device_leads(peaks: list[int], device: int) -> None:
+def test_the_fullest_device_leads_and_among_equals_the_first(
+    peaks: list[int], device: int, excess_bytes: int
+) -> None:
     figures = RunFigures()
     for index, peak in enumerate(peaks):
         figures.device(index).peak_bytes = peak
     imbalance = figures.imbalance()
-    assert imbalance is not None and imbalance["device"] == device
+    assert imbalance is not None
+    assert (imbalance.device, imbalance.excess_bytes) == (device, excess_bytes)
 
 
 def test_imbalance_needs_two_known_peaks() -> None:

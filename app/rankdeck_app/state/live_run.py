@@ -34,8 +34,8 @@ from rankdeck.events import (
     RankStarted,
     RunStarted,
 )
+from rankdeck.imbalance import Imbalance, imbalance_of
 from rankdeck.rundir import End, RunDir
-from rankdeck_app.state.imbalance import Imbalance, imbalance_of
 from rankdeck_app.state.pace import Pace
 from rankdeck_app.state.run_tail import Batch, MemoryColumns, Readings, RunTail
 from rankdeck_app.state.series import Ema, Series
@@ -194,7 +194,7 @@ class LiveRun(QObject):
 
     @property
     def imbalance(self) -> Imbalance | None:
-        return imbalance_of([self.total_bytes_of(device) for device in self.devices])
+        return imbalance_of({place: self.total_bytes_of(device) for place, device in enumerate(self.devices)})
 
     def memory_of(self, device: DeviceState) -> DeviceMemory | None:
         """The last sampled step while the run is alive; then the one with the largest peak of the run."""

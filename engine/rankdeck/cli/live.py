@@ -18,7 +18,7 @@ from rankdeck import events
 from rankdeck.catalog import STRATEGIES
 from rankdeck.cli import say
 from rankdeck.cli.display import evaluation_in_words, kinds_in_words, loss_in_words
-from rankdeck.report import NOTABLE_RATIO, DeviceFigures, RunFigures
+from rankdeck.report import DeviceFigures, RunFigures
 from rankdeck.rundir import RunDir
 from rankdeck.units import format_bytes, format_count, format_duration
 
@@ -116,8 +116,7 @@ def device_bars(figures: RunFigures) -> Group:
     devices = [figures.devices[index] for index in sorted(figures.devices)]
     full_bytes = max((_scale_bytes(device) for device in devices), default=0)
     imbalance = figures.imbalance()
-    ratio = imbalance["ratio"] if imbalance else None
-    lead = imbalance["device"] if imbalance and ratio and ratio > NOTABLE_RATIO else None
+    lead = imbalance.device if imbalance is not None and imbalance.is_notable else None
     cells = [_cells(device) for device in devices]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     rows = []

@@ -119,9 +119,8 @@ def _step_words(step_s: Mapping[str, float | None]) -> str:
 
 def _imbalance_words(imbalance: Mapping[str, Any]) -> str:
     ratio = imbalance["ratio"]
-    excess = imbalance["excess_bytes"]
-    sign = "+" if excess >= 0 else "-"
-    words = f"device {imbalance['device']} {sign}{format_bytes(abs(excess))} against the median of the others"
+    excess = format_bytes(imbalance["excess_bytes"])
+    words = f"device {imbalance['device']} +{excess} against the median of the others"
     return words + (f" ({ratio:.2f}x)" if ratio is not None else "")
 
 

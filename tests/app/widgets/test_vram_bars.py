@@ -6,7 +6,7 @@ import pytest
 from PySide6.QtGui import QColor, QImage
 from pytestqt.qtbot import QtBot
 
-from rankdeck_app.state.imbalance import imbalance_of
+from rankdeck.imbalance import imbalance_of
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.vram_bars import BarsFigure, DeviceBar, VramBars
 
@@ -20,7 +20,9 @@ def figure(
 ) -> BarsFigure:
     kinds = [LEAD if lead is None else lead] + [OTHER] * (num_devices - 1)
     bars = [DeviceBar(f"Virtual {index}", sum(k.values()), k) for index, k in enumerate(kinds)]
-    return BarsFigure(tuple(bars), imbalance_of([bar.total_bytes for bar in bars]), capacity_bytes)
+    return BarsFigure(
+        tuple(bars), imbalance_of(dict(enumerate(bar.total_bytes for bar in bars))), capacity_bytes
+    )
 
 
 @pytest.fixture

@@ -71,11 +71,10 @@ def _balance(run: LiveRun) -> Stat:
     imbalance = run.imbalance
     if imbalance is None:
         return Stat("Lead vs median", UNKNOWN, "+888.8 MiB  (8.8×)")
-    sign = "+" if imbalance.excess_bytes >= 0 else "−"
     ratio = "" if imbalance.ratio is None else f"  ({imbalance.ratio:.1f}×)"
     return Stat(
         f"{run.devices[imbalance.device].label} vs median of the others",
-        f"{sign}{format_bytes(abs(imbalance.excess_bytes))}{ratio}",
+        f"+{format_bytes(imbalance.excess_bytes)}{ratio}",
         "+888.8 MiB  (8.8×)",
         is_hot=imbalance.is_notable,
     )
@@ -115,7 +114,9 @@ def band(run: LiveRun) -> BandFigure:
     """Memory over time: the last minute where readings are dense, else the whole run."""
     histories = [device.memory_history for device in run.devices]
     imbalance = run.imbalance
-    lead = imbalance.device if imbalance is not None else 0
+    # Among near equals the line stays with the first device, whoever leads by a few bytes now.
+    is_notable = imbalance is not None and imbalance.is_notable
+    lead = imbalance.device if imbalance is not None and is_notable else 0
     now_s = run.elapsed_s or 0.0
     limits = []
     if run.capacity_bytes is not None:
@@ -126,7 +127,7 @@ def band(run: LiveRun) -> BandFigure:
         labels=[device.label for device in run.devices],
         histories=histories,
         lead=lead,
-        is_notable=imbalance is not None and imbalance.is_notable,
+        is_notable=is_notable,
         limits=tuple(limits),
         now_s=now_s,
         span_s=_BAND_SPAN_S if is_live and is_dense else None,

@@ -1,0 +1,41 @@
+"""How far the fullest device stands above the median of the others: the one figure that a DataParallel run is
+opened for.
+
+The command line, the app and reports all say this one. report.py feeds it peaks, the app what is held now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+
+NOTABLE_RATIO = 1.1
+"""Below this a difference is noise of the allocator or of an uneven last shard, and no device stands out."""
+
+
+@dataclass(frozen=True)
+class Imbalance:
+    """The lead device against the others. `excess_bytes` is never negative; `ratio` is None when the others
+    hold nothing.
+    """
+
+    device: int
+    median_bytes: float
+    excess_bytes: float
+    ratio: float | None
+
+    @property
+    def is_notable(self) -> bool:
+        return self.excess_bytes > 0 and (self.ratio is None or self.ratio > NOTABLE_RATIO)
+
+
+def imbalance_of(bytes_by_device: Mapping[int, int | None]) -> Imbalance | None:
+    """The imbalance of one figure per device, None below two known ones. Among equals the first one leads."""
+    known = {device: size for device, size in bytes_by_device.items() if size is not None}
+    if len(known) < 2:
+        return None
+    lead = max(known, key=lambda device: (known[device], -device))
+    middle = float(median(size for device, size in known.items() if device != lead))
+    ratio = known[lead] / middle if middle > 0 else None
+    return Imbalance(lead, middle, known[lead] - middle, ratio)
