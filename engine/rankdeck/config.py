@@ -93,7 +93,12 @@ class DevicesConfig(_Table):
 
 
 class RehearsalConfig(_Table):
-    pace: Literal["real", "simulated"] = "real"
+    pace: Literal["real", "simulated"] = Field(
+        "real", description="simulated: each virtual device takes the time that its FLOPs need, in its shape."
+    )
+    device_gflops: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="How fast a virtual device pretends to be; chosen so that it holds by default."
+    )
     capacity: str | None = Field(
         None, description='The size that virtual devices pretend to have, as in "24GiB".'
     )
@@ -428,9 +433,12 @@ def _check_devices(found: Findings, devices: DevicesConfig) -> None:
 
 
 def _check_rehearsal(found: Findings, rehearsal: RehearsalConfig) -> None:
-    if rehearsal.pace == "simulated":
+    if rehearsal.device_gflops is not None and rehearsal.pace == "real":
         found.add(
-            "not-yet", ("rehearsal", "pace"), "Simulated pace comes with a later version.", 'Use "real".'
+            "does-not-combine",
+            ("rehearsal", "device_gflops"),
+            "rehearsal.device_gflops is the rate of a simulated pace, and the pace is real.",
+            'Add pace = "simulated", or leave it out.',
         )
     try:
         parse_bytes(rehearsal.capacity or 0)
@@ -459,6 +467,10 @@ def _check_together(found: Findings, values: dict[str, Any]) -> None:
         found.add(
             "precision", ("train", "precision"), "train.precision = fp64 is for rehearsals on CPU.", advice
         )
+    if selection.kind == "gpu" and values["rehearsal"] and values["rehearsal"].pace == "simulated":
+        message = "rehearsal.pace = simulated is for virtual devices, and devices.use asks for GPUs."
+        advice = 'Use pace = "real", or devices.use = "cpu:4".'
+        found.add("does-not-combine", ("rehearsal", "pace"), message, advice)
     if selection.known_count is not None:
         for problem in batch_problems(train, strategy, selection.known_count):
             found.add(problem.code, tuple((problem.path or "").split(".")), problem.message, problem.advice)

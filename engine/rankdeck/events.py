@@ -174,6 +174,49 @@ class Comm(Event, tag="comm"):
     overlapped_s: float | None = None
 
 
+class Pipeline(Event, tag="pipeline"):
+    """How a pipeline runs on this rank, measured but for the theory.
+
+    `in_flight` is the most microbatches whose activations it held at once; `theory_bubble` the share of a
+    step that the schedule makes ranks wait, None where nothing is flushed. `weight_versions` (the most that
+    it held) and `staleness` (in updates) belong to a pipeline without a flush.
+    """
+
+    rank: int
+    step: int
+    stages: list[int]
+    microbatches: int
+    in_flight: int
+    theory_bubble: float | None = None
+    weight_versions: int | None = None
+    staleness: int | None = None
+
+
+class Spans(Event, tag="spans"):
+    """Named phases of one sampled step of the devices that a rank drives, as columns.
+
+    Entry i is phase `names[name[i]]` on device `device[i]` of the run, from `start_us[i]` microseconds after
+    `began` (Unix time) and `duration_us[i]` long. `seconds` is the whole step. `stage`, `microbatch` and
+    `num_bytes` are None where no phase has one. `simulated`: devices slept at a pretended pace. `followed`:
+    the memory ledger watched the step, which makes it slower.
+    """
+
+    rank: int
+    step: int
+    began: float
+    seconds: float
+    names: list[str]
+    name: list[int]
+    device: list[int]
+    start_us: list[int]
+    duration_us: list[int]
+    stage: list[int | None] | None = None
+    microbatch: list[int | None] | None = None
+    num_bytes: list[int | None] | None = None
+    simulated: bool = False
+    followed: bool = False
+
+
 class Transfers(Event, tag="transfers"):
     """Bytes moved between the devices of one rank in a sampled step, as [source, target, bytes]."""
 
@@ -268,6 +311,8 @@ AnyEvent = (
     | Memory
     | Sample
     | Comm
+    | Pipeline
+    | Spans
     | Transfers
     | Evaluation
     | ProblemRaised

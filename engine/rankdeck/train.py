@@ -16,7 +16,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 
 from rankdeck import events
 from rankdeck.checkpoint import Restored
+from rankdeck.config import RunConfig
 from rankdeck.data.base import needs_epoch
 from rankdeck.data.loader import Loader, build_loader, first_batch
 from rankdeck.data.sampling import StepBatches
@@ -38,6 +39,8 @@ from rankdeck.memory.torch_memory import read_gpu_bytes, reset_gpu_peaks
 from rankdeck.reporting import BusyMeter, StepFacts, StepReporter
 from rankdeck.rundir import EventWriter
 from rankdeck.saving import Saver
+from rankdeck.simulated_pace import SimulatedPace
+from rankdeck.spans import ALWAYS_STEPS, SpanBudget, SpanRecorder
 from rankdeck.strategies.base import Batch, Setup, Strategy
 from rankdeck.workload import Workload
 
@@ -75,6 +78,7 @@ class Trainer:
         self._last_inputs: Any = None
         self._restored: Restored | None = None
         self._first_step = 0
+        self._spans, self._span_budget = job.strategy.spans, SpanBudget()
         self._strategy.update_weights = self._update_in_schedule
         self._strategy.tell_drained = lambda under_way, updates: job.writer.write(
             events.Drained(rank=job.rank, microbatches=under_way, updates=updates)
@@ -127,8 +131,8 @@ class Trainer:
         assert self._restored is not None
         if self._restored.step > self._job.workload.steps:
             raise ConfigError(
-                f"The checkpoint is of step {self._restored.step}, but the run has {self._job.workload.steps} "
-                "steps only.",
+                f"The checkpoint is of step {self._restored.step}, but the run has "
+                f"{self._job.workload.steps} steps only.",
                 path="train.steps",
                 advice=f"Resume with --set train.steps={2 * self._restored.step}",
             )
@@ -158,10 +162,13 @@ class Trainer:
         for step in range(first + 1, job.workload.steps + 1):
             job.beat(step, "step")
             followed = job.ledger is not None and job.sampling.should_follow(step - first)
+            self._begin_spans(step, step - first, followed)
             facts = self.step(step, batches, followed=followed)
+            self._end_spans()
             now = time.perf_counter()
             facts.step_s, step_ended = now - step_ended, now
             job.sampling.record(step - first, facts.step_s, followed=followed)
+            self._span_budget.add_step(facts.step_s)
             self._tell(facts)
             if step - first == 3 or (step - first > 3 and step == job.workload.steps):
                 self._tell_sent_bytes(step)
@@ -172,6 +179,25 @@ class Trainer:
                 step_ended = time.perf_counter()
         self._strategy.settle()
         self._check_finite(self._reporter.flush(wait=True))
+        self._tell_spans(wait=True)
+
+    def _begin_spans(self, step: int, nth: int, followed: bool) -> None:
+        """The ledger slows a step down: such a one is sampled only where there may be no other."""
+        wanted = self._span_budget.should_record(nth) and (not followed or nth in ALWAYS_STEPS)
+        pace = self._spans.pace
+        self._spans.begin_step(step, record=wanted and (pace is None or pace.is_holding), followed=followed)
+
+    def _end_spans(self) -> None:
+        self._spans.end_step()
+        self._tell_spans(wait=False)
+
+    def _tell_spans(self, *, wait: bool) -> None:
+        started_s = time.perf_counter()
+        for event, marks_cost_s in self._spans.take(self._job.rank, self._job.devices, wait=wait):
+            self._job.writer.write(event)
+            ended_s = time.perf_counter()
+            self._span_budget.add_cost(ended_s - started_s + marks_cost_s)
+            started_s = ended_s
 
     def step(self, step: int, batches: Iterator[Batch], *, followed: bool) -> StepFacts:
         """One optimizer step over the next global batch; the ledger follows it and tells where asked."""
@@ -186,7 +212,8 @@ class Trainer:
         count: Any = 0
         samples = 0
         for part in range(train.accumulate):
-            batch = self._next(batches)
+            with self._spans.phase(0, "data"):
+                batch = self._next(batches)
             samples += _num_samples(batch)
             sums = strategy.forward_backward(batch, self._scale(batch), last=part == train.accumulate - 1)
             total = sums.total if total is None else total + sums.total
@@ -198,7 +225,8 @@ class Trainer:
             self._check_total(step, total)
         if not strategy.steps_itself:
             self._set_rate(step)
-            self._optimizer.step()
+            with strategy.stepping():
+                self._optimizer.step()
         loss = (total, count) if strategy.reports_loss() else None
         return StepFacts(step, loss, rate, samples, 0.0, time.time(), norm)
 
@@ -206,9 +234,10 @@ class Trainer:
         """Make gradients those of the whole global batch, of bounded norm; the norm where it is bounded."""
         strategy, train = self._strategy, self._train
         strategy.sync_gradients()
-        if self._job.workload.counts_vary:
-            self._scale_gradients(self._count_of_all(count))
-        return strategy.clip(train.clip_norm) if train.clip_norm else None
+        with strategy.stepping():
+            if self._job.workload.counts_vary:
+                self._scale_gradients(self._count_of_all(count))
+            return strategy.clip(train.clip_norm) if train.clip_norm else None
 
     def _update_in_schedule(self, update: int, count: Any) -> None:
         """One optimizer step of a strategy that steps itself: `update` counts from 1 in this process, `count`
@@ -216,7 +245,8 @@ class Trainer:
         if self._job.workload.counts_vary:
             self._scale_gradients(torch.as_tensor(count, dtype=torch.float64))
         self._set_rate(self._first_step + update)
-        self._optimizer.step()
+        with self._strategy.stepping():
+            self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 
     def _followed_step(self, step: int, batches: Iterator[Batch]) -> StepFacts:
@@ -331,6 +361,10 @@ class Trainer:
                 )
             )
 
+        facts = self._strategy.pipeline_facts()
+        if facts is not None:
+            self._job.writer.write(events.Pipeline(rank=self._job.rank, step=step, **asdict(facts)))
+
     def _check_finite(self, known: StepFacts | None) -> None:
         if known is not None and known.loss is not None:
             self._check_total(known.step, known.loss[0])
@@ -410,6 +444,7 @@ def assemble(
     """
     config = workload.config
     ledger = Ledger(len(devices)) if devices[0].type == "cpu" else None
+    strategy_type: type[Strategy] = config.strategy_card.load()
     setup = Setup(
         options=config.strategy.options,
         loss=workload.loss,
@@ -422,13 +457,45 @@ def assemble(
         part_batch=config.train.global_batch // config.train.accumulate,
         accumulate=config.train.accumulate,
         sample=functools.partial(first_batch, workload.train),
+        spans=SpanRecorder(devices, _pace(config, strategy_type, world_size, devices)),
     )
-    strategy: Strategy = config.strategy_card.load()(setup)
+    strategy = strategy_type(setup)
     with contextlib.nullcontext() if ledger is None else ledger.following():
         strategy.build(workload.build_model)
     # Random streams are the strategy's to part; the weights came from the bare seed.
     torch.manual_seed(config.train.seed * 1_000_003 + 1 + strategy.mesh().random_stream)
     return Trainer(Job(workload, strategy, writer, rank, places, ledger, **job))
+
+
+def _pace(
+    config: RunConfig, strategy_type: type[Strategy], world_size: int, devices: list[torch.device]
+) -> SimulatedPace | None:
+    """What holds this rank's devices to a simulated pace, where that is asked for.
+
+    Raises: ConfigError on GPUs, which have a pace of their own.
+    """
+    if config.rehearsal.pace != "simulated":
+        return None
+    if devices[0].type != "cpu":
+        raise ConfigError(
+            "rehearsal.pace = simulated is for virtual devices, and this run has GPUs.",
+            path="rehearsal.pace",
+            advice='Use rehearsal.pace = "real", or devices.use = "cpu:4".',
+        )
+
+    def largest(values: list[float]) -> list[float]:
+        if world_size == 1:
+            return values
+        shared = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+        return [float(value) for value in shared]
+
+    return SimulatedPace(
+        config.rehearsal.device_gflops,
+        agree=largest,
+        waits_inside=strategy_type.waits_inside,
+        longest_s=config.launch.timeout_s,
+    )
 
 
 def _num_samples(batch: Any) -> int:

@@ -48,9 +48,13 @@ def data_parallel(module: nn.Module, inputs: tuple[Any, ...], threads: ReplicaTh
         ModelError: inputs cannot be cut, or outputs cannot be joined, along their first dim.
         ReplicaError: a replica raised.
     """
-    slices = scatter(inputs, threads.devices)
-    replicas = replicate(module, threads.devices, len(slices))
-    return gather(parallel_apply(replicas, slices, threads), threads.devices)
+    with threads.moving("scatter"):
+        slices = scatter(inputs, threads.devices)
+    with threads.moving("replicate"):
+        replicas = replicate(module, threads.devices, len(slices))
+    outputs = parallel_apply(replicas, slices, threads)
+    with threads.moving("gather"):
+        return gather(outputs, threads.devices)
 
 
 def scatter(inputs: Any, devices: VirtualDevices) -> list[Any]:

@@ -107,10 +107,12 @@ class _ParallelWork:
             seed.grads += [_taken_over(grad) for grad in grads[start : start + spec.num_leaves]]
             start += spec.num_leaves
         jobs = [seed.backward for seed in self._seeds]
+        self._threads.end_lead_phase()
         if self._in_turn:
-            self._threads.run_in_turn(jobs)
+            self._threads.run_in_turn(jobs, "backward")
         else:
-            self._threads.run(jobs)
+            self._threads.run(jobs, "backward")
+        self._threads.begin_lead_phase("reduce")
         parameters = [leaf for leaves in self._replicas.leaves for leaf in leaves]
         found = [leaf.grad for leaf in (parameters if self._replicas.sent else [])]
         self._threads.devices.relabel([grad for grad in found if grad is not None], "gradients")

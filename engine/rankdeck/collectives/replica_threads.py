@@ -23,6 +23,7 @@ from torch import Tensor
 
 from rankdeck.errors import RankdeckError, TrainingError
 from rankdeck.memory.virtual import VirtualDevices
+from rankdeck.spans import Mark, SpanRecorder
 
 T = TypeVar("T")
 
@@ -49,8 +50,11 @@ class ReplicaThreads:
     time, as the allocator sees it. Each device's own figures do not depend on it.
     """
 
-    def __init__(self, devices: VirtualDevices) -> None:
+    def __init__(self, devices: VirtualDevices, spans: SpanRecorder | None = None) -> None:
         self.devices = devices
+        self.spans = spans or SpanRecorder()
+        self.lead_phase: Mark | None = None
+        """What device 0 is in before its thread begins a backward: the loss's own backward."""
         self.busy_s = [0.0] * devices.num_devices
         """CPU seconds that each device has computed so far. Not the helpers of torch's own thread pool."""
         self.random_states: list[Tensor | None] = [None] * devices.num_devices
@@ -75,16 +79,16 @@ class ReplicaThreads:
         for thread in self._threads:
             thread.shutdown(wait=True)
 
-    def run(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
-        """Run job i on device i, all side by side, and return what they return.
+    def run(self, jobs: Sequence[Callable[[], T]], phase: str = "forward") -> list[T]:
+        """Run job i on device i, all side by side, and return what they return; `phase` is what it is.
 
         Raises:
             ReplicaError: of the first job that raised; all have ended by then.
         """
-        futures = [self._submit(device, job) for device, job in enumerate(jobs)]
+        futures = [self._submit(device, job, phase) for device, job in enumerate(jobs)]
         return [_result(device, future) for device, future in enumerate(_all_done(futures))]
 
-    def run_in_turn(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
+    def run_in_turn(self, jobs: Sequence[Callable[[], T]], phase: str) -> list[T]:
         """Run job i on device i, one after another, each drawing from its device's random state.
 
         Raises:
@@ -93,7 +97,7 @@ class ReplicaThreads:
         results = []
         for device, job in enumerate(jobs):
             with self._random_state_of(device):
-                results.append(_result(device, self._submit(device, job)))
+                results.append(_result(device, self._submit(device, job, phase)))
         return results
 
     def run_forwards(self, jobs: Sequence[Callable[[], T]], *, training: bool) -> tuple[list[T], bool]:
@@ -105,10 +109,10 @@ class ReplicaThreads:
         self._has_drawn = False
         in_turn = self.devices.is_following
         if in_turn or self._draws.get(training, True):
-            results = self.run_in_turn(jobs)
+            results = self.run_in_turn(jobs, "forward")
         else:
             with self._noticing_draws():
-                results = self.run(jobs)
+                results = self.run(jobs, "forward")
         self._draws[training] = self._has_drawn or self._draws.get(training, False)
         return results, in_turn or self._draws[training]
 
@@ -122,13 +126,34 @@ class ReplicaThreads:
             with self._lock:
                 self.busy_s[device] += time.thread_time() - started_s
 
-    def _submit(self, device: int, job: Callable[[], T]) -> Future[T]:
+    @contextmanager
+    def moving(self, name: str) -> Iterator[None]:
+        """A phase of device 0 in which bytes cross between devices; they are counted."""
+        with self.spans.phase(0, name) as mark:
+            before = self._num_moved_bytes() if mark is not None else 0
+            yield
+            if mark is not None:
+                mark.num_bytes = self._num_moved_bytes() - before or None
+
+    def _num_moved_bytes(self) -> int:
+        return sum(self.devices.moved_bytes.values())
+
+    def begin_lead_phase(self, name: str) -> None:
+        """Device 0 is in a phase of the calling thread, until `end_lead_phase` somewhere inside autograd."""
+        self.lead_phase = self.spans.start(0, name)
+
+    def end_lead_phase(self) -> None:
+        self.spans.stop(self.lead_phase)
+        self.lead_phase = None
+
+    def _submit(self, device: int, job: Callable[[], T], phase: str) -> Future[T]:
         enter = _settings_of_this_thread(self.devices)
 
         def work() -> T:
             with self.busy_on(device), ExitStack() as stack:
                 enter(stack)
                 stack.enter_context(self.devices.on(device))
+                stack.enter_context(self.spans.phase(device, phase))
                 return job()
 
         return self._threads[device].submit(work)

@@ -26,6 +26,7 @@ from rankdeck.collectives.grad_sync import SyncTimes
 from rankdeck.losses import Loss
 from rankdeck.memory.ledger import Ledger
 from rankdeck.mesh import Mesh
+from rankdeck.spans import SpanRecorder
 
 Batch = tuple[Any, Any]
 
@@ -91,6 +92,7 @@ class Setup:
     accumulate: int = 1
     sample: Callable[[int], Batch] | None = None
     extras: dict[str, Any] = field(default_factory=dict)
+    spans: SpanRecorder = field(default_factory=SpanRecorder)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -112,6 +114,8 @@ class Strategy(ABC):
     """Whether a resumed run takes one step for nothing first, because the first one is unlike the others."""
     forwards_alone: ClassVar[bool] = True
     """Whether one rank can run the module's forward without the others."""
+    waits_inside: ClassVar[bool] = False
+    """Whether a forward or backward waits for other ranks in its middle."""
     steps_itself: ClassVar[bool] = False
     """Whether it steps the optimizer inside its own schedule; gradients are then never the loop's."""
 
@@ -119,6 +123,7 @@ class Strategy(ABC):
         self.setup = setup
         self.loss = setup.loss
         self.device = setup.devices[0]
+        self.spans = setup.spans
         # The loop sets both for a strategy that steps itself: one optimizer step with the gradients that are
         # there (update, count of targets), and word of a drained pipe (microbatches under way, updates).
         self.update_weights: Callable[[int, Any], object] = lambda update, count: None
@@ -164,6 +169,10 @@ class Strategy(ABC):
     def clip(self, max_norm: float) -> Tensor:
         """Scale all gradients so that their common norm is at most `max_norm`; returns the norm before."""
         return nn.utils.clip_grad_norm_(self.module.parameters(), max_norm)
+
+    def stepping(self) -> contextlib.AbstractContextManager[object]:
+        """The optimizer's phase, on the devices that hold what it changes."""
+        return self.spans.phase(0, "step")
 
     def replicas_busy_s(self) -> list[float] | None:
         """CPU seconds that each device's thread has worked so far;
@@ -214,10 +223,11 @@ class Strategy(ABC):
         """The batch on a device, floating inputs in the run's precision."""
         inputs, targets = batch
         target = device or self.device
-        moved: Batch = each_tensor(
-            cast((inputs, targets), self.setup.dtype),
-            lambda tensor: tensor.to(device=target, non_blocking=True),
-        )
+        with self.spans.phase(0, "data"):
+            moved: Batch = each_tensor(
+                cast((inputs, targets), self.setup.dtype),
+                lambda tensor: tensor.to(device=target, non_blocking=True),
+            )
         ledger = self.setup.ledger
         if ledger is not None and ledger.is_following:
             ledger.adopt(tensors_of(moved), 0, "inputs")

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from rankdeck.collectives.replica_threads import ReplicaThreads
 from rankdeck.losses import Loss
 from rankdeck.memory.virtual import VirtualDevices
 from rankdeck.mesh import Mesh
+from rankdeck.spans import SpanRecorder
 from rankdeck.strategies.base import (
     Batch,
     HeldoutSums,
@@ -66,6 +67,30 @@ class _Losses(nn.Module):
         return total.view(1), torch.as_tensor(count, device=total.device).view(1)
 
 
+class _Marked(nn.DataParallel[nn.Module]):
+    """torch's own class, whose four steps say when they begin and end."""
+
+    def __init__(self, module: nn.Module, devices: Sequence[torch.device], spans: SpanRecorder) -> None:
+        super().__init__(module, device_ids=list(devices))
+        self._spans = spans
+
+    def scatter(self, *args: Any) -> Any:
+        with self._spans.phase(0, "scatter"):
+            return super().scatter(*args)
+
+    def replicate(self, *args: Any) -> Any:
+        with self._spans.phase(0, "replicate"):
+            return super().replicate(*args)
+
+    def parallel_apply(self, *args: Any) -> Any:
+        with self._spans.all_devices("forward"):
+            return super().parallel_apply(*args)
+
+    def gather(self, *args: Any) -> Any:
+        with self._spans.phase(0, "gather"):
+            return super().gather(*args)
+
+
 class DataParallel(Strategy):
     name = "dp"
 
@@ -75,7 +100,7 @@ class DataParallel(Strategy):
         self._steps = 0
         self._threads: ReplicaThreads | None = None
         if setup.is_rehearsal:
-            self._threads = ReplicaThreads(VirtualDevices(len(setup.devices), setup.ledger))
+            self._threads = ReplicaThreads(VirtualDevices(len(setup.devices), setup.ledger), self.spans)
 
     def mesh(self) -> Mesh:
         """One rank: the batch is cut inside it."""
@@ -90,8 +115,7 @@ class DataParallel(Strategy):
         """The module on all devices, by torch's own class on GPUs."""
         threads = self._threads
         if threads is None:
-            parallel: Callable[..., Any] = nn.DataParallel(module, device_ids=list(self.setup.devices))
-            return parallel
+            return _Marked(module, self.setup.devices, self.spans)
         return lambda *inputs: data_parallel(module, inputs, threads)
 
     @property
@@ -105,7 +129,7 @@ class DataParallel(Strategy):
             if self._parallel_loss:
                 totals, counts = self._losses(inputs, targets)
                 total, count = totals.sum(), counts.sum()
-                (total * scale).backward()
+                self._backward(total * scale)
             else:
                 total, count = self._loss_on_lead(self._outputs(inputs), self._on_lead(targets), scale)
         return LossSum(total.detach(), count)
@@ -116,10 +140,24 @@ class DataParallel(Strategy):
         What device 0 makes of gathered outputs, until gradients leave it, is because of them.
         """
         with self._phase("gathered"):
-            total, count = self.loss.function(outputs, targets)
-            del outputs
-            (total * scale).backward()
+            with self.spans.phase(0, "loss"):
+                total, count = self.loss.function(outputs, targets)
+                del outputs
+            self._backward(total * scale)
         return total, count
+
+    def _backward(self, loss: Tensor) -> None:
+        """What comes before the replicas' backwards is the loss's, what comes after them is the reduction."""
+        threads = self._threads
+        if threads is None:
+            with self.spans.all_devices("backward"):
+                loss.backward()
+            return
+        threads.begin_lead_phase("loss")
+        try:
+            loss.backward()
+        finally:
+            threads.end_lead_phase()
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
         inputs, targets = self._host_batch(first_samples(batch, num_valid))

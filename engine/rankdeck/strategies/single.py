@@ -27,8 +27,13 @@ class Single(Strategy):
     def forward_backward(self, batch: Batch, scale: float, *, last: bool) -> LossSum:
         inputs, targets = self.to_device(batch)
         with self.autocast():
-            total, count = self.loss.function(call(self._module, inputs), targets)
-        (total * scale).backward()
+            with self.spans.phase(0, "forward"):
+                outputs = call(self._module, inputs)
+            with self.spans.phase(0, "loss"):
+                total, count = self.loss.function(outputs, targets)
+                del outputs
+        with self.spans.phase(0, "backward"):
+            (total * scale).backward()
         return LossSum(total.detach(), count)
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
