@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -81,6 +82,7 @@ def test_a_started_run_is_locked_named_and_in_the_index(tmp_path: Path) -> None:
     launching.ended(run, 5)
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 def test_the_environment_tells_how_to_do_it_again(tmp_path: Path) -> None:
     git = ["git", "-c", "user.name=me", "-c", "user.email=me@example.org", "-C", str(tmp_path)]
     subprocess.run([*git, "init", "-q"], check=True)
