@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import RowwiseParallel
 from rankdeck.collectives.counted import CountedCollectives
 from rankdeck.mesh import Mesh, device_mesh
 from rankdeck.models.gpt import Gpt
-from rankdeck.split.apply import broadcast_weights, split_layers
+from rankdeck.split.apply import LayerSplit
 from rankdeck.split.gradients import clip_over_ranks
 from rankdeck.split.plan import find_plan
 from tests.helpers.rank_main import train_once
@@ -46,7 +46,7 @@ def _no_sums() -> Iterator[None]:
 
 LEFT_OUT: dict[str, Any] = {
     "sums": _no_sums,
-    "ties": lambda: mock.patch("rankdeck.split.apply._tie_again"),
+    "ties": lambda: mock.patch.object(LayerSplit, "_tie_again"),
     "partial": lambda: mock.patch("rankdeck.strategies.tensor_parallel.add_up_partial"),
 }
 
@@ -58,9 +58,10 @@ def collectives_of_a_step(
     torch.manual_seed(0)
     model = Gpt(vocabulary=64, layers=layers, heads=4, width=64, context=32)
     plan = find_plan(model, dist.get_world_size())
-    broadcast_weights(model)
     mesh = device_mesh(Mesh.of(dist.get_rank(), tensor=dist.get_world_size()), "cpu")
-    split_layers(model, plan, mesh, sequence_parallel=sequence_parallel)
+    split = LayerSplit(model, plan, mesh, sequence_parallel=sequence_parallel)
+    split.split(model)
+    split.finish()
     tokens = torch.randint(64, (batch, 32))
     for _ in range(2):
         counted = CountedCollectives()

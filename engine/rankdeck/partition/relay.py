@@ -14,9 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rankdeck.memory.ledger import local_part
 from rankdeck.partition.chain import Received
 from rankdeck.partition.costs import Boundary
 from rankdeck.partition.cutting import CutModel
+from rankdeck.split.gradients import whole
 
 
 class Relay:
@@ -33,19 +35,25 @@ class Relay:
         self.own = [stage for stage, rank in enumerate(rank_of) if rank == self.rank]
         self._tied = self._groups_of_tied_weights()
 
-    def _groups_of_tied_weights(self) -> list[tuple[nn.Parameter, dist.ProcessGroup]]:
-        """Every rank makes every group, in the same order, as torch asks for."""
+    def _groups_of_tied_weights(self) -> list[tuple[str, dist.ProcessGroup]]:
+        """Names of weights that other ranks hold too, each with the group of these ranks."""
+        names = {id(parameter): name for name, parameter in self.cut.model.named_parameters()}
         groups: dict[tuple[int, ...], Any] = {}
         found = []
         for parameter, stages in self.cut.shared_parameters():
             ranks = tuple(sorted({self.rank_of[stage] for stage in stages}))
-            if len(ranks) == 1:
+            if len(ranks) == 1 or self.rank not in ranks:
                 continue
             if ranks not in groups:
-                groups[ranks] = dist.new_group([self._global_rank(rank) for rank in ranks])
-            if self.rank in ranks:
-                found.append((parameter, groups[ranks]))
+                members = [self._global_rank(rank) for rank in ranks]
+                # Each pipeline of a mesh makes its own, without the ranks of the others.
+                groups[ranks] = dist.new_group(members, use_local_synchronization=True)
+            found.append((names[id(parameter)], groups[ranks]))
         return found
+
+    def tied(self) -> list[tuple[nn.Parameter, dist.ProcessGroup]]:
+        """Weights of this rank that other ranks hold too; looked up by name, since a hybrid replaces them."""
+        return [(self.cut.model.get_parameter(name), group) for name, group in self._tied]
 
     def _global_rank(self, rank: int) -> int:
         return rank if self.group is None else dist.get_global_rank(self.group, rank)
@@ -57,17 +65,17 @@ class Relay:
 
     def sum_tied_gradients(self) -> None:
         """Stages that share a weight each found a part of its gradient; all of them get the sum."""
-        for parameter, group in self._tied:
+        for parameter, group in self.tied():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            dist.all_reduce(parameter.grad, group=group)
+            dist.all_reduce(local_part(parameter.grad), group=group)
 
     def tied_bytes(self) -> int:
         """Sent per step by this rank for tied weights, by the formula of an all-reduce."""
         total = 0.0
-        for parameter, group in self._tied:
+        for parameter, group in self.tied():
             size = dist.get_world_size(group)
-            total += 2 * (size - 1) / size * parameter.numel() * parameter.element_size()
+            total += 2 * (size - 1) / size * local_part(parameter).numel() * parameter.element_size()
         return round(total)
 
     def clip(self, max_norm: float) -> Tensor:
@@ -139,9 +147,9 @@ class Relay:
         for weight in self.cut.weights:
             owner = self.rank_of[weight.stages[0]]
             if owner == self.rank == 0:
-                gathered[weight.name] = own[weight.name].detach()
+                gathered[weight.name] = whole(own[weight.name])
             elif owner == self.rank:
-                dist.send(own[weight.name].detach().contiguous(), self._global_rank(0), group=self.group)
+                dist.send(whole(own[weight.name]).contiguous(), self._global_rank(0), group=self.group)
             elif self.rank == 0:
                 tensor = torch.empty(weight.shape, dtype=weight.dtype, device=self.device)
                 dist.recv(tensor, self._global_rank(owner), group=self.group)

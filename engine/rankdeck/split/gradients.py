@@ -9,7 +9,7 @@ right for whole tensors beside DTensors, over any mesh. Read apply.py before.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -17,28 +17,27 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
+from rankdeck.collectives.buckets import in_buckets
+from rankdeck.collectives.grad_sync import DEFAULT_BUCKET_BYTES
 from rankdeck.memory.ledger import local_part
 
 
-def add_up_partial(
-    parameters: Iterable[nn.Parameter], partial: Iterable[nn.Parameter], mesh: DeviceMesh
-) -> None:
+def add_up_partial(parameters: Iterable[nn.Parameter], partial: Sequence[Tensor], mesh: DeviceMesh) -> None:
     """Make every gradient that is a share on each rank of the mesh the sum of all shares.
 
-    `partial` are the whole weights with such gradients; DTensors say it themselves.
+    `partial` are such gradients of whole weights; DTensors say it themselves.
     """
     for parameter in parameters:
         gradient = parameter.grad
         if isinstance(gradient, DTensor) and any(place.is_partial() for place in gradient.placements):
             whole = [Replicate() if place.is_partial() else place for place in gradient.placements]
             parameter.grad = gradient.redistribute(placements=whole)
-    gradients = [parameter.grad for parameter in partial if parameter.grad is not None]
-    if not gradients:
-        return
-    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-    dist.all_reduce(flat, group=mesh.get_group())
-    for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-        gradient.copy_(part.view_as(gradient))
+    group = mesh.get_group()
+    in_buckets(
+        [local_part(gradient) for gradient in partial],
+        DEFAULT_BUCKET_BYTES,
+        lambda flat: dist.all_reduce(flat, group=group),
+    )
 
 
 def num_parts(tensor: Tensor) -> int:
@@ -79,21 +78,26 @@ def clip_over_ranks(
     return norm
 
 
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor with its parts put together, by all ranks that hold some of it; a whole one as it is."""
+    if isinstance(tensor, DTensor):
+        put_together: Tensor = tensor.full_tensor()
+        return put_together.detach()
+    return tensor.detach()
+
+
 def whole_tensors(module: nn.Module, *, keep: bool) -> dict[str, Tensor]:
     """Weights and persistent buffers with their parts put together, under every name; all ranks call this.
 
-    What was in parts ends on the host: no device needs to hold it whole. Where `keep` is false they are dropped one by one.
+    What was in parts ends on the host: no device needs to hold it whole. Where `keep` is false they are
+    dropped one by one.
     """
     found: dict[str, Tensor] = {}
     put_together: dict[int, Tensor] = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
-        if isinstance(tensor, DTensor):
-            if id(tensor) not in put_together:
-                whole: Tensor = tensor.full_tensor().detach()
-                put_together[id(tensor)] = whole.cpu() if keep else whole.new_empty(0)
-            whole = put_together[id(tensor)]
-        else:
-            whole = tensor.detach()
+        if id(tensor) not in put_together:
+            together = whole(tensor).cpu() if isinstance(tensor, DTensor) else tensor.detach()
+            put_together[id(tensor)] = together if keep else together.new_empty(0)
         if keep:
-            found[name] = whole
+            found[name] = put_together[id(tensor)]
     return found

@@ -55,16 +55,16 @@ class Plan:
     output: str | None = None
     found: bool = field(default=True)
 
-    def of(self, module: nn.Module) -> Plan:
-        """What of the plan concerns a module that holds some of the model, under the model's names."""
-        names = {name for name, _ in module.named_modules()}
+    def held_by(self, model: nn.Module) -> Plan:
+        """What of the plan concerns a model in which other ranks' weights have been dropped."""
+        held = {name.rpartition(".")[0] for name, _ in model.named_parameters(remove_duplicate=False)}
+        parents = {".".join(name.split(".")[:end]) for name in held for end in range(1, name.count(".") + 2)}
         return replace(
             self,
-            layers=tuple(layer for layer in self.layers if layer.name in names),
-            entries=tuple(name for name in self.entries if name in names),
-            blocks=tuple(name for name in self.blocks if name in names),
-            heads=tuple(count for count in self.heads if count.module in names),
-            output=self.output if self.output in names else None,
+            layers=tuple(layer for layer in self.layers if layer.name in held),
+            entries=tuple(name for name in self.entries if name in parents),
+            blocks=tuple(name for name in self.blocks if name in parents),
+            heads=tuple(count for count in self.heads if count.module in parents),
         )
 
 

@@ -20,15 +20,17 @@ import contextlib
 from collections.abc import Callable
 
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
+from rankdeck.blocks import repeated_blocks
 from rankdeck.collectives.counted import CountedCollectives
 from rankdeck.mesh import Mesh, device_mesh
-from rankdeck.split.apply import Split, broadcast_weights, require_options, split_layers
+from rankdeck.sharded.blank import BlankModel
+from rankdeck.split.apply import LayerSplit
 from rankdeck.split.gradients import add_up_partial, clip_over_ranks, whole_tensors
+from rankdeck.split.loss import over_split_classes
 from rankdeck.split.plan import make_plan
-from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy, call, first_samples, place
+from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy, call, first_samples
 
 
 class TensorParallel(Strategy):
@@ -37,9 +39,9 @@ class TensorParallel(Strategy):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        options = setup.options
-        self._sequence_parallel = bool(options.get("sequence_parallel"))
-        self._loss_parallel = bool(options.get("loss_parallel"))
+        self._loss_parallel = bool(setup.options.get("loss_parallel"))
+        if self._loss_parallel:
+            self.loss = over_split_classes(setup.loss)
         self._steps = 0
         self._counted = CountedCollectives()
 
@@ -51,14 +53,27 @@ class TensorParallel(Strategy):
         return self.mesh().coordinate("tensor") == 0
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
-        """Every rank builds, takes rank 0's weights, and keeps its slices."""
-        module = place(model_fn(), self.setup, self.device)
-        plan = make_plan(module, self.setup.world_size, self.setup.options.get("plan"))
-        options = {"sequence_parallel": self._sequence_parallel, "loss_parallel": self._loss_parallel}
-        require_options(plan, **options)
-        broadcast_weights(module)
-        self._split: Split = split_layers(module, plan, device_mesh(self.mesh(), self.device.type), **options)
-        self._module = module
+        """Block by block: rank 0's weights to all, of which each rank keeps its slices."""
+        setup = self.setup
+        with contextlib.nullcontext() if setup.ledger is None else setup.ledger.paused():
+            blank = BlankModel(
+                model_fn,
+                rank=setup.rank,
+                device=self.device,
+                dtype=setup.dtype if setup.precision == "fp64" else None,
+            )
+        self._module = blank.module
+        self._split = LayerSplit(
+            blank.module,
+            make_plan(blank.module, setup.world_size, setup.options.get("plan")),
+            device_mesh(self.mesh(), self.device.type),
+            sequence_parallel=bool(setup.options.get("sequence_parallel")),
+            loss_parallel=self._loss_parallel,
+        )
+        for part in (*repeated_blocks(blank.module), blank.module):
+            blank.fill(part)
+            self._split.split(part)
+        self._split.finish()
 
     @property
     def module(self) -> nn.Module:
@@ -71,7 +86,7 @@ class TensorParallel(Strategy):
                 total, count = self.loss.function(call(self._module, inputs), targets)
             (total * scale).backward()
         self._steps += last
-        return LossSum(_local(total.detach()), count)
+        return LossSum(total.detach(), count)
 
     def _counting(self) -> contextlib.AbstractContextManager[object]:
         """The second step is counted: all steps send the same, and the first also settles layouts."""
@@ -79,7 +94,8 @@ class TensorParallel(Strategy):
 
     def sync_gradients(self) -> None:
         """Sums of the sequence's parts, which no layer's backward has made. Nothing else is missing."""
-        add_up_partial(self._module.parameters(), self._split.partial, self._split.mesh)
+        with self.phase("communication"):
+            add_up_partial(self._module.parameters(), self._split.partial_gradients(), self._split.mesh)
 
     def clip(self, max_norm: float) -> Tensor:
         return clip_over_ranks(self._module.parameters(), max_norm, world_size=self.setup.world_size)
@@ -90,8 +106,7 @@ class TensorParallel(Strategy):
             return HeldoutSums(0.0, 0.0, None if self.loss.correct is None else 0.0)
         inputs, targets = self.to_device(first_samples(batch, num_valid))
         with self.evaluating():
-            outputs = call(self._module, inputs)
-            return self.heldout_sums(_whole(outputs), targets)
+            return self.heldout_sums(call(self._module, inputs), targets)
 
     def sent_bytes_per_step(self) -> tuple[str, int, bool] | None:
         """Each collective is seen with its bytes; what a ring sends for them is a formula."""
@@ -102,12 +117,3 @@ class TensorParallel(Strategy):
     def weights(self) -> dict[str, Tensor]:
         """Full tensors on rank 0; the other ranks help to put them together and keep none."""
         return whole_tensors(self._module, keep=self.setup.rank == 0)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _whole(outputs: object) -> object:
-    """Logits whose classes are split, put together."""
-    return outputs.full_tensor() if isinstance(outputs, DTensor) else outputs

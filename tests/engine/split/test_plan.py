@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from rankdeck.errors import ModelError
 from rankdeck.models.gpt import Gpt
 from rankdeck.models.mlp import Mlp
 from rankdeck.models.resnet import build as build_resnet
-from rankdeck.split.apply import require_options
+from rankdeck.split.apply import LayerSplit
 from rankdeck.split.plan import SplitLayer, find_plan, given_plan, make_plan
 
 
@@ -182,10 +185,29 @@ def test_a_given_plan_gathers_the_column_that_no_row_follows() -> None:
         SplitLayer("blocks.0.feed_forward.down", "row"),
         SplitLayer("head.output", "column", gathers=True),
     )
+
+
+def test_options_that_a_plan_cannot_carry_are_refused() -> None:
+    model, no_mesh = gpt(), cast(DeviceMesh, None)
+    by_hand = given_plan(model, 2, {"blocks.*.up": "column", "blocks.*.down": "row"})
     with pytest.raises(ModelError, match="given by hand"):
-        require_options(plan, sequence_parallel=True, loss_parallel=False)
+        LayerSplit(model, by_hand, no_mesh, sequence_parallel=True)
     with pytest.raises(ModelError, match="output layer"):
-        require_options(plan, sequence_parallel=False, loss_parallel=True)
+        LayerSplit(model, by_hand, no_mesh, loss_parallel=True)
+    chain = Mlp(64, 10, [32])
+    with pytest.raises(ModelError, match="no transformer blocks"):
+        LayerSplit(chain, find_plan(chain, 2), no_mesh, sequence_parallel=True)
+
+
+def test_what_other_ranks_hold_is_no_part_of_the_plan() -> None:
+    model = gpt()
+    plan = find_plan(model, 2)
+    for module in model.blocks[0].modules():
+        for name in list(module._parameters):
+            module._parameters[name] = None
+    held = plan.held_by(model)
+    assert held.blocks == ("blocks.1",) and held.entries == ("blocks.1.attention",)
+    assert all(not layer.name.startswith("blocks.0") for layer in held.layers) and held.output == plan.output
 
 
 def test_a_given_plan_that_cannot_be_is_refused() -> None:
