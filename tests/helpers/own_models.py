@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 from torch import Tensor, nn
 
@@ -37,6 +39,40 @@ class Scaled(nn.Module):
             hidden = self.middle(hidden).relu()
         out: Tensor = self.leave(hidden) * self.scale
         return out
+
+
+class Positions(nn.Module):
+    """Adds a plain tensor that is neither parameter nor buffer to digits (B, 1, 8, 8)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.linspace(-1, 1, 64)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs.flatten(1) + self.table
+
+
+def hiding() -> nn.Module:
+    """A model with weights that no state names."""
+    return nn.Sequential(Positions(), nn.Linear(64, 10))
+
+
+def asking() -> nn.Module:
+    """A model that looks at a value while it is built."""
+    layer = nn.Linear(64, 10)
+    if float(layer.weight.detach().abs().max()) > 0.01:
+        nn.init.normal_(layer.weight, std=0.01)
+    return nn.Sequential(nn.Flatten(), layer)
+
+
+def unseeded() -> nn.Module:
+    """A model whose weights differ from build to build, whatever the seed."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    with torch.no_grad():
+        model[1].weight.copy_(
+            torch.empty(10, 64).normal_(generator=torch.Generator().manual_seed(os.getpid()))
+        )
+    return model
 
 
 def scaled() -> nn.Module:

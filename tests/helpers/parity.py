@@ -37,6 +37,10 @@ WORKLOADS = {
     ),
     "batch-norm": f'model = {{ use = "{OWN_MODELS}:tiny_conv" }}\ndata = {{ use = "digits" }}',
     "scaled": f'model = {{ use = "{OWN_MODELS}:scaled" }}\ndata = {{ use = "digits" }}',
+    **{
+        name: f'model = {{ use = "{OWN_MODELS}:{name}" }}\ndata = {{ use = "digits" }}'
+        for name in ("hiding", "asking", "unseeded")
+    },
     "resnet": 'model = { use = "resnet", args = { stem = "small" } }\ndata = { use = "digits" }',
 }
 

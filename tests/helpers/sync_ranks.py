@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
+import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +15,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rankdeck import workload as workloads
 from rankdeck.collectives.grad_sync import GradientSync, gradients_of
 from rankdeck.collectives.sync_batch_norm import convert_batch_norms
+from rankdeck.config import from_text
 from rankdeck.errors import ModelError
+from rankdeck.memory.ledger import local_part
+from rankdeck.rundir import EventWriter
+from rankdeck.strategies.base import Setup, Strategy
+from rankdeck.train import assemble
 
 SHAPES = [(64, 33), (7,), (1,), (128, 5, 3), (300, 40)]
 
@@ -97,6 +107,104 @@ def all_leave_one_out() -> dict[str, str | None]:
     except ModelError as error:
         return {"error": error.message, "advice": error.advice}
     return {}
+
+
+def one_step(toml: str) -> dict[str, Any]:
+    """What this rank's strategy tells of a step, and what the kernel counted of the fourth."""
+    with _stepping(toml) as (strategy, step):
+        for _ in range(3):
+            step()
+        dist.barrier()
+        before = written_bytes()
+        step()
+        written = written_bytes() - before
+        dist.barrier()
+        sent, times = strategy.sent_bytes_per_step(), strategy.sync_times()
+    assert sent is not None
+    return {
+        "words": sent[0],
+        "told": sent[1],
+        "measured": sent[2],
+        "written": written,
+        "sync_s": None if times is None else times.seconds,
+        "overlapped_s": None if times is None else times.overlapped_s,
+        "gradient_bytes": sum(p.numel() * p.element_size() for p in strategy.module.parameters()),
+        "held_bytes": sum(
+            local_part(p).numel() * local_part(p).element_size() for p in strategy.module.parameters()
+        ),
+    }
+
+
+def weights_bits(toml: str, steps: int = 0) -> str:
+    """The bits of this rank's weights after some steps."""
+    with _stepping(toml) as (strategy, step):
+        for _ in range(steps):
+            step()
+        return fingerprint([parameter.detach() for parameter in strategy.module.parameters()])
+
+
+def resumed_bits(toml: str, after: int, steps: int) -> str:
+    """The same bits, where after some steps a new strategy takes over (the optimizer must keep nothing)."""
+    with _stepping(toml) as (old, step):
+        for _ in range(after):
+            step()
+        weights = {name: tensor.clone() for name, tensor in old.module.state_dict().items()}
+        extra = {name: tensor.clone() for name, tensor in old.extra_state().items()}
+    with _stepping(toml, after) as (new, step):
+        new.module.load_state_dict(weights)
+        new.put_extra_state(extra)
+        for _ in range(steps - after):
+            step()
+        return fingerprint([parameter.detach() for parameter in new.module.parameters()])
+
+
+@contextlib.contextmanager
+def _stepping(toml: str, after: int = 0) -> Iterator[tuple[Strategy, Callable[[], object]]]:
+    """A strategy of all ranks, and what takes its next step; `after` more than 0 is a run that goes on."""
+    config = from_text(toml, folder=Path.cwd())
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = assemble(
+            workloads.load(config),
+            rank=dist.get_rank(),
+            world_size=dist.get_world_size(),
+            devices=[torch.device("cpu")],
+            places=[dist.get_rank()],
+            writer=EventWriter(Path(folder) / "events.jsonl"),
+        )
+        if after and trainer.strategy.warms_up:
+            trainer._warm_up()
+        loader = trainer.loader(after)
+        batches, numbers = iter(loader), itertools.count(after + 1)
+        yield trainer.strategy, lambda: trainer.step(next(numbers), batches, followed=False)
+        loader.close()
+        trainer.strategy.close()
+
+
+def first_weights(toml: str) -> dict[str, Any]:
+    """The weights that a strategy begins with: on rank 0 how far they are from a single device's."""
+    config = from_text(toml, folder=Path.cwd())
+    workload = workloads.load(config)
+    setup = Setup(
+        options=config.strategy.options,
+        loss=workload.loss,
+        devices=[torch.device("cpu")],
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+    )
+    strategy = config.strategy_card.load()(setup)
+    built: list[str] = []
+
+    def build() -> nn.Module:
+        model = workload.build_model()
+        built.extend({parameter.device.type for parameter in model.parameters()})
+        return model
+
+    strategy.build(build)
+    weights, single = strategy.weights(), workload.build_model().state_dict()
+    if dist.get_rank() == 0:
+        assert weights.keys() == single.keys()
+        return {"built": built, "off": max(difference(weights[name], single[name]) for name in single)}
+    return {"built": built, "off": float(len(weights))}
 
 
 def unused_parameters() -> dict[str, Any]:

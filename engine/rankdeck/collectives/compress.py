@@ -13,7 +13,7 @@ Source: Vogels et al., "PowerSGD" (2019).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -27,13 +27,12 @@ HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 def thin_shape(shape: torch.Size, rank: int) -> tuple[int, int] | None:
     """(rows, columns) of a gradient that is worth two thin matrices of `rank` columns; None if it is not.
 
-    It is where they have at most half of its elements.
+    It is where they have less than half of its elements, as in torch's own hook.
     """
     if len(shape) < 2:
         return None
     rows, columns = shape[0], math.prod(shape[1:])
-    fits = rank <= min(rows, columns) and 2 * rank * (rows + columns) <= rows * columns
-    return (rows, columns) if fits else None
+    return (rows, columns) if 2 * rank * (rows + columns) < rows * columns else None
 
 
 class PowerSgd:
@@ -67,6 +66,18 @@ class PowerSgd:
         for index, p, q in zip(thin, left, right, strict=True):
             gradients[index].copy_((p @ q.T).view(gradients[index].shape))
             self._q[index] = q
+
+    def state(self) -> dict[str, Tensor]:
+        """What the next step begins with."""
+        kept = {"left_out": self._left_out, "q": self._q}
+        return {f"{what}.{index}": tensor for what, own in kept.items() for index, tensor in own.items()}
+
+    def put_state(self, state: Mapping[str, Tensor], device: torch.device) -> None:
+        """What `state` gave."""
+        kept = {"left_out": self._left_out, "q": self._q}
+        for name, tensor in state.items():
+            what, _, index = name.partition(".")
+            kept[what][int(index)] = tensor.to(device, copy=True)
 
     def _with_left_out(self, index: int, gradient: Tensor) -> Tensor:
         """The gradient as a matrix of its own, plus what earlier steps left out."""

@@ -100,6 +100,15 @@ class GradientSync:
     def _sum_up(self, tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> None:
         in_buckets(tensors, self._bucket_bytes, lambda flat: self._sum_flat(flat, self.peers), dtype=dtype)
 
+    def state(self) -> dict[str, Tensor]:
+        """What PowerSGD keeps from step to step; empty for the rest."""
+        return {} if self._powersgd is None else self._powersgd.state()
+
+    def put_state(self, state: Mapping[str, Tensor], device: torch.device) -> None:
+        """What `state` gave."""
+        if self._powersgd is not None:
+            self._powersgd.put_state(state, device)
+
     @property
     def is_measured(self) -> bool:
         """Whether `sent_bytes` were counted message by message; the backend's own follow from a formula."""

@@ -88,7 +88,7 @@ class Ledger:
         self._threads = _Threads()
         self._num_following = 0
         self._watched: list[Watched] = []
-        self._patches = torch_hooks.Patches(self.resized, self.paused)
+        self._patches = torch_hooks.Patches(self.resized, self.paused, self.phase)
 
     @property
     def is_following(self) -> bool:

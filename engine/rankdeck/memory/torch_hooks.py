@@ -1,7 +1,8 @@
 """The private places of torch that the ledger touches, each in one function with a test of its own.
 
-If torch moves one of them, the ledger goes on without it: resizes by FSDP, shapes of DTensor's sharding
-propagation and the kind of DistributedDataParallel's rebuilt buckets are then less exact.
+If torch moves one of them, the ledger goes on without it: resizes by FSDP, the kind of what it gathers and
+scatters, shapes of DTensor's sharding propagation and the kind of DistributedDataParallel's rebuilt buckets
+are then less exact.
 """
 
 from __future__ import annotations
@@ -20,23 +21,28 @@ if TYPE_CHECKING:
 
 _PROPAGATION = "torch.distributed.tensor._sharding_prop"
 _PROPAGATE = "_propagate_tensor_meta_non_cached"
+_FSDP_GROUP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+_FSDP_MOVES = ("unshard", "wait_for_unshard", "post_backward")
 
 
 class Patches:
-    """Two methods of torch that are wrapped while somebody follows."""
+    """Methods of torch that are wrapped while somebody follows."""
 
     def __init__(
         self,
         resized: Callable[[torch.UntypedStorage], None],
         paused: Callable[[], AbstractContextManager[None]],
+        phase: Callable[[str], AbstractContextManager[None]],
     ) -> None:
         self._resized = resized
         self._paused = paused
+        self._phase = phase
         self._originals: list[tuple[type, str, Any]] = []
 
     def put_on(self) -> None:
         self._follow_resize()
         self._pause_sharding_propagation()
+        self._name_what_fsdp_moves()
 
     def take_off(self) -> None:
         while self._originals:
@@ -71,6 +77,21 @@ class Patches:
                 return propagate(*args, **kwargs)
 
         self._wrap(module.ShardingPropagator, _PROPAGATE, unfollowed)
+
+    def _name_what_fsdp_moves(self) -> None:
+        """Weights that FSDP gathers, and gradients on their way to slices, are communication."""
+        group = getattr(sys.modules.get(_FSDP_GROUP), "FSDPParamGroup", None)
+        for name in _FSDP_MOVES:
+            move = getattr(group, name, None)
+            if group is not None and move is not None:
+                self._wrap(group, name, self._as_communication(move))
+
+    def _as_communication(self, move: Callable[..., Any]) -> Callable[..., Any]:
+        def named(*args: Any, **kwargs: Any) -> Any:
+            with self._phase("communication"):
+                return move(*args, **kwargs)
+
+        return named
 
     def _wrap(self, owner: type, name: str, wrapper: Any) -> None:
         self._originals.append((owner, name, owner.__dict__.get(name)))

@@ -21,14 +21,20 @@ Source: Li et al., PyTorch Distributed, VLDB 2020. Read single.py before, fsdp.p
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from rankdeck.collectives.ddp_hooks import backward_times, compress_with_hook, one_bucket_mb
+from rankdeck.collectives.ddp_hooks import (
+    backward_times,
+    compress_with_hook,
+    one_bucket_mb,
+    powersgd_tensors,
+    put_powersgd_tensors,
+)
 from rankdeck.collectives.first_rank import follow_first
 from rankdeck.collectives.grad_sync import (
     GradientSync,
@@ -57,6 +63,7 @@ class Ddp(Strategy):
         self._find_unused = bool(options.get("find_unused_parameters"))
         self._ddp: DistributedDataParallel | None = None
         self._sync: GradientSync | None = None
+        self._powersgd: Any = None
         self._begins_step = True
         self._buffers_differ = False
 
@@ -92,7 +99,7 @@ class Ddp(Strategy):
                 gradient_as_bucket_view=bool(options.get("gradient_as_bucket_view")),
             )
         if self._compress != "none":
-            compress_with_hook(ddp, self._compress, None, self._powersgd_rank)
+            self._powersgd = compress_with_hook(ddp, self._compress, None, self._powersgd_rank)
         if self.setup.ledger is not None:
             ledger = self.setup.ledger
             module.register_forward_pre_hook(lambda *_: ledger.end_phase("communication"))
@@ -149,6 +156,18 @@ class Ddp(Strategy):
             with self.phase("communication"):
                 follow_first(buffers)
         self._buffers_differ = False
+
+    def extra_state(self) -> dict[str, Tensor]:
+        """What PowerSGD left out so far, on this rank."""
+        if self._sync is not None:
+            return self._sync.state()
+        return {} if self._powersgd is None else powersgd_tensors(self._powersgd)
+
+    def put_extra_state(self, state: Mapping[str, Tensor]) -> None:
+        if self._sync is not None:
+            self._sync.put_state(state, self.device)
+        elif self._powersgd is not None:
+            put_powersgd_tensors(self._powersgd, state, self.device)
 
     def sent_bytes_per_step(self) -> tuple[str, int, bool] | None:
         """Of gradients: buffers, which travel too where a model has some, are left out."""

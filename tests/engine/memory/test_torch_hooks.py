@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
 from rankdeck.memory.ledger import Ledger
@@ -58,3 +59,19 @@ def test_shapes_worked_out_by_dtensor_hold_no_memory() -> None:
     finally:
         setattr(ShardingPropagator, _PROPAGATE, original)
     assert made == [0]
+
+
+def test_what_fsdp_gathers_and_scatters_is_communication() -> None:
+    ledger = Ledger(1)
+    made: list[torch.Tensor] = []
+    moves = {name: getattr(FSDPParamGroup, name) for name in ("unshard", "wait_for_unshard", "post_backward")}
+    for name in moves:
+        setattr(FSDPParamGroup, name, lambda _: made.append(torch.zeros(10)))
+    try:
+        with ledger.following():
+            for name in moves:
+                getattr(FSDPParamGroup, name)(None)
+    finally:
+        for name, move in moves.items():
+            setattr(FSDPParamGroup, name, move)
+    assert ledger.devices()[0].live_by_kind["communication"] == 3 * 40

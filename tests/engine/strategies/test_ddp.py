@@ -1,0 +1,96 @@
+"""What ddp tells of itself: bytes as the kernel counts them, overlap, and one set of weights on all ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankdeck import events
+from tests.helpers.parity import configuration
+from tests.helpers.ranks import RankSet
+
+Ranks = tuple[int, RankSet]
+HERE = "tests.helpers.sync_ranks"
+WIDE = """
+model = { use = "gpt", args = { layers = 2, heads = 2, width = 96, context = 16, vocabulary = 512 } }
+data = { use = "synthetic", args = { samples = 256 } }
+train = { steps = 5, global_batch = 16, evaluate_every = 0, clip_norm = 1.0 }
+"""
+
+
+def one_step(ranks: Ranks, options: str, toml: str = WIDE) -> list[dict[str, Any]]:
+    strategy = f'strategy = {{ use = "ddp"{", " if options else ""}{options} }}'
+    return ranks[1].call(f"{HERE}:one_step", toml=f'{toml}\n{strategy}\ndevices.use = "cpu:{ranks[0]}"')
+
+
+@pytest.mark.parametrize("compress", ["none", "bf16", "powersgd"])
+def test_native_bytes_are_those_that_the_kernel_counts(ranks: Ranks, compress: str) -> None:
+    found = one_step(ranks, f'compress = "{compress}"')
+    for rank in found:
+        assert not rank["measured"]
+        assert rank["written"] == pytest.approx(rank["told"], rel=0.02, abs=8192)
+    whole = 2 * (ranks[0] - 1) / ranks[0] * found[0]["gradient_bytes"]
+    share = {"none": 1.0, "bf16": 0.5, "powersgd": 0.25}[compress]
+    assert found[0]["told"] <= share * whole + 1
+
+
+@pytest.mark.parametrize("compress", ["none", "fp16"])
+@pytest.mark.parametrize("sync", ["ring", "reduce-broadcast", "all-to-all"])
+def test_explicit_bytes_are_counted_message_by_message(ranks: Ranks, sync: str, compress: str) -> None:
+    size = ranks[0]
+    found = one_step(ranks, f'sync = "{sync}", compress = "{compress}"')
+    gradients = found[0]["gradient_bytes"] * (0.5 if compress == "fp16" else 1)
+    messages = {
+        "ring": [2 * (size - 1) / size] * size,
+        "reduce-broadcast": [size - 1] + [1] * (size - 1),
+        "all-to-all": [size - 1] * size,
+    }[sync]
+    for rank, count in zip(found, messages, strict=True):
+        assert rank["measured"] and rank["told"] == pytest.approx(count * gradients, rel=0.001)
+        assert rank["written"] == pytest.approx(rank["told"], rel=0.02, abs=8192)
+
+
+def test_native_overlaps_backward_and_an_explicit_sync_does_not(ranks: Ranks) -> None:
+    for rank in one_step(ranks, "bucket_mb = 0.1"):
+        assert 0 < rank["overlapped_s"] <= rank["sync_s"]
+    for rank in one_step(ranks, 'sync = "ring"'):
+        assert rank["overlapped_s"] == 0 < rank["sync_s"]
+
+
+def test_events_tell_bytes_by_peer_and_the_time_of_a_sync(ranks: Ranks, tmp_path: Path) -> None:
+    size, rank_set = ranks
+    rank_set.train(configuration("gpt", '{ use = "ddp", sync = "ring" }', size), events=str(tmp_path))
+    for rank in range(size):
+        told = events.decode_lines((tmp_path / f"rank-{rank}.0.jsonl").read_bytes())
+        comms = [event for event in told if isinstance(event, events.Comm)]
+        assert [comm.step for comm in comms] == [3, 5]
+        for comm in comms:
+            assert comm.by_peer == {str((rank + 1) % size): comm.sent_bytes}
+            assert comm.algorithm == "ring" and comm.measured
+            assert comm.sync_s is not None and comm.sync_s > 0 and comm.overlapped_s == 0
+
+
+@pytest.mark.parametrize("sync", ["native", "ring"])
+def test_all_ranks_begin_with_rank_zeros_weights(ranks: Ranks, sync: str) -> None:
+    size, rank_set = ranks
+    toml = configuration("unseeded", f'{{ use = "ddp", sync = "{sync}" }}', size)
+    weights = rank_set.call(f"{HERE}:weights_bits", toml=toml)
+    assert len(set(weights)) == 1
+
+
+@pytest.mark.parametrize("sync", ["native", "ring", "reduce-broadcast", "all-to-all"])
+def test_all_ranks_end_with_the_same_bits(ranks: Ranks, sync: str) -> None:
+    size, rank_set = ranks
+    toml = configuration("gpt", f'{{ use = "ddp", sync = "{sync}" }}', size)
+    weights = rank_set.call(f"{HERE}:weights_bits", toml=toml, steps=4)
+    assert len(set(weights)) == 1
+
+
+@pytest.mark.parametrize("sync", ["native", "ring"])
+def test_powersgd_goes_on_with_what_it_left_out(ranks: Ranks, sync: str) -> None:
+    size, rank_set = ranks
+    toml = configuration("gpt", f'{{ use = "ddp", sync = "{sync}", compress = "powersgd" }}', size)
+    whole = rank_set.call(f"{HERE}:weights_bits", toml=toml, steps=5)
+    assert rank_set.call(f"{HERE}:resumed_bits", toml=toml, after=3, steps=5) == whole
