@@ -35,6 +35,8 @@ class Loss:
     function: LossFunction
     nominal_count: Callable[[Any], int | None]
     correct: Callable[[Any, Any], Tensor] | None = None
+    inside: bool = False
+    """Whether the model computes it in its forward, from the batch that it is given."""
 
 
 def _class_last(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,7 +78,9 @@ def _sum_squares(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
     if not isinstance(outputs, Tensor) or outputs.shape != targets.shape:
         shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise ModelError(
-            f"mse cannot pair outputs {shape} with targets {tuple(targets.shape)}.", path="loss.use"
+            f"mse cannot pair outputs {shape} with targets {tuple(targets.shape)}.",
+            path="loss.use",
+            advice='Give targets the outputs\' shape; for classes use loss.use = "cross_entropy".',
         )
     return F.mse_loss(outputs, targets.to(outputs.dtype), reduction="sum"), targets.numel()
 
@@ -89,8 +93,8 @@ def _own_loss(outputs: Any, targets: Any) -> tuple[Tensor, Any]:
     """The model's `.loss`, a mean over `.count` targets; without a count, over the labels that are not
     masked.
 
-    A decoder of Hugging Face's shifts its labels by one inside, so the first label of each row counts
-    nothing.
+    A Hugging Face decoder (its output's class is a CausalLM...) shifts its labels by one inside, so the
+    first label of each row counts nothing.
     """
     loss = _field(outputs, "loss")
     if not isinstance(loss, Tensor):
@@ -108,12 +112,11 @@ def _own_loss(outputs: Any, targets: Any) -> tuple[Tensor, Any]:
                 path="loss.use",
                 advice="Give the output a `count`, or the batch `labels`.",
             )
-        logits = _field(outputs, "logits")
-        shifted = isinstance(logits, Tensor) and logits.ndim == 3 and labels.ndim == 2
+        shifted = type(outputs).__name__.startswith("CausalLM")
         count = ((labels[:, 1:] if shifted else labels) != MASKED).sum()
-    # An all-masked batch has a mean of NaN; its sum is 0.
-    total = torch.where(torch.as_tensor(count, device=loss.device) > 0, loss * count, torch.zeros_like(loss))
-    return total, count
+    # An all-masked batch has a mean of NaN; its sum, and what goes backward from it, is 0.
+    some = torch.as_tensor(count, device=loss.device) > 0
+    return torch.where(some, loss, torch.nan_to_num(loss)) * count, count
 
 
 def _numel(targets: Any) -> int | None:
@@ -129,7 +132,7 @@ def mse() -> Loss:
 
 
 def model_loss() -> Loss:
-    return Loss("model", _own_loss, lambda targets: None)
+    return Loss("model", _own_loss, lambda targets: None, inside=True)
 
 
 def own_loss(name: str, function: Any) -> Loss:
@@ -138,27 +141,41 @@ def own_loss(name: str, function: Any) -> Loss:
     Raises: ModelError when it cannot be called so.
     """
     if not callable(function):
-        raise ModelError(f"{name} is not a function.", path="loss.use")
+        raise ModelError(f"{name} is not a function.", path="loss.use", advice="Name a function.")
     try:
         inspect.signature(function).bind(None, None)
     except TypeError:
-        raise ModelError(f"{name} does not take (outputs, targets).", path="loss.use") from None
+        raise ModelError(
+            f"{name} does not take (outputs, targets).",
+            path="loss.use",
+            advice="Write it as def loss(outputs, targets): ... return total, count.",
+        ) from None
     except ValueError:
         pass  # a builtin without a signature: the first call tells
 
     def checked(outputs: Any, targets: Any) -> tuple[Tensor, Any]:
         result = function(outputs, targets)
-        if (
-            isinstance(result, tuple)
-            and len(result) == 2
-            and isinstance(result[0], Tensor)
-            and result[0].ndim == 0
-        ):
-            return result
-        raise ModelError(
-            f"{name} must return (sum, count), with the sum a tensor without dims.",
-            path="loss.use",
-            advice="Return the loss summed over its targets, and how many targets there were.",
-        )
+        if not _is_sum_and_count(result):
+            raise ModelError(
+                f"{name} must return (sum, count): a tensor without dims, and a number or such a tensor.",
+                path="loss.use",
+                advice="Return the loss summed over its targets, and how many targets there were.",
+            )
+        total: Tensor = result[0]
+        if torch.is_grad_enabled() and not total.requires_grad:
+            raise ModelError(
+                f"The sum that {name} returned does not depend on the model: nothing can be learned from it.",
+                path="loss.use",
+                advice="Compute it from the outputs, without detach() or float().",
+            )
+        return total, result[1]
 
     return Loss(name, checked, lambda targets: None)
+
+
+def _is_sum_and_count(result: Any) -> bool:
+    if not (isinstance(result, tuple) and len(result) == 2):
+        return False
+    total, count = result
+    counts = count.ndim == 0 if isinstance(count, Tensor) else isinstance(count, int | float) and count >= 0
+    return isinstance(total, Tensor) and total.ndim == 0 and counts

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -51,9 +53,37 @@ def test_mse_sums_squares_over_elements() -> None:
     assert (float(total), count) == (24.0, 6)
 
 
+@dataclass
+class CausalLMOutput:
+    """Named as Hugging Face names it: the labels are shifted inside."""
+
+    loss: torch.Tensor
+
+
+def test_labels_count_as_they_are_where_nothing_is_shifted() -> None:
+    labels = torch.tensor([[1, losses.MASKED], [4, 5]])
+    total, count = losses.model_loss().function({"loss": torch.tensor(2.0)}, labels)
+    assert (float(total), int(count)) == (6.0, 3)
+
+
+def test_an_all_masked_batch_gives_zero_and_sends_zero_back() -> None:
+    logits = torch.randn(2, 3, requires_grad=True)
+    labels = torch.full((2,), losses.MASKED)
+    outputs = {"loss": F.cross_entropy(logits, labels)}
+    total, count = losses.model_loss().function(outputs, labels)
+    total.backward()
+    assert (total.item(), int(count)) == (0.0, 0)
+    assert logits.grad is not None and torch.equal(logits.grad, torch.zeros(2, 3))
+
+
+def test_a_mean_that_is_nan_for_another_reason_stays_nan() -> None:
+    total, _ = losses.model_loss().function({"loss": torch.tensor(float("nan"))}, torch.tensor([1, 2]))
+    assert torch.isnan(total)
+
+
 def test_the_models_own_mean_becomes_a_sum_over_its_shifted_labels() -> None:
     labels = torch.tensor([[1, 2, losses.MASKED, 3], [4, losses.MASKED, 5, 6]])
-    outputs = {"loss": torch.tensor(2.0), "logits": torch.zeros(2, 4, 9)}
+    outputs = CausalLMOutput(torch.tensor(2.0))
     total, count = losses.model_loss().function(outputs, {"labels": labels})
     assert (float(total), int(count)) == (8.0, 4)
 

@@ -40,6 +40,7 @@ from rankdeck.strategies.base import (
     cast,
     first_samples,
     place,
+    tensors_of,
 )
 
 
@@ -65,6 +66,16 @@ class _Losses(nn.Module):
     def forward(self, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
         total, count = self.loss.function(call(self.model, inputs), targets)
         return total.view(1), torch.as_tensor(count, device=total.device).view(1)
+
+
+class _OutputsAndLosses(_Losses):
+    """What each device runs when the model computes its loss itself: outputs are gathered all the same."""
+
+    def forward(self, inputs: Any, targets: Any) -> Any:
+        outputs = call(self.model, inputs)
+        total, count = self.loss.function(outputs, targets)
+        own = [tensor for tensor in tensors_of(outputs) if tensor.dim()]
+        return total.view(1), torch.as_tensor(count, device=total.device).view(1), own
 
 
 class _Marked(nn.DataParallel[nn.Module]):
@@ -109,7 +120,9 @@ class DataParallel(Strategy):
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
         self._module = place(model_fn(), self.setup, self.device)
         self._outputs = self._spread(_Outputs(self._module))
-        self._losses = self._spread(_Losses(self._module, self.loss))
+        inside = self.loss.inside and not self._parallel_loss
+        losses = _OutputsAndLosses if inside else _Losses
+        self._losses = self._spread(losses(self._module, self.loss))
 
     def _spread(self, module: nn.Module) -> Callable[..., Any]:
         """The module on all devices, by torch's own class on GPUs."""
@@ -126,8 +139,9 @@ class DataParallel(Strategy):
         inputs, targets = self._host_batch(batch)
         self._steps += last
         with self.autocast():
-            if self._parallel_loss:
-                totals, counts = self._losses(inputs, targets)
+            if self._parallel_loss or self.loss.inside:
+                # Gathered outputs, if any, live until the backward is done, as in anyone's own loop.
+                totals, counts, *_gathered = self._losses(inputs, targets)
                 total, count = totals.sum(), counts.sum()
                 self._backward(total * scale)
             else:
@@ -162,6 +176,9 @@ class DataParallel(Strategy):
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
         inputs, targets = self._host_batch(first_samples(batch, num_valid))
         with self.evaluating():
+            if self.loss.inside:
+                totals, counts, *_gathered = self._losses(inputs, targets)
+                return HeldoutSums(float(totals.sum()), float(counts.sum()), None)
             return self.heldout_sums(self._outputs(inputs), self._on_lead(targets))
 
     def _host_batch(self, batch: Batch) -> Batch:
