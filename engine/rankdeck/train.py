@@ -168,7 +168,8 @@ class Trainer:
             now = time.perf_counter()
             facts.step_s, step_ended = now - step_ended, now
             job.sampling.record(step - first, facts.step_s, followed=followed)
-            self._span_budget.add_step(facts.step_s)
+            if step - first >= ALWAYS_STEPS[-1]:
+                self._span_budget.add_step(facts.step_s)
             self._tell(facts)
             if step - first == 3 or (step - first > 3 and step == job.workload.steps):
                 self._tell_sent_bytes(step)

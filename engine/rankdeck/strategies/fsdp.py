@@ -38,6 +38,7 @@ from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strateg
 class Fsdp(Strategy):
     name = "fsdp"
     forwards_alone = False
+    waits_inside = True
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
@@ -87,8 +88,13 @@ class Fsdp(Strategy):
         # Before the last part gradients add up whole on each rank; then their sums are scattered.
         self._module.set_requires_gradient_sync(last)
         with self.autocast():
-            total, count = self.loss.function(call(self._module, inputs), targets)
-        (total * scale).backward()
+            with self.spans.phase(0, "forward"):
+                outputs = call(self._module, inputs)
+            with self.spans.phase(0, "loss"):
+                total, count = self.loss.function(outputs, targets)
+                del outputs
+        with self.spans.phase(0, "backward"):
+            (total * scale).backward()
         self._buffers_differ = True
         self._parts += 1
         if last:
@@ -99,7 +105,7 @@ class Fsdp(Strategy):
         """Weights that stay whole; all others met in backward."""
         gradients = [local_part(weight.grad) for weight in self._whole if weight.grad is not None]
         if gradients:
-            with self.phase("communication"):
+            with self.phase("communication"), self.spans.phase(0, "all-reduce"):
                 self._whole_sync.sync(gradients)
 
     def clip(self, max_norm: float) -> Tensor:

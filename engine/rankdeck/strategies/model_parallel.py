@@ -25,6 +25,7 @@ from rankdeck.memory.virtual import VirtualDevices
 from rankdeck.mesh import Mesh
 from rankdeck.partition.chain import Received
 from rankdeck.partition.cutting import cut_model, move_in_place
+from rankdeck.spans import Mark, SpanRecorder
 from rankdeck.strategies.base import (
     Batch,
     HeldoutSums,
@@ -45,7 +46,7 @@ class ModelParallel(Strategy):
         super().__init__(setup)
         self._steps = 0
         self._moved_bytes = 0
-        self._clock = _DeviceClock(len(setup.devices))
+        self._clock = _DeviceClock(len(setup.devices), setup.spans)
         self._virtual = VirtualDevices(len(setup.devices), setup.ledger) if setup.is_rehearsal else None
 
     def mesh(self) -> Mesh:
@@ -102,9 +103,12 @@ class ModelParallel(Strategy):
         with self._clock.running():
             outputs = self._forward(batch[0])
             targets = self._to(batch[1], len(self._stages) - 1)
-            with self.autocast(), self._on(len(self._stages) - 1):
+            last_stage = len(self._stages) - 1
+            self._clock.switch_to(last_stage, "loss")
+            with self.autocast(), self._on(last_stage):
                 total, count = self.loss.function(outputs, targets)
                 del outputs
+                self._clock.switch_to(last_stage, "backward")
                 (total * scale).backward()
         return LossSum(total.detach(), count)
 
@@ -114,7 +118,7 @@ class ModelParallel(Strategy):
         for index, stage in enumerate(self._stages):
             if index:
                 passing = tuple(self._hand_on(tensor, index - 1) for tensor in output)
-            self._clock.switch_to(index)
+            self._clock.switch_to(index, "forward")
             with self.autocast(), self._on(index):
                 borrowed = {
                     name: self._transfer(stage.get_parameter(name), home, index, "parameters")
@@ -170,7 +174,7 @@ class ModelParallel(Strategy):
         """An activation on the next device. When its gradient goes back, so does the work."""
         moved = self._transfer(tensor, index, index + 1)
         if moved.requires_grad:
-            moved.register_hook(lambda _: self._clock.switch_to(index))
+            moved.register_hook(lambda _: self._clock.switch_to(index, "backward"))
         return moved
 
     def _on(self, index: int) -> contextlib.AbstractContextManager[Any]:
@@ -181,6 +185,9 @@ class ModelParallel(Strategy):
 
     def weights(self) -> dict[str, Tensor]:
         return {name: tensor.cpu() for name, tensor in super().weights().items()}
+
+    def stepping(self) -> contextlib.AbstractContextManager[object]:
+        return self.spans.all_devices("step")
 
     def replicas_busy_s(self) -> list[float] | None:
         """By stage of forward and backward; the optimizer's time is nobody's."""
@@ -193,11 +200,17 @@ class ModelParallel(Strategy):
 
 
 class _DeviceClock:
-    """CPU seconds of this thread, each booked on the device that it worked for at that moment."""
+    """CPU seconds of this thread, each booked on the device that it worked for at that moment.
 
-    def __init__(self, num_devices: int) -> None:
+    Phases are marked as it goes: each stage has its own device.
+    """
+
+    def __init__(self, num_devices: int, spans: SpanRecorder) -> None:
         self.busy_s = [0.0] * num_devices
+        self._spans = spans
+        self._mark: Mark | None = None
         self._device: int | None = None
+        self._phase = ""
         self._since_s = 0.0
 
     @contextlib.contextmanager
@@ -207,7 +220,12 @@ class _DeviceClock:
         finally:
             self.switch_to(None)
 
-    def switch_to(self, device: int | None) -> None:
+    def switch_to(self, device: int | None, phase: str = "") -> None:
+        if (device, phase) == (self._device, self._phase):
+            return
+        self._spans.stop(self._mark)
+        self._mark = None if device is None else self._spans.start(device, phase, stage=device)
+        self._phase = phase
         now_s = time.thread_time()
         if self._device is not None:
             self.busy_s[self._device] += now_s - self._since_s

@@ -31,6 +31,7 @@ from rankdeck.mesh import Mesh
 from rankdeck.partition.building import build_stages
 from rankdeck.partition.costs import Boundary
 from rankdeck.partition.schedules import make_schedule, rank_of_stages, theory_bubble
+from rankdeck.spans import SpanRecorder
 from rankdeck.strategies.base import (
     Batch,
     HeldoutSums,
@@ -55,7 +56,7 @@ class Pipeline(Strategy):
         self._schedule_name = str(setup.options.get("schedule", "1f1b"))
         self._num_microbatches = self._choose_microbatches()
         self._microbatch = setup.part_batch // self._num_microbatches
-        self._traffic = _Traffic()
+        self._traffic = _Traffic(setup.spans)
         self._steps = 0
 
     def _choose_microbatches(self) -> int:
@@ -219,9 +220,10 @@ class Pipeline(Strategy):
 
 
 class _Traffic:
-    """What this rank's stages have under way, and what they have sent."""
+    """What this rank's stages have under way, what they have sent, and when they worked."""
 
-    def __init__(self) -> None:
+    def __init__(self, spans: SpanRecorder) -> None:
+        self.spans = spans
         self.sent_bytes = 0
         self.in_flight = 0
         self.most_in_flight = 0
@@ -280,20 +282,26 @@ class _Stage(PipelineStage):
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         assert isinstance(self.submod, _Runner)
         self.submod.microbatch = fwd_chunk_id
-        output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        with self._phase("forward", fwd_chunk_id):
+            output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         self._traffic.forwarded()
         return output
 
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
     ) -> Any:
-        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+        with self._phase("backward" if full_backward else "backward-input", bwd_chunk_id):
+            super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         if full_backward:
             self._traffic.backwarded()
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> Any:
-        super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+        with self._phase("backward-weight", bwd_chunk_id):
+            super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
         self._traffic.backwarded()
+
+    def _phase(self, name: str, microbatch: int) -> contextlib.AbstractContextManager[object]:
+        return self._traffic.spans.phase(0, name, stage=self.stage_index, microbatch=microbatch)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         return self._counted(super().get_fwd_send_ops(fwd_chunk_id))

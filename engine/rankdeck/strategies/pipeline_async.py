@@ -140,7 +140,8 @@ class AsyncPipeline(Strategy):
         version = self._version_for(self._num_forwarded)
         count: Any = 0
         total = torch.zeros((), device=self.device)
-        with self._versions.using(version), self.autocast():
+        marked = self.spans.phase(0, "forward", stage=self._stage, microbatch=self._num_forwarded)
+        with marked, self._versions.using(version), self.autocast():
             output = self._cut.stages[self._stage](None if self.is_first else received, inputs)
             if self.is_last:
                 loss, count = self.loss.function(output, targets)
@@ -175,7 +176,8 @@ class AsyncPipeline(Strategy):
         wanted = [tensor for tensor in done.received if tensor.requires_grad]
         outputs = [tensor for tensor in done.outputs if tensor.is_floating_point()]
         pairs = [pair for pair in zip(outputs, gradients, strict=True) if pair[0].requires_grad]
-        with self._versions.using(done.version):
+        marked = self.spans.phase(0, "backward", stage=self._stage, microbatch=done.number)
+        with marked, self._versions.using(done.version):
             found = torch.autograd.grad(
                 [output for output, _ in pairs],
                 [*weights, *wanted],

@@ -35,6 +35,7 @@ from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strateg
 
 class TensorParallel(Strategy):
     name = "tensor"
+    waits_inside = True
     forwards_alone = False
 
     def __init__(self, setup: Setup) -> None:
@@ -83,8 +84,13 @@ class TensorParallel(Strategy):
         inputs, targets = self.to_device(batch)
         with self._counting(), loss_parallel() if self._loss_parallel else contextlib.nullcontext():
             with self.autocast():
-                total, count = self.loss.function(call(self._module, inputs), targets)
-            (total * scale).backward()
+                with self.spans.phase(0, "forward"):
+                    outputs = call(self._module, inputs)
+                with self.spans.phase(0, "loss"):
+                    total, count = self.loss.function(outputs, targets)
+                    del outputs
+            with self.spans.phase(0, "backward"):
+                (total * scale).backward()
         self._steps += last
         return LossSum(total.detach(), count)
 
@@ -94,7 +100,7 @@ class TensorParallel(Strategy):
 
     def sync_gradients(self) -> None:
         """Sums of the sequence's parts, which no layer's backward has made. Nothing else is missing."""
-        with self.phase("communication"):
+        with self.phase("communication"), self.spans.phase(0, "all-reduce"):
             add_up_partial(self._module.parameters(), self._split.partial_gradients(), self._split.mesh)
 
     def clip(self, max_norm: float) -> Tensor:
