@@ -17,7 +17,6 @@ import inspect
 import os
 import sys
 import sysconfig
-import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -27,6 +26,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from rankdeck.data.base import SampleSet
+from rankdeck.diagnose.exceptions import own_place
 from rankdeck.errors import ConfigError, DataError, ModelError, RankdeckError, did_you_mean
 
 ErrorClass = type[RankdeckError]
@@ -232,34 +232,15 @@ def raised_by_user(error: BaseException, what: str, error_class: ErrorClass) -> 
     if isinstance(error, SyntaxError) and error.filename:
         file, line, text = error.filename, error.lineno, error.msg
     else:
-        file, line = _last_user_frame(error)
+        file, line = own_place(error)
         text = str(error)
-    where = f" at {file}:{line}" if file else ""
+    where = f" ({file}, line {line})" if file else ""
     return error_class(
         f"{what} {type(error).__name__}: {text}{where}" if text else f"{what} {type(error).__name__}{where}",
         path=file,
         line=line,
         advice="Mend the code there, then start again." if file else None,
     )
-
-
-def _last_user_frame(error: BaseException) -> tuple[str | None, int | None]:
-    """The innermost frame that belongs to neither Python, an installed package nor Rankdeck; None without
-    one.
-    """
-    paths = sysconfig.get_paths()
-    not_theirs = (
-        paths["stdlib"],
-        paths["platstdlib"],
-        paths["purelib"],
-        paths["platlib"],
-        str(Path(__file__).parent),
-    )
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        inside = any(frame.filename.startswith(folder + os.sep) for folder in not_theirs)
-        if not inside and not frame.filename.startswith("<"):
-            return frame.filename, frame.lineno
-    return None, None
 
 
 def _similar(place: str, folder: Path) -> str | None:

@@ -184,6 +184,7 @@ def test_what_the_users_code_raises_is_told_with_their_own_line(
     error = refused(ModelError, build_model, target, {}, folder)
     assert type_and_text in error.message
     assert "rankdeck/" not in error.message
+    assert error.problem.headline() == error.message, "the place is told once"
     assert error.problem.path is not None
     assert error.problem.line is not None
     assert line in Path(error.problem.path).read_text().splitlines()[error.problem.line - 1]

@@ -1,22 +1,26 @@
 """From a data set and a batch sampler to batches in order, read here or in worker processes.
 
 The sampler's lists of indices go to torch's DataLoader as its items (batch_size=None), and a reader turns a
-list into a batch: by the data set's own read_batch where it has one, else by collating samples. An error of
-ours that is raised in a worker crosses to this process as data and is raised here as what it was; torch would
-rebuild it as a RuntimeError with a worker's traceback. Read base.py and sampling.py first.
+list into a batch: by the data set's own read_batch where it has one, else by collating samples. Whatever a
+sample is, a batch is a pair (inputs, targets). An error in a worker crosses to this process as data and is
+raised here in its own words; torch would rebuild it as "Caught ... in DataLoader worker process 0". Read
+base.py and sampling.py first.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import msgspec
 import torch
 from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from rankdeck.data.base import Draw, ReadsBatches, SampleSet, needs_epoch
-from rankdeck.errors import Problem, RankdeckError
+from rankdeck.diagnose.exceptions import describe
+from rankdeck.errors import DataError, Problem, RankdeckError, TrainingError
 from rankdeck.heartbeat import die_with_parent
 
 Indices = list[int] | list[Draw]
@@ -104,15 +108,52 @@ class _Reader:
             return self._read(indices)
         except RankdeckError as error:
             return _Failure(error)
+        except Exception as error:
+            traceback.print_exc()  # to the rank's log: a traceback does not cross
+            return _Failure(_in_worker(error))
 
-    def _read(self, indices: Indices) -> Any:
+    def _read(self, indices: Indices) -> tuple[Any, Any]:
+        """(inputs, targets). A dict is the model's inputs, and its `labels`, or all of it, the targets.
+
+        Raises: DataError for samples of another kind, or that do not fit into one batch.
+        """
         if self._read_batch is not None:
-            return self._read_batch(indices)
-        return default_collate([self.dataset[index] for index in indices])
+            return _pair(self._read_batch(indices))
+        samples = [self.dataset[index] for index in indices]
+        for sample in samples:
+            _pair(sample)
+        try:
+            return _pair(default_collate(samples))
+        except (TypeError, RuntimeError, KeyError) as error:
+            raise DataError(
+                f"The samples of one batch cannot be stacked: {error}",
+                path="data.use",
+                advice="Give every sample tensors, arrays or numbers of the same shapes.",
+            ) from None
+
+
+def _pair(found: Any) -> tuple[Any, Any]:
+    if isinstance(found, Mapping):
+        return found, found.get("labels", found)
+    if isinstance(found, tuple | list) and len(found) == 2:
+        return found[0], found[1]
+    parts = f" of {len(found)}" if isinstance(found, tuple | list) else ""
+    raise DataError(
+        f"A sample is a {type(found).__name__}{parts}, neither (inputs, targets) nor a dict.",
+        path="data.use",
+        advice="Return (inputs, targets), or a dict of the model's arguments with its labels among them.",
+    )
+
+
+def _in_worker(error: Exception) -> TrainingError:
+    """The person's own error, as the rank would tell it had it read the sample itself."""
+    told = describe(error, rank=0).problem
+    advice = "Mend the data set there, then start again; the whole traceback is in the rank's log."
+    return TrainingError(told.message, problems=[msgspec.structs.replace(told, rank=None, advice=advice)])
 
 
 class _Failure:
-    """An error of ours on its way from a worker process."""
+    """An error on its way from a worker process."""
 
     def __init__(self, error: RankdeckError) -> None:
         self.kind: type[RankdeckError] = type(error)

@@ -6,7 +6,9 @@ torch's own types are known by their names, so that nothing here imports torch. 
 from __future__ import annotations
 
 import errno
+import os
 import re
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,7 +50,7 @@ def describe(error: BaseException, rank: int) -> RankFailed:
             advice=told.advice,
             rank=rank,
             severity=told.severity,
-            last_lines=last_lines(_formatted(error.__cause__)) if error.__cause__ else (),
+            last_lines=last_lines(_formatted(error.__cause__)) if error.__cause__ else told.last_lines,
         )
         return RankFailed(rank=rank, problem=problem, exit_code=error.exit_code)
     text = str(error).strip()
@@ -116,8 +118,25 @@ def _message(error: BaseException, text: str) -> str:
     """Type and first line; the place in the code where a person can look."""
     first = text.splitlines()[0].strip()[:500] if text else "no message"
     frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    file, line = own_place(error)
+    if file is None and frames:
+        file, line = frames[-1].filename, frames[-1].lineno
+    where = f" ({file}, line {line})" if file else ""
     return f"{type(error).__name__}: {first}{where}"
+
+
+def own_place(error: BaseException) -> tuple[str | None, int | None]:
+    """File and line of the innermost frame that belongs to neither Python, an installed package nor Rankdeck:
+    a person's own code; (None, None) where there is none.
+    """
+    paths = sysconfig.get_paths()
+    not_theirs = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    not_theirs.append(str(Path(__file__).parent.parent))
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        inside = any(frame.filename.startswith(folder + os.sep) for folder in not_theirs)
+        if not inside and not frame.filename.startswith("<"):
+            return frame.filename, frame.lineno
+    return None, None
 
 
 def _formatted(error: BaseException | None) -> str:

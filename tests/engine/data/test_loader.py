@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -15,6 +16,7 @@ from rankdeck.data.base import Draw
 from rankdeck.data.digits import Digits
 from rankdeck.data.loader import build_loader
 from rankdeck.data.sampling import HeldoutBatches, StepBatches
+from rankdeck.errors import DataError, TrainingError
 
 
 class Squares:
@@ -66,10 +68,28 @@ def test_reading_a_batch_at_once_equals_collating_samples() -> None:
         assert torch.equal(ours[1], theirs[1])
 
 
-def test_dictionaries_are_collated_by_key() -> None:
-    (batch,) = build_loader(Sentences(), HeldoutBatches(4, 4))
-    assert batch["input_ids"].shape == (4, 3)
-    assert batch["labels"].tolist() == [0, 1, 2, 3]
+def test_dictionaries_are_the_models_inputs_and_their_labels_the_targets() -> None:
+    ((inputs, targets),) = build_loader(Sentences(), HeldoutBatches(4, 4))
+    assert inputs["input_ids"].shape == (4, 3)
+    assert targets.tolist() == [0, 1, 2, 3] == inputs["labels"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("sample", "words"),
+    [
+        (torch.ones(3), "a Tensor, neither"),
+        ((1, 2, 3), "a tuple of 3, neither"),
+        ((None, 1), "cannot be stacked"),
+    ],
+)
+def test_a_sample_of_another_kind_is_refused(sample: Any, words: str) -> None:
+    class Odd(Squares):
+        def __getitem__(self, index: int) -> Any:
+            return sample
+
+    with pytest.raises(DataError, match=words) as told:
+        list(build_loader(Odd(), StepBatches(20, 5, steps=1)))
+    assert told.value.advice
 
 
 def test_a_data_set_that_needs_the_epoch_gets_draws() -> None:
@@ -107,6 +127,21 @@ def test_an_error_of_the_users_own_data_keeps_its_type() -> None:
 
     with pytest.raises(KeyError, match="column"):
         list(build_loader(Broken(), StepBatches(20, 5, steps=1)))
+
+
+def test_an_error_in_a_worker_is_told_in_its_own_words_and_place() -> None:
+    class Broken(Squares):
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            raise KeyError("column")
+
+    loader = build_loader(Broken(), StepBatches(20, 5, steps=1), workers=1)
+    try:
+        with pytest.raises(TrainingError, match="KeyError: 'column'") as told:
+            list(loader)
+    finally:
+        loader.close()
+    assert Path(__file__).name in told.value.message
+    assert told.value.problem.last_lines[-1] == "KeyError: 'column'"
 
 
 def test_a_data_set_that_reads_batches_is_asked_once_per_batch() -> None:
