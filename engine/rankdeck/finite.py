@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rankdeck.memory.ledger import local_part
-from rankdeck.strategies.base import call, tensors_of
+from rankdeck.strategies.base import call, cast, each_tensor, tensors_of
 
 
 class _Found(Exception):  # noqa: N818 - it ends a forward early and is no error
@@ -33,6 +33,16 @@ def first_non_finite(module: nn.Module, inputs: Any, *, alone: bool = True) -> s
             return f"the weights already ({name}): an update before this step made them so"
     if not alone:
         return "the forward or the loss: the batch and this rank's weights are finite"
+    return _by_running_again(module, _as_the_module_takes(inputs, module))
+
+
+def _as_the_module_takes(inputs: Any, module: nn.Module) -> Any:
+    """The loader's batch on the module's device and in its precision."""
+    weight = next(module.parameters())
+    return each_tensor(cast(inputs, weight.dtype), lambda tensor: tensor.to(weight.device))
+
+
+def _by_running_again(module: nn.Module, inputs: Any) -> str:
     place: list[str] = []
 
     def hook(name: str) -> Any:
@@ -50,6 +60,8 @@ def first_non_finite(module: nn.Module, inputs: Any, *, alone: bool = True) -> s
             call(module, inputs)
     except _Found:
         return f"the output of {place[0] or 'the model as a whole'}"
+    except Exception as error:  # the loss is what the person must hear of, not this
+        return f"the forward or the loss (running the batch again raised {type(error).__name__})"
     finally:
         for handle in handles:
             handle.remove()

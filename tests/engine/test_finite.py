@@ -26,6 +26,15 @@ def test_broken_weights_are_named() -> None:
     assert "0.weight" in first_non_finite(model, torch.ones(1, 2))
 
 
+def test_the_batch_is_taken_to_the_precision_of_the_weights() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), Breaks()).double()
+    assert first_non_finite(model, torch.ones(1, 2)) == "the output of 1"
+
+
+def test_a_batch_that_cannot_be_run_again_hides_nothing() -> None:
+    assert "raised RuntimeError" in first_non_finite(nn.Linear(2, 2), torch.ones(1, 3))
+
+
 def test_the_first_module_whose_output_is_not_finite_is_named() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(Breaks(), nn.ReLU()))
     assert first_non_finite(model, torch.ones(1, 2)) == "the output of 1.0"
