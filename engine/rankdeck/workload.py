@@ -62,7 +62,11 @@ class Workload:
         torch.manual_seed(self.config.train.seed)
         model = _model(self.config, self.card)
         if not any(parameter.requires_grad for parameter in model.parameters()):
-            raise ModelError("The model has no parameter that can be trained.", path="model.use")
+            raise ModelError(
+                "The model has no parameter that can be trained.",
+                path="model.use",
+                advice="Leave requires_grad on for what is to learn.",
+            )
         if self.config.train.activation_checkpointing:
             checkpoint_blocks(model)
         return model

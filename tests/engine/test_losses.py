@@ -104,6 +104,21 @@ def test_an_own_loss_must_return_a_sum_and_a_count() -> None:
         loss.function(torch.ones(2), torch.ones(2))
 
 
+@pytest.mark.parametrize("count", ["5", -1, torch.ones(3), None])
+def test_an_own_count_must_be_one_number(count: object) -> None:
+    loss = losses.own_loss("mine:odd", lambda outputs, targets: (outputs.sum(), count))
+    with pytest.raises(ModelError, match="and a number"):
+        loss.function(torch.ones(2, requires_grad=True), torch.ones(2))
+
+
+def test_an_own_loss_must_depend_on_the_model() -> None:
+    loss = losses.own_loss("mine:cut", lambda outputs, targets: (outputs.detach().sum(), 2))
+    with pytest.raises(ModelError, match="does not depend on the model"):
+        loss.function(torch.ones(2, requires_grad=True), torch.ones(2))
+    with torch.no_grad():
+        assert float(loss.function(torch.ones(2), torch.ones(2))[0]) == 2.0
+
+
 def test_an_own_loss_must_take_outputs_and_targets() -> None:
     with pytest.raises(ModelError, match=r"does not take \(outputs, targets\)"):
         losses.own_loss("mine:one", lambda outputs: outputs)
