@@ -25,8 +25,8 @@ from rankdeck.errors import ConfigError, DeviceError, Problem, did_you_mean, one
 from rankdeck.toml_lines import Place, key_lines
 from rankdeck.units import parse_bytes
 
-Count = Annotated[int, Field(ge=0)]
-AtLeastOne = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+AtLeastOne = Annotated[int, Field(ge=1, lt=2**53)]  # what JSON and a double still count exactly
 
 
 class _Table(BaseModel):
@@ -105,7 +105,7 @@ class RehearsalConfig(_Table):
 
 
 class LaunchConfig(_Table):
-    timeout_s: Annotated[float, Field(gt=0)] = Field(
+    timeout_s: Annotated[float, Field(gt=0, le=1e6)] = Field(
         60.0, description="Longest wait in a collective, after warm-up."
     )
     max_restarts: Count = Field(
@@ -204,7 +204,7 @@ def load(
         ConfigError: every problem of the file and of the changes, with path, line and advice.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise ConfigError(f"{path} cannot be read: {reason}.", code="unreadable", path=str(path)) from None
@@ -245,8 +245,8 @@ def from_text(
         ) from None
     lines = key_lines(text)
     given = {
-        "strategy": strategy and {"use": strategy},
-        "devices": devices and {"use": devices},
+        "strategy": None if strategy is None else {"use": strategy},
+        "devices": None if devices is None else {"use": devices},
         "name": name,
     }
     for key, value in given.items():

@@ -58,6 +58,9 @@ def test_five_mistakes_get_five_messages_with_line_path_and_suggestion() -> None
         ("[train]\noptimizer = 5", "wrong-type", "train.optimizer", "use ="),
         ("[train]\noptimizer = { use = 5 }", "wrong-type", "train.optimizer.use", "Use sgd"),
         ("[train]\nsteps = 0", "wrong-value", "train.steps", "at least 1"),
+        ("[train]\nsteps = 10000000000000000000000", "wrong-value", "train.steps", "less than"),
+        ("[launch]\ntimeout_s = 1e300", "wrong-value", "launch.timeout_s", "at most"),
+        ("[model]\nargs = { hidden = [99999999999999] }", "wrong-value", "model.args.hidden.0", "less than"),
         ("[train]\nsteps = 1.5", "wrong-value", "train.steps", "whole number"),
         ("[train]\nsteps = [1]", "wrong-value", "train.steps", "whole number"),
         ("[train]\nclip_norm = nan", "wrong-value", "train.clip_norm", "number"),
@@ -207,6 +210,12 @@ def test_a_file_that_cannot_be_read_says_so(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b'name = "\xe9"')
     with pytest.raises(ConfigError, match="UTF-8"):
         load(tmp_path / "latin.toml")
+
+
+def test_the_mark_that_some_editors_put_first_is_no_mistake(tmp_path: Path) -> None:
+    file = tmp_path / "marked.toml"
+    file.write_bytes(b"\xef\xbb\xbf[train]\nsteps = 3\n")
+    assert load(file).train.steps == 3
 
 
 def test_the_file_of_the_problems_is_known(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def _preset(text: str, path: Path) -> Path:
     from rankdeck import presets
     from rankdeck.errors import ConfigError, did_you_mean, one_of
 
-    if _is(path.is_dir):
+    if text and _is(path.is_dir):
         raise ConfigError(
             f"{text} is a folder.", code="unreadable", path=text, advice="Name the TOML file inside it."
         )
