@@ -31,9 +31,11 @@ from torch.nn.parallel import DistributedDataParallel
 from rankdeck.collectives.ddp_hooks import (
     backward_times,
     compress_with_hook,
+    last_sync,
     one_bucket_mb,
     powersgd_tensors,
     put_powersgd_tensors,
+    time_every_backward,
 )
 from rankdeck.collectives.first_rank import follow_first
 from rankdeck.collectives.grad_sync import (
@@ -44,6 +46,7 @@ from rankdeck.collectives.grad_sync import (
     travelling_bytes,
 )
 from rankdeck.collectives.sync_batch_norm import convert_batch_norms
+from rankdeck.spans import LateSpan
 from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy, call, first_samples, place
 
 _MIB = 2**20
@@ -75,6 +78,9 @@ class Ddp(Strategy):
         self._module = module
         if self._algorithm == "native":
             self._ddp = self._wrap(module)
+            self.spans.late = self._late_spans
+            if self.spans.pace is not None:
+                self.spans.pace.spread_backward(module)
             return
         with self.phase("communication"):
             follow_first([*module.parameters(), *module.buffers()])
@@ -117,18 +123,35 @@ class Ddp(Strategy):
         waiting = contextlib.nullcontext() if last or self._ddp is None else self._ddp.no_sync()
         with waiting:
             with self.autocast():
-                total, count = self.loss.function(self._forward(inputs), targets)
+                with self.spans.phase(0, "forward"):
+                    outputs = self._forward(inputs)
+                with self.spans.phase(0, "loss"):
+                    total, count = self.loss.function(outputs, targets)
+                    del outputs
             # The wrapper divides by the number of ranks; a sum must not be divided.
             divided_by = 1 if self._ddp is None else self.setup.world_size
-            (total * (scale * divided_by)).backward()
+            with self.spans.phase(0, "backward"):
+                (total * (scale * divided_by)).backward()
         self._buffers_differ = True
         return LossSum(total.detach(), count)
 
     def _forward(self, inputs: Any) -> Any:
         if self._ddp is None:
             return call(self._module, inputs)
+        if self.spans.is_recording:
+            time_every_backward(self._ddp, True)
         with self.phase("communication"):
             return call(self._ddp, inputs)
+
+    def _late_spans(self) -> list[LateSpan]:
+        """The wrapper's own all-reduces, which ran under backward; torch tells one forward later."""
+        found = None if self._ddp is None else last_sync(self._ddp)
+        if self._ddp is not None:
+            time_every_backward(self._ddp, False)
+        if found is None:
+            return []
+        num_bytes = travelling_bytes(list(self._module.parameters()), self._compress, self._powersgd_rank)
+        return [LateSpan(0, "all-reduce", *found, num_bytes=num_bytes)]
 
     def _share_buffers_before(self, last: bool) -> None:
         """Rank 0's buffers to all before a step's first part, as torch's wrapper does."""
@@ -137,9 +160,12 @@ class Ddp(Strategy):
         self._begins_step = last
 
     def sync_gradients(self) -> None:
-        if self._sync is not None:
-            with self.phase("communication"):
-                self._sync.sync(gradients_of(self._module, find_unused=self._find_unused))
+        if self._sync is None:
+            return
+        gradients = gradients_of(self._module, find_unused=self._find_unused)
+        num_bytes = travelling_bytes(gradients, self._compress, self._powersgd_rank)
+        with self.phase("communication"), self.spans.phase(0, "all-reduce", num_bytes=num_bytes):
+            self._sync.sync(gradients)
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
         """Each rank runs the plain module on its own samples, all with the buffers that rank 0 will save."""
