@@ -7,7 +7,8 @@
       COMMIT                         see checkpoint_files.py
 
 Sharded and replicated state is written and read by torch.distributed.checkpoint in safetensors, so that
-another strategy or number of devices reads what it needs. Nothing is unpickled. Read train.py for when.
+another strategy or number of devices reads what it needs. Nothing is unpickled. Read training_state.py for
+what is in it and train.py for when.
 """
 
 from __future__ import annotations
@@ -26,13 +27,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
 from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 from torch.optim import Optimizer
@@ -51,8 +45,10 @@ from rankdeck.checkpoint_files import (
 )
 from rankdeck.errors import ConfigError
 from rankdeck.random_states import put_random_states, random_states
+from rankdeck.training_state import Blank, blank_state, put_state, state_of
 
-_FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+_Files = dict[str, tuple[int, str]]
+"""Name -> (bytes, checksum)."""
 
 
 class Keeper:
@@ -73,26 +69,30 @@ class Keeper:
         """
         target = self.folder / str(step)
         failure: str | None = None
-        own: dict[str, tuple[int, str]] = {}
+        files: _Files = {}
+        values: dict[str, Any] = {}
         self._begin(target)
         try:
-            own = self._write(target, step, module, optimizer, extra)
+            files, values = self._write(target, module, optimizer, extra)
         except (Exception, CheckpointException) as error:  # a full disk shows as several kinds
             failure = _reason(error)
-        answers = self._gather((failure, own))
+        answers = self._gather((failure, files, values))
         failures = [answer[0] for answer in answers if answer[0] is not None]
         num_bytes = 0
         if not failures:
             files = {name: entry for answer in answers for name, entry in answer[1].items()}
+            values = {name: value for answer in answers for name, value in answer[2].items()}
             num_bytes = sum(entry[0] for entry in files.values())
-            failures = [text for text in self._gather(self._commit(target, files)) if text is not None]
+            progress = Progress(step, self._layout, self._world_size, values)
+            done = self._gather(self._commit(target, files, progress))
+            failures = [text for text in done if text is not None]
         if failures:
             if self._rank == 0:
                 shutil.rmtree(target, ignore_errors=True)
             raise CheckpointError(
                 f"The checkpoint of step {step} could not be written: {failures[0]}.",
                 code="checkpoint-not-saved",
-                advice="Free space on the disk. Training goes on; the last good checkpoint stays.",
+                advice="Training goes on; the last good checkpoint stays. If the disk is full, free space.",
             )
         self._prune()
         return num_bytes
@@ -107,10 +107,10 @@ class Keeper:
         self._barrier()
 
     def _write(
-        self, target: Path, step: int, module: nn.Module, optimizer: Optimizer, extra: Mapping[str, Tensor]
-    ) -> dict[str, tuple[int, str]]:
-        """This rank's files, on the disk; name -> (bytes, checksum)."""
-        tensors, values = _state(module, optimizer)
+        self, target: Path, module: nn.Module, optimizer: Optimizer, extra: Mapping[str, Tensor]
+    ) -> tuple[_Files, dict[str, Any]]:
+        """This rank's files, on the disk, and its values that are no tensors."""
+        tensors, values = state_of(module, optimizer)
         with _quiet():
             save_sharded(
                 tensors,
@@ -120,20 +120,18 @@ class Keeper:
         random_file = target / f"rank-{self._rank}.random.safetensors"
         write_file(random_file, safetensors.torch.save({**random_states(), **_named("extra.", extra)}))
         mine = [random_file, *target.glob(f"shard-{self._rank + 1:05d}-*.safetensors")]
-        if self._rank == 0:
-            progress = Progress(step, self._layout, self._world_size, values)
-            write_file(target / PROGRESS, msgspec.json.encode(progress))
-            mine.append(target / PROGRESS)
         for file in mine:
             sync(file)
-        return {file.name: (file.stat().st_size, checksum(file)) for file in mine}
+        return {file.name: (file.stat().st_size, checksum(file)) for file in mine}, values
 
-    def _commit(self, target: Path, files: dict[str, tuple[int, str]]) -> str | None:
-        """Rank 0 writes COMMIT; why it could not, else None."""
+    def _commit(self, target: Path, files: _Files, progress: Progress) -> str | None:
+        """Rank 0 writes progress and COMMIT; why it could not, else None."""
         if self._rank != 0:
             return None
+        file = target / PROGRESS
         try:
-            write_commit(target, files)
+            write_file(file, msgspec.json.encode(progress))
+            write_commit(target, {**files, PROGRESS: (file.stat().st_size, checksum(file))})
         except OSError as error:
             return _reason(error)
         return None
@@ -163,14 +161,9 @@ class Keeper:
             CheckpointError: the checkpoint does not fit the model or the optimizer.
         """
         progress = checkpoint.progress()
-        tensors, _ = _state(module, optimizer)
         try:
-            with _quiet():
-                load_sharded(
-                    tensors,
-                    storage_reader=HuggingFaceStorageReader(str(checkpoint.path)),
-                    no_dist=self._world_size == 1,
-                )
+            blank = self._read(checkpoint, module, optimizer)
+            put_state(module, optimizer, blank, progress.values)
         except (Exception, CheckpointException) as error:
             raise ConfigError(
                 f"The checkpoint of step {progress.step} does not fit this model or optimizer: "
@@ -178,11 +171,19 @@ class Keeper:
                 code="checkpoint-mismatch",
                 advice="Resume with the model and optimizer that wrote it.",
             ) from error
-        _put_state(module, optimizer, tensors, progress.values)
         same = progress.layout == self._layout and progress.world_size == self._world_size
         file = checkpoint.path / f"rank-{self._rank}.random.safetensors"
         states = safetensors.torch.load_file(file) if same and file.is_file() else None
         return Restored(progress.step, states)
+
+    def _read(self, checkpoint: Checkpoint, module: nn.Module, optimizer: Optimizer) -> Blank:
+        """What this rank needs of what is there."""
+        reader = HuggingFaceStorageReader(str(checkpoint.path))
+        with _quiet():
+            there = reader.read_metadata().state_dict_metadata
+            blank = blank_state(module, optimizer, there)
+            load_sharded(blank.tensors, storage_reader=reader, no_dist=self._world_size == 1)
+        return blank
 
 
 @dataclass(frozen=True)
@@ -208,56 +209,6 @@ class Restored:
             put_random_states(self._states)
 
 
-def _state(module: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors by name, without 0-dim ones (safetensors shards have dims), and optimizer values that are no
-    tensors.
-    """
-    tensors: dict[str, Tensor] = {}
-    values: dict[str, Any] = {}
-    for name, tensor in _model_state(module).items():
-        tensors[f"model.{name}"] = _with_dim(tensor)
-    for name, value in _optimizer_state(module, optimizer).items():
-        if not name.startswith("state."):
-            continue  # rates and the like come from the configuration, which a resume may change
-        if isinstance(value, Tensor):
-            tensors[f"optimizer.{name}"] = _with_dim(value)
-        elif value is not None:
-            values[name] = value
-    return tensors, values
-
-
-def _model_state(module: nn.Module) -> dict[str, Tensor]:
-    found: dict[str, Any] = get_model_state_dict(module)
-    return found
-
-
-def _optimizer_state(module: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """Flat: "state.<parameter>.<name>" and "param_groups....". A fresh optimizer's state is made first."""
-    found: dict[str, Any] = get_optimizer_state_dict(module, optimizer, options=_FLAT)
-    return found
-
-
-def _with_dim(tensor: Tensor) -> Tensor:
-    return tensor if tensor.dim() else tensor.reshape(1)
-
-
-def _put_state(
-    module: nn.Module, optimizer: Optimizer, tensors: Mapping[str, Tensor], values: Mapping[str, Any]
-) -> None:
-    model = _model_state(module)
-    set_model_state_dict(
-        module, {name: tensors[f"model.{name}"].reshape(tensor.shape) for name, tensor in model.items()}
-    )
-    flat = _optimizer_state(module, optimizer)
-    for name, old in flat.items():
-        if isinstance(old, Tensor) and f"optimizer.{name}" in tensors:
-            new = tensors[f"optimizer.{name}"]
-            flat[name] = new if new.dim() == old.dim() else new.reshape(old.shape)
-        elif name in values:
-            flat[name] = values[name]
-    set_optimizer_state_dict(module, optimizer, flat, options=_FLAT)
-
-
 def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {f"{prefix}{name}": tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
 
@@ -270,7 +221,7 @@ def _reason(error: BaseException) -> str:
         error = inner[0] if isinstance(inner, tuple) else inner
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    text = str(error).strip()
+    text = str(error).strip().rstrip(".")
     return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
 
 

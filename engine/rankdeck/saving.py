@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
 from torch.optim import Optimizer
 
 from rankdeck import events
@@ -96,7 +97,8 @@ class Saver:
                 num_bytes = self.keeper.save(step, strategy.module, optimizer, strategy.extra_state())
         except CheckpointError as error:
             if self.rank == 0:
-                self.writer.write(events.ProblemRaised(problem=error.problem), sync=True)
+                problem = msgspec.structs.replace(error.problem, severity="warning")
+                self.writer.write(events.ProblemRaised(problem=problem), sync=True)
             return
         self._saved_step = step
         if self.rank == 0:
