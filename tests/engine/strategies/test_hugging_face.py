@@ -1,0 +1,128 @@
+"""Hugging Face models train as they are, by `file.py:factory` with their own loss, under every strategy that
+can take them, and end where one device does. Labels are masked, so ranks hold different numbers of targets.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.helpers.parity import BARS, MUST_DIFFER
+from tests.helpers.rank_main import train_once
+from tests.helpers.ranks import RankSet, largest_difference
+
+pytest.importorskip("transformers", reason="the hf extra is not installed")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore:FSDP2-wrapped module"),
+]
+
+FACTORIES = Path(__file__).parents[2] / "helpers" / "hugging_face.py"
+ONE_PROCESS = {
+    "dp": '{ use = "dp" }',
+    "dp-parallel-loss": '{ use = "dp", parallel_loss = true }',
+    "model": '{ use = "model" }',
+}
+RANKS = {
+    "ddp": '{ use = "ddp" }',
+    "fsdp": '{ use = "fsdp" }',
+    "pipeline": '{ use = "pipeline", schedule = "1f1b", microbatches = 4 }',
+    "tensor": '{ use = "tensor" }',
+}
+SYNCED = {
+    "ddp": '{ use = "ddp", sync_batchnorm = true }',
+    "fsdp": '{ use = "fsdp", sync_batchnorm = true }',
+}
+LANGUAGE = ("gpt2", "llama", "bert")
+IN_CI = {("gpt2", "ddp"), ("bert", "pipeline"), ("llama", "tensor"), ("resnet", "fsdp")}
+
+
+def configuration(model: str, strategy: str, num_devices: int) -> str:
+    data = "pictures" if model == "resnet" else "tokens"
+    return f"""
+model = {{ use = "{FACTORIES}:{model}" }}
+data = {{ use = "{FACTORIES}:{data}" }}
+loss = {{ use = "model" }}
+strategy = {strategy}
+devices = {{ use = "cpu:{num_devices}" }}
+[train]
+steps = 5
+global_batch = 16
+optimizer = {{ use = "sgd", lr = 0.05 }}
+"""
+
+
+@cache
+def in_this_process(toml: str) -> dict[str, Tensor]:
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "weights.safetensors"
+        train_once({"toml": toml, "out": str(out)}, rank=0, world_size=1)
+        return load_file(out)
+
+
+def of_one_device(model: str) -> dict[str, Tensor]:
+    return in_this_process(configuration(model, '{ use = "single" }', 1))
+
+
+def _cases() -> list[object]:
+    cases = [(model, name) for model in LANGUAGE for name in RANKS if (model, name) != ("gpt2", "tensor")]
+    cases += [("resnet", name) for name in SYNCED]
+    return [
+        pytest.param(model, name, marks=() if (model, name) in IN_CI else pytest.mark.slow)
+        for model, name in cases
+    ]
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+@pytest.mark.parametrize(("model", "strategy"), _cases())
+def test_ranks_end_where_one_device_does(ranks: tuple[int, RankSet], model: str, strategy: str) -> None:
+    options = SYNCED[strategy] if model == "resnet" else RANKS[strategy]
+    weights = ranks[1].train(configuration(model, options, 2))
+    assert largest_difference(weights, of_one_device(model)) <= BARS["fp32"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ONE_PROCESS)
+@pytest.mark.parametrize("model", LANGUAGE)
+def test_devices_of_one_process_end_where_one_device_does(model: str, strategy: str) -> None:
+    weights = in_this_process(configuration(model, ONE_PROCESS[strategy], 2))
+    assert largest_difference(weights, of_one_device(model)) <= BARS["fp32"]
+
+
+@pytest.mark.slow
+def test_a_resnet_split_by_layers_ends_where_one_device_does() -> None:
+    weights = in_this_process(configuration("resnet", ONE_PROCESS["model"], 2))
+    assert largest_difference(weights, of_one_device("resnet")) <= BARS["fp32"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+@pytest.mark.parametrize("strategy", ["ddp", "pipeline"])
+def test_a_resnet_whose_batch_norms_see_slices_trains_and_differs(
+    ranks: tuple[int, RankSet], strategy: str
+) -> None:
+    weights = ranks[1].train(configuration("resnet", RANKS[strategy], 2))
+    assert all(bool(tensor.isfinite().all()) for tensor in weights.values() if tensor.is_floating_point())
+    assert largest_difference(weights, of_one_device("resnet")) > MUST_DIFFER
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_without_gradient_sync_a_hugging_face_model_is_far_off(ranks: tuple[int, RankSet]) -> None:
+    weights = ranks[1].train(configuration("gpt2", RANKS["ddp"], 2), without_sync=True)
+    assert largest_difference(weights, of_one_device("gpt2")) > MUST_DIFFER
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+@pytest.mark.parametrize(("model", "words"), [("gpt2", "fused Conv1D"), ("resnet", "Conv2d")])
+def test_what_tensor_cannot_split_is_refused_with_the_reason(
+    ranks: tuple[int, RankSet], model: str, words: str
+) -> None:
+    with pytest.raises(AssertionError, match=words):
+        ranks[1].train(configuration(model, RANKS["tensor"], 2))
