@@ -48,6 +48,8 @@ def _own_sync(facts: Facts) -> bool:
     return bool(facts.options.get("sync", "native") != "native")
 
 
+_SPLIT_BACKWARD = ("interleaved-zero-bubble", "zbv", "dualpipev")
+
 REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         ("ddp",),
@@ -72,6 +74,30 @@ REFUSALS: tuple[Refusal, ...] = (
         "strategy.static_graph is an option of torch's own wrapper; every other sync starts after "
         "backward and needs no graph.",
         'Leave it out, or set strategy.sync = "native".',
+    ),
+    Refusal(
+        ("pipeline",),
+        "train.activation_checkpointing",
+        lambda facts: facts.activation_checkpointing and facts.options.get("schedule") in _SPLIT_BACKWARD,
+        "A schedule that splits backward in two goes through the graph twice, and a checkpointed block "
+        "recomputes its forward only once.",
+        'Set strategy.schedule = "1f1b" or "interleaved-1f1b", or train.activation_checkpointing = false.',
+    ),
+    Refusal(
+        ("pipeline-async",),
+        "train.clip_norm",
+        lambda facts: facts.clip_norm > 0,
+        "train.clip_norm needs the norm over all gradients of one update, and in a pipeline without a flush "
+        "no moment has them all.",
+        'Set train.clip_norm = 0, or strategy.use = "pipeline".',
+    ),
+    Refusal(
+        ("pipeline-async",),
+        "model.args.tied",
+        lambda facts: bool(facts.model_args.get("tied")),
+        "The first and the last stage of a pipeline without a flush update a tied weight at different times: "
+        "its copies would drift apart.",
+        'Set model.args.tied = false, or strategy.use = "pipeline".',
     ),
     Refusal(
         ("ddp",),

@@ -44,7 +44,14 @@ def choose_devices(config: RunConfig) -> Choice:
     else:
         free = [gpu for gpu in _gpus_or_none() if not lease_holder(gpu.uuid) and not _foreign(gpu)]
         choice = _gpus(free) if free else _virtual(config, 2)
-    return _only_first(choice) if config.strategy.use == "single" else choice
+    if config.strategy_card.one_device:
+        return _only_first(choice)
+    return _one_per_stage(choice, config.strategy.options.get("cuts")) if _is_split(config) else choice
+
+
+def _is_split(config: RunConfig) -> bool:
+    """Whether one process holds layers on several devices, as many as its cuts make."""
+    return config.strategy_card.one_process and bool(config.strategy.options.get("cuts"))
 
 
 def lease_path(uuid: str) -> Path:
@@ -153,3 +160,20 @@ def _only_first(choice: Choice) -> Choice:
         severity="warning",
     )
     return Choice([first], choice.leases[:1], [*choice.warnings, warning])
+
+
+def _one_per_stage(choice: Choice, cuts: Sequence[str | int] | None) -> Choice:
+    """Given cuts say how many devices there is work for; more are left out, and the run says so."""
+    used = len(cuts or ()) + 1
+    rest = len(choice.devices) - used
+    if rest <= 0:
+        return choice
+    words = "more device is" if rest == 1 else "more devices are"
+    warning = Problem(
+        "fewer-stages",
+        f"strategy.cuts makes {used} stages for as many devices; {rest} {words} left out.",
+        path="strategy.cuts",
+        advice="Give one cut more for each of them, or leave strategy.cuts out.",
+        severity="warning",
+    )
+    return Choice(choice.devices[:used], choice.leases[:used], [*choice.warnings, warning])

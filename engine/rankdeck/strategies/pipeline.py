@@ -17,6 +17,7 @@ to find them out. Read ../partition/schedules.py and ../partition/relay.py befor
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining import schedules as torch_schedules
 
 from rankdeck import microbatches as rules
 from rankdeck.errors import ConfigError
@@ -335,10 +337,15 @@ def _cut_batch(value: Any, runs: Sequence[slice]) -> list[Any]:
 
 @contextlib.contextmanager
 def _raised_in_a_stage() -> Iterator[None]:
-    """What a stage's forward or backward raised, without the wrapper that torch puts around it."""
+    """What a stage raised, without torch's wrapper around it and without the whole schedule on stderr."""
+    printed = logging.getLogger(torch_schedules.__name__)
+    level = printed.level
+    printed.setLevel(logging.CRITICAL)
     try:
         yield
     except RuntimeError as error:
         if error.__cause__ is not None:
             raise error.__cause__ from None
         raise
+    finally:
+        printed.setLevel(level)
