@@ -176,6 +176,10 @@ class Ddp(Strategy):
         with self.evaluating():
             return self.heldout_sums(call(self._module, inputs), targets)
 
+    def settle(self) -> None:
+        """Any rank may write a buffer into a checkpoint: all have rank 0's."""
+        self._share_buffers()
+
     def _share_buffers(self) -> None:
         buffers = list(self._module.buffers())
         if self._buffers_differ and buffers:
