@@ -122,6 +122,10 @@ class Fsdp(Strategy):
             return HeldoutSums(0.0, 0.0, None if self.loss.correct is None else 0.0)
         return found
 
+    def settle(self) -> None:
+        """Any rank may write a buffer into a checkpoint: all have rank 0's."""
+        self._share_buffers()
+
     def _share_buffers(self) -> None:
         """All evaluate with the running statistics that rank 0 will save."""
         buffers = list(self._module.buffers())
