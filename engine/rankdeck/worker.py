@@ -164,7 +164,8 @@ class Rank:
         if card.one_device:
             mine = mine[:1]
         devices = self._torch_devices(torch, [run_devices[index] for index in mine])
-        self._join(torch, devices[0], config.launch.timeout_s)
+        if not card.one_process:
+            self._join(torch, devices[0], config.launch.timeout_s)
         self._phase("loading data")
         workload = workloads.load(config)
         self._phase("building the model")
@@ -219,15 +220,17 @@ class Rank:
         return devices
 
     def _join(self, torch: Any, device: torch.device, timeout_s: float) -> None:
-        """The process group of all ranks, where there are several."""
-        if self._place.world_size == 1:
-            return
+        """The process group of all ranks; one rank that has nobody to meet makes one with itself."""
         import datetime
 
         self._phase("joining the other ranks")
+        alone = self._place.world_size == 1
         torch.distributed.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
             timeout=datetime.timedelta(seconds=timeout_s),
+            store=torch.distributed.HashStore() if alone else None,
+            rank=0 if alone else -1,
+            world_size=1 if alone else -1,
             device_id=device if device.type == "cuda" else None,
         )
 
