@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankdeck import presets
+from rankdeck.catalog import STRATEGIES
 from rankdeck.config import load
 from rankdeck.errors import ConfigError
 from rankdeck.rundir import slug
@@ -17,6 +18,7 @@ NAMES = [
     "digits-ddp",
     "digits-mlp",
     "digits-resnet18-ddp",
+    "gpt-async-pipeline",
     "gpt-ddp",
     "gpt-ddp-all-to-all",
     "gpt-ddp-bf16-compression",
@@ -26,9 +28,15 @@ NAMES = [
     "gpt-dp",
     "gpt-dp-parallel-loss",
     "gpt-fsdp",
+    "gpt-model-parallel",
+    "gpt-pipeline-1f1b",
+    "gpt-pipeline-gpipe",
+    "gpt-pipeline-interleaved",
+    "gpt-pipeline-zero-bubble",
     "gpt-stdlib",
     "gpt-tensor-parallel",
     "resnet50-images",
+    "resnet50-model-parallel",
 ]
 
 
@@ -56,6 +64,10 @@ def test_a_preset_says_what_one_learns_and_its_lines_fit(card: presets.PresetCar
 def test_a_preset_divides_over_the_usual_numbers_of_devices(
     card: presets.PresetCard, num_devices: int
 ) -> None:
+    if num_devices < STRATEGIES[card.strategy].min_devices:
+        with pytest.raises(ConfigError, match=r"needs 2 devices"):
+            load(card.path, devices=f"cpu:{num_devices}")
+        return
     config = load(card.path, devices=f"cpu:{num_devices}")
     assert config.selection.count == num_devices
 
