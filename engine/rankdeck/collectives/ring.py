@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rankdeck.collectives.peers import Peers
 
-PIECE_BYTES = 2**20
+PIECE_BYTES = 2**19
 
 
 def ring_sum(flat: Tensor, peers: Peers) -> None:
