@@ -10,6 +10,7 @@ base.py and sampling.py first.
 from __future__ import annotations
 
 import contextlib
+import signal
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -77,7 +78,7 @@ def build_loader(
         num_workers=workers,
         pin_memory=pin_memory and torch.cuda.is_available(),
         persistent_workers=workers > 0,
-        worker_init_fn=_die_with_rank if workers else None,
+        worker_init_fn=_live_and_die_with_rank if workers else None,
         generator=torch.Generator().manual_seed(seed),
     )
     if num_batches is None:
@@ -172,9 +173,11 @@ class _Failure:
         )
 
 
-def _die_with_rank(_worker: int) -> None:
+def _live_and_die_with_rank(_worker: int) -> None:
     # torch's own workers look for their rank every 5 s only.
     die_with_parent()
+    # A stop goes to the whole session of a rank, which finishes its step and saves before it ends them.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _as_it_is(batch: Any) -> Any:
