@@ -17,6 +17,7 @@ from rankdeck.errors import Problem, RankdeckError
 from rankdeck.events import RankFailed
 
 NUM_LAST_LINES = 20
+_LONGEST = 500
 
 # What gloo, NCCL and the store say when another rank has closed, died or not arrived. A person's own
 # ConnectionError (a download in a data factory) reads differently.
@@ -34,6 +35,8 @@ _ADVICE = {
     "out-of-memory": "Lower train.global_batch, raise train.accumulate, or set "
     "train.activation_checkpointing = true.",
     "disk-full": "Free space on the disk, then run again.",
+    "unused-parameters": "Set strategy.find_unused_parameters = true, or take what is not used out of the "
+    "model.",
     "shared-memory": "Set data.workers = 0, or give /dev/shm more room.",
 }
 
@@ -104,6 +107,8 @@ def _code(error: BaseException, text: str) -> str:
         return "shared-memory"
     if any(isinstance(cause, OSError) and cause.errno == errno.ENOSPC for cause in _causes(error)):
         return "disk-full"
+    if "Expected to have finished reduction in the prior iteration" in text:
+        return "unused-parameters"
     about_ranks = name in _COMMUNICATION_TYPES or (isinstance(error, RuntimeError) and is_communication(text))
     return "communication" if about_ranks else "rank-exception"
 
@@ -116,7 +121,9 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def _message(error: BaseException, text: str) -> str:
     """Type and first line; the place in the code where a person can look."""
-    first = text.splitlines()[0].strip()[:500] if text else "no message"
+    first = text.splitlines()[0].strip() if text else "no message"
+    if len(first) > _LONGEST:
+        first = first[:_LONGEST].rpartition(" ")[0] + " ..."
     frames = traceback.extract_tb(error.__traceback__)
     file, line = own_place(error)
     if file is None and frames:

@@ -64,6 +64,11 @@ def test_a_message_has_type_text_and_place_and_the_last_lines() -> None:
     assert problem.last_lines[-2:] == ("ValueError: bad batch 17", "second line")
 
 
+def test_a_long_message_ends_with_a_whole_word() -> None:
+    message = raised(ValueError("word " * 200)).problem.message
+    assert "word word ... (" in message and len(message) < 700
+
+
 @pytest.mark.parametrize(
     ("error", "code", "exit_code"),
     [
@@ -75,6 +80,11 @@ def test_a_message_has_type_text_and_place_and_the_last_lines() -> None:
             1,
         ),
         (RuntimeError("DataLoader worker (pid 1) is killed by signal: Bus error."), "shared-memory", 1),
+        (
+            RuntimeError("Expected to have finished reduction in the prior iteration before starting"),
+            "unused-parameters",
+            1,
+        ),
         (OSError(errno.ENOSPC, "No space left on device"), "disk-full", 3),
         (DataError("no such file"), "data", 2),
         (TrainingError("The loss became NaN.", code="loss-not-finite"), "loss-not-finite", 1),
