@@ -304,8 +304,11 @@ class Trainer:
         return counts
 
     def _scale_gradients(self, count: Tensor) -> None:
-        """Gradients of sum/global_batch become gradients of sum/count. No target at all gives 0."""
-        factor = self._train.global_batch / count.clamp(min=1.0)
+        """Gradients of sum/global_batch become gradients of sum/count. No target at all gives 0.
+
+        A count may be a sum of weights, and below 1.
+        """
+        factor = self._train.global_batch / torch.where(count > 0, count, 1.0)
         gradients = [p.grad for p in self._strategy.module.parameters() if p.grad is not None]
         for gradient in gradients:
             gradient.mul_(factor.to(gradient.device, gradient.dtype))
