@@ -7,6 +7,7 @@ compared. report.py and exporting.py read it next.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -30,10 +31,11 @@ PHASES = (
 """In the order of a step. Strategies may add others."""
 COMMUNICATION = ("all-reduce",)
 """Phases that may run under another one of the same device."""
-PIPELINE = ("forward", "backward", "backward-input", "backward-weight", "loss")
 SIMULATED_TIME = "simulated time"
 _LEAST_IDLE_S = 5e-6
 _MOST_WAITING = 64
+_NUM_BUBBLES = 512
+_SAME_STEP_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,15 @@ class Span:
 
 @dataclass(frozen=True)
 class DeviceRow:
-    """The phases of one device in the order of their starts, idle time left out."""
+    """The phases of one device in the order of their starts, idle time left out.
+
+    `step_s` is the whole step of its rank.
+    """
 
     device: int
     rank: int
     spans: Sequence[Span]
+    step_s: float = 0.0
 
     def idle(self, until_s: float) -> list[Span]:
         """The gaps from 0 to `until_s`, as phases named idle."""
@@ -74,6 +80,10 @@ class DeviceRow:
     @property
     def is_pipeline(self) -> bool:
         return any(span.microbatch is not None for span in self.spans)
+
+    def microbatch_work(self) -> list[Span]:
+        """What a device of a pipeline computes for microbatches."""
+        return [span for span in self.spans if span.microbatch is not None]
 
 
 @dataclass(frozen=True)
@@ -91,27 +101,25 @@ class StepAnatomy:
     def is_pipeline(self) -> bool:
         return any(row.is_pipeline for row in self.rows)
 
+    @property
+    def pipeline_window(self) -> tuple[float, float] | None:
+        """From a pipeline's first forward to its last backward; None for what is no pipeline."""
+        work = [span for row in self.rows for span in row.microbatch_work()]
+        return (min(span.start_s for span in work), max(span.end_s for span in work)) if work else None
+
     def bubble(self, *, flushes: bool = True) -> float | None:
         """The idle share of the devices of a pipeline, from its first forward to its last backward.
 
         Where nothing is flushed, pipelines of consecutive steps overlap: there each device's share of its own
         step counts. None for what is no pipeline.
         """
-        rows = [_work_of(row) for row in self.rows if row.is_pipeline]
-        if not rows:
+        window = self.pipeline_window
+        if window is None:
             return None
-        busy_s = sum(span.duration_s for row in rows for span in row)
-        if flushes:
-            start_s = min(span.start_s for row in rows for span in row)
-            window_s = max(span.end_s for row in rows for span in row) - start_s
-        else:
-            window_s = self.seconds
-        return max(0.0, 1.0 - busy_s / (len(rows) * window_s)) if window_s > 0 else None
-
-
-def _work_of(row: DeviceRow) -> list[Span]:
-    """What a device of a pipeline computes for microbatches."""
-    return [span for span in row.spans if span.name in PIPELINE and span.microbatch is not None]
+        rows = [row for row in self.rows if row.is_pipeline]
+        busy_s = sum(span.duration_s for row in rows for span in row.microbatch_work())
+        whole_s = len(rows) * (window[1] - window[0]) if flushes else sum(row.step_s for row in rows)
+        return max(0.0, 1.0 - busy_s / whole_s) if whole_s > 0 else None
 
 
 def put_together(shares: Iterable[Spans]) -> StepAnatomy:
@@ -149,7 +157,7 @@ def _rows(share: Spans, offset_s: float) -> list[DeviceRow]:
             share.names[name], offset_s + start_us / 1e6, duration_us / 1e6, stage, microbatch, num_bytes
         )
         spans.setdefault(device, []).append(span)
-    return [DeviceRow(device, share.rank, own) for device, own in spans.items()]
+    return [DeviceRow(device, share.rank, own, share.seconds) for device, own in spans.items()]
 
 
 @dataclass
@@ -162,14 +170,16 @@ class Anatomies:
     world_size: int | None = None
     last: StepAnatomy | None = None
     """The newest whole step; one that the ledger slowed down only while there is no other."""
-    bubbles: list[float] = field(default_factory=list)
-    flushes: bool = True
+    _bubbles: dict[bool, deque[tuple[float, float]]] = field(
+        default_factory=lambda: {followed: deque(maxlen=_NUM_BUBBLES) for followed in (False, True)}
+    )
     _waiting: dict[int, dict[int, Spans]] = field(default_factory=dict)
-    _slow_bubbles: list[float] = field(default_factory=list)
 
     def add(self, share: Spans) -> StepAnatomy | None:
         """Fold one share in; the step that it completes."""
         ranks = self._waiting.setdefault(share.step, {})
+        for rank in [rank for rank, other in ranks.items() if abs(other.began - share.began) > _SAME_STEP_S]:
+            del ranks[rank]  # another attempt's
         ranks[share.rank] = share
         while len(self._waiting) > _MOST_WAITING:
             del self._waiting[min(self._waiting)]
@@ -178,16 +188,15 @@ class Anatomies:
         whole = put_together(self._waiting.pop(share.step).values())
         if self.last is None or self.last.followed or not whole.followed:
             self.last = whole
-        found = whole.bubble(flushes=self.flushes)
-        if found is not None:
-            (self._slow_bubbles if whole.followed else self.bubbles).append(found)
+        flushed, unflushed = whole.bubble(), whole.bubble(flushes=False)
+        if flushed is not None and unflushed is not None:
+            self._bubbles[whole.followed].append((flushed, unflushed))
         return whole
 
-    @property
-    def bubble(self) -> float | None:
-        """The median over the sampled steps."""
-        known = self.bubbles or self._slow_bubbles
-        return median(known) if known else None
+    def bubble(self, *, flushes: bool = True) -> float | None:
+        """The median over the sampled steps, those that the ledger left alone where there are any."""
+        known = self._bubbles[False] or self._bubbles[True]
+        return median(pair[0 if flushes else 1] for pair in known) if known else None
 
 
 def kinds_of_phases(rows: Sequence[DeviceRow]) -> list[str]:

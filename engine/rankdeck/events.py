@@ -66,6 +66,7 @@ class RunStarted(Event, tag="run_started"):
     steps: int | None
     global_batch: int
     started: float
+    pace: str = "real"  # real | simulated
 
 
 class RankStarted(Event, tag="rank_started"):

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from rankdeck.errors import ConfigError, MachineError, RankdeckError
+from rankdeck.events import AnyEvent, Spans
 from rankdeck.report import read_figures, summarise
-from rankdeck.rundir import RunDir
+from rankdeck.rundir import EventReader, RunDir
 from rankdeck.step_columns import Row
+from rankdeck.trace import trace_of
 
 
 def weights(run: RunDir, file: Path) -> None:
@@ -66,6 +68,26 @@ def everything_json(run: RunDir, file: Path) -> None:
     steps = [dict(zip(Row._fields, _cells(row), strict=True)) for row in figures.steps.rows()]
     text = json.dumps({"summary": summarise(run, figures), "steps": steps}, indent=1, allow_nan=False)
     _write(file, lambda target: target.write_text(text + "\n", encoding="utf-8"))
+
+
+def trace(run: RunDir, file: Path) -> None:
+    """The sampled steps for the Perfetto viewer.
+
+    Raises:
+        ConfigError: no step was sampled (yet), or the file cannot be written.
+    """
+    reader, told = EventReader(run), list[AnyEvent]()
+    while found := reader.read():
+        told += [event for _, event in found]
+    if not any(isinstance(event, Spans) for event in told):
+        raise ConfigError(
+            f"{run.name} has no sampled step.",
+            code="no-spans",
+            path=str(run.events_folder),
+            advice="Steps 2 to 4 are sampled always: run four steps or more.",
+        )
+    text = json.dumps(trace_of(told), allow_nan=False, separators=(",", ":"))
+    _write(file, lambda target: target.write_text(text, encoding="utf-8"))
 
 
 def _cells(row: Row) -> list[Any]:

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from rankdeck import events
+from rankdeck.anatomy import Anatomies, totals_s
 from rankdeck.errors import ConfigError, Problem
 from rankdeck.imbalance import Imbalance, imbalance_of
 from rankdeck.rundir import EventReader, RunDir
@@ -76,6 +77,9 @@ class RunFigures:
     attempts: int = 0
     dropped_lines: int = 0
     comm: dict[int, dict[str, int]] = field(default_factory=dict)
+    sync: dict[int, events.Comm] = field(default_factory=dict)
+    pipeline: dict[int, events.Pipeline] = field(default_factory=dict)
+    anatomies: Anatomies = field(default_factory=Anatomies)
     _steps_counted: int | None = None
 
     def feed(self, writer: str, event: events.AnyEvent) -> None:
@@ -106,12 +110,19 @@ class RunFigures:
                 self.rank_failures.append(event.problem)
             case events.Comm():
                 self.comm.setdefault(event.rank, {})[event.algorithm] = event.sent_bytes
+                if event.sync_s is not None:
+                    self.sync[event.rank] = event
+            case events.Pipeline():
+                self.pipeline[event.rank] = event
+            case events.Spans():
+                self.anatomies.add(event)
             case events.Dropped():
                 self.dropped_lines += event.lines
 
     def _start(self, event: events.RunStarted) -> None:
         before, self.started = self.started, event
         self.attempts += 1
+        self.anatomies.world_size = event.world_size
         if before is None:
             self.first_started = event
             self.steps.world_size = event.world_size
@@ -223,7 +234,10 @@ def summarise(run: RunDir, figures: RunFigures | None = None) -> dict[str, Any]:
         "devices": [_device(figures.devices[index]) for index in sorted(figures.devices)],
         "imbalance": _imbalance(figures.imbalance()),
         "comm": _comm(figures),
-        "bubble": None,
+        "bubble": _bubble(figures),
+        "pipeline": _pipeline(figures),
+        "anatomy": _anatomy(figures),
+        "pace": figures.started.pace if figures.started else None,
         "problems": [_problem(problem) for problem in problems_of(run, figures, outcome)],
         "steps_planned": planned,
         "source": figures.source,
@@ -325,7 +339,44 @@ def _comm(figures: RunFigures) -> dict[str, Any] | None:
     )
     algorithms = dict.fromkeys(name for by_name in figures.comm.values() for name in by_name)
     per_rank = [sum(figures.comm[rank].values()) if rank in figures.comm else None for rank in range(size)]
-    return {"algorithm": " + ".join(algorithms), "sent_bytes_per_step": per_rank}
+    synced = [figures.sync.get(rank) for rank in range(size)]
+    return {
+        "algorithm": " + ".join(algorithms),
+        "sent_bytes_per_step": per_rank,
+        "sync_s": [None if told is None else told.sync_s for told in synced],
+        "overlapped_s": [None if told is None else told.overlapped_s for told in synced],
+    }
+
+
+def _bubble(figures: RunFigures) -> dict[str, float | None] | None:
+    """The share of a step that a pipeline's devices wait, measured and by the schedule's theory."""
+    if not figures.pipeline:
+        return None
+    theories = [told.theory_bubble for told in figures.pipeline.values() if told.theory_bubble is not None]
+    theory = max(theories, default=None)
+    return {"measured": figures.anatomies.bubble(flushes=bool(theory)), "theory": theory}
+
+
+def _pipeline(figures: RunFigures) -> list[dict[str, Any]] | None:
+    """What each rank said of its stages."""
+    if not figures.pipeline:
+        return None
+    keys = ("rank", "stages", "microbatches", "in_flight", "weight_versions", "staleness")
+    told = [figures.pipeline[rank] for rank in sorted(figures.pipeline)]
+    return [{key: getattr(event, key) for key in keys} for event in told]
+
+
+def _anatomy(figures: RunFigures) -> dict[str, Any] | None:
+    """Seconds by phase of each device in the last step that was sampled."""
+    last = figures.anatomies.last
+    if last is None:
+        return None
+    return {
+        "step": last.step,
+        "seconds": last.seconds,
+        "simulated": last.simulated,
+        "devices": [{"device": row.device, "seconds_by_phase": dict(totals_s(row))} for row in last.rows],
+    }
 
 
 def problems_of(run: RunDir, figures: RunFigures, outcome: str) -> list[Problem]:

@@ -19,11 +19,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from rankdeck.config import RunConfig
 from rankdeck.errors import ConfigError
 from rankdeck.units import format_duration
 
@@ -226,6 +228,38 @@ class SimulatedPace:
             path="rehearsal.device_gflops",
             advice=f"Use at most {most:g}, or leave it out to have one chosen.",
         )
+
+
+def pace_of(
+    config: RunConfig, device: torch.device, world_size: int, *, waits_inside: bool
+) -> SimulatedPace | None:
+    """What holds a rank's devices to a simulated pace, where the configuration asks for one.
+
+    Raises:
+        ConfigError: the devices are GPUs, which have a pace of their own.
+    """
+    if config.rehearsal.pace != "simulated":
+        return None
+    if device.type != "cpu":
+        raise ConfigError(
+            "rehearsal.pace = simulated is for virtual devices, and this run has GPUs.",
+            path="rehearsal.pace",
+            advice='Use rehearsal.pace = "real", or devices.use = "cpu:4".',
+        )
+
+    def largest(values: list[float]) -> list[float]:
+        if world_size == 1:
+            return values
+        shared = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+        return [float(value) for value in shared]
+
+    return SimulatedPace(
+        config.rehearsal.device_gflops,
+        agree=largest,
+        waits_inside=waits_inside,
+        longest_s=config.launch.timeout_s,
+    )
 
 
 def _rounded_down(value: float) -> float:

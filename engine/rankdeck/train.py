@@ -26,20 +26,20 @@ from torch.optim import Optimizer
 
 from rankdeck import events
 from rankdeck.checkpoint import Restored
-from rankdeck.config import RunConfig
 from rankdeck.data.base import needs_epoch
 from rankdeck.data.loader import Loader, build_loader, first_batch
 from rankdeck.data.sampling import StepBatches
 from rankdeck.errors import ConfigError, TrainingError
 from rankdeck.evaluation import Evaluator
 from rankdeck.finite import first_non_finite
+from rankdeck.loss_scaling import LossScaling
 from rankdeck.memory.ledger import Ledger
 from rankdeck.memory.sampling import SamplingBudget
 from rankdeck.memory.torch_memory import read_gpu_bytes, reset_gpu_peaks
 from rankdeck.reporting import BusyMeter, StepFacts, StepReporter
 from rankdeck.rundir import EventWriter
 from rankdeck.saving import Saver
-from rankdeck.simulated_pace import SimulatedPace
+from rankdeck.simulated_pace import pace_of
 from rankdeck.spans import ALWAYS_STEPS, SpanBudget, SpanRecorder
 from rankdeck.strategies.base import Batch, Setup, Strategy
 from rankdeck.workload import Workload
@@ -71,6 +71,9 @@ class Trainer:
         self._train = job.workload.config.train
         self._strategy = job.strategy
         self._optimizer: Optimizer = job.workload.build_optimizer(job.strategy.module.parameters())
+        self._scaling = LossScaling(job.strategy.device, is_on=self._train.precision == "fp16")
+        if job.saver is not None:
+            job.saver.scaling = self._scaling
         self._base_rates: list[float] = [group["lr"] for group in self._optimizer.param_groups]
         self._reporter = StepReporter(job.writer, job.rank, job.strategy.device)
         self._busy = BusyMeter(job.writer, job.rank, job.devices)
@@ -216,7 +219,8 @@ class Trainer:
             with self._spans.phase(0, "data"):
                 batch = self._next(batches)
             samples += _num_samples(batch)
-            sums = strategy.forward_backward(batch, self._scale(batch), last=part == train.accumulate - 1)
+            scale = self._scaling.scaled(self._scale(batch))
+            sums = strategy.forward_backward(batch, scale, last=part == train.accumulate - 1)
             total = sums.total if total is None else total + sums.total
             count = count + sums.count
         norm = None if strategy.steps_itself else self._finish_gradients(count)
@@ -227,7 +231,7 @@ class Trainer:
         if not strategy.steps_itself:
             self._set_rate(step)
             with strategy.stepping():
-                self._optimizer.step()
+                self._scaling.step(self._optimizer)
         loss = (total, count) if strategy.reports_loss() else None
         return StepFacts(step, loss, rate, samples, 0.0, time.time(), norm)
 
@@ -236,6 +240,7 @@ class Trainer:
         strategy, train = self._strategy, self._train
         strategy.sync_gradients()
         with strategy.stepping():
+            self._scaling.unscale(self._optimizer)
             if self._job.workload.counts_vary:
                 self._scale_gradients(self._count_of_all(count))
             return strategy.clip(train.clip_norm) if train.clip_norm else None
@@ -447,8 +452,11 @@ def assemble(
     `devices` are this rank's torch devices and `places` where they stand in the run; `job` goes to Job.
     """
     config = workload.config
-    ledger = Ledger(len(devices)) if devices[0].type == "cpu" else None
+    # A compiled graph runs past the ledger: bytes are not known then, and not guessed.
+    follows = devices[0].type == "cpu" and not config.train.compile
+    ledger = Ledger(len(devices)) if follows else None
     strategy_type: type[Strategy] = config.strategy_card.load()
+    pace = pace_of(config, devices[0], world_size, waits_inside=strategy_type.waits_inside)
     setup = Setup(
         options=config.strategy.options,
         loss=workload.loss,
@@ -457,11 +465,12 @@ def assemble(
         world_size=world_size,
         ledger=ledger,
         precision=config.train.precision,
+        compile=config.train.compile,
         seed=config.train.seed,
         part_batch=config.train.global_batch // config.train.accumulate,
         accumulate=config.train.accumulate,
         sample=functools.partial(first_batch, workload.train),
-        spans=SpanRecorder(devices, _pace(config, strategy_type, world_size, devices)),
+        spans=SpanRecorder(devices, pace),
     )
     strategy = strategy_type(setup)
     with contextlib.nullcontext() if ledger is None else ledger.following():
@@ -469,37 +478,6 @@ def assemble(
     # Random streams are the strategy's to part; the weights came from the bare seed.
     torch.manual_seed(config.train.seed * 1_000_003 + 1 + strategy.mesh().random_stream)
     return Trainer(Job(workload, strategy, writer, rank, places, ledger, **job))
-
-
-def _pace(
-    config: RunConfig, strategy_type: type[Strategy], world_size: int, devices: list[torch.device]
-) -> SimulatedPace | None:
-    """What holds this rank's devices to a simulated pace, where that is asked for.
-
-    Raises: ConfigError on GPUs, which have a pace of their own.
-    """
-    if config.rehearsal.pace != "simulated":
-        return None
-    if devices[0].type != "cpu":
-        raise ConfigError(
-            "rehearsal.pace = simulated is for virtual devices, and this run has GPUs.",
-            path="rehearsal.pace",
-            advice='Use rehearsal.pace = "real", or devices.use = "cpu:4".',
-        )
-
-    def largest(values: list[float]) -> list[float]:
-        if world_size == 1:
-            return values
-        shared = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(shared, op=dist.ReduceOp.MAX)
-        return [float(value) for value in shared]
-
-    return SimulatedPace(
-        config.rehearsal.device_gflops,
-        agree=largest,
-        waits_inside=strategy_type.waits_inside,
-        longest_s=config.launch.timeout_s,
-    )
 
 
 def _num_samples(batch: Any) -> int:

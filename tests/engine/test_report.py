@@ -129,7 +129,9 @@ def test_the_last_evaluation_and_the_bytes_of_every_rank_are_told(tmp_path: Path
     for rank in (0, 1):
         run.steps(rank, 1, [1.0])
         run.writer(f"rank-{rank}").write(
-            events.Comm(rank=rank, step=3, algorithm="native", sent_bytes=100 + rank)
+            events.Comm(
+                rank=rank, step=3, algorithm="native", sent_bytes=100 + rank, sync_s=0.2, overlapped_s=0.1
+            )
         )
     for step, accuracy in ((1, 0.5), (2, 0.75)):
         run.writer("rank-0").write(
@@ -137,7 +139,12 @@ def test_the_last_evaluation_and_the_bytes_of_every_rank_are_told(tmp_path: Path
         )
     run.end()
     facts = summarise(run.dir)
-    assert facts["comm"] == {"algorithm": "native", "sent_bytes_per_step": [100, 101]}
+    assert facts["comm"] == {
+        "algorithm": "native",
+        "sent_bytes_per_step": [100, 101],
+        "sync_s": [0.2, 0.2],
+        "overlapped_s": [0.1, 0.1],
+    }
     assert (facts["evaluation"]["accuracy"], facts["evaluation"]["step"]) == (0.75, 2)
 
 

@@ -6,6 +6,7 @@ import sys
 import time
 
 from rankdeck import events
+from rankdeck.anatomy import SIMULATED_TIME
 from rankdeck.cli import say
 from rankdeck.cli.display import evaluation_in_words, loss_in_words
 from rankdeck.report import RunFigures
@@ -28,7 +29,8 @@ class PlainLines:
     def event(self, writer: str, event: events.AnyEvent, figures: RunFigures) -> None:
         match event:
             case events.RunStarted():
-                self.say(f"starting {event.world_size} rank{'s' if event.world_size > 1 else ''}")
+                pace = f", {SIMULATED_TIME}" if event.pace == "simulated" else ""
+                self.say(f"starting {event.world_size} rank{'s' if event.world_size > 1 else ''}{pace}")
             case events.Phase() if event.rank == 0 and event.phase != self._phase:
                 self._phase = event.phase
                 self.say(event.phase)

@@ -15,6 +15,7 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from rankdeck import events
+from rankdeck.anatomy import SIMULATED_TIME
 from rankdeck.catalog import STRATEGIES
 from rankdeck.cli import say
 from rankdeck.cli.display import evaluation_in_words, kinds_in_words, loss_in_words
@@ -98,6 +99,8 @@ def _title(run: RunDir, figures: RunFigures) -> Text:
         words.append(f"  {card.title if card else figures.started.strategy}", style="cyan")
     if figures.source:
         words.append(f"  {figures.source}", style="dim")
+    if figures.started is not None and figures.started.pace == "simulated":
+        words.append(f"  {SIMULATED_TIME}", style="dim")
     return words
 
 

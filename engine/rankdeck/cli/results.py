@@ -15,6 +15,7 @@ class ExportFormat(enum.StrEnum):
     SAFETENSORS = "safetensors"
     CSV = "csv"
     JSON = "json"
+    TRACE = "trace"
 
 
 def runs(as_json: AsJson = False) -> int:
@@ -52,7 +53,10 @@ def export(
     name: RunName,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write; replaced if it is there.")],
     to: Annotated[
-        ExportFormat, typer.Option("--to", help="Weights, one row per step, or everything that show tells.")
+        ExportFormat,
+        typer.Option(
+            "--to", help="Weights, one row per step, everything that show tells, or a Perfetto trace."
+        ),
     ],
 ) -> int:
     """Write a run's weights or its figures to a file."""
@@ -64,6 +68,7 @@ def export(
         ExportFormat.SAFETENSORS: exporting.weights,
         ExportFormat.CSV: exporting.steps_csv,
         ExportFormat.JSON: exporting.everything_json,
+        ExportFormat.TRACE: exporting.trace,
     }[to]
     write(run, file)
     say.err().print(f"{file} holds {to.value} of {run.name}.")

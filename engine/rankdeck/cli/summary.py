@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rankdeck.anatomy import SIMULATED_TIME
 from rankdeck.catalog import STRATEGIES
 from rankdeck.cli import say
 from rankdeck.cli.display import KIND_LABELS, kinds_in_words, loss_in_words
@@ -57,6 +58,9 @@ def print_report(facts: Mapping[str, Any]) -> None:
         pairs.append(("imbalance", _imbalance_words(facts["imbalance"])))
     if facts["comm"]:
         pairs.append(("sent per step", _comm_words(facts["comm"])))
+        pairs.extend(_sync_words(facts["comm"]))
+    pairs.extend(_pipeline_words(facts))
+    pairs.extend(_anatomy_words(facts["anatomy"]))
     pairs.append(("run", facts["path"]))
     if facts["weights"]:
         pairs.append(("weights", facts["weights"]))
@@ -78,6 +82,8 @@ def _outcome_line(facts: Mapping[str, Any]) -> Text:
         words.append(f"  {_strategy_words(facts)}", style="default not bold")
     if facts["source"]:
         words.append(f"  {facts['source']}", style="dim not bold")
+    if facts["pace"] == "simulated":
+        words.append(f"  {SIMULATED_TIME}", style="dim not bold")
     return words
 
 
@@ -127,6 +133,43 @@ def _imbalance_words(imbalance: Mapping[str, Any]) -> str:
 def _comm_words(comm: Mapping[str, Any]) -> str:
     sent = [_UNKNOWN if size is None else format_bytes(size) for size in comm["sent_bytes_per_step"]]
     return f"{comm['algorithm']}: {', '.join(sent)}"
+
+
+def _sync_words(comm: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """How long gradients take to meet, and how much of it backward hides, of the slowest rank."""
+    known = [pair for pair in zip(comm["sync_s"], comm["overlapped_s"], strict=True) if pair[0] is not None]
+    if known:
+        sync_s, overlapped_s = max(known)
+        hidden = "" if overlapped_s is None else f", {_milliseconds(overlapped_s)} of it under backward"
+        yield "gradient sync", f"{_milliseconds(sync_s)} a step on the slowest rank{hidden}"
+
+
+def _pipeline_words(facts: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    bubble, ranks = facts["bubble"], facts["pipeline"]
+    if bubble:
+        theory = "" if bubble["theory"] is None else f", {bubble['theory']:.3f} in theory"
+        measured = _UNKNOWN if bubble["measured"] is None else f"{bubble['measured']:.3f}"
+        simulated = f" ({SIMULATED_TIME})" if facts["pace"] == "simulated" else ""
+        yield "bubble", f"{measured} measured{theory}{simulated}"
+    if ranks:
+        yield "in flight", f"{', '.join(str(rank['in_flight']) for rank in ranks)} microbatches by rank"
+        if any(rank["weight_versions"] is not None for rank in ranks):
+            yield "weight versions", ", ".join(_count(rank["weight_versions"]) for rank in ranks)
+            yield "staleness", f"{', '.join(_count(rank['staleness']) for rank in ranks)} updates"
+
+
+def _anatomy_words(anatomy: Mapping[str, Any] | None) -> Iterable[tuple[str, str]]:
+    """The longest phases of the lead device in the last sampled step."""
+    if anatomy:
+        lead = anatomy["devices"][0]["seconds_by_phase"]
+        longest = sorted(lead.items(), key=lambda item: -item[1])[:6]
+        words = ", ".join(f"{name} {_milliseconds(seconds)}" for name, seconds in longest)
+        simulated = f" ({SIMULATED_TIME})" if anatomy["simulated"] else ""
+        yield f"step {anatomy['step']}", f"device {anatomy['devices'][0]['device']}: {words}{simulated}"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.{0 if seconds >= 0.1 else 2}f} ms"
 
 
 def _devices_table(devices: Sequence[Mapping[str, Any]]) -> Table:

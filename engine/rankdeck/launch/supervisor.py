@@ -133,6 +133,7 @@ class Supervisor:
                 steps=steps,
                 global_batch=train.global_batch,
                 started=float(started) if started is not None else time.time(),
+                pace=config.rehearsal.pace,
             ),
             sync=True,
         )
