@@ -50,7 +50,38 @@ def _own_sync(facts: Facts) -> bool:
 
 _SPLIT_BACKWARD = ("interleaved-zero-bubble", "zbv", "dualpipev")
 
+WITH_FP16 = ("single", "dp", "ddp", "model")
+WITH_COMPILE = ("single", "ddp")
+
 REFUSALS: tuple[Refusal, ...] = (
+    Refusal(
+        (),
+        "train.precision",
+        lambda facts: facts.precision == "fp16" and facts.device_kind == "cpu",
+        "train.precision = fp16 is for CUDA: a CPU has no fast fp16.",
+        "Use bf16 or fp32, or gpu devices.",
+    ),
+    Refusal(
+        (),
+        "train.precision",
+        lambda facts: facts.precision == "fp16" and facts.strategy not in WITH_FP16,
+        "train.precision = fp16 needs a gradient scaler that sees the whole gradient on every rank.",
+        "Use bf16, which needs no scaler, or strategy.use = single, dp, ddp or model.",
+    ),
+    Refusal(
+        (),
+        "train.compile",
+        lambda facts: facts.compile and facts.strategy not in WITH_COMPILE,
+        "train.compile works on a model that stays whole and in its place.",
+        "Leave it out, or use strategy.use = single or ddp.",
+    ),
+    Refusal(
+        (),
+        "train.compile",
+        lambda facts: facts.compile and facts.activation_checkpointing,
+        "train.compile decides by itself what to compute again in backward.",
+        "Leave train.activation_checkpointing out.",
+    ),
     Refusal(
         ("ddp",),
         "strategy.static_graph",

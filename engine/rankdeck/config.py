@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import tomlkit
 from pydantic import BaseModel, ConfigDict, Field
 
-from rankdeck import microbatches
+from rankdeck import mesh_sizes, microbatches
 from rankdeck.capabilities import Facts, refusals
 from rankdeck.catalog import STRATEGIES, StrategyCard
 from rankdeck.config_checks import CARDS, Findings, choice, find_card
@@ -418,11 +418,6 @@ def _check_train(found: Findings, train: TrainConfig) -> None:
             "train.steps and train.epochs are both given.",
             "Keep one of them.",
         )
-    if train.precision == "fp16":
-        message = "train.precision = fp16 needs a gradient scaler, which comes with a later version."
-        found.add("not-yet", ("train", "precision"), message, "Use bf16 or fp32.")
-    if train.compile:
-        found.add("not-yet", ("train", "compile"), "train.compile comes with a later version.", _LATER)
 
 
 def _check_devices(found: Findings, devices: DevicesConfig) -> None:
@@ -505,7 +500,14 @@ def batch_problems(train: TrainConfig, strategy: Choice, num_devices: int) -> li
                 advice=f'Use cpu:{card.min_devices} for a rehearsal, or strategy.use = "single".',
             )
         ]
+    is_mesh = card.name == "hybrid"
+    if is_mesh and (found := mesh_sizes.problem(strategy.options, num_devices)):
+        return [found]
     shards = num_devices if card.batch_shards else 1
+    cut_by = f"{shards} devices"
+    if is_mesh:
+        shards = mesh_sizes.batch_slices(strategy.options)
+        cut_by = f"data x shard {shards}"
     parts = train.accumulate * shards
     if train.global_batch % parts == 0:
         return _stage_problems(train, strategy, num_devices)
@@ -516,7 +518,7 @@ def batch_problems(train: TrainConfig, strategy: Choice, num_devices: int) -> li
         Problem(
             "batch",
             f"train.global_batch = {train.global_batch} does not divide into {parts} equal parts "
-            f"(train.accumulate {train.accumulate} x {shards} devices).",
+            f"(train.accumulate {train.accumulate} x {cut_by}).",
             path="train.global_batch",
             advice=f"Use {one_of(choices)}.",
         )
@@ -529,6 +531,11 @@ def _stage_problems(train: TrainConfig, strategy: Choice, num_devices: int) -> l
     if strategy.use == "pipeline":
         schedule, wanted = options["schedule"], options.get("microbatches")
         found = microbatches.problem(schedule, num_devices, train.global_batch, train.accumulate, wanted)
+        return [] if found is None else [found]
+    if strategy.use == "hybrid" and options["stage"] > 1:
+        per_pipeline = train.global_batch // mesh_sizes.batch_slices(options)
+        schedule, wanted = options["schedule"], options.get("microbatches")
+        found = microbatches.problem(schedule, options["stage"], per_pipeline, train.accumulate, wanted)
         return [] if found is None else [found]
     if strategy.use == "pipeline-async":
         found = microbatches.async_problem(options["mode"], num_devices, train.accumulate)

@@ -13,12 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
+from torch import Tensor
 from torch.optim import Optimizer
 
 from rankdeck import events
 from rankdeck.agreement import SAVE, STOP, Agreement
 from rankdeck.checkpoint import Keeper, Restored
 from rankdeck.checkpoint_files import Checkpoint, CheckpointError
+from rankdeck.loss_scaling import LossScaling
 from rankdeck.rundir import EventWriter
 from rankdeck.strategies.base import Strategy
 
@@ -41,6 +43,7 @@ class Saver:
     every: int
     stop_requested: Callable[[], bool]
     start: Checkpoint | None = None
+    scaling: LossScaling | None = None
     _saved_step: int = -1
 
     def restore(self, strategy: Strategy, optimizer: Optimizer) -> Restored | None:
@@ -53,8 +56,15 @@ class Saver:
             return None
         restored = self.keeper.restore(self.start, strategy.module, optimizer)
         if restored.same_layout:
-            strategy.put_extra_state(restored.extra())
+            extra = restored.extra()
+            if self.scaling is not None:
+                self.scaling.take_state(extra)
+            strategy.put_extra_state(extra)
         return restored
+
+    def _extra(self, strategy: Strategy) -> dict[str, Tensor]:
+        """What is kept beside weights and optimizer."""
+        return strategy.extra_state() | (self.scaling.state() if self.scaling is not None else {})
 
     def after_step(self, step: int, strategy: Strategy, optimizer: Optimizer) -> bool:
         """Save or stop if `step` is agreed on or due; whether something was saved.
@@ -94,7 +104,7 @@ class Saver:
         try:
             strategy.settle()
             with self.agreement.saving() if self.rank == 0 else contextlib.nullcontext():
-                num_bytes = self.keeper.save(step, strategy.module, optimizer, strategy.extra_state())
+                num_bytes = self.keeper.save(step, strategy.module, optimizer, self._extra(strategy))
         except CheckpointError as error:
             if self.rank == 0:
                 problem = msgspec.structs.replace(error.problem, severity="warning")

@@ -87,6 +87,7 @@ class Setup:
     world_size: int = 1
     ledger: Ledger | None = None
     precision: str = "fp32"
+    compile: bool = False
     seed: int = 0
     part_batch: int = 1
     accumulate: int = 1
@@ -150,7 +151,7 @@ class Strategy(ABC):
         """The model under its original names, holding this rank's parameters."""
 
     @abstractmethod
-    def forward_backward(self, batch: Batch, scale: float, *, last: bool) -> LossSum:
+    def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
         """Forward and backward of one part of the batch. The loss is multiplied by `scale` before backward;
         `last` says that no more
         parts follow, so that gradients may start to travel."""
@@ -239,8 +240,9 @@ class Strategy(ABC):
         return contextlib.nullcontext() if ledger is None else ledger.phase(kind)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self.setup.precision == "bf16":
-            return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.setup.precision)
+        if dtype is not None:
+            return torch.autocast(self.device.type, dtype=dtype)
         return contextlib.nullcontext()
 
     @contextlib.contextmanager
@@ -258,7 +260,7 @@ class Strategy(ABC):
         return HeldoutSums(float(total), float(count), correct)
 
 
-def call(module: nn.Module, inputs: Any) -> Any:
+def call(module: Callable[..., Any], inputs: Any) -> Any:
     """The model on its inputs: a dict becomes keyword arguments, a tuple positional ones."""
     if isinstance(inputs, dict):
         return module(**inputs)
@@ -302,6 +304,14 @@ def cast(value: Any, dtype: torch.dtype) -> Any:
     if dtype is not torch.float64:
         return value
     return each_tensor(value, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+
+
+def compiled(module: nn.Module, setup: Setup) -> Callable[..., Any]:
+    """The module's forward, through torch.compile where the run asks for it.
+
+    Weights and names stay the module's.
+    """
+    return torch.compile(module) if setup.compile else module
 
 
 def place(model: nn.Module, setup: Setup, device: torch.device) -> nn.Module:

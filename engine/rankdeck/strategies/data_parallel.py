@@ -135,7 +135,7 @@ class DataParallel(Strategy):
     def module(self) -> nn.Module:
         return self._module
 
-    def forward_backward(self, batch: Batch, scale: float, *, last: bool) -> LossSum:
+    def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
         inputs, targets = self._host_batch(batch)
         self._steps += last
         with self.autocast():
@@ -148,7 +148,7 @@ class DataParallel(Strategy):
                 total, count = self._loss_on_lead(self._outputs(inputs), self._on_lead(targets), scale)
         return LossSum(total.detach(), count)
 
-    def _loss_on_lead(self, outputs: Any, targets: Any, scale: float) -> tuple[Tensor, Any]:
+    def _loss_on_lead(self, outputs: Any, targets: Any, scale: float | Tensor) -> tuple[Tensor, Any]:
         """Loss and backward.
 
         What device 0 makes of gathered outputs, until gradients leave it, is because of them.

@@ -47,7 +47,17 @@ from rankdeck.collectives.grad_sync import (
 )
 from rankdeck.collectives.sync_batch_norm import convert_batch_norms
 from rankdeck.spans import LateSpan
-from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy, call, first_samples, place
+from rankdeck.strategies.base import (
+    Batch,
+    HeldoutSums,
+    LossSum,
+    Setup,
+    Strategy,
+    call,
+    compiled,
+    first_samples,
+    place,
+)
 
 _MIB = 2**20
 
@@ -78,10 +88,12 @@ class Ddp(Strategy):
         self._module = module
         if self._algorithm == "native":
             self._ddp = self._wrap(module)
+            self._compiled = compiled(self._ddp, self.setup)
             self.spans.late = self._late_spans
             if self.spans.pace is not None:
                 self.spans.pace.spread_backward(module)
             return
+        self._compiled = compiled(module, self.setup)
         with self.phase("communication"):
             follow_first([*module.parameters(), *module.buffers()])
         self._sync = GradientSync(
@@ -115,7 +127,7 @@ class Ddp(Strategy):
     def module(self) -> nn.Module:
         return self._module
 
-    def forward_backward(self, batch: Batch, scale: float, *, last: bool) -> LossSum:
+    def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
         inputs, targets = self.to_device(batch)
         if self._ddp is None:
             self._share_buffers_before(last)
@@ -137,11 +149,11 @@ class Ddp(Strategy):
 
     def _forward(self, inputs: Any) -> Any:
         if self._ddp is None:
-            return call(self._module, inputs)
+            return call(self._compiled, inputs)
         if self.spans.is_recording:
             time_every_backward(self._ddp, True)
         with self.phase("communication"):
-            return call(self._ddp, inputs)
+            return call(self._compiled, inputs)
 
     def _late_spans(self) -> list[LateSpan]:
         """The wrapper's own all-reduces, which ran under backward; torch tells one forward later."""

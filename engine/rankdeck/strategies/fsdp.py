@@ -83,7 +83,7 @@ class Fsdp(Strategy):
     def module(self) -> nn.Module:
         return self._module
 
-    def forward_backward(self, batch: Batch, scale: float, *, last: bool) -> LossSum:
+    def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
         inputs, targets = self.to_device(batch)
         # Before the last part gradients add up whole on each rank; then their sums are scattered.
         self._module.set_requires_gradient_sync(last)

@@ -98,7 +98,7 @@ class ModelParallel(Strategy):
     def module(self) -> nn.Module:
         return self._cut.model
 
-    def forward_backward(self, batch: Batch, scale: float, *, last: bool) -> LossSum:
+    def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
         self._steps += last
         with self._clock.running():
             outputs = self._forward(batch[0])

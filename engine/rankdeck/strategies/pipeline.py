@@ -132,7 +132,7 @@ class Pipeline(Strategy):
     def module(self) -> nn.Module:
         return self._cut.model
 
-    def forward_backward(self, batch: Batch, scale: float, *, last: bool) -> LossSum:
+    def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
         self._steps += last
         inputs, targets = self._own_parts(batch)
         runs = [slice(i, i + self._microbatch) for i in range(0, self.setup.part_batch, self._microbatch)]
@@ -256,9 +256,9 @@ class _Runner(nn.Module):
         self._loss = strategy.loss
         self._inputs: list[Any] = []
         self._targets: list[Any] = []
-        self._scale = 1.0
+        self._scale: float | Tensor = 1.0
 
-    def start(self, inputs: list[Any], targets: list[Any], scale: float) -> None:
+    def start(self, inputs: list[Any], targets: list[Any], scale: float | Tensor) -> None:
         self._inputs, self._targets, self._scale = inputs, targets, scale
         self.sums = []
 

@@ -125,14 +125,14 @@ class AsyncPipeline(Strategy):
     def module(self) -> nn.Module:
         return self._cut.model
 
-    def forward_backward(self, batch: Batch, scale: float, *, last: bool) -> LossSum:
+    def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
         self._know_what_is_held()
         sums = self._forward(batch, scale)
         if len(self._under_way) > self._num_stages - 1 - self._stage:
             self._retire()
         return sums
 
-    def _forward(self, batch: Batch, scale: float) -> LossSum:
+    def _forward(self, batch: Batch, scale: float | Tensor) -> LossSum:
         """The next microbatch through this stage, on the weights that it is due."""
         inputs = batch[0] if self.is_first or self._cut.reads_inputs else None
         inputs, targets = self.to_device((inputs, batch[1] if self.is_last else None))

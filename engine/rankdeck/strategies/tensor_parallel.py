@@ -80,7 +80,7 @@ class TensorParallel(Strategy):
     def module(self) -> nn.Module:
         return self._module
 
-    def forward_backward(self, batch: Batch, scale: float, *, last: bool) -> LossSum:
+    def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
         inputs, targets = self.to_device(batch)
         with self._counting(), loss_parallel() if self._loss_parallel else contextlib.nullcontext():
             with self.autocast():

@@ -1,0 +1,36 @@
+"""torch.compile under single and ddp: the same weights, within what another order of additions costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rankdeck.config import from_text
+from rankdeck.errors import ConfigError
+from tests.helpers.parity import configuration
+from tests.helpers.parity import of_one_device as of_one
+from tests.helpers.ranks import RankSet, largest_difference
+
+COMPILE = "compile = true"
+# torch's own imports behind torch.compile are on their way out
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@pytest.mark.slow
+def test_a_compiled_model_ends_where_an_eager_one_does() -> None:
+    assert 0 < largest_difference(of_one("mlp", train=COMPILE), of_one("mlp")) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_compiled_ddp_ends_where_one_device_does(ranks: tuple[int, RankSet]) -> None:
+    toml = configuration("mlp", '{ use = "ddp" }', 2, train=COMPILE)
+    assert largest_difference(ranks[1].train(toml), of_one("mlp")) < 1e-5
+
+
+@pytest.mark.parametrize("strategy", ["dp", "fsdp", "pipeline", "tensor"])
+def test_other_strategies_refuse_to_compile_with_the_reason(strategy: str) -> None:
+    toml = f'train.compile = true\nmodel.use = "gpt"\ndata.use = "text"\nstrategy.use = "{strategy}"'
+    with pytest.raises(ConfigError, match="stays whole and in its place"):
+        from_text(toml, folder=Path(), devices="cpu:2")
