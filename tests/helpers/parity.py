@@ -30,6 +30,21 @@ WORKLOADS = {
         f'model = {{ use = "gpt", args = {{ layers = 2, tied = true, {_GPT} }} }}\n'
         'data = { use = "synthetic", args = { samples = 128 } }'
     ),
+    # Units for eight stages: four ranks with two each.
+    **{
+        f"gpt-deep{kind}": (
+            f'model = {{ use = "gpt", args = {{ layers = 7, {model}{_GPT} }} }}\n'
+            f'data = {{ use = "synthetic", args = {{ samples = 128{data} }} }}'
+        )
+        for kind, model, data in (
+            ("", "", ""),
+            ("-tied", "tied = true, ", ""),
+            ("-masked", "", ", masked = 0.4"),
+        )
+    },
+    "mlp-deep": (
+        'model = { use = "mlp", args = { hidden = [32, 32, 32, 32, 32, 32, 32] } }\ndata = { use = "digits" }'
+    ),
     # Most ranks' slices hold no target at all, in some steps none does.
     "mlp-nearly-all-masked": (
         'model = { use = "mlp", args = { hidden = [32] } }\n'

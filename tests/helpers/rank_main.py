@@ -2,9 +2,10 @@
 
     python rank_main.py RANK WORLD_SIZE STORE_FILE
 
-A request is {"toml", "out", "events", "always", "without_sync"}; rank 0 leaves the final weights at `out`,
-`always` follows every step with the ledger, `without_sync` leaves the sync out, as a negative control. Or it
-is {"call": "module:function", "arguments"}. The answer is {"result"} or {"error"}.
+A request is {"toml", "out", "events", "always", "follow", "without_sync"}; rank 0 leaves the final weights at
+`out`, `always` follows every step with the ledger and `follow` those that it lists, `without_sync` leaves the
+sync out, as a negative control. Or it is {"call": "module:function", "arguments"}. The answer is {"result"}
+or {"error"}.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,8 +30,10 @@ from rankdeck import workload as workloads
 from rankdeck.collectives.grad_sync import GradientSync
 from rankdeck.config import from_text
 from rankdeck.memory.sampling import SamplingBudget
+from rankdeck.partition.relay import Relay
 from rankdeck.rundir import EventWriter
 from rankdeck.strategies.ddp import Ddp
+from rankdeck.strategies.pipeline import Pipeline
 from rankdeck.train import assemble
 from rankdeck.weights import save_weights
 
@@ -50,7 +53,9 @@ def train_once(request: dict[str, object], rank: int, world_size: int) -> None:
             devices=[torch.device("cpu")] * len(places),
             places=places,
             writer=writer,
-            sampling=SamplingBudget(always=bool(request.get("always"))),
+            sampling=_Only(request["follow"])
+            if "follow" in request
+            else SamplingBudget(always=bool(request.get("always"))),
         )
         with _without_sync() if request.get("without_sync") else contextlib.nullcontext():
             trainer.run()
@@ -59,6 +64,28 @@ def train_once(request: dict[str, object], rank: int, world_size: int) -> None:
             save_weights(Path(str(request["out"])), weights, {})
         trainer.strategy.close()
         writer.close()
+
+
+class _Only(SamplingBudget):
+    """Follows the steps that a test lists."""
+
+    def __init__(self, steps: Any) -> None:
+        super().__init__()
+        self._steps = steps
+
+    def should_follow(self, step: int) -> bool:
+        return step in self._steps
+
+
+def _first_stage_forgotten(
+    self: Pipeline, batch: object, scale: float, whole: Callable[..., object] = Pipeline.forward_backward, **last: bool
+) -> object:
+    """A pipeline whose first stage does without its gradients."""
+    sums = whole(self, batch, scale, **last)
+    if self.mesh().rank == 0:
+        for parameter in self._cut.stages[0].parameters():
+            parameter.grad = None
+    return sums
 
 
 @contextlib.contextmanager
@@ -76,6 +103,8 @@ def _without_sync() -> Iterator[None]:
         mock.patch.object(Ddp, "forward_backward", local),
         mock.patch.object(dist, "reduce_scatter_single", own_slice),
         mock.patch.object(GradientSync, "sync", lambda self, gradients: None),
+        mock.patch.object(Pipeline, "forward_backward", _first_stage_forgotten),
+        mock.patch.object(Relay, "sum_tied_gradients", lambda self: None),
     ):
         yield
 
