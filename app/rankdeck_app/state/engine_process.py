@@ -1,7 +1,7 @@
 """Starting the engine, and asking it things: the only place where the app runs `python -m rankdeck`.
 
 A launch writes the configuration to a file, runs `train FILE --runs DIR --detach --json` in the workspace and
-ends with one line on stdout: `{run, path}` or `{problems: [...]}`. From then on the run belongs to its guard;
+ends with one line on stdout: `{run, path}` or `{problems: [...]}`; so does `resume RUN --detach --json`. From then on the run belongs to its guard;
 the app reads the run's directory and may die. Several launches may be under way at once.
 """
 
@@ -103,7 +103,7 @@ class Launch(QObject):
     arrived = Signal(Path)
     refused = Signal(list)
 
-    def __init__(self, name: str, file: Path, question: Question, parent: QObject) -> None:
+    def __init__(self, name: str, file: Path | None, question: Question, parent: QObject) -> None:
         super().__init__(parent)
         self.name = name
         self.path: Path | None = None
@@ -124,7 +124,8 @@ class Launch(QObject):
         self.question.cancel()
 
     def _answered(self, exit_code: int, out: str, err: str) -> None:
-        self._file.unlink(missing_ok=True)
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
         path = _run_path(out)
         if path is not None:
             self.path = path
@@ -178,11 +179,22 @@ class Engine(QObject):
         file = self._launch_folder / f"{os.getpid()}-{self._count}.toml"
         file.write_text(config_toml, encoding="utf-8")
         arguments = ["train", str(file), "--runs", str(runs), "--detach", "--json"]
-        launch = Launch(name, file, Question(self.python, arguments, workspace, self), self)
+        return self._begin(Launch(name, file, Question(self.python, arguments, workspace, self), self))
+
+    def resume(self, run: Path, *, workspace: Path) -> Launch:
+        """Begin the next attempt of a run that is over."""
+        arguments = ["resume", str(run), "--detach", "--json"]
+        return self._begin(Launch(run.name, None, Question(self.python, arguments, workspace, self), self))
+
+    def _begin(self, launch: Launch) -> Launch:
         self._launches.append(launch)
         launch.question.answered.connect(lambda *_: self._forget(launch))
         launch.question.start()
         return launch
+
+    def checkpoint(self, run: Path) -> Question:
+        """Save a running run now; the answer comes when it is saved."""
+        return self.ask(["checkpoint", str(run)])
 
     def stop(self, run: Path, *, now: bool = False) -> Question:
         """Ask a run to end: in order, or at once with `now`."""
