@@ -19,6 +19,7 @@ from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QPersistent
 
 from rankdeck import events
 from rankdeck.rundir import Cursor, EventReader, RunDir
+from rankdeck.units import format_bytes
 
 MAX_LINES = 20_000
 TAIL_BYTES = 256 << 10
@@ -58,6 +59,10 @@ def line_of(event: events.AnyEvent) -> Line | None:
     if isinstance(event, events.Evaluation):
         accuracy = "" if event.accuracy is None else f" accuracy {event.accuracy:.2%}"
         text = f"evaluation at step {event.step}: held-out loss {event.loss:.4f}{accuracy}"
+        return Line(event.t, None, text)
+    if isinstance(event, events.CheckpointSaved):
+        size = format_bytes(event.num_bytes)
+        text = f"checkpoint at step {event.step} ({event.reason}): {size} in {event.seconds:.1f} s"
         return Line(event.t, None, text)
     if isinstance(event, events.ProblemRaised):
         problem = event.problem
