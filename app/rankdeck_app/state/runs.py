@@ -25,13 +25,14 @@ from PySide6.QtCore import (
 )
 
 from rankdeck import events
+from rankdeck.glance import first_event
 from rankdeck.home import state_dir
-from rankdeck.rundir import RunDir, list_runs
+from rankdeck.rundir import RunDir, attempt_of, list_runs
 
 RESCAN_MS = 1000
 # Runs of other folders vanish without a trace in the folder that is watched: look at all of them this often.
 FULL_SCAN_EVERY = 30
-_HEAD_BYTES = 1 << 16
+RESUMABLE = ("stopped", "failed", "lost")
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,20 @@ class RunInfo:
     def is_alive(self) -> bool:
         return self.outcome == "running"
 
+    @property
+    def is_resumable(self) -> bool:
+        """Over before its last step; whether there is a checkpoint, the engine says."""
+        return self.outcome in RESUMABLE
+
 
 def read_info(run: RunDir) -> RunInfo:
     """The facts of one run, read from its directory; what is missing or damaged stays unknown."""
     end = run.end()
     tables = _tables(run)
-    begun = _run_started(run)
+    first = first_event(run, "supervisor", events.RunStarted, newest=False)
+    begun = first_event(run, "supervisor", events.RunStarted)
+    if begun is not None and begun.attempt < attempt_of(run.config_file.name):
+        begun = None  # the supervisor of the attempt that is being resumed has not spoken yet
     strategy = tables.get("strategy")
     use = strategy.get("use", "single") if isinstance(strategy, dict) else "single"
     return RunInfo(
@@ -70,7 +79,7 @@ def read_info(run: RunDir) -> RunInfo:
         title=str(tables.get("name") or run.name),
         outcome=run.outcome(),
         strategy=begun.strategy if begun else str(use),
-        started=begun.started if begun else _created(run),
+        started=first.started if first else _created(run),
         ended=end.ended if end else None,
         num_devices=len(begun.devices) if begun else None,
         device_kind=begun.devices[0].kind if begun and begun.devices else "",
@@ -81,7 +90,7 @@ def read_info(run: RunDir) -> RunInfo:
 
 def _tables(run: RunDir) -> dict[str, Any]:
     try:
-        return tomllib.loads((run.path / "config.toml").read_text("utf-8"))
+        return tomllib.loads(run.config_file.read_text("utf-8"))
     except (OSError, ValueError):
         return {}
 
@@ -91,23 +100,6 @@ def _created(run: RunDir) -> float | None:
         return (run.path / "environment.json").stat().st_mtime
     except OSError:
         return None
-
-
-def _run_started(run: RunDir) -> events.RunStarted | None:
-    """The supervisor's first word, from the head of its first file."""
-    try:
-        with (run.events_folder / "supervisor.0.jsonl").open("rb") as file:
-            head = file.read(_HEAD_BYTES)
-    except OSError:
-        return None
-    for line in head.split(b"\n")[:-1]:
-        try:
-            event = events.decode(line)
-        except ValueError:
-            continue
-        if isinstance(event, events.RunStarted):
-            return event
-    return None
 
 
 class RunScan:
@@ -126,10 +118,17 @@ class RunScan:
         if stamp != self._stamp or self._looks % FULL_SCAN_EVERY == 0:
             self._runs = list_runs(self.folder)
             self._stamp = stamp
+            self._forget_resumed()
         self._looks += 1
         infos = {run.path: self._info(run) for run in self._runs}
         self._infos = infos
         return sorted(infos.values(), key=lambda info: info.name, reverse=True)
+
+    def _forget_resumed(self) -> None:
+        """A run that goes on has no last word any more."""
+        for path, info in list(self._infos.items()):
+            if info.ended is not None and not (path / "end.json").exists():
+                del self._infos[path]
 
     def _info(self, run: RunDir) -> RunInfo:
         known = self._infos.get(run.path)
