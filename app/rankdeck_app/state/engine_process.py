@@ -1,8 +1,9 @@
 """Starting the engine, and asking it things: the only place where the app runs `python -m rankdeck`.
 
 A launch writes the configuration to a file, runs `train FILE --runs DIR --detach --json` in the workspace and
-ends with one line on stdout: `{run, path}` or `{problems: [...]}`; so does `resume RUN --detach --json`. From then on the run belongs to its guard;
-the app reads the run's directory and may die. Several launches may be under way at once.
+ends with one line on stdout: `{run, path}` or `{problems: [...]}`; so does `resume RUN --detach --json`.
+From then on the run belongs to its guard; the app reads the run's directory and may die. Several launches may
+be under way at once.
 """
 
 from __future__ import annotations
