@@ -127,7 +127,7 @@ class RunScan:
     def _forget_resumed(self) -> None:
         """A run that goes on has no last word any more."""
         for path, info in list(self._infos.items()):
-            if info.ended is not None and not (path / "end.json").exists():
+            if not info.is_alive and (info.outcome == "lost" or not (path / "end.json").exists()):
                 del self._infos[path]
 
     def _info(self, run: RunDir) -> RunInfo:
