@@ -14,13 +14,13 @@ from PySide6.QtCore import QObject, QUrl, Signal
 from PySide6.QtGui import QDesktopServices, QGuiApplication
 
 from rankdeck import report
-from rankdeck.rundir import is_run
+from rankdeck.rundir import RunDir, is_run
 from rankdeck.units import format_bytes, format_count
 from rankdeck_app.desk import Desk
 from rankdeck_app.shell.page import Page, PageUnavailable
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.open_runs import OpenRuns
-from rankdeck_app.state.runs import RunInfo
+from rankdeck_app.state.runs import RESUMABLE, RunInfo
 from rankdeck_app.widgets.run_list import outcome_look, strategy_title
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ class RunTabs(QObject):
             self._window.theme,
             self._window.clock,
             stop_command="run.stop",
+            save_command="run.checkpoint",
+            resume_command="run.resume",
             closed=lambda: self.open_runs.release(path),
         )
 
@@ -94,7 +96,11 @@ class RunTabs(QObject):
     def _follow(self, page: Page | None) -> None:
         run = _run_of(page)
         self._window.context.update(
-            {"activeRun": run is not None, "activeRunAlive": run is not None and run.is_live}
+            {
+                "activeRun": run is not None,
+                "activeRunAlive": run is not None and run.is_live,
+                "activeRunResumable": run is not None and run.outcome in RESUMABLE,
+            }
         )
         if run is not None and run is not self.current:
             self._set_current(run)
@@ -119,6 +125,19 @@ class RunTabs(QObject):
         question = self._desk.engine.stop(path, now=now)
         question.answered.connect(lambda code, _out, err: code and self._window.toasts.error(_first(err)))
 
+    def save_checkpoint(self, path: Path) -> None:
+        """Save a running run after its step; a toast says how it went."""
+        question = self._desk.engine.checkpoint(path)
+        toasts = self._window.toasts
+
+        def answered(code: int, _out: str, err: str) -> None:
+            if code:
+                toasts.error(_first(err))
+            else:
+                toasts.info(f"Checkpoint of {err.strip()}")
+
+        question.answered.connect(answered)
+
     def stop_active(self, *, now: bool = False) -> None:
         run = self.active()
         if run is not None:
@@ -126,7 +145,7 @@ class RunTabs(QObject):
 
     def use_configuration(self, path: Path) -> None:
         """Make the run's resolved configuration the draft."""
-        file = path / "config.toml"
+        file = RunDir(path).config_file
         try:
             text = file.read_text(encoding="utf-8")
         except OSError as error:
