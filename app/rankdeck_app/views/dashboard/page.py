@@ -17,6 +17,7 @@ from PySide6.QtWidgets import QVBoxLayout, QWidget
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.shell.page import Page, PageAction
 from rankdeck_app.state.live_run import Changed, LiveRun
+from rankdeck_app.state.runs import RESUMABLE
 from rankdeck_app.views.dashboard import figures
 from rankdeck_app.views.dashboard.banner import Banner
 from rankdeck_app.views.dashboard.card_grid import CardGrid
@@ -54,12 +55,22 @@ class RunPage(Page):
         clock: FrameClock,
         *,
         stop_command: str | None = None,
+        save_command: str | None = None,
+        resume_command: str | None = None,
         closed: Callable[[], object] | None = None,
         parent: QWidget | None = None,
     ) -> None:
         super().__init__(page_id(run.run.path), title=run.name, icon="pulse", parent=parent)
         self.run = run
-        self._stop_command = stop_command
+        self._live_actions = [
+            PageAction(icon, text, command)
+            for icon, text, command in (
+                ("save", "Save a checkpoint now", save_command),
+                ("debug-stop", "Stop this run", stop_command),
+            )
+            if command is not None
+        ]
+        self._resume_command = resume_command
         self._pending = ~Changed.NOTHING
         self._stats_at = 0.0
         self._known_devices = 0
@@ -118,9 +129,11 @@ class RunPage(Page):
         return str(self.run.run.path)
 
     def actions_for_tab(self) -> list[PageAction]:
-        if self._stop_command is None or not self.run.is_live:
+        if self.run.is_live:
+            return list(self._live_actions)
+        if self._resume_command is None or self.run.outcome not in RESUMABLE:
             return []
-        return [PageAction("debug-stop", "Stop this run", self._stop_command)]
+        return [PageAction("debug-continue", "Resume this run", self._resume_command)]
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
