@@ -19,6 +19,8 @@ class RunsView(QWidget):
     revealed = Signal(Path)
     copied = Signal(Path)
     stopped = Signal(Path)
+    saved = Signal(Path)
+    resumed = Signal(Path)
     reused = Signal(Path)
 
     def __init__(self, theme: Theme, runs: Runs) -> None:
@@ -85,7 +87,10 @@ class RunsView(QWidget):
         menu = QMenu(self)
         menu.addAction("Open", lambda: self.opened.emit(info.path))
         if info.is_alive:
+            menu.addAction("Save Checkpoint Now", lambda: self.saved.emit(info.path))
             menu.addAction("Stop", lambda: self.stopped.emit(info.path))
+        elif info.is_resumable:
+            menu.addAction("Resume", lambda: self.resumed.emit(info.path))
         menu.addAction("Use Its Configuration", lambda: self.reused.emit(info.path))
         menu.addSeparator()
         menu.addAction("Open Its Folder", lambda: self.revealed.emit(info.path))
