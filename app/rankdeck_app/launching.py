@@ -1,4 +1,5 @@
-"""From a press of Launch to a run in a tab: what stands in the way, the trust question, the engine, the tab.
+"""From a press of Launch, or Resume, to a run in a tab: what stands in the way, the trust question, the
+engine, the tab.
 
 A launch never stops another run, and nothing of the person's code runs before its folder is trusted.
 """
@@ -13,6 +14,7 @@ from PySide6.QtCore import QObject, Signal
 from rankdeck.config import RunConfig, load
 from rankdeck.devices import parse_devices
 from rankdeck.errors import ConfigError, DeviceError, Problem
+from rankdeck.rundir import RunDir
 from rankdeck_app.desk import Desk
 from rankdeck_app.run_tabs import RunTabs
 from rankdeck_app.shell.page import Page, PageUnavailable
@@ -37,6 +39,7 @@ class Launching(QObject):
         self._tabs = tabs
         self._count = 0
         self._pending: dict[str, Launch] = {}
+        self._resuming: dict[Path, Launch] = {}
         self.question: TrustQuestion | None = None
         window.editor.register_page_kind(PAGE_KIND, self._make_page)
         desk.draft.changed.connect(self._draft_changed)
@@ -47,7 +50,7 @@ class Launching(QObject):
 
     @property
     def num_pending(self) -> int:
-        return len(self._pending)
+        return len(self._pending) + len(self._resuming)
 
     def blocker(self) -> Problem | None:
         """Why the draft cannot be launched, or None."""
@@ -113,6 +116,39 @@ class Launching(QObject):
             self._ask_trust(folders, lambda: self._begin(config))
         else:
             self._begin(config)
+
+    def resume(self, path: Path) -> None:
+        """Go on with a run that is over, asking first where its own code is not trusted yet."""
+        try:
+            folders = self._desk.trust.untrusted(RunDir(path).config().code_folders())
+        except ConfigError as error:
+            self._refused(path.name, error.problems)
+            return
+        if folders:
+            self._ask_trust(folders, lambda: self._begin_resume(path))
+        else:
+            self._begin_resume(path)
+
+    def _begin_resume(self, path: Path) -> None:
+        if path in self._resuming:
+            return
+        launch = self._desk.engine.resume(path, workspace=self._desk.workspace.folder)
+        self._resuming[path] = launch
+        self._desk.problems.set(LAUNCH, launch.name, [])
+        launch.arrived.connect(lambda _: self._resumed(path))
+        launch.refused.connect(lambda problems: self._resume_refused(path, problems))
+        self.changed.emit()
+
+    def _resumed(self, path: Path) -> None:
+        self._resuming.pop(path, None)
+        self._tabs.open(path)
+        self._desk.runs.rescan()
+        self.changed.emit()
+
+    def _resume_refused(self, path: Path, problems: list[Problem]) -> None:
+        self._resuming.pop(path, None)
+        self._refused(path.name, problems)
+        self.changed.emit()
 
     def _ask_trust(self, folders: list[Path], go_on: Callable[[], object]) -> None:
         question = TrustQuestion(folders, self._window)
