@@ -77,6 +77,20 @@ class AppCommands:
                 menu="Run/1_control",
             ),
             Command(
+                "run.checkpoint",
+                "Run: Save Checkpoint Now",
+                self._on_active(tabs.save_checkpoint),
+                when="activeRunAlive",
+                menu="Run/1_control",
+            ),
+            Command(
+                "run.resume",
+                "Run: Resume",
+                self._on_active(self.launching.resume),
+                when="activeRunResumable",
+                menu="Run/1_control",
+            ),
+            Command(
                 "run.startFrom",
                 "Run: Start From Preset…",
                 lambda: self.window.palette_box.pick(self.preset_items(), "Start from a preset"),
