@@ -126,6 +126,8 @@ class App:
         view.revealed.connect(self.tabs.reveal)
         view.copied.connect(self.tabs.copy_path)
         view.stopped.connect(self.tabs.stop)
+        view.saved.connect(self.tabs.save_checkpoint)
+        view.resumed.connect(self.launching.resume)
         view.reused.connect(self.tabs.use_configuration)
         return view
 
