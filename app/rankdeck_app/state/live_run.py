@@ -14,6 +14,7 @@ from enum import Flag, auto
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from PySide6.QtCore import QObject, Signal
@@ -281,6 +282,12 @@ class LiveRun(QObject):
 
     def _begin(self, event: RunStarted) -> None:
         """An attempt begins. The first one says what the run is; a restart may bring other devices."""
+        if self._started is not None:
+            # What the attempt before ended with is no longer the run's end.
+            self.problems = [
+                msgspec.structs.replace(problem, severity="warning") if problem.severity == "error" else problem
+                for problem in self.problems
+            ]
         self._started = event.started if self._started is None else self._started
         self.attempt = event.attempt
         self.strategy, self.options = event.strategy, event.options
