@@ -285,7 +285,9 @@ class LiveRun(QObject):
         if self._started is not None:
             # What the attempt before ended with is no longer the run's end.
             self.problems = [
-                msgspec.structs.replace(problem, severity="warning") if problem.severity == "error" else problem
+                msgspec.structs.replace(problem, severity="warning")
+                if problem.severity == "error"
+                else problem
                 for problem in self.problems
             ]
         self._started = event.started if self._started is None else self._started
