@@ -38,3 +38,11 @@ def test_a_batch_that_cannot_be_run_again_hides_nothing() -> None:
 def test_the_first_module_whose_output_is_not_finite_is_named() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(Breaks(), nn.ReLU()))
     assert first_non_finite(model, torch.ones(1, 2)) == "the output of 1.0"
+
+
+def test_a_rank_that_cannot_run_the_forward_alone_does_not_run_it() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), Breaks())
+    assert first_non_finite(model, torch.ones(1, 2), alone=False).startswith("the forward or the loss")
+    with torch.no_grad():
+        model[0].weight.fill_(float("nan"))  # type: ignore[union-attr,operator]
+    assert "0.weight" in first_non_finite(model, torch.ones(1, 2), alone=False)

@@ -52,6 +52,13 @@ class Positions(nn.Module):
         return inputs.flatten(1) + self.table
 
 
+def tied_blocks() -> nn.Module:
+    """A list of blocks of which two share a weight."""
+    blocks = [nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(3)]
+    blocks[2][0].weight = blocks[0][0].weight
+    return nn.Sequential(nn.Flatten(), nn.Sequential(*blocks), nn.Linear(64, 10))
+
+
 def hiding() -> nn.Module:
     """A model with weights that no state names."""
     return nn.Sequential(Positions(), nn.Linear(64, 10))

@@ -54,6 +54,11 @@ def test_scalars_buffers_and_layers_that_rest_are_right_too(ranks: tuple[int, Ra
     assert distance(ranks, "scaled", "find_unused_parameters = true") <= BARS["fp32"]
 
 
+def test_a_weight_that_two_blocks_share_stays_one(ranks: tuple[int, RankSet]) -> None:
+    assert distance(ranks, "tied_blocks") <= BARS["fp32"]
+    assert distance(ranks, "tied_blocks", accumulate=2, precision="fp64") <= BARS["fp64"]
+
+
 def test_batch_norm_over_ranks_equals_one_device(ranks: tuple[int, RankSet]) -> None:
     assert distance(ranks, "batch-norm", "sync_batchnorm = true", accumulate=2) <= BARS["fp32"]
     assert distance(ranks, "batch-norm") > MUST_DIFFER
