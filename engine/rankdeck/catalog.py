@@ -129,6 +129,7 @@ class AsyncPipelineOptions(CutOptions):
 
 class MlpArgs(Options):
     hidden: list[Positive] = Field([256, 256], description="Widths of the hidden layers.")
+    classes: Positive | None = Field(None, description="Follows from the data where it is not given.")
     dropout: Fraction = 0.0
 
 

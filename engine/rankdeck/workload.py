@@ -1,7 +1,8 @@
 """From a RunConfig to what is trained: model, data, loss, optimizer, schedule.
 
 Nothing here knows of strategies. What the model needs and the configuration leaves out (classes, vocabulary,
-channels) follows from the data's card, and what the data leaves out (context) from the model's arguments.
+channels) follows from the data's card, or from the first sample of a person's own data; what the data leaves
+out (context) follows from the model's arguments.
 Read train.py next.
 """
 
@@ -14,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rankdeck import user_code
 from rankdeck.catalog import DATA, LOSSES, MODELS, OPTIMIZERS, SCHEDULES
 from rankdeck.config import RunConfig
 from rankdeck.data.base import DataCard, DataSource, SampleSet
+from rankdeck.data.loader import first_batch
 from rankdeck.data.synthetic import Synthetic, spec_for
 from rankdeck.errors import ConfigError, DataError, ModelError
 from rankdeck.losses import Loss, own_loss
@@ -60,7 +62,7 @@ class Workload:
         Raises: ModelError.
         """
         torch.manual_seed(self.config.train.seed)
-        model = _model(self.config, self.card)
+        model = _model(self.config, self.card, self.train)
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ModelError(
                 "The model has no parameter that can be trained.",
@@ -158,30 +160,33 @@ def _loss(config: RunConfig) -> Loss:
     return made
 
 
-def _model(config: RunConfig, card: DataCard | None) -> nn.Module:
+def _model(config: RunConfig, card: DataCard | None, train: SampleSet) -> nn.Module:
     use = config.model.use
     if user_code.is_user_code(use):
         return user_code.build_model(use, config.model.args, _folder(config))
-    args = {**_follows(config, card), **config.model.args}
-    try:
-        model: nn.Module = MODELS[use].load()(**args)
-    except TypeError:
-        missing = [name for name in _NEEDS[use] if name not in args]
+    args = {**_follows(config, card, train), **config.model.args}
+    missing = [name for name in _NEEDS[use] if name not in args]
+    if missing:
+        told = ", ".join(missing)
         raise ModelError(
-            f"model {use} needs {', '.join(missing) or 'other arguments'}; your own data does not tell.",
+            f"Model {use} needs to know: {told}. Your own data does not tell.",
             path="model.args",
-            advice=f"Give {', '.join(missing)} in model.args." if missing else None,
-        ) from None
+            advice=f"Give {told} in model.args, or take a model of your own.",
+        )
+    model: nn.Module = MODELS[use].load()(**args)
     return model
 
 
 _NEEDS = {"mlp": ("inputs", "classes"), "gpt": ("vocabulary",), "resnet": ("classes", "in_channels")}
 
 
-def _follows(config: RunConfig, card: DataCard | None) -> dict[str, Any]:
+def _follows(config: RunConfig, card: DataCard | None, train: SampleSet) -> dict[str, Any]:
     """Arguments of a catalogue model that follow from the data."""
     if card is None:
-        return {}
+        inputs, _ = first_batch(train, 1)
+        shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else ()
+        known = {"inputs": math.prod(shape), "in_channels": shape[0]} if shape else {}
+        return {name: value for name, value in known.items() if name in _NEEDS[config.model.use]}
     found: dict[str, Callable[[], Any]] = {
         "inputs": lambda: math.prod(card.input_shape),
         "classes": lambda: card.classes or card.vocabulary,

@@ -53,7 +53,7 @@ def test_optional_lists_and_plain_numbers_are_told_apart() -> None:
     gpt = {field.name: field for field in option_fields(GptArgs)}
     assert gpt["vocabulary"].optional and gpt["vocabulary"].kind == "int" and gpt["vocabulary"].minimum == 1
     assert gpt["layers"].default == 4 and not gpt["layers"].optional
-    assert [field.kind for field in option_fields(MlpArgs)] == ["list", "float"]
+    assert [field.kind for field in option_fields(MlpArgs)] == ["list", "int", "float"]
     assert option_fields(ResnetArgs)[0].choices == (18, 34, 50, 101)
 
 
