@@ -96,8 +96,8 @@ def _without_sync() -> Iterator[None]:
     def local(self: Ddp, batch: object, scale: float, *, last: bool) -> object:
         return whole(self, batch, scale, last=False)  # type: ignore[arg-type]
 
-    def own_slice(output: Tensor, input: Tensor, group: dist.ProcessGroup, **_: object) -> None:  # noqa: A002
-        output.copy_(input.chunk(group.size())[group.rank()])
+    def own_slice(output: Tensor, group: dist.ProcessGroup, **rest: Any) -> None:
+        output.copy_(rest["input"].chunk(group.size())[group.rank()])
 
     with (
         mock.patch.object(Ddp, "forward_backward", local),
