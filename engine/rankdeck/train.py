@@ -186,8 +186,12 @@ class Trainer:
         self._tell_spans(wait=True)
 
     def _begin_spans(self, step: int, nth: int, followed: bool) -> None:
-        """The ledger slows a step down: such a one is sampled only where there may be no other."""
+        """The ledger slows a step down: such a one is sampled only where there may be no other.
+
+        Of the last step of a run some phases would never be known.
+        """
         wanted = self._span_budget.should_record(nth) and (not followed or nth in ALWAYS_STEPS)
+        wanted = wanted and (step < self._job.workload.steps or nth < ALWAYS_STEPS[-1])
         pace = self._spans.pace
         self._spans.begin_step(step, record=wanted and (pace is None or pace.is_holding), followed=followed)
 

@@ -71,6 +71,7 @@ class WrittenRun:
         steps: int = 100,
         strategy: str = "dp",
         attempt: int = 0,
+        pace: str = "real",
     ) -> None:
         self.writer("supervisor", attempt).write(
             events.RunStarted(
@@ -83,6 +84,7 @@ class WrittenRun:
                 steps=steps,
                 global_batch=32,
                 started=self.started,
+                pace=pace,
             )
         )
 

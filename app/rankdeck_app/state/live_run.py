@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PySide6.QtCore import QObject, Signal
 
+from rankdeck.anatomy import Anatomies, StepAnatomy
 from rankdeck.config import RunConfig
 from rankdeck.errors import Problem
 from rankdeck.events import (
@@ -30,10 +31,12 @@ from rankdeck.events import (
     Dropped,
     Evaluation,
     Phase,
+    Pipeline,
     ProblemRaised,
     RankEnded,
     RankStarted,
     RunStarted,
+    Spans,
 )
 from rankdeck.imbalance import Imbalance, imbalance_of
 from rankdeck.rundir import End, RunDir
@@ -54,6 +57,7 @@ class Changed(Flag):
     READINGS = auto()
     EVALUATION = auto()
     PROBLEMS = auto()
+    ANATOMY = auto()
     STATE = auto()
 
 
@@ -115,6 +119,9 @@ class LiveRun(QObject):
         self.rate_ema = Series(262_144, 16_384)
         self.held_out = Series(4_096, 1_024)
         self.learning_rate: float | None = None
+        self.pace: str | None = None
+        self.pipeline: dict[int, Pipeline] = {}
+        self._anatomies = Anatomies()
         self._started: float | None = None
         self._pace = Pace()
         self._averages: tuple[Ema, Ema, Ema] | None = None
@@ -197,6 +204,25 @@ class LiveRun(QObject):
     def imbalance(self) -> Imbalance | None:
         return imbalance_of({place: self.total_bytes_of(device) for place, device in enumerate(self.devices)})
 
+    @property
+    def anatomy(self) -> StepAnatomy | None:
+        """The newest sampled step that every rank has told."""
+        return self._anatomies.last
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether times are those of pretended devices."""
+        return self.pace == "simulated"
+
+    @property
+    def bubble(self) -> tuple[float | None, float | None] | None:
+        """(measured, theory) of a pipeline; None for what is none."""
+        if not self.pipeline:
+            return None
+        theories = [told.theory_bubble for told in self.pipeline.values() if told.theory_bubble is not None]
+        theory = max(theories, default=None)
+        return self._anatomies.bubble(flushes=bool(theory)), theory
+
     def memory_of(self, device: DeviceState) -> DeviceMemory | None:
         """The last sampled step while the run is alive; then the one with the largest peak of the run."""
         return device.memory if self.outcome in (None, "running") else device.largest
@@ -262,6 +288,11 @@ class LiveRun(QObject):
             self.evaluation = event
             self.held_out.append(event.step, event.loss)
             return Changed.EVALUATION
+        elif isinstance(event, Spans):
+            return Changed.NOTHING if self._anatomies.add(event) is None else Changed.ANATOMY
+        elif isinstance(event, Pipeline):
+            self.pipeline[event.rank] = event
+            return Changed.ANATOMY
         elif isinstance(event, ProblemRaised):
             return self._raise(event.problem)
         elif isinstance(event, Dropped):
@@ -294,6 +325,7 @@ class LiveRun(QObject):
         self.attempt = event.attempt
         self.strategy, self.options = event.strategy, event.options
         self.world_size, self.steps = event.world_size, event.steps or self.steps
+        self.pace, self._anatomies.world_size = event.pace, event.world_size
         kept = {device.info.index: device for device in self.devices}
         self.devices = [kept.get(info.index) or DeviceState(info) for info in event.devices]
         if self._averages is None:

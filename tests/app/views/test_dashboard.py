@@ -90,6 +90,48 @@ def test_a_dp_run_reaches_every_card(
         assert "CPU rehearsal" in page.card(name).toolTip()
 
 
+def write_pipeline(run: WrittenRun) -> None:
+    """Two stages, one microbatch, at a simulated pace: each waits for half of the step."""
+    run.begin(2, device_infos(2), strategy="pipeline", pace="simulated")
+    for rank in (0, 1):
+        run.steps(rank, 1, [4.0, 3.9] if rank else None)
+        run.writer(f"rank-{rank}").write(
+            events.Pipeline(rank=rank, step=3, stages=[rank], microbatches=1, in_flight=1, theory_bubble=0.5)
+        )
+        run.writer(f"rank-{rank}").write(
+            events.Spans(
+                rank=rank,
+                step=3,
+                began=run.started + 1.0,
+                seconds=0.5,
+                names=["forward", "backward"],
+                name=[0, 1],
+                device=[rank, rank],
+                start_us=[rank * 100_000, 300_000 - rank * 100_000],
+                duration_us=[100_000, 100_000],
+                stage=[rank, rank],
+                microbatch=[0, 0],
+                simulated=True,
+            )
+        )
+
+
+def test_a_pipeline_shows_its_schedule_and_its_bubble_beside_the_theory(
+    qtbot: QtBot, written: WrittenRun, opened: Callable[..., RunPage]
+) -> None:
+    write_pipeline(written)
+    page = opened(written.path)
+    qtbot.waitUntil(lambda: page._anatomy.figure.end_s > 0 and page.run.bubble is not None)
+    assert [row.label for row in page._anatomy.figure.rows] == ["Virtual 0", "Virtual 1"]
+    assert page._anatomy.figure.is_pipeline
+    words, short = figures.anatomy_subtitle(page.run)
+    assert short == "bubble 0.50 measured, 0.50 theory" and words.startswith(short)
+    assert "simulated time" in page.card("anatomy").toolTip()
+    assert "simulated" not in page.card("bars").toolTip()
+    rows = list(figures.anatomy_rows(page.run))
+    assert rows[1] == ("Virtual 0", "forward", "0.000000", "0.100000", 0, 0, None)
+
+
 def test_starting_says_what_is_awaited(
     qtbot: QtBot, written: WrittenRun, opened: Callable[..., RunPage]
 ) -> None:
@@ -162,7 +204,7 @@ def test_nothing_overlaps_or_is_clipped(
     qtbot.waitUntil(
         lambda: len(page._bars.figure.bars) == num_devices and page._heat.figure.shares is not None
     )
-    cards = [page.card(name) for name in ("bars", "band", "heat", "loss", "rate")]
+    cards = [page.card(name) for name in ("bars", "band", "heat", "anatomy", "loss", "rate")]
 
     def boxes() -> list[QRect]:
         return [QRect(card.mapTo(page, card.rect().topLeft()), card.size()) for card in cards]

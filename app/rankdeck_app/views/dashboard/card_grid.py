@@ -1,4 +1,4 @@
-"""Where the cards of a dashboard stand: memory above, the rest below; one under the other where it is narrow.
+"""Where the cards of a dashboard stand: devices above, time below; one under the other where it is narrow.
 
 Cards share what room there is. Only when a card would fall below its least height does the page scroll.
 """
@@ -21,7 +21,7 @@ _STACKED_CARD = 210
 
 
 class CardGrid(QScrollArea):
-    """Two cards above, three below: `weights` share the width of each row."""
+    """Two rows of cards: `weights` share the width of each."""
 
     def __init__(
         self, above: Sequence[Card], below: Sequence[Card], weights: tuple[Sequence[int], Sequence[int]]

@@ -10,9 +10,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from rankdeck.anatomy import SIMULATED_TIME
 from rankdeck.report import failed_problem, lost_problem
 from rankdeck.units import format_bytes, format_count, format_duration
 from rankdeck_app.state.live_run import DeviceState, LiveRun
+from rankdeck_app.widgets.anatomy import AnatomyFigure, AnatomyRow
 from rankdeck_app.widgets.band_chart import BandFigure, Limit
 from rankdeck_app.widgets.chart_colors import KIND_LABELS, byte_unit
 from rankdeck_app.widgets.heat_strip import HeatFigure
@@ -177,6 +179,50 @@ def _value_now(device: DeviceState, newest: float) -> float | None:
     return float(np.nanmean(window.high))
 
 
+def anatomy(run: LiveRun) -> AnatomyFigure:
+    """The last sampled step, a row for each device of the run; of a pipeline, from its first forward on."""
+    labels = [device.label for device in run.devices]
+    found = run.anatomy
+    if found is None:
+        return AnatomyFigure([AnatomyRow(label) for label in labels])
+    spans = {row.device: row.spans for row in found.rows}
+    rows = [AnatomyRow(device.label, spans.get(device.info.index, ())) for device in run.devices]
+    window = found.pipeline_window if _flushes(run) else None
+    start_s, end_s = window or (min(row.spans[0].start_s for row in found.rows), found.seconds)
+    return AnatomyFigure(rows, start_s, end_s, is_pipeline=found.is_pipeline)
+
+
+def _flushes(run: LiveRun) -> bool:
+    return run.bubble is None or bool(run.bubble[1])
+
+
+def anatomy_subtitle(run: LiveRun) -> tuple[str, str]:
+    """(text, short text): the step and how long it took, and of a pipeline its bubble."""
+    found = run.anatomy
+    if found is None:
+        return "", ""
+    seconds = found.seconds
+    took = f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+    step = f"step {format_count(found.step)}, {took}"
+    bubble = run.bubble
+    if bubble is None or bubble[0] is None:
+        return step, step
+    measured, theory = bubble
+    words = f"bubble {measured:.2f} measured"
+    words += "" if theory is None else f", {theory:.2f} theory"
+    return f"{words} · {step}", words
+
+
+def anatomy_rows(run: LiveRun) -> Iterator[Sequence[object]]:
+    yield ("device", "phase", "start_s", "seconds", "stage", "microbatch", "bytes")
+    found = run.anatomy
+    for row in () if found is None else found.rows:
+        for span in row.spans:
+            label = run.devices[row.device].label if row.device < len(run.devices) else str(row.device)
+            times = (f"{span.start_s:.6f}", f"{span.duration_s:.6f}")
+            yield (label, span.name, *times, span.stage, span.microbatch, span.num_bytes)
+
+
 def headline(run: LiveRun) -> tuple[str, str, str] | None:
     """(tone, message, what next) of the state, or None where the figures say it all.
 
@@ -211,7 +257,8 @@ def _awaited(run: LiveRun) -> str:
 def sources(run: LiveRun) -> tuple[tuple[str, str], tuple[str, str]]:
     """(text, short text) of what the figures are: for the cards of memory, and for the others."""
     if run.is_rehearsal:
-        return (REHEARSAL_BYTES, REHEARSAL), (REHEARSAL, REHEARSAL)
+        of_times = f"{SIMULATED_TIME} (CPU rehearsal)" if run.is_simulated else REHEARSAL
+        return (REHEARSAL_BYTES, REHEARSAL), (of_times, SIMULATED_TIME if run.is_simulated else REHEARSAL)
     return (run.source or "", run.source or ""), (run.source or "", run.source or "")
 
 

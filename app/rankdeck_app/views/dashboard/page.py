@@ -21,6 +21,7 @@ from rankdeck_app.state.runs import RESUMABLE
 from rankdeck_app.views.dashboard import figures
 from rankdeck_app.views.dashboard.banner import Banner
 from rankdeck_app.views.dashboard.card_grid import CardGrid
+from rankdeck_app.widgets.anatomy import StepAnatomyChart
 from rankdeck_app.widgets.band_chart import BandChart
 from rankdeck_app.widgets.card import Card, CsvRows
 from rankdeck_app.widgets.chart_colors import ThemeColors
@@ -77,6 +78,7 @@ class RunPage(Page):
         self._strip = StatStrip(theme)
         self._banner = Banner(theme)
         self._bars, self._heat = VramBars(theme), HeatStrip(theme)
+        self._anatomy = StepAnatomyChart(theme)
         self._band = BandChart(theme, "Memory over time")
         self._loss = CurvePlot(theme, run.losses, run.loss_ema, run.held_out, name="Training loss")
         self._rate = CurvePlot(
@@ -89,13 +91,14 @@ class RunPage(Page):
                 ("bars", "VRAM per device", self._bars, figures.bars_rows),
                 ("band", "VRAM over time", self._band, figures.band_rows),
                 ("heat", "Utilisation", self._heat, figures.heat_rows),
+                ("anatomy", "Step anatomy", self._anatomy, figures.anatomy_rows),
                 ("loss", "Training loss", self._loss, figures.loss_rows),
                 ("rate", "Throughput", self._rate, figures.rate_rows),
             )
         }
-        above = [self._cards["bars"], self._cards["band"]]
-        below = [self._cards["heat"], self._cards["loss"], self._cards["rate"]]
-        self._grid = CardGrid(above, below, ((11, 10), (37, 34, 29)))
+        above = [self._cards[name] for name in ("bars", "band", "heat")]
+        below = [self._cards[name] for name in ("anatomy", "loss", "rate")]
+        self._grid = CardGrid(above, below, ((44, 28, 28), (40, 31, 29)))
         layout = QVBoxLayout(self)
         layout.setContentsMargins(16, 2, 16, 12)
         layout.setSpacing(10)
@@ -115,7 +118,7 @@ class RunPage(Page):
         return card
 
     def card(self, name: str) -> Card:
-        """bars, band, heat, loss or rate."""
+        """bars, band, heat, anatomy, loss or rate."""
         return self._cards[name]
 
     def breadcrumbs(self) -> list[str]:
@@ -175,6 +178,9 @@ class RunPage(Page):
             self._show_memory(pending)
         if pending & (Changed.READINGS | Changed.STATE):
             self._heat.set_figure(figures.heat(run))
+        if pending & (Changed.ANATOMY | Changed.STATE):
+            self._anatomy.set_figure(figures.anatomy(run))
+            self._cards["anatomy"].set_subtitle(*figures.anatomy_subtitle(run))
         if pending & (Changed.STEPS | Changed.STATE | Changed.EVALUATION):
             for plot in (self._loss, self._rate):
                 plot.set_last_step(run.steps)
@@ -199,7 +205,8 @@ class RunPage(Page):
         of_memory, of_others = figures.sources(run)
         for name, card in self._cards.items():
             card.set_source(*(of_memory if name in ("bars", "band") else of_others))
-        self._cards["heat"].set_subtitle("thread busy, last 60 s" if run.is_rehearsal else "% SM, last 60 s")
+        what = "thread busy" if run.is_rehearsal else "% SM"
+        self._cards["heat"].set_subtitle(f"{what}, last 60 s", what)
         held_out = bool(len(run.held_out))
         self._cards["loss"].set_subtitle(
             "raw and EMA, ◆ held-out" if held_out else "raw and EMA", "EMA, ◆ held-out" if held_out else ""

@@ -1,0 +1,353 @@
+"""What every device did in one sampled step: one row per device, one box per phase, idle left open.
+
+A pipeline shows its schedule, microbatches numbered, and its bubble hatched. What runs under another phase
+(an all-reduce under backward) is a strip along the bottom of its row. Phases are blues and greys: nothing
+here is trouble by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt
+from PySide6.QtGui import QBrush, QColor, QFontMetricsF, QHelpEvent, QPainter, QPaintEvent
+from PySide6.QtWidgets import QToolTip, QWidget
+
+from rankdeck.anatomy import PHASES, Span
+from rankdeck.units import format_bytes
+from rankdeck_app.widgets.chart_colors import ChartColors, ThemeColors, chart_font
+
+AXIS_HEIGHT = 15
+LEGEND_HEIGHT = 17
+BUBBLE = "bubble"
+IDLE = "idle"
+_LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
+_RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
+_CENTER = Qt.AlignmentFlag.AlignCenter
+_UNDER_SHARE = 0.36
+_NOISE_S = 2e-6
+_VALUE_WIDTH = 40.0
+_TICK_WIDTH = 64.0
+_THINNEST_ROW = 5.0
+
+# A phase is drawn in the colour of a kind of memory: one ramp of blues for the whole app.
+_KINDS = {
+    "data": "temporary",
+    "scatter": "inputs",
+    "replicate": "buffers",
+    "forward": "activations",
+    "gather": "communication",
+    "loss": "optimizer",
+    "backward": "gradients",
+    "backward-input": "gradients",
+    "backward-weight": "parameters",
+    "all-reduce": "communication",
+    "reduce": "communication",
+}
+
+
+@dataclass(frozen=True)
+class AnatomyRow:
+    """One device: its phases in the order of their starts."""
+
+    label: str
+    spans: Sequence[Span] = ()
+
+
+@dataclass(frozen=True)
+class AnatomyFigure:
+    """The step from `start_s` to `end_s`. `is_pipeline`: gaps are a bubble."""
+
+    rows: Sequence[AnatomyRow] = ()
+    start_s: float = 0.0
+    end_s: float = 0.0
+    is_pipeline: bool = False
+
+    @property
+    def phases(self) -> list[str]:
+        """The names that occur, in the order of a step."""
+        names = {span.name for row in self.rows for span in row.spans}
+        return [name for name in PHASES if name in names] + sorted(names - set(PHASES))
+
+
+@dataclass
+class _Box:
+    """One phase as it is drawn."""
+
+    where: QRectF
+    span: Span
+    row: int
+    is_under: bool = False
+
+
+@dataclass
+class _Layout:
+    strip: QRectF
+    row_height: float
+    boxes: list[_Box] = field(default_factory=list)
+    gaps: list[_Box] = field(default_factory=list)
+    busy: list[float | None] = field(default_factory=list)
+
+
+class StepAnatomyChart(QWidget):
+    """The phases of a run's devices, readable from 1 to 16 of them."""
+
+    def __init__(self, theme: ThemeColors, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._theme = theme
+        self._colors = ChartColors.of(theme)
+        self._figure = AnatomyFigure()
+        self._layout: _Layout | None = None
+        self.setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent)
+        self.setAccessibleName("Phases of the last sampled step, per device")
+        theme.changed.connect(self._retheme)
+
+    @property
+    def figure(self) -> AnatomyFigure:
+        return self._figure
+
+    def set_figure(self, figure: AnatomyFigure) -> None:
+        if len(figure.rows) != len(self._figure.rows):
+            self.updateGeometry()
+        self._figure = figure
+        self._layout = None
+        self.setAccessibleDescription(", ".join(self._descriptions()))
+        self.update()
+
+    def _descriptions(self) -> Iterator[str]:
+        laid_out = self._laid_out()
+        for row, busy in zip(self._figure.rows, laid_out.busy, strict=True):
+            yield f"{row.label}: {'unknown' if busy is None else f'{100 * busy:.0f} % busy'}"
+
+    def _retheme(self) -> None:
+        self._colors = ChartColors.of(self._theme)
+        self.update()
+
+    def resizeEvent(self, event: QEvent) -> None:
+        self._layout = None
+
+    def sizeHint(self) -> QSize:
+        return QSize(420, max(110, 22 * len(self._figure.rows) + AXIS_HEIGHT + LEGEND_HEIGHT))
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(200, max(60, int(4.5 * len(self._figure.rows)) + AXIS_HEIGHT))
+
+    @property
+    def _legend_height(self) -> int:
+        """0 where rows would become too thin for it; the pointer still tells every phase."""
+        room = self.height() - AXIS_HEIGHT - LEGEND_HEIGHT - 4
+        return LEGEND_HEIGHT if room >= _THINNEST_ROW * len(self._figure.rows) else 0
+
+    def _color(self, phase: str) -> QColor:
+        kind = _KINDS.get(phase)
+        return self._colors.rest if kind is None else self._colors.kinds[kind]
+
+    # -- where things are --
+
+    def _laid_out(self) -> _Layout:
+        if self._layout is None:
+            self._layout = self._lay_out()
+        return self._layout
+
+    def _lay_out(self) -> _Layout:
+        figure = self._figure
+        num_rows = max(1, len(figure.rows))
+        room = self.height() - AXIS_HEIGHT - self._legend_height - 4
+        row_height = min(34.0, room / num_rows)
+        metrics = QFontMetricsF(chart_font(12 if row_height >= 14 else 10, bold=True))
+        label_width = max((metrics.horizontalAdvance(row.label) for row in figure.rows), default=40) + 12
+        width = max(40.0, self.width() - label_width - _VALUE_WIDTH)
+        top = max(0.0, (room - num_rows * row_height) / 2)
+        found = _Layout(QRectF(label_width, top, width, num_rows * row_height), row_height)
+        span_s = figure.end_s - figure.start_s
+        for index, row in enumerate(figure.rows):
+            if span_s <= 0 or not row.spans:
+                found.busy.append(None)
+            else:
+                self._lay_row(found, index, row, width / span_s)
+        return found
+
+    def _lay_row(self, found: _Layout, index: int, row: AnatomyRow, per_second: float) -> None:
+        figure = self._figure
+        gap = 3.0 if found.row_height >= 12 else 1.0
+        top = found.strip.top() + index * found.row_height + gap / 2
+        height = found.row_height - gap
+
+        def box(start_s: float, end_s: float, span: Span) -> _Box:
+            left = found.strip.left() + (start_s - figure.start_s) * per_second
+            return _Box(QRectF(left, top, (end_s - start_s) * per_second, height), span, index)
+
+        free_s, idle_s = figure.start_s, 0.0
+        for span in row.spans:
+            start_s, end_s = max(span.start_s, figure.start_s), min(span.end_s, figure.end_s)
+            if end_s <= start_s:
+                continue
+            placed = box(start_s, end_s, span)
+            placed.is_under = span.start_s < free_s - _NOISE_S
+            if placed.is_under:
+                placed.where.setTop(top + height * (1 - _UNDER_SHARE))
+            elif start_s > free_s + _NOISE_S:
+                idle_s += start_s - free_s
+                found.gaps.append(box(free_s, start_s, Span(self._gap_name, free_s, start_s - free_s)))
+            found.boxes.append(placed)
+            free_s = max(free_s, end_s)
+        if figure.end_s > free_s + _NOISE_S:
+            idle_s += figure.end_s - free_s
+            found.gaps.append(box(free_s, figure.end_s, Span(self._gap_name, free_s, figure.end_s - free_s)))
+        found.busy.append(1 - idle_s / (figure.end_s - figure.start_s))
+
+    @property
+    def _gap_name(self) -> str:
+        return BUBBLE if self._figure.is_pipeline else IDLE
+
+    # -- painting --
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.fillRect(self.rect(), self._colors.card)
+        laid_out = self._laid_out()
+        for index in range(len(self._figure.rows)):
+            self._paint_words(painter, laid_out, index)
+        for gap in laid_out.gaps:
+            painter.fillRect(gap.where, self._colors.track)
+            if self._figure.is_pipeline:
+                self._hatch(painter, gap.where)
+        for box in laid_out.boxes:
+            self._paint_box(painter, box)
+        if laid_out.boxes:
+            self._paint_axis(painter, laid_out.strip)
+            if self._legend_height:
+                self._paint_legend(painter)
+        else:
+            painter.setFont(chart_font(11))
+            painter.setPen(self._colors.muted)
+            painter.drawText(self.rect(), _CENTER, "No step sampled yet")
+        painter.end()
+
+    def _hatch(self, painter: QPainter, where: QRectF) -> None:
+        painter.fillRect(where, QBrush(self._colors.axis, Qt.BrushStyle.BDiagPattern))
+
+    def _paint_box(self, painter: QPainter, box: _Box) -> None:
+        color = self._color(box.span.name)
+        where = QRectF(box.where)
+        if where.width() > 4:
+            where.setWidth(where.width() - 1)  # a hairline between neighbours
+        elif where.width() < 1:
+            where.setWidth(1)
+        if box.is_under:
+            painter.fillRect(where.adjusted(-1, -1.5, 1, 0), self._colors.card)
+        painter.fillRect(where, color)
+        number = box.span.microbatch
+        if number is None or where.height() < 11:
+            return
+        font = chart_font(10 if where.height() < 16 else 11)
+        text = str(number)
+        if QFontMetricsF(font).horizontalAdvance(text) + 4 <= where.width():
+            painter.setFont(font)
+            painter.setPen(QColor("#101418") if color.lightnessF() > 0.5 else QColor("#FFFFFF"))
+            painter.drawText(where, _CENTER, text)
+
+    def _paint_words(self, painter: QPainter, laid_out: _Layout, index: int) -> None:
+        strip, row_height = laid_out.strip, laid_out.row_height
+        name_every = 1 if row_height >= 8 else 2 if row_height >= 4.5 else 4
+        if index % name_every:
+            return
+        text_size = 12 if row_height >= 14 else 10 if row_height >= 11 else 9
+        row = QRectF(0, strip.top() + index * row_height - 4, self.width(), row_height + 8)
+        painter.setFont(chart_font(text_size))
+        painter.setPen(self._colors.muted)
+        painter.drawText(
+            QRectF(0, row.y(), strip.left(), row.height()), _LEFT, self._figure.rows[index].label
+        )
+        busy = laid_out.busy[index]
+        painter.setFont(chart_font(text_size, mono=True))
+        text = "–" if busy is None else f"{100 * busy:.0f}%"
+        painter.drawText(
+            QRectF(strip.right(), row.y(), self.width() - strip.right(), row.height()), _RIGHT, text
+        )
+
+    def _paint_axis(self, painter: QPainter, strip: QRectF) -> None:
+        painter.setFont(chart_font(10))
+        painter.setPen(self._colors.axis)
+        span_s = self._figure.end_s - self._figure.start_s
+        tick_s = _round_up(span_s * _TICK_WIDTH / strip.width())
+        divisor, unit = (1.0, "s") if span_s >= 2 else (1e-3, "ms")
+        for index in range(int(span_s / tick_s) + 1):
+            middle = strip.left() + strip.width() * index * tick_s / span_s
+            where = QRectF(middle - 40, strip.bottom() + 1, 80, AXIS_HEIGHT - 2)
+            text = f"{index * tick_s / divisor:g} {unit}" if index else "0"
+            painter.drawText(where, _CENTER, text)
+
+    def _legend(self) -> list[tuple[str, float]]:
+        """(name, left) of what there is room for; the shortest phases go first."""
+        metrics = QFontMetricsF(chart_font(11))
+        totals: dict[str, float] = {}
+        for row in self._figure.rows:
+            for span in row.spans:
+                totals[span.name] = totals.get(span.name, 0.0) + span.duration_s
+        names = [*self._figure.phases, self._gap_name]
+        widths = {name: metrics.horizontalAdvance(name) + 24 for name in names}
+        while len(names) > 2 and sum(widths[name] for name in names) - 10 > self.width():
+            names.remove(min(names[:-1], key=lambda name: totals[name]))
+        found, left = [], 0.0
+        for name in names:
+            found.append((name, left))
+            left += widths[name]
+        return found
+
+    def _paint_legend(self, painter: QPainter) -> None:
+        painter.setFont(chart_font(11))
+        middle = self.height() - LEGEND_HEIGHT / 2
+        for name, left in self._legend():
+            sign = QRectF(left, middle - 4.5, 9, 9)
+            if name == self._gap_name:
+                painter.fillRect(sign, self._colors.track)
+                if self._figure.is_pipeline:
+                    self._hatch(painter, sign)
+            else:
+                painter.fillRect(sign, self._color(name))
+            painter.setPen(self._colors.muted)
+            painter.drawText(QRectF(left + 14, middle - 9, self.width(), 18), _LEFT, name)
+
+    # -- pointing at things --
+
+    def tooltip_at(self, x: float, y: float) -> str:
+        """The device and the phase under a point, how long it took and what it moved; empty elsewhere."""
+        point = QPointF(x, y)
+        laid_out = self._laid_out()
+        for boxes in (reversed(laid_out.boxes), laid_out.gaps):
+            for box in boxes:
+                if box.where.contains(point):
+                    return self._words_of(box)
+        return ""
+
+    def _words_of(self, box: _Box) -> str:
+        span = box.span
+        words = [self._figure.rows[box.row].label, span.name]
+        if span.microbatch is not None:
+            words.append(f"microbatch {span.microbatch}")
+        if span.stage is not None:
+            words.append(f"stage {span.stage}")
+        words.append(f"{_milliseconds(span.duration_s)} ms")
+        if span.num_bytes is not None:
+            words.append(format_bytes(span.num_bytes))
+        return " · ".join(words)
+
+    def event(self, event: QEvent) -> bool:
+        if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
+            QToolTip.showText(event.globalPos(), self.tooltip_at(event.pos().x(), event.pos().y()), self)
+            return True
+        return super().event(event)
+
+
+def _milliseconds(seconds: float) -> str:
+    value = seconds * 1e3
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _round_up(seconds: float) -> float:
+    """The next of 1, 2, 5, 10, ... of some power of ten."""
+    power = 10.0 ** math.floor(math.log10(seconds))
+    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= seconds * 0.999)

@@ -1,0 +1,90 @@
+"""The anatomy draws one row per device, hatches a bubble, and tells what is under the pointer."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtGui import QColor
+from pytestqt.qtbot import QtBot
+
+from rankdeck.anatomy import Span
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.anatomy import AnatomyFigure, AnatomyRow, StepAnatomyChart
+
+SCHEDULE = AnatomyFigure(
+    [
+        AnatomyRow("Virtual 0", [Span("forward", 0.0, 0.25, 0, 0, 4096), Span("backward", 0.5, 0.5, 0, 0)]),
+        AnatomyRow("Virtual 1", [Span("forward", 0.25, 0.25, 1, 0)]),
+    ],
+    0.0,
+    1.0,
+    is_pipeline=True,
+)
+
+
+@pytest.fixture
+def chart(qtbot: QtBot) -> StepAnatomyChart:
+    made = StepAnatomyChart(Theme())
+    qtbot.addWidget(made)
+    made.resize(460, 120)
+    made.set_figure(SCHEDULE)
+    return made
+
+
+def at(chart: StepAnatomyChart, row: int, share: float) -> tuple[float, float]:
+    laid_out = chart._laid_out()
+    strip = laid_out.strip
+    return strip.left() + strip.width() * share, strip.top() + laid_out.row_height * (row + 0.5)
+
+
+def test_the_pointer_is_told_phase_microbatch_stage_time_and_bytes(chart: StepAnatomyChart) -> None:
+    words = "Virtual 0 · forward · microbatch 0 · stage 0 · 250 ms · 4.0 KiB"
+    assert chart.tooltip_at(*at(chart, 0, 0.1)) == words
+    assert chart.tooltip_at(*at(chart, 0, 0.4)) == "Virtual 0 · bubble · 250 ms"
+    assert chart.tooltip_at(1, 1) == ""
+
+
+def test_gaps_are_idle_where_there_is_no_pipeline(chart: StepAnatomyChart) -> None:
+    chart.set_figure(AnatomyFigure(SCHEDULE.rows, 0.0, 1.0))
+    assert chart.tooltip_at(*at(chart, 1, 0.9)) == "Virtual 1 · idle · 500 ms"
+
+
+def test_phases_have_their_own_blue_and_a_bubble_shows_the_track(chart: StepAnatomyChart) -> None:
+    image = chart.grab().toImage()
+    theme = Theme()
+
+    def color(row: int, share: float) -> QColor:
+        x, y = at(chart, row, share)
+        return image.pixelColor(int(x), int(y + 9))  # beside the number
+
+    assert color(0, 0.05).rgb() == theme.color("rankdeck.kind.activations").rgb()
+    assert color(0, 0.6).rgb() == theme.color("rankdeck.kind.gradients").rgb()
+    hatched = {color(1, 0.6 + 0.002 * step).rgb() for step in range(40)}
+    assert theme.color("rankdeck.track").rgb() in hatched and len(hatched) > 1
+
+
+def test_what_runs_under_a_phase_is_a_strip_along_its_bottom(chart: StepAnatomyChart) -> None:
+    spans = [Span("backward", 0.0, 0.8), Span("all-reduce", 0.4, 0.6, num_bytes=2048)]
+    chart.set_figure(AnatomyFigure([AnatomyRow("GPU 0", spans)], 0.0, 1.0))
+    x, y = at(chart, 0, 0.6)
+    assert chart.tooltip_at(x, y).startswith("GPU 0 · backward")
+    assert "all-reduce" in chart.tooltip_at(x, y + chart._laid_out().row_height * 0.35)
+    assert chart._laid_out().busy == [pytest.approx(1.0)]
+
+
+def test_a_device_that_told_nothing_is_unknown_and_not_idle(chart: StepAnatomyChart) -> None:
+    chart.set_figure(AnatomyFigure([*SCHEDULE.rows, AnatomyRow("Virtual 2")], 0.0, 1.0))
+    assert chart._laid_out().busy == [pytest.approx(0.75), pytest.approx(0.25), None]
+    assert "Virtual 2: unknown" in chart.accessibleDescription()
+
+
+def test_sixteen_devices_fit(chart: StepAnatomyChart) -> None:
+    chart.set_figure(AnatomyFigure([SCHEDULE.rows[0]] * 16, 0.0, 1.0))
+    laid_out = chart._laid_out()
+    assert laid_out.strip.bottom() <= chart.height() - 30 and laid_out.row_height > 4
+    chart.grab()
+
+
+def test_without_a_sampled_step_it_says_so(chart: StepAnatomyChart) -> None:
+    chart.set_figure(AnatomyFigure([AnatomyRow("Virtual 0")]))
+    assert chart.tooltip_at(100, 20) == ""
+    chart.grab()
