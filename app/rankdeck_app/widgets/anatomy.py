@@ -48,6 +48,9 @@ _KINDS = {
 }
 
 
+_LABELS = {"backward-input": "input gradients", "backward-weight": "weight gradients"}
+
+
 @dataclass(frozen=True)
 class AnatomyRow:
     """One device: its phases in the order of their starts."""
@@ -288,7 +291,7 @@ class StepAnatomyChart(QWidget):
             for span in row.spans:
                 totals[span.name] = totals.get(span.name, 0.0) + span.duration_s
         names = [*self._figure.phases, self._gap_name]
-        widths = {name: metrics.horizontalAdvance(name) + 24 for name in names}
+        widths = {name: metrics.horizontalAdvance(_LABELS.get(name, name)) + 24 for name in names}
         while len(names) > 2 and sum(widths[name] for name in names) - 10 > self.width():
             names.remove(min(names[:-1], key=lambda name: totals[name]))
         found, left = [], 0.0
@@ -309,7 +312,7 @@ class StepAnatomyChart(QWidget):
             else:
                 painter.fillRect(sign, self._color(name))
             painter.setPen(self._colors.muted)
-            painter.drawText(QRectF(left + 14, middle - 9, self.width(), 18), _LEFT, name)
+            painter.drawText(QRectF(left + 14, middle - 9, self.width(), 18), _LEFT, _LABELS.get(name, name))
 
     # -- pointing at things --
 

@@ -98,7 +98,7 @@ class RunPage(Page):
         }
         above = [self._cards[name] for name in ("bars", "band", "heat")]
         below = [self._cards[name] for name in ("anatomy", "loss", "rate")]
-        self._grid = CardGrid(above, below, ((44, 28, 28), (40, 31, 29)))
+        self._grid = CardGrid(above, below, ((44, 28, 28), (45, 29, 26)))
         layout = QVBoxLayout(self)
         layout.setContentsMargins(16, 2, 16, 12)
         layout.setSpacing(10)
