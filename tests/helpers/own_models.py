@@ -82,5 +82,23 @@ def unseeded() -> nn.Module:
     return model
 
 
+class Shifted(nn.Module):
+    """Adds a weight to the pixels, so that the first layer has a gradient to hand back as all others do."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(width))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs.flatten(1) + self.shift
+
+
+def even(units: int = 8) -> nn.Module:
+    """Digits (B, 1, 8, 8) -> logits (B, 64), in units of equal work: their schedule is the textbook's."""
+    layers = [nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(units)]
+    layers[0].insert(0, Shifted(64))
+    return nn.Sequential(*layers)
+
+
 def scaled() -> nn.Module:
     return Scaled()

@@ -197,7 +197,7 @@ def _flushes(run: LiveRun) -> bool:
 
 
 def anatomy_subtitle(run: LiveRun) -> tuple[str, str]:
-    """(text, short text): the step and how long it took, and of a pipeline its bubble."""
+    """(text, short text): the step and how long it took, or of a pipeline its bubble."""
     found = run.anatomy
     if found is None:
         return "", ""
@@ -208,9 +208,12 @@ def anatomy_subtitle(run: LiveRun) -> tuple[str, str]:
     if bubble is None or bubble[0] is None:
         return step, step
     measured, theory = bubble
-    words = f"bubble {measured:.2f} measured"
-    words += "" if theory is None else f", {theory:.2f} theory"
-    return f"{words} · {step}", words
+    if theory is None:
+        return f"bubble {measured:.2f} measured", f"bubble {measured:.2f}"
+    return (
+        f"bubble {measured:.2f} measured, {theory:.2f} theory",
+        f"bubble {measured:.2f}, theory {theory:.2f}",
+    )
 
 
 def anatomy_rows(run: LiveRun) -> Iterator[Sequence[object]]:
