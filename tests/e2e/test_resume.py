@@ -1,0 +1,86 @@
+"""A run that was killed goes on as if nothing had happened: the same losses and weights, to the last bit."""
+
+from __future__ import annotations
+
+import functools
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankdeck.report import read_figures
+from tests.helpers import killing
+
+IMAGES = {
+    "single": ({"use": "single"}, 1),
+    "dp": ({"use": "dp"}, 2),
+    "ddp": ({"use": "ddp"}, 2),
+    "fsdp": ({"use": "fsdp"}, 2),
+    "model": ({"use": "model"}, 2),
+    "pipeline": ({"use": "pipeline"}, 2),
+}
+TOKENS = {
+    "tensor": ({"use": "tensor"}, 2),
+    "pipeline-async": ({"use": "pipeline-async"}, 2),
+    "ddp-powersgd": ({"use": "ddp", "compress": "powersgd", "powersgd_rank": 2}, 2),
+}
+KILLS = [
+    ("ddp", 2, "rank", False),
+    ("dp", 0, "supervisor", True),
+    ("pipeline", 0, "rank", True),
+]
+MORE_KILLS = [
+    (name, workers, whom, in_save)
+    for name in (*IMAGES, *TOKENS)
+    for workers, whom, in_save in ((0, "rank", False), (2, "supervisor", True), (2, "rank", True))
+    if not (name in TOKENS and workers == 2 and whom == "rank")
+]
+
+
+@functools.cache
+def _pictures(base: Path) -> Path:
+    return killing.pictures(base / "pictures")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("killed")
+
+
+def tables(name: str, base: Path, workers: int = 0, **train: Any) -> dict[str, Any]:
+    strategy, num_devices = (IMAGES | TOKENS)[name]
+    images = _pictures(base) if name in IMAGES else None
+    return killing.tables(strategy, num_devices, images, workers=workers, **train)
+
+
+@functools.cache
+def undisturbed(name: str, base: Path) -> killing.Ended:
+    """Read in its own process: workers change nothing either."""
+    return killing.finish(killing.begin(tables(name, base), base / f"undisturbed-{name}"))
+
+
+def check_kill(name: str, workers: int, whom: str, in_save: bool, base: Path, runs: Path, seed: int) -> None:
+    choose = random.Random(seed)
+    run = killing.begin(tables(name, base, workers), runs)
+    found = killing.disturb(run, whom, choose, 15, 80, in_save=in_save)()
+    assert found == undisturbed(name, base)
+    assert read_figures(run).attempts == 2
+
+
+@pytest.mark.parametrize(("name", "workers", "whom", "in_save"), KILLS)
+def test_a_killed_run_goes_on_to_the_bit(
+    name: str, workers: int, whom: str, in_save: bool, base: Path, tmp_path: Path
+) -> None:
+    check_kill(name, workers, whom, in_save, base, tmp_path / "runs", seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("seed", "name", "workers", "whom", "in_save"),
+    [(seed, *case) for seed, case in enumerate(MORE_KILLS, start=1)],
+)
+def test_a_run_killed_at_a_random_moment_goes_on_to_the_bit(
+    seed: int, name: str, workers: int, whom: str, in_save: bool, base: Path, tmp_path: Path
+) -> None:
+    check_kill(name, workers, whom, in_save, base, tmp_path / "runs", seed)

@@ -1,0 +1,120 @@
+"""One run of a rank that saves or goes on from a checkpoint, in this process; its losses step by step.
+
+Called on each rank of a RankSet, or here for the strategies that have one process. `go_on` with
+`without_optimizer_state` or `without_random_states` are negative controls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from rankdeck import checkpoint as checkpoints
+from rankdeck import events
+from rankdeck import workload as workloads
+from rankdeck.agreement import Agreement
+from rankdeck.checkpoint import Keeper
+from rankdeck.checkpoint_files import newest_whole
+from rankdeck.config import from_text
+from rankdeck.memory.sampling import SamplingBudget
+from rankdeck.rundir import EventReader, RunDir
+from rankdeck.saving import Saver
+from rankdeck.step_columns import StepColumns
+from rankdeck.train import assemble
+from rankdeck.weights import save_weights
+
+
+def run(
+    toml: str, folder: str, *, attempt: int = 0, source: str | None = None, without: str | None = None
+) -> None:
+    """A run whose checkpoints and events are in `folder`; `source` is a folder to go on from.
+
+    Its final weights are left there. `without`: "optimizer" or "random", what is not taken over.
+    """
+    rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    config = from_text(toml, folder=Path.cwd())
+    card = config.strategy_card
+    places = list(range(config.selection.count or 1)) if card.one_process else [rank]
+    here = RunDir(Path(folder))
+    writer = here.writer(f"rank-{rank}", attempt)
+    keeper = Keeper(
+        here.checkpoints_folder,
+        rank=rank,
+        world_size=world_size,
+        layout=f"{config.strategy.use} {config.strategy.options} {world_size} {len(places)}",
+        keep=config.train.keep_checkpoints,
+    )
+    start = None if source is None else newest_whole(RunDir(Path(source)).checkpoints_folder)[0]
+    assert start is not None or source is None
+    trainer = assemble(
+        workloads.load(config),
+        rank=rank,
+        world_size=world_size,
+        devices=[torch.device("cpu")] * len(places),
+        places=places,
+        writer=writer,
+        sampling=SamplingBudget(),
+        saver=Saver(
+            keeper=keeper,
+            agreement=Agreement(here.requests_folder, rank, 0 if world_size == 1 else 1),
+            writer=writer,
+            rank=rank,
+            every=config.train.checkpoint_every,
+            stop_requested=lambda: False,
+            start=start,
+        ),
+    )
+    with _without(without):
+        trainer.run()
+    weights = trainer.strategy.weights()
+    if rank == 0:
+        save_weights(here.weights, weights, {})
+    trainer.strategy.close()
+    writer.close()
+
+
+@contextlib.contextmanager
+def _without(what: str | None) -> Iterator[None]:
+    """Weights are put in place, and then nothing more, or everything but the random states."""
+    with contextlib.ExitStack() as stack:
+        if what == "optimizer":
+            whole = checkpoints.put_state
+
+            def only_weights(module: nn.Module, optimizer: Optimizer, *rest: Any) -> None:
+                whole(module, optimizer, *rest)
+                optimizer.state.clear()
+
+            stack.enter_context(mock.patch.object(checkpoints, "put_state", only_weights))
+        if what == "random":
+            stack.enter_context(mock.patch.object(checkpoints, "put_random_states", lambda _: None))
+        yield
+
+
+def losses(folder: Path, world_size: int, attempt: int = 0) -> dict[int, float]:
+    """Step -> loss of one attempt, as readers see it."""
+    columns = StepColumns()
+    columns.world_size = world_size
+    reader = EventReader(RunDir(folder))
+    while batch := list(reader.batches()):
+        for name, found in batch:
+            if int(name.rsplit(".", 2)[1]) == attempt:
+                for event in found:
+                    if isinstance(event, events.Steps):
+                        columns.add(event)
+    return {row.step: row.loss for row in columns.rows() if row.loss == row.loss}
+
+
+def problems(folder: Path) -> list[Any]:
+    return [
+        event.problem
+        for _, event in EventReader(RunDir(folder)).read()
+        if isinstance(event, events.ProblemRaised)
+    ]
