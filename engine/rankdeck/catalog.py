@@ -120,6 +120,30 @@ class PipelineOptions(CutOptions):
     )
 
 
+class _MeshOptions(Options):
+    data: Positive = Field(1, description="Replicas: gradients are summed over this axis after backward.")
+    shard: Positive = Field(1, description="Slices of every weight, put together block by block, as in fsdp.")
+    stage: Positive = Field(1, description="Stages of layers with microbatches between them, as in pipeline.")
+    tensor: Positive = Field(1, description="Slices of every large layer, as in tensor.")
+
+
+class HybridOptions(PipelineOptions, _MeshOptions):
+    sync: Literal["native", "ring", "reduce-broadcast", "all-to-all"] = Field(
+        "native", description="How gradients meet over data."
+    )
+    compress: Literal["none", "fp16", "bf16", "powersgd"] = Field(
+        "none", description="What gradients travel as over data."
+    )
+    reshard: bool = Field(
+        True, description="shard: gather a block's weights again for its backward. Stages keep theirs."
+    )
+    plan: dict[str, Literal["column", "row"]] | None = Field(
+        None, description="tensor: layers to split, as name patterns; found where it is not given."
+    )
+    sequence_parallel: bool = Field(False, description="tensor: cut the stream between layers as well.")
+    loss_parallel: bool = Field(False, description="tensor: cross entropy on split classes.")
+
+
 class AsyncPipelineOptions(CutOptions):
     mode: Literal["stash", "2bw"] = Field(
         "stash",
@@ -332,6 +356,23 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         wins="Layers too large for one device, on links as fast as NVLink: few ranks of one machine.",
         breaks="Slow links: every block waits for its sums. Heads that the devices do not divide, and layers "
         "that are neither Linear nor Embedding (convolutions, fused Conv1D).",
+    ),
+    StrategyCard(
+        "hybrid",
+        "Hybrid",
+        "several axes at once",
+        "A mesh of devices with an axis for each kind of parallelism: data x shard x stage x tensor.",
+        "rankdeck.strategies.hybrid:Hybrid",
+        HybridOptions,
+        batch_shards=False,
+        min_devices=2,
+        icon="type-hierarchy-sub",
+        lives="1/(shard x stage x tensor) of weights, gradients and optimizer state on every device; every "
+        "replica along data holds the same.",
+        sends="Per rank and step the sum of what the axes send: data 2(n-1)/n x g for the g bytes of "
+        "gradients that the rank holds, shard as fsdp, stage as pipeline, tensor as tensor.",
+        wins="Models that no single axis fits: tensor inside a machine, stages and replicas across machines.",
+        breaks="The limits of every axis, and a mesh that leaves each device too little to do.",
     ),
     StrategyCard(
         "model",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-AXES = ("data", "shard", "stage", "tensor")
+from rankdeck.mesh_sizes import AXES
 
 
 @dataclass(frozen=True)

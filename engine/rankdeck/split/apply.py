@@ -13,7 +13,7 @@ after. Source: torch.distributed.tensor.parallel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -57,7 +57,7 @@ class LayerSplit:
         self._plan = plan = plan.held_by(model)
         self._sequence_parallel = sequence_parallel
         self._loss_parallel = loss_parallel
-        self._ties = _names_by_weight(model)
+        self._ties = names_by_weight(model)
         self._left = list(plan.layers)
         self._partial: list[str] = []
 
@@ -128,19 +128,7 @@ class LayerSplit:
         ]
 
     def _tie_again(self) -> None:
-        """One weight under all its names again, among those that this rank holds."""
-        for names in self._ties:
-            held = [name for name in names if _holds(self._model, name)]
-            for name in held[1:]:
-                kept, here = self._model.get_parameter(held[0]), self._model.get_parameter(name)
-                if _placements(here) != _placements(kept):
-                    raise ModelError(
-                        f"{held[0]} and {name} are one weight, but the plan splits them in different ways.",
-                        path="strategy.plan",
-                        advice='An embedding as "row" goes with its output layer as "column".',
-                    )
-                owner, _, attribute = name.rpartition(".")
-                setattr(self._model.get_submodule(owner), attribute, kept)
+        tie_again(self._model, self._ties)
 
 
 def _require_options(plan: Plan, *, sequence_parallel: bool, loss_parallel: bool) -> None:
@@ -159,12 +147,37 @@ def _require_options(plan: Plan, *, sequence_parallel: bool, loss_parallel: bool
         )
 
 
-def _names_by_weight(module: nn.Module) -> list[list[str]]:
+def names_by_weight(module: nn.Module) -> list[list[str]]:
     """The names of each weight that has several."""
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
     return [own for own in names.values() if len(own) > 1]
+
+
+def tie_again(model: nn.Module, ties: Sequence[Sequence[str]], cut: Collection[str] | None = None) -> None:
+    """One weight under all its names again, after layers were replaced; among the names that this rank holds.
+
+    `cut` are the names that were replaced, all where not given: the others follow one of these.
+
+    Raises:
+        ModelError: the names were split in different ways.
+    """
+    for names in ties:
+        held = [name for name in names if _holds(model, name)]
+        first = next((name for name in held if cut is None or name in cut), None)
+        if first is None:
+            continue
+        kept = model.get_parameter(first)
+        for name in held:
+            if cut is None and _placements(model.get_parameter(name)) != _placements(kept):
+                raise ModelError(
+                    f"{first} and {name} are one weight, but the plan splits them in different ways.",
+                    path="strategy.plan",
+                    advice='An embedding as "row" goes with its output layer as "column".',
+                )
+            owner, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(owner), attribute, kept)
 
 
 def _holds(model: nn.Module, name: str) -> bool:

@@ -29,9 +29,10 @@ def add_up_partial(parameters: Iterable[nn.Parameter], partial: Sequence[Tensor]
     """
     for parameter in parameters:
         gradient = parameter.grad
-        if isinstance(gradient, DTensor) and any(place.is_partial() for place in gradient.placements):
-            whole = [Replicate() if place.is_partial() else place for place in gradient.placements]
-            parameter.grad = gradient.redistribute(placements=whole)
+        if not isinstance(gradient, DTensor) or not isinstance(parameter, DTensor):
+            continue
+        if gradient.placements != parameter.placements:
+            parameter.grad = gradient.redistribute(placements=parameter.placements)
     group = mesh.get_group()
     in_buckets(
         [local_part(gradient) for gradient in partial],
@@ -80,10 +81,14 @@ def clip_over_ranks(
 
 def whole(tensor: Tensor) -> Tensor:
     """A tensor with its parts put together, by all ranks that hold some of it; a whole one as it is."""
-    if isinstance(tensor, DTensor):
-        put_together: Tensor = tensor.full_tensor()
-        return put_together.detach()
-    return tensor.detach()
+    if not isinstance(tensor, DTensor):
+        return tensor.detach()
+    placements = list(tensor.placements)
+    # Slices over shard were cut last, from those over tensor: they are put together first.
+    for axis in range(len(placements)):
+        placements[axis] = Replicate()
+        tensor = tensor.redistribute(placements=placements)
+    return tensor.to_local().detach()
 
 
 def whole_tensors(module: nn.Module, *, keep: bool) -> dict[str, Tensor]:

@@ -39,7 +39,8 @@ def bound_sequence(model: nn.Module, blocks: Sequence[str], mesh: DeviceMesh) ->
 
     def put_together(hidden: Tensor) -> Tensor:
         part = DTensor.from_local(hidden, mesh, [Shard(SEQUENCE)], run_check=False)
-        return part.redistribute(placements=[Replicate()]).to_local()
+        # Of its own: a pipeline's stage cannot hand on a view.
+        return part.redistribute(placements=[Replicate()]).to_local().clone()
 
     model.get_submodule(blocks[0]).register_forward_pre_hook(
         lambda _, args, kwargs: with_hidden(args, kwargs, cut), with_kwargs=True
