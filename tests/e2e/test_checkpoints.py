@@ -1,0 +1,167 @@
+"""Checkpoints of real runs: on demand, at a stop, after damage, on a full disk; restarts by themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rankdeck import events
+from rankdeck.checkpoint_files import list_checkpoints
+from rankdeck.report import read_figures, summarise
+from rankdeck.rundir import EventReader, RunDir, list_runs
+from tests.helpers import killing
+from tests.helpers.cli import rankdeck
+from tests.helpers.launching import problems
+
+MINE = """
+import os, resource
+from pathlib import Path
+from torch import nn
+
+calls = 0
+
+def model():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 512), nn.Linear(512, 10))
+
+def loss(outputs, targets):
+    global calls
+    calls += 1
+    fault = os.environ.get("FAULT")
+    if fault == "full" and calls in (8, 18):
+        # What a full disk does to a writer, for this process alone.
+        limit = 50_000 if calls == 8 else resource.RLIM_INFINITY
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    if fault == "once" and calls == 13 and not Path(__file__).with_name("failed").exists():
+        Path(__file__).with_name("failed").touch()
+        raise ValueError("bad batch 17")
+    if fault == "always" and calls == 3:
+        raise ValueError("bad batch 18")
+    return nn.functional.cross_entropy(outputs, targets, reduction="sum"), len(targets)
+"""
+CONFIG = """
+name = "saved"
+model = { use = "mine.py:model" }
+data = { use = "digits" }
+loss = { use = "mine.py:loss" }
+train = { steps = 20, global_batch = 16, evaluate_every = 0, checkpoint_every = 5 }
+strategy = { use = "single" }
+devices = { use = "cpu:1" }
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(MINE)
+    path = tmp_path / "saved.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+def the_run() -> RunDir:
+    (run,) = list_runs()
+    return run
+
+
+def saved_steps(run: RunDir) -> list[int]:
+    return sorted(checkpoint.step for checkpoint in list_checkpoints(run.checkpoints_folder))
+
+
+def told(run: RunDir) -> list[tuple[int, str]]:
+    found = [event for _, event in EventReader(run).read() if isinstance(event, events.CheckpointSaved)]
+    return [(event.step, event.reason) for event in found]
+
+
+def test_a_run_is_saved_on_demand_and_at_a_stop_and_goes_on_after_its_last_step(job: Path) -> None:
+    started = rankdeck("train", job, "--set", "train.steps=1000000", "--set", "train.checkpoint_every=0",
+                       "--detach", "--json", code=0)  # fmt: skip
+    run = RunDir(Path(started.json["path"]))
+    try:
+        killing.wait_for_step(run, 1)
+        asked = rankdeck("checkpoint", run.path, code=0)
+        assert Path(asked.out.strip()).is_dir() and asked.err.startswith("step ")
+        assert rankdeck("resume", run.path, code=2).err.startswith(f"{run.name} is running.")
+    finally:
+        rankdeck("stop", run.path, code=0)
+    stopped_at = saved_steps(run)[-1]
+    assert [reason for _, reason in told(run)] == ["request", "stop"]
+    assert rankdeck("checkpoint", run.path, code=2).err.startswith(f"{run.name} is not running: stopped.")
+    again = rankdeck("resume", run.path, "--set", f"train.steps={stopped_at + 4}", "--json", code=0).json
+    assert again["attempts"] == 2 and again["steps"] == stopped_at + 4 and again["outcome"] == "completed"
+    second = EventReader(run)
+    firsts = [
+        event.first
+        for name, batch in second.batches()
+        for event in batch
+        if isinstance(event, events.Steps) and ".1." in name
+    ]
+    assert min(firsts) == stopped_at + 1
+
+
+def test_a_run_at_its_last_step_is_told_how_to_get_more_of_them(job: Path) -> None:
+    rankdeck("train", job, code=0)
+    refused = rankdeck("resume", "last", "--json", code=2).json["problems"][0]
+    assert refused["code"] == "nothing-left" and "--set train.steps=40" in refused["advice"]
+    more = rankdeck("resume", "last", "--set", "train.steps=25", "--strategy", "ddp", "--devices", "cpu:2",
+                    "--json", code=0).json  # fmt: skip
+    assert (more["steps"], more["attempts"], more["strategy"]) == (25, 2, "ddp")
+    assert the_run().config().strategy.use == "ddp" and len(the_run().environment()["devices"]) == 2
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(job: Path) -> None:
+    rankdeck("train", job, code=0)
+    run = the_run()
+    assert saved_steps(run) == [10, 15, 20]
+    (shard,) = (run.checkpoints_folder / "20").glob("shard-*.safetensors")
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2 : len(data) // 2 + 64] = bytes(64)
+    shard.write_bytes(data)
+    facts = rankdeck("resume", "last", "--set", "train.steps=22", "--json", code=0).json
+    (problem,) = [item for item in facts["problems"] if item["code"] == "checkpoint-damaged"]
+    assert (
+        problem["message"]
+        == f"The checkpoint of step 20 is damaged: {shard.name} does not match its checksum."
+    )
+    assert facts["steps"] == 22 and read_figures(run).steps.breaks[-1] == 15
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_says_so(job: Path) -> None:
+    rankdeck("train", job, "--set", "train.keep_checkpoints=1", code=0)
+    (the_run().checkpoints_folder / "20" / "progress.json").write_text("{}")
+    refused = rankdeck("resume", "last", "--set", "train.steps=30", code=2).err
+    assert (
+        "has no checkpoint to go on from. The checkpoint of step 20 is damaged: progress.json has" in refused
+    )
+    assert the_run().end() is not None and the_run().next_attempt() == 1
+
+
+def test_a_full_disk_costs_a_checkpoint_and_not_the_run(job: Path) -> None:
+    facts = rankdeck("train", job, "--json", code=0, env={"FAULT": "full"}).json
+    assert facts["outcome"] == "completed" and facts["steps"] == 20
+    assert saved_steps(the_run()) == [5, 20]
+    lost = [item["message"] for item in facts["problems"]]
+    assert lost == [
+        f"The checkpoint of step {step} could not be written: File too large." for step in (10, 15)
+    ]
+
+
+def test_a_run_that_may_restart_goes_on_by_itself_and_names_the_cause(job: Path) -> None:
+    facts = rankdeck(
+        "train", job, "--set", "launch.max_restarts=2", "--json", code=0, env={"FAULT": "once"}
+    ).json
+    assert (facts["outcome"], facts["attempts"], facts["steps"]) == ("completed", 2, 20)
+    (problem,) = facts["problems"]
+    assert problem["severity"] == "warning" and problem["code"] == "restarted"
+    assert "bad batch 17" in problem["message"] and "after step 10 (restart 1 of 2)" in problem["message"]
+
+
+def test_restarts_come_to_an_end(job: Path) -> None:
+    facts = rankdeck(
+        "train", job, "--set", "launch.max_restarts=1", "--json", code=1, env={"FAULT": "always"}
+    ).json
+    assert (facts["outcome"], facts["attempts"]) == ("failed", 2)
+    first, last = facts["problems"]
+    assert "from the beginning" in first["message"] and first["severity"] == "warning"
+    assert "bad batch 18" in last["message"] and last["severity"] == "error"
+    assert [item.code for item in problems(the_run())] == [last["code"]]
+    assert summarise(the_run())["exit_code"] == 1
