@@ -441,8 +441,7 @@ def find_run(text: str, folder: Path | None = None) -> RunDir:
     Raises:
         RunNotFoundError: no run, or several, are called so; the message lists them.
     """
-    path = Path(text).expanduser()
-    if path.is_dir() and is_run(path.absolute()):
+    if (path := _as_directory(text)) is not None:
         return RunDir(path)
     runs = list_runs(folder)
     if text == "last":
@@ -459,13 +458,23 @@ def find_run(text: str, folder: Path | None = None) -> RunDir:
         raise RunNotFoundError(
             f'"{text}" names {len(matching)} runs.',
             code="ambiguous-run",
-            advice=f"Use {one_of(run.name for run in matching[:10])}.",
+            advice=f"Use {one_of(run.name for run in matching[:10])}."
+            + (" All of them: rankdeck runs." if len(matching) > 10 else ""),
         )
     known = ", ".join(run.name for run in runs[:5])
     raise RunNotFoundError(
-        f'There is no run called "{text}".',
+        f'There is no run called "{text if len(text) < 200 else text[:200] + "..."}".',
         advice=f"The latest: {known}." if known else "There is no run yet.",
     )
+
+
+def _as_directory(text: str) -> Path | None:
+    """The run's directory that the text spells out; None for a name, and for what can be no path at all."""
+    try:
+        path = Path(text).expanduser()
+        return path if path.is_dir() and is_run(path.absolute()) else None
+    except (OSError, RuntimeError, ValueError):  # too long, a home that nobody has, a null byte
+        return None
 
 
 def _is_folder(run: RunDir, text: str) -> bool:

@@ -111,6 +111,8 @@ def test_a_mistyped_command_ends_with_2_and_says_where_to_look(
         (["train", "digits-mlp", "--set", "train.steps=many"], "wrong-value", "whole number"),
         (["train", "digits-ddp", "--devices", "cpu:5"], "batch", "Use 30 or 35"),
         (["show", "nothing"], "run-not-found", "no run yet"),
+        (["show", "x" * 5000], "run-not-found", "no run yet"),
+        (["show", "~nobody-of-this-name"], "run-not-found", "no run yet"),
         (["watch", "last"], "run-not-found", "rankdeck train"),
         (["stop", "nothing"], "run-not-found", "no run yet"),
         (["export", "last", "--to", "csv", "f"], "run-not-found", "rankdeck train"),
