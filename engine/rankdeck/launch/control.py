@@ -13,6 +13,7 @@ import time
 
 from rankdeck import events
 from rankdeck.errors import RankdeckError
+from rankdeck.launch.guard import GUARD
 from rankdeck.launch.processes import environment_of
 from rankdeck.rundir import EventReader, RunDir
 
@@ -133,7 +134,7 @@ def _signal_guard(run: RunDir, *, now: bool) -> None:
     """
     try:
         pid = int((run.path / "guard.lock").read_text())
-        if environment_of(pid).get("RANKDECK_RUN") == str(run.path):
+        if environment_of(pid).get(GUARD) == str(run.path):
             os.kill(pid, signal.SIGQUIT if now else signal.SIGTERM)
             return
     except (OSError, ValueError):

@@ -31,6 +31,8 @@ SAVING_S = 300.0
 LAST_WORD_S = 10.0
 """How long a full disk is retried before the run is left without a last word."""
 EXIT_STOPPED = 130
+GUARD = "RANKDECK_GUARD"
+"""In a guard's environment: the directory of its run. Everything below it has RANKDECK_RUN instead."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _RESERVED_BYTES = 4096
 _MAX_LINE_BYTES = 65536
@@ -183,7 +185,8 @@ class Guard:
                 os.dup2(log, 2)
                 os.set_inheritable(words_write, True)
                 command = [part.replace("{words}", str(words_write)) for part in self._spec["command"]]
-                os.execv(command[0], command)
+                environment = {name: value for name, value in os.environ.items() if name != GUARD}
+                os.execve(command[0], command, {**environment, "RANKDECK_RUN": self._run})
             except BaseException as error:
                 os.write(2, f"{error}\n".encode())
             os._exit(1)

@@ -35,6 +35,7 @@ DEFAULT_STEPS = 500
 """Where a configuration names neither steps nor epochs."""
 _SET_BY_RUNS = {
     "RANKDECK_RUN",
+    guard.GUARD,
     "RANKDECK_ATTEMPT",
     "RANKDECK_SUPERVISOR_PID",
     "RANKDECK_HEARTBEAT",
@@ -248,7 +249,8 @@ def _start_guard(
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=passed,
-            env={**_without_run(os.environ), "RANKDECK_RUN": str(run.path)},
+            # Not yet RANKDECK_RUN: until it holds the lock, it would look like a leftover of its run.
+            env={**_without_run(os.environ), guard.GUARD: str(run.path)},
         )
     except OSError as error:
         raise MachineError(f"No process could be started: {error.strerror}.") from None
