@@ -52,16 +52,14 @@ class _Stage:
 
 
 def train_delayed(toml: str, num_stages: int, *, late_by: int = 0) -> tuple[Weights, list[float]]:
-    """Final weights and the losses of all microbatches. `late_by` adds updates to every delay, as an error."""
+    """Final weights and the losses of all microbatches. `late_by` makes every delay longer, as an error."""
     config = from_text(toml, folder=Path.cwd())
     workload, train = workloads.load(config), config.train
     dtype = torch.float64 if train.precision == "fp64" else torch.float32
     samples = train.global_batch // train.accumulate
     model = workload.build_model().train().to(dtype)
     inputs = cast(first_batch(workload.train, samples)[0], dtype)
-    cut = cut_model(
-        model, num_stages, config.strategy.options, inputs, samples, device=torch.device("cpu")
-    )
+    cut = cut_model(model, num_stages, config.strategy.options, inputs, samples, device=torch.device("cpu"))
     stages = [_Stage(module, workload) for module in cut.stages]
     sampler = StepBatches(
         len(workload.train),
@@ -76,7 +74,8 @@ def train_delayed(toml: str, num_stages: int, *, late_by: int = 0) -> tuple[Weig
         inputs, targets = cast(inputs, dtype), cast(targets, dtype)
         update = number // train.accumulate
         delays = [_delay(config.strategy.options["mode"], num_stages, index) for index in range(num_stages)]
-        used = [stage.versions[max(drained, update - d - late_by)] for stage, d in zip(stages, delays, strict=True)]
+        ages = [max(drained, update - delay - late_by) for delay in delays]
+        used = [stage.versions[age] for stage, age in zip(stages, ages, strict=True)]
         output: Any = None
         for index, (stage, weights) in enumerate(zip(stages, used, strict=True)):
             output = torch.func.functional_call(stage.module, weights, (output if index else None, inputs))

@@ -43,18 +43,21 @@ from rankdeck.strategies.base import (
     Strategy,
     cast,
     first_samples,
+    tensors_of,
 )
 
 
 @dataclass
 class _Microbatch:
-    """One that was forwarded and waits for its gradient; `count` is known on the last stage."""
+    """One that was forwarded and waits for its gradient; `count` is known on the last stage, and `inputs` are
+    the addresses of the storages of its part of the batch, which the graph may keep."""
 
     number: int
     version: int
     received: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     count: Any
+    inputs: frozenset[int]
 
 
 class AsyncPipeline(Strategy):
@@ -69,7 +72,7 @@ class AsyncPipeline(Strategy):
         self._two_versions = setup.options.get("mode", "stash") == "2bw"
         self._parts = setup.accumulate if self._two_versions else 1
         self._under_way: deque[_Microbatch] = deque()
-        self._sending: list[tuple[dist.Work | None, Tensor]] = []
+        self._sending: deque[list[tuple[dist.Work | None, Tensor, str]]] = deque([[]])
         self._num_forwarded = 0
         self._num_retired = 0
         self._drained_version = 0
@@ -127,9 +130,11 @@ class AsyncPipeline(Strategy):
 
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
         self._know_what_is_held()
+        self._sending.append([])
         sums = self._forward(batch, scale)
         if len(self._under_way) > self._num_stages - 1 - self._stage:
             self._retire()
+        self._finish_sending(but=2)
         return sums
 
     def _forward(self, batch: Batch, scale: float | Tensor) -> LossSum:
@@ -149,7 +154,9 @@ class AsyncPipeline(Strategy):
         if not self.is_last:
             output = tuple(tensor.to(shape.dtype) for tensor, shape in zip(output, self._leaves, strict=True))
             self._send(output, self._stage + 1, self._onward)
-        self._under_way.append(_Microbatch(self._num_forwarded, version, received, output, count))
+        self._under_way.append(
+            _Microbatch(self._num_forwarded, version, received, output, count, _storages((inputs, targets)))
+        )
         self._num_forwarded += 1
         self._most_under_way = max(self._most_under_way, len(self._under_way))
         return LossSum(total, count)
@@ -227,26 +234,33 @@ class AsyncPipeline(Strategy):
         under_way, is_new = len(self._under_way), self._versions.newest > self._drained_version
         while self._under_way:
             self._retire()
-        self._finish_sending(wait=True)
+        self._finish_sending(but=0)
+        self._sending.append([])
         self._drained_version = self._versions.newest
         self._versions.forget_old()
         if is_new or under_way:
             self.tell_drained(under_way, self._versions.newest)
 
     def _send(self, tensors: tuple[Tensor, ...], stage: int, group: dist.ProcessGroup) -> None:
-        self._finish_sending(wait=False)
+        # What goes on is also an activation of its microbatch; what goes back is here to be sent only.
+        kind = "communication" if stage < self._stage else "activations"
         sending = self._relay.send(tensors, stage, group)
         self._sent_bytes += sum(tensor.numel() * tensor.element_size() for _, tensor in sending)
-        self._sending += sending
+        self._sending[-1] += [(work, tensor, kind) for work, tensor in sending]
+        ledger = self.setup.ledger
+        if ledger is not None and ledger.is_following:
+            ledger.relabel([tensor for _, tensor in sending], kind)
 
-    def _finish_sending(self, *, wait: bool) -> None:
-        """Let go of what has arrived; with `wait`, of everything."""
-        waiting, self._sending = self._sending, []
-        for work, tensor in waiting:
-            if work is not None and (wait or work.is_completed()):
-                work.wait()
-            elif work is not None:
-                self._sending.append((work, tensor))
+    def _finish_sending(self, *, but: int) -> None:
+        """Let go of what was sent, except in the last `but` calls.
+
+        A backend may tell that a send is over only to who waits for it. Two calls later nobody waits: the
+        neighbours must have received it to send what this call has received.
+        """
+        while len(self._sending) > but:
+            for work, _, _ in self._sending.popleft():
+                if work is not None:
+                    work.wait()
 
     def _know_what_is_held(self) -> None:
         """Tell a ledger that begins to follow in mid-run what microbatches under way hold."""
@@ -254,9 +268,14 @@ class AsyncPipeline(Strategy):
         is_followed = ledger is not None and ledger.is_following
         if ledger is not None and is_followed and not self._was_followed:
             ledger.adopt(self._versions.tensors(), 0, "parameters")
+            for _, tensor, kind in [sent for sending in self._sending for sent in sending]:
+                ledger.adopt((tensor,), 0, kind)
             for microbatch in self._under_way:
-                held = [*microbatch.received, *saved_tensors(microbatch.outputs)]
-                ledger.adopt([t for t in held if ledger.device_of(t) is None], 0, "activations")
+                held = [*microbatch.received, *microbatch.outputs, *saved_tensors(microbatch.outputs)]
+                unknown = [tensor for tensor in held if ledger.device_of(tensor) is None]
+                inputs = [tensor for tensor in unknown if _storages(tensor) & microbatch.inputs]
+                ledger.adopt(inputs, 0, "inputs")
+                ledger.adopt([t for t in unknown if ledger.device_of(t) is None], 0, "activations")
         self._was_followed = is_followed
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
@@ -300,6 +319,10 @@ class AsyncPipeline(Strategy):
             weight_versions=self._versions.most_alive,
             staleness=self._staleness,
         )
+
+
+def _storages(value: Any) -> frozenset[int]:
+    return frozenset(tensor.untyped_storage()._cdata for tensor in tensors_of(value))
 
 
 def saved_tensors(outputs: tuple[Tensor, ...]) -> list[Tensor]:
