@@ -77,11 +77,12 @@ class _Only(SamplingBudget):
         return step in self._steps
 
 
-def _first_stage_forgotten(
-    self: Pipeline, batch: object, scale: float, whole: Callable[..., object] = Pipeline.forward_backward, **last: bool
-) -> object:
+_WHOLE_PIPELINE: Callable[..., object] = Pipeline.forward_backward
+
+
+def _first_stage_forgotten(self: Pipeline, batch: object, scale: float, **last: bool) -> object:
     """A pipeline whose first stage does without its gradients."""
-    sums = whole(self, batch, scale, **last)
+    sums = _WHOLE_PIPELINE(self, batch, scale, **last)
     if self.mesh().rank == 0:
         for parameter in self._cut.stages[0].parameters():
             parameter.grad = None

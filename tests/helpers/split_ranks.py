@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import RowwiseParallel
 
 from rankdeck.collectives.counted import CountedCollectives
+from rankdeck.collectives.grad_sync import GradientSync
 from rankdeck.mesh import Mesh, device_mesh
 from rankdeck.models.gpt import Gpt
 from rankdeck.split.apply import LayerSplit
@@ -24,7 +25,7 @@ from tests.helpers.rank_main import train_once
 
 
 def train_leaving_out(toml: str, out: str, what: str) -> None:
-    """A run in which one thing that the strategy does is left out: "sums", "ties" or "partial"."""
+    """A run in which one thing that the strategy does is left out: a key of LEFT_OUT."""
     with LEFT_OUT[what]():
         train_once({"toml": toml, "out": out}, dist.get_rank(), dist.get_world_size())
 
@@ -44,7 +45,20 @@ def _no_sums() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _own_slices() -> Iterator[None]:
+    """Each rank keeps its slice of its own gradients, where the sums of all should be scattered."""
+
+    def own_slice(output: torch.Tensor, group: dist.ProcessGroup, **rest: Any) -> None:
+        output.copy_(rest["input"].chunk(group.size())[group.rank()])
+
+    with mock.patch.object(dist, "reduce_scatter_single", own_slice):
+        yield
+
+
 LEFT_OUT: dict[str, Any] = {
+    "data": lambda: mock.patch.object(GradientSync, "sync"),
+    "shard": _own_slices,
     "sums": _no_sums,
     "ties": lambda: mock.patch.object(LayerSplit, "_tie_again"),
     "partial": lambda: mock.patch("rankdeck.strategies.tensor_parallel.add_up_partial"),

@@ -1,0 +1,122 @@
+"""Every pair of axes on 4 ranks ends with one device's weights, and not without what either axis does.
+
+Five steps of SGD. An axis alone is run on 2 ranks: the hybrid of one axis is the strategy of that axis.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from rankdeck import events
+from tests.helpers.parity import BARS, MUST_DIFFER, configuration, of_one_device
+from tests.helpers.ranks import RankSet, largest_difference
+
+Ranks = tuple[int, RankSet]
+PAIRS = {
+    "ddp x pipeline": "data = 2, stage = 2",
+    "fsdp x tensor": "shard = 2, tensor = 2",
+    "ddp x tensor": "data = 2, tensor = 2",
+    "hsdp": "data = 2, shard = 2",
+    "fsdp x pipeline": "shard = 2, stage = 2",
+    "tensor x pipeline": "stage = 2, tensor = 2",
+}
+CONTROLS = {
+    "ddp x pipeline": "data",
+    "fsdp x tensor": "shard",
+    "ddp x tensor": "data",
+    "hsdp": "data",
+    "fsdp x pipeline": "shard",
+    "tensor x pipeline": "sums",
+}
+BOTH = ", sequence_parallel = true, loss_parallel = true"
+OPTIONS = {
+    "ddp x pipeline, ring, interleaved": (
+        "gpt-deep",
+        'data = 2, stage = 2, sync = "ring", schedule = "looped-bfs"',
+    ),
+    "ddp x pipeline in a V, tied": ("gpt-deep-tied", 'data = 2, stage = 2, schedule = "zbv"'),
+    "fsdp x pipeline in a V": ("gpt-deep", 'shard = 2, stage = 2, schedule = "zbv"'),
+    "tensor x pipeline in a V": ("gpt-deep", f'stage = 2, tensor = 2, schedule = "zbv"{BOTH}'),
+    "fsdp x tensor, all options": ("gpt-tied", f"shard = 2, tensor = 2, reshard = false{BOTH}"),
+    "ddp x tensor, all options": ("gpt-tied", f'data = 2, tensor = 2, sync = "all-to-all"{BOTH}'),
+    "uncut scalars": ("scaled", "data = 2, shard = 2"),
+}
+
+
+@pytest.fixture
+def four(ranks: Ranks) -> RankSet:
+    if ranks[0] != 4:
+        pytest.skip("a pair of axes needs 4 ranks")
+    return ranks[1]
+
+
+@pytest.fixture
+def two(ranks: Ranks) -> RankSet:
+    if ranks[0] != 2:
+        pytest.skip("one axis is run on 2 ranks")
+    return ranks[1]
+
+
+def hybrid(sizes: str) -> str:
+    return f'{{ use = "hybrid", {sizes} }}'
+
+
+@pytest.mark.parametrize("axis", ["data", "shard", "stage", "tensor"])
+def test_one_axis_alone_ends_where_one_device_does(two: RankSet, axis: str) -> None:
+    weights = two.train(configuration("gpt-masked", hybrid(f"{axis} = 2"), 2, accumulate=2))
+    assert largest_difference(weights, of_one_device("gpt-masked", "fp32", 2)) <= BARS["fp32"]
+
+
+@pytest.mark.parametrize(("workload", "accumulate"), [("gpt-masked", 2), ("gpt-tied", 1)])
+@pytest.mark.parametrize("sizes", PAIRS.values(), ids=PAIRS)
+def test_every_pair_ends_where_one_device_does(
+    four: RankSet, sizes: str, workload: str, accumulate: int
+) -> None:
+    weights = four.train(configuration(workload, hybrid(sizes), 4, accumulate=accumulate))
+    assert largest_difference(weights, of_one_device(workload, "fp32", accumulate)) <= BARS["fp32"]
+
+
+@pytest.mark.parametrize("sizes", PAIRS.values(), ids=PAIRS)
+def test_fp64_leaves_no_doubt(four: RankSet, sizes: str) -> None:
+    weights = four.train(configuration("gpt-masked", hybrid(sizes), 4, precision="fp64"))
+    assert largest_difference(weights, of_one_device("gpt-masked", "fp64")) <= BARS["fp64"]
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_without_what_an_axis_does_weights_are_far_off(four: RankSet, tmp_path: Path, name: str) -> None:
+    out = tmp_path / "weights.safetensors"
+    toml = configuration("gpt", hybrid(PAIRS[name]), 4)
+    four.call("tests.helpers.split_ranks:train_leaving_out", toml=toml, out=str(out), what=CONTROLS[name])
+    assert largest_difference(load_file(out), of_one_device("gpt")) > MUST_DIFFER
+
+
+@pytest.mark.parametrize(("workload", "options"), OPTIONS.values(), ids=OPTIONS)
+def test_options_change_the_way_and_not_the_end(four: RankSet, workload: str, options: str) -> None:
+    train = "activation_checkpointing = true" if workload.startswith("gpt") else ""
+    weights = four.train(configuration(workload, hybrid(options), 4, train=train))
+    assert largest_difference(weights, of_one_device(workload)) <= BARS["fp32"]
+
+
+def test_bytes_of_every_axis_are_told_together(four: RankSet, tmp_path: Path) -> None:
+    toml = configuration("gpt", hybrid('data = 2, stage = 2, sync = "ring"'), 4)
+    four.train(toml, events=str(tmp_path))
+    for rank in range(4):
+        found = events.decode_lines((tmp_path / f"rank-{rank}.0.jsonl").read_bytes())
+        comm = [event for event in found if isinstance(event, events.Comm)][-1]
+        assert comm.algorithm == "point to point (1f1b); ring over data" and comm.measured
+        assert comm.sent_bytes > 0
+
+
+def test_evaluation_counts_every_sample_once_on_any_mesh(four: RankSet, tmp_path: Path) -> None:
+    losses = []
+    for index, sizes in enumerate(PAIRS.values()):
+        folder = tmp_path / str(index)
+        folder.mkdir()
+        four.train(configuration("mlp", hybrid(sizes), 4), events=str(folder))
+        found = events.decode_lines((folder / "rank-0.0.jsonl").read_bytes())
+        losses += [(event.loss, event.samples) for event in found if isinstance(event, events.Evaluation)]
+    assert len(losses) == len(PAIRS)
+    assert losses == [(pytest.approx(losses[0][0], rel=1e-6), losses[0][1])] * len(PAIRS)

@@ -1,0 +1,178 @@
+"""Layer splits and pipelines end with one device's weights: every schedule, tied weights, masked targets.
+
+With batch norms a pipeline equals one device that takes the same microbatches one after another: what
+`accumulate` does.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from torch import Tensor
+
+from rankdeck import events
+from rankdeck.microbatches import stages_per_device
+from tests.helpers.parity import BARS, MUST_DIFFER, configuration, of_one_device
+from tests.helpers.rank_main import train_once
+from tests.helpers.ranks import RankSet, largest_difference
+
+SCHEDULES = list(stages_per_device)
+
+
+def pipeline(schedule: str, microbatches: int, more: str = "") -> str:
+    return f'{{ use = "pipeline", schedule = "{schedule}", microbatches = {microbatches}{more} }}'
+
+
+def distance(
+    ranks: tuple[int, RankSet],
+    workload: str,
+    schedule: str,
+    *,
+    microbatches: int | None = None,
+    precision: str = "fp32",
+    accumulate: int = 1,
+    as_if: int | None = None,
+    train: str = "",
+    more: str = "",
+    without_sync: bool = False,
+) -> float:
+    """How far the run's weights end from one device's, which accumulates `as_if` parts."""
+    num_ranks, rank_set = ranks
+    least = 2 * num_ranks if schedule == "dualpipev" else num_ranks
+    strategy = pipeline(schedule, microbatches or least, more)
+    toml = configuration(
+        workload, strategy, num_ranks, precision=precision, accumulate=accumulate, train=train
+    )
+    weights = rank_set.train(toml, without_sync=without_sync)
+    return largest_difference(weights, of_one_device(workload, precision, as_if or accumulate, train=train))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_ends_where_one_device_does(ranks: tuple[int, RankSet], schedule: str) -> None:
+    assert distance(ranks, "gpt-deep-tied", schedule) <= BARS["fp32"]
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_masked_targets_and_accumulated_parts_add_up(ranks: tuple[int, RankSet], schedule: str) -> None:
+    assert distance(ranks, "gpt-deep-masked", schedule, accumulate=2) <= BARS["fp32"]
+
+
+@pytest.mark.parametrize("ranks", [4], indirect=True)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_perceptron_in_stages_ends_where_one_device_does(ranks: tuple[int, RankSet], schedule: str) -> None:
+    assert distance(ranks, "mlp-deep", schedule) <= BARS["fp32"]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved-zero-bubble"])
+def test_fp64_leaves_no_doubt(ranks: tuple[int, RankSet], schedule: str) -> None:
+    assert distance(ranks, "gpt-deep-tied", schedule, precision="fp64") <= BARS["fp64"]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
+def test_a_stage_without_its_gradients_ends_far_off(ranks: tuple[int, RankSet], schedule: str) -> None:
+    assert distance(ranks, "gpt-deep", schedule, without_sync=True) > MUST_DIFFER
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+@pytest.mark.parametrize(
+    ("workload", "precision"),
+    # A deep ResNet on tiny pictures blows rounding up a million times: only fp64 can tell.
+    [("batch-norm", "fp32"), pytest.param("resnet", "fp64", marks=pytest.mark.slow)],
+)
+def test_batch_norms_equal_those_of_one_device_that_takes_the_same_microbatches(
+    ranks: tuple[int, RankSet], workload: str, precision: str
+) -> None:
+    far = distance(ranks, workload, "1f1b", microbatches=4, as_if=4, precision=precision)
+    assert far <= BARS[precision]
+    assert distance(ranks, workload, "1f1b", microbatches=4, precision=precision) > MUST_DIFFER
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+@pytest.mark.parametrize("balance", ["time", "activations"])
+def test_another_balance_ends_in_the_same_place(ranks: tuple[int, RankSet], balance: str) -> None:
+    assert distance(ranks, "gpt-deep", "gpipe", more=f', balance = "{balance}"') <= BARS["fp32"]
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_given_cuts_and_checkpointed_blocks_end_in_the_same_place(ranks: tuple[int, RankSet]) -> None:
+    far = distance(
+        ranks,
+        "gpt-deep",
+        "1f1b",
+        more=', cuts = ["blocks.6"]',
+        train="activation_checkpointing = true",
+    )
+    assert far <= BARS["fp32"]
+
+
+def evaluation(folder: Path) -> events.Evaluation:
+    """What rank 0 told of the held-out samples last."""
+    found = events.decode_lines((folder / "rank-0.0.jsonl").read_bytes())
+    return [event for event in found if isinstance(event, events.Evaluation)][-1]
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+@pytest.mark.parametrize("schedule", ["gpipe", "looped-bfs", "zbv"])
+def test_held_out_samples_count_once_whatever_the_stages(
+    ranks: tuple[int, RankSet], tmp_path: Path, schedule: str
+) -> None:
+    """The last batch of the digits is not full."""
+    single, own = tmp_path / "single", tmp_path / "own"
+    single.mkdir()
+    own.mkdir()
+    out = str(tmp_path / "weights.safetensors")
+    train_once({"toml": configuration("mlp-deep"), "out": out, "events": str(single)}, rank=0, world_size=1)
+    ranks[1].train(configuration("mlp-deep", pipeline(schedule, 4), 2), events=str(own))
+    wanted, found = evaluation(single), evaluation(own)
+    assert found.loss == pytest.approx(wanted.loss, rel=1e-5)
+    assert (found.accuracy, found.samples) == (pytest.approx(wanted.accuracy), wanted.samples)
+
+
+@cache
+def in_this_process(toml: str) -> dict[str, Tensor]:
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "weights.safetensors"
+        train_once({"toml": toml, "out": str(out)}, rank=0, world_size=1)
+        return load_file(out)
+
+
+@pytest.mark.parametrize(
+    ("workload", "accumulate"),
+    [("mlp", 1), ("gpt", 2), ("gpt-tied", 1), ("gpt-masked", 2), ("resnet", 1)],
+)
+@pytest.mark.parametrize("num_devices", [2, 4])
+def test_a_layer_split_is_one_device_to_the_last_bit(
+    num_devices: int, workload: str, accumulate: int
+) -> None:
+    if workload == "mlp" and num_devices == 4:
+        workload = "mlp-deep"
+    toml = configuration(workload, '{ use = "model" }', num_devices, accumulate=accumulate)
+    assert largest_difference(in_this_process(toml), of_one_device(workload, "fp32", accumulate)) == 0.0
+
+
+def test_a_layer_split_in_fp64_is_one_device_too() -> None:
+    toml = configuration("gpt-tied", '{ use = "model" }', 3, precision="fp64")
+    assert largest_difference(in_this_process(toml), of_one_device("gpt-tied", "fp64")) == 0.0
+
+
+def test_a_layer_split_whose_tied_weight_forgets_one_end_is_far_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from rankdeck.strategies.model_parallel import ModelParallel
+
+    whole = ModelParallel._transfer
+    monkeypatch.setattr(
+        ModelParallel,
+        "_transfer",
+        lambda self, tensor, source, target, kind=None: whole(
+            self, tensor.detach() if kind == "parameters" else tensor, source, target, kind
+        ),
+    )
+    toml = configuration("gpt-tied", '{ use = "model" }', 2)
+    weights = in_this_process.__wrapped__(toml)
+    assert largest_difference(weights, of_one_device("gpt-tied")) > MUST_DIFFER

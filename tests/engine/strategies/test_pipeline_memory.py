@@ -1,0 +1,110 @@
+"""What stages hold, as the ledger sees it: 1f1b keeps fewer microbatches than gpipe, an asynchronous stage
+several versions of its weights, a layer split each layer once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rankdeck import events
+from tests.helpers.rank_main import train_once
+from tests.helpers.ranks import RankSet
+
+WIDE = """
+model.use = "gpt"
+model.args = {{ layers = 6, heads = 2, width = 64, context = 32, vocabulary = 128 }}
+data = {{ use = "synthetic", args = {{ samples = 64 }} }}
+strategy = {strategy}
+devices = {{ use = "cpu:{num_devices}" }}
+train = {{ steps = {steps}, global_batch = 32, evaluate_every = 0 }}
+"""
+FOLLOWED = [1, 2, 3, 8]
+
+
+def memory_of(folder: Path, rank: int) -> events.DeviceMemory:
+    """The device of a rank in its last followed step."""
+    found = events.decode_lines((folder / f"rank-{rank}.0.jsonl").read_bytes())
+    last = [event for event in found if isinstance(event, events.Memory)][-1]
+    return last.devices[0]
+
+
+def train(ranks: tuple[int, RankSet], folder: Path, strategy: str, steps: int = 3, **request: object) -> None:
+    folder.mkdir()
+    toml = WIDE.format(strategy=strategy, num_devices=ranks[0], steps=steps)
+    ranks[1].train(toml, events=str(folder), **request)
+
+
+def kind(memory: events.DeviceMemory, name: str) -> int:
+    assert memory.peak_by_kind is not None
+    assert sum(memory.peak_by_kind.values()) == memory.peak_bytes > 0
+    return memory.peak_by_kind[name]
+
+
+def live(memory: events.DeviceMemory, name: str) -> int:
+    assert memory.live_by_kind is not None
+    return memory.live_by_kind[name]
+
+
+def test_1f1b_needs_less_than_gpipe_on_the_early_stages(ranks: tuple[int, RankSet], tmp_path: Path) -> None:
+    for schedule in ("gpipe", "1f1b"):
+        strategy = f'{{ use = "pipeline", schedule = "{schedule}", microbatches = 16 }}'
+        train(ranks, tmp_path / schedule, strategy)
+    last = ranks[0] - 1
+    for rank in range(last):
+        gpipe, better = (memory_of(tmp_path / schedule, rank) for schedule in ("gpipe", "1f1b"))
+        assert better.peak_bytes < 0.8 * gpipe.peak_bytes
+        in_flight = (last - rank + 1) / 16
+        assert kind(better, "activations") == pytest.approx(in_flight * kind(gpipe, "activations"), rel=0.3)
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        '{ use = "pipeline", schedule = "1f1b", microbatches = 4 }',
+        '{ use = "pipeline", schedule = "zbv", microbatches = 4 }',
+        '{ use = "pipeline-async" }',
+    ],
+    ids=["1f1b", "zbv", "async"],
+)
+def test_a_late_sample_equals_an_always_on_ledger(
+    ranks: tuple[int, RankSet], tmp_path: Path, strategy: str
+) -> None:
+    train(ranks, tmp_path / "always", strategy, steps=8, always=True)
+    train(ranks, tmp_path / "late", strategy, steps=8, follow=FOLLOWED)
+    for rank in range(2):
+        always, late = (memory_of(tmp_path / name, rank) for name in ("always", "late"))
+        assert late.live_by_kind == always.live_by_kind
+        assert late.peak_by_kind == always.peak_by_kind
+
+
+@pytest.mark.parametrize("ranks", [4], indirect=True)
+def test_an_asynchronous_stage_pays_for_its_versions(ranks: tuple[int, RankSet], tmp_path: Path) -> None:
+    train(ranks, tmp_path / "sync", '{ use = "pipeline", cuts = [2, 4, 6] }')
+    train(ranks, tmp_path / "async", '{ use = "pipeline-async", cuts = [2, 4, 6] }', steps=6, always=True)
+    for rank in range(4):
+        one, several = (live(memory_of(tmp_path / name, rank), "parameters") for name in ("sync", "async"))
+        assert several == (4 - rank) * one
+
+
+def test_a_layer_split_holds_each_layer_once(tmp_path: Path) -> None:
+    devices = {}
+    for name, strategy, num_devices in (
+        ("single", '{ use = "single" }', 1),
+        ("model", '{ use = "model" }', 2),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        toml = WIDE.format(strategy=strategy, num_devices=num_devices, steps=3)
+        train_once(
+            {"toml": toml, "out": str(folder / "weights"), "events": str(folder), "always": True},
+            rank=0,
+            world_size=1,
+        )
+        found = events.decode_lines((folder / "rank-0.0.jsonl").read_bytes())
+        devices[name] = [event for event in found if isinstance(event, events.Memory)][-1].devices
+    (whole,) = devices["single"]
+    for held in ("parameters", "gradients", "optimizer"):
+        assert sum(live(device, held) for device in devices["model"]) == live(whole, held)
+    assert max(device.peak_bytes for device in devices["model"]) < 0.7 * whole.peak_bytes
