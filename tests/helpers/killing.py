@@ -84,12 +84,16 @@ class Ended:
     losses: list[float]
     weights: dict[str, torch.Tensor]
 
-    def __eq__(self, other: object) -> bool:
-        assert isinstance(other, Ended)
-        same = all(torch.equal(tensor, other.weights[name]) for name, tensor in self.weights.items())
-        return self.losses == other.losses and same
-
-    __hash__ = None  # type: ignore[assignment]
+    def differences(self, other: Ended) -> list[str]:
+        """What is not the same to the bit: the first step whose loss differs, and the weights."""
+        both = zip(self.losses, other.losses, strict=False)
+        steps = [f"the loss of step {step}" for step, (a, b) in enumerate(both, start=1) if a != b]
+        if len(self.losses) != len(other.losses):
+            steps.append(f"{len(self.losses)} steps instead of {len(other.losses)}")
+        weights = [
+            name for name, tensor in self.weights.items() if not torch.equal(tensor, other.weights[name])
+        ]
+        return [*steps[:1], *weights]
 
 
 def config_of(given: Mapping[str, Any], runs: Path) -> RunConfig:
