@@ -396,28 +396,28 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         "pipeline",
         "Pipeline",
         "microbatches through stages",
-        "Pipeline parallel: each rank holds a stage (or two) of the layers, and microbatches flow through them "
-        "so that all ranks work at once.",
+        "Pipeline parallel: each rank holds a stage (or two) of the layers, and microbatches flow through "
+        "them so that all ranks work at once.",
         "rankdeck.strategies.pipeline:Pipeline",
         PipelineOptions,
         batch_shards=False,
         min_devices=2,
         icon="split-vertical",
-        lives="On each rank the weights, gradients and optimizer state of its own stages, and the activations "
-        "of the microbatches under way: gpipe m of them, 1f1b p - s on stage s.",
-        sends="Per rank and step m x a bytes of activations on and m x a bytes of gradients back for each cut "
-        "to another rank, for microbatches of a bytes at the cut.",
+        lives="On each rank the weights, gradients and optimizer state of its own stages, and the "
+        "activations of the microbatches under way: gpipe m of them, 1f1b p - s on stage s.",
+        sends="Per rank and step m x a bytes of activations on and m x a bytes of gradients back for each "
+        "cut to another rank, for microbatches of a bytes at the cut.",
         wins="Models too deep for one device on slow links: little is sent, and only to neighbours. The "
         "bubble is (p-1)/(m+p-1) of the step; interleaved and zero-bubble schedules shrink it.",
-        breaks="Few microbatches (the bubble grows), uneven stages (all wait for the slowest), and batch norms "
-        "(they see one microbatch at a time).",
+        breaks="Few microbatches (the bubble grows), uneven stages (all wait for the slowest), and batch "
+        "norms (they see one microbatch at a time).",
     ),
     StrategyCard(
         "pipeline-async",
         "Async pipeline",
         "no flush, stale weights",
-        "PipeDream: microbatches never wait for a flush; each stage updates its weights as soon as a gradient "
-        "arrives, and keeps the older weights that microbatches under way began with.",
+        "PipeDream: microbatches never wait for a flush; each stage updates its weights as soon as a "
+        "gradient arrives, and keeps the older weights that microbatches under way began with.",
         "rankdeck.strategies.pipeline_async:AsyncPipeline",
         AsyncPipelineOptions,
         batch_shards=False,
@@ -429,8 +429,8 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         "for microbatches of a bytes at the cut.",
         wins="Deep pipelines with no bubble at all, where training bears weights that are p - 1 - s updates "
         "old (2bw: exactly one).",
-        breaks="Large learning rates: stale gradients overshoot. Tied weights and one norm over all gradients "
-        "(clip_norm), because no moment sees all stages at the same update.",
+        breaks="Large learning rates: stale gradients overshoot. Tied weights and one norm over all "
+        "gradients (clip_norm), because no moment sees all stages at the same update.",
     ),
 )
 

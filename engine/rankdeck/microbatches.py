@@ -74,8 +74,8 @@ def async_problem(mode: str, num_devices: int, accumulate: int) -> Problem | Non
     if mode == "stash" and accumulate > 1:
         return Problem(
             "microbatches",
-            f"train.accumulate = {accumulate}, but with mode = stash each microbatch of train.global_batch is "
-            "an update of its own.",
+            f"train.accumulate = {accumulate}, but with mode = stash each microbatch of train.global_batch "
+            "is an update of its own.",
             path="train.accumulate",
             advice='Set train.accumulate = 1, or strategy.mode = "2bw".',
         )

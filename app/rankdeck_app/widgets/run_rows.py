@@ -118,7 +118,7 @@ def model_rows(draft: Draft) -> tuple[list[FormRow], list[FormRow]]:
 
 
 def strategy_rows(draft: Draft) -> list[FormRow]:
-    """The options of the chosen strategy; a choice of one is no choice, and a table is written in the file."""
+    """The options of the chosen strategy; a choice of one is no choice, a table is written in the file."""
     rows = _args(("strategy",), STRATEGIES, _use(draft, ("strategy",), "single"))
     rows = [row for row in rows if row.field.kind != "table"]
     return [row for row in rows if not (row.field.kind == "choice" and len(row.field.choices) < 2)]
