@@ -340,41 +340,6 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         "gathered whole.",
     ),
     StrategyCard(
-        "tensor",
-        "Tensor parallel",
-        "layers split over devices",
-        "Tensor parallel: every device computes the same batch with its columns or rows of each large layer, "
-        "and the parts are added up inside every block.",
-        "rankdeck.strategies.tensor_parallel:TensorParallel",
-        TensorOptions,
-        batch_shards=False,
-        icon="split-horizontal",
-        lives="1/n of the split weights with their gradients and optimizer state on every device, and all of "
-        "the rest (norms, positions); the activations between the two layers of a pair are split too.",
-        sends="Per rank and step 4 x 2(n-1)/n x A bytes per block, for A = batch x tokens x width x 4 bytes; "
-        "once more for the embedding, and (n-1)/n x the logits unless loss_parallel.",
-        wins="Layers too large for one device, on links as fast as NVLink: few ranks of one machine.",
-        breaks="Slow links: every block waits for its sums. Heads that the devices do not divide, and layers "
-        "that are neither Linear nor Embedding (convolutions, fused Conv1D).",
-    ),
-    StrategyCard(
-        "hybrid",
-        "Hybrid",
-        "several axes at once",
-        "A mesh of devices with an axis for each kind of parallelism: data x shard x stage x tensor.",
-        "rankdeck.strategies.hybrid:Hybrid",
-        HybridOptions,
-        batch_shards=False,
-        min_devices=2,
-        icon="type-hierarchy-sub",
-        lives="1/(shard x stage x tensor) of weights, gradients and optimizer state on every device; every "
-        "replica along data holds the same.",
-        sends="Per rank and step the sum of what the axes send: data 2(n-1)/n x g for the g bytes of "
-        "gradients that the rank holds, shard as fsdp, stage as pipeline, tensor as tensor.",
-        wins="Models that no single axis fits: tensor inside a machine, stages and replicas across machines.",
-        breaks="The limits of every axis, and a mesh that leaves each device too little to do.",
-    ),
-    StrategyCard(
         "model",
         "Model parallel",
         "layers on different devices",
@@ -431,6 +396,41 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         "old (2bw: exactly one).",
         breaks="Large learning rates: stale gradients overshoot. Tied weights and one norm over all "
         "gradients (clip_norm), because no moment sees all stages at the same update.",
+    ),
+    StrategyCard(
+        "tensor",
+        "Tensor parallel",
+        "layers split over devices",
+        "Tensor parallel: every device computes the same batch with its columns or rows of each large layer, "
+        "and the parts are added up inside every block.",
+        "rankdeck.strategies.tensor_parallel:TensorParallel",
+        TensorOptions,
+        batch_shards=False,
+        icon="split-horizontal",
+        lives="1/n of the split weights with their gradients and optimizer state on every device, and all of "
+        "the rest (norms, positions); the activations between the two layers of a pair are split too.",
+        sends="Per rank and step 4 x 2(n-1)/n x A bytes per block, for A = batch x tokens x width x 4 bytes; "
+        "once more for the embedding, and (n-1)/n x the logits unless loss_parallel.",
+        wins="Layers too large for one device, on links as fast as NVLink: few ranks of one machine.",
+        breaks="Slow links: every block waits for its sums. Heads that the devices do not divide, and layers "
+        "that are neither Linear nor Embedding (convolutions, fused Conv1D).",
+    ),
+    StrategyCard(
+        "hybrid",
+        "Hybrid",
+        "several axes at once",
+        "A mesh of devices with an axis for each kind of parallelism: data x shard x stage x tensor.",
+        "rankdeck.strategies.hybrid:Hybrid",
+        HybridOptions,
+        batch_shards=False,
+        min_devices=2,
+        icon="type-hierarchy-sub",
+        lives="1/(shard x stage x tensor) of weights, gradients and optimizer state on every device; every "
+        "replica along data holds the same.",
+        sends="Per rank and step the sum of what the axes send: data 2(n-1)/n x g for the g bytes of "
+        "gradients that the rank holds, shard as fsdp, stage as pipeline, tensor as tensor.",
+        wins="Models that no single axis fits: tensor inside a machine, stages and replicas across machines.",
+        breaks="The limits of every axis, and a mesh that leaves each device too little to do.",
     ),
 )
 

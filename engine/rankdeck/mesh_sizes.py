@@ -26,6 +26,13 @@ def batch_slices(options: Mapping[str, Any]) -> int:
     return sizes["data"] * sizes["shard"]
 
 
+def usual_sizes(num_devices: int) -> dict[str, int]:
+    """A mesh to begin with: pipelines of two stages where the devices are even in number, else replicas."""
+    if num_devices > 2 and num_devices % 2 == 0:
+        return {"data": num_devices // 2, "stage": 2}
+    return {"data": num_devices}
+
+
 def problem(options: Mapping[str, Any], num_devices: int) -> Problem | None:
     """Sizes that do not multiply to the number of devices, with those that do."""
     sizes = sizes_of(options)

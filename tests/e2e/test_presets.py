@@ -7,7 +7,22 @@ from typing import Any
 
 import pytest
 
+from rankdeck import presets
 from tests.helpers.cli import rankdeck
+
+# One of each strategy; the others run the same code with other options.
+IN_CI = {
+    "digits-resnet18-ddp",
+    "gpt-async-pipeline",
+    "gpt-fsdp",
+    "gpt-hybrid-ddp-pipeline",
+    "gpt-hybrid-fsdp-tensor",
+    "gpt-pipeline-1f1b",
+    "gpt-stdlib",
+    "gpt-tensor-parallel",
+    "resnet50-model-parallel",
+}
+ON_CPU = [card.name for card in presets.all() if not card.needs_gpu]
 
 
 def trained(preset: str, devices: str, *more: str) -> Any:
@@ -50,3 +65,17 @@ def test_every_preset_for_a_laptop_finishes_in_minutes_and_learns(preset: str, d
     facts = trained(preset, devices)
     assert facts["evaluation"]["loss"] < 0.8 * facts["loss"]["first"]
     assert time.monotonic() - started < 600
+
+
+@pytest.mark.parametrize(
+    "preset", [name if name in IN_CI else pytest.param(name, marks=pytest.mark.slow) for name in ON_CPU]
+)
+def test_every_preset_takes_three_steps_on_four_devices(preset: str) -> None:
+    facts = trained(preset, "cpu:4", "--set", "train.steps=3")
+    assert facts["outcome"] == "completed" and facts["steps"] == 3
+    assert all(device["peak_bytes"] > 0 for device in facts["devices"])
+
+
+def test_a_preset_for_gpus_is_valid_and_says_where_it_cannot_run() -> None:
+    assert len(ON_CPU) == len(presets.all()) - 1
+    rankdeck("validate", "resnet50-images", code=0)

@@ -18,9 +18,11 @@ import tomlkit
 from PySide6.QtCore import QObject, QTimer, Signal
 from tomlkit.items import InlineTable
 
+from rankdeck import mesh_sizes
 from rankdeck.config import RunConfig, from_text
 from rankdeck.config_checks import CARDS
-from rankdeck.errors import ConfigError, Problem
+from rankdeck.devices import parse_devices
+from rankdeck.errors import ConfigError, DeviceError, Problem
 from rankdeck_app.files import write_whole
 
 Place = tuple[str, ...]
@@ -121,7 +123,7 @@ class Draft(QObject):
 
     def choose(self, place: Place, use: str) -> None:
         """Choose a card (("strategy",), "ddp"): options that the new card has keep their values, the others
-        go. A person's own "module:factory" keeps them all.
+        go. A person's own "module:factory" keeps them all. A mesh begins with sizes for the chosen devices.
         """
         if not self.is_toml:
             return
@@ -135,7 +137,18 @@ class Draft(QObject):
                 beside = holder == place and (key == "use" or place == ("loss",))
                 if not beside and key not in card.options.model_fields:
                     _write(document, (*holder, key), None)
+        if use == "hybrid" and place == ("strategy",):
+            for axis, size in mesh_sizes.usual_sizes(self._num_devices()).items():
+                _write(document, (*place, axis), size)
         self.set_text(tomlkit.dumps(document))
+
+    def _num_devices(self) -> int:
+        """How many devices are chosen; 1 where that depends on the machine or cannot be read."""
+        chosen = self.value(("devices", "use"))
+        try:
+            return parse_devices(str(chosen)).known_count or 1
+        except DeviceError:
+            return 1
 
     def replace(
         self, text: str, *, folder: Path, stem: str, source: Path | None = None, origin: str = ""

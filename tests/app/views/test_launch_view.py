@@ -10,6 +10,7 @@ from PySide6.QtCore import QObject, Qt
 from pytestqt.qtbot import QtBot
 
 from rankdeck import presets
+from rankdeck.catalog import STRATEGIES
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.engine_process import Engine
 from rankdeck_app.state.gpus import Gpu, Gpus
@@ -244,6 +245,17 @@ def test_a_strategy_is_chosen_by_arrow_key_and_brings_its_options(
     assert explained.args == ["ddp"]
 
 
+@pytest.mark.parametrize("num_devices", [2, 3, 4, 6])
+def test_a_mesh_begins_with_sizes_that_fit_the_chosen_devices(
+    theme: Theme, draft: Draft, num_devices: int
+) -> None:
+    section = StrategySection(theme, draft)
+    draft.set_values({("devices", "use"): f"cpu:{num_devices}", ("train", "global_batch"): 12 * num_devices})
+    section.list.setCurrentRow(list(STRATEGIES).index("hybrid"))
+    assert draft.is_valid, draft.problems
+    assert ("strategy", "tensor") in section.options.fields
+
+
 # The footer
 
 
@@ -284,7 +296,6 @@ def test_every_control_has_a_name_and_a_tooltip(qtbot: QtBot, theme: Theme, draf
 
 
 def test_every_strategy_has_an_icon_of_the_font_and_a_hint_of_four_words() -> None:
-    from rankdeck.catalog import STRATEGIES
     from rankdeck_app.theme.icons import CODEPOINTS
 
     for card in STRATEGIES.values():

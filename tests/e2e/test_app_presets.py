@@ -1,0 +1,75 @@
+"""Every preset and every strategy starts from the side bar: its row is chosen, its options are a form."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pytestqt.qtbot import QtBot
+
+from rankdeck import presets
+from rankdeck.catalog import STRATEGIES
+from rankdeck_app.composition import App
+from rankdeck_app.views.launch.side_bar import LaunchView
+from tests.helpers.app_window import close_app, end_all_runs, launched, open_app, settle, wait_for
+
+RUN_S = 120
+IN_CI = {"gpt-hybrid-ddp-pipeline"}
+PRESETS = [
+    pytest.param(card, id=card.name, marks=[] if card.name in IN_CI else [pytest.mark.slow])
+    for card in presets.all()
+    if not card.needs_gpu
+]
+ROWS = [pytest.param(name, marks=[] if name in {"tensor"} else [pytest.mark.slow]) for name in STRATEGIES]
+
+
+@pytest.fixture
+def app(qtbot: QtBot, tmp_path: Path) -> Iterator[App]:
+    app = open_app(tmp_path / "workspace")
+    yield app
+    close_app(app)
+    end_all_runs(Path(os.environ["RANKDECK_RUNS"]))
+    gc.collect()
+    settle()
+
+
+def side_bar(app: App) -> LaunchView:
+    (view,) = app.window.findChildren(LaunchView)
+    return view
+
+
+def check_three_steps(app: App, strategy: str) -> None:
+    app.desk.draft.set_values({("train", "steps"): 3, ("devices", "use"): "cpu:4"})
+    section = side_bar(app).strategy
+    assert section.list.currentRow() == list(STRATEGIES).index(strategy)
+    assert {place[1] for place in section.options.fields} == shown_options(strategy)
+    app.launching.launch_draft()
+    run = launched(app)
+    wait_for(lambda: run.outcome not in (None, "running"), RUN_S, "the end of the run")
+    assert run.outcome == "completed" and run.step == 3, run.problems
+
+
+def shown_options(strategy: str) -> set[str]:
+    """All but tables, which are written in the file."""
+    return {
+        name
+        for name, field in STRATEGIES[strategy].options.model_fields.items()
+        if "dict" not in str(field.annotation)
+    }
+
+
+@pytest.mark.parametrize("card", PRESETS)
+def test_a_preset_starts_from_the_side_bar(app: App, card: presets.PresetCard) -> None:
+    app.use_preset(card)
+    check_three_steps(app, card.strategy)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_of_the_strategy_list_starts_as_it_is(app: App, name: str) -> None:
+    section = side_bar(app).strategy
+    app.desk.draft.set_value(("devices", "use"), "cpu:4")
+    section.list.setCurrentRow(list(STRATEGIES).index(name))
+    check_three_steps(app, name)
