@@ -120,12 +120,10 @@ class LayerSplit:
         return ColwiseParallel(input_layouts=Replicate() if has_entry else stream)
 
     def _whole_weights(self, block: str) -> list[str]:
-        """Names of a block's weights that every rank holds whole (norms)."""
-        return [
-            f"{block}.{name}"
-            for name, parameter in self._model.get_submodule(block).named_parameters()
-            if not isinstance(parameter, DTensor)
-        ]
+        """Names of a block's weights that no plan splits (norms), cut into shards or not."""
+        split = {layer.name for layer in self._plan.layers}
+        names = [f"{block}.{name}" for name, _ in self._model.get_submodule(block).named_parameters()]
+        return [name for name in names if name.rpartition(".")[0] not in split]
 
     def _tie_again(self) -> None:
         tie_again(self._model, self._ties)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -66,6 +66,41 @@ class Plan:
             blocks=tuple(name for name in self.blocks if name in parents),
             heads=tuple(count for count in self.heads if count.module in parents),
         )
+
+    def inside(self, model: nn.Module, parts: Sequence[Collection[nn.Module]]) -> Plan:
+        """What of the plan lies whole in one of the parts, which hand on whole activations.
+
+        Columns and the row behind them are split together or not at all: between them lies a slice.
+        """
+        layers: list[SplitLayer] = []
+        for group in self._groups():
+            modules = {model.get_submodule(layer.name) for layer in group}
+            if len(group) == 1 or any(modules <= set(part) for part in parts):
+                layers += group
+        return replace(
+            self,
+            layers=tuple(layers),
+            entries=tuple(name for name in self.entries if _any_in(layers, name)),
+            blocks=tuple(name for name in self.blocks if _any_in(layers, name)),
+            heads=tuple(count for count in self.heads if _any_in(layers, count.module)),
+        )
+
+    def _groups(self) -> Iterator[list[SplitLayer]]:
+        """Runs of columns with the row behind them; a layer that gathers stands alone."""
+        group: list[SplitLayer] = []
+        for layer in self.layers:
+            if layer.gathers:
+                yield [layer]
+                continue
+            group.append(layer)
+            if layer.kind == "row":
+                yield group
+                group = []
+        yield from ([layer] for layer in group)
+
+
+def _any_in(layers: Iterable[SplitLayer], module: str) -> bool:
+    return any(layer.name == module or layer.name.startswith(f"{module}.") for layer in layers)
 
 
 def make_plan(model: nn.Module, num_ranks: int, given: Mapping[str, Kind] | None) -> Plan:

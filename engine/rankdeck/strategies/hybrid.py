@@ -329,7 +329,15 @@ class _Staged(Pipeline):
             return
         assert axes.plan is not None
         self._require_own_modules("tensor")
-        rows = [[name for name in axes.plan.blocks if name in cut.units[stage]] for stage in self._relay.own]
+        stages = [set(cut.stages[stage].modules()) for stage in self._relay.own]
+        plan = axes.plan.inside(cut.model, stages)
+        if not plan.held_by(cut.model).layers and (torn := axes.plan.held_by(cut.model).layers):
+            raise ModelError(
+                f"{torn[0].name} would be split over tensor together with a layer of another stage.",
+                path="strategy.tensor",
+                advice="Give strategy.cuts that keep such layers in one stage, or use stage or tensor alone.",
+            )
+        rows = [[name for name in plan.blocks if name in cut.units[stage]] for stage in self._relay.own]
         if self.setup.options.get("sequence_parallel") and sum(map(len, rows)) < len(
             axes.plan.held_by(cut.model).blocks
         ):
@@ -339,7 +347,7 @@ class _Staged(Pipeline):
                 path="strategy.sequence_parallel",
                 advice="Leave it out, or give strategy.cuts that begin with blocks.",
             )
-        self._split = _layer_split(cut.model, axes.plan, axes.tensor, self.setup.options)
+        self._split = _layer_split(cut.model, plan, axes.tensor, self.setup.options)
         self._split.split(cut.model)
         self._split.finish(rows)
 
