@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -62,20 +61,29 @@ def _contexts(
     block: nn.Module,
 ) -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
     """The surroundings of the first forward and of the second one in backward."""
-    return contextlib.nullcontext(), _without_running_statistics(block)
+    return contextlib.nullcontext(), _WithoutRunningStatistics(block)
 
 
-@contextlib.contextmanager
-def _without_running_statistics(block: nn.Module) -> Iterator[None]:
-    """Batch norms leave their running figures alone: the first forward has counted this batch already."""
-    norms = [
-        module for module in block.modules() if isinstance(module, _NormBase) and module.track_running_stats
-    ]
-    kept = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
-    for norm in norms:
-        norm.momentum, norm.num_batches_tracked = 0.0, None
-    try:
-        yield
-    finally:
-        for norm, momentum, num_batches in kept:
+class _WithoutRunningStatistics:
+    """Batch norms leave their running figures alone: the first forward has counted this batch already.
+
+    Entered once per backward: a zero-bubble schedule computes a block's activations again for the inputs'
+    gradients and once more for the weights'.
+    """
+
+    def __init__(self, block: nn.Module) -> None:
+        self._norms = [
+            module
+            for module in block.modules()
+            if isinstance(module, _NormBase) and module.track_running_stats
+        ]
+        self._kept: list[tuple[float | None, torch.Tensor | None]] = []
+
+    def __enter__(self) -> None:
+        self._kept = [(norm.momentum, norm.num_batches_tracked) for norm in self._norms]
+        for norm in self._norms:
+            norm.momentum, norm.num_batches_tracked = 0.0, None
+
+    def __exit__(self, *_: object) -> None:
+        for norm, (momentum, num_batches) in zip(self._norms, self._kept, strict=True):
             norm.momentum, norm.num_batches_tracked = momentum, num_batches
