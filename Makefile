@@ -38,8 +38,10 @@ format: setup ## write the files as lint wants them
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: setup ## training against hand-written loops, and the dashboard on an 8-device run (minutes)
+bench: setup ## training beside hand-written loops, syncs, spans, the dashboard on an 8-device run (minutes)
 	@$(BIN)/python -m tests.bench.training
+	@$(BIN)/python -m tests.bench.sync
+	@$(BIN)/python -m tests.bench.spans
 	@$(BIN)/python -m tests.bench.replay
 
 clean: ## remove what builds and checks left, keep .venv
