@@ -14,6 +14,7 @@ import pytest
 from torch import Tensor
 
 from rankdeck.collectives import replicate
+from tests.helpers import parity
 from tests.helpers.rank_main import train_once
 from tests.helpers.ranks import RankSet, largest_difference
 
@@ -120,3 +121,29 @@ def test_dp_without_the_other_devices_gradients_is_far_off(
     with mock.patch.object(replicate, "reduce_to_first", lambda grads, devices: list(grads[0])):
         weights = in_this_process.__wrapped__(configuration(workload, strategy, 4, "fp32", 1), tmp_path)
     assert largest_difference(weights, reference(workload, "fp32", 1, folder)) > MUST_DIFFER
+
+
+@pytest.mark.parametrize("strategy", ["dp", "dp-parallel-loss"])
+@pytest.mark.parametrize(
+    ("workload", "precision"),
+    # A deep ResNet on tiny pictures blows rounding up a million times: only fp64 can tell.
+    [("batch-norm", "fp32"), pytest.param("resnet", "fp64", marks=pytest.mark.slow)],
+)
+def test_dp_with_batch_norms_equals_one_device_that_takes_the_same_slices(
+    strategy: str, workload: str, precision: str, folder: Path
+) -> None:
+    """Running statistics apart, which are those of replica 0, as torch keeps them."""
+    toml = parity.configuration(workload, STRATEGIES[strategy], 2, precision=precision)
+    weights = without_statistics(in_this_process(toml, folder))
+    sliced = without_statistics(parity.of_one_device(workload, precision, accumulate=2))
+    whole = without_statistics(parity.of_one_device(workload, precision))
+    assert largest_difference(weights, sliced) <= BARS[precision]
+    assert largest_difference(weights, whole) > MUST_DIFFER
+
+
+def without_statistics(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name: tensor
+        for name, tensor in weights.items()
+        if not name.endswith(("running_mean", "running_var", "num_batches_tracked"))
+    }
