@@ -48,12 +48,14 @@ def problem(options: Mapping[str, Any], num_devices: int) -> Problem | None:
         ", ".join(f"{axis} = {size}" for axis, size in zip(axes, found, strict=True))
         for found in choices[:_SHOWN_CHOICES]
     ]
+    if product > 1:
+        words.append(f"devices.use = cpu:{product}")
     there = "there is 1 device" if num_devices == 1 else f"there are {num_devices} devices"
     return Problem(
         "mesh",
-        f"The mesh of strategy.use = hybrid has {shown} = {product} places, and {there}.",
+        f"The mesh of strategy.use = hybrid has {shown} = {product} place{'s' * (product > 1)}, and {there}.",
         path="strategy",
-        advice=f"Use {'; or '.join(words)}; or devices.use = cpu:{product}.",
+        advice=f"Set in strategy: {'; or '.join(words)}.",
     )
 
 

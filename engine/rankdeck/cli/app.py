@@ -126,7 +126,9 @@ def _usage_problem(error: Exception) -> Problem | None:
     if format_message is None:
         return None
     message, _, hint = re.sub(
-        r" \(Possible options: (.*)\)", r" Did you mean \1?", str(format_message())
+        r" \(Possible options: (.*)\)",
+        r" Did you mean \1?",
+        str(format_message()).replace("Value error, ", ""),
     ).partition(" Did you mean ")
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "rankdeck"
