@@ -110,9 +110,12 @@ class Card(QWidget):
             width = QFontMetricsF(chart_font(10)).horizontalAdvance(source)
             _draw(painter, source, chart_font(10), self._colors.axis, right - width - 1, right)
             right -= width + 12
-        fits = QFontMetricsF(chart_font(11)).horizontalAdvance(self._subtitle) <= right - left - 12
+        metrics, room = QFontMetricsF(chart_font(11)), right - left - 12
+        fits = metrics.horizontalAdvance(self._subtitle) <= room
         subtitle = self._subtitle if fits else self._short_subtitle
-        _draw(painter, subtitle, chart_font(11), self._colors.muted, left + 12, right)
+        # A word cut in the middle says less than none.
+        if metrics.horizontalAdvance(subtitle) * 0.7 <= room:
+            _draw(painter, subtitle, chart_font(11), self._colors.muted, left + 12, right)
 
     def _fitting_source(self, room: float) -> str:
         """The whole text if the subtitle keeps its room beside it, else the short one, else nothing."""
