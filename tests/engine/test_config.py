@@ -87,8 +87,12 @@ def test_five_mistakes_get_five_messages_with_line_path_and_suggestion() -> None
         ('[train]\noptimizer = { use = "sgd", lr = -1 }', "wrong-value", "train.optimizer.lr", "more than 0"),
         ('[train]\noptimizer = { use = "sgd", eps = 1 }', "foreign-option", "train.optimizer.eps", "adamw"),
         ("[train]\nsteps = 5\nepochs = 5", "both-given", "train.epochs", "Keep one"),
-        ('[train]\nprecision = "fp16"', "not-yet", "train.precision", "bf16"),
-        ("[train]\ncompile = true", "not-yet", "train.compile", "Leave it out"),
+        (
+            '[train]\nprecision = "fp16"\n[devices]\nuse = "cpu:1"',
+            "does-not-combine",
+            "train.precision",
+            "bf16",
+        ),
         (
             '[rehearsal]\npace = "simulated"\n[devices]\nuse = "gpu:0"',
             "does-not-combine",
