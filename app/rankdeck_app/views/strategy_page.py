@@ -22,6 +22,7 @@ from rankdeck.catalog import STRATEGIES, StrategyCard, option_fields
 from rankdeck_app.shell.page import Page, PageUnavailable
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.form import shown
+from rankdeck_app.widgets.framed import framed, text_label
 
 PAGE_KIND = "strategy"
 MAX_WIDTH = 760
@@ -107,33 +108,19 @@ class StrategyPage(Page):
 
 
 def _label(text: str, tone: str = "") -> QLabel:
-    label = QLabel(text)
-    label.setWordWrap(True)
-    label.setTextFormat(Qt.TextFormat.PlainText)
+    label = text_label(text, tone)
     label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-    if tone:
-        label.setProperty("tone", tone)
     return label
 
 
-def _framed(title: str) -> tuple[QFrame, QVBoxLayout]:
-    frame = QFrame()
-    frame.setProperty("kind", "card")
-    column = QVBoxLayout(frame)
-    column.setContentsMargins(16, 12, 16, 14)
-    column.setSpacing(6)
-    column.addWidget(_label(title.upper(), "section"))
-    return frame, column
-
-
 def _paragraph(title: str, text: str) -> QFrame:
-    frame, column = _framed(title)
+    frame, column = framed(title)
     column.addWidget(_label(text))
     return frame
 
 
 def _options(card: StrategyCard) -> QFrame:
-    frame, column = _framed("Options")
+    frame, column = framed("Options")
     grid = QGridLayout()
     grid.setHorizontalSpacing(16)
     grid.setVerticalSpacing(6)

@@ -10,7 +10,6 @@ from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtWidgets import (
     QFrame,
     QHBoxLayout,
-    QLabel,
     QPushButton,
     QScrollArea,
     QVBoxLayout,
@@ -24,6 +23,7 @@ from rankdeck_app.state.runs import RunInfo, Runs
 from rankdeck_app.state.suggestion import Suggestion, suggest
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.controls import ElidedLabel
+from rankdeck_app.widgets.framed import framed, text_label
 from rankdeck_app.widgets.run_list import details, outcome_look, strategy_title
 
 PAGE_ID = "welcome:"
@@ -88,9 +88,9 @@ class WelcomePage(Page):
     # One suggested run
 
     def _suggestion_card(self) -> QFrame:
-        frame, column = _framed("Start here")
-        self.what = _label("")
-        self.why = _label("", "dim")
+        frame, column = framed("Start here")
+        self.what = text_label("")
+        self.why = text_label("", "dim")
         self.launch_button = QPushButton()
         self.launch_button.setProperty("kind", "primary")
         self.launch_button.setFixedHeight(32)
@@ -123,8 +123,8 @@ class WelcomePage(Page):
     # Runs
 
     def _runs_card(self) -> QFrame:
-        frame, self._runs_column = _framed("Runs")
-        self.no_runs = _label("No run yet.", "dim")
+        frame, self._runs_column = framed("Runs")
+        self.no_runs = text_label("No run yet.", "dim")
         self._runs_column.addWidget(self.no_runs)
         self._run_rows = QVBoxLayout()
         self._run_rows.setSpacing(2)
@@ -164,7 +164,7 @@ class WelcomePage(Page):
     # Presets
 
     def _presets_card(self) -> QFrame:
-        frame, column = _framed("Presets")
+        frame, column = framed("Presets")
         self.preset_buttons: list[QPushButton] = []
         for preset in self._presets:
             tooltip = f"{preset.text}\nMake it the configuration in the side bar"
@@ -182,7 +182,7 @@ class WelcomePage(Page):
         for command_id in HINTS:
             label, keys = hint(command_id)
             if keys:
-                row.addWidget(_label(f"{keys}  {label}", "small"))
+                row.addWidget(text_label(f"{keys}  {label}", "small"))
         row.addStretch(1)
         return row
 
@@ -200,19 +200,10 @@ def lesson(preset: PresetCard) -> str:
 def _heading() -> QVBoxLayout:
     column = QVBoxLayout()
     column.setSpacing(2)
-    column.addWidget(_label("Rankdeck", "title"))
+    column.addWidget(text_label("Rankdeck", "title"))
     text = "Train on several GPUs, see what every strategy costs on each of them, and find what went wrong."
-    column.addWidget(_label(text, "dim"))
+    column.addWidget(text_label(text, "dim"))
     return column
-
-
-def _label(text: str, tone: str = "") -> QLabel:
-    label = QLabel(text)
-    label.setWordWrap(tone != "small")
-    label.setTextFormat(Qt.TextFormat.PlainText)
-    if tone:
-        label.setProperty("tone", tone)
-    return label
 
 
 def _link(text: str, tooltip: str, on_click: Callable[[], object]) -> QPushButton:
@@ -235,13 +226,3 @@ def _row(button: QPushButton, text: str) -> QWidget:
     row.addWidget(button)
     row.addWidget(label, 1)
     return widget
-
-
-def _framed(title: str) -> tuple[QFrame, QVBoxLayout]:
-    frame = QFrame()
-    frame.setProperty("kind", "card")
-    column = QVBoxLayout(frame)
-    column.setContentsMargins(16, 12, 16, 14)
-    column.setSpacing(6)
-    column.addWidget(_label(title.upper(), "section"))
-    return frame, column
