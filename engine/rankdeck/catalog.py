@@ -419,7 +419,8 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         "hybrid",
         "Hybrid",
         "several axes at once",
-        "A mesh of devices with an axis for each kind of parallelism: data x shard x stage x tensor.",
+        "A mesh of devices with an axis for each kind of parallelism: data x shard x stage x tensor. Without "
+        "any size: two stages, and the rest replicas.",
         "rankdeck.strategies.hybrid:Hybrid",
         HybridOptions,
         batch_shards=False,

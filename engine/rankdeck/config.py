@@ -8,6 +8,7 @@ strategy) are validated by the card in catalog.py.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -453,8 +454,8 @@ _TABLE_RULES: dict[str, Callable[[Findings, Any], None]] = {
 def _check_together(found: Findings, values: dict[str, Any]) -> None:
     """What one table alone cannot tell."""
     train: TrainConfig = values["train"]
-    strategy: Choice = values["strategy"]
     selection = parse_devices(values["devices"].use)
+    strategy = values["strategy"] = _with_mesh(values["strategy"], selection.known_count or 1)
     for row in refusals(_facts(values, selection)):
         found.add("does-not-combine", tuple(row.place.split(".")), row.why, row.instead)
     if selection.kind == "gpu" and train.precision == "fp64":
@@ -469,6 +470,13 @@ def _check_together(found: Findings, values: dict[str, Any]) -> None:
     if selection.known_count is not None:
         for problem in batch_problems(train, strategy, selection.known_count):
             found.add(problem.code, tuple((problem.path or "").split(".")), problem.message, problem.advice)
+
+
+def _with_mesh(strategy: Choice, num_devices: int) -> Choice:
+    """A hybrid whose axes nobody gave gets a mesh to begin with."""
+    if strategy.use != "hybrid" or math.prod(mesh_sizes.sizes_of(strategy.options).values()) > 1:
+        return strategy
+    return Choice(use=strategy.use, options={**strategy.options, **mesh_sizes.usual_sizes(num_devices)})
 
 
 def _facts(values: dict[str, Any], selection: DeviceSelection) -> Facts:
