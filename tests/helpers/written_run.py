@@ -135,9 +135,12 @@ class WrittenRun:
 
     def end(self, outcome: str = "completed", exit_code: int = 0, reason: str | None = None) -> None:
         """The guard's last word, then the lock goes."""
+        self.say_last_word(outcome, exit_code, reason)
+        self.lose()
+
+    def say_last_word(self, outcome: str, exit_code: int = 0, reason: str | None = None) -> None:
         word = {"outcome": outcome, "exit_code": exit_code, "ended": time.time(), "reason": reason}
         (self.path / "end.json").write_text(json.dumps(word), encoding="utf-8")
-        self.lose()
 
     def lose(self) -> None:
         """Everything of the run dies at once."""

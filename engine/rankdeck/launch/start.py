@@ -27,10 +27,13 @@ from rankdeck.checkpoint_files import newest_whole
 from rankdeck.config import RunConfig, batch_problems
 from rankdeck.errors import ConfigError, DataError, MachineError, ModelError, RankdeckError
 from rankdeck.launch import choose, guard
+from rankdeck.launch.control import wait_ended
 from rankdeck.launch.leftovers import end_leftovers
 from rankdeck.rundir import RunDir
 
 _READY_S = 30.0
+_LETTING_GO_S = 20.0
+"""How long a run that has said its last word may take until nothing of it is left."""
 DEFAULT_STEPS = 500
 """Where a configuration names neither steps nor epochs."""
 _SET_BY_RUNS = {
@@ -112,7 +115,8 @@ def resume(
 
 
 def _check_resumable(run: RunDir, config: RunConfig) -> None:
-    if run.is_alive():
+    is_ending = run.end() is not None
+    if run.is_alive() and not (is_ending and wait_ended(run, _LETTING_GO_S)):
         raise _alive_error(run)
     found, complaints = newest_whole(run.checkpoints_folder)
     if found is None:

@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,11 @@ import pytest
 
 from rankdeck.errors import ConfigError, DataError, DeviceError, MachineError, ModelError, RankdeckError
 from rankdeck.launch.control import request_stop
+from rankdeck.launch.start import NotResumableError, resume
 from rankdeck.rundir import list_runs
 from tests.helpers import launching
 from tests.helpers.launching import launch
+from tests.helpers.written_run import WrittenRun
 
 
 def refused(tmp_path: Path, tables: Mapping[str, Any], kind: type[RankdeckError]) -> RankdeckError:
@@ -80,6 +84,23 @@ def test_a_started_run_is_locked_named_and_in_the_index(tmp_path: Path) -> None:
     assert run.path in [found.path for found in list_runs()]
     request_stop(run, now=True)
     launching.ended(run, 5)
+
+
+def test_a_run_that_said_its_last_word_is_waited_for_and_one_that_works_is_not(tmp_path: Path) -> None:
+    written = WrittenRun(tmp_path / "runs")
+    written.begin()
+
+    def code_of_resuming() -> str | None:
+        with pytest.raises(NotResumableError) as caught:
+            resume(written.dir, written.dir.config(), detach=True, command_line=[], started=time.time())
+        return caught.value.code
+
+    assert code_of_resuming() == "running"
+    written.say_last_word("stopped")
+    releasing = threading.Timer(0.5, written.lose)
+    releasing.start()
+    assert code_of_resuming() == "no-checkpoint"
+    releasing.join()
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
