@@ -23,14 +23,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from rankdeck import events
-from rankdeck.config import RunConfig
 from rankdeck.errors import ConfigError, RunNotFoundError, one_of
 from rankdeck.home import state_dir
+
+if TYPE_CHECKING:
+    from rankdeck.config import RunConfig
 
 OUTCOMES = ("running", "completed", "failed", "stopped", "lost")
 _HIDDEN = ".new-"
