@@ -6,8 +6,6 @@ one that a foreign compute process uses is taken with a warning, and `auto` take
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +13,8 @@ from pathlib import Path
 from rankdeck.config import RunConfig
 from rankdeck.errors import DeviceError, MachineError, Problem, did_you_mean, one_of
 from rankdeck.events import DeviceInfo
-from rankdeck.home import state_dir
-from rankdeck.telemetry.nvml import Gpu, GpuProcess, list_gpus
+from rankdeck.leases import lease_holder, lease_path
+from rankdeck.telemetry.listing import Gpu, GpuProcess, list_gpus
 from rankdeck.units import format_bytes
 
 
@@ -52,25 +50,6 @@ def choose_devices(config: RunConfig) -> Choice:
 def _is_split(config: RunConfig) -> bool:
     """Whether one process holds layers on several devices, as many as its cuts make."""
     return config.strategy_card.one_process and bool(config.strategy.options.get("cuts"))
-
-
-def lease_path(uuid: str) -> Path:
-    return state_dir() / "leases" / f"{uuid}.lock"
-
-
-def lease_holder(uuid: str) -> str | None:
-    """The run that holds a GPU, as its guard wrote it; None when it is free."""
-    try:
-        handle = os.open(lease_path(uuid), os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return os.read(handle, 4096).decode(errors="replace").strip() or "another run"
-    finally:
-        os.close(handle)
-    return None
 
 
 def busy_error(gpu_name: str, holder: str) -> DeviceError:

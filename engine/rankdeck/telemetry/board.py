@@ -91,15 +91,26 @@ class Board:
             self.peak_bytes[uuid] = max(int(used.value), self.peak_bytes.get(uuid, 0))
 
     def _replace(self, line: Devices) -> None:
-        """The new list, and what is no longer there, as lost since now; a MIG split that was undone is not."""
-        there = {device.uuid for device in line.devices}
+        """The new list, and what is no longer there, as lost; a MIG split that was undone is not."""
+        known = {device.uuid: device for device in self.devices}
+        by_index = {device.index for device in self.devices if device.parent is None}
+        found = []
+        for device in line.devices:
+            before = known.get(device.uuid)
+            if device.lost_at is not None and before is None and device.index in by_index:
+                continue  # a lost GPU cannot tell even its UUID; it is known from before
+            if device.lost_at is not None and before is not None:
+                lost_at = before.lost_at or device.lost_at
+                device = msgspec.structs.replace(before, lost_at=lost_at)
+            found.append(device)
+        there = {device.uuid for device in found}
         gone = [
             device if device.lost_at is not None else msgspec.structs.replace(device, lost_at=line.t)
             for device in self.devices
             if device.uuid not in there and device.parent not in there
         ]
         self.told = line
-        self.devices = in_order([*line.devices, *gone])
+        self.devices = in_order([*found, *gone])
 
     def _mark(self, uuid: str, lost_at: float | None) -> None:
         self.devices = [

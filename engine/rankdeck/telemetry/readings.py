@@ -26,6 +26,8 @@ from typing import Literal
 
 import msgspec
 
+from rankdeck.events import ProcessUse as ProcessUse
+
 State = Literal["value", "unsupported", "error", "stale"]
 
 
@@ -108,21 +110,6 @@ class Reading(msgspec.Struct, omit_defaults=True):
     unit: str = ""
     age_s: float = 0.0
     detail: str | None = None
-
-
-class ProcessUse(msgspec.Struct, omit_defaults=True):
-    """A process on a device. `used_bytes` is None where the driver does not tell.
-
-    `foreign`: the pid belongs to another namespace (another container, or the host), so `name` is None.
-    `type`: compute | graphics. `rank`: of the run whose sampler writes, where it is one of its ranks.
-    """
-
-    pid: int
-    name: str | None = None
-    used_bytes: int | None = None
-    type: str = "compute"
-    foreign: bool = False
-    rank: int | None = None
 
 
 class DeviceReadings(msgspec.Struct, omit_defaults=True):
