@@ -37,7 +37,11 @@ class DeviceFigures:
     peak_bytes: int | None = None
     peak_by_kind: Mapping[str, int] | None = None
     used_bytes: int | None = None
+    used_peak_bytes: int | None = None
     utilisation: float | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
+    processes: Sequence[events.ProcessUse] | None = None
+    lost_at: float | None = None
     _busy_s: float = 0.0
     _read_s: float = 0.0
 
@@ -51,9 +55,19 @@ class DeviceFigures:
             self.peak_bytes, self.peak_by_kind = memory.peak_bytes, memory.peak_by_kind
 
     def add_sample(self, sample: events.DeviceSample, interval_s: float) -> None:
-        self.used_bytes = sample.used_bytes if sample.used_bytes is not None else self.used_bytes
-        self.utilisation = sample.utilisation
+        if sample.missing is not None:
+            self.missing = sample.missing
+            if "utilisation" in sample.missing:
+                self.utilisation = None
+            if "used_bytes" in sample.missing:
+                self.used_bytes = None
+        if sample.used_bytes is not None:
+            self.used_bytes = sample.used_bytes
+            self.used_peak_bytes = max(sample.used_bytes, self.used_peak_bytes or 0)
+        if sample.processes is not None:
+            self.processes = sample.processes
         if sample.utilisation is not None:
+            self.utilisation = sample.utilisation
             self._busy_s += sample.utilisation * interval_s
             self._read_s += interval_s
 
@@ -101,6 +115,8 @@ class RunFigures:
             case events.Sample():
                 for sample in event.devices:
                     self.device(sample.device).add_sample(sample, event.interval_s)
+            case events.DeviceNotice() if event.device is not None and event.code in ("lost", "back"):
+                self.device(event.device).lost_at = event.t if event.code == "lost" else None
             case events.Evaluation():
                 if self.evaluation is None or event.step >= self.evaluation.step:
                     self.evaluation = event
@@ -320,6 +336,8 @@ def _device(figures: DeviceFigures) -> dict[str, Any]:
         "peak_bytes": figures.peak_bytes,
         "peak_by_kind": dict(figures.peak_by_kind) if figures.peak_by_kind is not None else None,
         "utilisation_mean": figures.utilisation_mean,
+        "used_peak_bytes": figures.used_peak_bytes,
+        "lost_at": figures.lost_at,
     }
 
 

@@ -76,7 +76,9 @@ class Trainer:
             job.saver.scaling = self._scaling
         self._base_rates: list[float] = [group["lr"] for group in self._optimizer.param_groups]
         self._reporter = StepReporter(job.writer, job.rank, job.strategy.device)
-        self._busy = BusyMeter(job.writer, job.rank, job.devices)
+        # Of a rank that is one device its process tells enough, to the sampler.
+        tells_busy = self._strategy.setup.is_rehearsal and len(job.devices) > 1
+        self._busy = BusyMeter(job.writer, job.rank, job.devices) if tells_busy else None
         self._memory_told = 0.0
         self._last_inputs: Any = None
         self._restored: Restored | None = None
@@ -332,7 +334,7 @@ class Trainer:
 
     def _tell(self, facts: StepFacts) -> None:
         self._check_finite(self._reporter.add(facts))
-        if self._busy.due() and self._strategy.setup.is_rehearsal:
+        if self._busy is not None and self._busy.due():
             self._busy.tell(self._strategy.replicas_busy_s())
         if not self._strategy.setup.is_rehearsal and time.monotonic() - self._memory_told >= GPU_MEMORY_S:
             self._tell_gpu_memory(facts.step)

@@ -6,7 +6,7 @@
  *
  *   failures are data   per device and kind of call a return code and a delay; kind ANY is every call.
  *                       CRASH and ABORT end the process, as libraries have done on a lost GPU
- *   the count of GPUs   is latched by the first nvmlInit
+ *   the count of GPUs   is latched by the first nvmlInit, unless live_count
  *   used memory         version 1 counts the driver's reserve as used, version 2 tells it apart
  *   processes           the two-step size protocol; bytes may be not available
  *   MIG instances       entries with a parent; no utilisation, power, temperature, fan or clocks of their own
@@ -55,7 +55,7 @@ struct event { u32 device, pad; u64 type, data; };
 struct state {
     u32 layout, num_gpus, num_instances, num_events;
     int32_t init_error;
-    u32 pad;
+    u32 live_count;                             /* as of drivers that tell a changed count without an init */
     char driver[80];
     struct event events[MAX_EVENTS];            /* a ring; num_events counts all that were ever posted */
     struct device devices[MAX_DEVICES];         /* GPUs, then instances */
@@ -161,7 +161,7 @@ int nvmlSystemGetNVMLVersion(char *o, u32 n) { return references ? put(o, n, "13
 int nvmlSystemGetCudaDriverVersion_v2(int *v) { *v = 13000; return references ? OK : UNINITIALIZED; }
 int nvmlSystemGetCudaDriverVersion(int *v) { return nvmlSystemGetCudaDriverVersion_v2(v); }
 
-int nvmlDeviceGetCount_v2(u32 *n) { *n = num_gpus; return references ? OK : UNINITIALIZED; }
+int nvmlDeviceGetCount_v2(u32 *n) { *n = S && S->live_count ? S->num_gpus : num_gpus; return references ? OK : UNINITIALIZED; }
 int nvmlDeviceGetCount(u32 *n) { return nvmlDeviceGetCount_v2(n); }
 int nvmlDeviceGetHandleByIndex_v2(u32 i, void **h) {
     if (!references) return UNINITIALIZED;

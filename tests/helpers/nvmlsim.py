@@ -84,7 +84,7 @@ class _State(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_uint32) for name in ("layout", "num_gpus", "num_instances", "num_events")),
         ("init_error", ctypes.c_int32),
-        ("pad", ctypes.c_uint32),
+        ("live_count", ctypes.c_uint32),
         ("driver", ctypes.c_char * 80),
         ("events", _Event * _MAX_EVENTS),
         ("devices", SimulatedDevice * _MAX_DEVICES),

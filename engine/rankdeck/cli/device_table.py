@@ -138,7 +138,7 @@ class LiveDevices:
 
     def draw(self, now_s: float) -> None:
         told = self._board.told
-        if told is None:
+        if told is None or not self._board.is_read:
             return
         gpus = [gpu_of(device, self._board, now_s) for device in self._board.devices]
         if not self._is_terminal:

@@ -40,7 +40,8 @@ def choose_devices(config: RunConfig) -> Choice:
     elif selection.kind == "gpu":
         choice = _gpus(_named(list_gpus(), selection.gpus))
     else:
-        free = [gpu for gpu in _gpus_or_none() if not lease_holder(gpu.uuid) and not _foreign(gpu)]
+        there = [gpu for gpu in _gpus_or_none() if _is_usable(gpu)]
+        free = [gpu for gpu in there if not lease_holder(gpu.uuid) and not _foreign(gpu)]
         choice = _gpus(free) if free else _virtual(config, 2)
     if config.strategy_card.one_device:
         return _only_first(choice)
@@ -81,6 +82,11 @@ def _gpus(gpus: Sequence[Gpu]) -> Choice:
     return choice
 
 
+def _is_usable(gpu: Gpu) -> bool:
+    """Whether a run may take it without being told its name: a whole GPU that is there."""
+    return gpu.state == "ok" and gpu.parent is None and not gpu.mig and not gpu.simulated
+
+
 def _gpus_or_none() -> list[Gpu]:
     try:
         return list_gpus()
@@ -92,7 +98,7 @@ def _named(gpus: list[Gpu], names: Sequence[str]) -> list[Gpu]:
     """The GPUs of these indices or UUIDs, all of them where nothing is named."""
     if not gpus:
         raise DeviceError("This machine has no GPU.", path="devices.use", advice="Rehearse on CPU: cpu:2.")
-    by_name = {str(gpu.index): gpu for gpu in gpus} | {gpu.uuid: gpu for gpu in gpus}
+    by_name = {str(gpu.index): gpu for gpu in gpus if gpu.parent is None} | {gpu.uuid: gpu for gpu in gpus}
     found = []
     for name in names:
         if name not in by_name:
@@ -106,7 +112,35 @@ def _named(gpus: list[Gpu], names: Sequence[str]) -> list[Gpu]:
         found.append(by_name[name])
     if len({gpu.uuid for gpu in found}) < len(found):
         raise DeviceError("A GPU is named twice.", path="devices.use", advice="Name each GPU once.")
-    return found or gpus
+    for gpu in found:
+        _refuse_unusable(gpu, gpus)
+    if len(found) > 1 and any(gpu.parent is not None for gpu in found):
+        raise DeviceError(
+            "A run can use one MIG instance only: CUDA shows a process no second one.",
+            path="devices.use",
+            advice="Name one instance, or whole GPUs.",
+        )
+    usable = found or [gpu for gpu in gpus if _is_usable(gpu)]
+    if not usable:
+        _refuse_unusable(gpus[0], gpus)
+    return usable
+
+
+def _refuse_unusable(gpu: Gpu, gpus: Sequence[Gpu]) -> None:
+    """Raises: DeviceError for a GPU that no rank could use."""
+    if gpu.simulated:
+        message = "These GPUs are simulated (RANKDECK_NVML): nothing can run on them."
+        advice = "Rehearse on virtual devices: --devices cpu:2, or unset RANKDECK_NVML."
+    elif gpu.state != "ok":
+        message = f"GPU {gpu.index} ({gpu.name}) is lost: the driver does not reach it any more."
+        advice = "Choose another one. It may need a reset, or the machine a restart."
+    elif gpu.mig:
+        message = f"GPU {gpu.index} ({gpu.name}) is split into MIG instances and cannot be used as a whole."
+        parts = [part.uuid for part in gpus if part.parent == gpu.uuid]
+        advice = f"Choose one of its instances: gpu:{one_of(parts)}." if parts else "It has no instance yet."
+    else:
+        return
+    raise DeviceError(message, code="device-unusable", path="devices.use", advice=advice)
 
 
 def _foreign(gpu: Gpu) -> list[GpuProcess]:
@@ -118,8 +152,8 @@ def _used_warning(gpu: Gpu, process: GpuProcess) -> Problem:
     used = "an unknown amount" if process.used_bytes is None else format_bytes(process.used_bytes)
     return Problem(
         "device-used",
-        f"GPU {gpu.index} ({gpu.name}) is also used by {process.name or 'a process'} (pid {process.pid}), "
-        f"which holds {used} of its memory.",
+        f"GPU {gpu.index} ({gpu.name}) is also used by {process.name or 'a process of another namespace'} "
+        f"(pid {process.pid}), which holds {used} of its memory.",
         advice="Expect less memory and less speed, or choose another GPU.",
         severity="warning",
     )

@@ -56,6 +56,13 @@ class Board:
                 if line.uuid is not None and line.code in ("lost", "back"):
                     self._mark(line.uuid, line.t if line.code == "lost" else None)
 
+    @property
+    def is_read(self) -> bool:
+        """Whether every device that can be read has been, once."""
+        return self.told is not None and all(
+            device.uuid in self._processes or device.lost_at is not None for device in self.devices
+        )
+
     def device(self, uuid: str) -> Device | None:
         return next((device for device in self.devices if device.uuid == uuid), None)
 

@@ -18,6 +18,7 @@ from rankdeck.errors import Problem
 from rankdeck.rundir import RunDir
 from rankdeck.telemetry.host import virtual_uuid
 from rankdeck.telemetry.readings import (
+    METRICS,
     DeviceProcesses,
     DeviceReadings,
     Line,
@@ -45,6 +46,7 @@ class RunSink:
         self._told: dict[str, tuple[float | int | None, float]] = {}
         self._missing: dict[str, dict[str, str]] = {}
         self._busy_s: dict[str, float] = {}
+        self._interval_s = 0.0
 
     def __call__(self, line: Line) -> None:
         match line:
@@ -53,7 +55,7 @@ class RunSink:
             case Processes():
                 found = [sample for entry in line.devices if (sample := self._processes(entry)) is not None]
                 if found:
-                    self._writer.write(events.Sample(devices=found, interval_s=0.0))
+                    self._writer.write(events.Sample(devices=found, interval_s=self._interval_s))
             case Notice():
                 self._notice(line)
 
@@ -62,12 +64,12 @@ class RunSink:
         rows = [row for entry in line.devices if (row := self._row(entry, now_s)) is not None]
         if not rows:
             return
-        intervals = []
         for entry in line.devices:
             if "utilisation" in entry.readings:
-                intervals.append(now_s - self._busy_s.get(entry.uuid, now_s))
+                before_s = self._busy_s.get(entry.uuid, now_s - 1 / METRICS["utilisation"].hz)
+                self._interval_s = round(now_s - before_s, 4)
                 self._busy_s[entry.uuid] = now_s
-        self._writer.write(events.Sample(devices=rows, interval_s=round(max(intervals, default=0.0), 4)))
+        self._writer.write(events.Sample(devices=rows, interval_s=self._interval_s))
 
     def _row(self, entry: DeviceReadings, now_s: float) -> events.DeviceSample | None:
         """What is worth a line: anything but memory that was told less than REPEAT_S ago and is the same."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import select
 import signal
 import sys
 import threading
@@ -103,17 +104,18 @@ class Sampler:
 
         threading.Thread(target=wait, name="events", daemon=True).start()
 
-    def run(self, is_over: Callable[[], bool]) -> bool:
-        """Tick until `is_over`; False when there are other devices now, which takes another process."""
-        began_s, tick = time.monotonic(), 0
-        while not is_over():
+    def run(self, wait: Callable[[float], bool]) -> bool:
+        """Tick until `wait`, which is given seconds, says that it is over; False when there are other devices
+        now, which takes another process."""
+        began_s, tick, is_over = time.monotonic(), 0, False
+        while not is_over:
             self.tick(tick)
             if tick % LOOK_TICKS == 0 and self._has_changed():
                 words = "There are other devices than before."
                 self._write(Notice(t=time.time(), code="changed", message=words, severity="info"))
                 return False
             tick = max(tick, int((time.monotonic() - began_s) / TICK_S)) + 1
-            time.sleep(max(0.0, began_s + tick * TICK_S - time.monotonic()))
+            is_over = wait(max(0.0, began_s + tick * TICK_S - time.monotonic()))
         self._tell_processes([self._processes(device.uuid) for device in self._asked()])
         return True
 
@@ -237,6 +239,15 @@ def _driver_notice(error: MachineError) -> Notice:
     )
 
 
+def _listen_to_signals() -> Callable[[float], bool]:
+    """What waits some seconds, or until TERM or INT comes; whether one did."""
+    read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(write_end)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    return lambda seconds: bool(select.select([read_end], [], [], seconds)[0])
+
+
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="rankdeck.telemetry.sampler")
     parser.add_argument("--once", action="store_true", help="read everything once and end")
@@ -252,9 +263,7 @@ def main(argv: Sequence[str]) -> int:
     """The exit code: 0 asked to stop, 3 no driver that answers, EXIT_CHANGED."""
     asked = _parse(argv)
     die_with_parent()
-    over = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: over.set())
+    wait = _listen_to_signals()
     crumb = None if asked.crumb is None else Crumb(asked.crumb)
     write: Sink = _write_line
     only: list[str] | None = None
@@ -286,7 +295,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if kind != "virtual":
         sampler.listen()
-    return 0 if sampler.run(over.is_set) else EXIT_CHANGED
+    return 0 if sampler.run(wait) else EXIT_CHANGED
 
 
 if __name__ == "__main__":

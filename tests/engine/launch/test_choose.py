@@ -6,6 +6,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,32 @@ def test_single_takes_the_first_of_several_and_says_so(tmp_path: Path, gpus: lis
     choice = choose_devices(small_config(tmp_path, tables))
     assert [info.uuid for info in choice.devices] == ["GPU-00000000"] and len(choice.leases) == 1
     assert "2 more devices are left out" in choice.warnings[0].message
+
+
+def test_a_mig_instance_is_chosen_by_its_uuid_and_its_gpu_is_refused(tmp_path: Path, gpus: list[Gpu]) -> None:
+    gpus[0] = replace(gpu(0), mig=True)
+    gpus.insert(1, replace(gpu(0), uuid="MIG-0000000a", parent="GPU-00000000"))
+    gpus.insert(2, replace(gpu(0), uuid="MIG-0000000b", parent="GPU-00000000"))
+    assert chosen(tmp_path, "gpu:MIG-0000000a", strategy={"use": "single"}) == ["MIG-0000000a"]
+    with pytest.raises(DeviceError, match="split into MIG instances") as caught:
+        chosen(tmp_path, "gpu:0")
+    assert "MIG-0000000a or MIG-0000000b" in (caught.value.advice or "")
+    with pytest.raises(DeviceError, match="one MIG instance only"):
+        chosen(tmp_path, "gpu:MIG-0000000a,MIG-0000000b")
+    for use in ("auto", "gpu:all"):
+        assert chosen(tmp_path, use) == ["GPU-00000001", "GPU-00000002"]
+
+
+def test_a_lost_gpu_is_refused_and_left_out(tmp_path: Path, gpus: list[Gpu]) -> None:
+    gpus[1] = replace(gpu(1), state="lost", used_bytes=None)
+    with pytest.raises(DeviceError, match="is lost: the driver"):
+        chosen(tmp_path, "gpu:0,1")
+    assert chosen(tmp_path, "gpu:all") == ["GPU-00000000", "GPU-00000002"]
+
+
+def test_simulated_gpus_are_refused_and_auto_rehearses(tmp_path: Path, gpus: list[Gpu]) -> None:
+    gpus[:] = [replace(found, simulated=True) for found in gpus]
+    for use in ("gpu:0", "gpu:all"):
+        with pytest.raises(DeviceError, match="simulated"):
+            chosen(tmp_path, use)
+    assert chosen(tmp_path, "auto") == ["Virtual 0", "Virtual 1"]
