@@ -204,6 +204,12 @@ NUMBER(nvmlDeviceGetDisplayActive, STATIC, u32, 0)
 NUMBER(nvmlDeviceGetDisplayMode, STATIC, u32, 0)
 NUMBER(nvmlDeviceGetComputeMode, STATIC, u32, 0)
 NUMBER(nvmlDeviceGetPerformanceState, STATIC, u32, 0)
+NUMBER(nvmlDeviceGetDriverModel, STATIC, u32, 0)
+static int video(void *h, u32 *busy, u32 *period) { ENTER(h, UTILISATION); *busy = 0; *period = 167000; return OK; }
+int nvmlDeviceGetEncoderUtilization(void *h, u32 *busy, u32 *period) { return video(h, busy, period); }
+int nvmlDeviceGetDecoderUtilization(void *h, u32 *busy, u32 *period) { return video(h, busy, period); }
+int nvmlDeviceGetPcieThroughput(void *h, u32 way, u32 *o) { (void)way; ENTER(h, STATIC); *o = 0; return OK; }
+int nvmlDeviceGetCudaComputeCapability(void *h, int *major, int *minor) { ENTER(h, STATIC); *major = 9; *minor = 0; return OK; }
 int nvmlDeviceGetTemperature(void *h, u32 sensor, u32 *o) { (void)sensor; ENTER(h, TEMPERATURE); *o = d->celsius; return OK; }
 static int clock_of(void *h, u32 which, u32 *o) { ENTER(h, CLOCK); *o = which == 2 ? d->memory_mhz : d->sm_mhz; return OK; }
 int nvmlDeviceGetClockInfo(void *h, u32 which, u32 *o) { return clock_of(h, which, o); }

@@ -27,6 +27,7 @@ from rankdeck.telemetry.nvml_calls import (
     RESTART,
     Call,
     Gpu,
+    ProcessList,
     known,
     open_nvml,
     text,
@@ -70,7 +71,7 @@ class NvmlProvider:
         self._gpus: dict[str, Gpu] = {}
         self._names = ProcessNames()
         self._plans: dict[tuple[str, ...], tuple[Call, ...]] = {}
-        self._lists: list[Callable[[Any], list[Any]]] | None = None
+        self._lists: tuple[ProcessList, ProcessList] | None = None
         self._events: Any = None
         self._notices: list[Notice] = []
         open_nvml(library)
@@ -166,23 +167,33 @@ class NvmlProvider:
             wanted = set(metrics)
             plan = self._plans[metrics] = tuple(call for call in CALLS if wanted & set(call.metrics))
         found: dict[str, Reading] = {}
+        resting = gpu.resting
         now_s = time.monotonic()
         for call in plan:
-            if call in gpu.resting and (rest := gpu.resting[call])[0] > now_s:
-                if rest[1] is not None:
-                    found |= dict.fromkeys(call.metrics, rest[1])
+            if call in resting and not self._has_rested(gpu, call, now_s, found):
                 continue
             try:
                 values = call.ask(gpu)
             except FAILED as error:
                 found |= dict.fromkeys(call.metrics, self._failed(gpu, call, error, now_s))
             else:
-                for name, value in zip(call.metrics, values, strict=True):
+                for name, value in zip(call.metrics, values, strict=False):
                     found[name] = Reading(value, "value", _UNITS[name])
             before_s, now_s = now_s, time.monotonic()
             if now_s - before_s > SLOW_S:
                 self._rest(gpu, call, now_s - before_s)
         return found
+
+    def _has_rested(self, gpu: Gpu, call: Call, now_s: float, found: dict[str, Reading]) -> bool:
+        """Whether the call may be made again; until then, what is known of its metrics goes into `found`."""
+        until_s, known_of_it = gpu.resting[call]
+        if until_s > now_s:
+            if known_of_it is not None:
+                for name in call.metrics:
+                    found[name] = known_of_it
+            return False
+        del gpu.resting[call]
+        return True
 
     def _awake(self, uuid: str) -> Gpu:
         gpu = self._gpus[uuid]
@@ -225,41 +236,24 @@ class NvmlProvider:
         if _PROCESSES in gpu.resting and (rest := gpu.resting[_PROCESSES])[0] > now_s:
             return DeviceProcesses(uuid, state="stale" if rest[1] is None else rest[1].state)
         try:
-            compute, graphics = (ask(gpu.handle) for ask in self._process_lists(gpu.handle))
+            self._lists = self._lists or (ProcessList("Compute"), ProcessList("Graphics"))
+            compute, graphics = self._lists[0](gpu.handle), self._lists[1](gpu.handle)
         except FAILED as error:
             return DeviceProcesses(uuid, state=self._failed(gpu, _PROCESSES, error, now_s).state)
         took_s = time.monotonic() - now_s
         if took_s > SLOW_S:
             self._rest(gpu, _PROCESSES, took_s)
         # A process that does both is listed twice by the driver; compute is what keeps a GPU from a run.
-        found = {item.pid: self._use(item, "graphics") for item in graphics}
-        found |= {item.pid: self._use(item, "compute") for item in compute}
+        found = {pid: self._use(pid, used_bytes, "graphics") for pid, used_bytes in graphics}
+        found |= {pid: self._use(pid, used_bytes, "compute") for pid, used_bytes in compute}
         if found.keys() != gpu.pids:
             gpu.pids = set(found)
             self._names.keep_only(pid for other in self._gpus.values() for pid in other.pids)
         return DeviceProcesses(uuid, [found[pid] for pid in sorted(found)])
 
-    def _process_lists(self, handle: Any) -> list[Callable[[Any], list[Any]]]:
-        """The calls for compute and graphics that this driver has: older ones lack the third version."""
-        if self._lists is None:
-            newest = [
-                pynvml.nvmlDeviceGetComputeRunningProcesses_v3,
-                pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3,
-            ]
-            try:
-                newest[0](handle)
-                self._lists = newest
-            except (pynvml.NVMLError_FunctionNotFound, pynvml.NVMLLibraryMismatchError):
-                self._lists = [
-                    pynvml.nvmlDeviceGetComputeRunningProcesses_v2,
-                    pynvml.nvmlDeviceGetGraphicsRunningProcesses_v2,
-                ]
-        return self._lists
-
-    def _use(self, item: Any, kind: str) -> ProcessUse:
-        who = self._names.identify(item.pid)
-        used = item.usedGpuMemory
-        return ProcessUse(item.pid, who.name, None if used is None else int(used), kind, who.foreign)
+    def _use(self, pid: int, used_bytes: int | None, kind: str) -> ProcessUse:
+        who = self._names.identify(pid)
+        return ProcessUse(pid, who.name, used_bytes, kind, who.foreign)
 
     def wait_for_event(self, timeout_s: float) -> Notice | None:
         if self._events is None:
