@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 
-from rankdeck.telemetry.readings import METRICS, Sample
+from rankdeck.telemetry.readings import METRICS, Sample, throttle_words
 from rankdeck_app.state.series import Series
 
+THROTTLED = "throttled"
 _RAW_POINTS, _TIER_BINS = 4_096, 2_048
 
 
@@ -38,9 +39,17 @@ class DeviceHistory:
                     continue
                 series = self.series(entry.uuid, metric)
                 if reading.state == "value" and reading.value is not None:
-                    self._put(series, metric, now_s - reading.age_s, float(reading.value))
+                    at_s = now_s - reading.age_s
+                    self._put(series, metric, at_s, float(reading.value))
+                    if metric == "throttle":
+                        slowed = float(bool(throttle_words(int(reading.value))))
+                        self._put(self.throttled(entry.uuid), metric, at_s, slowed)
                 elif series.last_y is not None and math.isfinite(series.last_y):
                     series.append(now_s, math.nan)
+
+    def throttled(self, uuid: str) -> Series:
+        """1 while anything that is worth telling lowers the clocks, 0 while nothing does."""
+        return self.series(uuid, THROTTLED)
 
     def _put(self, series: Series, metric: str, at_s: float, value: float) -> None:
         stale_after_s = METRICS[metric].stale_after_s

@@ -28,8 +28,8 @@ GAP = 6
 class DeviceFigure:
     """What a card shows. `share` is used over capacity (or over the largest peak); None is unknown.
 
-    `state`: "" | stale (old figures) | off (not to be chosen) | lost. `note` stands where the
-    bytes are else, `busy` (who else uses it) where the `readings` are.
+    `state`: "" | stale (old figures) | off (not to be chosen) | lost. `note` stands where the bytes are else;
+    `gone` (since when it is lost) or `busy` (who else uses it) where the `readings` are.
     """
 
     label: str
@@ -41,6 +41,7 @@ class DeviceFigure:
     tooltip: str = ""
     readings: str = ""
     busy: str = ""
+    gone: str = ""
     state: str = ""
 
     @property
@@ -68,7 +69,7 @@ class DeviceCard(QAbstractButton):
         self.setAccessibleName(figure.label)
         busy = figure.busy and f"used by {figure.busy}"
         stale = "old figures" if figure.state == "stale" else ""
-        words = (figure.note, used, stale, figure.readings.replace("  ", ", "), busy)
+        words = (figure.gone, figure.note, used, stale, figure.readings.replace("  ", ", "), busy)
         self.setAccessibleDescription(", ".join(filter(None, words)))
         self.setToolTip(figure.tooltip or figure.label)
         self.update()
@@ -97,11 +98,11 @@ class DeviceCard(QAbstractButton):
         painter.setBrush(color("rankdeck.card.background"))
         painter.drawRoundedRect(QRectF(self.rect()).adjusted(0.5, 0.5, -0.5, -0.5), 4, 4)
         left = 8.0
-        has_third_line = not self._chip and bool(self._figure.readings or self._figure.busy)
+        has_third_line = not self._chip and bool(self._third_line()[0])
         middle = 13.0 if self._chip or has_third_line else 14.0
-        if self.isCheckable() and self._figure.is_choosable:
-            paint_check(painter, self._theme, QRectF(left, middle - 8, 16, 16), self.isChecked())
         if self.isCheckable():
+            if self._figure.is_choosable or self.isChecked():
+                paint_check(painter, self._theme, QRectF(left, middle - 8, 16, 16), self.isChecked())
             left += 22
         self._paint_text(painter, left, middle)
         if self._figure.state not in ("lost", "off"):
@@ -124,25 +125,31 @@ class DeviceCard(QAbstractButton):
         painter.drawText(
             room, align | Qt.AlignmentFlag.AlignLeft, figure.short_label if self._chip else figure.label
         )
-        lost = figure.state == "lost"
         if self._chip:
-            if lost:
+            if figure.state == "lost":
                 box = QRectF(self.width() - 22, middle - 7, 14, 14)
                 draw_icon(painter, "error", box, self._theme.color("errorForeground"))
             return
         right = figure.note or ("" if figure.used_bytes is None else short_bytes(figure.used_bytes))
-        painter.setPen(self._theme.color("errorForeground") if lost else self._ink("descriptionForeground"))
+        painter.setPen(self._ink("descriptionForeground"))
         painter.setFont(self._theme.font(10))
         painter.drawText(room, align | Qt.AlignmentFlag.AlignRight, right)
 
-    def _paint_third_line(self, painter: QPainter) -> None:
+    def _third_line(self) -> tuple[str, str]:
+        """(text, colour id): that it is lost, who else uses it, or its readings."""
         figure = self._figure
+        if figure.state == "lost":
+            return figure.gone, "errorForeground"
+        if figure.busy:
+            return figure.busy, "disabledForeground" if figure.state else "rankdeck.leadText"
+        return figure.readings, "disabledForeground" if figure.state else "descriptionForeground"
+
+    def _paint_third_line(self, painter: QPainter) -> None:
+        words, ink = self._third_line()
         painter.setFont(self._theme.font(10))
-        painter.setPen(self._ink("rankdeck.leadText" if figure.busy else "descriptionForeground"))
+        painter.setPen(self._theme.color(ink))
         room = QRectF(8, 29, self.width() - 16, 15)
-        text = painter.fontMetrics().elidedText(
-            figure.busy or figure.readings, Qt.TextElideMode.ElideRight, int(room.width())
-        )
+        text = painter.fontMetrics().elidedText(words, Qt.TextElideMode.ElideRight, int(room.width()))
         painter.drawText(room, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft, text)
 
     def _paint_bar(self, painter: QPainter, top: float | None) -> None:

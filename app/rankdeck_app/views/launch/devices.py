@@ -293,9 +293,9 @@ class DevicesSection(QWidget):
         run_used, run_share, lead = usage or (None, None, False)
         used = gpu.used_bytes if gpu.used_bytes is not None else run_used
         share = used / gpu.total_bytes if used is not None and gpu.total_bytes else run_share
-        state, note = "", ""
+        state, note, gone = "", "", ""
         if gpu.lost_at is not None:
-            state, note = "lost", f"lost {clock_time(gpu.lost_at)}"
+            state, gone = "lost", f"lost {clock_time(gpu.lost_at)}"
             used = share = None
         elif gpu.is_split:
             state, note = "off", "MIG"
@@ -303,7 +303,8 @@ class DevicesSection(QWidget):
             state = "stale"
         return DeviceFigure(
             gpu.label, gpu.label.removeprefix("GPU "), used, share, lead, note,
-            tooltip="\n".join(gpu_lines(gpu)), readings=_readings(gpu), busy=gpu.busy_words(), state=state,
+            tooltip="\n".join(gpu_lines(gpu)), readings="" if gone else _readings(gpu), busy="" if gone else gpu.busy_words(),
+            gone=gone, state=state,
         )  # fmt: skip
 
     def _show_virtual(self, selection: DeviceSelection | None) -> None:
