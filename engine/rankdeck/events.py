@@ -41,13 +41,17 @@ class Event(msgspec.Struct, tag_field="kind", omit_defaults=True, kw_only=True):
 
 
 class DeviceInfo(msgspec.Struct, omit_defaults=True):
-    """A device of a run. `index` is its place in the run (0 leads); `uuid` is None for a virtual device."""
+    """A device of a run. `index` is its place in the run (0 leads); `uuid` is None for a virtual device.
+
+    `driver_bytes`: what a GPU's driver keeps for itself of `total_bytes`.
+    """
 
     index: int
     name: str
     kind: str  # gpu | virtual
     uuid: str | None = None
     total_bytes: int | None = None
+    driver_bytes: int | None = None
 
 
 class RunStarted(Event, tag="run_started"):

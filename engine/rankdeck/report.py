@@ -19,6 +19,7 @@ import msgspec
 
 from rankdeck import events
 from rankdeck.anatomy import Anatomies, totals_s
+from rankdeck.breakdown import break_down
 from rankdeck.errors import ConfigError, Problem
 from rankdeck.imbalance import Imbalance, imbalance_of
 from rankdeck.rundir import EventReader, RunDir
@@ -42,6 +43,7 @@ class DeviceFigures:
     missing: Mapping[str, str] = field(default_factory=dict)
     processes: Sequence[events.ProcessUse] | None = None
     lost_at: float | None = None
+    memory: events.DeviceMemory | None = None
     _busy_s: float = 0.0
     _read_s: float = 0.0
 
@@ -49,7 +51,21 @@ class DeviceFigures:
     def utilisation_mean(self) -> float | None:
         return self._busy_s / self._read_s if self._read_s > 0 else None
 
+    @property
+    def breakdown(self) -> dict[str, int] | None:
+        """Where a GPU's memory is, as it was read last (breakdown.py); None where no driver was asked."""
+        if self.used_bytes is None or self.info is None:
+            return None
+        return break_down(
+            self.used_bytes,
+            self.memory,
+            self.processes,
+            total_bytes=self.info.total_bytes,
+            driver_bytes=self.info.driver_bytes,
+        )
+
     def add_memory(self, memory: events.DeviceMemory) -> None:
+        self.memory = memory
         self.live_bytes = memory.live_bytes
         if self.peak_bytes is None or memory.peak_bytes > self.peak_bytes:
             self.peak_bytes, self.peak_by_kind = memory.peak_bytes, memory.peak_by_kind
@@ -337,6 +353,7 @@ def _device(figures: DeviceFigures) -> dict[str, Any]:
         "peak_by_kind": dict(figures.peak_by_kind) if figures.peak_by_kind is not None else None,
         "utilisation_mean": figures.utilisation_mean,
         "used_peak_bytes": figures.used_peak_bytes,
+        "breakdown": figures.breakdown,
         "lost_at": figures.lost_at,
     }
 

@@ -77,7 +77,7 @@ def _gpus(gpus: Sequence[Gpu]) -> Choice:
             raise busy_error(f"GPU {gpu.index} ({gpu.name})", holder)
         for process in _foreign(gpu):
             choice.warnings.append(_used_warning(gpu, process))
-        choice.devices.append(DeviceInfo(place, gpu.name, "gpu", gpu.uuid, gpu.total_bytes))
+        choice.devices.append(DeviceInfo(place, gpu.name, "gpu", gpu.uuid, gpu.total_bytes, gpu.driver_bytes))
         choice.leases.append(lease_path(gpu.uuid))
     return choice
 
