@@ -16,6 +16,7 @@ from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.gpus import Gpu
 from rankdeck_app.state.problem_list import DEVICES
+from rankdeck_app.widgets.chart_colors import byte_unit
 
 PAGE_ID = "devices:"
 _PROBLEMS = ("lost", "xid", "slow", "silent", "restarted", "driver")
@@ -89,7 +90,7 @@ class DeviceWatch(QObject):
 
 
 def status_text(gpus: list[Gpu]) -> str:
-    """'8 GPUs · 141.6 of 640.0 GiB'; of a machine that tells nothing, only how many."""
+    """'8 GPUs · 141.6 of 640 GiB'; of a machine that tells nothing, only how many."""
     lost = sum(gpu.lost_at is not None for gpu in gpus)
     there = [gpu for gpu in gpus if gpu.lost_at is None]
     kind = "simulated GPU" if any(gpu.is_simulated for gpu in gpus) else "GPU"
@@ -101,6 +102,7 @@ def status_text(gpus: list[Gpu]) -> str:
     if len(known) < len(used):
         return f"{name} · at least {format_bytes(sum(known))}"
     totals = [gpu.total_bytes for gpu in there if gpu.total_bytes is not None]
-    of = f" of {format_bytes(sum(totals))}" if len(totals) == len(there) else ""
+    divisor, unit = byte_unit(max([*totals, *known]))
+    of = f" of {sum(totals) / divisor:.0f}" if len(totals) == len(there) else ""
     stale = ", old" if any(gpu.is_stale for gpu in there) else ""
-    return f"{name} · {format_bytes(sum(known))}{of}{stale}"
+    return f"{name} · {sum(known) / divisor:.1f}{of} {unit}{stale}"

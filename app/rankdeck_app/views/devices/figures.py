@@ -67,7 +67,7 @@ def stats(gpus: Gpus) -> list[Stat]:
     there = [gpu for gpu in gpus.whole if gpu.lost_at is None]
     used = [gpu.used_bytes for gpu in there if gpu.used_bytes is not None]
     totals = [gpu.total_bytes for gpu in there if gpu.total_bytes is not None]
-    divisor, unit = byte_unit(sum(totals) or sum(used) or 1)
+    divisor, unit = byte_unit(max([*totals, *used], default=1))
     vram = f"{sum(used) / divisor:.1f}" if used else UNKNOWN
     if len(totals) == len(there) and totals:
         vram += f" / {sum(totals) / divisor:.0f} {unit}"

@@ -303,7 +303,8 @@ class DevicesSection(QWidget):
             state = "stale"
         return DeviceFigure(
             gpu.label, gpu.label.removeprefix("GPU "), used, share, lead, note,
-            tooltip="\n".join(gpu_lines(gpu)), readings="" if gone else _readings(gpu), busy="" if gone else gpu.busy_words(),
+            tooltip="\n".join(gpu_lines(gpu)), readings="" if gone else _readings(gpu),
+            busy="" if gone else gpu.busy_words(),
             gone=gone, state=state,
         )  # fmt: skip
 
