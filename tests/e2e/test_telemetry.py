@@ -70,7 +70,7 @@ def wait_for_bytes(run: RunDir, device: int, num_bytes: int) -> None:
     )
 
 
-def test_readings_are_of_the_runs_devices_with_its_ranks_on_them(gpus: SimulatedGpus, run: RunDir) -> None:
+def test_readings_and_errors_are_of_the_runs_devices(gpus: SimulatedGpus, run: RunDir) -> None:
     pids = launching.rank_pids(run)
     gpus.put_processes(2, (pids[0], 30 * GIB), (999_999_999, 2 * GIB))
     gpus.device(2).used, gpus.device(2).utilisation = 33 * GIB, 80
@@ -86,6 +86,11 @@ def test_readings_are_of_the_runs_devices_with_its_ranks_on_them(gpus: Simulated
         (None, 2 * GIB, True),
     ]
     assert any(row.utilisation == 0.8 for row in rows)
+    gpus.xid(1, 31)  # of a GPU that is not the run's
+    gpus.xid(2, 79)
+    (notice,) = wait_until(lambda: notices(run, "xid"), what="the XID error")
+    assert (notice.device, notice.xid) == (0, 79)
+    assert [problem.code for problem in launching.problems(run, "warning")] == ["gpu-error"]
     figures = read_figures(run).devices[0]
     assert (figures.used_bytes, figures.used_peak_bytes, figures.missing["fan"]) == (
         33 * GIB,
@@ -108,35 +113,22 @@ def test_a_gpu_lost_in_mid_run_is_a_warning_and_the_run_goes_on(gpus: SimulatedG
     assert launching.ended(run, 10).outcome == "stopped"
 
 
-def test_a_library_that_crashes_costs_the_run_readings_only(gpus: SimulatedGpus, run: RunDir) -> None:
-    wait_for_bytes(run, 0, 4 * 2**20)
-    gpus.fail(2, "MEMORY", CRASH)
-    wait_until(lambda: notices(run, "restarted"), what="word of the crash")
-    gpus.device(0).used = 9 * GIB
-    wait_for_bytes(run, 1, 9 * GIB)
-    assert run.is_alive() and not launching.problems(run)
-    sequence = [event.seq for writer, event in launching.all_events(run) if writer == "sampler"]
-    assert sequence == list(range(len(sequence)))
-
-
-def test_a_killed_sampler_is_replaced_and_the_run_goes_on(gpus: SimulatedGpus, run: RunDir) -> None:
+def test_a_sampler_that_is_killed_or_crashes_costs_the_run_readings_only(
+    gpus: SimulatedGpus, run: RunDir
+) -> None:
     first = wait_until(lambda: launching.sampler_pid(run), what="a sampler")
     wait_for_bytes(run, 0, 4 * 2**20)
     os.kill(first, signal.SIGKILL)
     wait_until(lambda: launching.sampler_pid(run) not in (None, first), what="another sampler")
     gpus.device(2).used = 9 * GIB
     wait_for_bytes(run, 0, 9 * GIB)
-    assert run.is_alive()
-
-
-def test_xid_errors_are_told_by_the_run(gpus: SimulatedGpus, run: RunDir) -> None:
-    wait_until(lambda: gpus.calls("EVENT") >= 3, what="registration")
-    gpus.xid(1, 31)
-    gpus.xid(2, 79)
-    wait_until(lambda: notices(run, "xid"), what="the XID error")
-    (notice,) = notices(run, "xid")
-    assert (notice.device, notice.xid) == (0, 79)
-    assert [problem.code for problem in launching.problems(run, "warning")] == ["gpu-error"]
+    gpus.fail(2, "MEMORY", CRASH)
+    wait_until(lambda: len(notices(run, "restarted")) == 2, what="word of the crash")
+    gpus.device(0).used = 9 * GIB
+    wait_for_bytes(run, 1, 9 * GIB)
+    assert run.is_alive() and not launching.problems(run)
+    sequence = [event.seq for writer, event in launching.all_events(run) if writer == "sampler"]
+    assert sequence == list(range(len(sequence)))
 
 
 def test_ranks_get_the_uuids_in_order_and_nothing_of_a_simulated_library(
