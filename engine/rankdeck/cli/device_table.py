@@ -89,6 +89,8 @@ def _holders(gpu: Gpu) -> str:
         words.append(f"other, outside this namespace: {_total(foreign)}")
     if gpu.run is not None:
         words.insert(0, f"run {gpu.run.rstrip('/').rpartition('/')[2]}")
+    if gpu.hidden_bytes is not None:
+        words.append(f"not told by whom: {format_bytes(gpu.hidden_bytes)}")
     return ", ".join(words) or ("free" if not gpu.mig else "split")
 
 

@@ -42,6 +42,7 @@ def choose_devices(config: RunConfig) -> Choice:
     else:
         there = [gpu for gpu in _gpus_or_none() if _is_usable(gpu)]
         free = [gpu for gpu in there if not lease_holder(gpu.uuid) and not _foreign(gpu)]
+        free = [gpu for gpu in free if gpu.hidden_bytes is None]
         choice = _gpus(free) if free else _virtual(config, 2)
     if config.strategy_card.one_device:
         return _only_first(choice)
@@ -77,6 +78,8 @@ def _gpus(gpus: Sequence[Gpu]) -> Choice:
             raise busy_error(f"GPU {gpu.index} ({gpu.name})", holder)
         for process in _foreign(gpu):
             choice.warnings.append(_used_warning(gpu, process))
+        if gpu.hidden_bytes is not None:
+            choice.warnings.append(_hidden_warning(gpu, gpu.hidden_bytes))
         choice.devices.append(DeviceInfo(place, gpu.name, "gpu", gpu.uuid, gpu.total_bytes, gpu.driver_bytes))
         choice.leases.append(lease_path(gpu.uuid))
     return choice
@@ -154,6 +157,16 @@ def _used_warning(gpu: Gpu, process: GpuProcess) -> Problem:
         "device-used",
         f"GPU {gpu.index} ({gpu.name}) is also used by {process.name or 'a process of another namespace'} "
         f"(pid {process.pid}), which holds {used} of its memory.",
+        advice="Expect less memory and less speed, or choose another GPU.",
+        severity="warning",
+    )
+
+
+def _hidden_warning(gpu: Gpu, hidden_bytes: int) -> Problem:
+    return Problem(
+        "device-used",
+        f"{format_bytes(hidden_bytes)} of GPU {gpu.index} ({gpu.name}) are in use by processes that the "
+        "driver does not name, most likely of another container.",
         advice="Expect less memory and less speed, or choose another GPU.",
         severity="warning",
     )

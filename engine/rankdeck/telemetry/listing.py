@@ -17,6 +17,8 @@ from rankdeck.telemetry.board import Board
 from rankdeck.telemetry.readings import METRICS, Device, Notice
 from rankdeck.telemetry.sampler_process import SamplerProcess
 
+HIDDEN_BYTES = 2**30
+"""Memory in use that no process accounts for: up to this much is the driver's and the display's."""
 PATIENCE_S = 20.0
 """How long a driver may take to answer everything once."""
 
@@ -71,6 +73,15 @@ class Gpu:
     states: dict[str, str] = field(default_factory=dict)
     run: str | None = None
     age_s: float | None = 0.0
+
+    @property
+    def hidden_bytes(self) -> int | None:
+        """What is in use by nobody that the driver names (processes of other containers), None where nothing
+        much is, or where a process does not tell its bytes."""
+        if self.used_bytes is None or any(process.used_bytes is None for process in self.processes):
+            return None
+        rest = self.used_bytes - sum(process.used_bytes or 0 for process in self.processes)
+        return rest if rest > HIDDEN_BYTES else None
 
     def as_json(self) -> dict[str, Any]:
         """The row of `rankdeck devices --json`."""

@@ -98,6 +98,16 @@ def test_a_foreign_process_is_a_warning_and_left_out_by_auto(tmp_path: Path, gpu
     assert chosen(tmp_path, "auto") == ["GPU-00000001", "GPU-00000002"]
 
 
+def test_memory_that_nobody_named_holds_is_a_warning_and_left_out_by_auto(
+    tmp_path: Path, gpus: list[Gpu]
+) -> None:
+    gpus[0] = replace(gpu(0), used_bytes=6 * GIB)
+    gpus[1] = replace(gpu(1, GpuProcess(1, "Xorg", 2 * GIB, kind="graphics")), used_bytes=2 * GIB)
+    (warning,) = choose_devices(small_config(tmp_path, {"devices": {"use": "gpu:0,1"}})).warnings
+    assert "6.0 GiB of GPU 0" in warning.message and "container" in warning.message
+    assert chosen(tmp_path, "auto") == ["GPU-00000001", "GPU-00000002"]
+
+
 def test_auto_rehearses_on_two_where_no_gpu_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_driver() -> list[Gpu]:
         raise MachineError("No NVIDIA driver found.")
