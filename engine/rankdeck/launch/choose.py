@@ -6,6 +6,7 @@ one that a foreign compute process uses is taken with a warning, and `auto` take
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 from rankdeck.config import RunConfig
 from rankdeck.errors import DeviceError, MachineError, Problem, did_you_mean, one_of
 from rankdeck.events import DeviceInfo
+from rankdeck.launch.visible import VARIABLE, visible_gpus
 from rankdeck.leases import lease_holder, lease_path
 from rankdeck.telemetry.listing import Gpu, GpuProcess, list_gpus
 from rankdeck.units import format_bytes
@@ -38,9 +40,9 @@ def choose_devices(config: RunConfig) -> Choice:
     if selection.kind == "cpu":
         choice = _virtual(config, selection.count or 1)
     elif selection.kind == "gpu":
-        choice = _gpus(_named(list_gpus(), selection.gpus))
+        choice = _gpus(_named(list_gpus(), selection.gpus) if selection.gpus else _all(list_gpus()))
     else:
-        there = [gpu for gpu in _gpus_or_none() if _is_usable(gpu)]
+        there = [gpu for gpu in visible_gpus(_gpus_or_none(), os.environ) if _is_usable(gpu)]
         free = [gpu for gpu in there if not lease_holder(gpu.uuid) and not _foreign(gpu)]
         free = [gpu for gpu in free if gpu.hidden_bytes is None]
         choice = _gpus(free) if free else _virtual(config, 2)
@@ -98,9 +100,8 @@ def _gpus_or_none() -> list[Gpu]:
 
 
 def _named(gpus: list[Gpu], names: Sequence[str]) -> list[Gpu]:
-    """The GPUs of these indices or UUIDs, all of them where nothing is named."""
-    if not gpus:
-        raise DeviceError("This machine has no GPU.", path="devices.use", advice="Rehearse on CPU: cpu:2.")
+    """The GPUs of these indices or UUIDs."""
+    _refuse_none(gpus)
     by_name = {str(gpu.index): gpu for gpu in gpus if gpu.parent is None} | {gpu.uuid: gpu for gpu in gpus}
     found = []
     for name in names:
@@ -123,10 +124,25 @@ def _named(gpus: list[Gpu], names: Sequence[str]) -> list[Gpu]:
             path="devices.use",
             advice="Name one instance, or whole GPUs.",
         )
-    usable = found or [gpu for gpu in gpus if _is_usable(gpu)]
+    return found
+
+
+def _all(gpus: list[Gpu]) -> list[Gpu]:
+    """Every whole GPU that is there, of those that CUDA_VISIBLE_DEVICES leaves."""
+    _refuse_none(gpus)
+    visible = visible_gpus(gpus, os.environ)
+    if not visible:
+        hidden = f"{VARIABLE}={os.environ.get(VARIABLE)} leaves none of the {len(gpus)} GPUs."
+        raise DeviceError(hidden, path="devices.use", advice="Unset it, or name GPUs: --devices gpu:0.")
+    usable = [gpu for gpu in visible if _is_usable(gpu)]
     if not usable:
-        _refuse_unusable(gpus[0], gpus)
+        _refuse_unusable(visible[0], gpus)
     return usable
+
+
+def _refuse_none(gpus: Sequence[Gpu]) -> None:
+    if not gpus:
+        raise DeviceError("This machine has no GPU.", path="devices.use", advice="Rehearse on CPU: cpu:2.")
 
 
 def _refuse_unusable(gpu: Gpu, gpus: Sequence[Gpu]) -> None:

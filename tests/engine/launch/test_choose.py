@@ -29,6 +29,7 @@ def gpu(index: int, *processes: GpuProcess) -> Gpu:
 def gpus(monkeypatch: pytest.MonkeyPatch) -> list[Gpu]:
     """The machine's GPUs; a test may change the list."""
     found = [gpu(0), gpu(1), gpu(2)]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("rankdeck.launch.choose.list_gpus", lambda: found)
     return found
 
@@ -150,3 +151,33 @@ def test_simulated_gpus_are_refused_and_auto_rehearses(tmp_path: Path, gpus: lis
         with pytest.raises(DeviceError, match="simulated"):
             chosen(tmp_path, use)
     assert chosen(tmp_path, "auto") == ["Virtual 0", "Virtual 1"]
+
+
+@pytest.mark.parametrize("value", ["2,0", "GPU-00000002,GPU-00000000", "2,0,9,1"])
+def test_auto_and_all_keep_to_the_visible_devices(
+    tmp_path: Path, gpus: list[Gpu], monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    for use in ("auto", "gpu:all"):
+        assert chosen(tmp_path, use) == ["GPU-00000002", "GPU-00000000"]
+    assert chosen(tmp_path, "gpu:1") == ["GPU-00000001"]
+
+
+def test_no_visible_device_is_none_for_auto_and_an_error_for_all(
+    tmp_path: Path, gpus: list[Gpu], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert chosen(tmp_path, "auto") == ["Virtual 0", "Virtual 1"]
+    with pytest.raises(DeviceError, match="CUDA_VISIBLE_DEVICES= leaves none of the 3 GPUs"):
+        chosen(tmp_path, "gpu:all")
+
+
+def test_numbers_in_an_order_that_only_cuda_knows_are_refused(
+    tmp_path: Path, gpus: list[Gpu], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus[0] = replace(gpu(0), name="RTX 4090")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    with pytest.raises(DeviceError, match="CUDA's own order"):
+        chosen(tmp_path, "gpu:all")
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    assert chosen(tmp_path, "gpu:all") == ["GPU-00000001"]
