@@ -95,14 +95,15 @@ def status_text(gpus: list[Gpu]) -> str:
     there = [gpu for gpu in gpus if gpu.lost_at is None]
     kind = "simulated GPU" if any(gpu.is_simulated for gpu in gpus) else "GPU"
     name = f"{len(gpus)} {kind}{'s' if len(gpus) > 1 else ''}" + (f", {lost} lost" if lost else "")
-    used = [gpu.used_bytes for gpu in there]
+    if there and all(gpu.is_stale for gpu in there):
+        return f"{name} · readings are old"
+    used = [None if gpu.is_stale else gpu.used_bytes for gpu in there]
     known = [num_bytes for num_bytes in used if num_bytes is not None]
     if not known:
         return name
     if len(known) < len(used):
-        return f"{name} · at least {format_bytes(sum(known))}"
+        return f"{name} · {format_bytes(sum(known))} on {len(known)} of them"
     totals = [gpu.total_bytes for gpu in there if gpu.total_bytes is not None]
     divisor, unit = byte_unit(max([*totals, *known]))
     of = f" of {sum(totals) / divisor:.0f}" if len(totals) == len(there) else ""
-    stale = ", old" if any(gpu.is_stale for gpu in there) else ""
-    return f"{name} · {sum(known) / divisor:.1f}{of} {unit}{stale}"
+    return f"{name} · {sum(known) / divisor:.1f}{of} {unit}"

@@ -63,14 +63,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A device. `is_part`: of the one above it (a MIG instance). `state`: "" | stale | lost."""
+    """A device. `is_part`: of the one above it (a MIG instance). One that `is_lost` shows its note only."""
 
     uuid: str
     label: str
     cells: Sequence[Cell]
     note: str = ""
     is_part: bool = False
-    state: str = ""
+    is_lost: bool = False
     is_lead: bool = False
 
 
@@ -229,9 +229,11 @@ class MetricTable(QWidget):
             painter.setBrush(Qt.BrushStyle.NoBrush)
             painter.drawRect(box.adjusted(0.5, 0.5, -0.5, -0.5))
         painter.setFont(chart_font(px, bold=not row.is_part))
-        painter.setPen(colors.muted if row.state else colors.lead_text if row.is_lead else colors.foreground)
+        painter.setPen(
+            colors.muted if row.is_lost else colors.lead_text if row.is_lead else colors.foreground
+        )
         painter.drawText(box.adjusted(20 if row.is_part else 6, 0, 0, 0), _LEFT, row.label)
-        if row.state == "lost":
+        if row.is_lost:
             painter.setFont(chart_font(px))
             painter.setPen(colors.trouble)
             painter.drawText(
@@ -241,10 +243,10 @@ class MetricTable(QWidget):
         for index, curve, number in places:
             cell = row.cells[index]
             at = QRectF(curve.left(), box.top() + 2, curve.width(), box.height() - 4)
-            self._paint_curve(painter, cell, at, row)
+            self._paint_curve(painter, cell, at)
             column = self._columns[index]
             painter.setFont(chart_font(px, mono=not column.is_text))
-            painter.setPen(colors.muted if row.state else self._tone(cell.tone))
+            painter.setPen(self._tone(cell.tone))
             where = QRectF(number.left(), box.top(), number.width(), box.height())
             text = cell.text
             if column.is_text:
@@ -254,15 +256,15 @@ class MetricTable(QWidget):
                 text = painter.fontMetrics().elidedText(text, Qt.TextElideMode.ElideRight, int(where.width()))
             painter.drawText(where, _LEFT if column.is_text else _RIGHT, text)
 
-    def _paint_curve(self, painter: QPainter, cell: Cell, box: QRectF, row: Row) -> None:
+    def _paint_curve(self, painter: QPainter, cell: Cell, box: QRectF) -> None:
         if box.width() < 2:
             return
         painter.fillRect(box, self._colors.track)
         if cell.curve is None:
             return
         is_hot = cell.tone == "hot"
-        line = self._colors.muted if row.state else self._colors.lead if is_hot else self._colors.rest
-        fill = self._colors.lead_fill if is_hot and not row.state else self._colors.rest_fill
+        line = self._colors.lead if is_hot else self._colors.rest
+        fill = self._colors.lead_fill if is_hot else self._colors.rest_fill
         x_range = self._figure.x_range
         steps = held(cell.curve, *x_range, cell.hold_s, max(16, int(box.width())))
         paint_steps(painter, box, steps, x_range, (0.0, cell.top), line, fill)

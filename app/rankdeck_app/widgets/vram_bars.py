@@ -27,8 +27,8 @@ _RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 
 @dataclass(frozen=True)
 class DeviceBar:
-    """One row. None is unknown, and `missing` stands in its place; the kinds need not add up to the total,
-    the rest is drawn as one plain segment.
+    """One row. None is unknown, and `missing` stands in its place; what `is_old` is grey. The kinds need not
+    add up to the total, the rest is drawn as one plain segment.
     """
 
     label: str
@@ -36,6 +36,7 @@ class DeviceBar:
     by_kind: Mapping[str, int] | None = None
     note: str = ""
     missing: str = "–"
+    is_old: bool = False
 
 
 @dataclass(frozen=True)
@@ -143,11 +144,12 @@ class VramBars(QWidget):
             mono.horizontalAdvance("8888.8"), mono.horizontalAdvance(self._number(figure.largest_bytes))
         )
         ratio_width = mono.horizontalAdvance("88.8× ▲") if num_rows > 1 else 0.0
-        # Without a capacity the lead bar fills the scale, and its excess is written behind the end of it.
-        excess_width = 0.0
-        if num_rows > 1 and figure.scale_bytes < 1.3 * figure.largest_bytes:
-            excess_width = QFontMetricsF(chart_font(11, bold=True)).horizontalAdvance("+888.8 MiB") + 10
-        bar_width = max(40.0, self.width() - label_width - excess_width - number_width - ratio_width - 18)
+        bar_width = self.width() - label_width - number_width - ratio_width - 18
+        # Where the lead bar nearly fills the scale its excess is written behind the end of it.
+        excess_width = QFontMetricsF(chart_font(11, bold=True)).horizontalAdvance("+888.8 MiB") + 10
+        if num_rows < 2 or bar_width * (1 - figure.largest_bytes / figure.scale_bytes) >= excess_width:
+            excess_width = 0.0
+        bar_width = max(40.0, bar_width - excess_width)
         number_left = label_width + bar_width + excess_width + 6
         top = 2 + max(0.0, room - row_height * num_rows) / 2
         bar_height = max(4.0, min(22.0, row_height - 3 if row_height < 12 else row_height * 0.66))
@@ -182,7 +184,8 @@ class VramBars(QWidget):
         painter.fillRect(box, self._colors.track)
         number = QRectF(columns.number_left, row.y(), columns.number_width, row.height())
         painter.setFont(chart_font(columns.text_size, bold=leads, mono=True))
-        painter.setPen(self._colors.foreground if bar.total_bytes is not None else self._colors.muted)
+        known = bar.total_bytes is not None and not bar.is_old
+        painter.setPen(self._colors.foreground if known else self._colors.muted)
         painter.drawText(
             number, _RIGHT, bar.missing if bar.total_bytes is None else self._number(bar.total_bytes)
         )
@@ -195,6 +198,10 @@ class VramBars(QWidget):
     def _paint_segments(self, painter: QPainter, box: QRectF, bar: DeviceBar, leads: bool) -> None:
         assert bar.total_bytes is not None
         scale = box.width() / self._figure.scale_bytes
+        if bar.is_old:
+            old = QRectF(box.left(), box.top(), bar.total_bytes * scale, box.height())
+            painter.fillRect(old, self._colors.kinds["temporary"])
+            return
         left = box.left()
         drawn = 0
         for kind in self._figure.labels:

@@ -30,7 +30,7 @@ from PySide6.QtWidgets import (
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.shell.page import Page
 from rankdeck_app.state.gpus import Gpu, Gpus
-from rankdeck_app.views.devices import figures
+from rankdeck_app.views.devices import figures, one_device, rows, who, words
 from rankdeck_app.widgets.band_chart import BandChart
 from rankdeck_app.widgets.card import Card, CsvRows
 from rankdeck_app.widgets.chart_colors import ThemeColors
@@ -63,7 +63,7 @@ class DevicesPage(Page):
         self._bars, self._heat = VramBars(theme), HeatStrip(theme)
         self._band = BandChart(theme, "Memory over time")
         self._tracks, self._holders = DeviceTracks(theme), HolderList(theme)
-        self.table = MetricTable(theme, figures.COLUMNS)
+        self.table = MetricTable(theme, rows.COLUMNS)
         self.table.chosen.connect(lambda _uuid: self._show_chosen())
         self._nothing = QLabel()
         self._nothing.setAlignment(Qt.AlignmentFlag.AlignCenter)
@@ -85,9 +85,9 @@ class DevicesPage(Page):
         self._show_which()
 
     @staticmethod
-    def _card(theme: ThemeColors, title: str, body: QWidget, rows: CsvRows) -> Card:
+    def _card(theme: ThemeColors, title: str, body: QWidget, csv_rows: CsvRows) -> Card:
         card = Card(title, theme)
-        card.set_body(body, rows)
+        card.set_body(body, csv_rows)
         return card
 
     def _build(self) -> None:
@@ -158,7 +158,7 @@ class DevicesPage(Page):
         parts = ["devices", *([f"{len(gpus.whole)} × {names[0]}"] if len(names) == 1 else names)]
         if gpus.driver:
             parts.append(f"driver {gpus.driver}")
-        return [*parts, figures.SIMULATED] if gpus.is_simulated else parts
+        return [*parts, words.SIMULATED] if gpus.is_simulated else parts
 
     def save_state(self) -> dict[str, Any]:
         return {"span_s": self._span_s, "chosen": self.table.selected}
@@ -217,7 +217,7 @@ class DevicesPage(Page):
     def _draw(self) -> None:
         gpus, span_s = self._gpus, self._span_s
         self._strip.set_stats(figures.stats(gpus))
-        self.table.set_figure(figures.table(gpus, span_s))
+        self.table.set_figure(rows.table(gpus, span_s))
         self._cards["table"].set_subtitle(f"last {span_words(span_s)}")
         chosen = self.chosen
         if chosen is None:
@@ -225,7 +225,7 @@ class DevicesPage(Page):
         else:
             self._draw_one(chosen)
         for card in self._cards.values():
-            card.set_source(figures.source(gpus))
+            card.set_source(words.source(gpus))
 
     def _draw_all(self) -> None:
         gpus, span_s = self._gpus, self._span_s
@@ -238,15 +238,15 @@ class DevicesPage(Page):
 
     def _draw_one(self, gpu: Gpu) -> None:
         gpus, span_s = self._gpus, self._span_s
-        self._tracks.set_figure(figures.tracks(gpus, gpu, span_s))
+        self._tracks.set_figure(one_device.tracks(gpus, gpu, span_s))
         tracks = self._cards["tracks"]
         tracks.set_title(gpu.label)
-        state = "" if gpu.lost_at is None else f", lost at {figures.clock_time(gpu.lost_at)}"
+        state = "" if gpu.lost_at is None else f", lost at {words.clock_time(gpu.lost_at)}"
         tracks.set_subtitle(f"{gpu.name}{state}, last {span_words(span_s)}", gpu.name)
-        self._holders.set_figure(figures.holders(gpus, gpu))
+        self._holders.set_figure(who.holders(gpus, gpu))
 
     def _holder_rows(self) -> Any:
-        return figures.holder_rows(self._gpus, self.chosen)
+        return who.holder_rows(self._gpus, self.chosen)
 
 
 _NAMES = ("bars", "band", "heat", "tracks", "holders")
