@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QWidget
 
 from rankdeck_app.state.series import Series
 from rankdeck_app.widgets.chart_colors import ChartColors, ThemeColors, chart_font
-from rankdeck_app.widgets.tracks import held, paint_steps
+from rankdeck_app.widgets.tracks import area_image, held
 
 AXIS_HEIGHT = 14
 _GAP = 14.0
@@ -125,20 +125,25 @@ class DeviceTracks(QWidget):
         painter.setFont(chart_font(11, bold=track.tone != "muted", mono=True))
         painter.drawText(head, _RIGHT, track.text)
         plot = QRectF(box.left(), box.top() + _HEAD, box.width(), box.height() - _HEAD - 5)
-        painter.fillRect(plot, colors.track)
-        is_hot = track.tone == "hot"
-        line, fill = (colors.lead, colors.lead_fill) if is_hot else (colors.rest, colors.rest_fill)
-        if old:
-            line = colors.muted
-        x_range, y_range = self._figure.x_range, (0.0, max(track.top, 1e-9))
-        points = max(32, int(plot.width()))
-        if track.second is not None:
-            steps = held(track.second, *x_range, track.hold_s, points)
-            paint_steps(painter, plot, steps, x_range, y_range, colors.axis)
-        if track.curve is not None:
-            steps = held(track.curve, *x_range, track.hold_s, points)
-            paint_steps(painter, plot, steps, x_range, y_range, line, fill)
+        self._paint_curve(painter, track, plot)
         self._paint_limits(painter, track, plot)
+
+    def _paint_curve(self, painter: QPainter, track: Track, plot: QRectF) -> None:
+        colors, ratio = self._colors, self.devicePixelRatioF()
+        width, height = round(plot.width() * ratio), round(plot.height() * ratio)
+        if width < 2 or height < 2:
+            return
+        line, fill = (
+            (colors.lead, colors.lead_fill) if track.tone == "hot" else (colors.rest, colors.rest_fill)
+        )
+        top = max(track.top, 1e-9)
+        x0, x1 = self._figure.x_range
+        levels, second = (
+            held(series, x0, x1, track.hold_s, width)[None, :] / top for series in (track.curve, track.second)
+        )
+        line = colors.muted if self._figure.is_old else line
+        image = area_image(levels, height, [line], [fill], colors.track, second, colors.axis)
+        painter.drawImage(plot, image)
 
     def _paint_limits(self, painter: QPainter, track: Track, plot: QRectF) -> None:
         for limit in track.limits:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 from PySide6.QtCore import QEvent, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import (
     QColor,
@@ -25,7 +26,7 @@ from PySide6.QtWidgets import QToolTip, QWidget
 
 from rankdeck_app.state.series import Series
 from rankdeck_app.widgets.chart_colors import ChartColors, ThemeColors, chart_font
-from rankdeck_app.widgets.tracks import held, paint_steps
+from rankdeck_app.widgets.tracks import area_image, held
 
 HEADER_HEIGHT = 18
 LEAST_ROW, MOST_ROW = 15.0, 30.0
@@ -201,6 +202,9 @@ class MetricTable(QWidget):
         for index, row in enumerate(self._figure.rows):
             top = HEADER_HEIGHT + index * self.row_height
             self._paint_row(painter, places, row, QRectF(0, top, self.width(), self.row_height))
+        if self._figure.rows:
+            for index, curve, _ in places:
+                self._paint_curves(painter, index, curve)
         painter.end()
 
     def _paint_header(self, painter: QPainter, places: Sequence[tuple[int, QRectF, QRectF]]) -> None:
@@ -240,10 +244,8 @@ class MetricTable(QWidget):
                 QRectF(places[0][1].left(), box.top(), box.width(), box.height()), _LEFT, row.note
             )
             return
-        for index, curve, number in places:
+        for index, _, number in places:
             cell = row.cells[index]
-            at = QRectF(curve.left(), box.top() + 2, curve.width(), box.height() - 4)
-            self._paint_curve(painter, cell, at)
             column = self._columns[index]
             painter.setFont(chart_font(px, mono=not column.is_text))
             painter.setPen(self._tone(cell.tone))
@@ -256,18 +258,30 @@ class MetricTable(QWidget):
                 text = painter.fontMetrics().elidedText(text, Qt.TextElideMode.ElideRight, int(where.width()))
             painter.drawText(where, _LEFT if column.is_text else _RIGHT, text)
 
-    def _paint_curve(self, painter: QPainter, cell: Cell, box: QRectF) -> None:
-        if box.width() < 2:
+    def _paint_curves(self, painter: QPainter, index: int, curve: QRectF) -> None:
+        """All curves of a column."""
+        ratio = self.devicePixelRatioF()
+        box_height = self.row_height - 4
+        width, height = round(curve.width() * ratio), round(box_height * ratio)
+        if width < 2 or height < 2:
             return
-        painter.fillRect(box, self._colors.track)
-        if cell.curve is None:
-            return
-        is_hot = cell.tone == "hot"
-        line = self._colors.lead if is_hot else self._colors.rest
-        fill = self._colors.lead_fill if is_hot else self._colors.rest_fill
-        x_range = self._figure.x_range
-        steps = held(cell.curve, *x_range, cell.hold_s, max(16, int(box.width())))
-        paint_steps(painter, box, steps, x_range, (0.0, cell.top), line, fill)
+        x0, x1 = self._figure.x_range
+        colors = self._colors
+        cells = [row.cells[index] for row in self._figure.rows]
+        levels = np.stack([held(cell.curve, x0, x1, cell.hold_s, width) / cell.top for cell in cells])
+        hot = [cell.tone == "hot" for cell in cells]
+        image = area_image(
+            levels,
+            height,
+            [colors.lead if is_hot else colors.rest for is_hot in hot],
+            [colors.lead_fill if is_hot else colors.rest_fill for is_hot in hot],
+            colors.track,
+        )
+        for place, row in enumerate(self._figure.rows):
+            if not row.is_lost:
+                top = HEADER_HEIGHT + place * self.row_height + 2
+                box = QRectF(curve.left(), top, curve.width(), box_height)
+                painter.drawImage(box, image, QRectF(0, place * height, width, height))
 
     def _tone(self, tone: str) -> QColor:
         colors = self._colors

@@ -2,13 +2,14 @@
 
 Above, all devices side by side (memory by holder, memory over time, load) or one of them in full (every
 metric, who holds its memory); below, the table of every metric of every device. A row that is chosen in the
-table is shown above. The frame clock drives it; curves are drawn anew five times a second, and only while
-somebody can see them.
+table is shown above. The frame clock drives it: a frame draws one part, each part comes five times a second,
+and nothing is drawn while nobody can see it.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -56,7 +57,7 @@ class DevicesPage(Page):
         super().__init__(f"{PAGE_KIND}:", title="Devices", icon="graph-line")
         self._gpus = gpus
         self._span_s = SPANS_S[0]
-        self._drawn_s = 0.0
+        self._drawn_s: dict[str, float] = {}
         self._told = ""
         self._strip = StatStrip(theme)
         self._strip.setAccessibleName("Figures of all GPUs")
@@ -200,56 +201,65 @@ class DevicesPage(Page):
         self._redraw()
 
     def _redraw(self) -> None:
-        self._drawn_s = 0.0
-        self._frame()
+        """All of it, now."""
+        self._drawn_s = dict.fromkeys(self._drawn_s, 0.0)
+        if self.isVisible() and self._gpus.devices:
+            for part in self._parts():
+                self._draw(part)
+
+    def _parts(self) -> Sequence[str]:
+        return _PARTS_OF_ALL if self.chosen is None else _PARTS_OF_ONE
 
     def _frame(self) -> None:
-        """One tick of the clock. Time goes on even where nothing is read: what is old must be seen to age."""
+        """One tick of the clock draws one part, so that no frame is long. Time goes on even where nothing is
+        read: what is old must be seen to age.
+        """
         if not self.isVisible() or not self._gpus.devices:
             return
-        now_s = time.monotonic()
-        if now_s - self._drawn_s >= _DRAW_EVERY_S:
-            self._drawn_s = now_s
-            self._draw()
-        if self.chosen is None:
+        oldest = min(self._parts(), key=lambda part: self._drawn_s.get(part, 0.0))
+        if time.monotonic() - self._drawn_s.get(oldest, 0.0) >= _DRAW_EVERY_S:
+            self._draw(oldest)
+
+    def _draw(self, part: str) -> None:
+        gpus, span_s, chosen = self._gpus, self._span_s, self.chosen
+        self._drawn_s[part] = time.monotonic()
+        if part == "strip":
+            self._strip.set_stats(figures.stats(gpus))
+        elif part == "table":
+            self.table.set_figure(rows.table(gpus, span_s))
+        elif part == "bars":
+            self._bars.set_figure(figures.bars(gpus))
+            self._heat.set_figure(figures.heat(gpus, span_s))
+        elif part == "band":
+            self._band.set_figure(figures.band(gpus, span_s))
             self._band.tick()
+        elif chosen is not None:
+            self._tracks.set_figure(one_device.tracks(gpus, chosen, span_s))
+            self._holders.set_figure(who.holders(gpus, chosen))
+        if part == "strip":
+            self._name_cards()
 
-    def _draw(self) -> None:
-        gpus, span_s = self._gpus, self._span_s
-        self._strip.set_stats(figures.stats(gpus))
-        self.table.set_figure(rows.table(gpus, span_s))
-        self._cards["table"].set_subtitle(f"last {span_words(span_s)}")
-        chosen = self.chosen
-        if chosen is None:
-            self._draw_all()
-        else:
-            self._draw_one(chosen)
-        for card in self._cards.values():
+    def _name_cards(self) -> None:
+        gpus, chosen, span = self._gpus, self.chosen, f"last {span_words(self._span_s)}"
+        cards = self._cards
+        for card in cards.values():
             card.set_source(words.source(gpus))
-
-    def _draw_all(self) -> None:
-        gpus, span_s = self._gpus, self._span_s
-        self._bars.set_figure(figures.bars(gpus))
-        self._cards["bars"].set_subtitle(figures.bars_subtitle(gpus))
-        self._band.set_figure(figures.band(gpus, span_s))
-        self._cards["band"].set_subtitle(f"last {span_words(span_s)}")
-        self._heat.set_figure(figures.heat(gpus, span_s))
-        self._cards["heat"].set_subtitle(f"% SM, last {span_words(span_s)}", "% SM")
-
-    def _draw_one(self, gpu: Gpu) -> None:
-        gpus, span_s = self._gpus, self._span_s
-        self._tracks.set_figure(one_device.tracks(gpus, gpu, span_s))
-        tracks = self._cards["tracks"]
-        tracks.set_title(gpu.label)
-        state = "" if gpu.lost_at is None else f", lost at {words.clock_time(gpu.lost_at)}"
-        tracks.set_subtitle(f"{gpu.name}{state}, last {span_words(span_s)}", gpu.name)
-        self._holders.set_figure(who.holders(gpus, gpu))
+        for name in ("table", "band"):
+            cards[name].set_subtitle(span)
+        cards["heat"].set_subtitle(f"% SM, {span}", "% SM")
+        cards["bars"].set_subtitle(figures.bars_subtitle(gpus))
+        if chosen is not None:
+            cards["tracks"].set_title(chosen.label)
+            lost = "" if chosen.lost_at is None else f", lost at {words.clock_time(chosen.lost_at)}"
+            cards["tracks"].set_subtitle(f"{chosen.name}{lost}, {span}", chosen.name)
 
     def _holder_rows(self) -> Any:
         return who.holder_rows(self._gpus, self.chosen)
 
 
 _NAMES = ("bars", "band", "heat", "tracks", "holders")
+_PARTS_OF_ALL = ("strip", "table", "bars", "band")
+_PARTS_OF_ONE = ("strip", "table", "one")
 _OVERVIEW = (("bars", 42), ("band", 29), ("heat", 29))
 
 
