@@ -163,6 +163,8 @@ class Gpus(QObject):
             self.noticed.emit(line)
         if isinstance(line, Notice) or (isinstance(line, Processes) and not self.known):
             self.look()
+        if isinstance(line, Notice) and self.board.told is None and line.code == "restarted":
+            self._say(line.message)
 
     def _keep(self, line: Sample, now_s: float) -> None:
         if self.history is None:
@@ -174,12 +176,15 @@ class Gpus(QObject):
     def give_up(self, why: str = "") -> None:
         """There is nothing to read: what was there is lost from sight, and the reason stands in its place."""
         self._looking.stop()
-        self.known = True
         self.devices = []
-        self.reason = (why or NO_GPU).rstrip(".")
         self.board = Board()
-        self.changed.emit()
+        self._say(why or NO_GPU)
         self.read.emit()
+
+    def _say(self, reason: str) -> None:
+        """Why there is nothing to show, for now or for good."""
+        self.known, self.reason = True, reason.rstrip(".")
+        self.changed.emit()
 
     def look(self) -> None:
         """Make the figures anew; says so where they differ."""

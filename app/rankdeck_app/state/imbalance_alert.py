@@ -19,6 +19,8 @@ LEAST_BYTES = 1 << 20
 """Below this nobody minds."""
 _MOST_CAUSES = 3
 _NEWS_SHARE = 0.05
+_LEAST_SHARE = 0.01
+"""A cause of less is none."""
 
 BETTER = {"dp": "ddp"}
 """The strategy that does the same work without the imbalance."""
@@ -84,7 +86,8 @@ def _problem(
 ) -> Problem:
     name = labels.get(imbalance.device, f"device {imbalance.device}")
     ratio = "" if imbalance.ratio is None else f" ({imbalance.ratio:.1f}×)"
-    found = causes(kinds, imbalance.device)[:_MOST_CAUSES]
+    least_bytes = _LEAST_SHARE * imbalance.excess_bytes
+    found = [item for item in causes(kinds, imbalance.device) if item[1] >= least_bytes][:_MOST_CAUSES]
     parts = ", ".join(f"{_WORDS.get(kind, kind)} +{format_bytes(num_bytes)}" for kind, num_bytes in found)
     message = f"{name} holds {format_bytes(imbalance.excess_bytes)} more than the median of the others{ratio}"
     return Problem(

@@ -28,7 +28,7 @@ def held(series: Series | None, x0: float, x1: float, hold_s: float, num_columns
         return levels
     width_s = (x1 - x0) / num_columns
     right = x0 + width_s * np.arange(1, num_columns + 1)
-    at = np.searchsorted(window.x, right, side="right") - 1
+    at = np.searchsorted(window.x, right) - 1
     # Points stand further apart than readings where the window is coarse.
     age_s = right - width_s - window.x[np.maximum(at, 0)]
     known = (at >= 0) & (age_s <= max(hold_s, 2.5 * width_s))

@@ -146,7 +146,8 @@ class VramBars(QWidget):
         ratio_width = mono.horizontalAdvance("88.8× ▲") if num_rows > 1 else 0.0
         bar_width = self.width() - label_width - number_width - ratio_width - 18
         # Where the lead bar nearly fills the scale its excess is written behind the end of it.
-        excess_width = QFontMetricsF(chart_font(11, bold=True)).horizontalAdvance("+888.8 MiB") + 10
+        widest = "+888.8 MiB" if figure.scale_bytes == figure.largest_bytes else "+88.8 GiB"
+        excess_width = QFontMetricsF(chart_font(11, bold=True)).horizontalAdvance(widest) + 10
         if num_rows < 2 or bar_width * (1 - figure.largest_bytes / figure.scale_bytes) >= excess_width:
             excess_width = 0.0
         bar_width = max(40.0, bar_width - excess_width)

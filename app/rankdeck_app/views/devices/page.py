@@ -181,6 +181,9 @@ class DevicesPage(Page):
         if not gpus.known:
             self._nothing.setText("Looking for GPUs…")
         self._whole.setCurrentIndex(0 if gpus.devices else 1)
+        if gpus.devices:
+            for part in ("table", "bars"):
+                self._draw(part)  # how many rows there are decides how much room they get
         told = " ".join(self.breadcrumbs())
         if told != self._told:
             self._told = told
