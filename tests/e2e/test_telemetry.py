@@ -127,6 +127,12 @@ def test_a_sampler_that_is_killed_or_crashes_costs_the_run_readings_only(
     gpus.device(0).used = 9 * GIB
     wait_for_bytes(run, 1, 9 * GIB)
     assert run.is_alive() and not launching.problems(run)
+    assert read_figures(run).devices[0].lost_at is not None
+    assert [problem.code for problem in launching.problems(run, "warning")] == [
+        "restarted",
+        "restarted",
+        "gpu-lost",
+    ]
     sequence = [event.seq for writer, event in launching.all_events(run) if writer == "sampler"]
     assert sequence == list(range(len(sequence)))
 

@@ -256,13 +256,13 @@ class NvmlProvider:
         return ProcessUse(pid, who.name, used_bytes, kind, who.foreign)
 
     def wait_for_event(self, timeout_s: float) -> Notice | None:
-        if self._events is None:
-            self._events = self._register()
         try:
+            if self._events is None:
+                self._events = self._register()
             event = pynvml.nvmlEventSetWait_v2(self._events, round(timeout_s * 1000))
         except pynvml.NVMLError_Timeout:
             return None
-        except pynvml.NVMLError:  # a lost GPU: readings say so
+        except pynvml.NVMLError:  # a lost GPU, which readings tell, or a driver without events
             time.sleep(timeout_s)
             return None
         return self._xid_notice(event)

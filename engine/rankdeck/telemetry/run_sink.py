@@ -21,6 +21,7 @@ from rankdeck.telemetry.readings import (
     METRICS,
     DeviceProcesses,
     DeviceReadings,
+    Devices,
     Line,
     Notice,
     Processes,
@@ -50,6 +51,8 @@ class RunSink:
 
     def __call__(self, line: Line) -> None:
         match line:
+            case Devices():
+                self._devices(line)
             case Sample():
                 self._sample(line)
             case Processes():
@@ -58,6 +61,13 @@ class RunSink:
                     self._writer.write(events.Sample(devices=found, interval_s=self._interval_s))
             case Notice():
                 self._notice(line)
+
+    def _devices(self, line: Devices) -> None:
+        """A device of the run that is not there, or is left out, is lost."""
+        there = {device.uuid for device in line.devices if device.lost_at is None}
+        for uuid in (uuid for uuid in self.uuids if uuid not in there):
+            words = f"{self._names[self._index[uuid]]} ({uuid}) cannot be read any more."
+            self._notice(Notice(t=line.t, code="lost", uuid=uuid, message=words))
 
     def _sample(self, line: Sample) -> None:
         now_s = time.monotonic()

@@ -116,7 +116,7 @@ class Sampler:
                 return False
             tick = max(tick, int((time.monotonic() - began_s) / TICK_S)) + 1
             is_over = wait(max(0.0, began_s + tick * TICK_S - time.monotonic()))
-        self._tell_processes([self._processes(device.uuid) for device in self._asked()])
+        self._tell_last_processes()
         return True
 
     def _has_changed(self) -> bool:
@@ -169,8 +169,16 @@ class Sampler:
                 self._lose(device, str(error))
         self._drop("")
 
-    def _asked(self) -> list[Device]:
-        return [device for device in self._devices if device.uuid not in self._lost]
+    def _tell_last_processes(self) -> None:
+        """Who is on the devices at the end."""
+        found = []
+        for device in self._devices:
+            if device.uuid not in self._lost:
+                try:
+                    found.append(self._processes(device.uuid))
+                except DeviceLostError as error:
+                    self._lose(device, str(error))
+        self._tell_processes(found)
 
     def _processes(self, uuid: str) -> DeviceProcesses:
         found = self._provider.processes(uuid)
@@ -252,6 +260,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="rankdeck.telemetry.sampler")
     parser.add_argument("--once", action="store_true", help="read everything once and end")
     parser.add_argument("--crumb", type=int, help="the descriptor of the memory that says what is asked")
+    parser.add_argument("--parent", type=int, help="the process that this one ends with")
     parser.add_argument("--skip", action="append", default=[], help="a device that is not to be asked")
     parser.add_argument("--run", type=Path, help="write events into this run's directory")
     parser.add_argument("--attempt", type=int, default=0)
@@ -262,7 +271,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     """The exit code: 0 asked to stop, 3 no driver that answers, EXIT_CHANGED."""
     asked = _parse(argv)
-    die_with_parent()
+    die_with_parent(asked.parent)
     wait = _listen_to_signals()
     crumb = None if asked.crumb is None else Crumb(asked.crumb)
     write: Sink = _write_line

@@ -24,6 +24,8 @@ WELL_AFTER_S = 60.0
 """A sampler that has lived as long is a good one: the next pause is the first again."""
 HANGS_AFTER_S = 30.0
 _NO_DRIVER = 3
+_CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP)
+"""What a library does to its process; any other signal came from outside and tells nothing of a device."""
 _CHUNK_BYTES = 1 << 16
 
 
@@ -61,7 +63,7 @@ class SamplerProcess:
         self._crumb.clear()
         self._at_end = False
         command = [sys.executable, "-P", "-m", "rankdeck.telemetry.sampler", *self._arguments]
-        command += ["--crumb", str(self._crumb.handle)]
+        command += ["--crumb", str(self._crumb.handle), "--parent", str(os.getpid())]
         for device in self._skip:
             command += ["--skip", device]
         self._began_s = time.monotonic()
@@ -73,6 +75,13 @@ class SamplerProcess:
             env=None if self._environment is None else dict(self._environment),
         )
 
+    def _begin_again(self) -> None:
+        """A machine that has no room for a process now may have some later."""
+        try:
+            self._begin()
+        except OSError:
+            self._begins_s = time.monotonic() + LONGEST_PAUSE_S
+
     def look(self) -> list[Notice]:
         """See whether it lives; start the next one when its time has come. What happened, in words."""
         self._left = [process for process in self._left if process.poll() is None]
@@ -80,7 +89,7 @@ class SamplerProcess:
             return []
         if self._process is None:
             if time.monotonic() >= self._begins_s:
-                self._begin()
+                self._begin_again()
             return []
         code = self._process.poll()
         device, age_s = self._crumb.read()
@@ -104,23 +113,21 @@ class SamplerProcess:
         self._process = None
         if code == EXIT_CHANGED:
             self._begins_s = 0.0
+            self._skip.clear()
             return []
-        if device and device not in self._skip:
+        if not hangs and -code not in _CRASHES:
+            device = ""
+        elif device and device not in self._skip:
             self._skip.append(device)
         self._pause_s = FIRST_PAUSE_S if lived_s > WELL_AFTER_S else self._pause_s
         self._begins_s = time.monotonic() + self._pause_s
         words = _how(code, device, hangs=hangs)
         message = f"{words} Readings begin again in {self._pause_s:.0f} s."
         self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
-        advice = "That GPU is left out from now on; the machine may need a restart."
-        return [
-            Notice(
-                t=time.time(),
-                code="restarted",
-                message=message,
-                advice=advice if device else "If it comes again, see whether nvidia-smi answers.",
-            )
-        ]
+        advice = "If it comes again, see whether nvidia-smi answers."
+        if device:
+            advice = "That GPU is left out from now on; the machine may need a restart."
+        return [Notice(t=time.time(), code="restarted", message=message, advice=advice)]
 
     def wait_for_lines(self, timeout_s: float) -> list[tuple[bytes, AnyLine | None]]:
         """Lines as they came and what they say; empty when none came in time."""
@@ -164,7 +171,9 @@ class SamplerProcess:
             except subprocess.TimeoutExpired:
                 pass  # inside the driver for good: init will reap it
         self._left = []
-        self.exit_code = self.exit_code or 0
+        if self.exit_code is None:
+            self.exit_code = 0
+        self._crumb.close()
 
 
 def _how(code: int, device: str, *, hangs: bool) -> str:
@@ -172,6 +181,8 @@ def _how(code: int, device: str, *, hangs: bool) -> str:
     where = f" while it asked {device.replace('#', 'GPU ')}" if device else ""
     if hangs:
         return f"NVIDIA's driver has not answered for {HANGS_AFTER_S:.0f} s{where}."
+    if code < 0 and -code not in _CRASHES:
+        return f"The sampler was ended by {signal.Signals(-code).name}."
     if code < 0:
         return f"NVIDIA's library crashed ({signal.Signals(-code).name}){where}."
     return f"The sampler ended with {code}{where}."
