@@ -74,12 +74,16 @@ def notice(
 def feed_machine(
     gpus: Gpus, count: int, busy: Sequence[int] = (), *, simulated: bool = False, first_gib: int = 17
 ) -> None:
-    """GPU i holds `first_gib` + i GiB; a python of somebody else holds 1 GiB of each busy one."""
+    """A desktop holds `first_gib` + i GiB of GPU i, somebody else's python 1 GiB of it on each busy one."""
     found = [gpu(index, simulated=simulated) for index in range(count)]
     gpus.take(devices(*found))
     for index, device in enumerate(found):
         values = dict(USUAL) | {"used_bytes": (first_gib + index) * GIB}
         gpus.take(sample(device.uuid, {"fan": "unsupported"}, **values))
     other = [ProcessUse(4711, "python", GIB)]
-    gpus.take(processes({device.uuid: other if device.index in busy else [] for device in found}))
+    users = {}
+    for index, device in enumerate(found):
+        desktop = ProcessUse(100 + index, "desktop", (first_gib + index - 1) * GIB, "graphics")
+        users[device.uuid] = [desktop, *(other if device.index in busy else [])]
+    gpus.take(processes(users))
     gpus.look()

@@ -16,6 +16,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from rankdeck.events import ProcessUse
 from rankdeck.telemetry.board import Board
+from rankdeck.telemetry.listing import HIDDEN_BYTES
 from rankdeck.telemetry.readings import AnyLine, Device, Devices, Notice, Processes, Reading, Sample
 from rankdeck.units import format_bytes
 from rankdeck_app.state.device_feed import DeviceFeed
@@ -61,13 +62,26 @@ class Gpu:
         return tuple(item for item in self.processes or () if item.type == "compute")
 
     @property
+    def hidden_bytes(self) -> int | None:
+        """What is in use by nobody that the driver names (another container's), None where nothing much is,
+        where somebody else is named, or where that cannot be told.
+        """
+        users = self.processes
+        if self.used_bytes is None or self.run is not None or self.is_split or users is None or self.others:
+            return None
+        known = [item.used_bytes for item in users if item.used_bytes is not None]
+        rest = self.used_bytes - sum(known)
+        return rest if len(known) == len(users) and rest > HIDDEN_BYTES else None
+
+    @property
     def is_usable(self) -> bool:
         """Whether a run can be started on it: there, whole or an instance, and no simulation."""
         return self.lost_at is None and not self.is_split and not self.is_simulated
 
     @property
     def is_free(self) -> bool:
-        return self.lost_at is None and not self.is_split and self.run is None and not self.others
+        is_there = self.lost_at is None and not self.is_split
+        return is_there and self.run is None and not self.others and self.hidden_bytes is None
 
     @property
     def is_for_auto(self) -> bool:
@@ -75,10 +89,12 @@ class Gpu:
         return self.is_usable and self.is_free and self.parent is None
 
     def busy_words(self) -> str:
-        """Who uses it, in words: 'python 12 GiB', 'outside this namespace 3 GiB'; empty for nobody else."""
+        """Who uses it, in words: 'python 12 GiB', 'outside this namespace 3 GiB'; empty for nobody."""
         words = []
         for name, known in _by_name(self.others).items():
             words.append(name if known is None else f"{name} {format_bytes(known, 0)}")
+        if self.hidden_bytes is not None:
+            words.append(f"unnamed {format_bytes(self.hidden_bytes, 0)}")
         return ", ".join(words)
 
     def run_name(self) -> str:
@@ -205,7 +221,8 @@ class Gpus(QObject):
 def _key(gpu: Gpu) -> tuple[object, ...]:
     """What a choice of devices depends on."""
     users = None if gpu.processes is None else [(item.pid, item.name) for item in gpu.processes]
-    return gpu.uuid, gpu.label, gpu.lost_at, gpu.is_split, gpu.is_stale, gpu.run, users
+    state = gpu.lost_at, gpu.is_split, gpu.is_stale, gpu.is_free
+    return gpu.uuid, gpu.label, state, gpu.run, users
 
 
 def _devices(board: Board, now_s: float) -> list[Gpu]:

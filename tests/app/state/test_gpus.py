@@ -47,7 +47,7 @@ def test_views_are_told_of_figures_by_read_and_of_devices_by_changed(qtbot: QtBo
     gpus.read.connect(lambda: told.append("read"))
     gpus.look()
     assert told == []
-    gpus.take(device_lines.sample("GPU-0001", used_bytes=30 * GIB))
+    gpus.take(device_lines.sample("GPU-0001", used_bytes=17.5 * GIB))
     gpus.look()
     assert told == ["read"]
     gpus.take(device_lines.processes({"GPU-0001": [ProcessUse(7, "python", GIB)]}))
@@ -67,12 +67,18 @@ def test_who_uses_a_gpu_is_said_in_words(gpus: Gpus) -> None:
     ]
     gpus.take(device_lines.processes({"GPU-0000": users}))
     gpus.take(device_lines.processes({"GPU-0001": users}, run="/runs/20260101-000000-mine-00aa"))
-    gpus.take(device_lines.processes({"GPU-0002": users[3:]}))
+    gpus.take(device_lines.processes({"GPU-0002": [ProcessUse(10, "Xorg", 19 * GIB, "graphics")]}))
     gpus.look()
     other, mine, desktop = gpus.devices
     assert other.busy_words() == "python 3 GiB, outside this namespace" and not other.is_free
     assert mine.busy_words() == "" and mine.run_name() == "20260101-000000-mine-00aa" and not mine.is_free
     assert desktop.is_free, "a desktop is in nobody's way"
+    gpus.take(device_lines.processes({"GPU-0002": []}))
+    gpus.look()
+    hidden = gpus.devices[2]
+    assert hidden.busy_words() == "unnamed 19 GiB" and not hidden.is_free, (
+        "nobody is named, somebody is there"
+    )
 
 
 def test_what_is_old_is_called_old_by_its_age_alone(gpus: Gpus) -> None:

@@ -354,7 +354,7 @@ def gpu_lines(gpu: Gpu) -> list[str]:
         lines.append("Split into MIG instances: choose one of them")
     if gpu.run is not None:
         lines.append(f"Held by the run {gpu.run_name()}")
-    elif gpu.others:
+    elif gpu.busy_words():
         lines.append(f"Used by {gpu.busy_words()}")
     return lines
 
