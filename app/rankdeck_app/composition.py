@@ -14,8 +14,10 @@ from PySide6.QtWidgets import QWidget
 
 from rankdeck_app.app_commands import AppCommands
 from rankdeck_app.desk import Desk, open_desk
+from rankdeck_app.device_watch import DeviceWatch
 from rankdeck_app.launching import Launching
 from rankdeck_app.remedies import Remedies
+from rankdeck_app.run_alerts import RunAlerts
 from rankdeck_app.run_tabs import RunTabs
 from rankdeck_app.shell.keys_page import KeysPage
 from rankdeck_app.shell.notifications_page import NotificationsPage
@@ -39,7 +41,9 @@ class App:
         self.desk: Desk = open_desk(window.services, window)
         self.tabs = RunTabs(window, self.desk)
         self.launching = Launching(window, self.desk, self.tabs)
-        self.remedies = Remedies(window, self.desk, self.tabs, self.show_config)
+        self.alerts = RunAlerts(window, self.desk, self.tabs)
+        self.watch = DeviceWatch(window, self.desk)
+        self.remedies = Remedies(window, self.desk, self.tabs, self.alerts, self.watch, self.show_config)
         self.actions = AppCommands(
             window,
             self.desk,
@@ -49,6 +53,7 @@ class App:
             choose_strategy=self.choose_strategy,
             explain_strategy=self.explain_strategy,
             show_config=self.show_config,
+            show_devices=self.watch.show,
         )
         self._greeted = False
         self._alive_toast: Toast | None = None
@@ -104,6 +109,7 @@ class App:
         view.launch_requested.connect(self.launching.launch_draft)
         view.preset_picked.connect(self.use_preset)
         view.strategy_explained.connect(self.explain_strategy)
+        view.devices_opened.connect(self.watch.show)
 
         def show_state() -> None:
             blocker = self.launching.blocker()

@@ -44,7 +44,7 @@ class Desk:
     presets: Sequence[PresetCard]
 
     def start(self) -> None:
-        """Begin to look: for runs, once a second, and for GPUs, once."""
+        """Begin to look: for runs, once a second, and at GPUs, for as long as the app is up."""
         self.runs.start()
         self.gpus.ask()
 
@@ -63,6 +63,7 @@ class Desk:
 
     def close(self) -> None:
         self.draft.close()
+        self.gpus.close()
         self.engine.close()
         self.runs.close()
 

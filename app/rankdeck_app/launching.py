@@ -6,7 +6,7 @@ A launch never stops another run, and nothing of the person's code runs before i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal
@@ -20,6 +20,7 @@ from rankdeck_app.run_tabs import RunTabs
 from rankdeck_app.shell.page import Page, PageUnavailable
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.engine_process import Launch
+from rankdeck_app.state.gpus import Gpu
 from rankdeck_app.state.problem_list import DRAFT, LAUNCH
 from rankdeck_app.state.suggestion import Suggestion
 from rankdeck_app.views.launch.devices import NONE_CHOSEN, PLACE
@@ -75,14 +76,15 @@ class Launching(QObject):
         if not gpus.devices:
             advice = "Switch Devices to Rehearsal."
             return Problem("no-gpu", f"{gpus.reason}.", path="devices.use", advice=advice)
-        known = {str(gpu.index) for gpu in gpus.devices} | {gpu.uuid for gpu in gpus.devices}
-        missing = [name for name in selection.gpus if name not in known]
-        if not missing:
-            return None
-        there = ", ".join(str(gpu.index) for gpu in gpus.devices)
-        return Problem(
-            "no-gpu", f"There is no GPU {missing[0]}.", path="devices.use", advice=f"There are {there}."
-        )
+        named = {str(gpu.index): gpu for gpu in gpus.whole} | {gpu.uuid: gpu for gpu in gpus.devices}
+        missing = [name for name in selection.gpus if name not in named]
+        if missing:
+            there = ", ".join(str(gpu.index) for gpu in gpus.whole)
+            return Problem(
+                "no-gpu", f"There is no GPU {missing[0]}.", path="devices.use", advice=f"There are {there}."
+            )
+        chosen = [named[name] for name in selection.gpus] or [gpu for gpu in gpus.whole if not gpu.is_split]
+        return _unusable(chosen)
 
     def _draft_changed(self) -> None:
         blocker = self.blocker()
@@ -221,3 +223,22 @@ class Launching(QObject):
         show = ("Show Problems", lambda: self._window.show_panel("problems"))
         self._window.toasts.show(f"{name} did not start: {problems[0].message}", "error", [show])
         self._window.show_panel("problems")
+
+
+def _unusable(gpus: Sequence[Gpu]) -> Problem | None:
+    """What the engine would refuse these GPUs for."""
+    for gpu in gpus:
+        if gpu.is_simulated:
+            message = "These GPUs are simulated (RANKDECK_NVML): nothing can run on them."
+            return Problem("no-gpu", message, path="devices.use", advice="Switch Devices to Rehearsal.")
+        if gpu.lost_at is not None:
+            message, advice = f"{gpu.label} is lost: it answers no more.", "Choose others."
+        elif gpu.is_split:
+            message, advice = f"{gpu.label} is split into MIG instances.", "Choose one of its instances."
+        elif gpu.run is not None:
+            message = f"{gpu.label} is used by the run {gpu.run_name()}."
+            advice = "Stop that run, or choose other GPUs."
+        else:
+            continue
+        return Problem("device-busy", message, path="devices.use", advice=advice)
+    return None

@@ -10,10 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rankdeck_app.desk import Desk
+from rankdeck_app.device_watch import DeviceWatch
+from rankdeck_app.run_alerts import RunAlerts
 from rankdeck_app.run_tabs import RunTabs
 from rankdeck_app.shell.window import MainWindow
-from rankdeck_app.state.problem_list import DRAFT, LAUNCH, Entry
+from rankdeck_app.state.imbalance_alert import BETTER, CODE
+from rankdeck_app.state.problem_list import DEVICES, DRAFT, LAUNCH, Entry
 from rankdeck_app.state.suggestion import REHEARSAL
+from rankdeck_app.widgets.run_list import strategy_title
 
 Remedy = tuple[str, Callable[[], object]]
 
@@ -33,11 +37,14 @@ class Remedies:
         window: MainWindow,
         desk: Desk,
         tabs: RunTabs,
+        alerts: RunAlerts,
+        watch: DeviceWatch,
         show_config: Callable[[int | None], object],
     ) -> None:
         self._window = window
         self._desk = desk
         self._tabs = tabs
+        self._alerts = alerts
         self._rows = (
             _Row(_needs_rehearsal, "Rehearse Instead", lambda _entry: self._rehearse()),
             _Row(
@@ -46,12 +53,27 @@ class Remedies:
                 lambda entry: show_config(entry.problem.line),
             ),
             _Row(lambda entry: entry.owner == LAUNCH, "Dismiss", lambda _entry: self._dismiss()),
+            *(self._use_row(better) for better in dict.fromkeys(BETTER.values())),
+            _Row(lambda entry: entry.owner == DEVICES, "Show Devices", lambda _entry: watch.show()),
+            _Row(lambda entry: entry.owner == DEVICES, "Dismiss", lambda _entry: watch.dismiss()),
             _Row(_has_output, "Show Output", self._show_output),
-            _Row(lambda entry: entry.run is not None, "Open Its Folder", self._reveal),
+            _Row(_has_output, "Open Its Folder", self._reveal),
         )
 
     def of(self, entry: Entry) -> list[Remedy]:
         return [(row.label, lambda row=row: row.act(entry)) for row in self._rows if row.fits(entry)]  # type: ignore[misc]
+
+    def _use_row(self, strategy: str) -> _Row:
+        """Run again with the strategy that does without the imbalance."""
+
+        def fits(entry: Entry) -> bool:
+            return entry.problem.code == CODE and self._alerts.better_for(entry.run) == strategy
+
+        def use(entry: Entry) -> None:
+            if entry.run is not None:
+                self._alerts.use_strategy(entry.run, strategy)
+
+        return _Row(fits, f"Use {strategy_title(strategy)}", use)
 
     def _rehearse(self) -> None:
         self._desk.draft.set_value(("devices", "use"), REHEARSAL)
@@ -79,4 +101,4 @@ def _needs_rehearsal(entry: Entry) -> bool:
 
 
 def _has_output(entry: Entry) -> bool:
-    return entry.run is not None
+    return entry.run is not None and entry.problem.code != CODE

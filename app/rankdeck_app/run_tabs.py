@@ -212,7 +212,9 @@ class RunTabs(QObject):
             state.set_text(" · ".join(filter(None, (word.split(":")[0].capitalize(), *_progress(run)))), icon)
             state.set_tooltip(f"{run.config.name if run.config else run.name}\n{run.run.path}")
             state.set_command("view.panel.output")
-            devices.set_text(_devices(run))
+            # GPUs of this machine stand in the status bar already.
+            shown = run.is_rehearsal or not self._desk.gpus.devices
+            devices.set_text(_devices(run) if shown else "")
             loss.set_text("" if run.loss is None else f"loss {run.loss:.4f}")
             rate.set_text("" if run.samples_per_s is None else f"{run.samples_per_s:.0f} samples/s")
             devices.set_tooltip(run.source or "")

@@ -41,13 +41,17 @@ class Event(msgspec.Struct, tag_field="kind", omit_defaults=True, kw_only=True):
 
 
 class DeviceInfo(msgspec.Struct, omit_defaults=True):
-    """A device of a run. `index` is its place in the run (0 leads); `uuid` is None for a virtual device."""
+    """A device of a run. `index` is its place in the run (0 leads); `uuid` is None for a virtual device.
+
+    `driver_bytes`: what a GPU's driver keeps for itself of `total_bytes`.
+    """
 
     index: int
     name: str
     kind: str  # gpu | virtual
     uuid: str | None = None
     total_bytes: int | None = None
+    driver_bytes: int | None = None
 
 
 class RunStarted(Event, tag="run_started"):
@@ -125,6 +129,7 @@ class DeviceMemory(msgspec.Struct, omit_defaults=True):
     live_by_kind: dict[str, int] | None = None
     peak_by_kind: dict[str, int] | None = None
     reserved_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
 
 
 class Memory(Event, tag="memory"):
@@ -136,10 +141,27 @@ class Memory(Event, tag="memory"):
     devices: list[DeviceMemory]
 
 
-class DeviceSample(msgspec.Struct, omit_defaults=True):
-    """One reading of one device;
+class ProcessUse(msgspec.Struct, omit_defaults=True):
+    """A process on a GPU. `used_bytes` is None where the driver does not tell.
 
-    None is unknown. `utilisation` is 0..1: thread busy in a rehearsal, SM busy on a GPU.
+    `foreign`: the pid belongs to another namespace (another container, or the host), so `name` is None.
+    `type`: compute | graphics. `rank`: of the run whose sampler writes, where it is one of its ranks.
+    """
+
+    pid: int
+    name: str | None = None
+    used_bytes: int | None = None
+    type: str = "compute"
+    foreign: bool = False
+    rank: int | None = None
+
+
+class DeviceSample(msgspec.Struct, omit_defaults=True):
+    """One reading of one device; None was not read this time: what was read last still holds.
+
+    `utilisation` is 0..1: thread busy in a rehearsal, SM busy on a GPU. `throttle` are NVML's bits.
+    `missing`: every metric that has no value now, and why ("unsupported", "error: ..."); {} is none, None
+    that this has not changed. `processes`: all that hold memory of it.
     """
 
     device: int
@@ -147,14 +169,36 @@ class DeviceSample(msgspec.Struct, omit_defaults=True):
     used_bytes: int | None = None
     temperature_c: float | None = None
     power_w: float | None = None
+    memory_utilisation: float | None = None
+    energy_j: float | None = None
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    throttle: int | None = None
+    fan: float | None = None
+    ecc_errors: int | None = None
+    missing: dict[str, str] | None = None
+    processes: list[ProcessUse] | None = None
 
 
 class Sample(Event, tag="sample"):
-    """Readings over the `interval_s` seconds before `t`."""
+    """Readings of devices; utilisation is over the `interval_s` seconds before `t`."""
 
     devices: list[DeviceSample]
     interval_s: float
     rank: int | None = None
+
+
+class DeviceNotice(Event, tag="device_notice"):
+    """Something happened to a device, or to what reads them (`device` is then None).
+
+    `code`: lost | back | xid | slow | restarted | no-driver | driver, as in telemetry/readings.py. What a
+    person has to know is raised as a problem too.
+    """
+
+    code: str
+    message: str
+    device: int | None = None
+    xid: int | None = None
 
 
 class Comm(Event, tag="comm"):
@@ -311,6 +355,7 @@ AnyEvent = (
     | Steps
     | Memory
     | Sample
+    | DeviceNotice
     | Comm
     | Pipeline
     | Spans

@@ -19,6 +19,7 @@ import msgspec
 
 from rankdeck import events
 from rankdeck.anatomy import Anatomies, totals_s
+from rankdeck.breakdown import break_down
 from rankdeck.errors import ConfigError, Problem
 from rankdeck.imbalance import Imbalance, imbalance_of
 from rankdeck.rundir import EventReader, RunDir
@@ -37,7 +38,12 @@ class DeviceFigures:
     peak_bytes: int | None = None
     peak_by_kind: Mapping[str, int] | None = None
     used_bytes: int | None = None
+    used_peak_bytes: int | None = None
     utilisation: float | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
+    processes: Sequence[events.ProcessUse] | None = None
+    lost_at: float | None = None
+    memory: events.DeviceMemory | None = None
     _busy_s: float = 0.0
     _read_s: float = 0.0
 
@@ -45,15 +51,39 @@ class DeviceFigures:
     def utilisation_mean(self) -> float | None:
         return self._busy_s / self._read_s if self._read_s > 0 else None
 
+    @property
+    def breakdown(self) -> dict[str, int] | None:
+        """Where a GPU's memory is, as it was read last (breakdown.py); None where no driver was asked."""
+        if self.used_bytes is None or self.info is None:
+            return None
+        return break_down(
+            self.used_bytes,
+            self.memory,
+            self.processes,
+            total_bytes=self.info.total_bytes,
+            driver_bytes=self.info.driver_bytes,
+        )
+
     def add_memory(self, memory: events.DeviceMemory) -> None:
+        self.memory = memory
         self.live_bytes = memory.live_bytes
         if self.peak_bytes is None or memory.peak_bytes > self.peak_bytes:
             self.peak_bytes, self.peak_by_kind = memory.peak_bytes, memory.peak_by_kind
 
     def add_sample(self, sample: events.DeviceSample, interval_s: float) -> None:
-        self.used_bytes = sample.used_bytes if sample.used_bytes is not None else self.used_bytes
-        self.utilisation = sample.utilisation
+        if sample.missing is not None:
+            self.missing = sample.missing
+            if "utilisation" in sample.missing:
+                self.utilisation = None
+            if "used_bytes" in sample.missing:
+                self.used_bytes = None
+        if sample.used_bytes is not None:
+            self.used_bytes = sample.used_bytes
+            self.used_peak_bytes = max(sample.used_bytes, self.used_peak_bytes or 0)
+        if sample.processes is not None:
+            self.processes = sample.processes
         if sample.utilisation is not None:
+            self.utilisation = sample.utilisation
             self._busy_s += sample.utilisation * interval_s
             self._read_s += interval_s
 
@@ -101,6 +131,8 @@ class RunFigures:
             case events.Sample():
                 for sample in event.devices:
                     self.device(sample.device).add_sample(sample, event.interval_s)
+            case events.DeviceNotice() if event.device is not None and event.code in ("lost", "back"):
+                self.device(event.device).lost_at = event.t if event.code == "lost" else None
             case events.Evaluation():
                 if self.evaluation is None or event.step >= self.evaluation.step:
                     self.evaluation = event
@@ -320,6 +352,9 @@ def _device(figures: DeviceFigures) -> dict[str, Any]:
         "peak_bytes": figures.peak_bytes,
         "peak_by_kind": dict(figures.peak_by_kind) if figures.peak_by_kind is not None else None,
         "utilisation_mean": figures.utilisation_mean,
+        "used_peak_bytes": figures.used_peak_bytes,
+        "breakdown": figures.breakdown,
+        "lost_at": figures.lost_at,
     }
 
 

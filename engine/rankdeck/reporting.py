@@ -124,11 +124,8 @@ def _to_host(value: Any) -> Any:
 
 
 class BusyMeter:
-    """How busy the thread or rank behind each virtual device is: its CPU time over wall time, told at most
-    every `SAMPLE_S`.
-
-    A rank that is one device counts the CPU time of the whole process over the threads that torch uses; a
-    rank that drives several counts each device's thread.
+    """How busy the thread behind each of a rank's virtual devices is: its CPU time over wall time, told at
+    most every `SAMPLE_S`. How busy a rank is that is one device, the run's sampler tells.
     """
 
     def __init__(self, writer: EventWriter, rank: int, devices: list[int]) -> None:
@@ -142,10 +139,10 @@ class BusyMeter:
         return time.monotonic() - self._last >= SAMPLE_S
 
     def tell(self, busy_s: list[float] | None) -> None:
-        """`busy_s`: CPU seconds so far per device, or None for a rank that is one device."""
-        now = time.monotonic()
+        """`busy_s`: CPU seconds so far per device, None where threads are not told apart."""
         if busy_s is None:
-            busy_s = [time.process_time() / torch.get_num_threads()]
+            return
+        now = time.monotonic()
         elapsed = now - self._last
         if self._last_busy is not None and elapsed > 0:
             readings = [

@@ -23,14 +23,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from rankdeck import events
-from rankdeck.config import RunConfig
 from rankdeck.errors import ConfigError, RunNotFoundError, one_of
 from rankdeck.home import state_dir
+
+if TYPE_CHECKING:
+    from rankdeck.config import RunConfig
 
 OUTCOMES = ("running", "completed", "failed", "stopped", "lost")
 _HIDDEN = ".new-"
@@ -225,7 +227,8 @@ def final_path(hidden: RunDir) -> Path:
 
 
 class EventWriter:
-    """Appends events to one file: one line per event, one write per line, `seq` without gaps.
+    """Appends events to one file: one line per event, one write per line, `seq` without gaps. Of a file that
+    is there already, it goes on where that ends.
 
     A full disk never raises: the line is dropped, counted, and said as soon as there is room again. `dropped`
     counts them.
@@ -233,8 +236,8 @@ class EventWriter:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self._seq = 0
+        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._seq = _next_seq(self._handle)
         self._unsaid = 0
         self._reason = ""
         self.dropped = 0
@@ -293,6 +296,21 @@ class EventWriter:
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
+
+
+def _next_seq(handle: int) -> int:
+    """The number after that of the last line; a line that its writer did not end is ended here."""
+    size = os.fstat(handle).st_size
+    if not size:
+        return 0
+    tail = os.pread(handle, _CHUNK_BYTES, max(0, size - _CHUNK_BYTES))
+    if not tail.endswith(b"\n"):
+        os.write(handle, b"\n")
+    for lines_after, line in enumerate(reversed(tail.splitlines())):
+        event = _decode_or_none(line)
+        if event is not None:
+            return event.seq + 1 + lines_after
+    return 0
 
 
 class Cursor(msgspec.Struct):

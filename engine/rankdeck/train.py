@@ -35,7 +35,7 @@ from rankdeck.finite import first_non_finite
 from rankdeck.loss_scaling import LossScaling
 from rankdeck.memory.ledger import Ledger
 from rankdeck.memory.sampling import SamplingBudget
-from rankdeck.memory.torch_memory import read_gpu_bytes, reset_gpu_peaks
+from rankdeck.memory.torch_memory import OwnedBytes, read_gpu_bytes, reset_gpu_peaks
 from rankdeck.reporting import BusyMeter, StepFacts, StepReporter
 from rankdeck.rundir import EventWriter
 from rankdeck.saving import Saver
@@ -76,8 +76,11 @@ class Trainer:
             job.saver.scaling = self._scaling
         self._base_rates: list[float] = [group["lr"] for group in self._optimizer.param_groups]
         self._reporter = StepReporter(job.writer, job.rank, job.strategy.device)
-        self._busy = BusyMeter(job.writer, job.rank, job.devices)
+        # Of a rank that is one device its process tells enough, to the sampler.
+        tells_busy = self._strategy.setup.is_rehearsal and len(job.devices) > 1
+        self._busy = BusyMeter(job.writer, job.rank, job.devices) if tells_busy else None
         self._memory_told = 0.0
+        self._owned = OwnedBytes(self._strategy.module, self._optimizer)
         self._last_inputs: Any = None
         self._restored: Restored | None = None
         self._first_step = 0
@@ -332,7 +335,7 @@ class Trainer:
 
     def _tell(self, facts: StepFacts) -> None:
         self._check_finite(self._reporter.add(facts))
-        if self._busy.due() and self._strategy.setup.is_rehearsal:
+        if self._busy is not None and self._busy.due():
             self._busy.tell(self._strategy.replicas_busy_s())
         if not self._strategy.setup.is_rehearsal and time.monotonic() - self._memory_told >= GPU_MEMORY_S:
             self._tell_gpu_memory(facts.step)
@@ -341,7 +344,7 @@ class Trainer:
         self._memory_told = time.monotonic()
         readings = []
         for place, device in zip(self._job.devices, self._strategy.setup.devices, strict=True):
-            gpu = read_gpu_bytes(device, self._strategy.module, self._optimizer)
+            gpu = read_gpu_bytes(device, self._owned)
             readings.append(
                 events.DeviceMemory(
                     device=place,
@@ -350,6 +353,7 @@ class Trainer:
                     live_by_kind=gpu.live_by_kind,
                     peak_by_kind=gpu.peak_by_kind,
                     reserved_bytes=gpu.reserved_bytes,
+                    peak_reserved_bytes=gpu.peak_reserved_bytes,
                 )
             )
             reset_gpu_peaks(device)

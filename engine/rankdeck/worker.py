@@ -203,7 +203,7 @@ class Rank:
                 )
             first = 0 if len(infos) > 1 else place.local_rank
             devices = [torch.device("cuda", first + index) for index in range(len(infos))]
-            found = [f"GPU-{torch.cuda.get_device_properties(device).uuid}" for device in devices]
+            found = [_uuid_of(torch, device, info) for device, info in zip(devices, infos, strict=True)]
             for info, uuid in zip(infos, found, strict=True):
                 if info.uuid is not None and info.uuid != uuid:
                     raise MachineError(
@@ -319,6 +319,13 @@ class Rank:
         if clean and dist.is_available() and dist.is_initialized():
             dist.barrier()
             dist.destroy_process_group()
+
+
+def _uuid_of(torch: Any, device: Any, info: events.DeviceInfo) -> str:
+    """The UUID that torch tells of a device, written as NVML writes it: torch leaves out what it names."""
+    kind = "MIG" if (info.uuid or "").startswith("MIG-") else "GPU"
+    told = str(torch.cuda.get_device_properties(device).uuid)
+    return told if told.startswith(("GPU-", "MIG-")) else f"{kind}-{told}"
 
 
 def _heart(place: Place) -> HeartbeatWriter | None:

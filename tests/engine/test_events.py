@@ -33,6 +33,7 @@ EXAMPLES: list[events.AnyEvent] = [
         devices=[events.DeviceMemory(0, 1, 2, peak_by_kind={"parameters": 2})],
     ),
     events.Sample(devices=[events.DeviceSample(0, utilisation=0.5)], interval_s=0.25),
+    events.DeviceNotice(code="xid", message="GPU 0: XID 79.", device=0, xid=79),
     events.Comm(rank=0, step=3, algorithm="ring", sent_bytes=9, by_peer={"1": 9}),
     events.Pipeline(rank=1, step=3, stages=[1, 5], microbatches=8, in_flight=6, theory_bubble=0.3),
     events.Spans(

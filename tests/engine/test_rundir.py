@@ -110,6 +110,20 @@ def test_a_gap_in_seq_is_a_number_of_missing_lines(run: RunDir) -> None:
     assert reader.missing == {"rank-0.0.jsonl": 3}
 
 
+def test_a_writer_goes_on_where_one_before_it_was_killed(run: RunDir) -> None:
+    first = run.writer("sampler")
+    first.write(events.Phase(rank=0, phase="one"))
+    first.close()
+    path = run.events_folder / "sampler.0.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"kind":"pha')
+    second = run.writer("sampler")
+    second.write(events.Phase(rank=0, phase="two"))
+    second.close()
+    reader = EventReader(run)
+    assert phases(run, reader) == ["one", "two"]
+    assert not reader.missing
+
+
 def test_a_line_longer_than_a_chunk_is_read_whole(run: RunDir) -> None:
     writer = run.writer("rank-0")
     writer.write(events.Phase(rank=0, phase="x" * 5000))

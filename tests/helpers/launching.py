@@ -113,6 +113,18 @@ def supervisor_pid(run: RunDir) -> int | None:
     return None
 
 
+def sampler_pid(run: RunDir) -> int | None:
+    """The process that reads the run's devices, or None where there is none now."""
+    for pid in processes_of_run(run.path):
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"rankdeck.telemetry.sampler" in command:
+            return pid
+    return None
+
+
 def ended(run: RunDir, timeout_s: float = 60.0) -> End:
     """The last word of a run that ends by itself; nothing of it is left."""
     assert wait_ended(run, timeout_s), f"{run.name} did not end within {timeout_s} s"

@@ -98,6 +98,60 @@ class Question(QObject):
             self.answered.emit(-1, "", f"{self._process.program()}: {self._process.errorString()}")
 
 
+class Stream(QObject):
+    """A command that goes on: `lines` brings what it wrote, whole lines at a time; `ended` its exit code (-1
+    where it crashed or could not be started) and the end of its stderr.
+    """
+
+    lines = Signal(list)
+    ended = Signal(int, str)
+
+    def __init__(self, python: str, arguments: Sequence[str], parent: QObject) -> None:
+        super().__init__(parent)
+        self._rest = b""
+        self._process = QProcess(self)
+        self._process.setProgram(python)
+        self._process.setArguments(["-P", "-m", "rankdeck", *arguments])
+        self._process.setProcessEnvironment(engine_environment())
+        self._process.setStandardInputFile(QProcess.nullDevice())
+        self._process.readyReadStandardOutput.connect(self._read)
+        self._process.finished.connect(self._finished)
+        self._process.errorOccurred.connect(self._failed)
+        self._process.start()
+
+    @property
+    def pid(self) -> int:
+        """0 while it does not run."""
+        return int(self._process.processId())
+
+    def kill(self) -> None:
+        """`ended` follows."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """End it now, without a word of it."""
+        self._process.readyReadStandardOutput.disconnect(self._read)
+        self._process.finished.disconnect(self._finished)
+        self._process.errorOccurred.disconnect(self._failed)
+        if self._process.state() != QProcess.ProcessState.NotRunning:
+            self._process.kill()
+            self._process.waitForFinished(2000)
+
+    def _read(self) -> None:
+        *lines, self._rest = (self._rest + bytes(self._process.readAllStandardOutput().data())).split(b"\n")
+        if lines:
+            self.lines.emit(lines)
+
+    def _finished(self, exit_code: int, status: QProcess.ExitStatus) -> None:
+        self._read()
+        err = bytes(self._process.readAllStandardError().data()).decode("utf-8", "replace")
+        self.ended.emit(exit_code if status == QProcess.ExitStatus.NormalExit else -1, err[-2000:])
+
+    def _failed(self, error: QProcess.ProcessError) -> None:
+        if error == QProcess.ProcessError.FailedToStart:
+            self.ended.emit(-1, f"{self._process.program()}: {self._process.errorString()}")
+
+
 class Launch(QObject):
     """One press of the button: `arrived` brings the run's directory, `refused` the problems."""
 
@@ -209,6 +263,10 @@ class Engine(QObject):
         question.answered.connect(question.deleteLater)
         question.start()
         return question
+
+    def follow(self, arguments: Sequence[str]) -> Stream:
+        """A command that goes on until its reader closes it; whoever asks owns it."""
+        return Stream(self.python, arguments, self)
 
     def close(self) -> None:
         """Let launches that have begun reach their guard, and end the rest."""

@@ -1,96 +1,263 @@
-"""Which GPUs this machine has, as `rankdeck devices --json` tells.
+"""The GPUs of this machine as they are now: what the sampler's lines (device_feed.py) come to.
 
-A process of its own asks the driver, never the app: a lost GPU has crashed NVML, and calls can block.
-
-Asked once at start and again when somebody wants it. Until the first answer nothing is known; without a GPU
-`reason` says why in one line.
+`Gpu` is one device at one moment. Absence is None, never 0: a reading that is old is `is_stale` and one that
+the device does not have is None. Until the first answer nothing is known; without a GPU `reason` says why in
+one line. Figures are made anew at most four times a second: text that changes faster cannot be read.
 """
 
 from __future__ import annotations
 
-import json
+import time
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QObject, Signal
+from PySide6.QtCore import QObject, QTimer, Signal
 
-from rankdeck_app.state.engine_process import Engine, Question, parse_problems
+from rankdeck.events import ProcessUse
+from rankdeck.telemetry.board import Board
+from rankdeck.telemetry.listing import HIDDEN_BYTES
+from rankdeck.telemetry.readings import AnyLine, Device, Devices, Notice, Processes, Reading, Sample
+from rankdeck.units import format_bytes
+from rankdeck_app.state.device_feed import DeviceFeed
+from rankdeck_app.state.engine_process import Engine
+
+if TYPE_CHECKING:
+    from rankdeck_app.state.device_history import DeviceHistory
 
 NO_GPU = "No NVIDIA driver found"
+LOOK_EVERY_S = 0.25
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One reading of one GPU; None is unknown. `busy_bytes` belong to processes of others."""
+    """One GPU, or MIG instance of one (`parent` is then its GPU's UUID), at one moment.
+
+    `label` is unique: "GPU 3", "GPU 3.1" for the second instance of GPU 3. `processes` is None where it is
+    not known who is on it. `run` is the directory of the run that holds it. `lost_at` is Unix time.
+    """
 
     index: int
     uuid: str
     name: str
+    label: str
     total_bytes: int | None = None
     used_bytes: int | None = None
-    busy_bytes: int = 0
-    busy_by: str = ""
+    utilisation: float | None = None
+    temperature_c: float | None = None
+    power_w: float | None = None
+    is_stale: bool = False
+    processes: tuple[ProcessUse, ...] | None = None
+    run: str | None = None
+    parent: str | None = None
+    is_split: bool = False
+    is_simulated: bool = False
+    lost_at: float | None = None
+
+    @property
+    def others(self) -> tuple[ProcessUse, ...]:
+        """Computing processes on a GPU that no run holds; windows and desktops are not in anybody's way."""
+        if self.run is not None:
+            return ()
+        return tuple(item for item in self.processes or () if item.type == "compute")
+
+    @property
+    def hidden_bytes(self) -> int | None:
+        """What is in use by nobody that the driver names (another container's), None where nothing much is,
+        where somebody else is named, or where that cannot be told.
+        """
+        users = self.processes
+        if self.used_bytes is None or self.run is not None or self.is_split or users is None or self.others:
+            return None
+        known = [item.used_bytes for item in users if item.used_bytes is not None]
+        rest = self.used_bytes - sum(known)
+        return rest if len(known) == len(users) and rest > HIDDEN_BYTES else None
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether a run can be started on it: there, whole or an instance, and no simulation."""
+        return self.lost_at is None and not self.is_split and not self.is_simulated
 
     @property
     def is_free(self) -> bool:
-        return self.busy_bytes == 0 and not self.busy_by
+        is_there = self.lost_at is None and not self.is_split
+        return is_there and self.run is None and not self.others and self.hidden_bytes is None
+
+    @property
+    def is_for_auto(self) -> bool:
+        """Whether `auto` takes it."""
+        return self.is_usable and self.is_free and self.parent is None
+
+    def busy_words(self) -> str:
+        """Who uses it, in words: 'python 12 GiB', 'outside this namespace 3 GiB'; empty for nobody."""
+        words = []
+        for name, known in _by_name(self.others).items():
+            words.append(name if known is None else f"{name} {format_bytes(known, 0)}")
+        if self.hidden_bytes is not None:
+            words.append(f"unnamed {format_bytes(self.hidden_bytes, 0)}")
+        return ", ".join(words)
+
+    def run_name(self) -> str:
+        return "" if self.run is None else Path(self.run).name
+
+
+def _by_name(processes: tuple[ProcessUse, ...]) -> dict[str, int | None]:
+    found: dict[str, int | None] = {}
+    for item in processes:
+        name = "outside this namespace" if item.foreign else item.name or f"pid {item.pid}"
+        before = found.get(name)
+        found[name] = before if item.used_bytes is None else (before or 0) + item.used_bytes
+    return found
 
 
 class Gpus(QObject):
-    """`known` is False until the first answer; without a GPU `devices` is empty and `reason` says why."""
+    """`changed`: other devices, other users of them, lost, back or stale ones. `read`: figures are new.
+    `noticed` carries a `Notice`. `known` is False until the first answer.
+    """
 
     changed = Signal()
+    read = Signal()
+    noticed = Signal(object)
 
     def __init__(self, engine: Engine, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self._engine = engine
-        self._question: Question | None = None
         self.known = False
         self.devices: list[Gpu] = []
         self.reason: str | None = None
+        self.board = Board()
+        self.history: DeviceHistory | None = None
+        self.began_s = time.monotonic()
+        self._feed = DeviceFeed(engine, self)
+        self._feed.arrived.connect(self.take)
+        self._feed.given_up.connect(self.give_up)
+        self._looking = QTimer(self, interval=round(1e3 * LOOK_EVERY_S))
+        self._looking.timeout.connect(self.look)
+
+    @property
+    def sampler_pid(self) -> int | None:
+        return self._feed.pid
+
+    @property
+    def whole(self) -> list[Gpu]:
+        """The GPUs without the MIG instances."""
+        return [gpu for gpu in self.devices if gpu.parent is None]
+
+    @property
+    def is_simulated(self) -> bool:
+        return any(gpu.is_simulated for gpu in self.devices)
+
+    @property
+    def driver(self) -> str | None:
+        return self.board.told.driver if self.board.told is not None else None
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the app began to look: the clock of the history."""
+        return time.monotonic() - self.began_s
 
     def ask(self) -> None:
-        """Ask the engine; `changed` follows. A question that is under way is not asked twice."""
-        if self._question is None:
-            self._question = self._engine.ask(["devices", "--json"])
-            self._question.answered.connect(self._answered)
+        """Begin to look, or look again where it was given up; `changed` follows with the first answer."""
+        self._feed.start()
 
-    def _answered(self, exit_code: int, out: str, err: str) -> None:
-        self._question = None
-        devices = parse_devices_answer(out)
-        problems = parse_problems(out) or parse_problems(err)
-        self.set_answer(devices, problems[0].message if problems else None)
+    def close(self) -> None:
+        self._looking.stop()
+        self._feed.close()
 
-    def set_answer(self, devices: list[Gpu], reason: str | None = None) -> None:
-        self.known = True
-        self.devices = devices
-        self.reason = None if devices else (reason or NO_GPU).rstrip(".")
+    def reading(self, uuid: str, metric: str) -> Reading:
+        """A metric as it is known now; never a value that only looks new."""
+        return self.board.reading(uuid, metric, time.monotonic())
+
+    def take(self, line: AnyLine) -> None:
+        """One line of the sampler."""
+        now_s = time.monotonic()
+        self.board.feed(line, now_s)
+        if isinstance(line, Sample):
+            self._keep(line, now_s)
+        elif isinstance(line, Devices):
+            self._looking.start()
+        elif isinstance(line, Notice):
+            self.noticed.emit(line)
+        if isinstance(line, Notice) or (isinstance(line, Processes) and not self.known):
+            self.look()
+        if isinstance(line, Notice) and self.board.told is None and line.code == "restarted":
+            self._say(line.message)
+
+    def _keep(self, line: Sample, now_s: float) -> None:
+        if self.history is None:
+            from rankdeck_app.state.device_history import DeviceHistory  # brings numpy
+
+            self.history = DeviceHistory()
+        self.history.add(line, now_s - self.began_s)
+
+    def give_up(self, why: str = "") -> None:
+        """There is nothing to read: what was there is lost from sight, and the reason stands in its place."""
+        self._looking.stop()
+        self.devices = []
+        self.board = Board()
+        self._say(why or NO_GPU)
+        self.read.emit()
+
+    def _say(self, reason: str) -> None:
+        """Why there is nothing to show, for now or for good."""
+        self.known, self.reason = True, reason.rstrip(".")
         self.changed.emit()
 
+    def look(self) -> None:
+        """Make the figures anew; says so where they differ."""
+        told = self.board.told
+        if told is None:
+            return
+        now_s = time.monotonic()
+        before, was_known = self.devices, self.known
+        self.devices = _devices(self.board, now_s)
+        self.known = True
+        self.reason = None if self.devices else "NVIDIA's driver knows no GPU"
+        if not was_known or [_key(gpu) for gpu in before] != [_key(gpu) for gpu in self.devices]:
+            self.changed.emit()
+        if before != self.devices:
+            self.read.emit()
 
-def parse_devices_answer(out: str) -> list[Gpu]:
-    """The GPUs in the answer, in nvidia-smi's order; empty when it is no answer."""
-    try:
-        rows = json.loads(out)
-    except ValueError:
-        return []
-    if isinstance(rows, dict):
-        rows = rows.get("devices", [])
-    gpus = [_gpu(row) for row in rows if isinstance(row, dict) and row.get("kind", "gpu") == "gpu"]
-    return sorted((gpu for gpu in gpus if gpu is not None), key=lambda gpu: gpu.index)
+
+def _key(gpu: Gpu) -> tuple[object, ...]:
+    """What a choice of devices depends on."""
+    users = None if gpu.processes is None else [(item.pid, item.name) for item in gpu.processes]
+    state = gpu.lost_at, gpu.is_split, gpu.is_stale, gpu.is_free
+    return gpu.uuid, gpu.label, state, gpu.run, users
 
 
-def _gpu(row: dict[str, Any]) -> Gpu | None:
-    if not isinstance(row.get("index"), int):
-        return None
-    processes = [item for item in row.get("processes") or [] if isinstance(item, dict)]
-    holders = [str(item.get("name") or item.get("pid")) for item in processes]
+def _devices(board: Board, now_s: float) -> list[Gpu]:
+    instances: dict[str, int] = {}
+    found = []
+    for device in board.devices:
+        label = f"GPU {device.index}"
+        if device.parent is not None:
+            place = instances.get(device.parent, 0)
+            instances[device.parent] = place + 1
+            label = f"{label}.{place}"
+        found.append(_gpu(device, label, board, now_s))
+    return found
+
+
+def _gpu(device: Device, label: str, board: Board, now_s: float) -> Gpu:
+    uuid = device.uuid
+    used = board.reading(uuid, "used_bytes", now_s)
+    on_it = board.processes(uuid)
+    bytes_known = used.value if used.state in ("value", "stale") else None
     return Gpu(
-        index=row["index"],
-        uuid=str(row.get("uuid") or ""),
-        name=str(row.get("name") or f"GPU {row['index']}"),
-        total_bytes=row.get("total_bytes"),
-        used_bytes=row.get("used_bytes"),
-        busy_bytes=sum(item.get("used_bytes") or 0 for item in processes),
-        busy_by=", ".join(dict.fromkeys(holders)),
+        index=device.index,
+        uuid=uuid,
+        name=device.name,
+        label=label,
+        total_bytes=device.total_bytes,
+        used_bytes=None if bytes_known is None else int(bytes_known),
+        utilisation=board.value(uuid, "utilisation", now_s),
+        temperature_c=board.value(uuid, "temperature_c", now_s),
+        power_w=board.value(uuid, "power_w", now_s),
+        is_stale=used.state == "stale" and device.lost_at is None,
+        processes=None if on_it.processes is None else tuple(on_it.processes),
+        run=on_it.run,
+        parent=device.parent,
+        is_split=device.mig,
+        is_simulated=device.simulated,
+        lost_at=device.lost_at,
     )

@@ -15,11 +15,14 @@ from rankdeck.errors import Problem
 
 DRAFT = "draft"
 LAUNCH = "launch"
+DEVICES = "devices"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A problem and whose it is: DRAFT, LAUNCH, or a run's path as text (`run` is then its directory)."""
+    """A problem and whose it is: DRAFT, LAUNCH, DEVICES, or what begins with a run's path (`run` is then its
+    directory).
+    """
 
     owner: str
     title: str

@@ -43,7 +43,9 @@ class Limit:
 
 @dataclass(frozen=True)
 class BandFigure:
-    """Histories in bytes over seconds since the start of the run. `span_s` None shows all of it."""
+    """Histories in bytes over seconds since the start of the run. `span_s` None shows all of it;
+    `awaited` stands where there is nothing to show.
+    """
 
     labels: Sequence[str] = ()
     histories: Sequence[Series] = ()
@@ -52,6 +54,7 @@ class BandFigure:
     limits: Sequence[Limit] = ()
     now_s: float = 0.0
     span_s: float | None = 60.0
+    awaited: str = "waiting for the first sampled step"
 
 
 class BandChart(ZoomPlot):
@@ -134,7 +137,7 @@ class BandChart(ZoomPlot):
         if lead is None or not len(lead):
             self.set_ranges((0.0, 1.0), (0.0, 1.0))
             self._name_devices(None, None)
-            self.await_data("waiting for the first sampled step")
+            self.await_data(figure.awaited)
             return
         self.await_data("")
         window = lead.window(x0, x1, self.max_points())

@@ -64,6 +64,12 @@ class Card(QWidget):
     def title(self) -> str:
         return self._title
 
+    def set_title(self, text: str) -> None:
+        if text != self._title:
+            self._title = text
+            self.setAccessibleName(text)
+            self.update(self._header_rect())
+
     def set_body(self, body: QWidget, csv_rows: CsvRows | None = None) -> None:
         self._layout.addWidget(body)
         self._csv_rows = csv_rows

@@ -41,6 +41,21 @@ KIND_LABELS: Mapping[str, str] = {
 }
 
 
+# Whose memory it is on a GPU, as the driver tells it; in the order of the segments of a bar.
+HOLDER_LABELS: Mapping[str, str] = {
+    "run": "runs",
+    "others": "other processes",
+    "outside": "outside namespace",
+    "unclaimed": "unattributed",
+}
+_HOLDER_COLORS = {
+    "run": "rankdeck.rest",
+    "others": "rankdeck.kind.gradients",
+    "outside": "rankdeck.kind.temporary",
+    "unclaimed": "rankdeck.kind.parameters",
+}
+
+
 @dataclass(frozen=True)
 class ChartColors:
     """Every colour that a chart draws with, for one theme."""
@@ -90,7 +105,9 @@ class ChartColors:
             capacity=color("rankdeck.capacity"),
             # Gathered tensors are hot only where they make a device stand out; elsewhere they are blue.
             hot=kinds["gathered"],
-            kinds=kinds | {"gathered": color("rankdeck.rest")},
+            kinds=kinds
+            | {"gathered": color("rankdeck.rest")}
+            | {holder: color(key) for holder, key in _HOLDER_COLORS.items()},
             heat=tuple(color(f"rankdeck.heat.{level}") for level in range(5)),
         )
 

@@ -17,6 +17,7 @@ from PySide6.QtCore import QEvent, QRectF, QSize, Qt
 from PySide6.QtGui import QFontMetricsF, QHelpEvent, QImage, QPainter, QPaintEvent
 from PySide6.QtWidgets import QToolTip, QWidget
 
+from rankdeck_app.state.series import Series
 from rankdeck_app.widgets.chart_colors import ChartColors, ThemeColors, chart_font
 
 AXIS_HEIGHT = 16
@@ -35,6 +36,24 @@ class HeatFigure:
     values: Sequence[float | None] = ()
     span_s: float = 60.0
     lead: int | None = None
+
+
+def shares_of(
+    history: Series, columns: NDArray[np.floating], column_s: float, reach_s: float
+) -> NDArray[np.float32]:
+    """One row of a figure: for every column (its middle, in seconds) the share that was read for it.
+
+    A reading speaks for the interval before it: a column shows the first one that ends after it, if that is
+    within `reach_s`.
+    """
+    row = np.full(len(columns), np.nan, dtype=np.float32)
+    window = history.window(columns[0] - reach_s, columns[-1] + column_s / 2, 2_000)
+    if len(window.x):
+        following = np.searchsorted(window.x, columns - column_s / 2)
+        inside = np.minimum(following, len(window.x) - 1)
+        covered = (following < len(window.x)) & (window.x[inside] - columns <= reach_s)
+        row[covered] = window.high[inside][covered]
+    return row
 
 
 class HeatStrip(QWidget):

@@ -8,7 +8,7 @@ cost about a millisecond, and it is repainted only when a new reading arrives.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QFontMetricsF, QHelpEvent, QPainter, QPaintEvent, QPen
@@ -27,23 +27,29 @@ _RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 
 @dataclass(frozen=True)
 class DeviceBar:
-    """One row. None is unknown; the kinds need not add up to the total, the rest is drawn as one plain
-    segment.
+    """One row. None is unknown, and `missing` stands in its place; what `is_old` is grey. The kinds need not
+    add up to the total, the rest is drawn as one plain segment.
     """
 
     label: str
     total_bytes: int | None
     by_kind: Mapping[str, int] | None = None
     note: str = ""
+    missing: str = "–"
+    is_old: bool = False
 
 
 @dataclass(frozen=True)
 class BarsFigure:
-    """Everything that the bars show at one moment. `capacity_bytes` None: the largest total is the scale."""
+    """Everything that the bars show at one moment. `capacity_bytes` None: the largest total is the scale.
+
+    `labels` names the kinds, in the order of the segments.
+    """
 
     bars: Sequence[DeviceBar] = ()
     imbalance: Imbalance | None = None
     capacity_bytes: int | None = None
+    labels: Mapping[str, str] = field(default_factory=lambda: KIND_LABELS)
 
     @property
     def largest_bytes(self) -> int:
@@ -138,11 +144,13 @@ class VramBars(QWidget):
             mono.horizontalAdvance("8888.8"), mono.horizontalAdvance(self._number(figure.largest_bytes))
         )
         ratio_width = mono.horizontalAdvance("88.8× ▲") if num_rows > 1 else 0.0
-        # Without a capacity the lead bar fills the scale, and its excess is written behind the end of it.
-        excess_width = 0.0
-        if num_rows > 1 and figure.scale_bytes < 1.3 * figure.largest_bytes:
-            excess_width = QFontMetricsF(chart_font(11, bold=True)).horizontalAdvance("+888.8 MiB") + 10
-        bar_width = max(40.0, self.width() - label_width - excess_width - number_width - ratio_width - 18)
+        bar_width = self.width() - label_width - number_width - ratio_width - 18
+        # Where the lead bar nearly fills the scale its excess is written behind the end of it.
+        widest = "+888.8 MiB" if figure.scale_bytes == figure.largest_bytes else "+88.8 GiB"
+        excess_width = QFontMetricsF(chart_font(11, bold=True)).horizontalAdvance(widest) + 10
+        if num_rows < 2 or bar_width * (1 - figure.largest_bytes / figure.scale_bytes) >= excess_width:
+            excess_width = 0.0
+        bar_width = max(40.0, bar_width - excess_width)
         number_left = label_width + bar_width + excess_width + 6
         top = 2 + max(0.0, room - row_height * num_rows) / 2
         bar_height = max(4.0, min(22.0, row_height - 3 if row_height < 12 else row_height * 0.66))
@@ -177,8 +185,11 @@ class VramBars(QWidget):
         painter.fillRect(box, self._colors.track)
         number = QRectF(columns.number_left, row.y(), columns.number_width, row.height())
         painter.setFont(chart_font(columns.text_size, bold=leads, mono=True))
-        painter.setPen(self._colors.foreground if bar.total_bytes is not None else self._colors.muted)
-        painter.drawText(number, _RIGHT, "–" if bar.total_bytes is None else self._number(bar.total_bytes))
+        known = bar.total_bytes is not None and not bar.is_old
+        painter.setPen(self._colors.foreground if known else self._colors.muted)
+        painter.drawText(
+            number, _RIGHT, bar.missing if bar.total_bytes is None else self._number(bar.total_bytes)
+        )
         if bar.total_bytes is None:
             return
         self._paint_segments(painter, box, bar, leads)
@@ -188,9 +199,13 @@ class VramBars(QWidget):
     def _paint_segments(self, painter: QPainter, box: QRectF, bar: DeviceBar, leads: bool) -> None:
         assert bar.total_bytes is not None
         scale = box.width() / self._figure.scale_bytes
+        if bar.is_old:
+            old = QRectF(box.left(), box.top(), bar.total_bytes * scale, box.height())
+            painter.fillRect(old, self._colors.kinds["temporary"])
+            return
         left = box.left()
         drawn = 0
-        for kind in KIND_LABELS:
+        for kind in self._figure.labels:
             num_bytes = (bar.by_kind or {}).get(kind, 0)
             width = num_bytes * scale
             if width > 0:
@@ -248,7 +263,9 @@ class VramBars(QWidget):
         """
         metrics = QFontMetricsF(chart_font(self._legend_px()))
         kinds = [*self._legend_kinds(), ""] if self._figure.imbalance else self._legend_kinds()
-        widths = {kind: metrics.horizontalAdvance(KIND_LABELS.get(kind, MEDIAN)) + 24 for kind in kinds}
+        widths = {
+            kind: metrics.horizontalAdvance(self._figure.labels.get(kind, MEDIAN)) + 24 for kind in kinds
+        }
         if self._is_tight():
             while len(kinds) > 1 and sum(widths[kind] for kind in kinds) - 10 > self.width():
                 kinds.remove(min(filter(None, kinds), key=self._most_of))
@@ -276,7 +293,7 @@ class VramBars(QWidget):
                     painter.setPen(self._median_pen())
                     painter.drawLine(QPointF(left + 4.5, middle - 6), QPointF(left + 4.5, middle + 6))
                 painter.setPen(self._colors.muted)
-                text = KIND_LABELS.get(kind, MEDIAN)
+                text = self._figure.labels.get(kind, MEDIAN)
                 painter.drawText(QRectF(left + 14, middle - 9, self.width(), 18), _LEFT, text)
 
     def _median_pen(self) -> QPen:
@@ -286,7 +303,9 @@ class VramBars(QWidget):
 
     def _legend_kinds(self) -> list[str]:
         """Kinds of at least 1 % of the scale on some device."""
-        return [kind for kind in KIND_LABELS if self._most_of(kind) >= 0.01 * self._figure.scale_bytes]
+        return [
+            kind for kind in self._figure.labels if self._most_of(kind) >= 0.01 * self._figure.scale_bytes
+        ]
 
     def _most_of(self, kind: str) -> int:
         return max(((bar.by_kind or {}).get(kind, 0) for bar in self._figure.bars), default=0)
@@ -298,7 +317,7 @@ class VramBars(QWidget):
             return f"{bar.label}: not known yet"
         rows = [
             f"<tr><td>{label}</td><td align='right'>&nbsp;&nbsp;{format_bytes(num_bytes)}</td></tr>"
-            for kind, label in KIND_LABELS.items()
+            for kind, label in self._figure.labels.items()
             if (num_bytes := (bar.by_kind or {}).get(kind))
         ]
         note = f"<br>{bar.note}" if bar.note else ""

@@ -1,4 +1,4 @@
-"""`rankdeck devices`, `strategies`, `presets`, `validate`: what can be chosen, and whether a choice holds."""
+"""`rankdeck strategies`, `presets`, `validate`: what can be chosen, and whether a choice holds."""
 
 from __future__ import annotations
 
@@ -6,22 +6,6 @@ import textwrap
 from typing import Any
 
 from rankdeck.cli.options import AsJson, ConfigName, load_config
-
-
-def devices(as_json: AsJson = False) -> int:
-    """List the GPUs of this machine: memory, load and who is on them."""
-    from rankdeck.cli import say
-    from rankdeck.cli.summary import gpus_table
-    from rankdeck.telemetry.nvml import list_gpus
-
-    found = list_gpus()
-    if as_json:
-        say.as_json([gpu.as_json() for gpu in found])
-    elif found:
-        say.out().print(gpus_table(found))
-    else:
-        say.err().print("NVIDIA's driver knows no GPU. Rehearse on virtual devices: --devices cpu:2")
-    return 0
 
 
 def strategies() -> int:

@@ -19,7 +19,6 @@ from rankdeck.cli import say
 from rankdeck.cli.display import KIND_LABELS, kinds_in_words, loss_in_words
 from rankdeck.errors import Problem
 from rankdeck.events import MEMORY_KINDS
-from rankdeck.telemetry.nvml import Gpu
 from rankdeck.units import format_bytes, format_duration
 
 _STYLES = {
@@ -202,35 +201,6 @@ def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         ago = _UNKNOWN if started is None else f"{format_duration(time.time() - started)} ago"
         outcome = Text(row["outcome"], style=_STYLES.get(row["outcome"], ""))
         table.add_row(row["run"], outcome, row["strategy"] or _UNKNOWN, _count(row["steps"]), ago)
-    return table
-
-
-def gpus_table(gpus: Sequence[Gpu]) -> Table:
-    """The list of `rankdeck devices`."""
-    table = _table()
-    table.add_column("gpu", justify="right")
-    table.add_column("name")
-    for heading in ("used", "total", "busy", "temp", "power"):
-        table.add_column(heading, justify="right")
-    table.add_column("processes")
-    table.add_column("uuid")
-    for gpu in gpus:
-        celsius = _UNKNOWN if gpu.temperature_c is None else f"{gpu.temperature_c:.0f} C"
-        watts = _UNKNOWN if gpu.power_w is None else f"{gpu.power_w:.0f} W"
-        holders = ", ".join(
-            f"{process.name or process.pid} {_size(process.used_bytes)}" for process in gpu.processes
-        )
-        table.add_row(
-            str(gpu.index),
-            gpu.name,
-            _size(gpu.used_bytes),
-            _size(gpu.total_bytes),
-            _percent(gpu.utilisation),
-            celsius,
-            watts,
-            holders or _UNKNOWN,
-            gpu.uuid,
-        )
     return table
 
 

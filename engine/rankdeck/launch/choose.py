@@ -6,7 +6,6 @@ one that a foreign compute process uses is taken with a warning, and `auto` take
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,8 +14,9 @@ from pathlib import Path
 from rankdeck.config import RunConfig
 from rankdeck.errors import DeviceError, MachineError, Problem, did_you_mean, one_of
 from rankdeck.events import DeviceInfo
-from rankdeck.home import state_dir
-from rankdeck.telemetry.nvml import Gpu, GpuProcess, list_gpus
+from rankdeck.launch.visible import VARIABLE, visible_gpus
+from rankdeck.leases import lease_holder, lease_path
+from rankdeck.telemetry.listing import Gpu, GpuProcess, list_gpus
 from rankdeck.units import format_bytes
 
 
@@ -40,9 +40,11 @@ def choose_devices(config: RunConfig) -> Choice:
     if selection.kind == "cpu":
         choice = _virtual(config, selection.count or 1)
     elif selection.kind == "gpu":
-        choice = _gpus(_named(list_gpus(), selection.gpus))
+        choice = _gpus(_named(list_gpus(), selection.gpus) if selection.gpus else _all(list_gpus()))
     else:
-        free = [gpu for gpu in _gpus_or_none() if not lease_holder(gpu.uuid) and not _foreign(gpu)]
+        there = [gpu for gpu in visible_gpus(_gpus_or_none(), os.environ) if _is_usable(gpu)]
+        free = [gpu for gpu in there if not lease_holder(gpu.uuid) and not _foreign(gpu)]
+        free = [gpu for gpu in free if gpu.hidden_bytes is None]
         choice = _gpus(free) if free else _virtual(config, 2)
     if config.strategy_card.one_device:
         return _only_first(choice)
@@ -52,25 +54,6 @@ def choose_devices(config: RunConfig) -> Choice:
 def _is_split(config: RunConfig) -> bool:
     """Whether one process holds layers on several devices, as many as its cuts make."""
     return config.strategy_card.one_process and bool(config.strategy.options.get("cuts"))
-
-
-def lease_path(uuid: str) -> Path:
-    return state_dir() / "leases" / f"{uuid}.lock"
-
-
-def lease_holder(uuid: str) -> str | None:
-    """The run that holds a GPU, as its guard wrote it; None when it is free."""
-    try:
-        handle = os.open(lease_path(uuid), os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return os.read(handle, 4096).decode(errors="replace").strip() or "another run"
-    finally:
-        os.close(handle)
-    return None
 
 
 def busy_error(gpu_name: str, holder: str) -> DeviceError:
@@ -97,9 +80,16 @@ def _gpus(gpus: Sequence[Gpu]) -> Choice:
             raise busy_error(f"GPU {gpu.index} ({gpu.name})", holder)
         for process in _foreign(gpu):
             choice.warnings.append(_used_warning(gpu, process))
-        choice.devices.append(DeviceInfo(place, gpu.name, "gpu", gpu.uuid, gpu.total_bytes))
+        if gpu.hidden_bytes is not None:
+            choice.warnings.append(_hidden_warning(gpu, gpu.hidden_bytes))
+        choice.devices.append(DeviceInfo(place, gpu.name, "gpu", gpu.uuid, gpu.total_bytes, gpu.driver_bytes))
         choice.leases.append(lease_path(gpu.uuid))
     return choice
+
+
+def _is_usable(gpu: Gpu) -> bool:
+    """Whether a run may take it without being told its name: a whole GPU that is there."""
+    return gpu.state == "ok" and gpu.parent is None and not gpu.mig and not gpu.simulated
 
 
 def _gpus_or_none() -> list[Gpu]:
@@ -110,10 +100,9 @@ def _gpus_or_none() -> list[Gpu]:
 
 
 def _named(gpus: list[Gpu], names: Sequence[str]) -> list[Gpu]:
-    """The GPUs of these indices or UUIDs, all of them where nothing is named."""
-    if not gpus:
-        raise DeviceError("This machine has no GPU.", path="devices.use", advice="Rehearse on CPU: cpu:2.")
-    by_name = {str(gpu.index): gpu for gpu in gpus} | {gpu.uuid: gpu for gpu in gpus}
+    """The GPUs of these indices or UUIDs."""
+    _refuse_none(gpus)
+    by_name = {str(gpu.index): gpu for gpu in gpus if gpu.parent is None} | {gpu.uuid: gpu for gpu in gpus}
     found = []
     for name in names:
         if name not in by_name:
@@ -127,7 +116,50 @@ def _named(gpus: list[Gpu], names: Sequence[str]) -> list[Gpu]:
         found.append(by_name[name])
     if len({gpu.uuid for gpu in found}) < len(found):
         raise DeviceError("A GPU is named twice.", path="devices.use", advice="Name each GPU once.")
-    return found or gpus
+    for gpu in found:
+        _refuse_unusable(gpu, gpus)
+    if len(found) > 1 and any(gpu.parent is not None for gpu in found):
+        raise DeviceError(
+            "A run can use one MIG instance only: CUDA shows a process no second one.",
+            path="devices.use",
+            advice="Name one instance, or whole GPUs.",
+        )
+    return found
+
+
+def _all(gpus: list[Gpu]) -> list[Gpu]:
+    """Every whole GPU that is there, of those that CUDA_VISIBLE_DEVICES leaves."""
+    _refuse_none(gpus)
+    visible = visible_gpus(gpus, os.environ)
+    if not visible:
+        hidden = f"{VARIABLE}={os.environ.get(VARIABLE)} leaves none of the {len(gpus)} GPUs."
+        raise DeviceError(hidden, path="devices.use", advice="Unset it, or name GPUs: --devices gpu:0.")
+    usable = [gpu for gpu in visible if _is_usable(gpu)]
+    if not usable:
+        _refuse_unusable(visible[0], gpus)
+    return usable
+
+
+def _refuse_none(gpus: Sequence[Gpu]) -> None:
+    if not gpus:
+        raise DeviceError("This machine has no GPU.", path="devices.use", advice="Rehearse on CPU: cpu:2.")
+
+
+def _refuse_unusable(gpu: Gpu, gpus: Sequence[Gpu]) -> None:
+    """Raises: DeviceError for a GPU that no rank could use."""
+    if gpu.simulated:
+        message = "These GPUs are simulated (RANKDECK_NVML): nothing can run on them."
+        advice = "Rehearse on virtual devices: --devices cpu:2, or unset RANKDECK_NVML."
+    elif gpu.state != "ok":
+        message = f"GPU {gpu.index} ({gpu.name}) is lost: the driver does not reach it any more."
+        advice = "Choose another one. It may need a reset, or the machine a restart."
+    elif gpu.mig:
+        message = f"GPU {gpu.index} ({gpu.name}) is split into MIG instances and cannot be used as a whole."
+        parts = [part.uuid for part in gpus if part.parent == gpu.uuid]
+        advice = f"Choose one of its instances: gpu:{one_of(parts)}." if parts else "It has no instance yet."
+    else:
+        return
+    raise DeviceError(message, code="device-unusable", path="devices.use", advice=advice)
 
 
 def _foreign(gpu: Gpu) -> list[GpuProcess]:
@@ -139,8 +171,18 @@ def _used_warning(gpu: Gpu, process: GpuProcess) -> Problem:
     used = "an unknown amount" if process.used_bytes is None else format_bytes(process.used_bytes)
     return Problem(
         "device-used",
-        f"GPU {gpu.index} ({gpu.name}) is also used by {process.name or 'a process'} (pid {process.pid}), "
-        f"which holds {used} of its memory.",
+        f"GPU {gpu.index} ({gpu.name}) is also used by {process.name or 'a process of another namespace'} "
+        f"(pid {process.pid}), which holds {used} of its memory.",
+        advice="Expect less memory and less speed, or choose another GPU.",
+        severity="warning",
+    )
+
+
+def _hidden_warning(gpu: Gpu, hidden_bytes: int) -> Problem:
+    return Problem(
+        "device-used",
+        f"{format_bytes(hidden_bytes)} of GPU {gpu.index} ({gpu.name}) are in use by processes that the "
+        "driver does not name, most likely of another container.",
         advice="Expect less memory and less speed, or choose another GPU.",
         severity="warning",
     )

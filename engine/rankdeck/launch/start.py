@@ -43,6 +43,8 @@ _SET_BY_RUNS = {
     "RANKDECK_SUPERVISOR_PID",
     "RANKDECK_HEARTBEAT",
     "RANKDECK_STACKS",
+    # A run is on real devices: whoever looks at simulated ones does not hand them to ranks.
+    "RANKDECK_NVML",
 }
 _VERSIONED = ("rankdeck", "torch", "numpy", "safetensors", "tokenizers", "nvidia-ml-py")
 
@@ -274,7 +276,8 @@ def _start_guard(
 
 
 def _without_run(environment: os._Environ[str]) -> dict[str, str]:
-    """The environment without what a run that this command happens to be part of has put there."""
+    """The environment without what a run that this command happens to be part of has put there, and without
+    simulated devices."""
     return {key: value for key, value in environment.items() if key not in _SET_BY_RUNS}
 
 

@@ -39,6 +39,7 @@ from rankdeck.launch import rank as first_steps
 from rankdeck.launch.ranks import GRACE_S, RankProcess, can_fork_preloaded, end_ranks
 from rankdeck.launch.watch import Watch
 from rankdeck.rundir import EventWriter, RunDir
+from rankdeck.telemetry.sampler_process import SamplerProcess
 
 DEFAULT_WORKER = "rankdeck.worker"
 _PAGE_BYTES = 4096
@@ -78,6 +79,7 @@ class Supervisor:
         self._world_size = 1 if self._config.strategy_card.one_process else num_devices
         self._watch = Watch(options.run, options.attempt, self._config.launch.timeout_s, self._raise_problem)
         self._ranks: list[RankProcess] = []
+        self._sampler: SamplerProcess | None = None
         self._ending = False
         self._reason: str | None = None
         self._restarts = False
@@ -103,6 +105,8 @@ class Supervisor:
             code = self._fail(Problem("internal", f"{type(error).__name__}: {error}", advice=advice), 1)
         self._ending = True
         end_ranks(self._ranks, 0 if code != EXIT_STOPPED else GRACE_S, self._is_saving)
+        if self._sampler is not None:
+            self._sampler.stop()
         self._tell_end(code)
         if self._restarts:
             self._begin_next_attempt()
@@ -174,10 +178,34 @@ class Supervisor:
         """Release the ranks and wait for them; whether all did their work."""
         from rankdeck.launch.agent import RankAgent
 
-        agent = RankAgent(self._run.name, self._ranks, self._release, self._watch.look, self._watch.is_clear)
+        self._start_sampler()
+        agent = RankAgent(self._run.name, self._ranks, self._release, self._look, self._watch.is_clear)
         succeeded = not agent.run().is_failed()
         self._ending = True
         return succeeded
+
+    def _start_sampler(self) -> None:
+        """A process that reads the run's devices. A run does without it where it cannot be started, and in a
+        rehearsal of one process, which tells itself how busy each of its devices is."""
+        one_process = self._config.strategy_card.one_process and len(self._devices) > 1
+        if not self._devices or (one_process and self._devices[0].kind == "virtual"):
+            return
+        pids = ",".join(str(rank.pid) for rank in self._ranks)
+        arguments = ["--run", str(self._run.path), "--attempt", str(self._options.attempt), "--ranks", pids]
+        try:
+            self._sampler = SamplerProcess(arguments, piped=False)
+        except OSError:
+            traceback.print_exc()
+
+    def _look(self) -> bool:
+        """See how ranks and sampler are; True when a hang has to end the run."""
+        if self._sampler is not None:
+            for notice in self._sampler.look():
+                self._writer.write(events.DeviceNotice(code=notice.code, message=notice.message))
+                self._raise_problem(
+                    Problem(notice.code, notice.message, advice=notice.advice, severity="warning")
+                )
+        return self._watch.look()
 
     def _release(self, rank: RankProcess, torch_environment: Mapping[str, str]) -> None:
         number = rank.rank

@@ -1,145 +1,311 @@
-"""The GPUs of this machine through NVML, the library behind nvidia-smi: listed once, read once.
+"""GPUs through NVML, the library behind nvidia-smi: the provider that only the sampler's process holds.
 
-Every reading that the driver refuses is None; absence is never 0. Indices are NVML's (PCI order), which
-nvidia-smi shows and CUDA does not promise, so whatever is kept is kept by UUID. NVML is opened and closed
-around the listing: nothing of it stays in the caller's process.
+NVML is opened once for the life of the process, static facts are read once, and a metric costs one call. A
+call that a card refuses is remembered and asked again once a minute; one that took long rests for 20 times
+what it took, so that a slow one never takes more than 5 % of the time. NVML's indices are in PCI order, which
+CUDA does not promise: whatever is kept is kept by UUID.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from typing import Any, TypeVar
+import ctypes
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pynvml
 
 from rankdeck.errors import MachineError
+from rankdeck.telemetry import xid
+from rankdeck.telemetry.attribution import ProcessNames
+from rankdeck.telemetry.nvml_calls import (
+    CALLS,
+    FAILED,
+    LOST,
+    REFUSED,
+    RESTART,
+    Call,
+    Gpu,
+    ProcessList,
+    known,
+    open_nvml,
+    text,
+)
+from rankdeck.telemetry.provider import DeviceLostError
+from rankdeck.telemetry.readings import (
+    METRICS,
+    Device,
+    DeviceProcesses,
+    Devices,
+    Notice,
+    ProcessUse,
+    Reading,
+)
 
-T = TypeVar("T")
+BUS_FOLDER = Path("/proc/driver/nvidia/gpus")
+SLOW_S = 0.25
+RESTS_FOR = 20
+ASK_AGAIN_S = 60.0
+_PROCESSES = Call(("processes",), lambda _: ())
+_UNITS = {name: metric.unit for name, metric in METRICS.items()}
 
 
-@dataclass(frozen=True)
-class GpuProcess:
-    """A process that holds memory of a GPU.
+class NvmlProvider:
+    """The machine's NVIDIA GPUs. `library` is loaded instead of the driver's own, and called simulated.
 
-    `kind`: compute | graphics. `name` is None for a process outside this namespace, `used_bytes` where the
-    driver does not tell.
+    `skip` are UUIDs, or "#index", of what is listed as lost and never asked: that has ended this process
+    before. `mark` is told which device is asked next while the list is made.
     """
 
-    pid: int
-    name: str | None
-    used_bytes: int | None
-    kind: str = "compute"
+    def __init__(
+        self,
+        library: Path | None = None,
+        skip: Sequence[str] = (),
+        mark: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Raises: MachineError where there is no driver, or none that answers."""
+        self._simulated = library is not None
+        self._skip = frozenset(skip)
+        self._mark = mark
+        self._gpus: dict[str, Gpu] = {}
+        self._names = ProcessNames()
+        self._plans: dict[tuple[str, ...], tuple[Call, ...]] = {}
+        self._lists: tuple[ProcessList, ProcessList] | None = None
+        self._events: Any = None
+        self._notices: list[Notice] = []
+        open_nvml(library)
 
+    def probe(self) -> Devices:
+        """Raises: MachineError."""
+        self._gpus.clear()
+        try:
+            for index in range(pynvml.nvmlDeviceGetCount()):
+                self._add(index)
+            driver = text(pynvml.nvmlSystemGetDriverVersion())
+        except pynvml.NVMLError as error:
+            raise MachineError(f"NVIDIA's driver failed: {error}.", code="driver", advice=RESTART) from None
+        devices = [gpu.device for gpu in self._gpus.values()]
+        return Devices(t=time.time(), devices=devices, driver=driver, simulated=self._simulated)
 
-@dataclass(frozen=True)
-class Gpu:
-    """One GPU at one moment. `utilisation` is 0..1; None is what the driver does not tell."""
+    def _add(self, index: int) -> None:
+        place = f"#{index}"
+        self._mark(place)
+        # What is lost still counts, but may have not even a UUID any more.
+        device = Device(uuid=f"lost-{index}", index=index, name=f"GPU {index}", lost_at=time.time())
+        handle = None
+        if place not in self._skip:
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                uuid = text(pynvml.nvmlDeviceGetUUID(handle))
+                device = Device(uuid=uuid, index=index, name=text(pynvml.nvmlDeviceGetName(handle)))
+            except LOST:
+                pass
+        device.simulated = self._simulated
+        if device.uuid in self._skip:
+            device.lost_at = time.time()
+        gpu = self._gpus[device.uuid] = Gpu(device, handle)
+        if device.lost_at is None:
+            self._read_facts(gpu)
+            self._add_instances(gpu)
 
-    index: int
-    uuid: str
-    name: str
-    total_bytes: int | None = None
-    used_bytes: int | None = None
-    utilisation: float | None = None
-    temperature_c: float | None = None
-    power_w: float | None = None
-    processes: list[GpuProcess] = field(default_factory=list)
+    def _read_facts(self, gpu: Gpu) -> None:
+        """What does not change: capacity, limits, which calls there are."""
+        device = gpu.device
+        memory = None
+        for version in (pynvml.nvmlMemory_v2, None):
+            try:
+                memory = pynvml.nvmlDeviceGetMemoryInfo(gpu.handle, version)
+            except REFUSED:
+                continue
+            except LOST:
+                device.lost_at = time.time()
+                return
+            except FAILED:
+                break
+            gpu.memory_version = version
+            device.total_bytes = int(memory.total)
+            # The first version counts the driver's own reserve as used (since R510).
+            device.driver_bytes = int(memory.reserved) if version else None
+            break
+        else:
+            # A GPU without memory of its own: what it uses is the host's.
+            device.unified = device.parent is None
+        limit_mw = known(pynvml.nvmlDeviceGetEnforcedPowerLimit, gpu.handle)
+        device.power_limit_w = None if limit_mw is None else limit_mw / 1000
+        device.capabilities = [] if device.total_bytes is None else ["used_bytes"]
+        if device.parent is None:
+            device.capabilities += [name for call in CALLS[1:] for name in call.metrics]
 
-    def as_json(self) -> dict[str, Any]:
-        """The row of `rankdeck devices --json`."""
-        return asdict(self) | {"kind": "gpu", "age_s": 0.0}
+    def _add_instances(self, gpu: Gpu) -> None:
+        modes = known(pynvml.nvmlDeviceGetMigMode, gpu.handle)
+        gpu.device.mig = modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+        if not gpu.device.mig:
+            return
+        for place in range(known(pynvml.nvmlDeviceGetMaxMigDeviceCount, gpu.handle) or 0):
+            handle = known(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu.handle, place)
+            if handle is None:
+                continue
+            part = Device(
+                uuid=text(pynvml.nvmlDeviceGetUUID(handle)),
+                index=gpu.device.index,
+                name=text(pynvml.nvmlDeviceGetName(handle)),
+                parent=gpu.device.uuid,
+                simulated=self._simulated,
+            )
+            self._gpus[part.uuid] = Gpu(part, handle)
+            self._read_facts(self._gpus[part.uuid])
 
+    def capabilities(self, uuid: str) -> Sequence[str]:
+        return self._gpus[uuid].device.capabilities
 
-def list_gpus() -> list[Gpu]:
-    """Every GPU of the machine, in nvidia-smi's order; empty when the driver knows none.
+    def read(self, uuid: str, metrics: tuple[str, ...]) -> dict[str, Reading]:
+        """Raises: DeviceLostError."""
+        gpu = self._awake(uuid)
+        plan = self._plans.get(metrics)
+        if plan is None:
+            wanted = set(metrics)
+            plan = self._plans[metrics] = tuple(call for call in CALLS if wanted & set(call.metrics))
+        found: dict[str, Reading] = {}
+        resting = gpu.resting
+        now_s = time.monotonic()
+        for call in plan:
+            if call in resting and not self._has_rested(gpu, call, now_s, found):
+                continue
+            try:
+                values = call.ask(gpu)
+            except FAILED as error:
+                found |= dict.fromkeys(call.metrics, self._failed(gpu, call, error, now_s))
+            else:
+                for name, value in zip(call.metrics, values, strict=False):
+                    found[name] = Reading(value, "value", _UNITS[name])
+            before_s, now_s = now_s, time.monotonic()
+            if now_s - before_s > SLOW_S:
+                self._rest(gpu, call, now_s - before_s)
+        return found
 
-    Raises:
-        MachineError: there is no driver, or it does not answer.
-    """
-    with _open_nvml() as nvml:
-        return [_read(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+    def _has_rested(self, gpu: Gpu, call: Call, now_s: float, found: dict[str, Reading]) -> bool:
+        """Whether the call may be made again; until then, what is known of its metrics goes into `found`."""
+        until_s, known_of_it = gpu.resting[call]
+        if until_s > now_s:
+            if known_of_it is not None:
+                for name in call.metrics:
+                    found[name] = known_of_it
+            return False
+        del gpu.resting[call]
+        return True
 
+    def _awake(self, uuid: str) -> Gpu:
+        gpu = self._gpus[uuid]
+        if gpu.handle is None or uuid in self._skip:
+            raise DeviceLostError("GPU is lost")
+        return gpu
 
-@contextmanager
-def _open_nvml() -> Iterator[Any]:
-    import pynvml
+    def _failed(self, gpu: Gpu, call: Call, error: Exception, now_s: float) -> Reading:
+        """Raises: DeviceLostError."""
+        if isinstance(error, LOST):
+            raise DeviceLostError(str(error)) from None
+        if isinstance(error, REFUSED):
+            reading = Reading(state="unsupported", unit=_UNITS.get(call.metrics[0], ""))
+            gpu.resting[call] = (now_s + ASK_AGAIN_S, reading)
+            return reading
+        return Reading(state="error", unit=_UNITS.get(call.metrics[0], ""), detail=str(error))
 
-    advice = "GPUs need NVIDIA's driver. Without one, rehearse on virtual devices: --devices cpu:2."
-    try:
-        pynvml.nvmlInit()
-    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
-        raise MachineError("No NVIDIA driver found.", code="no-driver", advice=advice) from None
-    except pynvml.NVMLError as error:
-        raise MachineError(
-            f"NVIDIA's driver does not answer: {error}.",
-            code="driver",
-            advice="Try nvidia-smi; after an update of the driver the machine needs a restart.",
-        ) from None
-    try:
-        yield pynvml
-    except pynvml.NVMLError as error:
-        raise MachineError(
-            f"NVIDIA's driver failed: {error}.", code="driver", advice="Try nvidia-smi."
-        ) from None
-    finally:
-        pynvml.nvmlShutdown()
+    def _rest(self, gpu: Gpu, call: Call, took_s: float) -> None:
+        """A call that took long: not again for a while, and told."""
+        gpu.resting[call] = (time.monotonic() + RESTS_FOR * took_s, None)
+        names = ", ".join(call.metrics)
+        self._notices.append(
+            Notice(
+                t=time.time(),
+                code="slow",
+                uuid=gpu.device.uuid,
+                message=f"GPU {gpu.device.index}: the driver took {took_s:.1f} s to tell {names}, which is "
+                f"read only every {RESTS_FOR * took_s:.0f} s now.",
+            )
+        )
 
+    def notices(self) -> list[Notice]:
+        found, self._notices = self._notices, []
+        return found
 
-def _read(nvml: Any, index: int) -> Gpu:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    memory = _memory(nvml, handle)
-    busy = _known(nvml, lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
-    celsius = _known(nvml, lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
-    watts = _known(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000)
-    return Gpu(
-        index=index,
-        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
-        name=_text(nvml.nvmlDeviceGetName(handle)),
-        total_bytes=memory and int(memory.total),
-        used_bytes=memory and int(memory.used),
-        utilisation=busy,
-        temperature_c=None if celsius is None else float(celsius),
-        power_w=watts,
-        processes=_processes(nvml, handle),
-    )
+    def processes(self, uuid: str) -> DeviceProcesses:
+        """Raises: DeviceLostError."""
+        gpu = self._awake(uuid)
+        now_s = time.monotonic()
+        if _PROCESSES in gpu.resting and (rest := gpu.resting[_PROCESSES])[0] > now_s:
+            return DeviceProcesses(uuid, state="stale" if rest[1] is None else rest[1].state)
+        try:
+            self._lists = self._lists or (ProcessList("Compute"), ProcessList("Graphics"))
+            compute, graphics = self._lists[0](gpu.handle), self._lists[1](gpu.handle)
+        except FAILED as error:
+            return DeviceProcesses(uuid, state=self._failed(gpu, _PROCESSES, error, now_s).state)
+        took_s = time.monotonic() - now_s
+        if took_s > SLOW_S:
+            self._rest(gpu, _PROCESSES, took_s)
+        # A process that does both is listed twice by the driver; compute is what keeps a GPU from a run.
+        found = {pid: self._use(pid, used_bytes, "graphics") for pid, used_bytes in graphics}
+        found |= {pid: self._use(pid, used_bytes, "compute") for pid, used_bytes in compute}
+        if found.keys() != gpu.pids:
+            gpu.pids = set(found)
+            self._names.keep_only(pid for other in self._gpus.values() for pid in other.pids)
+        return DeviceProcesses(uuid, [found[pid] for pid in sorted(found)])
 
+    def _use(self, pid: int, used_bytes: int | None, kind: str) -> ProcessUse:
+        who = self._names.identify(pid)
+        return ProcessUse(pid, who.name, used_bytes, kind, who.foreign)
 
-def _known(nvml: Any, read: Callable[[], T]) -> T | None:
-    """The reading, or None where the driver or the card refuses it."""
-    try:
-        return read()
-    except (nvml.NVMLError, nvml.NVMLLibraryMismatchError):
-        return None
+    def wait_for_event(self, timeout_s: float) -> Notice | None:
+        try:
+            if self._events is None:
+                self._events = self._register()
+            event = pynvml.nvmlEventSetWait_v2(self._events, round(timeout_s * 1000))
+        except pynvml.NVMLError_Timeout:
+            return None
+        except pynvml.NVMLError:  # a lost GPU, which readings tell, or a driver without events
+            time.sleep(timeout_s)
+            return None
+        return self._xid_notice(event)
 
+    def _register(self) -> Any:
+        events = pynvml.nvmlEventSetCreate()
+        for gpu in self._gpus.values():
+            if gpu.device.parent is None and gpu.device.lost_at is None:
+                known(
+                    pynvml.nvmlDeviceRegisterEvents, gpu.handle, pynvml.nvmlEventTypeXidCriticalError, events
+                )
+        return events
 
-def _memory(nvml: Any, handle: Any) -> Any:
-    # The first version counts the driver's own reserve as used (since R510); old drivers have no second.
-    second = _known(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2))
-    return second or _known(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+    def _xid_notice(self, event: Any) -> Notice:
+        address = ctypes.cast(event.device, ctypes.c_void_p).value
+        gpu = next(
+            (
+                gpu
+                for gpu in self._gpus.values()
+                if gpu.handle is not None and ctypes.cast(gpu.handle, ctypes.c_void_p).value == address
+            ),
+            None,
+        )
+        number = int(event.eventData)
+        what, advice = xid.describe(number)
+        name = "A GPU" if gpu is None else f"GPU {gpu.device.index} ({gpu.device.name})"
+        return Notice(
+            t=time.time(),
+            code="xid",
+            uuid=None if gpu is None else gpu.device.uuid,
+            xid=number,
+            message=f"{name}: XID {number}, {what}.",
+            advice=advice,
+            severity="warning" if number in xid.BY_PROGRAMS else "error",
+        )
 
+    def signature(self) -> object:
+        """The count that NVML tells and the GPUs on the bus: a new one shows in NVML only after an init."""
+        try:
+            on_bus = sorted(entry.name for entry in BUS_FOLDER.iterdir())
+        except OSError:
+            on_bus = []
+        return known(pynvml.nvmlDeviceGetCount), on_bus
 
-def _processes(nvml: Any, handle: Any) -> list[GpuProcess]:
-    compute = _known(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle)) or []
-    graphics = _known(nvml, lambda: nvml.nvmlDeviceGetGraphicsRunningProcesses(handle)) or []
-    # A process that does both is listed twice by the driver; compute is what keeps a GPU from a run.
-    found = {item.pid: _process(item, "graphics") for item in graphics}
-    found |= {item.pid: _process(item, "compute") for item in compute}
-    return [found[pid] for pid in sorted(found)]
-
-
-def _process(item: Any, kind: str) -> GpuProcess:
-    used = item.usedGpuMemory
-    return GpuProcess(item.pid, _process_name(item.pid), None if used is None else int(used), kind)
-
-
-def _process_name(pid: int) -> str | None:
-    import psutil
-
-    try:
-        return psutil.Process(pid).name()
-    except psutil.Error:
-        return None
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
+    def close(self) -> None:
+        known(pynvml.nvmlShutdown)

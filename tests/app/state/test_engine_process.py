@@ -11,7 +11,6 @@ from PySide6.QtCore import QObject
 from pytestqt.qtbot import QtBot
 
 from rankdeck_app.state.engine_process import Engine, engine_environment, parse_problems
-from rankdeck_app.state.gpus import Gpus, parse_devices_answer
 
 WAIT_MS = 30_000
 
@@ -60,16 +59,6 @@ def test_a_launch_can_be_cancelled_before_there_is_a_run(
     assert launch.problems[0].code == "cancelled"
 
 
-def test_without_a_driver_the_reason_is_one_line(
-    qtbot: QtBot, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gpus = Gpus(engine)
-    with qtbot.waitSignal(gpus.changed, timeout=WAIT_MS):
-        gpus.ask()
-    if not gpus.devices:
-        assert gpus.known and gpus.reason == "No NVIDIA driver found"
-
-
 def test_problems_are_found_among_other_words() -> None:
     assert parse_problems("nothing to see") == []
     out = (
@@ -77,19 +66,6 @@ def test_problems_are_found_among_other_words() -> None:
     )
     (problem,) = parse_problems(out)
     assert (problem.code, problem.message, problem.advice, problem.path) == ("a", "m", "b", None)
-
-
-def test_devices_are_read_as_the_command_promises_and_unknown_stays_none() -> None:
-    out = (
-        '[{"index": 1, "uuid": "GPU-b", "name": "B", "kind": "gpu", "total_bytes": null, "used_bytes": null,'
-        ' "processes": [{"pid": 7, "name": "python", "used_bytes": 5}]},'
-        ' {"index": 0, "uuid": "GPU-a", "name": "A", "kind": "gpu", "total_bytes": 8,'
-        ' "used_bytes": 1, "processes": []}]'
-    )
-    first, second = parse_devices_answer(out)
-    assert (first.index, first.total_bytes, first.is_free) == (0, 8, True)
-    assert (second.used_bytes, second.is_free, second.busy_by) == (None, False, "python")
-    assert parse_devices_answer("") == []
 
 
 def test_the_engine_is_this_python_by_default(engine: Engine) -> None:

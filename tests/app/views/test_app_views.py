@@ -84,7 +84,7 @@ def test_a_wrong_draft_blocks_launch_and_stands_in_the_problems(qtbot: QtBot, ap
 
 def test_gpus_that_are_not_there_block_launch_with_a_way_out(qtbot: QtBot, app: App) -> None:
     qtbot.waitUntil(lambda: app.desk.gpus.known, timeout=20_000)
-    app.desk.gpus.set_answer([])
+    app.desk.gpus.give_up()
     app.desk.draft.set_value(("devices", "use"), "gpu:all")
     blocker = app.launching.blocker()
     assert blocker is not None and blocker.message == "No NVIDIA driver found."

@@ -13,13 +13,15 @@ from rankdeck import presets
 from rankdeck.catalog import STRATEGIES
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.engine_process import Engine
-from rankdeck_app.state.gpus import Gpu, Gpus
+from rankdeck_app.state.gpus import Gpus
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.launch.devices import DevicesSection
 from rankdeck_app.views.launch.footer import LaunchFooter, TwoLines
 from rankdeck_app.views.launch.model import ModelSection
 from rankdeck_app.views.launch.side_bar import LaunchView
 from rankdeck_app.views.launch.strategy import StrategySection
+from tests.helpers import device_lines
+from tests.helpers.device_lines import GIB, feed_machine
 
 TEXT = """\
 [model]
@@ -35,7 +37,6 @@ use = "dp"
 [devices]
 use = "cpu:4"
 """
-GIB = 1 << 30
 
 
 @pytest.fixture
@@ -54,14 +55,9 @@ def draft(qtbot: QtBot, tmp_path: Path) -> Iterator[Draft]:
 @pytest.fixture
 def gpus(qtbot: QtBot, tmp_path: Path) -> Iterator[Gpus]:
     parent = QObject()
-    yield Gpus(Engine(tmp_path / "launch", parent), parent)
-
-
-def machine(count: int, busy: tuple[int, ...] = ()) -> list[Gpu]:
-    return [
-        Gpu(index, f"GPU-{index}", "H100", 80 * GIB, (17 + index) * GIB, GIB if index in busy else 0, "")
-        for index in range(count)
-    ]
+    gpus = Gpus(Engine(tmp_path / "launch", parent), parent)
+    yield gpus
+    gpus.close()
 
 
 # Devices
@@ -82,7 +78,7 @@ def use(draft: Draft) -> object:
 def test_without_a_gpu_there_is_a_rehearsal_and_the_reason_in_one_line(
     devices: DevicesSection, gpus: Gpus
 ) -> None:
-    gpus.set_answer([], "No NVIDIA driver found.")
+    gpus.give_up("No NVIDIA driver found.")
     assert devices.rehearsal_button.isChecked() and not devices.gpu_button.isEnabled()
     assert devices.reason.isVisible() and devices.reason.text() == "No NVIDIA driver found"
     assert [card.accessibleName() for card in devices.grid.cards] == [
@@ -127,7 +123,7 @@ def test_cards_are_blank_until_a_run_uses_the_devices(devices: DevicesSection) -
 def test_gpus_are_chosen_one_by_one_all_free_and_none(
     qtbot: QtBot, devices: DevicesSection, draft: Draft, gpus: Gpus
 ) -> None:
-    gpus.set_answer(machine(4, busy=(1,)))
+    feed_machine(gpus, 4, busy=(1,))
     qtbot.mouseClick(devices.gpu_button, Qt.MouseButton.LeftButton)
     assert use(draft) == "gpu:all" and devices.summary.text() == "4 of 4 ·"
     qtbot.mouseClick(devices.grid.cards[2], Qt.MouseButton.LeftButton)
@@ -138,18 +134,95 @@ def test_gpus_are_chosen_one_by_one_all_free_and_none(
     assert devices.gpu_button.isChecked() and devices.summary.text() == "0 of 4 ·" and not draft.is_valid
     qtbot.keyClick(devices.grid.cards[1], Qt.Key.Key_Space)
     assert use(draft) == "gpu:1" and draft.is_valid
-    assert "in use" in devices.grid.cards[1].accessibleDescription()
+    assert "used by python 1 GiB" in devices.grid.cards[1].accessibleDescription()
 
 
 def test_going_to_rehearsal_and_back_keeps_the_gpus(
     qtbot: QtBot, devices: DevicesSection, draft: Draft, gpus: Gpus
 ) -> None:
-    gpus.set_answer(machine(2))
+    feed_machine(gpus, 2)
     draft.set_value(("devices", "use"), "gpu:1")
     qtbot.mouseClick(devices.rehearsal_button, Qt.MouseButton.LeftButton)
     assert use(draft) == "cpu:4"
     qtbot.mouseClick(devices.gpu_button, Qt.MouseButton.LeftButton)
     assert use(draft) == "gpu:1"
+
+
+def described(devices: DevicesSection) -> list[str]:
+    return [card.accessibleDescription() for card in devices.grid.cards]
+
+
+def test_cards_tell_vram_load_heat_and_power_and_say_who_is_on_them(
+    devices: DevicesSection, gpus: Gpus, draft: Draft
+) -> None:
+    feed_machine(gpus, 8, busy=(1,))
+    draft.set_value(("devices", "use"), "gpu:all")
+    assert described(devices)[0] == "17.0 GiB in use, 91%, 64°C, 512 W"
+    assert described(devices)[1].endswith("used by python 1 GiB")
+    foreign = device_lines.ProcessUse(9, None, 3 * GIB, foreign=True)
+    gpus.take(device_lines.processes({"GPU-0002": [foreign]}))
+    gpus.look()
+    assert described(devices)[2].endswith("used by outside this namespace 3 GiB")
+    gpus.take(device_lines.processes({"GPU-0003": [foreign]}, run="/runs/20260101-000000-gpt-dp-00aa"))
+    gpus.look()
+    assert "used by" not in described(devices)[3], "the person's own run is nobody else"
+    assert "Held by the run 20260101-000000-gpt-dp-00aa" in devices.grid.cards[3].toolTip()
+
+
+def test_a_lost_gpu_stays_with_the_time_and_cannot_be_chosen(
+    qtbot: QtBot, devices: DevicesSection, gpus: Gpus, draft: Draft
+) -> None:
+    feed_machine(gpus, 4)
+    draft.set_value(("devices", "use"), "gpu:0")
+    gpus.take(device_lines.notice("lost", "GPU-0002"))
+    card = devices.grid.cards[2]
+    assert card.accessibleDescription().startswith("lost ") and "GiB" not in card.accessibleDescription()
+    assert not card.isEnabled()
+    qtbot.mouseClick(devices.all_button, Qt.MouseButton.LeftButton)
+    assert use(draft) == "gpu:0,1,3"
+    gpus.take(device_lines.notice("back", "GPU-0002"))
+    assert card.isEnabled() and "lost" not in card.accessibleDescription()
+
+
+def test_old_figures_are_called_old_and_unsupported_ones_are_left_out(
+    devices: DevicesSection, gpus: Gpus, draft: Draft
+) -> None:
+    feed_machine(gpus, 2)
+    draft.set_value(("devices", "use"), "gpu:all")
+    stale = device_lines.Reading(17 * GIB, "stale", age_s=9.0)
+    rows = [device_lines.DeviceReadings("GPU-0000", {"used_bytes": stale})]
+    gpus.take(device_lines.Sample(t=0.0, devices=rows))
+    gpus.take(device_lines.sample("GPU-0001", {"power_w": "unsupported", "temperature_c": "error"}))
+    gpus.look()
+    assert "old figures" in described(devices)[0]
+    assert described(devices)[1] == "18.0 GiB in use, 91%", "what is not known is not 0 W"
+
+
+def test_of_a_split_gpu_one_instance_can_be_chosen(
+    qtbot: QtBot, devices: DevicesSection, gpus: Gpus, draft: Draft
+) -> None:
+    split = device_lines.gpu(1, mig=True)
+    parts = [device_lines.instance(1, place, split) for place in range(2)]
+    gpus.take(device_lines.devices(device_lines.gpu(0), split, *parts))
+    gpus.look()
+    draft.set_value(("devices", "use"), "gpu:all")
+    names = [card.accessibleName() for card in devices.grid.cards]
+    assert names == ["GPU 0", "GPU 1", "GPU 1.0", "GPU 1.1"]
+    assert [card.isChecked() for card in devices.grid.cards] == [True, False, False, False]
+    assert not devices.grid.cards[1].isEnabled()
+    qtbot.mouseClick(devices.grid.cards[3], Qt.MouseButton.LeftButton)
+    assert use(draft) == f"gpu:{parts[1].uuid}" and draft.is_valid
+    qtbot.mouseClick(devices.grid.cards[0], Qt.MouseButton.LeftButton)
+    assert use(draft) == "gpu:0"
+
+
+def test_simulated_devices_are_called_so(devices: DevicesSection, gpus: Gpus, draft: Draft) -> None:
+    feed_machine(gpus, 16, simulated=True)
+    draft.set_value(("devices", "use"), "gpu:all")
+    assert devices.reason.isVisible() and devices.reason.text() == "simulated devices"
+    assert {card.height() for card in devices.grid.cards} == {36}
+    draft.set_value(("devices", "use"), "auto")
+    assert devices.rehearsal_button.isChecked(), "auto takes no simulated device"
 
 
 # Model
@@ -286,7 +359,7 @@ def test_a_long_problem_takes_two_lines_and_is_whole_in_the_tooltip(qtbot: QtBot
 def test_every_control_has_a_name_and_a_tooltip(qtbot: QtBot, theme: Theme, draft: Draft, gpus: Gpus) -> None:
     from PySide6.QtWidgets import QAbstractButton, QComboBox, QLineEdit
 
-    gpus.set_answer(machine(4))
+    feed_machine(gpus, 4)
     view = LaunchView(theme, draft, gpus, presets.all(), lambda: "Ctrl+F5")
     qtbot.addWidget(view)
     for kind in (QAbstractButton, QComboBox, QLineEdit):

@@ -6,14 +6,16 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rankdeck.errors import DeviceError, MachineError
-from rankdeck.launch.choose import choose_devices, lease_holder, lease_path
-from rankdeck.telemetry.nvml import Gpu, GpuProcess
+from rankdeck.launch.choose import choose_devices
+from rankdeck.leases import lease_holder, lease_path
+from rankdeck.telemetry.listing import Gpu, GpuProcess
 from tests.helpers.launching import small_config
 
 GIB = 2**30
@@ -27,6 +29,7 @@ def gpu(index: int, *processes: GpuProcess) -> Gpu:
 def gpus(monkeypatch: pytest.MonkeyPatch) -> list[Gpu]:
     """The machine's GPUs; a test may change the list."""
     found = [gpu(0), gpu(1), gpu(2)]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("rankdeck.launch.choose.list_gpus", lambda: found)
     return found
 
@@ -96,6 +99,16 @@ def test_a_foreign_process_is_a_warning_and_left_out_by_auto(tmp_path: Path, gpu
     assert chosen(tmp_path, "auto") == ["GPU-00000001", "GPU-00000002"]
 
 
+def test_memory_that_nobody_named_holds_is_a_warning_and_left_out_by_auto(
+    tmp_path: Path, gpus: list[Gpu]
+) -> None:
+    gpus[0] = replace(gpu(0), used_bytes=6 * GIB)
+    gpus[1] = replace(gpu(1, GpuProcess(1, "Xorg", 2 * GIB, kind="graphics")), used_bytes=2 * GIB)
+    (warning,) = choose_devices(small_config(tmp_path, {"devices": {"use": "gpu:0,1"}})).warnings
+    assert "6.0 GiB of GPU 0" in warning.message and "container" in warning.message
+    assert chosen(tmp_path, "auto") == ["GPU-00000001", "GPU-00000002"]
+
+
 def test_auto_rehearses_on_two_where_no_gpu_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_driver() -> list[Gpu]:
         raise MachineError("No NVIDIA driver found.")
@@ -109,3 +122,62 @@ def test_single_takes_the_first_of_several_and_says_so(tmp_path: Path, gpus: lis
     choice = choose_devices(small_config(tmp_path, tables))
     assert [info.uuid for info in choice.devices] == ["GPU-00000000"] and len(choice.leases) == 1
     assert "2 more devices are left out" in choice.warnings[0].message
+
+
+def test_a_mig_instance_is_chosen_by_its_uuid_and_its_gpu_is_refused(tmp_path: Path, gpus: list[Gpu]) -> None:
+    gpus[0] = replace(gpu(0), mig=True)
+    gpus.insert(1, replace(gpu(0), uuid="MIG-0000000a", parent="GPU-00000000"))
+    gpus.insert(2, replace(gpu(0), uuid="MIG-0000000b", parent="GPU-00000000"))
+    assert chosen(tmp_path, "gpu:MIG-0000000a", strategy={"use": "single"}) == ["MIG-0000000a"]
+    with pytest.raises(DeviceError, match="split into MIG instances") as caught:
+        chosen(tmp_path, "gpu:0")
+    assert "MIG-0000000a or MIG-0000000b" in (caught.value.advice or "")
+    with pytest.raises(DeviceError, match="one MIG instance only"):
+        chosen(tmp_path, "gpu:MIG-0000000a,MIG-0000000b")
+    for use in ("auto", "gpu:all"):
+        assert chosen(tmp_path, use) == ["GPU-00000001", "GPU-00000002"]
+
+
+def test_a_lost_gpu_is_refused_and_left_out(tmp_path: Path, gpus: list[Gpu]) -> None:
+    gpus[1] = replace(gpu(1), state="lost", used_bytes=None)
+    with pytest.raises(DeviceError, match="is lost: the driver"):
+        chosen(tmp_path, "gpu:0,1")
+    assert chosen(tmp_path, "gpu:all") == ["GPU-00000000", "GPU-00000002"]
+
+
+def test_simulated_gpus_are_refused_and_auto_rehearses(tmp_path: Path, gpus: list[Gpu]) -> None:
+    gpus[:] = [replace(found, simulated=True) for found in gpus]
+    for use in ("gpu:0", "gpu:all"):
+        with pytest.raises(DeviceError, match="simulated"):
+            chosen(tmp_path, use)
+    assert chosen(tmp_path, "auto") == ["Virtual 0", "Virtual 1"]
+
+
+@pytest.mark.parametrize("value", ["2,0", "GPU-00000002,GPU-00000000", "2,0,9,1"])
+def test_auto_and_all_keep_to_the_visible_devices(
+    tmp_path: Path, gpus: list[Gpu], monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    for use in ("auto", "gpu:all"):
+        assert chosen(tmp_path, use) == ["GPU-00000002", "GPU-00000000"]
+    assert chosen(tmp_path, "gpu:1") == ["GPU-00000001"]
+
+
+def test_no_visible_device_is_none_for_auto_and_an_error_for_all(
+    tmp_path: Path, gpus: list[Gpu], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert chosen(tmp_path, "auto") == ["Virtual 0", "Virtual 1"]
+    with pytest.raises(DeviceError, match="CUDA_VISIBLE_DEVICES= leaves none of the 3 GPUs"):
+        chosen(tmp_path, "gpu:all")
+
+
+def test_numbers_in_an_order_that_only_cuda_knows_are_refused(
+    tmp_path: Path, gpus: list[Gpu], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus[0] = replace(gpu(0), name="RTX 4090")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    with pytest.raises(DeviceError, match="CUDA's own order"):
+        chosen(tmp_path, "gpu:all")
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    assert chosen(tmp_path, "gpu:all") == ["GPU-00000001"]

@@ -55,9 +55,8 @@ def _kill_after(run: RunDir, victim: str, moment_s: float) -> None:
         supervisor = supervisor_pid(run)
         if victim == "supervisor" or supervisor is None:
             return supervisor
-        ranks = [
-            pid for pid in processes_of_run(run.path) if pid not in (supervisor, launching.guard_pid(run))
-        ]
+        others = (supervisor, launching.guard_pid(run), launching.sampler_pid(run))
+        ranks = [pid for pid in processes_of_run(run.path) if pid not in others]
         return random.Random(moment_s).choice(ranks) if ranks else None
 
     _wait_for(moment_s)
@@ -222,7 +221,7 @@ def test_two_runs_at_once_do_not_meet(tmp_path: Path) -> None:
     wait_for_ranks(second)
     request_stop(first)
     assert launching.ended(first, 5).outcome == "stopped"
-    assert second.is_alive() and len(processes_of_run(second.path)) == 4
+    assert second.is_alive() and len(processes_of_run(second.path)) == 5
     assert {run.name for run in list_runs(tmp_path / "runs")} == {first.name, second.name}
     request_stop(second)
     assert launching.ended(second, 5).outcome == "stopped"

@@ -183,7 +183,9 @@ def test_a_stop_ends_even_a_suspended_rank(tmp_path: Path, monkeypatch: pytest.M
     assert time.monotonic() - began < 2
 
 
-def test_nothing_runs_but_guard_supervisor_and_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_runs_but_guard_supervisor_sampler_and_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FAKE_STEPS", "1000000")
     run = launch(tmp_path / "runs")
     pids = wait_for_ranks(run)
@@ -191,6 +193,7 @@ def test_nothing_runs_but_guard_supervisor_and_ranks(tmp_path: Path, monkeypatch
         *pids.values(),
         supervisor_pid(run),
         launching.guard_pid(run),
+        launching.sampler_pid(run),
     }
     request_stop(run)
     launching.ended(run, 5)

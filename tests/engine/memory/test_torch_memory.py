@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rankdeck.memory.torch_memory import count_by_owner, read_gpu_bytes, reset_gpu_peaks, with_rest
+from rankdeck.memory.torch_memory import (
+    FIRST_READINGS,
+    OwnedBytes,
+    count_by_owner,
+    read_gpu_bytes,
+    reset_gpu_peaks,
+    with_rest,
+)
 from tests.helpers import tiny_training as tiny
 
 
@@ -36,12 +43,27 @@ def test_the_rest_is_activations_and_kinds_add_up() -> None:
     assert sum(with_rest({"parameters": 100, "gradients": 50}, 120).values()) == 120
 
 
+def test_owners_are_counted_until_their_optimizer_has_its_state_and_then_rarely() -> None:
+    device = torch.device("cpu")
+    model = tiny.TinyGPT()
+    optimizer = torch.optim.AdamW(model.parameters())
+    owned = OwnedBytes(model, optimizer)
+    assert owned.on(device)["optimizer"] == 0
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    found = [owned.on(device) for _ in range(FIRST_READINGS)]
+    assert found[0]["optimizer"] > 0 and found[0]["gradients"] > 0
+    optimizer.zero_grad()
+    assert owned.on(device) is found[-1]
+
+
 @pytest.mark.gpu
 def test_a_reading_of_a_gpu_adds_up_to_what_torch_allocated() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     reset_gpu_peaks(device)
     model, optimizer = _trained(device)
-    found = read_gpu_bytes(device, model, optimizer)
+    found = read_gpu_bytes(device, OwnedBytes(model, optimizer))
     assert found.allocated_bytes == torch.cuda.memory_allocated(device)
     assert found.reserved_bytes == torch.cuda.memory_reserved(device)
     assert found.peak_allocated_bytes == torch.cuda.max_memory_allocated(device)

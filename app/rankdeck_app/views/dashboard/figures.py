@@ -17,7 +17,7 @@ from rankdeck_app.state.live_run import DeviceState, LiveRun
 from rankdeck_app.widgets.anatomy import AnatomyFigure, AnatomyRow
 from rankdeck_app.widgets.band_chart import BandFigure, Limit
 from rankdeck_app.widgets.chart_colors import KIND_LABELS, byte_unit
-from rankdeck_app.widgets.heat_strip import HeatFigure
+from rankdeck_app.widgets.heat_strip import HeatFigure, shares_of
 from rankdeck_app.widgets.stat_strip import Stat
 from rankdeck_app.widgets.vram_bars import BarsFigure, DeviceBar
 
@@ -156,14 +156,8 @@ def heat(run: LiveRun) -> HeatFigure:
     shares = np.full((len(labels), len(columns)), np.nan, dtype=np.float32)
     values: list[float | None] = []
     for row, device in zip(shares, run.devices, strict=True):
-        window = device.utilisation_history.window(columns[0] - _STALE_S, end, 2_000)
-        if len(window.x):
-            # A reading speaks for the interval before it: a column shows the first one that ends after it.
-            following = np.searchsorted(window.x, columns - _HEAT_COLUMN_S / 2)
-            inside = np.minimum(following, len(window.x) - 1)
-            reach_s = max(_STALE_S, device.interval_s + 0.5)
-            covered = (following < len(window.x)) & (window.x[inside] - columns <= reach_s)
-            row[covered] = window.high[inside][covered]
+        reach_s = max(_STALE_S, device.interval_s + 0.5)
+        row[:] = shares_of(device.utilisation_history, columns, _HEAT_COLUMN_S, reach_s)
         values.append(_value_now(device, newest))
     imbalance = run.imbalance
     lead = imbalance.device if imbalance is not None and imbalance.is_notable else None

@@ -1,7 +1,8 @@
-"""Cards and chips of devices, painted by hand: index, bytes in use, a small bar, and a check box for a GPU.
+"""Cards and chips of devices, painted by hand: index, bytes in use, a small bar, the readings of a GPU or who
+else uses it, and a check box.
 
 Up to eight devices are cards of 46 px in two columns; more are chips of 36 px in four. What is not known is
-left blank: no 0, no empty bar at full width.
+left blank: no 0, no empty bar at full width. What is old is grey; a lost GPU stays, with the time.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from PySide6.QtCore import QEvent, QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QEnterEvent, QKeyEvent, QPainter, QPaintEvent, QPen
+from PySide6.QtGui import QColor, QEnterEvent, QKeyEvent, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QAbstractButton, QGridLayout, QWidget
 
 from rankdeck.units import format_bytes
-from rankdeck_app.theme import Theme
+from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.controls import paint_check
 
 MAX_CARDS = 8
@@ -25,7 +26,11 @@ GAP = 6
 
 @dataclass(frozen=True)
 class DeviceFigure:
-    """What a card shows. `share` is used over capacity (or over the largest peak); None is unknown."""
+    """What a card shows. `share` is used over capacity (or over the largest peak); None is unknown.
+
+    `state`: "" | stale (old figures) | off (not to be chosen) | lost. `note` stands where the bytes are else;
+    `gone` (since when it is lost) or `busy` (who else uses it) where the `readings` are.
+    """
 
     label: str
     short_label: str
@@ -34,6 +39,14 @@ class DeviceFigure:
     is_lead: bool = False
     note: str = ""
     tooltip: str = ""
+    readings: str = ""
+    busy: str = ""
+    gone: str = ""
+    state: str = ""
+
+    @property
+    def is_choosable(self) -> bool:
+        return self.state in ("", "stale")
 
 
 class DeviceCard(QAbstractButton):
@@ -54,7 +67,10 @@ class DeviceCard(QAbstractButton):
         self._figure = figure
         used = "" if figure.used_bytes is None else f"{format_bytes(figure.used_bytes)} in use"
         self.setAccessibleName(figure.label)
-        self.setAccessibleDescription(", ".join(filter(None, (used, figure.note))))
+        busy = figure.busy and f"used by {figure.busy}"
+        stale = "old figures" if figure.state == "stale" else ""
+        words = (figure.gone, figure.note, used, stale, figure.readings.replace("  ", ", "), busy)
+        self.setAccessibleDescription(", ".join(filter(None, words)))
         self.setToolTip(figure.tooltip or figure.label)
         self.update()
 
@@ -77,23 +93,32 @@ class DeviceCard(QAbstractButton):
         color = self._theme.color
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        lit = self.hasFocus() or (self.underMouse() and self.isCheckable())
+        lit = self.hasFocus() or (self.underMouse() and self.isCheckable() and self.isEnabled())
         painter.setPen(QPen(color("focusBorder" if lit else "dropdown.border"), 1))
         painter.setBrush(color("rankdeck.card.background"))
         painter.drawRoundedRect(QRectF(self.rect()).adjusted(0.5, 0.5, -0.5, -0.5), 4, 4)
         left = 8.0
-        middle = 14.0 if not self._chip else 13.0
+        has_third_line = not self._chip and bool(self._third_line()[0])
+        middle = 13.0 if self._chip or has_third_line else 14.0
         if self.isCheckable():
-            paint_check(painter, self._theme, QRectF(left, middle - 8, 16, 16), self.isChecked())
+            if self._figure.is_choosable or self.isChecked():
+                paint_check(painter, self._theme, QRectF(left, middle - 8, 16, 16), self.isChecked())
             left += 22
         self._paint_text(painter, left, middle)
-        self._paint_bar(painter)
+        if self._figure.state not in ("lost", "off"):
+            self._paint_bar(painter, 24.0 if has_third_line else None)
+        if has_third_line:
+            self._paint_third_line(painter)
         painter.end()
 
+    def _ink(self, usual: str) -> QColor:
+        """What is old, or not to be chosen, is grey."""
+        return self._theme.color("disabledForeground" if self._figure.state else usual)
+
     def _paint_text(self, painter: QPainter, left: float, middle: float) -> None:
-        color, figure = self._theme.color, self._figure
+        figure = self._figure
         active = self.isChecked() or not self.isCheckable()
-        painter.setPen(color("foreground" if active else "descriptionForeground"))
+        painter.setPen(self._ink("foreground" if active else "descriptionForeground"))
         painter.setFont(self._theme.font(12, bold=True))
         room = QRectF(left, middle - 10, self.width() - left - 8, 20)
         align = Qt.AlignmentFlag.AlignVCenter
@@ -101,23 +126,45 @@ class DeviceCard(QAbstractButton):
             room, align | Qt.AlignmentFlag.AlignLeft, figure.short_label if self._chip else figure.label
         )
         if self._chip:
+            if figure.state == "lost":
+                box = QRectF(self.width() - 22, middle - 7, 14, 14)
+                draw_icon(painter, "error", box, self._theme.color("errorForeground"))
             return
         right = figure.note or ("" if figure.used_bytes is None else short_bytes(figure.used_bytes))
-        painter.setPen(color("rankdeck.leadText" if figure.note else "descriptionForeground"))
+        painter.setPen(self._ink("descriptionForeground"))
         painter.setFont(self._theme.font(10))
         painter.drawText(room, align | Qt.AlignmentFlag.AlignRight, right)
 
-    def _paint_bar(self, painter: QPainter) -> None:
-        color, share = self._theme.color, self._figure.share
-        height = 4.0 if self._chip else 6.0
-        track = QRectF(8, self.height() - height - (7 if self._chip else 9), self.width() - 16, height)
+    def _third_line(self) -> tuple[str, str]:
+        """(text, colour id): that it is lost, who else uses it, or its readings."""
+        figure = self._figure
+        if figure.state == "lost":
+            return figure.gone, "errorForeground"
+        if figure.busy:
+            return figure.busy, "disabledForeground" if figure.state else "rankdeck.leadText"
+        return figure.readings, "disabledForeground" if figure.state else "descriptionForeground"
+
+    def _paint_third_line(self, painter: QPainter) -> None:
+        words, ink = self._third_line()
+        painter.setFont(self._theme.font(10))
+        painter.setPen(self._theme.color(ink))
+        room = QRectF(8, 29, self.width() - 16, 15)
+        text = painter.fontMetrics().elidedText(words, Qt.TextElideMode.ElideRight, int(room.width()))
+        painter.drawText(room, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft, text)
+
+    def _paint_bar(self, painter: QPainter, top: float | None) -> None:
+        color, figure = self._theme.color, self._figure
+        height = 4.0 if self._chip or top is not None else 6.0
+        if top is None:
+            top = self.height() - height - (7 if self._chip else 9)
+        track = QRectF(8, top, self.width() - 16, height)
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(color("rankdeck.track"))
         painter.drawRoundedRect(track, height / 2, height / 2)
-        if share is not None:
+        if figure.share is not None:
             fill = QRectF(track)
-            fill.setWidth(max(height, track.width() * min(1.0, share)))
-            painter.setBrush(color("rankdeck.lead" if self._figure.is_lead else "rankdeck.rest"))
+            fill.setWidth(max(height, track.width() * min(1.0, figure.share)))
+            painter.setBrush(self._ink("rankdeck.lead" if figure.is_lead or figure.busy else "rankdeck.rest"))
             painter.drawRoundedRect(fill, height / 2, height / 2)
 
 
@@ -155,6 +202,7 @@ class DeviceGrid(QWidget):
             card.set_figure(figure)
             if checked is not None:
                 card.setChecked(checked[index])
+                card.setEnabled(figure.is_choosable or checked[index])
 
     def _rebuild(self, count: int, checkable: bool) -> None:
         for card in self._cards:

@@ -1,15 +1,16 @@
 """DEVICES: GPUs to choose from, or the number of virtual devices of a rehearsal.
 
-The choice is the draft's `devices.use` and nothing else: this view reads it, draws it and writes it. Bytes on
-the cards are those of the run on show, or what the driver said when it was asked.
+The choice is the draft's `devices.use` and nothing else: this view reads it, draws it and writes it. Figures
+on the cards are the driver's, a few times a second; those of virtual devices are the run's on show.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 
 from PySide6.QtCore import QEvent, QObject, Qt, Signal
-from PySide6.QtGui import QKeyEvent
+from PySide6.QtGui import QKeyEvent, QShowEvent
 from PySide6.QtWidgets import (
     QButtonGroup,
     QHBoxLayout,
@@ -34,6 +35,7 @@ MAX_STEPPER = 16
 DEFAULT_VIRTUAL = 4
 AUTO_VIRTUAL = 2  # what `auto` means on a machine without a GPU
 NONE_CHOSEN = "gpu:"
+SIMULATED = "simulated devices"
 
 # index -> (used bytes, share of the scale, whether it stands out); what the run on show uses.
 Usage = Mapping[int, tuple[int | None, float | None, bool]]
@@ -108,6 +110,9 @@ class Stepper(QWidget):
 class DevicesSection(QWidget):
     """The body of the section; `tools` are the widgets for its header."""
 
+    opened = Signal()
+    """The person wants to see everything about the GPUs."""
+
     def __init__(self, theme: Theme, draft: Draft, gpus: Gpus) -> None:
         super().__init__()
         self._draft = draft
@@ -118,14 +123,26 @@ class DevicesSection(QWidget):
         self._gpu_use = ""
         self.summary = QLabel()
         self.summary.setProperty("tone", "dim")
-        self.all_button = _link("All", "Choose all GPUs", lambda: self._choose(self._gpus.devices))
+        self.all_button = _link("All", "Choose all GPUs", lambda: self._choose(self._choosable()))
         free = "Choose the GPUs that no other process uses"
-        self.free_button = _link("Free", free, lambda: self._choose([g for g in gpus.devices if g.is_free]))
+        self.free_button = _link(
+            "Free", free, lambda: self._choose([gpu for gpu in self._choosable() if gpu.is_free])
+        )
         self.none_button = _link("None", "Choose no GPU", lambda: self._choose([]))
-        self.tools: list[QWidget] = [self.summary, self.all_button, self.free_button, self.none_button]
+        self.open_button = QToolButton()
+        self.open_button.setProperty("kind", "tool")
+        self.open_button.setIcon(theme.icon("graph-line"))
+        self.open_button.setFixedSize(22, 22)
+        self.open_button.setToolTip("Open Devices: every metric over time")
+        self.open_button.setAccessibleName("Open Devices")
+        self.open_button.clicked.connect(self.opened)
+        self.tools: list[QWidget] = [
+            self.summary, self.all_button, self.free_button, self.none_button, self.open_button,
+        ]  # fmt: skip
         self._build(theme)
         draft.changed.connect(self.refresh)
         gpus.changed.connect(self.refresh)
+        gpus.read.connect(self._refresh_if_seen)
         self.refresh()
 
     def _build(self, theme: Theme) -> None:
@@ -170,15 +187,21 @@ class DevicesSection(QWidget):
         if selection is None:
             return "gpu" if str(self._draft.value(PLACE)).startswith("gpu") else "cpu"
         if selection.kind == "auto":
-            return "gpu" if any(gpu.is_free for gpu in self._gpus.devices) else "cpu"
+            return "gpu" if any(gpu.is_for_auto for gpu in self._gpus.devices) else "cpu"
         return selection.kind
+
+    def _choosable(self) -> list[Gpu]:
+        """GPUs as a whole; of MIG instances a run can use only one, so nobody means all of them."""
+        return [gpu for gpu in self._gpus.whole if gpu.lost_at is None and not gpu.is_split]
 
     def _is_chosen(self, gpu: Gpu, selection: DeviceSelection | None) -> bool:
         if selection is None:
             return False
         if selection.kind == "auto":
-            return gpu.is_free
-        return not selection.gpus or str(gpu.index) in selection.gpus or gpu.uuid in selection.gpus
+            return gpu.is_for_auto
+        if not selection.gpus:
+            return gpu in self._choosable()
+        return gpu.uuid in selection.gpus or (gpu.parent is None and str(gpu.index) in selection.gpus)
 
     # Changing it
 
@@ -202,11 +225,15 @@ class DevicesSection(QWidget):
         selection = self._selection()
         gpus = self._gpus.devices
         wanted = [gpu for gpu in gpus if self._is_chosen(gpu, selection) and gpu is not gpus[at]]
-        self._choose(wanted + ([gpus[at]] if chosen else []))
+        if chosen:
+            # A run uses whole GPUs, or one MIG instance.
+            kept = [] if gpus[at].parent is not None else [gpu for gpu in wanted if gpu.parent is None]
+            wanted = [gpu for gpu in gpus if gpu in kept or gpu is gpus[at]]
+        self._choose(wanted)
 
-    def _choose(self, gpus: list[Gpu]) -> None:
-        indices = sorted(gpu.index for gpu in gpus)
-        self._write(f"gpu:{','.join(map(str, indices))}" if indices else NONE_CHOSEN)
+    def _choose(self, gpus: Sequence[Gpu]) -> None:
+        names = [str(gpu.index) if gpu.parent is None else gpu.uuid for gpu in gpus]
+        self._write(f"gpu:{','.join(names)}" if names else NONE_CHOSEN)
 
     # Drawing it
 
@@ -229,33 +256,57 @@ class DevicesSection(QWidget):
         self.stepper.setVisible(mode == "cpu")
         for button in (self.all_button, self.free_button, self.none_button):
             button.setVisible(mode == "gpu" and has_gpus)
-        self.reason.setText(self._gpus.reason or "")
-        self.reason.setVisible(self._gpus.known and not has_gpus)
+        self._show_reason(mode)
         if mode == "gpu":
             self._show_gpus(selection)
         else:
             self._show_virtual(selection)
 
+    def _show_reason(self, mode: str) -> None:
+        """Why there is no GPU to choose, or that those on show are none."""
+        text = self._gpus.reason or ""
+        if mode == "gpu" and self._gpus.is_simulated:
+            text = SIMULATED
+        self.reason.setText(text)
+        self.reason.setVisible(self._gpus.known and bool(text))
+        self.open_button.setVisible(bool(self._gpus.devices))
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self.refresh()
+
+    def _refresh_if_seen(self) -> None:
+        if self.isVisible():
+            self.refresh()
+
     def _show_gpus(self, selection: DeviceSelection | None) -> None:
-        chosen = [self._is_chosen(gpu, selection) for gpu in self._gpus.devices]
-        self.grid.set_devices([self._gpu_figure(gpu) for gpu in self._gpus.devices], chosen)
-        if self._gpus.devices:
-            self.summary.setText(f"{sum(chosen)} of {len(chosen)} ·")
+        gpus = self._gpus.devices
+        chosen = [self._is_chosen(gpu, selection) for gpu in gpus]
+        self.grid.set_devices([self._gpu_figure(gpu) for gpu in gpus], chosen)
+        if gpus:
+            self.summary.setText(f"{sum(chosen)} of {len(self._choosable()) or len(chosen)} ·")
         else:
             self.summary.setText("" if self._gpus.known else "looking…")
 
     def _gpu_figure(self, gpu: Gpu) -> DeviceFigure:
-        usage = self._usage_of("gpu", gpu.index)
-        used, share, lead = usage or (gpu.used_bytes, None, False)
-        if share is None and used is not None and gpu.total_bytes:
-            share = used / gpu.total_bytes
-        lines = [f"GPU {gpu.index}: {gpu.name}", gpu.uuid]
-        if gpu.total_bytes:
-            lines.append(f"{format_bytes(gpu.total_bytes)} of memory")
-        if not gpu.is_free:
-            lines.append(f"Used by {gpu.busy_by or 'another process'} ({format_bytes(gpu.busy_bytes)})")
-        busy = "" if gpu.is_free or usage else "in use"
-        return DeviceFigure(f"GPU {gpu.index}", str(gpu.index), used, share, lead, busy, "\n".join(lines))
+        usage = self._usage_of("gpu", gpu.index) if gpu.parent is None else None
+        run_used, run_share, lead = usage or (None, None, False)
+        used = gpu.used_bytes if gpu.used_bytes is not None else run_used
+        share = used / gpu.total_bytes if used is not None and gpu.total_bytes else run_share
+        state, note, gone = "", "", ""
+        if gpu.lost_at is not None:
+            state, gone = "lost", f"lost {clock_time(gpu.lost_at)}"
+            used = share = None
+        elif gpu.is_split:
+            state, note = "off", "MIG"
+        elif gpu.is_stale:
+            state = "stale"
+        return DeviceFigure(
+            gpu.label, gpu.label.removeprefix("GPU "), used, share, lead, note,
+            tooltip="\n".join(gpu_lines(gpu)), readings="" if gone else _readings(gpu),
+            busy="" if gone else gpu.busy_words(),
+            gone=gone, state=state,
+        )  # fmt: skip
 
     def _show_virtual(self, selection: DeviceSelection | None) -> None:
         if selection is not None:
@@ -271,6 +322,41 @@ class DevicesSection(QWidget):
         if used is not None:
             tooltip += f"\n{format_bytes(used)} of live tensors, measured in rehearsal"
         return DeviceFigure(f"Virtual {index}", str(index), used, share, lead, "", tooltip)
+
+
+def clock_time(unix_s: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(unix_s))
+
+
+def _readings(gpu: Gpu) -> str:
+    """'91%  64°C  512 W': what is known of it now."""
+    parts = [
+        "" if gpu.utilisation is None else f"{100 * gpu.utilisation:.0f}%",
+        "" if gpu.temperature_c is None else f"{gpu.temperature_c:.0f}°C",
+        "" if gpu.power_w is None else f"{gpu.power_w:.0f} W",
+    ]
+    return "  ".join(filter(None, parts))
+
+
+def gpu_lines(gpu: Gpu) -> list[str]:
+    """The tooltip: all that the card has no room for."""
+    lines = [f"{gpu.label}: {gpu.name}" + (" (simulated)" if gpu.is_simulated else ""), gpu.uuid]
+    if gpu.lost_at is not None:
+        return [*lines, f"Lost at {clock_time(gpu.lost_at)}: it answers no more"]
+    if gpu.total_bytes:
+        used = "unknown" if gpu.used_bytes is None else format_bytes(gpu.used_bytes)
+        lines.append(f"{used} of {format_bytes(gpu.total_bytes)} in use")
+    if gpu.is_stale:
+        lines.append("The driver does not answer at the moment: these figures are old")
+    if _readings(gpu):
+        lines.append(_readings(gpu).replace("%", "% busy"))
+    if gpu.is_split:
+        lines.append("Split into MIG instances: choose one of them")
+    if gpu.run is not None:
+        lines.append(f"Held by the run {gpu.run_name()}")
+    elif gpu.busy_words():
+        lines.append(f"Used by {gpu.busy_words()}")
+    return lines
 
 
 def _link(text: str, tooltip: str, on_click: object) -> QPushButton:

@@ -20,12 +20,13 @@ from rankdeck_app.views.launch.strategy import StrategySection
 
 class LaunchView(SideBarView):
     """`launch_requested` when the button is pressed, `preset_picked` with a card, `strategy_explained` with a
-    strategy's name.
+    strategy's name, `devices_opened` when somebody wants to see all about the GPUs.
     """
 
     launch_requested = Signal()
     preset_picked = Signal(object)
     strategy_explained = Signal(str)
+    devices_opened = Signal()
 
     def __init__(
         self,
@@ -37,6 +38,7 @@ class LaunchView(SideBarView):
     ) -> None:
         super().__init__(theme)
         self.devices = DevicesSection(theme, draft, gpus)
+        self.devices.opened.connect(self.devices_opened)
         self.model = ModelSection(theme, draft, presets, self.preset_picked.emit)
         self.strategy = StrategySection(theme, draft)
         self.strategy.list.explained.connect(self.strategy_explained)

@@ -1,0 +1,105 @@
+"""The app's own sampler: `rankdeck devices --follow --json`, started, watched and ended by it.
+
+A process of its own asks the driver, never the app: a lost GPU has crashed NVML, and calls can block. When it
+ends, or says nothing for long, the next one begins after a pause that doubles; without a driver it ends for
+good, until somebody asks again. gpus.py makes of the lines what is true now.
+"""
+
+from __future__ import annotations
+
+import time
+
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from rankdeck.telemetry.readings import Devices, Notice, decode
+from rankdeck_app.state.engine_process import Engine, Stream
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+WELL_AFTER_S = 60.0
+"""A sampler that has lived as long is a good one: the next pause is the first again."""
+HANGS_AFTER_S = 30.0
+"""With devices to read, the stream is never silent for so long: not even while its driver is."""
+NO_DRIVER = 3
+_COMMAND = ("devices", "--follow", "--json")
+
+
+class DeviceFeed(QObject):
+    """`arrived` carries a line (readings.py); `given_up` why there will be none, in one sentence."""
+
+    arrived = Signal(object)
+    given_up = Signal(str)
+
+    def __init__(self, engine: Engine, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._engine = engine
+        self._stream: Stream | None = None
+        self._began_s = 0.0
+        self._pause_s = FIRST_PAUSE_S
+        self._last_words = ""
+        self._has_devices = False
+        self._again = QTimer(self, singleShot=True)
+        self._again.timeout.connect(self._begin)
+        self._silence = QTimer(self, singleShot=True, interval=round(1e3 * HANGS_AFTER_S))
+        self._silence.timeout.connect(self._hangs)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the command that is being read; None between two."""
+        return self._stream.pid if self._stream is not None else None
+
+    def start(self) -> None:
+        """Begin, or begin anew at once; one that reads devices already goes on."""
+        self._pause_s = FIRST_PAUSE_S
+        if self._stream is None:
+            self._begin()
+
+    def close(self) -> None:
+        self._again.stop()
+        self._silence.stop()
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+            stream.deleteLater()
+
+    def _begin(self) -> None:
+        self._again.stop()
+        self._began_s = time.monotonic()
+        self._last_words = ""
+        self._stream = self._engine.follow(_COMMAND)
+        self._stream.lines.connect(self._take)
+        self._stream.ended.connect(self._ended)
+
+    def _take(self, lines: list[bytes]) -> None:
+        for data in lines:
+            line = decode(data)
+            if line is None:
+                continue
+            if isinstance(line, Devices):
+                self._has_devices = bool(line.devices)
+            elif isinstance(line, Notice):
+                self._last_words = line.message
+            self.arrived.emit(line)
+        if self._has_devices:
+            self._silence.start()
+
+    def _hangs(self) -> None:
+        if self._stream is not None:
+            self._last_words = f"Readings of GPUs have not come for {HANGS_AFTER_S:.0f} s."
+            self._stream.kill()
+
+    def _ended(self, exit_code: int, err: str) -> None:
+        stream, self._stream = self._stream, None
+        self._silence.stop()
+        if stream is not None:
+            stream.deleteLater()
+        if exit_code == NO_DRIVER:
+            self.given_up.emit(self._last_words)
+            return
+        if time.monotonic() - self._began_s > WELL_AFTER_S:
+            self._pause_s = FIRST_PAUSE_S
+        said = err.strip().splitlines()
+        why = self._last_words if self._last_words and not said else (said[-1] if said else "")
+        message = f"What reads the GPUs has ended. It begins again in {self._pause_s:.0f} s."
+        self.arrived.emit(Notice(t=time.time(), code="restarted", message=message, advice=why or None))
+        self._again.start(round(1e3 * self._pause_s))
+        self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)

@@ -1,0 +1,98 @@
+"""The alert of a run whose fullest device stands far above the others: how far, of what, and what to do.
+
+The dashboard shows every difference; an alert is for one that costs something. It comes once the difference
+is large, goes once it is clearly gone, and its figures follow only larger changes, so that it can be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median
+
+from rankdeck.errors import Problem
+from rankdeck.imbalance import Imbalance
+from rankdeck.units import format_bytes
+
+CODE = "imbalance"
+ALERT_RATIO, CALM_RATIO = 1.5, 1.3
+LEAST_BYTES = 1 << 20
+"""Below this nobody minds."""
+_MOST_CAUSES = 3
+_NEWS_SHARE = 0.05
+_LEAST_SHARE = 0.01
+"""A cause of less is none."""
+
+BETTER = {"dp": "ddp"}
+"""The strategy that does the same work without the imbalance."""
+_ADVICE = {
+    "dp": "DataParallel keeps optimizer, gradients and gathered outputs on its first device. "
+    "With DDP every device holds the same.",
+    "model": "The layers are cut unevenly: set strategy.balance to what is short.",
+    "pipeline": "The stages differ in what they hold: set strategy.balance or strategy.cuts. 1f1b keeps "
+    "fewer microbatches in flight than gpipe.",
+}
+_WORDS = {"gathered": "gathered outputs"}
+_OTHERWISE = "Look at the bars by kind: what the lead device holds above the others is the cause."
+
+
+def causes(kinds: Mapping[int, Mapping[str, int]], lead: int) -> list[tuple[str, int]]:
+    """(kind, bytes that the lead device holds above the median of the others), the largest first."""
+    others = [held for device, held in kinds.items() if device != lead]
+    if lead not in kinds or not others:
+        return []
+    found = []
+    for kind in kinds[lead]:
+        usual = median(held.get(kind, 0) for held in others)
+        found.append((kind, int(kinds[lead][kind] - usual)))
+    return sorted((item for item in found if item[1] > 0), key=lambda item: -item[1])
+
+
+class ImbalanceAlert:
+    """Of one run. `look` gives the problem as it stands now, or None."""
+
+    def __init__(self) -> None:
+        self._shown: Problem | None = None
+        self._excess_bytes = 0.0
+        self._device = -1
+
+    def look(
+        self,
+        imbalance: Imbalance | None,
+        labels: Mapping[int, str],
+        kinds: Mapping[int, Mapping[str, int]],
+        strategy: str | None,
+    ) -> Problem | None:
+        """`labels` and `kinds` (bytes by kind, where known) are by device."""
+        if imbalance is None or not self._is_worth_it(imbalance):
+            self._shown = None
+            return None
+        is_news = abs(imbalance.excess_bytes - self._excess_bytes) > _NEWS_SHARE * self._excess_bytes
+        if self._shown is None or is_news or imbalance.device != self._device:
+            self._excess_bytes, self._device = imbalance.excess_bytes, imbalance.device
+            self._shown = _problem(imbalance, labels, kinds, strategy)
+        return self._shown
+
+    def _is_worth_it(self, imbalance: Imbalance) -> bool:
+        least = ALERT_RATIO if self._shown is None else CALM_RATIO
+        is_far = imbalance.ratio is None or imbalance.ratio >= least
+        return is_far and imbalance.excess_bytes >= LEAST_BYTES
+
+
+def _problem(
+    imbalance: Imbalance,
+    labels: Mapping[int, str],
+    kinds: Mapping[int, Mapping[str, int]],
+    strategy: str | None,
+) -> Problem:
+    name = labels.get(imbalance.device, f"device {imbalance.device}")
+    ratio = "" if imbalance.ratio is None else f" ({imbalance.ratio:.1f}×)"
+    least_bytes = _LEAST_SHARE * imbalance.excess_bytes
+    found = [item for item in causes(kinds, imbalance.device) if item[1] >= least_bytes][:_MOST_CAUSES]
+    parts = ", ".join(f"{_WORDS.get(kind, kind)} +{format_bytes(num_bytes)}" for kind, num_bytes in found)
+    message = f"{name} holds {format_bytes(imbalance.excess_bytes)} more than the median of the others{ratio}"
+    return Problem(
+        CODE,
+        f"{message}: {parts}." if parts else f"{message}.",
+        advice=_ADVICE.get(strategy or "", _OTHERWISE),
+        severity="warning",
+    )

@@ -1,0 +1,194 @@
+"""All devices side by side: what the strip and the cards above the table show. Plain functions, no widgets.
+
+Old readings are shown as old and compared with nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from rankdeck.telemetry.readings import METRICS
+from rankdeck.units import format_bytes
+from rankdeck_app.state.gpus import Gpu, Gpus
+from rankdeck_app.state.series import Series
+from rankdeck_app.views.devices.who import holders, imbalance, peak_words
+from rankdeck_app.views.devices.words import HOT_C, UNKNOWN, clock_time, errors_of, throttled_by
+from rankdeck_app.widgets.band_chart import BandFigure, Limit
+from rankdeck_app.widgets.chart_colors import HOLDER_LABELS, byte_unit
+from rankdeck_app.widgets.device_tracks import span_words
+from rankdeck_app.widgets.heat_strip import HeatFigure, shares_of
+from rankdeck_app.widgets.stat_strip import Stat
+from rankdeck_app.widgets.vram_bars import BarsFigure, DeviceBar
+
+_HEAT_COLUMNS = 240
+
+
+def stats(gpus: Gpus) -> list[Stat]:
+    there = [gpu for gpu in gpus.whole if gpu.lost_at is None and not gpu.is_stale]
+    used = [gpu.used_bytes for gpu in there if gpu.used_bytes is not None]
+    totals = [gpu.total_bytes for gpu in there if gpu.total_bytes is not None]
+    divisor, unit = byte_unit(max([*totals, *used], default=1))
+    vram = f"{sum(used) / divisor:.1f}" if used else UNKNOWN
+    if len(totals) == len(there) and totals:
+        vram += f" / {sum(totals) / divisor:.0f} {unit}"
+    busy = [gpu.utilisation for gpu in there if gpu.utilisation is not None]
+    watts = [gpu.power_w for gpu in there if gpu.power_w is not None]
+    hottest = max(
+        (gpu for gpu in there if gpu.temperature_c is not None),
+        key=lambda gpu: gpu.temperature_c or 0,
+        default=None,
+    )
+    is_hot = hottest is not None and (hottest.temperature_c or 0) >= HOT_C
+    return [
+        Stat("VRAM in use", vram, "888.8 / 8888 GiB"),
+        Stat("Busy, mean", f"{100 * sum(busy) / len(busy):.0f}%" if busy else UNKNOWN, "100%"),
+        Stat("Power", _watts(sum(watts)) if watts else UNKNOWN, "88.88 kW"),
+        Stat(
+            f"Hottest, {hottest.label}" if hottest else "Hottest",
+            f"{hottest.temperature_c:.0f}°C" if hottest and hottest.temperature_c is not None else UNKNOWN,
+            "Hottest, GPU 15",
+            is_hot,
+        ),
+        _health(gpus),
+        _balance(gpus),
+    ]
+
+
+def _watts(watts: float) -> str:
+    return f"{watts / 1000:.2f} kW" if watts >= 1000 else f"{watts:.0f} W"
+
+
+def _health(gpus: Gpus) -> Stat:
+    """How many devices are in trouble, of which kind."""
+    lost = [gpu for gpu in gpus.whole if gpu.lost_at is not None]
+    if lost:
+        words = lost[0].label if len(lost) == 1 else f"{len(lost)} GPUs"
+        return Stat("Lost", words, "88 GPUs", True)
+    stale = [gpu for gpu in gpus.whole if gpu.is_stale]
+    if stale:
+        words = stale[0].label if len(stale) == 1 else f"{len(stale)} GPUs"
+        return Stat("Old readings", words, "88 GPUs", True)
+    faulty = [gpu for gpu in gpus.devices if errors_of(gpus, gpu)[1] == "hot"]
+    if faulty:
+        return Stat(
+            "With errors", faulty[0].label if len(faulty) == 1 else f"{len(faulty)} GPUs", "88 GPUs", True
+        )
+    slowed = [gpu for gpu in gpus.devices if throttled_by(gpus, gpu.uuid)[1] == "hot"]
+    if slowed:
+        return Stat(
+            "Throttled", slowed[0].label if len(slowed) == 1 else f"{len(slowed)} GPUs", "88 GPUs", True
+        )
+    return Stat("Trouble", "none" if gpus.devices else UNKNOWN, "88 GPUs")
+
+
+def _balance(gpus: Gpus) -> Stat:
+    found = imbalance(gpus)
+    if found is None:
+        return Stat("Lead vs median", UNKNOWN, "+888.8 GiB  (8.8×)")
+    ratio = "" if found.ratio is None else f"  ({found.ratio:.1f}×)"
+    label = f"{gpus.whole[found.device].label} vs median of the others"
+    return Stat(label, f"+{format_bytes(found.excess_bytes)}{ratio}", "+888.8 GiB  (8.8×)", found.is_notable)
+
+
+def bars(gpus: Gpus) -> BarsFigure:
+    totals = [gpu.total_bytes for gpu in gpus.whole if gpu.total_bytes is not None]
+    return BarsFigure(
+        tuple(_bar(gpus, gpu) for gpu in gpus.whole),
+        imbalance(gpus),
+        max(totals, default=None),
+        HOLDER_LABELS,
+    )
+
+
+def _bar(gpus: Gpus, gpu: Gpu) -> DeviceBar:
+    if gpu.lost_at is not None:
+        return DeviceBar(gpu.label, None, missing="lost", note=f"lost at {clock_time(gpu.lost_at)}")
+    note = "old figures" if gpu.is_stale else f"peak since the start: {peak_words(gpus, gpu)}"
+    held: dict[str, int] = {}
+    for holder in holders(gpus, gpu).holders:
+        if holder.kind in HOLDER_LABELS and holder.num_bytes:
+            held[holder.kind] = held.get(holder.kind, 0) + holder.num_bytes
+    return DeviceBar(gpu.label, gpu.used_bytes, held, note, is_old=gpu.is_stale)
+
+
+def bars_subtitle(gpus: Gpus) -> str:
+    figure = bars(gpus)
+    if not figure.largest_bytes:
+        return ""
+    divisor, unit = figure.unit
+    of = f" of {figure.capacity_bytes / divisor:.0f}" if figure.capacity_bytes else ""
+    return f"now, {unit}{of}"
+
+
+def band(gpus: Gpus, span_s: float) -> BandFigure:
+    """The lead device and the rest; of all GPUs that told anything in the window."""
+    history = gpus.history
+    if history is None:
+        return BandFigure()
+    now_s = gpus.now_s
+    known = [
+        (place, series)
+        for place, gpu in enumerate(gpus.whole)
+        if gpu.lost_at is None
+        and _is_told(series := history.series(gpu.uuid, "used_bytes"), now_s - span_s, now_s)
+    ]
+    found = imbalance(gpus)
+    places = [place for place, _ in known]
+    is_notable = found is not None and found.is_notable and found.device in places
+    lead = places.index(found.device) if found is not None and is_notable else 0
+    totals = {gpu.total_bytes for gpu in gpus.whole if gpu.total_bytes is not None}
+    limits = tuple(Limit(f"capacity {format_bytes(total, 0)}", total) for total in sorted(totals)[:1])
+    return BandFigure(
+        labels=[gpus.whole[place].label for place in places],
+        histories=[series for _, series in known],
+        lead=lead,
+        is_notable=is_notable,
+        limits=limits if len(totals) == 1 else (),
+        now_s=now_s,
+        span_s=span_s,
+        awaited=f"nothing was read in the last {span_words(span_s)}",
+    )
+
+
+def _is_told(series: Series, since_s: float, now_s: float) -> bool:
+    """Whether anything was read in the window."""
+    if series.last_x is None or series.last_x < since_s:
+        return False
+    return bool(np.isfinite(series.window(since_s, now_s, 64).high).any())
+
+
+def heat(gpus: Gpus, span_s: float) -> HeatFigure:
+    whole = gpus.whole
+    labels = [gpu.label for gpu in whole]
+    history = gpus.history
+    if history is None:
+        return HeatFigure(labels, None, [None] * len(labels), span_s)
+    column_s = span_s / _HEAT_COLUMNS
+    end = math.ceil(gpus.now_s / column_s) * column_s
+    columns = end - span_s + column_s * (np.arange(_HEAT_COLUMNS) + 0.5)
+    reach_s = max(METRICS["utilisation"].stale_after_s, column_s)
+    rows = [shares_of(history.series(gpu.uuid, "utilisation"), columns, column_s, reach_s) for gpu in whole]
+    found = imbalance(gpus)
+    lead = found.device if found is not None and found.is_notable else None
+    shares = np.stack(rows) if rows else None
+    return HeatFigure(labels, shares, [gpu.utilisation for gpu in whole], span_s, lead)
+
+
+def bars_rows(gpus: Gpus) -> Iterator[Sequence[object]]:
+    yield ("device", "uuid", "used_bytes", "total_bytes")
+    for gpu in gpus.devices:
+        yield (gpu.label, gpu.uuid, gpu.used_bytes, gpu.total_bytes)
+
+
+def history_rows(gpus: Gpus, *metrics: str) -> Iterator[Sequence[object]]:
+    """All that is still held one by one, of some metrics or of all."""
+    yield ("device", "uuid", "metric", "unit", "seconds", "value")
+    for gpu in gpus.devices:
+        for metric in metrics or METRICS:
+            series = gpus.history.series(gpu.uuid, metric) if gpus.history is not None else None
+            for x, y in zip(*series.points(), strict=True) if series is not None else ():
+                value = "" if math.isnan(y) else f"{y:.6g}"
+                yield (gpu.label, gpu.uuid, metric, METRICS[metric].unit, f"{x:.3f}", value)

@@ -1,0 +1,277 @@
+"""The Devices tab: what every GPU of this machine does, now and over the last while.
+
+Above, all devices side by side (memory by holder, memory over time, load) or one of them in full (every
+metric, who holds its memory); below, the table of every metric of every device. A row that is chosen in the
+table is shown above. The frame clock drives it: a frame draws one part, each part comes five times a second,
+and nothing is drawn while nobody can see it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QShowEvent
+from PySide6.QtWidgets import (
+    QButtonGroup,
+    QFrame,
+    QHBoxLayout,
+    QLabel,
+    QPushButton,
+    QScrollArea,
+    QSizePolicy,
+    QStackedLayout,
+    QVBoxLayout,
+    QWidget,
+)
+
+from rankdeck_app.shell.frame_clock import FrameClock
+from rankdeck_app.shell.page import Page
+from rankdeck_app.state.gpus import Gpu, Gpus
+from rankdeck_app.views.devices import figures, one_device, rows, who, words
+from rankdeck_app.widgets.band_chart import BandChart
+from rankdeck_app.widgets.card import Card, CsvRows
+from rankdeck_app.widgets.chart_colors import ThemeColors
+from rankdeck_app.widgets.device_tracks import DeviceTracks, span_words
+from rankdeck_app.widgets.heat_strip import HeatStrip
+from rankdeck_app.widgets.holder_list import HolderList
+from rankdeck_app.widgets.metric_table import MetricTable
+from rankdeck_app.widgets.stat_strip import StatStrip
+from rankdeck_app.widgets.vram_bars import VramBars
+
+PAGE_KIND = "devices"
+SPANS_S = (60.0, 600.0, 3600.0, 86_400.0)
+_DRAW_EVERY_S = 0.2
+_LEAST_TOP = 200
+
+
+class DevicesPage(Page):
+    """A tab that shows the machine's GPUs; it reads `gpus` and owns nothing of it."""
+
+    can_split = False
+
+    def __init__(self, gpus: Gpus, theme: ThemeColors, clock: FrameClock) -> None:
+        super().__init__(f"{PAGE_KIND}:", title="Devices", icon="graph-line")
+        self._gpus = gpus
+        self._span_s = SPANS_S[0]
+        self._drawn_s: dict[str, float] = {}
+        self._told = ""
+        self._strip = StatStrip(theme)
+        self._strip.setAccessibleName("Figures of all GPUs")
+        self._bars, self._heat = VramBars(theme), HeatStrip(theme)
+        self._band = BandChart(theme, "Memory over time")
+        self._tracks, self._holders = DeviceTracks(theme), HolderList(theme)
+        self.table = MetricTable(theme, rows.COLUMNS)
+        self.table.chosen.connect(lambda _uuid: self._show_chosen())
+        self._nothing = QLabel()
+        self._nothing.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        self._nothing.setProperty("tone", "dim")
+        self._nothing.setWordWrap(True)
+        used = partial(figures.history_rows, gpus, "used_bytes")
+        busy = partial(figures.history_rows, gpus, "utilisation", "memory_utilisation")
+        self._cards = {
+            "bars": self._card(theme, "VRAM per device", self._bars, partial(figures.bars_rows, gpus)),
+            "band": self._card(theme, "VRAM over time", self._band, used),
+            "heat": self._card(theme, "Utilisation", self._heat, busy),
+            "tracks": self._card(theme, "Device", self._tracks, partial(figures.history_rows, gpus)),
+            "holders": self._card(theme, "Who holds its memory", self._holders, self._holder_rows),
+            "table": self._card(theme, "Every metric", self.table, partial(figures.history_rows, gpus)),
+        }
+        self._build()
+        gpus.changed.connect(self._show_which)
+        clock.subscribe(self._frame)
+        self._show_which()
+
+    @staticmethod
+    def _card(theme: ThemeColors, title: str, body: QWidget, csv_rows: CsvRows) -> Card:
+        card = Card(title, theme)
+        card.set_body(body, csv_rows)
+        return card
+
+    def _build(self) -> None:
+        self.spans = QButtonGroup(self)
+        top = QHBoxLayout()
+        top.setSpacing(0)
+        top.addWidget(self._strip, 1)
+        self.all_button = QPushButton("All Devices")
+        self.all_button.setFixedHeight(24)
+        self.all_button.setToolTip("Show all devices side by side (Escape)")
+        self.all_button.clicked.connect(lambda _checked=False: self.table.select(""))
+        self.all_button.hide()
+        top.addWidget(self.all_button, 0, Qt.AlignmentFlag.AlignVCenter)
+        top.addSpacing(10)
+        for span_s in SPANS_S:
+            top.addWidget(self._span_button(span_s), 0, Qt.AlignmentFlag.AlignVCenter)
+        overview = _side_by_side(*((self._cards[name], weight) for name, weight in _OVERVIEW))
+        one = _side_by_side((self._cards["tracks"], 70), (self._cards["holders"], 30))
+        self._above = QStackedLayout()
+        for part in (overview, one):
+            self._above.addWidget(part)
+        inner = QWidget()
+        inner.setAutoFillBackground(False)
+        column = QVBoxLayout(inner)
+        column.setContentsMargins(16, 2, 16, 12)
+        column.setSpacing(10)
+        column.addLayout(top)
+        column.addLayout(self._above, 11)
+        column.addWidget(self._cards["table"], 9)
+        scroll = QScrollArea()
+        scroll.setFrameShape(QFrame.Shape.NoFrame)
+        scroll.setWidgetResizable(True)
+        scroll.setWidget(inner)
+        scroll.viewport().setAutoFillBackground(False)
+        self._whole = QStackedLayout(self)
+        self._whole.addWidget(scroll)
+        self._whole.addWidget(self._nothing)
+
+    def _span_button(self, span_s: float) -> QPushButton:
+        button = QPushButton(span_words(span_s).replace("60 s", "1 min"))
+        button.setProperty("kind", "segment")
+        button.setCheckable(True)
+        button.setFixedHeight(24)
+        button.setToolTip(f"Show the last {span_words(span_s)}")
+        button.setChecked(span_s == self._span_s)
+        button.clicked.connect(lambda _checked=False: self.set_span(span_s))
+        self.spans.addButton(button)
+        return button
+
+    # What is shown
+
+    @property
+    def chosen(self) -> Gpu | None:
+        """The device that is shown in full, or None for all of them."""
+        return next((gpu for gpu in self._gpus.devices if gpu.uuid == self.table.selected), None)
+
+    def card(self, name: str) -> Card:
+        """bars, band, heat, tracks, holders or table."""
+        return self._cards[name]
+
+    def set_span(self, span_s: float) -> None:
+        self._span_s = span_s
+        self._redraw()
+
+    def breadcrumbs(self) -> list[str]:
+        gpus = self._gpus
+        names = list(dict.fromkeys(gpu.name for gpu in gpus.whole))
+        parts = ["devices", *([f"{len(gpus.whole)} × {names[0]}"] if len(names) == 1 else names)]
+        if gpus.driver:
+            parts.append(f"driver {gpus.driver}")
+        return [*parts, words.SIMULATED] if gpus.is_simulated else parts
+
+    def save_state(self) -> dict[str, Any]:
+        return {"span_s": self._span_s, "chosen": self.table.selected}
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        if state.get("span_s") in SPANS_S:
+            self._span_s = float(state["span_s"])
+            self.spans.buttons()[SPANS_S.index(self._span_s)].setChecked(True)
+        self.table.select(str(state.get("chosen") or ""))
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self._redraw()
+
+    def _show_which(self) -> None:
+        """There are other devices, or none."""
+        gpus = self._gpus
+        self._nothing.setText("" if not gpus.known else f"{gpus.reason}.")
+        if not gpus.known:
+            self._nothing.setText("Looking for GPUs…")
+        self._whole.setCurrentIndex(0 if gpus.devices else 1)
+        if gpus.devices:
+            for part in ("table", "bars"):
+                self._draw(part)  # how many rows there are decides how much room they get
+        told = " ".join(self.breadcrumbs())
+        if told != self._told:
+            self._told = told
+            self.title_changed.emit()
+        if self.table.selected and self.chosen is None and gpus.devices:
+            self.table.select("")
+        self._fit()
+
+    def _fit(self) -> None:
+        """Room for all rows: the page scrolls rather than squeezing them."""
+        for name in ("table", *_NAMES):
+            card = self._cards[name]
+            card.setMinimumHeight(max(0 if name == "table" else _LEAST_TOP, card.minimumSizeHint().height()))
+
+    def _show_chosen(self) -> None:
+        self._above.setCurrentIndex(0 if self.chosen is None else 1)
+        self.all_button.setVisible(self.chosen is not None)
+        self._redraw()
+
+    def _redraw(self) -> None:
+        """All of it, now."""
+        self._drawn_s = dict.fromkeys(self._drawn_s, 0.0)
+        if self.isVisible() and self._gpus.devices:
+            for part in self._parts():
+                self._draw(part)
+
+    def _parts(self) -> Sequence[str]:
+        return _PARTS_OF_ALL if self.chosen is None else _PARTS_OF_ONE
+
+    def _frame(self) -> None:
+        """One tick of the clock draws one part, so that no frame is long. Time goes on even where nothing is
+        read: what is old must be seen to age.
+        """
+        if not self.isVisible() or not self._gpus.devices:
+            return
+        oldest = min(self._parts(), key=lambda part: self._drawn_s.get(part, 0.0))
+        if time.monotonic() - self._drawn_s.get(oldest, 0.0) >= _DRAW_EVERY_S:
+            self._draw(oldest)
+
+    def _draw(self, part: str) -> None:
+        gpus, span_s, chosen = self._gpus, self._span_s, self.chosen
+        self._drawn_s[part] = time.monotonic()
+        if part == "strip":
+            self._strip.set_stats(figures.stats(gpus))
+        elif part == "table":
+            self.table.set_figure(rows.table(gpus, span_s))
+        elif part == "bars":
+            self._bars.set_figure(figures.bars(gpus))
+            self._heat.set_figure(figures.heat(gpus, span_s))
+        elif part == "band":
+            self._band.set_figure(figures.band(gpus, span_s))
+            self._band.tick()
+        elif chosen is not None:
+            self._tracks.set_figure(one_device.tracks(gpus, chosen, span_s))
+            self._holders.set_figure(who.holders(gpus, chosen))
+        if part == "strip":
+            self._name_cards()
+
+    def _name_cards(self) -> None:
+        gpus, chosen, span = self._gpus, self.chosen, f"last {span_words(self._span_s)}"
+        cards = self._cards
+        for card in cards.values():
+            card.set_source(words.source(gpus))
+        for name in ("table", "band"):
+            cards[name].set_subtitle(span)
+        cards["heat"].set_subtitle(f"% SM, {span}", "% SM")
+        cards["bars"].set_subtitle(figures.bars_subtitle(gpus))
+        if chosen is not None:
+            cards["tracks"].set_title(chosen.label)
+            lost = "" if chosen.lost_at is None else f", lost at {words.clock_time(chosen.lost_at)}"
+            cards["tracks"].set_subtitle(f"{chosen.name}{lost}, {span}", chosen.name)
+
+    def _holder_rows(self) -> Any:
+        return who.holder_rows(self._gpus, self.chosen)
+
+
+_NAMES = ("bars", "band", "heat", "tracks", "holders")
+_PARTS_OF_ALL = ("strip", "table", "bars", "band")
+_PARTS_OF_ONE = ("strip", "table", "one")
+_OVERVIEW = (("bars", 42), ("band", 29), ("heat", 29))
+
+
+def _side_by_side(*parts: tuple[Card, int]) -> QWidget:
+    box = QWidget()
+    row = QHBoxLayout(box)
+    row.setContentsMargins(0, 0, 0, 0)
+    row.setSpacing(10)
+    for card, weight in parts:
+        card.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Ignored)
+        row.addWidget(card, weight)
+    return box

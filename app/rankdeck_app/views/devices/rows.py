@@ -1,0 +1,90 @@
+"""The table of every metric: from the sampler's board and history to a row per device."""
+
+from __future__ import annotations
+
+from rankdeck.telemetry.readings import METRICS
+from rankdeck_app.state.gpus import Gpu, Gpus
+from rankdeck_app.views.devices.who import imbalance
+from rankdeck_app.views.devices.words import (
+    HOT_C,
+    clock_time,
+    errors_of,
+    held_by,
+    reading_words,
+    throttled_by,
+)
+from rankdeck_app.widgets.metric_table import Cell, Column, Row, TableFigure
+
+SCALE_C = 100.0
+
+COLUMNS = (
+    Column("VRAM", "888.8 GiB", 4, meaning=METRICS["used_bytes"].meaning),
+    Column("Busy", "100%", 4, meaning=METRICS["utilisation"].meaning),
+    Column("Power", "888 W", 3, keep=8, meaning=METRICS["power_w"].meaning),
+    Column("Temp", "88°C", 2, keep=8, meaning=METRICS["temperature_c"].meaning),
+    Column("SM clock", "8888", 2, keep=5, meaning="MHz: " + METRICS["sm_clock_mhz"].meaning),
+    Column("Mem clock", "8888", keep=2, meaning="MHz: " + METRICS["memory_clock_mhz"].meaning),
+    Column("Fan", "100%", keep=3, meaning=METRICS["fan"].meaning),
+    Column("Throttled by", "thermal limit", keep=6, is_text=True, meaning="why clocks are lowered"),
+    Column("Errors", "XID 79, 2 ECC", keep=7, is_text=True, meaning="XID errors, uncorrected memory errors"),
+    Column("Held by", "python 55 GiB, …", keep=9, is_text=True, meaning="processes that hold memory"),
+)
+
+
+def table(gpus: Gpus, span_s: float) -> TableFigure:
+    now_s = gpus.now_s
+    found = imbalance(gpus)
+    whole = gpus.whole
+    lead = whole[found.device].uuid if found is not None and found.is_notable else ""
+    tops = {metric: top_of(gpus, metric) for metric in ("power_w", "sm_clock_mhz")}
+    rows = [_row(gpus, gpu, tops, gpu.uuid == lead) for gpu in gpus.devices]
+    return TableFigure(rows, (now_s - span_s, now_s))
+
+
+def top_of(gpus: Gpus, metric: str) -> float:
+    """One scale for all devices: the highest limit, or the highest value of now."""
+    limits = [device.power_limit_w or 0.0 for device in gpus.board.devices] if metric == "power_w" else []
+    values = [float(gpus.reading(gpu.uuid, metric).value or 0) for gpu in gpus.devices]
+    return max([1.0, *limits, *(1.1 * value for value in values)])
+
+
+def _row(gpus: Gpus, gpu: Gpu, tops: dict[str, float], is_lead: bool) -> Row:
+    cells = (
+        _cell(
+            gpus,
+            gpu,
+            "used_bytes",
+            float(gpu.total_bytes or gpus.board.peak_bytes.get(gpu.uuid) or 1),
+            is_lead,
+        ),
+        _cell(gpus, gpu, "utilisation", 1.0),
+        _cell(gpus, gpu, "power_w", tops["power_w"]),
+        _cell(gpus, gpu, "temperature_c", SCALE_C, _at_least(gpus, gpu, "temperature_c", HOT_C)),
+        _cell(gpus, gpu, "sm_clock_mhz", tops["sm_clock_mhz"], throttled_by(gpus, gpu.uuid)[1] == "hot"),
+        _cell(gpus, gpu, "memory_clock_mhz"),
+        _cell(gpus, gpu, "fan"),
+        Cell(*throttled_by(gpus, gpu.uuid)),
+        Cell(*errors_of(gpus, gpu)),
+        Cell(*held_by(gpu)),
+    )
+    note = f"{gpu.name}\n{gpu.uuid}"
+    if gpu.lost_at is not None:
+        note = f"lost at {clock_time(gpu.lost_at)}: it answers no more"
+    return Row(gpu.uuid, gpu.label, cells, note, gpu.parent is not None, gpu.lost_at is not None, is_lead)
+
+
+def _at_least(gpus: Gpus, gpu: Gpu, metric: str, limit: float) -> bool:
+    reading = gpus.reading(gpu.uuid, metric)
+    return reading.state == "value" and (reading.value or 0) >= limit
+
+
+def _cell(gpus: Gpus, gpu: Gpu, metric: str, top: float = 0.0, is_hot: bool = False) -> Cell:
+    reading = gpus.reading(gpu.uuid, metric)
+    text, tone = reading_words(metric, reading)
+    meaning = METRICS[metric].meaning
+    why = f" ({reading.detail})" if reading.detail else ""
+    age = f"{reading.age_s:.1f} s old" if reading.value is not None else reading.state + why
+    curve = gpus.history.series(gpu.uuid, metric) if gpus.history is not None and top else None
+    tone = tone or ("hot" if is_hot else "")
+    hold_s = METRICS[metric].stale_after_s
+    return Cell(text, tone, curve, top or 1.0, hold_s, f"{gpu.label}: {text}\n{meaning}; {age}")

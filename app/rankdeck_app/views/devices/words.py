@@ -1,0 +1,76 @@
+"""What a reading, a device and its users are in a few words, with the tone that they are said in.
+
+What is not known says why: n/a (the device has no such reading), error, or a dash before the first answer.
+Never a zero. Tones: "" | muted | hot.
+"""
+
+from __future__ import annotations
+
+import time
+
+from rankdeck.telemetry.readings import METRICS, Reading, throttle_words
+from rankdeck.units import format_bytes
+from rankdeck_app.state.gpus import Gpu, Gpus
+
+UNKNOWN = "–"
+MEASURED, SIMULATED = "measured on GPU", "simulated devices"
+HOT_C = 90.0
+
+
+def clock_time(unix_s: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(unix_s))
+
+
+def source(gpus: Gpus) -> str:
+    return SIMULATED if gpus.is_simulated else MEASURED
+
+
+def reading_words(metric: str, reading: Reading) -> tuple[str, str]:
+    """(text, tone) of a reading: the number with its unit, or why there is none."""
+    if reading.value is None:
+        if reading.state == "unsupported":
+            return "n/a", "muted"
+        return (UNKNOWN if reading.detail == "not read yet" else "error"), "muted"
+    return number_words(metric, reading.value), "muted" if reading.state != "value" else ""
+
+
+def number_words(metric: str, value: float) -> str:
+    unit = METRICS[metric].unit
+    if unit == "B":
+        return format_bytes(int(value))
+    if unit == "ratio":
+        return f"{100 * value:.0f}%"
+    return {"W": f"{value:.0f} W", "C": f"{value:.0f}°C"}.get(unit, f"{value:.0f}")
+
+
+def throttled_by(gpus: Gpus, uuid: str) -> tuple[str, str]:
+    """(what lowers the clocks, tone)."""
+    reading = gpus.reading(uuid, "throttle")
+    if reading.value is None:
+        return reading_words("throttle", reading)
+    words = throttle_words(int(reading.value))
+    if reading.state != "value":
+        return ", ".join(words) or "none", "muted"
+    return (", ".join(words), "hot") if words else ("none", "muted")
+
+
+def errors_of(gpus: Gpus, gpu: Gpu) -> tuple[str, str]:
+    """(XID errors since the start and uncorrected memory errors, tone)."""
+    xids = [notice.xid for notice in gpus.board.notices if notice.uuid == gpu.uuid and notice.xid is not None]
+    reading = gpus.reading(gpu.uuid, "ecc_errors")
+    parts = [f"XID {xid}" for xid in dict.fromkeys(reversed(xids))]
+    if reading.value:
+        parts.append(f"{reading.value:.0f} ECC")
+    if parts:
+        return ", ".join(parts), "hot"
+    return ("none", "muted") if reading.value is not None else reading_words("ecc_errors", reading)
+
+
+def held_by(gpu: Gpu) -> tuple[str, str]:
+    """(who holds memory of it, tone)."""
+    if gpu.run is not None:
+        return f"run {gpu.run_name()}", ""
+    if gpu.processes is None:
+        return "n/a", "muted"
+    words = gpu.busy_words()
+    return (words, "") if words else ("nobody", "muted")

@@ -1,0 +1,189 @@
+"""Everything about one device over time: small plots on one time axis, each with its number now.
+
+Readings are drawn as they were read, as steps; a dashed line is a limit; a mark is something that happened
+(an XID error, lost, back).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from PySide6.QtCore import QPointF, QRectF, QSize, Qt
+from PySide6.QtGui import QPainter, QPaintEvent, QPen
+from PySide6.QtWidgets import QWidget
+
+from rankdeck_app.state.series import Series
+from rankdeck_app.widgets.chart_colors import ChartColors, ThemeColors, chart_font
+from rankdeck_app.widgets.tracks import area_image, held
+
+AXIS_HEIGHT = 14
+_GAP = 14.0
+_HEAD = 15.0
+_COLUMNS = 2
+_LEAST_PLOT = 34
+_LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
+_RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A dashed line; `is_hard` is a wall (capacity, power limit), else it is a memory (the peak)."""
+
+    value: float
+    is_hard: bool = True
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something that happened at `at_s`."""
+
+    at_s: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Track:
+    """A plot from 0 to `top`; `second` is a fainter curve on the same scale. `tone` as in metric_table.py."""
+
+    title: str
+    text: str
+    curve: Series | None
+    top: float
+    hold_s: float = 1.5
+    second: Series | None = None
+    limits: Sequence[Limit] = ()
+    marks: Sequence[Mark] = ()
+    tone: str = ""
+
+
+@dataclass(frozen=True)
+class TracksFigure:
+    tracks: Sequence[Track] = ()
+    x_range: tuple[float, float] = (0.0, 60.0)
+    is_old: bool = False
+
+
+class DeviceTracks(QWidget):
+    """The plots of one device."""
+
+    def __init__(self, theme: ThemeColors, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._theme = theme
+        self._colors = ChartColors.of(theme)
+        self._figure = TracksFigure()
+        self.setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent)
+        self.setAccessibleName("Readings of one device over time")
+        theme.changed.connect(self._retheme)
+
+    @property
+    def figure(self) -> TracksFigure:
+        return self._figure
+
+    def set_figure(self, figure: TracksFigure) -> None:
+        self._figure = figure
+        self.setAccessibleDescription("; ".join(f"{track.title}: {track.text}" for track in figure.tracks))
+        self.update()
+
+    def _retheme(self) -> None:
+        self._colors = ChartColors.of(self._theme)
+        self.update()
+
+    @property
+    def _num_rows(self) -> int:
+        return max(1, -(-len(self._figure.tracks) // _COLUMNS))
+
+    def sizeHint(self) -> QSize:
+        return QSize(600, 240)
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(300, int(self._num_rows * (_LEAST_PLOT + _HEAD)) + AXIS_HEIGHT)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.fillRect(self.rect(), self._colors.card)
+        width = (self.width() - _GAP * (_COLUMNS - 1)) / _COLUMNS
+        height = (self.height() - AXIS_HEIGHT) / self._num_rows
+        for index, track in enumerate(self._figure.tracks):
+            column, row = index // self._num_rows, index % self._num_rows
+            box = QRectF(column * (width + _GAP), row * height, width, height)
+            self._paint_track(painter, track, box)
+        for column in range(_COLUMNS):
+            self._paint_axis(
+                painter, QRectF(column * (width + _GAP), self.height() - AXIS_HEIGHT, width, AXIS_HEIGHT)
+            )
+        painter.end()
+
+    def _paint_track(self, painter: QPainter, track: Track, box: QRectF) -> None:
+        colors, old = self._colors, self._figure.is_old
+        head = QRectF(box.left(), box.top(), box.width(), _HEAD)
+        painter.setFont(chart_font(11))
+        painter.setPen(colors.muted)
+        painter.drawText(head, _LEFT, track.title)
+        tones = {"hot": colors.lead_text, "muted": colors.muted, "error": colors.trouble}
+        painter.setPen(colors.muted if old else tones.get(track.tone, colors.foreground))
+        painter.setFont(chart_font(11, bold=track.tone != "muted", mono=True))
+        painter.drawText(head, _RIGHT, track.text)
+        plot = QRectF(box.left(), box.top() + _HEAD, box.width(), box.height() - _HEAD - 5)
+        self._paint_curve(painter, track, plot)
+        self._paint_limits(painter, track, plot)
+
+    def _paint_curve(self, painter: QPainter, track: Track, plot: QRectF) -> None:
+        colors, ratio = self._colors, self.devicePixelRatioF()
+        width, height = round(plot.width() * ratio), round(plot.height() * ratio)
+        if width < 2 or height < 2:
+            return
+        line, fill = (
+            (colors.lead, colors.lead_fill) if track.tone == "hot" else (colors.rest, colors.rest_fill)
+        )
+        top = max(track.top, 1e-9)
+        x0, x1 = self._figure.x_range
+        levels, second = (
+            held(series, x0, x1, track.hold_s, width)[None, :] / top for series in (track.curve, track.second)
+        )
+        line = colors.muted if self._figure.is_old else line
+        image = area_image(levels, height, [line], [fill], colors.track, second, colors.axis)
+        painter.drawImage(plot, image)
+
+    def _paint_limits(self, painter: QPainter, track: Track, plot: QRectF) -> None:
+        for limit in track.limits:
+            if 0 < limit.value <= track.top:
+                pen = QPen(
+                    self._colors.capacity if limit.is_hard else self._colors.muted,
+                    1,
+                    Qt.PenStyle.CustomDashLine,
+                )
+                pen.setDashPattern([4, 3])
+                painter.setPen(pen)
+                y = plot.bottom() - plot.height() * limit.value / track.top
+                painter.drawLine(QPointF(plot.left(), y), QPointF(plot.right(), y))
+        x0, x1 = self._figure.x_range
+        painter.setFont(chart_font(10))
+        painter.setPen(QPen(self._colors.lead_text, 1))
+        taken = plot.left()
+        for mark in track.marks:
+            if x0 <= mark.at_s <= x1:
+                x = plot.left() + plot.width() * (mark.at_s - x0) / (x1 - x0)
+                painter.drawLine(QPointF(x, plot.top()), QPointF(x, plot.bottom()))
+                width = painter.fontMetrics().horizontalAdvance(mark.text)
+                left = x + 3 if x + 3 + width <= plot.right() else x - 3 - width
+                if left >= taken:
+                    painter.drawText(QRectF(left, plot.top(), width + 2, 13), _LEFT, mark.text)
+                    taken = left + width + 6
+
+    def _paint_axis(self, painter: QPainter, box: QRectF) -> None:
+        x0, x1 = self._figure.x_range
+        painter.setFont(chart_font(10))
+        painter.setPen(self._colors.axis)
+        painter.drawText(box, _LEFT, f"-{span_words(x1 - x0)}")
+        painter.drawText(box, Qt.AlignmentFlag.AlignCenter, f"-{span_words((x1 - x0) / 2)}")
+        painter.drawText(box, _RIGHT, "now")
+
+
+def span_words(seconds: float) -> str:
+    """'60 s', '10 min', '1 h', '2.5 h'."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 3600:
+        return f"{seconds / 60:.3g} min"
+    return f"{seconds / 3600:.2g} h"

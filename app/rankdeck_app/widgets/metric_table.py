@@ -1,0 +1,342 @@
+"""Every metric of every device at a glance: a row per device, a column per metric, each cell its number now
+beside what it was over the last while.
+
+A cell says why it has no number (n/a, error, old), and never a 0 for it. Amber is trouble. Rows are chosen by
+click or arrow keys; `activated` is a double click or Enter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from PySide6.QtCore import QEvent, QRectF, QSize, Qt, Signal
+from PySide6.QtGui import (
+    QColor,
+    QFontMetricsF,
+    QHelpEvent,
+    QKeyEvent,
+    QMouseEvent,
+    QPainter,
+    QPaintEvent,
+    QPen,
+)
+from PySide6.QtWidgets import QToolTip, QWidget
+
+from rankdeck_app.state.series import Series
+from rankdeck_app.widgets.chart_colors import ChartColors, ThemeColors, chart_font
+from rankdeck_app.widgets.tracks import area_image, held
+
+HEADER_HEIGHT = 18
+LEAST_ROW, MOST_ROW = 15.0, 30.0
+_GAP = 10.0
+_LEAST_CURVE = 26.0
+_LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
+_RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
+
+
+@dataclass(frozen=True)
+class Column:
+    """`widest` is a text as wide as any number of the column. `weight` shares the room for curves; without
+    one the column has none. Columns of low `keep` go first where there is no room.
+    """
+
+    title: str
+    widest: str
+    weight: int = 0
+    keep: int = 9
+    is_text: bool = False
+    meaning: str = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """`tone`: "" | muted | hot | error. `curve` is drawn from 0 to `top`, each value for `hold_s` at most."""
+
+    text: str
+    tone: str = ""
+    curve: Series | None = None
+    top: float = 1.0
+    hold_s: float = 1.5
+    tooltip: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A device. `is_part`: of the one above it (a MIG instance). One that `is_lost` shows its note only."""
+
+    uuid: str
+    label: str
+    cells: Sequence[Cell]
+    note: str = ""
+    is_part: bool = False
+    is_lost: bool = False
+    is_lead: bool = False
+
+
+@dataclass(frozen=True)
+class TableFigure:
+    """All rows, and the window that curves are drawn of, in seconds."""
+
+    rows: Sequence[Row] = ()
+    x_range: tuple[float, float] = (0.0, 60.0)
+    columns: Sequence[Column] = field(default_factory=tuple)
+
+
+class MetricTable(QWidget):
+    """`chosen` carries the UUID of a row, "" for none; `activated` that of a row that is to be opened."""
+
+    chosen = Signal(str)
+    activated = Signal(str)
+
+    def __init__(self, theme: ThemeColors, columns: Sequence[Column], parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._theme = theme
+        self._colors = ChartColors.of(theme)
+        self._columns = tuple(columns)
+        self._figure = TableFigure()
+        self._selected = ""
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent)
+        self.setAccessibleName("Every metric of every device")
+        theme.changed.connect(self._retheme)
+
+    @property
+    def figure(self) -> TableFigure:
+        return self._figure
+
+    @property
+    def selected(self) -> str:
+        return self._selected
+
+    def set_figure(self, figure: TableFigure) -> None:
+        if len(figure.rows) != len(self._figure.rows):
+            self.updateGeometry()
+        self._figure = figure
+        self.setAccessibleDescription(self._description())
+        self.update()
+
+    def select(self, uuid: str) -> None:
+        if uuid != self._selected:
+            self._selected = uuid
+            self.chosen.emit(uuid)
+            self.update()
+
+    def _description(self) -> str:
+        return "; ".join(
+            f"{row.label}: " + ", ".join(f"{column.title} {cell.text}" for column, cell in self._pairs(row))
+            for row in self._figure.rows
+        )
+
+    def _pairs(self, row: Row) -> list[tuple[Column, Cell]]:
+        return list(zip(self._columns, row.cells, strict=True))
+
+    def _retheme(self) -> None:
+        self._colors = ChartColors.of(self._theme)
+        self.update()
+
+    def sizeHint(self) -> QSize:
+        return QSize(600, int(HEADER_HEIGHT + 24 * len(self._figure.rows)))
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(300, int(HEADER_HEIGHT + LEAST_ROW * max(1, len(self._figure.rows))))
+
+    # Where things stand
+
+    @property
+    def row_height(self) -> float:
+        room = (self.height() - HEADER_HEIGHT) / max(1, len(self._figure.rows))
+        return max(LEAST_ROW, min(MOST_ROW, room))
+
+    def row_at(self, y: float) -> int | None:
+        index = int((y - HEADER_HEIGHT) // self.row_height)
+        return index if y >= HEADER_HEIGHT and index < len(self._figure.rows) else None
+
+    def _text_px(self) -> int:
+        return 12 if self.row_height >= 20 else 11 if self.row_height >= 17 else 10
+
+    def places(self) -> list[tuple[int, QRectF, QRectF]]:
+        """(column, curve, number) of the columns that have room, as boxes of the header's row."""
+        px = self._text_px()
+        mono, plain = QFontMetricsF(chart_font(px, mono=True)), QFontMetricsF(chart_font(px))
+        names = QFontMetricsF(chart_font(px, bold=True))
+        labels = [names.horizontalAdvance(row.label) + 14 * row.is_part for row in self._figure.rows]
+        left = max([60.0, *labels]) + 14
+        title = QFontMetricsF(chart_font(10))
+        widths = [
+            max(
+                (plain if column.is_text else mono).horizontalAdvance(column.widest) + 2,
+                title.horizontalAdvance(column.title) + 2 if not column.weight else 0,
+            )
+            for column in self._columns
+        ]
+        shown = list(range(len(self._columns)))
+        while len(shown) > 1:
+            curves = sum(_LEAST_CURVE + 6 for index in shown if self._columns[index].weight)
+            if left + sum(widths[index] + _GAP for index in shown) + curves <= self.width():
+                break
+            shown.remove(min(shown, key=lambda index: (self._columns[index].keep, -index)))
+        room = self.width() - left - sum(widths[index] + _GAP for index in shown)
+        weights = sum(self._columns[index].weight for index in shown) or 1
+        texts = [index for index in shown if self._columns[index].is_text]
+        found = []
+        for index in shown:
+            column = self._columns[index]
+            share = max(0.0, room * column.weight / weights - 6) if column.weight else 0.0
+            if not column.weight and texts and not any(self._columns[i].weight for i in shown):
+                share = room / len(texts)
+            curve = QRectF(left, 0, share, HEADER_HEIGHT)
+            number_left = left + share + (6 if share else 0)
+            found.append((index, curve, QRectF(number_left, 0, widths[index], HEADER_HEIGHT)))
+            left = number_left + widths[index] + _GAP
+        return found
+
+    # Painting
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.fillRect(self.rect(), self._colors.card)
+        places = self.places()
+        self._paint_header(painter, places)
+        for index, row in enumerate(self._figure.rows):
+            top = HEADER_HEIGHT + index * self.row_height
+            self._paint_row(painter, places, row, QRectF(0, top, self.width(), self.row_height))
+        if self._figure.rows:
+            for index, curve, _ in places:
+                self._paint_curves(painter, index, curve)
+        painter.end()
+
+    def _paint_header(self, painter: QPainter, places: Sequence[tuple[int, QRectF, QRectF]]) -> None:
+        painter.setFont(chart_font(10))
+        painter.setPen(self._colors.axis)
+        for index, curve, number in places:
+            column = self._columns[index]
+            box = curve.united(number) if curve.width() else number
+            align = _LEFT if curve.width() or column.is_text else _RIGHT
+            painter.drawText(
+                box.adjusted(0, 0, 30, -2) if align == _LEFT else box.adjusted(0, 0, 0, -2),
+                align,
+                column.title,
+            )
+
+    def _paint_row(
+        self, painter: QPainter, places: Sequence[tuple[int, QRectF, QRectF]], row: Row, box: QRectF
+    ) -> None:
+        colors, px = self._colors, self._text_px()
+        is_selected = row.uuid == self._selected
+        if is_selected:
+            painter.fillRect(box, colors.track)
+            painter.fillRect(QRectF(0, box.top(), 2, box.height()), colors.rest)
+        if is_selected and self.hasFocus():
+            painter.setPen(QPen(self._theme.color("focusBorder"), 1))
+            painter.setBrush(Qt.BrushStyle.NoBrush)
+            painter.drawRect(box.adjusted(0.5, 0.5, -0.5, -0.5))
+        painter.setFont(chart_font(px, bold=not row.is_part))
+        painter.setPen(
+            colors.muted if row.is_lost else colors.lead_text if row.is_lead else colors.foreground
+        )
+        painter.drawText(box.adjusted(20 if row.is_part else 6, 0, 0, 0), _LEFT, row.label)
+        if row.is_lost:
+            painter.setFont(chart_font(px))
+            painter.setPen(colors.trouble)
+            painter.drawText(
+                QRectF(places[0][1].left(), box.top(), box.width(), box.height()), _LEFT, row.note
+            )
+            return
+        for index, _, number in places:
+            cell = row.cells[index]
+            column = self._columns[index]
+            painter.setFont(chart_font(px, mono=not column.is_text))
+            painter.setPen(self._tone(cell.tone))
+            where = QRectF(number.left(), box.top(), number.width(), box.height())
+            text = cell.text
+            if column.is_text:
+                where.setRight(
+                    max(where.right(), self.width() - 4) if index == places[-1][0] else where.right()
+                )
+                text = painter.fontMetrics().elidedText(text, Qt.TextElideMode.ElideRight, int(where.width()))
+            painter.drawText(where, _LEFT if column.is_text else _RIGHT, text)
+
+    def _paint_curves(self, painter: QPainter, index: int, curve: QRectF) -> None:
+        """All curves of a column."""
+        ratio = self.devicePixelRatioF()
+        box_height = self.row_height - 4
+        width, height = round(curve.width() * ratio), round(box_height * ratio)
+        if width < 2 or height < 2:
+            return
+        x0, x1 = self._figure.x_range
+        colors = self._colors
+        cells = [row.cells[index] for row in self._figure.rows]
+        levels = np.stack([held(cell.curve, x0, x1, cell.hold_s, width) / cell.top for cell in cells])
+        hot = [cell.tone == "hot" for cell in cells]
+        image = area_image(
+            levels,
+            height,
+            [colors.lead if is_hot else colors.rest for is_hot in hot],
+            [colors.lead_fill if is_hot else colors.rest_fill for is_hot in hot],
+            colors.track,
+        )
+        for place, row in enumerate(self._figure.rows):
+            if not row.is_lost:
+                top = HEADER_HEIGHT + place * self.row_height + 2
+                box = QRectF(curve.left(), top, curve.width(), box_height)
+                painter.drawImage(box, image, QRectF(0, place * height, width, height))
+
+    def _tone(self, tone: str) -> QColor:
+        colors = self._colors
+        return {"muted": colors.muted, "hot": colors.lead_text, "error": colors.trouble}.get(
+            tone, colors.foreground
+        )
+
+    # Choosing
+
+    def mousePressEvent(self, event: QMouseEvent) -> None:
+        index = self.row_at(event.position().y())
+        uuid = "" if index is None else self._figure.rows[index].uuid
+        self.select("" if uuid == self._selected else uuid)
+
+    def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
+        index = self.row_at(event.position().y())
+        if index is not None:
+            self.select(self._figure.rows[index].uuid)
+            self.activated.emit(self._selected)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        uuids = [row.uuid for row in self._figure.rows]
+        at = uuids.index(self._selected) if self._selected in uuids else None
+        key = event.key()
+        if key in (Qt.Key.Key_Up, Qt.Key.Key_Down) and uuids:
+            step = 1 if key == Qt.Key.Key_Down else -1
+            start = -1 if step > 0 else len(uuids)
+            self.select(uuids[max(0, min(len(uuids) - 1, (start if at is None else at) + step))])
+        elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and at is not None:
+            self.activated.emit(self._selected)
+        elif key == Qt.Key.Key_Escape and at is not None:
+            self.select("")
+        else:
+            super().keyPressEvent(event)
+
+    def focusInEvent(self, event: QEvent) -> None:
+        self.update()
+
+    def focusOutEvent(self, event: QEvent) -> None:
+        self.update()
+
+    def tooltip_at(self, x: float, y: float) -> str:
+        """What a cell means and how old it is; of the header, what the column is."""
+        for index, curve, number in self.places():
+            if curve.left() <= x <= number.right():
+                row = self.row_at(y)
+                column = self._columns[index]
+                if row is None:
+                    return f"{column.title}: {column.meaning}" if column.meaning else column.title
+                return self._figure.rows[row].cells[index].tooltip or column.meaning
+        row = self.row_at(y)
+        return "" if row is None else self._figure.rows[row].note
+
+    def event(self, event: QEvent) -> bool:
+        if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
+            QToolTip.showText(event.globalPos(), self.tooltip_at(event.pos().x(), event.pos().y()), self)
+            return True
+        return super().event(event)

@@ -1,0 +1,159 @@
+"""The table of GPUs: printed once, or redrawn in place a few times a second.
+
+A dash is what is not known. What a device cannot tell, what failed and what is old are words, so that none of
+them looks like a number.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from rankdeck.cli import say
+from rankdeck.errors import Problem
+from rankdeck.telemetry.board import Board
+from rankdeck.telemetry.listing import Gpu, GpuProcess, gpu_of
+from rankdeck.telemetry.readings import AnyLine, Notice
+from rankdeck.units import format_bytes
+
+_UNKNOWN = "-"
+_WORDS = {"unsupported": _UNKNOWN, "error": "error", "stale": "stale"}
+_BAR_CELLS = 12
+PLAIN_S = 1.0
+_NUM_NOTICES = 4
+
+
+def devices_table(gpus: Sequence[Gpu]) -> Table:
+    """One row per GPU, MIG instances below theirs."""
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    table.add_column("gpu", justify="right", no_wrap=True)
+    table.add_column("name", overflow="ellipsis", no_wrap=True)
+    table.add_column("")
+    for heading in ("used", "total", "busy", "temp", "power"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("on it")
+    table.add_column("uuid", overflow="ellipsis", no_wrap=True)
+    for gpu in gpus:
+        table.add_row(*_cells(gpu), style="dim" if gpu.state == "lost" else "")
+    return table
+
+
+def _cells(gpu: Gpu) -> list[Text | str]:
+    place = f"{gpu.index}" if gpu.parent is None else "MIG"
+    if gpu.state == "lost":
+        since = "" if gpu.lost_at is None else time.strftime(" since %H:%M:%S", time.localtime(gpu.lost_at))
+        lost = Text(f"lost{since}", style="bold red")
+        return [place, gpu.name, lost, *[_UNKNOWN] * 6, gpu.uuid]
+    total = "the host's" if gpu.unified else _size(gpu.total_bytes)
+    return [
+        place,
+        gpu.name,
+        _bar(gpu),
+        _value(gpu, "used_bytes", _size(gpu.used_bytes)),
+        total,
+        _value(gpu, "utilisation", "" if gpu.utilisation is None else f"{gpu.utilisation * 100:.0f} %"),
+        _value(gpu, "temperature_c", "" if gpu.temperature_c is None else f"{gpu.temperature_c:.0f} C"),
+        _value(gpu, "power_w", "" if gpu.power_w is None else f"{gpu.power_w:.0f} W"),
+        _holders(gpu),
+        gpu.uuid,
+    ]
+
+
+def _value(gpu: Gpu, metric: str, words: str) -> Text | str:
+    state = gpu.states.get(metric)
+    return words if state is None else Text(_WORDS.get(state, state), style="dim")
+
+
+def _bar(gpu: Gpu) -> Text:
+    if not gpu.total_bytes or gpu.used_bytes is None:
+        return Text("")
+    filled = round(min(1.0, gpu.used_bytes / gpu.total_bytes) * _BAR_CELLS)
+    return Text("━" * filled, style="blue").append("─" * (_BAR_CELLS - filled), style="bright_black")
+
+
+def _holders(gpu: Gpu) -> str:
+    """'run gpt-ddp: python 3.0 GiB; other, outside this namespace: 2.0 GiB'."""
+    if "processes" in gpu.states:
+        return _WORDS.get(gpu.states["processes"], _UNKNOWN)
+    own = [process for process in gpu.processes if not process.foreign]
+    words = [f"{process.name or process.pid} {_size(process.used_bytes)}" for process in own]
+    foreign = [process for process in gpu.processes if process.foreign]
+    if foreign:
+        words.append(f"other, outside this namespace: {_total(foreign)}")
+    if gpu.run is not None:
+        words.insert(0, f"run {gpu.run.rstrip('/').rpartition('/')[2]}")
+    if gpu.hidden_bytes is not None:
+        words.append(f"not told by whom: {format_bytes(gpu.hidden_bytes)}")
+    return ", ".join(words) or ("free" if not gpu.mig else "split")
+
+
+def _total(processes: Sequence[GpuProcess]) -> str:
+    """The bytes of all; at least so many where some are not told."""
+    known = [process.used_bytes for process in processes if process.used_bytes is not None]
+    if not known:
+        return _UNKNOWN
+    return format_bytes(sum(known)) + (" or more" if len(known) < len(processes) else "")
+
+
+def _size(num_bytes: int | None) -> str:
+    return _UNKNOWN if num_bytes is None else format_bytes(num_bytes)
+
+
+def tell_notice(notice: Notice) -> None:
+    """On stderr, as problems are."""
+    severity = "error" if notice.severity == "error" else "warning"
+    if notice.severity != "info":
+        say.problem(Problem(notice.code, notice.message, advice=notice.advice, severity=severity))
+
+
+class LiveDevices:
+    """The table while it lives: in place on a terminal, once a second as lines where stdout is a file."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._console = say.out()
+        self._is_terminal = sys.stdout.isatty()
+        self._printed_s = 0.0
+        self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False)
+
+    def __enter__(self) -> LiveDevices:
+        if self._is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._is_terminal:
+            self._live.stop()
+
+    def tell(self, line: AnyLine) -> None:
+        if isinstance(line, Notice) and not self._is_terminal and self._board.told is not None:
+            tell_notice(line)
+
+    def draw(self, now_s: float) -> None:
+        told = self._board.told
+        if told is None or not self._board.is_read:
+            return
+        gpus = [gpu_of(device, self._board, now_s) for device in self._board.devices]
+        if not self._is_terminal:
+            if now_s - self._printed_s >= PLAIN_S:
+                self._console.print(devices_table(gpus))
+                self._printed_s = now_s
+            return
+        words = Text(time.strftime("%H:%M:%S"), style="bold")
+        words.append(f"  driver {told.driver or _UNKNOWN}", style="dim not bold")
+        if told.simulated:
+            words.append("  simulated devices", style="yellow")
+        notices = [
+            Text(f"{time.strftime('%H:%M:%S', time.localtime(notice.t))} {notice.message}", style="yellow")
+            for notice in self._board.notices[-_NUM_NOTICES:]
+        ]
+        self._live.update(Group(words, devices_table(gpus), *notices), refresh=True)

@@ -1,0 +1,87 @@
+"""The virtual devices of a rehearsal: how busy the process of each rank is.
+
+What a virtual device holds is told by the ledger of its rank, in the rank's own events; nobody outside the
+process could know it. A rank that drives several devices tells how busy each one's thread is, too, and then
+there is no sampler.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+
+import psutil
+
+from rankdeck.telemetry.provider import DeviceLostError
+from rankdeck.telemetry.readings import METRICS, Device, DeviceProcesses, Devices, Notice, ProcessUse, Reading
+
+
+def virtual_uuid(index: int) -> str:
+    return f"virtual-{index}"
+
+
+class HostProvider:
+    """`pids`: the ranks in order; rank i is virtual device i.
+
+    Busy is CPU time over wall time, per thread that the rank may use, since the reading before.
+    """
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._pids = {virtual_uuid(index): pid for index, pid in enumerate(pids)}
+        self._ranks: dict[str, psutil.Process] = {}
+        self._before: dict[str, tuple[float, float]] = {}
+        self._threads = max(1, int(os.environ.get("OMP_NUM_THREADS") or 1))
+
+    def probe(self) -> Devices:
+        devices = []
+        for index, (uuid, pid) in enumerate(self._pids.items()):
+            devices.append(Device(uuid=uuid, index=index, name=f"Virtual {index}", vendor="host"))
+            try:
+                self._ranks[uuid] = psutil.Process(pid)
+            except psutil.Error:
+                devices[-1].lost_at = time.time()
+            devices[-1].capabilities = list(self.capabilities(uuid))
+        return Devices(t=time.time(), devices=devices, provider="host")
+
+    def capabilities(self, uuid: str) -> Sequence[str]:
+        return ("utilisation",)
+
+    def read(self, uuid: str, metrics: tuple[str, ...]) -> dict[str, Reading]:
+        """Raises: DeviceLostError when the rank has ended."""
+        found = {name: Reading(state="unsupported", unit=METRICS[name].unit) for name in metrics}
+        if "utilisation" in found:
+            busy = self._busy(uuid)
+            found.pop("utilisation")
+            if busy is not None:
+                found["utilisation"] = Reading(busy, unit="ratio")
+        return found
+
+    def _busy(self, uuid: str) -> float | None:
+        """None in the first reading: there is no time yet to be busy in."""
+        try:
+            times = self._ranks[uuid].cpu_times()
+        except (KeyError, psutil.Error):
+            raise DeviceLostError("its rank has ended") from None
+        now_s, cpu_s = time.monotonic(), times.user + times.system
+        before = self._before.get(uuid)
+        self._before[uuid] = now_s, cpu_s
+        if before is None or now_s <= before[0]:
+            return None
+        return min(1.0, max(0.0, (cpu_s - before[1]) / (now_s - before[0]) / self._threads))
+
+    def processes(self, uuid: str) -> DeviceProcesses:
+        return DeviceProcesses(uuid, [ProcessUse(self._pids[uuid])])
+
+    def wait_for_event(self, timeout_s: float) -> Notice | None:
+        time.sleep(timeout_s)
+        return None
+
+    def notices(self) -> list[Notice]:
+        return []
+
+    def signature(self) -> object:
+        return len(self._pids)
+
+    def close(self) -> None:
+        pass

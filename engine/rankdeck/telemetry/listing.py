@@ -1,0 +1,181 @@
+"""The GPUs of this machine, listed once: for `rankdeck devices` and for the choice of a run's devices.
+
+A sampler of its own asks the driver and ends, so that a library that crashes or hangs costs this process
+nothing but the readings. Every reading that there is not is None; `states` says why.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import msgspec
+
+from rankdeck.errors import MachineError
+from rankdeck.telemetry.board import Board
+from rankdeck.telemetry.readings import METRICS, Device, Notice
+from rankdeck.telemetry.sampler_process import SamplerProcess
+
+HIDDEN_BYTES = 2**30
+"""Memory in use that no process accounts for: up to this much is the driver's and the display's."""
+PATIENCE_S = 20.0
+"""How long a driver may take to answer everything once."""
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    """A process that holds memory of a GPU.
+
+    `kind`: compute | graphics. `name` is None for a process outside this namespace, `used_bytes` where the
+    driver does not tell.
+    """
+
+    pid: int
+    name: str | None
+    used_bytes: int | None
+    kind: str = "compute"
+    foreign: bool = False
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU, or MIG instance of one, at one moment. Ratios are 0..1; None is what is not known.
+
+    `state`: ok | lost. `states`: why a metric is None (unsupported | error | stale). `mig`: it is split, so
+    that only its instances, which name it as `parent`, can be used. `run`: the run that holds it.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    total_bytes: int | None = None
+    used_bytes: int | None = None
+    utilisation: float | None = None
+    temperature_c: float | None = None
+    power_w: float | None = None
+    processes: list[GpuProcess] = field(default_factory=list)
+    memory_utilisation: float | None = None
+    energy_j: float | None = None
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    throttle: int | None = None
+    fan: float | None = None
+    ecc_errors: int | None = None
+    power_limit_w: float | None = None
+    driver_bytes: int | None = None
+    parent: str | None = None
+    mig: bool = False
+    unified: bool = False
+    simulated: bool = False
+    state: str = "ok"
+    lost_at: float | None = None
+    states: dict[str, str] = field(default_factory=dict)
+    run: str | None = None
+    age_s: float | None = 0.0
+
+    @property
+    def hidden_bytes(self) -> int | None:
+        """What is in use by nobody that the driver names (processes of other containers), None where nothing
+        much is, or where a process does not tell its bytes."""
+        if self.used_bytes is None or any(process.used_bytes is None for process in self.processes):
+            return None
+        rest = self.used_bytes - sum(process.used_bytes or 0 for process in self.processes)
+        return rest if rest > HIDDEN_BYTES else None
+
+    def as_json(self) -> dict[str, Any]:
+        """The row of `rankdeck devices --json`."""
+        return asdict(self) | {"kind": "gpu"}
+
+
+@dataclass(frozen=True)
+class Listing:
+    """`notices` are what happened while the driver was asked: a lost GPU, a crash, a slow call."""
+
+    gpus: list[Gpu]
+    notices: list[Notice]
+    driver: str | None = None
+    simulated: bool = False
+
+
+def list_gpus() -> list[Gpu]:
+    """Every GPU of the machine, in nvidia-smi's order; empty when the driver knows none.
+
+    Raises:
+        MachineError: there is no driver, or it does not answer.
+    """
+    return ask_once().gpus
+
+
+def ask_once(patience_s: float = PATIENCE_S) -> Listing:
+    """All GPUs with all readings. A device that crashes the library is lost; the others are asked again.
+
+    Raises:
+        MachineError: there is no driver, or it does not answer at all.
+    """
+    board = Board()
+    sampler = SamplerProcess(["--once"], piped=True)
+    end_s = time.monotonic() + patience_s
+    try:
+        while sampler.exit_code is None and time.monotonic() < end_s:
+            for _, line in sampler.wait_for_lines(min(0.5, patience_s)):
+                if line is not None:
+                    board.feed(line, time.monotonic())
+            for notice in sampler.look():
+                board.feed(notice, time.monotonic())
+    finally:
+        sampler.stop(grace_s=0.1)
+    if board.told is None:
+        raise _no_answer(board.notices, patience_s)
+    now_s = time.monotonic()
+    gpus = [gpu_of(device, board, now_s, keeps=True) for device in board.devices]
+    return Listing(gpus, board.notices, board.told.driver, board.told.simulated)
+
+
+def _no_answer(notices: list[Notice], patience_s: float) -> MachineError:
+    for notice in notices:
+        if notice.code in ("no-driver", "driver", "restarted"):
+            code = "driver" if notice.code == "restarted" else notice.code
+            return MachineError(notice.message, code=code, advice=notice.advice)
+    return MachineError(
+        f"NVIDIA's driver has not answered for {patience_s:.0f} s.", code="driver", advice="Try nvidia-smi."
+    )
+
+
+def gpu_of(device: Device, board: Board, now_s: float, *, keeps: bool = False) -> Gpu:
+    """A device as the board knows it. `keeps`: what was read during one slow listing is not called stale."""
+    readings = {name: board.reading(device.uuid, name, now_s) for name in METRICS}
+    if keeps and device.lost_at is None:
+        readings = {
+            name: msgspec.structs.replace(reading, state="value") if reading.state == "stale" else reading
+            for name, reading in readings.items()
+        }
+    values = {name: r.value if r.state == "value" else None for name, r in readings.items()}
+    ages = [reading.age_s for reading in readings.values() if reading.value is not None]
+    on_it = board.processes(device.uuid)
+    states: dict[str, str] = {name: r.state for name, r in readings.items() if r.state != "value"}
+    if on_it.processes is None:
+        states["processes"] = on_it.state
+    fields: dict[str, Any] = dict(values)
+    return Gpu(
+        index=device.index,
+        uuid=device.uuid,
+        name=device.name,
+        total_bytes=device.total_bytes,
+        processes=[
+            GpuProcess(item.pid, item.name, item.used_bytes, item.type, item.foreign)
+            for item in on_it.processes or []
+        ],
+        power_limit_w=device.power_limit_w,
+        driver_bytes=device.driver_bytes,
+        parent=device.parent,
+        mig=device.mig,
+        unified=device.unified,
+        simulated=device.simulated,
+        state="ok" if device.lost_at is None else "lost",
+        lost_at=device.lost_at,
+        states=states,
+        run=on_it.run,
+        age_s=max(ages, default=None),
+        **fields,
+    )

@@ -1,0 +1,52 @@
+"""What every source of readings can do: say which devices there are, and read them.
+
+NVML (nvml.py) is one, the ranks of a rehearsal (host.py) another; a source for other vendors' GPUs is one
+more class of this shape. Everything is keyed by UUID. The sampler (sampler.py) asks; nobody else holds one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from rankdeck.telemetry.readings import DeviceProcesses, Devices, Notice, Reading
+
+
+class DeviceLostError(Exception):
+    """The device does not answer any more. The message is the driver's."""
+
+
+class Provider(Protocol):
+    """A source of readings. It may crash or hang its process: that is why it has one of its own."""
+
+    def probe(self) -> Devices:
+        """Every device that there is, MIG instances after their GPU; static facts are read here, once.
+
+        Raises: MachineError where there is no driver, or none that answers.
+        """
+
+    def capabilities(self, uuid: str) -> Sequence[str]:
+        """The metrics that the device may tell, as far as is known without asking for each."""
+
+    def read(self, uuid: str, metrics: tuple[str, ...]) -> dict[str, Reading]:
+        """These metrics now. One that may not be asked now is left out.
+
+        Raises: DeviceLostError.
+        """
+
+    def processes(self, uuid: str) -> DeviceProcesses:
+        """Who holds memory of the device.
+
+        Raises: DeviceLostError.
+        """
+
+    def wait_for_event(self, timeout_s: float) -> Notice | None:
+        """The next thing that the driver reports by itself, or None after the time; called from a thread."""
+
+    def notices(self) -> list[Notice]:
+        """What it noticed by itself while it was asked, each once."""
+
+    def signature(self) -> object:
+        """Something that differs once there are other devices than at the last probe."""
+
+    def close(self) -> None: ...

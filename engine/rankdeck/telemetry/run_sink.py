@@ -1,0 +1,143 @@
+"""From the sampler's lines to events of a run: events/sampler.<attempt>.jsonl, by the run's own devices.
+
+Utilisation is written as often as it is read; memory that has not changed is written once a second. What a
+device cannot tell is named in `missing`, whenever that changes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from rankdeck import events
+from rankdeck.errors import Problem
+from rankdeck.rundir import RunDir
+from rankdeck.telemetry.host import virtual_uuid
+from rankdeck.telemetry.readings import (
+    METRICS,
+    DeviceProcesses,
+    DeviceReadings,
+    Devices,
+    Line,
+    Notice,
+    Processes,
+    Reading,
+    Sample,
+)
+
+REPEAT_S = 1.0
+
+
+class RunSink:
+    """Writes for one attempt, from where a sampler before it has ended; `pids` are the ranks."""
+
+    def __init__(self, run: Path, attempt: int, pids: Sequence[int]) -> None:
+        directory = RunDir(run)
+        devices = msgspec.convert(directory.environment().get("devices", []), list[events.DeviceInfo])
+        self._index = {device.uuid or virtual_uuid(device.index): device.index for device in devices}
+        self._names = {device.index: device.name for device in devices}
+        self.uuids = list(self._index)
+        self.kind = devices[0].kind if devices else "gpu"
+        self._writer = directory.writer("sampler", attempt)
+        self._ranks = {pid: rank for rank, pid in enumerate(pids)}
+        self._told: dict[str, tuple[float | int | None, float]] = {}
+        self._missing: dict[str, dict[str, str]] = {}
+        self._busy_s: dict[str, float] = {}
+        self._interval_s = 0.0
+
+    def __call__(self, line: Line) -> None:
+        match line:
+            case Devices():
+                self._devices(line)
+            case Sample():
+                self._sample(line)
+            case Processes():
+                found = [sample for entry in line.devices if (sample := self._processes(entry)) is not None]
+                if found:
+                    self._writer.write(events.Sample(devices=found, interval_s=self._interval_s))
+            case Notice():
+                self._notice(line)
+
+    def _devices(self, line: Devices) -> None:
+        """A device of the run that is not there, or is left out, is lost."""
+        there = {device.uuid for device in line.devices if device.lost_at is None}
+        for uuid in (uuid for uuid in self.uuids if uuid not in there):
+            words = f"{self._names[self._index[uuid]]} ({uuid}) cannot be read any more."
+            self._notice(Notice(t=line.t, code="lost", uuid=uuid, message=words))
+
+    def _sample(self, line: Sample) -> None:
+        now_s = time.monotonic()
+        rows = [row for entry in line.devices if (row := self._row(entry, now_s)) is not None]
+        if not rows:
+            return
+        for entry in line.devices:
+            if "utilisation" in entry.readings:
+                before_s = self._busy_s.get(entry.uuid, now_s - 1 / METRICS["utilisation"].hz)
+                self._interval_s = round(now_s - before_s, 4)
+                self._busy_s[entry.uuid] = now_s
+        self._writer.write(events.Sample(devices=rows, interval_s=self._interval_s))
+
+    def _row(self, entry: DeviceReadings, now_s: float) -> events.DeviceSample | None:
+        """What is worth a line: anything but memory that was told less than REPEAT_S ago and is the same."""
+        values = {name: r.value for name, r in entry.readings.items() if r.state == "value"}
+        missing = self._news_of_missing(entry)
+        used = values.get("used_bytes")
+        if used is not None:
+            before, at_s = self._told.get(entry.uuid, (None, 0.0))
+            if used == before and now_s - at_s < REPEAT_S:
+                del values["used_bytes"]
+            else:
+                self._told[entry.uuid] = used, now_s
+        if not values and missing is None:
+            return None
+        row = events.DeviceSample(device=self._index[entry.uuid], missing=missing)
+        for name, value in values.items():
+            setattr(row, name, value)
+        return row
+
+    def _news_of_missing(self, entry: DeviceReadings) -> dict[str, str] | None:
+        known = self._missing.get(entry.uuid, {})
+        now = {name: value for name, value in known.items() if name not in entry.readings}
+        now |= {name: _why(reading) for name, reading in entry.readings.items() if reading.state != "value"}
+        if self.kind == "virtual" or now == known:
+            return None
+        self._missing[entry.uuid] = now
+        return now
+
+    def _processes(self, entry: DeviceProcesses) -> events.DeviceSample | None:
+        """Who is on the device, with the ranks known; nothing where that is not known, or a rehearsal."""
+        if entry.processes is None or self.kind == "virtual":
+            return None
+        for process in entry.processes:
+            process.rank = self._rank_of(process.pid)
+        return events.DeviceSample(device=self._index[entry.uuid], processes=entry.processes)
+
+    def _rank_of(self, pid: int) -> int | None:
+        """The rank whose process this is, or one that it started: those share its session."""
+        try:
+            return self._ranks.get(pid, self._ranks.get(os.getsid(pid)))
+        except OSError:
+            return None
+
+    def _notice(self, notice: Notice) -> None:
+        index = self._index.get(notice.uuid or "")
+        if notice.uuid is not None and index is None:
+            return
+        if self.kind == "virtual" and notice.code == "lost":
+            return  # a rank that ends is told by its supervisor
+        self._writer.write(
+            events.DeviceNotice(code=notice.code, message=notice.message, device=index, xid=notice.xid)
+        )
+        if notice.code in ("lost", "xid", "no-driver", "driver"):
+            code = {"lost": "gpu-lost", "xid": "gpu-error"}.get(notice.code, notice.code)
+            # A warning: whether the run fails of it is for the ranks to say.
+            problem = Problem(code, notice.message, advice=notice.advice, severity="warning")
+            self._writer.write(events.ProblemRaised(problem=problem), sync=True)
+
+
+def _why(reading: Reading) -> str:
+    return reading.state if reading.detail is None else f"{reading.state}: {reading.detail}"

@@ -1,0 +1,316 @@
+"""The sampler: a process of its own that reads devices at the rates of METRICS and writes what it reads.
+
+    python -P -m rankdeck.telemetry.sampler [--once]                   lines (readings.py) on stdout
+    python -P -m rankdeck.telemetry.sampler --run DIR --attempt N ...  events in a run's directory
+
+The driver's library may crash, hang, or lose a device: then this process ends, waits or says so, and nobody
+else does. sampler_process.py starts and watches it. Work is spread: device i has its 1 Hz metrics in tick i
+of every ten, so that no call waits for 8 others. Ticks that were missed are not made up for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import NoReturn
+
+from rankdeck.errors import MachineError
+from rankdeck.heartbeat import die_with_parent
+from rankdeck.leases import lease_holder
+from rankdeck.telemetry.crumb import Crumb
+from rankdeck.telemetry.provider import DeviceLostError, Provider
+from rankdeck.telemetry.readings import (
+    METRICS,
+    Device,
+    DeviceProcesses,
+    DeviceReadings,
+    Line,
+    Notice,
+    Processes,
+    Reading,
+    Sample,
+    encode,
+)
+
+TICK_S = 0.1
+TICKS = 10
+"""Ticks after which every metric has had its turn."""
+LOST_TICKS = 50
+"""Ticks between two questions to a lost device."""
+LOOK_TICKS = 50
+"""Ticks between two looks for other devices."""
+EXIT_CHANGED = 75
+"""There are other devices: a new process sees them, NVML's count is that of its init."""
+_OLD_S = 0.005
+_ALL = tuple(METRICS)
+_DUE = [tuple(m.name for m in METRICS.values() if tick % round(TICKS / m.hz) == 0) for tick in range(TICKS)]
+
+Sink = Callable[[Line], None]
+
+
+class Sampler:
+    """Asks `provider` and hands lines to `write`.
+
+    `only`: the devices of a run; else all, and what a run's own sampler reads is read once a second.
+    """
+
+    def __init__(
+        self,
+        provider: Provider,
+        write: Sink,
+        *,
+        crumb: Crumb | None = None,
+        only: Sequence[str] | None = None,
+    ) -> None:
+        self._provider = provider
+        self._write = write
+        self._drop = crumb.drop if crumb is not None else lambda _: None
+        self._only = only
+        self._devices: list[Device] = []
+        self._lost: set[str] = set()
+        self._runs: dict[str, str | None] = {}
+        self._signature: object = None
+        self._events: SimpleQueue[Notice] = SimpleQueue()
+
+    def begin(self) -> None:
+        """Tell which devices there are.
+
+        Raises: MachineError where they cannot be listed.
+        """
+        told = self._provider.probe()
+        if self._only is not None:
+            told.devices = [device for device in told.devices if device.uuid in self._only]
+        self._devices = told.devices
+        self._lost = {device.uuid for device in told.devices if device.lost_at is not None}
+        self._signature = self._provider.signature()
+        self._write(told)
+
+    def listen(self) -> None:
+        """Have a thread wait for what the driver reports by itself."""
+
+        def wait() -> NoReturn:
+            while True:
+                notice = self._provider.wait_for_event(1.0)
+                if notice is not None:
+                    self._events.put(notice)
+
+        threading.Thread(target=wait, name="events", daemon=True).start()
+
+    def run(self, wait: Callable[[float], bool]) -> bool:
+        """Tick until `wait`, which is given seconds, says that it is over; False when there are other devices
+        now, which takes another process."""
+        began_s, tick, is_over = time.monotonic(), 0, False
+        while not is_over:
+            self.tick(tick)
+            if tick % LOOK_TICKS == 0 and self._has_changed():
+                words = "There are other devices than before."
+                self._write(Notice(t=time.time(), code="changed", message=words, severity="info"))
+                return False
+            tick = max(tick, int((time.monotonic() - began_s) / TICK_S)) + 1
+            is_over = wait(max(0.0, began_s + tick * TICK_S - time.monotonic()))
+        self._tell_last_processes()
+        return True
+
+    def _has_changed(self) -> bool:
+        """A run keeps the devices that it has."""
+        return self._only is None and self._provider.signature() != self._signature
+
+    def tick(self, tick: int) -> None:
+        """Read what is due; in tick 0 that is everything."""
+        readings: list[DeviceReadings] = []
+        processes: list[DeviceProcesses] = []
+        read_s: list[float] = []
+        for place, device in enumerate(self._devices):
+            uuid, phase = device.uuid, (tick + place) % TICKS
+            turn = phase == 0 or tick == 0
+            if turn and self._only is None:
+                self._runs[uuid] = lease_holder(uuid)
+            if uuid in self._lost and (not turn or not self._is_back(device, tick)):
+                continue
+            if self._runs.get(uuid) is not None and not turn:
+                continue
+            self._drop(uuid)
+            try:
+                found = self._provider.read(uuid, _ALL if turn else _DUE[phase])
+                if turn:
+                    processes.append(self._processes(uuid))
+            except DeviceLostError as error:
+                self._lose(device, str(error))
+                continue
+            readings.append(DeviceReadings(uuid, found))
+            read_s.append(time.monotonic())
+        self._drop("")
+        self._tell_readings(readings, read_s)
+        self._tell_processes(processes)
+        for notice in self._provider.notices():
+            self._write(notice)
+        self._tell_events()
+
+    def each(self) -> None:
+        """Read everything once, a device at a time: what comes before one that hangs has been told."""
+        for device in self._devices:
+            if device.uuid in self._lost:
+                continue
+            self._drop(device.uuid)
+            try:
+                found = DeviceReadings(device.uuid, self._provider.read(device.uuid, _ALL))
+                self._write(Sample(t=time.time(), devices=[found]))
+                self._runs[device.uuid] = lease_holder(device.uuid)
+                self._tell_processes([self._processes(device.uuid)])
+            except DeviceLostError as error:
+                self._lose(device, str(error))
+        self._drop("")
+
+    def _tell_last_processes(self) -> None:
+        """Who is on the devices at the end."""
+        found = []
+        for device in self._devices:
+            if device.uuid not in self._lost:
+                try:
+                    found.append(self._processes(device.uuid))
+                except DeviceLostError as error:
+                    self._lose(device, str(error))
+        self._tell_processes(found)
+
+    def _processes(self, uuid: str) -> DeviceProcesses:
+        found = self._provider.processes(uuid)
+        found.run = self._runs.get(uuid)
+        return found
+
+    def _tell_readings(self, devices: list[DeviceReadings], read_s: list[float]) -> None:
+        if not devices:
+            return
+        now_s = time.monotonic()
+        for entry, at_s in zip(devices, read_s, strict=True):
+            if now_s - at_s > _OLD_S:
+                for reading in entry.readings.values():
+                    reading.age_s = round(now_s - at_s, 4)
+        self._write(Sample(t=time.time(), devices=devices))
+
+    def _tell_processes(self, devices: list[DeviceProcesses]) -> None:
+        if devices:
+            self._write(Processes(t=time.time(), devices=devices))
+
+    def _tell_events(self) -> None:
+        while True:
+            try:
+                self._write(self._events.get_nowait())
+            except Empty:
+                return
+
+    def _lose(self, device: Device, why: str) -> None:
+        self._lost.add(device.uuid)
+        self._write(
+            Notice(
+                t=time.time(),
+                code="lost",
+                uuid=device.uuid,
+                message=f"GPU {device.index} ({device.name}) is lost: {why}.",
+                advice="What runs on it fails. See the kernel's log (dmesg); the machine may need a restart.",
+                severity="error",
+            )
+        )
+
+    def _is_back(self, device: Device, tick: int) -> bool:
+        """Ask a lost device again, every now and then."""
+        if tick % LOST_TICKS >= TICKS or tick < TICKS:
+            return False
+        self._drop(device.uuid)
+        try:
+            found: dict[str, Reading] = self._provider.read(device.uuid, ("used_bytes",))
+        except DeviceLostError:
+            return False
+        if all(reading.state == "error" for reading in found.values()):
+            return False
+        self._lost.discard(device.uuid)
+        words = f"GPU {device.index} ({device.name}) answers again."
+        self._write(Notice(t=time.time(), code="back", uuid=device.uuid, message=words, severity="info"))
+        return True
+
+
+def _write_line(line: Line) -> None:
+    sys.stdout.buffer.write(encode(line))
+    sys.stdout.buffer.flush()
+
+
+def _driver_notice(error: MachineError) -> Notice:
+    return Notice(
+        t=time.time(), code=error.code, message=error.message, advice=error.advice, severity="error"
+    )
+
+
+def _listen_to_signals() -> Callable[[float], bool]:
+    """What waits some seconds, or until TERM or INT comes; whether one did."""
+    read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(write_end)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    return lambda seconds: bool(select.select([read_end], [], [], seconds)[0])
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="rankdeck.telemetry.sampler")
+    parser.add_argument("--once", action="store_true", help="read everything once and end")
+    parser.add_argument("--crumb", type=int, help="the descriptor of the memory that says what is asked")
+    parser.add_argument("--parent", type=int, help="the process that this one ends with")
+    parser.add_argument("--skip", action="append", default=[], help="a device that is not to be asked")
+    parser.add_argument("--run", type=Path, help="write events into this run's directory")
+    parser.add_argument("--attempt", type=int, default=0)
+    parser.add_argument("--ranks", default="", help="process ids of the ranks, in order")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str]) -> int:
+    """The exit code: 0 asked to stop, 3 no driver that answers, EXIT_CHANGED."""
+    asked = _parse(argv)
+    die_with_parent(asked.parent)
+    wait = _listen_to_signals()
+    crumb = None if asked.crumb is None else Crumb(asked.crumb)
+    write: Sink = _write_line
+    only: list[str] | None = None
+    pids = [int(pid) for pid in asked.ranks.split(",") if pid]
+    kind = "gpu"
+    if asked.run is not None:
+        from rankdeck.telemetry.run_sink import RunSink
+
+        write = sink = RunSink(asked.run, asked.attempt, pids)
+        only, kind = sink.uuids, sink.kind
+    try:
+        if kind == "virtual":
+            from rankdeck.telemetry.host import HostProvider
+
+            provider: Provider = HostProvider(pids)
+        else:
+            from rankdeck.telemetry.nvml import NvmlProvider
+
+            named = os.environ.get("RANKDECK_NVML")
+            mark = crumb.drop if crumb is not None else lambda _: None
+            provider = NvmlProvider(Path(named).absolute() if named else None, asked.skip, mark)
+        sampler = Sampler(provider, write, crumb=crumb, only=only)
+        sampler.begin()
+    except MachineError as error:
+        write(_driver_notice(error))
+        return error.exit_code
+    if asked.once:
+        sampler.each()
+        return 0
+    if kind != "virtual":
+        sampler.listen()
+    return 0 if sampler.run(wait) else EXIT_CHANGED
+
+
+if __name__ == "__main__":
+    try:
+        _code = main(sys.argv[1:])
+    except BrokenPipeError:
+        _code = 0  # nobody reads any more
+    # A thread may be waiting inside the driver: it is not waited for.
+    os._exit(_code)

@@ -1,0 +1,188 @@
+"""Whoever wants readings starts a sampler through this: it is watched, and started again when it ends.
+
+A driver's library that crashes takes the sampler along and nothing else. The next one starts after a pause
+that doubles (1 s to 60 s), and leaves out the device that the last one was asking when it crashed. One whose
+call does not come back is killed. Nothing here waits, apart from `wait_for_lines`, which says how long.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+from rankdeck.telemetry.crumb import Crumb
+from rankdeck.telemetry.readings import AnyLine, Notice, decode
+from rankdeck.telemetry.sampler import EXIT_CHANGED
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+WELL_AFTER_S = 60.0
+"""A sampler that has lived as long is a good one: the next pause is the first again."""
+HANGS_AFTER_S = 30.0
+_NO_DRIVER = 3
+_CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP)
+"""What a library does to its process; any other signal came from outside and tells nothing of a device."""
+_CHUNK_BYTES = 1 << 16
+
+
+class SamplerProcess:
+    """A sampler with these arguments. `environment` is its own; a rank never gets it.
+
+    `piped`: its lines come by `wait_for_lines`. `exit_code` is set once it has ended for good: nothing is
+    started again after the first one found no driver.
+    """
+
+    def __init__(
+        self, arguments: Sequence[str] = (), *, piped: bool, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._arguments = list(arguments)
+        self._piped = piped
+        self._environment = environment
+        self._skip: list[str] = []
+        self._pause_s = FIRST_PAUSE_S
+        self._begins_s = 0.0
+        self._began_s = 0.0
+        self._worked = False
+        self._buffer = b""
+        self._at_end = False
+        self._left: list[subprocess.Popen[bytes]] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        self._crumb = Crumb.new()
+        self.exit_code: int | None = None
+        self._begin()
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def _begin(self) -> None:
+        self._crumb.clear()
+        self._at_end = False
+        command = [sys.executable, "-P", "-m", "rankdeck.telemetry.sampler", *self._arguments]
+        command += ["--crumb", str(self._crumb.handle), "--parent", str(os.getpid())]
+        for device in self._skip:
+            command += ["--skip", device]
+        self._began_s = time.monotonic()
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if self._piped else subprocess.DEVNULL,
+            pass_fds=[self._crumb.handle],
+            env=None if self._environment is None else dict(self._environment),
+        )
+
+    def _begin_again(self) -> None:
+        """A machine that has no room for a process now may have some later."""
+        try:
+            self._begin()
+        except OSError:
+            self._begins_s = time.monotonic() + LONGEST_PAUSE_S
+
+    def look(self) -> list[Notice]:
+        """See whether it lives; start the next one when its time has come. What happened, in words."""
+        self._left = [process for process in self._left if process.poll() is None]
+        if self.exit_code is not None:
+            return []
+        if self._process is None:
+            if time.monotonic() >= self._begins_s:
+                self._begin_again()
+            return []
+        code = self._process.poll()
+        device, age_s = self._crumb.read()
+        self._worked = self._worked or age_s is not None
+        if code is not None:
+            # Its last lines are taken first.
+            return [] if self._piped and not self._at_end else self._ended(code, device)
+        if (time.monotonic() - self._began_s if age_s is None else age_s) > HANGS_AFTER_S:
+            self._process.kill()  # if the kernel does not let go of it, it is left behind
+            return self._ended(-signal.SIGKILL, device, hangs=True)
+        return []
+
+    def _ended(self, code: int, device: str, *, hangs: bool = False) -> list[Notice]:
+        assert self._process is not None
+        if code == 0 or (code == _NO_DRIVER and not self._worked):
+            self.exit_code = code
+            return []
+        lived_s = time.monotonic() - self._began_s
+        self._left.append(self._process)
+        self._close_pipe()
+        self._process = None
+        if code == EXIT_CHANGED:
+            self._begins_s = 0.0
+            self._skip.clear()
+            return []
+        if not hangs and -code not in _CRASHES:
+            device = ""
+        elif device and device not in self._skip:
+            self._skip.append(device)
+        self._pause_s = FIRST_PAUSE_S if lived_s > WELL_AFTER_S else self._pause_s
+        self._begins_s = time.monotonic() + self._pause_s
+        words = _how(code, device, hangs=hangs)
+        message = f"{words} Readings begin again in {self._pause_s:.0f} s."
+        self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
+        advice = "If it comes again, see whether nvidia-smi answers."
+        if device:
+            advice = "That GPU is left out from now on; the machine may need a restart."
+        return [Notice(t=time.time(), code="restarted", message=message, advice=advice)]
+
+    def wait_for_lines(self, timeout_s: float) -> list[tuple[bytes, AnyLine | None]]:
+        """Lines as they came and what they say; empty when none came in time."""
+        process = self._process
+        if process is None or process.stdout is None:
+            time.sleep(timeout_s)
+            return []
+        handle = process.stdout.fileno()
+        if not select.select([handle], [], [], timeout_s)[0]:
+            return []
+        chunk = os.read(handle, _CHUNK_BYTES)
+        if not chunk:
+            self._at_end = True
+            try:
+                process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                pass
+            return []
+        *lines, self._buffer = (self._buffer + chunk).split(b"\n")
+        return [(line + b"\n", decode(line)) for line in lines]
+
+    def _close_pipe(self) -> None:
+        self._buffer = b""
+        if self._process is not None and self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def stop(self, grace_s: float = 0.5) -> None:
+        """End it: asked first, so that it can read once more, killed after `grace_s`."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            try:
+                process.wait(grace_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            if process.stdout is not None:
+                process.stdout.close()
+        for left in [*self._left, *([process] if process is not None else [])]:
+            try:
+                left.wait(grace_s)
+            except subprocess.TimeoutExpired:
+                pass  # inside the driver for good: init will reap it
+        self._left = []
+        if self.exit_code is None:
+            self.exit_code = 0
+        self._crumb.close()
+
+
+def _how(code: int, device: str, *, hangs: bool) -> str:
+    """How a sampler ended, as a sentence."""
+    where = f" while it asked {device.replace('#', 'GPU ')}" if device else ""
+    if hangs:
+        return f"NVIDIA's driver has not answered for {HANGS_AFTER_S:.0f} s{where}."
+    if code < 0 and -code not in _CRASHES:
+        return f"The sampler was ended by {signal.Signals(-code).name}."
+    if code < 0:
+        return f"NVIDIA's library crashed ({signal.Signals(-code).name}){where}."
+    return f"The sampler ended with {code}{where}."

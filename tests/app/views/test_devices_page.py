@@ -1,0 +1,222 @@
+"""The Devices tab says the truth of every GPU: load, trouble, parts, holders; and what it does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QPushButton
+from pytestqt.qtbot import QtBot
+
+from rankdeck_app.composition import App
+from rankdeck_app.state.gpus import Gpus
+from rankdeck_app.views.devices.page import DevicesPage
+from rankdeck_app.views.problems import ProblemsView
+from tests.app.conftest import settle
+from tests.helpers import device_lines
+from tests.helpers.device_lines import GIB, ProcessUse, feed_machine
+from tests.helpers.written_run import MIB, WrittenRun, device_infos
+
+
+@pytest.fixture
+def app(make_app: Callable[[], App], monkeypatch: pytest.MonkeyPatch) -> App:
+    """An app whose own sampler is left out: lines are fed by the test."""
+    monkeypatch.setattr(Gpus, "ask", lambda _gpus: None)
+    return make_app()
+
+
+def opened(app: App) -> DevicesPage:
+    """The tab; no fixture, for a fixture would keep it alive."""
+    feed_machine(app.desk.gpus, 8)
+    app.window.resize(1440, 900)
+    app.window.commands.run("devices.show")
+    page = app.window.editor.active_page()
+    assert isinstance(page, DevicesPage)
+    return page
+
+
+def words(page: DevicesPage, label: str) -> dict[str, str]:
+    """Cells of a row by the title of their column."""
+    redraw(page)
+    row = next(row for row in page.table.figure.rows if row.label == label)
+    return {column.title: cell.text for column, cell in zip(page.table._columns, row.cells, strict=True)}
+
+
+def redraw(page: DevicesPage) -> None:
+    page._gpus.look()
+    page._redraw()
+
+
+def test_every_metric_of_every_device_is_in_the_table(app: App) -> None:
+    page = opened(app)
+    assert len(page.table.figure.rows) == 8
+    found = words(page, "GPU 3")
+    assert found == {
+        "VRAM": "20.0 GiB",
+        "Busy": "91%",
+        "Power": "512 W",
+        "Temp": "64°C",
+        "SM clock": "1980",
+        "Mem clock": "2619",
+        "Fan": "n/a",
+        "Throttled by": "none",
+        "Errors": "none",
+        "Held by": "nobody",
+    }
+    assert page.breadcrumbs() == ["devices", "8 × NVIDIA H100 80GB HBM3", "driver 580.00.00"]
+
+
+def test_trouble_is_named_and_amber(app: App) -> None:
+    page = opened(app)
+    gpus = app.desk.gpus
+    gpus.take(device_lines.sample("GPU-0001", throttle=0x24, ecc_errors=2, temperature_c=95))
+    gpus.take(device_lines.notice("xid", "GPU-0001", "GPU 1: XID 63, a row was replaced.", xid=63))
+    found = words(page, "GPU 1")
+    assert found["Throttled by"] == "power limit, thermal limit" and found["Errors"] == "XID 63, 2 ECC"
+    row = page.table.figure.rows[1]
+    hot = {c.title for c, cell in zip(page.table._columns, row.cells, strict=True) if cell.tone == "hot"}
+    assert hot == {"Temp", "SM clock", "Throttled by", "Errors"}
+
+
+def test_a_lost_gpu_stays_with_the_time_and_is_a_problem_until_it_is_back(qtbot: QtBot, app: App) -> None:
+    page = opened(app)
+    app.desk.gpus.take(device_lines.notice("lost", "GPU-0005", "GPU 5 is lost."))
+    redraw(page)
+    row = page.table.figure.rows[5]
+    assert row.is_lost and row.note.startswith("lost at ")
+    bar = page._bars.figure.bars[5]
+    assert bar.total_bytes is None and bar.missing == "lost"
+    view = app.window.show_panel("problems")
+    assert isinstance(view, ProblemsView)
+    assert [row.entry.problem.message for row in view.rows] == ["GPU 5 is lost."]
+    assert app.window.status.item("gpus").text() == "8 GPUs, 1 lost · 142.0 of 560 GiB"
+    app.desk.gpus.take(device_lines.notice("back", "GPU-0005"))
+    assert not view.rows
+    assert app.window.status.item("gpus").text() == "8 GPUs · 164.0 of 640 GiB"
+
+
+def test_old_readings_are_grey_and_compared_with_nothing(app: App) -> None:
+    page = opened(app)
+    old = {uuid: device_lines.Reading(17 * GIB, "stale", age_s=9.0) for uuid in ("GPU-0000", "GPU-0001")}
+    rows = [device_lines.DeviceReadings(uuid, {"used_bytes": reading}) for uuid, reading in old.items()]
+    app.desk.gpus.take(device_lines.Sample(t=0.0, devices=rows))
+    redraw(page)
+    first, second = page.table.figure.rows[0], page.table.figure.rows[2]
+    assert (first.cells[0].tone, first.cells[1].tone, second.cells[0].tone) == ("muted", "", "")
+    assert page._bars.figure.bars[0].is_old and not page._bars.figure.bars[2].is_old
+    assert "on 6 of them" in app.window.status.item("gpus").text()
+
+
+def test_only_devices_that_somebody_uses_together_are_compared(app: App) -> None:
+    page = opened(app)
+    assert page._bars.figure.imbalance is None
+    together = {f"GPU-{index:04x}": [ProcessUse(7, "python", 16 * GIB)] for index in range(2, 6)}
+    app.desk.gpus.take(device_lines.processes(together))
+    redraw(page)
+    imbalance = page._bars.figure.imbalance
+    assert imbalance is not None and (imbalance.device, imbalance.excess_bytes) == (5, 2 * GIB)
+
+
+def test_holders_add_up_to_the_capacity_and_foreign_ones_are_one_line(app: App) -> None:
+    page = opened(app)
+    users = [
+        ProcessUse(7, "python", 4 * GIB),
+        ProcessUse(8, None, 2 * GIB, foreign=True),
+        ProcessUse(9, None, GIB, foreign=True),
+    ]
+    app.desk.gpus.take(device_lines.processes({"GPU-0000": users}))
+    app.desk.gpus.look()
+    page.table.select("GPU-0000")
+    figure = page._holders.figure
+    found = {holder.name: holder.num_bytes for holder in figure.holders}
+    assert found["python"] == 4 * GIB and found["other, outside this namespace"] == 3 * GIB
+    assert found["in use, not told by whom"] == 10 * GIB
+    assert sum(size for size in found.values() if size is not None) == figure.total_bytes == 80 * GIB
+    assert page.card("tracks").title == "GPU 0"
+
+
+def test_parts_of_a_split_gpu_stand_below_it(app: App) -> None:
+    page = opened(app)
+    split = device_lines.gpu(1, mig=True)
+    parts = [device_lines.instance(1, place, split) for place in range(2)]
+    app.desk.gpus.take(device_lines.devices(device_lines.gpu(0), split, *parts))
+    app.desk.gpus.take(device_lines.sample(parts[0].uuid, {"utilisation": "unsupported"}, used_bytes=GIB))
+    assert words(page, "GPU 1.0")["VRAM"] == "1.0 GiB" and words(page, "GPU 1.0")["Busy"] == "n/a"
+    rows = page.table.figure.rows[:4]
+    assert [row.is_part for row in rows] == [False, False, True, True]
+    assert words(page, "GPU 1.1")["VRAM"] == "–", "what was never read is not 0"
+
+
+def test_keys_choose_a_device_and_escape_shows_all_again(qtbot: QtBot, app: App) -> None:
+    page = opened(app)
+    page.table.setFocus()
+    qtbot.keyClick(page.table, Qt.Key.Key_Down)
+    qtbot.keyClick(page.table, Qt.Key.Key_Down)
+    assert page.chosen is not None and page.chosen.label == "GPU 1" and page.all_button.isVisible()
+    assert [track.title for track in page._tracks.figure.tracks][:2] == ["VRAM", "Busy, memory busy"]
+    qtbot.keyClick(page.table, Qt.Key.Key_Escape)
+    assert page.chosen is None and not page.all_button.isVisible()
+
+
+def test_spans_change_every_curve_and_come_back_with_the_tab(app: App) -> None:
+    page = opened(app)
+    page.set_span(600.0)
+    x0, x1 = page.table.figure.x_range
+    assert x1 - x0 == pytest.approx(600.0) and page._heat.figure.span_s == 600.0
+    state = page.save_state()
+    page.set_span(60.0)
+    page.restore_state(state)
+    redraw(page)
+    assert page._heat.figure.span_s == 600.0
+
+
+def test_without_gpus_it_says_why(app: App) -> None:
+    page = opened(app)
+    app.desk.gpus.give_up("No NVIDIA driver found.")
+    assert page._nothing.isVisible() and page._nothing.text() == "No NVIDIA driver found."
+    assert app.window.status.item("gpus").text() == ""
+
+
+@pytest.mark.parametrize("theme", ["Dark Modern", "Light Modern"])
+@pytest.mark.parametrize(("width", "height", "count"), [(1440, 900, 16), (1280, 720, 8)])
+def test_it_is_drawn_in_both_themes_and_sizes(
+    qtbot: QtBot, app: App, theme: str, width: int, height: int, count: int
+) -> None:
+    page = opened(app)
+    app.window.settings.set("theme.name", theme)
+    app.window.resize(width, height)
+    feed_machine(app.desk.gpus, count, busy=(1,), simulated=True)
+    settle()
+    redraw(page)
+    for uuid in ("", "GPU-0001"):
+        page.table.select(uuid)
+        settle()
+        assert not app.window.grab().isNull()
+    places = page.table.places()
+    assert {page.table._columns[index].title for index, *_ in places} >= {"VRAM", "Busy", "Held by"}
+    assert places[-1][2].right() <= page.table.width() + 1
+    assert page.table.row_height * count + 18 <= page.table.height() + 1, "no row is cut off"
+    sources = {page.card(name)._source for name in ("bars", "band", "heat", "table")}
+    assert sources == {"simulated devices"}
+
+
+def test_an_uneven_rehearsal_is_a_problem_whose_button_changes_the_strategy(qtbot: QtBot, app: App) -> None:
+    written = WrittenRun(app.desk.workspace.runs_folder, config={"strategy": {"use": "dp"}})
+    written.begin(devices=device_infos(3))
+    kinds = {"parameters": 10 * MIB}
+    written.memory(0, 5, {0: kinds | {"gathered": 70 * MIB, "optimizer": 20 * MIB}, 1: kinds, 2: kinds})
+    app.tabs.open(written.path)
+    view = app.window.show_panel("problems")
+    assert isinstance(view, ProblemsView)
+    qtbot.waitUntil(lambda: bool(view.rows), timeout=10_000)
+    (row,) = view.rows
+    assert "gathered outputs +70.0 MiB, optimizer +20.0 MiB" in row.entry.problem.message
+    (button,) = [button for button in row.buttons if button.text() == "Use DDP"]
+    assert isinstance(button, QPushButton)
+    qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
+    assert app.desk.draft.value(("strategy", "use")) == "ddp" and app.desk.draft.is_valid
+    written.lose()
+    app.window.editor.close_page(f"run:{written.path}")
+    settle()
+    assert not view.rows

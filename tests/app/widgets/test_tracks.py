@@ -1,0 +1,52 @@
+"""Curves of readings: held as steps, parted where nothing is known, and made of exactly two colours."""
+
+from __future__ import annotations
+
+import numpy as np
+from PySide6.QtGui import QColor
+
+from rankdeck_app.state.series import Series
+from rankdeck_app.widgets.tracks import area_image, held
+
+LINE, FILL, GROUND = QColor("#ff0000"), QColor("#0000ff"), QColor("#000000")
+
+
+def series(*points: tuple[float, float]) -> Series:
+    found = Series(4096, 2048)
+    for x, y in points:
+        found.append(x, y)
+    return found
+
+
+def test_a_value_holds_until_the_next_one_and_no_longer_than_it_is_true() -> None:
+    levels = held(series((1.0, 5.0), (2.0, 7.0)), 0.0, 10.0, 1.5, 20)
+    assert np.isnan(levels[:1]).all() and levels[2] == 5.0 and levels[4] == 7.0
+    assert levels[6] == 7.0 and np.isnan(levels[8:]).all()
+
+
+def test_what_is_unknown_is_left_open() -> None:
+    levels = held(series((1.0, 5.0), (2.0, np.nan), (4.0, 6.0)), 0.0, 10.0, 9.0, 10)
+    assert levels[1] == 5.0 and np.isnan(levels[2]) and levels[5] == 6.0
+    assert np.isnan(held(None, 0, 1, 1, 5)).all() and np.isnan(held(Series(64, 64), 0, 1, 1, 5)).all()
+
+
+def test_a_short_peak_stays_in_sight_over_an_hour() -> None:
+    found = Series(4096, 2048)
+    x = np.arange(0, 3600, 0.1)
+    y = np.zeros(len(x))
+    y[20_000] = 1.0
+    found.append_many(x, y)
+    assert np.nanmax(held(found, 0.0, 3600.0, 1.5, 80)) == 1.0
+
+
+def test_the_picture_is_ground_fill_and_line() -> None:
+    image = area_image(np.array([[0.5, 0.5, np.nan], [0.0, 1.0, 1.0]]), 11, [LINE] * 2, [FILL] * 2, GROUND)
+    assert (image.width(), image.height()) == (3, 22)
+
+    def column(x: int, top: int) -> str:
+        names = {LINE.rgb(): "l", FILL.rgb(): "f", GROUND.rgb(): "."}
+        return "".join(names[image.pixel(x, top + y)] for y in range(11))
+
+    assert column(0, 0) == ".....lfffff" and column(2, 0) == "." * 11
+    assert column(0, 11) == "." * 10 + "l", "nothing used is a line at the bottom, not nothing"
+    assert column(1, 11) == "l" * 11, "a step is whole"

@@ -1,0 +1,108 @@
+"""What reading GPUs costs, on a simulated driver that answers at once: all of it is ours and Python's.
+
+    python -m tests.bench.telemetry [--gpus 8] [--seconds 10] [--peers PYTHON]
+
+Per device and sample: every metric with its processes, encoded, best of several rounds; beside it nvitop's
+take_snapshots in the same minutes, by PYTHON, an interpreter that has nvitop. Then the sampler and the
+command that passes its lines on, at the rates of the table. Goals: 25 us, a third of nvitop, 3 % of a core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from tests.helpers.following import Following
+from tests.helpers.nvmlsim import GIB, SimulatedGpus, build
+
+ROUNDS, CALLS = 7, 200
+OURS = f"""
+import time
+from rankdeck.telemetry.nvml import NvmlProvider
+from rankdeck.telemetry.readings import METRICS, DeviceReadings, Processes, Sample, encode
+provider = NvmlProvider()
+uuids, metrics = [device.uuid for device in provider.probe().devices], tuple(METRICS)
+def sample():
+    encode(Sample(t=time.time(), devices=[DeviceReadings(u, provider.read(u, metrics)) for u in uuids]))
+    encode(Processes(t=time.time(), devices=[provider.processes(u) for u in uuids]))
+best = []
+for _ in range({ROUNDS}):
+    began = time.perf_counter()
+    for _ in range({CALLS}):
+        sample()
+    best.append((time.perf_counter() - began) / {CALLS} / len(uuids) * 1e6)
+print(min(best))
+"""
+NVITOP = f"""
+import time
+from nvitop import Device, take_snapshots
+take_snapshots()
+count, best = Device.count(), []
+for _ in range({ROUNDS}):
+    began = time.perf_counter()
+    for _ in range({CALLS // 10}):
+        take_snapshots()
+    best.append((time.perf_counter() - began) / {CALLS // 10} / count * 1e6)
+print(min(best))
+"""
+
+
+def microseconds(python: str, code: str, gpus: SimulatedGpus) -> float | None:
+    """Per device and sample, as `code` measures it; None where it cannot run."""
+    env = {**os.environ, **gpus.as_installed}
+    done = subprocess.run([python, "-c", code], env=env, capture_output=True, text=True, check=False)
+    return float(done.stdout) if done.returncode == 0 else None
+
+
+def shares_of_a_core(gpus: SimulatedGpus, seconds: float) -> tuple[float, float]:
+    """CPU time over wall time of the sampler and of the command that passes its lines on."""
+    with Following(gpus.as_installed) as stream:
+        stream.wait_for_bytes(gpus.uuid(0))
+        sampler, command = stream.sampler(), psutil.Process(stream.process.pid)
+        assert sampler is not None
+
+        def used_s() -> tuple[float, float]:
+            return sum(sampler.cpu_times()[:2]), sum(command.cpu_times()[:2])
+
+        before, began_s = used_s(), time.monotonic()
+        time.sleep(seconds)
+        after, elapsed_s = used_s(), time.monotonic() - began_s
+    return (after[0] - before[0]) / elapsed_s, (after[1] - before[1]) / elapsed_s
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.telemetry")
+    parser.add_argument("--gpus", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--peers", default=sys.executable, help="an interpreter that has nvitop")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        gpus = SimulatedGpus(Path(folder), asked.gpus, build(Path(folder) / "library"))
+        for index in range(asked.gpus):
+            gpus.put_processes(index, (os.getpid(), 3 * GIB))
+        ours = microseconds(sys.executable, OURS, gpus)
+        nvitop = microseconds(asked.peers, NVITOP, gpus)
+        assert ours is not None
+        told = [("a whole sample of a device, processes and JSON included", f"{ours:.1f} us (goal: 25)")]
+        if nvitop is None:
+            told.append(("nvitop", "not installed here, nothing to compare with (--peers PYTHON)"))
+        else:
+            told.append(("nvitop's take_snapshots, per device", f"{nvitop:.1f} us"))
+            told.append(("ratio", f"{nvitop / ours:.1f} x (goal: 3)"))
+        sampler, command = shares_of_a_core(gpus, asked.seconds)
+        label = f"sampler at the rates of the table, {asked.gpus} devices"
+        told.append((label, f"{sampler:.2%} of a core (goal: 3 %)"))
+        told.append(("the command that passes its lines on", f"{command:.2%} of a core"))
+        for label, figure in told:
+            print(f"{label:<56} {figure}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""A run on GPUs and its sampler: who reads, what is written, and that nothing a driver does ends the run.
+
+The ranks need no torch here; guard, supervisor and sampler are real, the driver's library is simulated.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rankdeck import events
+from rankdeck.launch.control import request_stop
+from rankdeck.report import read_figures
+from rankdeck.rundir import RunDir
+from tests.helpers import launching
+from tests.helpers.cli import rankdeck
+from tests.helpers.nvmlsim import CRASH, GIB, GPU_IS_LOST, SimulatedGpus, build
+from tests.helpers.waiting import wait_until
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def gpus(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedGpus:
+    """Three that this machine seems to have."""
+    made = SimulatedGpus(tmp_path, 3, library)
+    for name, value in made.as_installed.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("FAKE_STEPS", "1000000")
+    return made
+
+
+@pytest.fixture
+def run(gpus: SimulatedGpus, tmp_path: Path) -> Iterator[RunDir]:
+    """On GPUs 2 and 0, in this order, with ranks that are up."""
+    begun = launching.launch(tmp_path / "runs", {"devices": {"use": "gpu:2,0"}})
+    launching.wait_for_ranks(begun)
+    yield begun
+    if begun.end() is None:
+        request_stop(begun, now=True)
+        launching.ended(begun, 10)
+
+
+def samples(run: RunDir) -> list[events.DeviceSample]:
+    return [
+        device
+        for writer, event in launching.all_events(run)
+        if isinstance(event, events.Sample) and writer == "sampler"
+        for device in event.devices
+    ]
+
+
+def notices(run: RunDir, code: str) -> list[events.DeviceNotice]:
+    found = [event for _, event in launching.all_events(run) if isinstance(event, events.DeviceNotice)]
+    return [event for event in found if event.code == code]
+
+
+def wait_for_bytes(run: RunDir, device: int, num_bytes: int) -> None:
+    wait_until(
+        lambda: any(row.device == device and row.used_bytes == num_bytes for row in samples(run)),
+        deadline_s=20,
+        what=f"{num_bytes} bytes on device {device}",
+    )
+
+
+def test_readings_and_errors_are_of_the_runs_devices(gpus: SimulatedGpus, run: RunDir) -> None:
+    pids = launching.rank_pids(run)
+    gpus.put_processes(2, (pids[0], 30 * GIB), (999_999_999, 2 * GIB))
+    gpus.device(2).used, gpus.device(2).utilisation = 33 * GIB, 80
+    gpus.device(0).used = 7 * GIB
+    wait_for_bytes(run, 0, 33 * GIB)
+    wait_for_bytes(run, 1, 7 * GIB)
+    wait_until(lambda: any(row.processes for row in samples(run)), deadline_s=10, what="processes")
+    rows = samples(run)
+    assert {row.device for row in rows} == {0, 1}
+    on_it = next(row.processes for row in rows if row.processes)
+    assert [(process.rank, process.used_bytes, process.foreign) for process in on_it] == [
+        (0, 30 * GIB, False),
+        (None, 2 * GIB, True),
+    ]
+    assert any(row.utilisation == 0.8 for row in rows)
+    gpus.xid(1, 31)  # of a GPU that is not the run's
+    gpus.xid(2, 79)
+    (notice,) = wait_until(lambda: notices(run, "xid"), what="the XID error")
+    assert (notice.device, notice.xid) == (0, 79)
+    assert [problem.code for problem in launching.problems(run, "warning")] == ["gpu-error"]
+    figures = read_figures(run).devices[0]
+    assert (figures.used_bytes, figures.used_peak_bytes, figures.missing["fan"]) == (
+        33 * GIB,
+        33 * GIB,
+        "unsupported",
+    )
+
+
+def test_a_gpu_lost_in_mid_run_is_a_warning_and_the_run_goes_on(gpus: SimulatedGpus, run: RunDir) -> None:
+    wait_for_bytes(run, 0, 4 * 2**20)
+    gpus.fail(2, "ANY", GPU_IS_LOST)
+    (notice,) = wait_until(lambda: notices(run, "lost"), what="the loss")
+    assert notice.device == 0
+    (problem,) = launching.problems(run, "warning")
+    assert problem.code == "gpu-lost" and "GPU 2" in problem.message
+    gpus.device(0).used = 9 * GIB
+    wait_for_bytes(run, 1, 9 * GIB)
+    assert run.is_alive() and read_figures(run).devices[0].lost_at == pytest.approx(notice.t)
+    request_stop(run)
+    assert launching.ended(run, 10).outcome == "stopped"
+
+
+def test_a_sampler_that_is_killed_or_crashes_costs_the_run_readings_only(
+    gpus: SimulatedGpus, run: RunDir
+) -> None:
+    first = wait_until(lambda: launching.sampler_pid(run), what="a sampler")
+    wait_for_bytes(run, 0, 4 * 2**20)
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: launching.sampler_pid(run) not in (None, first), what="another sampler")
+    gpus.device(2).used = 9 * GIB
+    wait_for_bytes(run, 0, 9 * GIB)
+    gpus.fail(2, "MEMORY", CRASH)
+    wait_until(lambda: len(notices(run, "restarted")) == 2, what="word of the crash")
+    gpus.device(0).used = 9 * GIB
+    wait_for_bytes(run, 1, 9 * GIB)
+    assert run.is_alive() and not launching.problems(run)
+    assert read_figures(run).devices[0].lost_at is not None
+    assert [problem.code for problem in launching.problems(run, "warning")] == [
+        "restarted",
+        "restarted",
+        "gpu-lost",
+    ]
+    sequence = [event.seq for writer, event in launching.all_events(run) if writer == "sampler"]
+    assert sequence == list(range(len(sequence)))
+
+
+def test_ranks_get_the_uuids_in_order_and_nothing_of_a_simulated_library(
+    gpus: SimulatedGpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = launching.launch(tmp_path / "runs", {"devices": {"use": f"gpu:2,{gpus.uuid(0)}"}})
+    pids = launching.wait_for_ranks(run)
+    environment = Path(f"/proc/{pids[1]}/environ").read_bytes().split(b"\0")
+    assert f"CUDA_VISIBLE_DEVICES={gpus.uuid(2)},{gpus.uuid(0)}".encode() in environment
+    assert b"CUDA_DEVICE_ORDER=PCI_BUS_ID" in environment
+    request_stop(run, now=True)
+    launching.ended(run, 10)
+    monkeypatch.setenv("RANKDECK_NVML", str(gpus.library))
+    rehearsal = launching.launch(tmp_path / "runs")
+    pids = launching.wait_for_ranks(rehearsal)
+    environment = Path(f"/proc/{pids[0]}/environ").read_bytes().split(b"\0")
+    assert not [entry for entry in environment if entry.startswith(b"RANKDECK_NVML=")]
+    request_stop(rehearsal, now=True)
+    launching.ended(rehearsal, 10)
+
+
+def test_a_gpu_of_a_run_is_listed_as_its_own_and_refused_to_others(gpus: SimulatedGpus, run: RunDir) -> None:
+    rows = rankdeck("devices", "--json", code=0).json
+    assert [row["run"] for row in rows] == [str(run.path), None, str(run.path)]
+    done = rankdeck("train", "digits-ddp", "--devices", "gpu:0,1", code=2)
+    assert "GPU 0" in done.err and run.name in done.err
+
+
+def test_an_unknown_or_simulated_gpu_is_refused_before_anything_starts(
+    gpus: SimulatedGpus, tmp_path: Path
+) -> None:
+    done = rankdeck("train", "digits-ddp", "--devices", "gpu:7", code=2)
+    assert "There is no GPU 7" in done.err and gpus.uuid(1) in done.err
+    done = rankdeck("train", "digits-ddp", "--devices", "gpu:0", env=gpus.as_named, code=2)
+    assert "simulated" in done.err and "cpu:2" in done.err
+    assert not (tmp_path / "rankdeck-runs").exists()
+
+
+def test_a_rehearsal_tells_how_busy_each_rank_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_STEPS", "1000000")
+    run = launching.launch(tmp_path / "runs")
+    launching.wait_for_ranks(run)
+    wait_until(lambda: {row.device for row in samples(run)} == {0, 1}, deadline_s=20, what="both ranks")
+    assert all(row.used_bytes is None and 0 <= (row.utilisation or 0) <= 1 for row in samples(run))
+    request_stop(run)
+    assert launching.ended(run, 10).outcome == "stopped"
+    assert not [event for _, event in launching.all_events(run) if isinstance(event, events.DeviceNotice)]

@@ -1,0 +1,223 @@
+"""The stream of readings: at the rates of the table, and true whatever the driver does."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+
+import pytest
+
+from rankdeck.leases import lease_path
+from rankdeck.telemetry import sampler_process
+from rankdeck.telemetry.readings import METRICS, PROCESSES_HZ, Devices
+from rankdeck.telemetry.sampler_process import SamplerProcess
+from tests.engine.telemetry.conftest import MakeGpus
+from tests.helpers.cli import rankdeck, start_rankdeck
+from tests.helpers.following import Following
+from tests.helpers.nvmlsim import (
+    CRASH,
+    DRIVER_NOT_LOADED,
+    GIB,
+    GPU_IS_LOST,
+    MIB,
+    NOT_SUPPORTED,
+    VERSION_MISMATCH,
+    SimulatedGpus,
+)
+from tests.helpers.waiting import wait_until
+
+# The kind of call that answers a metric, of those that have one of their own.
+CALLS = {
+    "MEMORY": METRICS["used_bytes"].hz,
+    "UTILISATION": METRICS["utilisation"].hz,
+    "POWER": METRICS["power_w"].hz,
+    "ENERGY": METRICS["energy_j"].hz,
+    "TEMPERATURE": METRICS["temperature_c"].hz,
+    "CLOCK": METRICS["sm_clock_mhz"].hz + METRICS["memory_clock_mhz"].hz,
+    "THROTTLE": METRICS["throttle"].hz,
+    "ECC": METRICS["ecc_errors"].hz,
+    "COMPUTE": PROCESSES_HZ,
+    "GRAPHICS": PROCESSES_HZ,
+}
+
+
+def test_calls_per_metric_and_second_are_those_of_the_table(make_gpus: MakeGpus) -> None:
+    gpus = make_gpus(8)
+    with Following(gpus.as_installed) as stream:
+        stream.wait_for_bytes(gpus.uuid(7))
+        seconds = 3.0
+        began_s = time.monotonic()
+        before = {kind: gpus.calls(kind) for kind in CALLS}
+        wait_until(lambda: time.monotonic() >= began_s + seconds, deadline_s=10, every_s=0.005)
+        elapsed_s = time.monotonic() - began_s
+        calls = {kind: gpus.calls(kind) - before[kind] for kind in CALLS}
+    per_second = {kind: count / 8 / elapsed_s for kind, count in calls.items()}
+    assert per_second == pytest.approx(CALLS, rel=0.15)
+    # What a card refused is not asked at its rate.
+    assert gpus.calls("FAN") == 8
+
+
+def test_a_gpu_lost_in_mid_run_stays_with_the_time_and_the_others_go_on(make_gpus: MakeGpus) -> None:
+    gpus = make_gpus(8)
+    with Following(gpus.as_installed) as stream:
+        stream.wait_for_bytes(gpus.uuid(3))
+        lost_at = time.time()
+        gpus.fail(3, "ANY", GPU_IS_LOST)
+        stream.wait(lambda board: board.devices[3].lost_at, "the loss")
+        (notice,) = stream.notices("lost")
+        assert (notice.uuid, notice.severity) == (gpus.uuid(3), "error") and "GPU 3" in notice.message
+        assert stream.board.devices[3].lost_at == pytest.approx(lost_at, abs=2)
+        assert stream.reading(gpus.uuid(3), "used_bytes").state == "stale"
+        gpus.device(5).used = 9 * GIB
+        stream.wait_for_bytes(gpus.uuid(5), 9 * GIB)
+        assert len(stream.board.devices) == 8
+
+
+def test_a_slow_call_ages_what_is_shown_and_is_made_less_often(gpus: SimulatedGpus) -> None:
+    with Following(gpus.as_installed) as stream:
+        stream.wait_for_bytes(gpus.uuid(0))
+        gpus.delay("COMPUTE", 2.0, 0)
+        stream.wait(lambda _: stream.notices("silent"), "word that the driver is silent")
+        assert stream.reading(gpus.uuid(1), "used_bytes").state == "stale"
+        stream.wait(lambda _: stream.notices("slow"), "word that a call is slow")
+        before = gpus.calls("COMPUTE")
+        gpus.device(0).used = gpus.device(1).used = 7 * GIB
+        for index in (0, 1):
+            stream.wait_for_bytes(gpus.uuid(index), 7 * GIB)
+        # Two seconds of waiting are paid for by forty without that call; the other GPU has its own.
+        assert gpus.device(0).calls[11] <= before
+
+
+def test_a_crash_of_the_library_costs_a_second_and_leaves_that_gpu_out(gpus: SimulatedGpus) -> None:
+    with Following(gpus.as_installed) as stream:
+        stream.wait_for_bytes(gpus.uuid(0))
+        gpus.fail(0, "UTILISATION", CRASH)
+        stream.wait(lambda board: board.devices[0].lost_at, "the GPU that crashed the library")
+        gpus.device(1).used = 7 * GIB
+        stream.wait_for_bytes(gpus.uuid(1), 7 * GIB)
+        (notice,) = stream.notices("restarted")
+        assert "SIGSEGV" in notice.message and gpus.uuid(0) in notice.message
+
+
+def test_a_killed_sampler_begins_again_with_the_devices_that_there_are_then(make_gpus: MakeGpus) -> None:
+    gpus = make_gpus(3)
+    with Following(gpus.as_installed) as stream:
+        stream.wait_for_bytes(gpus.uuid(0))
+        gpus.state.num_gpus = 2
+        stream.kill_sampler()
+        stream.wait(lambda board: board.devices[2].lost_at, "the loss of the third GPU")
+        assert [device.lost_at is None for device in stream.board.devices] == [True, True, False]
+        stream.wait_for_bytes(gpus.uuid(1))
+
+
+def test_a_changed_count_of_devices_is_seen(make_gpus: MakeGpus) -> None:
+    gpus = make_gpus(3)
+    gpus.state.live_count, gpus.state.num_gpus = 1, 2
+    with Following(gpus.as_installed) as stream:
+        stream.wait_for_bytes(gpus.uuid(0))
+        gpus.state.num_gpus = 3
+        stream.wait(lambda board: len(board.devices) == 3, "the third GPU")
+        assert stream.notices("changed") and not stream.notices("restarted")
+
+
+def test_a_driver_that_goes_away_and_comes_back(gpus: SimulatedGpus) -> None:
+    with Following(gpus.as_installed) as stream:
+        stream.wait_for_bytes(gpus.uuid(0))
+        gpus.state.init_error = VERSION_MISMATCH
+        stream.kill_sampler()
+        stream.wait(lambda _: stream.notices("driver"), "word of the driver")
+        stream.wait(lambda _: stream.reading(gpus.uuid(0), "used_bytes").state == "stale", "an old reading")
+        gpus.state.init_error = 0
+        stream.wait_for_bytes(gpus.uuid(0))
+
+
+def test_xid_errors_come_with_gpu_number_and_words(gpus: SimulatedGpus) -> None:
+    with Following(gpus.as_installed) as stream:
+        stream.wait_for_bytes(gpus.uuid(0))
+        # The thread that waits for events registers right after the first readings.
+        wait_until(lambda: gpus.calls("EVENT") == 2, what="registration")
+        gpus.xid(1, 79)
+        stream.wait(lambda _: stream.notices("xid"), "the XID error")
+        (notice,) = stream.notices("xid")
+        assert (notice.uuid, notice.xid, notice.severity) == (gpus.uuid(1), 79, "error")
+        assert "XID 79, the GPU has fallen off the bus" in notice.message and notice.advice
+
+
+def test_what_a_card_cannot_tell_is_unsupported_and_never_zero(gpus: SimulatedGpus) -> None:
+    gpus.fail(0, "POWER", NOT_SUPPORTED)
+    with Following(gpus.as_installed) as stream:
+        stream.wait_for_bytes(gpus.uuid(0))
+        reading = stream.reading(gpus.uuid(0), "power_w")
+        assert (reading.state, reading.value, reading.unit) == ("unsupported", None, "W")
+        assert stream.reading(gpus.uuid(1), "power_w").value == 70.0
+
+
+def test_mig_instances_have_memory_of_their_own(gpus: SimulatedGpus) -> None:
+    gpus.split(0, ("3g.40gb", 40 * GIB))
+    gpus.device(2).used = 3 * GIB
+    with Following(gpus.as_installed) as stream:
+        stream.wait_for_bytes(gpus.uuid(2))
+        gpu, part, other = stream.board.devices
+        assert (gpu.mig, part.parent, other.parent) == (True, gpu.uuid, None)
+        assert part.capabilities == ["used_bytes"]
+        assert stream.reading(part.uuid, "used_bytes").value == 3 * GIB
+        assert stream.reading(part.uuid, "utilisation").state == "unsupported"
+
+
+def test_a_gpu_of_a_run_is_read_once_a_second_and_names_it(gpus: SimulatedGpus) -> None:
+    path = lease_path(gpus.uuid(0))
+    path.parent.mkdir(parents=True)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    os.write(handle, b"/runs/20261121-101500-gpt-ddp-1a2b")
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        with Following(gpus.as_installed) as stream:
+            stream.wait_for_bytes(gpus.uuid(0))
+            before = [gpus.device(index).calls[2] for index in (0, 1)]
+            wait_until(lambda: gpus.device(1).calls[2] - before[1] >= 30, what="three seconds of readings")
+            assert gpus.device(0).calls[2] - before[0] in (2, 3, 4)
+            assert stream.reading(gpus.uuid(0), "used_bytes").state == "value"
+            stream.wait(lambda board: board.processes(gpus.uuid(0)).run, "the name of the run")
+    finally:
+        os.close(handle)
+
+
+@pytest.mark.parametrize("code", [DRIVER_NOT_LOADED, VERSION_MISMATCH])
+def test_a_stream_without_a_driver_is_one_notice(gpus: SimulatedGpus, code: int) -> None:
+    gpus.state.init_error = code
+    done = rankdeck("devices", "--follow", "--json", env=gpus.as_installed, code=3)
+    (line,) = done.lines
+    assert (line["kind"], line["code"]) == ("notice", "no-driver" if code == DRIVER_NOT_LOADED else "driver")
+    assert "Traceback" not in rankdeck("devices", "--follow", env=gpus.as_installed, code=3).err
+
+
+def test_a_named_library_is_called_simulated_in_the_stream(gpus: SimulatedGpus) -> None:
+    with Following(gpus.as_named) as stream:
+        stream.wait_for_bytes(gpus.uuid(0))
+        told = stream.board.told
+        assert isinstance(told, Devices) and told.simulated and told.driver == "580.00.00"
+        assert all(device.simulated for device in told.devices)
+        assert not stream.garbage
+
+
+def test_a_call_that_never_comes_back_is_ended(gpus: SimulatedGpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler_process, "HANGS_AFTER_S", 1.0)
+    for name, value in gpus.as_installed.items():
+        monkeypatch.setenv(name, value)
+    gpus.delay("POWER", 3600.0, 1)
+    sampler = SamplerProcess(piped=True)
+    try:
+        notices = wait_until(lambda: (sampler.wait_for_lines(0.1) and None) or sampler.look(), what="its end")
+        assert "has not answered" in notices[0].message and gpus.uuid(1) in notices[0].message
+    finally:
+        sampler.stop()
+
+
+def test_a_pipe_gets_the_table_once_a_second(gpus: SimulatedGpus) -> None:
+    gpus.device(1).used = 80_000 * MIB
+    with start_rankdeck("devices", "--follow", env=gpus.as_installed) as command:
+        assert command.stdout is not None
+        shown = [command.stdout.readline() for _ in range(6)]
+        command.terminate()
+    assert sum("78.1 GiB" in line for line in shown) == 2

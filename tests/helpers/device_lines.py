@@ -1,0 +1,89 @@
+"""Lines of a sampler, as tests of views feed them: machines with GPUs that are busy, lost or split."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from rankdeck.telemetry.readings import (
+    METRICS,
+    Device,
+    DeviceProcesses,
+    DeviceReadings,
+    Devices,
+    Notice,
+    Processes,
+    ProcessUse,
+    Reading,
+    Sample,
+)
+from rankdeck_app.state.gpus import Gpus
+
+GIB = 1 << 30
+USUAL: Mapping[str, float] = {
+    "used_bytes": 17 * GIB,
+    "utilisation": 0.91,
+    "memory_utilisation": 0.4,
+    "power_w": 512.0,
+    "energy_j": 1000.0,
+    "temperature_c": 64.0,
+    "sm_clock_mhz": 1980.0,
+    "memory_clock_mhz": 2619.0,
+    "throttle": 0,
+    "ecc_errors": 0,
+}
+
+
+def gpu(index: int, **more: object) -> Device:
+    return Device(
+        uuid=f"GPU-{index:04x}", index=index, name="NVIDIA H100 80GB HBM3", total_bytes=80 * GIB,
+        driver_bytes=GIB // 2, power_limit_w=700.0, **more,
+    )  # type: ignore[arg-type]  # fmt: skip
+
+
+def instance(index: int, place: int, parent: Device) -> Device:
+    return Device(
+        uuid=f"MIG-{index:04x}-{place:04x}", index=index, name=f"{parent.name} MIG 3g.40gb",
+        total_bytes=40 * GIB, parent=parent.uuid,
+    )  # fmt: skip
+
+
+def devices(*found: Device) -> Devices:
+    return Devices(t=time.time(), devices=list(found), driver="580.00.00")
+
+
+def sample(uuid: str, states: Mapping[str, str] | None = None, **values: float) -> Sample:
+    """Readings of one device; `states` names metrics that have no value, and why."""
+    readings = {name: Reading(value, unit=METRICS[name].unit) for name, value in values.items()}
+    for name, state in (states or {}).items():
+        readings[name] = Reading(state=state, unit=METRICS[name].unit)  # type: ignore[arg-type]
+    return Sample(t=time.time(), devices=[DeviceReadings(uuid, readings)])
+
+
+def processes(users: Mapping[str, Sequence[ProcessUse]], run: str | None = None) -> Processes:
+    rows = [DeviceProcesses(uuid, list(found), run=run) for uuid, found in users.items()]
+    return Processes(t=time.time(), devices=rows)
+
+
+def notice(
+    code: str, uuid: str | None = None, message: str = "Something happened.", **more: object
+) -> Notice:
+    return Notice(t=time.time(), code=code, uuid=uuid, message=message, **more)  # type: ignore[arg-type]
+
+
+def feed_machine(
+    gpus: Gpus, count: int, busy: Sequence[int] = (), *, simulated: bool = False, first_gib: int = 17
+) -> None:
+    """A desktop holds `first_gib` + i GiB of GPU i, somebody else's python 1 GiB of it on each busy one."""
+    found = [gpu(index, simulated=simulated) for index in range(count)]
+    gpus.take(devices(*found))
+    for index, device in enumerate(found):
+        values = dict(USUAL) | {"used_bytes": (first_gib + index) * GIB}
+        gpus.take(sample(device.uuid, {"fan": "unsupported"}, **values))
+    other = [ProcessUse(4711, "python", GIB)]
+    users = {}
+    for index, device in enumerate(found):
+        desktop = ProcessUse(100 + index, "desktop", (first_gib + index - 1) * GIB, "graphics")
+        users[device.uuid] = [desktop, *(other if device.index in busy else [])]
+    gpus.take(processes(users))
+    gpus.look()

@@ -1,0 +1,90 @@
+"""`rankdeck devices --follow --json` as the app reads it: a process, its lines, and what they say."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+
+import psutil
+
+from rankdeck.telemetry.board import Board
+from rankdeck.telemetry.readings import AnyLine, Notice, Reading, decode
+from tests.helpers.waiting import wait_until
+
+
+class Following:
+    """The stream while it is open; `lines` are all that came, with what they say."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        command = [sys.executable, "-P", "-m", "rankdeck", "devices", "--follow", "--json"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, **env})
+        self.lines: list[AnyLine] = []
+        self.garbage: list[bytes] = []
+        self.board = Board()
+        self._lock = threading.RLock()
+        self._reader = threading.Thread(target=self._read)
+
+    def __enter__(self) -> Following:
+        self._reader.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.process.terminate()
+        self.process.wait(10)
+        self._reader.join(10)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for data in self.process.stdout:
+            line = decode(data)
+            if line is None:
+                self.garbage.append(data)
+                continue
+            with self._lock:
+                self.lines.append(line)
+                self.board.feed(line, time.monotonic())
+
+    def wait(self, condition: Callable[[Board], object], what: str, deadline_s: float = 15.0) -> None:
+        """Until the board says so."""
+
+        def holds() -> object:
+            with self._lock:
+                return condition(self.board)
+
+        wait_until(holds, what=what, deadline_s=deadline_s)
+
+    def wait_for_bytes(self, uuid: str, num_bytes: int | None = None) -> None:
+        """Until so many bytes are used on the device, or it has been read at all."""
+
+        def holds(board: Board) -> bool:
+            used = board.value(uuid, "used_bytes", time.monotonic())
+            return used is not None if num_bytes is None else used == num_bytes
+
+        self.wait(holds, f"{num_bytes or 'any'} bytes on {uuid}")
+
+    def reading(self, uuid: str, metric: str) -> Reading:
+        with self._lock:
+            return self.board.reading(uuid, metric, time.monotonic())
+
+    def notices(self, code: str) -> list[Notice]:
+        with self._lock:
+            return [line for line in self.lines if isinstance(line, Notice) and line.code == code]
+
+    def sampler(self) -> psutil.Process | None:
+        """The process that asks the driver."""
+        return next(iter(psutil.Process(self.process.pid).children()), None)
+
+    def kill_sampler(self) -> None:
+        sampler = self.sampler()
+        assert sampler is not None
+        os.kill(sampler.pid, signal.SIGKILL)
