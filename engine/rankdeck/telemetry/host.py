@@ -41,11 +41,8 @@ class HostProvider:
                 self._ranks[uuid] = psutil.Process(pid)
             except psutil.Error:
                 devices[-1].lost_at = time.time()
-            devices[-1].capabilities = list(self.capabilities(uuid))
+            devices[-1].capabilities = ["utilisation"]
         return Devices(t=time.time(), devices=devices, provider="host")
-
-    def capabilities(self, uuid: str) -> Sequence[str]:
-        return ("utilisation",)
 
     def read(self, uuid: str, metrics: tuple[str, ...]) -> dict[str, Reading]:
         """Raises: DeviceLostError when the rank has ended."""

@@ -156,9 +156,6 @@ class NvmlProvider:
             self._gpus[part.uuid] = Gpu(part, handle)
             self._read_facts(self._gpus[part.uuid])
 
-    def capabilities(self, uuid: str) -> Sequence[str]:
-        return self._gpus[uuid].device.capabilities
-
     def read(self, uuid: str, metrics: tuple[str, ...]) -> dict[str, Reading]:
         """Raises: DeviceLostError."""
         gpu = self._awake(uuid)

@@ -6,7 +6,6 @@ more class of this shape. Everything is keyed by UUID. The sampler (sampler.py) 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from rankdeck.telemetry.readings import DeviceProcesses, Devices, Notice, Reading
@@ -20,13 +19,11 @@ class Provider(Protocol):
     """A source of readings. It may crash or hang its process: that is why it has one of its own."""
 
     def probe(self) -> Devices:
-        """Every device that there is, MIG instances after their GPU; static facts are read here, once.
+        """Every device that there is, MIG instances after their GPU, with static facts and the metrics that
+        it may tell, as far as that is known without asking for them.
 
         Raises: MachineError where there is no driver, or none that answers.
         """
-
-    def capabilities(self, uuid: str) -> Sequence[str]:
-        """The metrics that the device may tell, as far as is known without asking for each."""
 
     def read(self, uuid: str, metrics: tuple[str, ...]) -> dict[str, Reading]:
         """These metrics now. One that may not be asked now is left out.
@@ -49,4 +46,5 @@ class Provider(Protocol):
     def signature(self) -> object:
         """Something that differs once there are other devices than at the last probe."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Let go of the driver."""

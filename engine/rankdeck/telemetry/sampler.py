@@ -301,9 +301,11 @@ def main(argv: Sequence[str]) -> int:
         return error.exit_code
     if asked.once:
         sampler.each()
+        provider.close()
         return 0
     if kind != "virtual":
         sampler.listen()
+    # NVML stays open to the end of the process: a thread is waiting inside it.
     return 0 if sampler.run(wait) else EXIT_CHANGED
 
 
