@@ -127,7 +127,7 @@ def decode(line: bytes) -> PlanLine:
 
 
 def verdict_of(devices: Sequence[PlannedDevice]) -> tuple[str, str | None]:
-    """(verdict, reason) of devices whose bytes are known. Without a capacity nothing limits a plan: it fits."""
+    """(verdict, reason) of devices whose bytes are known. Without a capacity a plan fits."""
     limited = [device for device in devices if device.room_bytes is not None]
     if not limited:
         return FITS, None

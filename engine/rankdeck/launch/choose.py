@@ -40,7 +40,7 @@ def choose_devices(config: RunConfig) -> Choice:
     if selection.kind == "cpu":
         choice = _virtual(config, selection.count or 1)
     elif selection.kind == "gpu":
-        choice = _gpus(_named(list_gpus(), selection.gpus))
+        choice = _gpus(named_gpus(list_gpus(), selection.gpus))
     else:
         free = [gpu for gpu in _gpus_or_none() if not lease_holder(gpu.uuid) and not _foreign(gpu)]
         choice = _gpus(free) if free else _virtual(config, 2)
@@ -109,7 +109,7 @@ def _gpus_or_none() -> list[Gpu]:
         return []
 
 
-def _named(gpus: list[Gpu], names: Sequence[str]) -> list[Gpu]:
+def named_gpus(gpus: list[Gpu], names: Sequence[str]) -> list[Gpu]:
     """The GPUs of these indices or UUIDs, all of them where nothing is named."""
     if not gpus:
         raise DeviceError("This machine has no GPU.", path="devices.use", advice="Rehearse on CPU: cpu:2.")

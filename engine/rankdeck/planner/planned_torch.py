@@ -1,0 +1,212 @@
+"""The places where torch itself needs a hand when it computes on fake tensors, each with a test of its own.
+
+    weights in place     Module.to and .double swap tensors, which fake ones refuse: they are replaced
+    no initial values    torch.nn.init fills what has no memory: left out
+    meshes for real      DeviceMesh looks for this rank's place in a tensor of numbers: computed for real
+    one rank's word      broadcast_object_list keeps what this rank says: planned ranks say the same
+    plain DDP            torch's wrapper without its first exchange, with buckets that stay and a hook that
+                         is done at once
+
+If torch moves one of them, `planned` leaves it alone and says so (`MISSING`); what then fails is one line of
+a plan, and ddp falls back to single's figures with a set of buckets (see ask.py). Read fake_pass.py first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.futures import Future
+from torch.utils._python_dispatch import TorchDispatchMode
+
+if TYPE_CHECKING:
+    from rankdeck.planner.work import WorkCounter
+
+_MESH = ("__init__", "__getitem__", "_concatenate", "_flatten", "_unflatten")
+_LOCAL_VALUE = torch.ops.aten._local_scalar_dense.default
+
+
+class Replaced:
+    """Attributes that are exchanged for a while, and put back."""
+
+    def __init__(self) -> None:
+        self._originals: list[tuple[Any, str, Any]] = []
+
+    def put(self, owner: Any, name: str, value: Any) -> None:
+        self._originals.append((owner, name, inspect.getattr_static(owner, name)))
+        setattr(owner, name, value)
+
+    def put_back(self) -> None:
+        while self._originals:
+            setattr(*self._originals.pop())
+
+
+@contextlib.contextmanager
+def planned() -> Iterator[None]:
+    """A context in which strategies build and train on fake tensors."""
+    replaced = Replaced()
+    try:
+        _weights_in_place(replaced)
+        _no_initial_values(replaced)
+        _meshes_for_real(replaced)
+        _one_ranks_word(replaced)
+        _plain_ddp(replaced)
+        yield
+    finally:
+        replaced.put_back()
+
+
+class Values(TorchDispatchMode):
+    """Answers 1 to whoever asks a fake tensor for its value, except inside the model, and counts the work.
+
+    The loop and torch's own machinery read losses, norms and votes, none of which decides over memory. A
+    model that reads a value may compute something else then, so it gets the error that fake tensors raise.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.modules_deep = 0
+        self.counter: WorkCounter | None = None
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    @contextlib.contextmanager
+    def strict_inside_modules(self) -> Iterator[None]:
+        """A context in which it is known whether a module's forward runs."""
+
+        def enter(*_: Any) -> None:
+            self.modules_deep += 1
+
+        def leave(*_: Any) -> None:
+            self.modules_deep -= 1
+
+        handles = [
+            nn.modules.module.register_module_forward_pre_hook(enter),
+            nn.modules.module.register_module_forward_hook(leave, always_call=True),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is _LOCAL_VALUE and not self.modules_deep:
+            return 1.0 if args[0].is_floating_point() else 1
+        out = func(*args, **kwargs) if kwargs else func(*args)
+        if self.counter is not None:
+            self.counter.add(func, args, kwargs, out)
+        return out
+
+
+def _weights_in_place(replaced: Replaced) -> None:
+    """Module._apply that puts new tensors into the modules; a tied one stays tied."""
+
+    def apply(self: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        changed: dict[Tensor, Tensor] = {}
+        for module in self.modules() if recurse else (self,):
+            for tensors in (module._parameters, module._buffers):
+                for name, tensor in tensors.items():
+                    if tensor is None:
+                        continue
+                    if tensor not in changed:
+                        changed[tensor] = _changed(tensor, change)
+                    tensors[name] = changed[tensor]  # type: ignore[assignment]  # of the same kind
+        return self
+
+    replaced.put(nn.Module, "_apply", apply)
+
+
+def _changed(tensor: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    with torch.no_grad():
+        new = change(tensor)
+    if new.dtype == tensor.dtype and new.device == tensor.device:
+        return tensor
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(new, requires_grad=tensor.requires_grad)
+    return new
+
+
+def _no_initial_values(replaced: Replaced) -> None:
+    def as_it_is(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
+        return tensor
+
+    for name, function in vars(nn.init).copy().items():
+        if name.endswith("_") and not name.startswith("_") and callable(function):
+            replaced.put(nn.init, name, as_it_is)
+
+
+def _meshes_for_real(replaced: Replaced) -> None:
+    import torch.distributed.device_mesh as meshes
+
+    import rankdeck.mesh
+
+    replaced.put(rankdeck.mesh, "init_device_mesh", _for_real(meshes.init_device_mesh))
+    for name in _MESH:
+        original = inspect.getattr_static(meshes.DeviceMesh, name, None)
+        if isinstance(original, staticmethod):
+            replaced.put(meshes.DeviceMesh, name, staticmethod(_for_real(original.__func__)))
+        elif original is not None:
+            replaced.put(meshes.DeviceMesh, name, _for_real(original))
+
+
+def _for_real(function: Callable[..., Any]) -> Callable[..., Any]:
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    def computed(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return function(*args, **kwargs)
+
+    return computed
+
+
+def _one_ranks_word(replaced: Replaced) -> None:
+    def said(objects: list[Any], *_: Any, **__: Any) -> None:
+        return None
+
+    replaced.put(dist, "broadcast_object_list", said)
+
+
+def _plain_ddp(replaced: Replaced) -> None:
+    import rankdeck.strategies.ddp as ddp
+
+    replaced.put(ddp, "DistributedDataParallel", _PlannedDdp)
+
+
+class _PlannedDdp(nn.parallel.DistributedDataParallel):
+    """torch's wrapper, with its buckets, whose all-reduce leaves them as they are."""
+
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        super().__init__(module, init_sync=False, **options)
+        # Unannotated: torch compares a hook's annotations with classes of its own.
+        super().register_comm_hook(None, lambda _, bucket: _done_at_once(bucket))
+        kept: Any = _KeepsBuckets(self.reducer)
+        self.reducer = kept
+
+    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
+        """Compression travels in tensors of its own, which the plan leaves out."""
+
+
+class _KeepsBuckets:
+    """The reducer, except that it does not order its buckets anew: that asks the other ranks."""
+
+    def __init__(self, reducer: Any) -> None:
+        self._reducer = reducer
+
+    def __getattr__(self, name: str) -> Any:
+        return (lambda: False) if name == "_rebuild_buckets" else getattr(self._reducer, name)
+
+
+def _done_at_once(bucket: Any) -> Future[Tensor]:
+    done: Future[Tensor] = Future()
+    done.set_result(bucket.buffer())
+    return done
