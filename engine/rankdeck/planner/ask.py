@@ -1,10 +1,10 @@
-"""Rows answered side by side, each in a process of its own: a crash, a time-out or a refusal is one line.
+"""Rows answered side by side, each rank's pass in a process of its own: a crash or a time-out is one line.
 
-    this process imports torch once -> forks a child per row, a few at a time -> reads its line from a pipe
+    this process imports torch once -> forks a child per pass, a few at a time -> reads its answer from a pipe
 
-Forking is safe while this process has one thread and no process group, and spares each row the import. A
-person's model may print, call exit or die of a signal: none of it reaches the other rows, nor stdout. Read
-answer.py before.
+Forking is safe while this process has one thread and no process group, and spares each pass the import and
+whatever torch keeps of the pass before. A person's model may print, call exit or die of a signal: none of it
+reaches the other rows, nor stdout. Read answer.py before.
 """
 
 from __future__ import annotations
@@ -19,16 +19,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
-from rankdeck import plan_lines
+import msgspec
+
 from rankdeck.config import RunConfig
-from rankdeck.plan_lines import CANNOT, PlanLine
-from rankdeck.planner.answer import answer
+from rankdeck.errors import ConfigError
+from rankdeck.plan_lines import PlanLine
+from rankdeck.planner.answer import Passed, empty_line, line_of, pass_rank, ranks_to_pass
 from rankdeck.planner.rows import Row
 from rankdeck.planner.targets import Target
 
 ROW_TIMEOUT_S = 180.0
 MOST_AT_ONCE = 4
 _CHUNK = 1 << 16
+
+Passing = Callable[[RunConfig, int, Target], Passed]
 
 
 def answers(
@@ -38,38 +42,67 @@ def answers(
     *,
     scale: float | None = None,
     timeout_s: float = ROW_TIMEOUT_S,
-    answering: Callable[[RunConfig, Row, Target, float | None], PlanLine] = answer,
+    passing: Passing = pass_rank,
 ) -> Iterator[PlanLine]:
     """The lines of all rows as they come, which need not be their order. `scale`: see step_time.py."""
     warm_up()
-    waiting = list(rows)
+    asked = []
+    for row in rows:
+        try:
+            asked.append(_Asked(row, row.config(base, target), target))
+        except ConfigError as error:
+            yield empty_line(row, target, " ".join(filter(None, (error.message, error.advice))))
+    waiting = [(one, rank) for one in asked for rank in one.missing]
     running: list[_Child] = []
-    most = max(1, min(MOST_AT_ONCE, os.cpu_count() or 1))
+    most = max(1, min(MOST_AT_ONCE, len(os.sched_getaffinity(0))))
     try:
         with selectors.DefaultSelector() as selector:
             while waiting or running:
                 while waiting and len(running) < most:
-                    child = _Child.start(waiting.pop(0), lambda row: answering(base, row, target, scale))
+                    one, rank = waiting.pop(0)
+                    child = _Child.start(one, rank, passing)
                     running.append(child)
                     selector.register(child.pipe, selectors.EVENT_READ, child)
-                for child in _ready(selector, running, timeout_s):
+                for child in _ended(selector, running, timeout_s):
                     selector.unregister(child.pipe)
                     running.remove(child)
-                    yield child.line(target)
+                    child.asked.passed[child.rank] = child.answer()
+                    if not child.asked.missing:
+                        yield child.asked.line(scale)
     finally:
         for child in running:
             child.kill()
 
 
 def warm_up() -> None:
-    """Import what every row needs, so that children have it."""
-    import torch._dynamo  # noqa: F401 - an optimizer's constructor would, in every child
+    """Import what every pass needs, so that children have it."""
+    import torch._dynamo
+    import torch.fx.experimental.symbolic_shapes  # noqa: F401 - so would FakeTensorMode's
 
-    import rankdeck.planner.fake_pass  # noqa: F401
+
+@dataclass(eq=False)
+class _Asked:
+    """A row on its way to a line."""
+
+    row: Row
+    config: RunConfig
+    target: Target
+    passed: dict[int, Passed] = field(default_factory=dict)
+    started_s: float | None = None
+
+    @property
+    def missing(self) -> list[int]:
+        ranks = ranks_to_pass(self.config, self.target.num_devices)
+        return [rank for rank in ranks if rank not in self.passed]
+
+    def line(self, scale: float | None) -> PlanLine:
+        line = line_of(self.row, self.config, self.target, self.passed, scale)
+        line.seconds = time.monotonic() - (self.started_s or 0.0)
+        return line
 
 
-def _ready(selector: selectors.BaseSelector, running: Sequence[_Child], timeout_s: float) -> list[_Child]:
-    """Children that said something, ended, or took too long."""
+def _ended(selector: selectors.BaseSelector, running: Sequence[_Child], timeout_s: float) -> list[_Child]:
+    """Children that have ended by now, or took too long; waits for something to happen."""
     now_s = time.monotonic()
     patience_s = max(0.0, min(child.started_s for child in running) + timeout_s - now_s)
     for key, _ in selector.select(patience_s):
@@ -84,9 +117,10 @@ def _ready(selector: selectors.BaseSelector, running: Sequence[_Child], timeout_
 
 @dataclass(eq=False)
 class _Child:
-    """A process that answers one row."""
+    """A process that passes one rank of a row."""
 
-    row: Row
+    asked: _Asked
+    rank: int
     pid: int
     pipe: int
     errors: IO[bytes]
@@ -97,16 +131,18 @@ class _Child:
     timed_out_s: float | None = None
 
     @classmethod
-    def start(cls, row: Row, answering: Callable[[Row], PlanLine]) -> _Child:
-        errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the child has been read
+    def start(cls, asked: _Asked, rank: int, passing: Passing) -> _Child:
+        errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the child's answer is read
         reading, writing = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
         if pid == 0:
-            _be_child(row, answering, writing, errors.fileno())
+            _be_child(lambda: passing(asked.config, rank, asked.target), writing, errors.fileno())
         os.close(writing)
-        return cls(row, pid, reading, errors)
+        child = cls(asked, rank, pid, reading, errors)
+        asked.started_s = asked.started_s or child.started_s
+        return child
 
     def read(self) -> None:
         chunk = os.read(self.pipe, _CHUNK)
@@ -123,23 +159,13 @@ class _Child:
         _, self.status = os.waitpid(self.pid, 0)
         self.is_done = True
 
-    def line(self, target: Target) -> PlanLine:
+    def answer(self) -> Passed:
         """What the child said, or what became of it."""
         os.close(self.pipe)
         with self.errors:
-            if self.said.endswith(b"\n") and self.timed_out_s is None:
-                return plan_lines.decode(self.said)
-            return PlanLine(
-                strategy=self.row.strategy,
-                options=self.row.options,
-                label=self.row.label,
-                verdict=CANNOT,
-                reason=self._end_in_words(),
-                seconds=time.monotonic() - self.started_s,
-                target=target.words,
-                configured=self.row.configured,
-                changes=self.row.changes,
-            )
+            if self.status == 0 and self.timed_out_s is None:
+                return msgspec.msgpack.decode(self.said, type=Passed)
+            return Passed(reason=self._end_in_words())
 
     def _end_in_words(self) -> str:
         if self.timed_out_s is not None:
@@ -153,7 +179,7 @@ class _Child:
         return f"The planner's process died ({how})" + (f": {last[-1].strip()[:200]}" if last else ".")
 
 
-def _be_child(row: Row, answering: Callable[[Row], PlanLine], writing: int, errors: int) -> None:
+def _be_child(passing: Callable[[], Passed], writing: int, errors: int) -> None:
     """Answer and leave, without any of the parent's own ends: buffers, handlers, tests."""
     code = 1
     try:
@@ -162,7 +188,7 @@ def _be_child(row: Row, answering: Callable[[Row], PlanLine], writing: int, erro
         os.dup2(errors, 1)
         os.dup2(errors, 2)
         with os.fdopen(writing, "wb") as pipe:
-            pipe.write(plan_lines.encode(answering(row)))
+            pipe.write(msgspec.msgpack.encode(passing()))
         code = 0
     except BaseException:
         import traceback

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,6 @@ class Found:
     work: dict[int, Work]
     sent_bytes: int
     pipeline: PipelineFacts | None = None
-    notes: list[str] = field(default_factory=list)
 
 
 class NotFollowedError(Exception):

@@ -1,4 +1,4 @@
-"""What is planned for: devices, their size and speed, a GPU's rules or a rehearsal's, and who else is on them."""
+"""What is planned for: devices, their size and speed, whether GPU rules hold, and who else is on them."""
 
 from __future__ import annotations
 
