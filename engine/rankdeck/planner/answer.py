@@ -27,8 +27,6 @@ _SIDE_STREAMS = ("fsdp", "hybrid")
 _COMPILED = "train.compile is left out: what a compiled graph keeps is not known before it runs."
 _BOUND = "At least this much: weights, gradients and optimizer state alone."
 _DDP_FALLBACK = "torch's DDP could not be followed: single's figures for its batch, with a set of buckets."
-    "torch's DDP could not be followed: single's figures for a rank's batch, with a set of buckets."
-)
 
 
 class PassedDevice(msgspec.Struct):
