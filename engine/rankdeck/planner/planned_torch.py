@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.futures import Future
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 _MESH = ("__init__", "__getitem__", "_concatenate", "_flatten", "_unflatten")
 _LOCAL_VALUE = torch.ops.aten._local_scalar_dense.default
+_DEVICE = torch.ops.prim.device.default
+_CHANGE_MORE = ("resize_", "resize_as_", "set_", "detach_")
 
 
 class Replaced:
@@ -72,6 +75,7 @@ class Values(TorchDispatchMode):
         super().__init__()
         self.modules_deep = 0
         self.counter: WorkCounter | None = None
+        self._only_writes: dict[Any, bool] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -100,12 +104,32 @@ class Values(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if func is _DEVICE:
+            return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
         if func is _LOCAL_VALUE and not self.modules_deep:
             return 1.0 if args[0].is_floating_point() else 1
-        out = func(*args, **kwargs) if kwargs else func(*args)
+        only_writes = self._only_writes.get(func)
+        if only_writes is None:
+            only_writes = self._only_writes[func] = _only_writes(func)
+        if only_writes:
+            out = args[0] if func._schema.returns else None
+        else:
+            out = func(*args, **kwargs) if kwargs else func(*args)
         if self.counter is not None:
             self.counter.add(func, args, kwargs, out)
         return out
+
+
+def _only_writes(func: Any) -> bool:
+    """Whether an operation only changes values in place: there is nothing to do then. Half of all are such."""
+    schema = func._schema
+    name = func.__name__.partition(".")[0]
+    if func.namespace != "aten" or torch.Tag.inplace_view in func.tags or not name.endswith("_"):
+        return False
+    if not schema.returns:
+        return name.startswith("_foreach_")
+    alias = schema.returns[0].alias_info
+    return len(schema.returns) == 1 and alias is not None and alias.is_write and name not in _CHANGE_MORE
 
 
 def _weights_in_place(replaced: Replaced) -> None:
