@@ -3,7 +3,10 @@ ledger of real ranks."""
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,16 +14,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from rankdeck import plan_lines
 from rankdeck import workload as workloads
 from rankdeck.config import RunConfig, from_text
 from rankdeck.memory.ledger import Ledger
 from rankdeck.plan_lines import PlanLine
-from rankdeck.planner.ask import answers
-from rankdeck.planner.rows import Row
-from rankdeck.planner.targets import Target, TargetDevice
 from rankdeck.rundir import EventWriter
 from rankdeck.train import assemble
-from tests.helpers.ranks import RankSet
+from tests.helpers.ranks import ROOT, RankSet
 
 _FACTORIES = Path(__file__).with_name("hugging_face.py")
 _HUGGING_FACE = """
@@ -106,12 +107,30 @@ def cases(num_devices: int) -> Iterator[Case]:
                 yield Case(model, strategy, num_devices)
 
 
-def planned(case: Case) -> PlanLine:
-    """The planner's line, by the rules of a rehearsal: no rounding, a CPU's kernels."""
-    target = Target("rehearsal", (TargetDevice(None, None),) * case.num_devices, like_cuda=False)
-    config = case.config
-    (line,) = answers(config, [Row(config.strategy.use, dict(config.strategy.options))], target)
-    return line
+class Planner:
+    """A process that plans (plan_main.py). Close it."""
+
+    def __init__(self) -> None:
+        env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("plan_main.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=env,
+        )
+
+    def plan(self, case: Case) -> PlanLine:
+        """The planner's line, by the rules of a rehearsal: no rounding, a CPU's kernels."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(case.toml).encode() + b"\n")
+        self._process.stdin.flush()
+        return plan_lines.decode(self._process.stdout.readline())
+
+    def close(self) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=30)
+        self._process.stdout.close()
 
 
 def measured_by(case: Case, ranks: RankSet | None) -> list[int]:

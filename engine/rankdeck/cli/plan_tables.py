@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from rich.table import Table
 from rich.text import Text
 
 from rankdeck import plan_lines
@@ -11,6 +14,9 @@ from rankdeck.cli import say
 from rankdeck.cli.display import KIND_LABELS
 from rankdeck.plan_lines import PlanLine, PlannedDevice
 from rankdeck.units import format_bytes
+
+if TYPE_CHECKING:
+    from rankdeck.planner.accuracy import Compared, Spread
 
 _STYLES = {"fits": "green", "tight": "yellow", "does-not-fit": "bold red", "cannot": "dim"}
 _WORDS = {"does-not-fit": "does not fit"}
@@ -33,7 +39,8 @@ class Told:
             return
         if len(self._lines) == 1:
             self._console.print(f"predicted for {line.target}", style="dim")
-        self._console.print(_row(line), soft_wrap=True)
+        words = _row(line) if line.advice is None else Text(f"{'try'.ljust(13)}{line.advice}")
+        self._console.print(words, soft_wrap=True)
 
     def close(self) -> None:
         """The marks, and what the recommended strategy's fullest device would hold."""
@@ -58,6 +65,8 @@ def _row(line: PlanLine) -> Text:
         words.append(
             ("at least " if line.is_bound else "") + per_device(line.devices), style="default not bold"
         )
+    if line.largest_batch is not None:
+        words.append(f"  up to global_batch {line.largest_batch}", style="default not bold not dim")
     if line.step is not None:
         words.append(f"  {_seconds(line.step)} a step", style="default not bold not dim")
     for told in (line.reason, *line.notes):
@@ -94,3 +103,24 @@ def _kinds(device: PlannedDevice) -> str:
     if device.constants_bytes:
         told.append(f"driver and NCCL {format_bytes(device.constants_bytes)}")
     return f"device {device.device}: {', '.join(told)}"
+
+
+def accuracy_table(rows: Sequence[Compared]) -> Table:
+    """Predicted beside measured, one row per device of a run."""
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    for heading in ("run", "strategy", "device"):
+        table.add_column(heading, no_wrap=heading == "run")
+    for heading in ("predicted", "measured", "error"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        predicted, measured = format_bytes(row.predicted_bytes), format_bytes(row.measured_bytes)
+        error = f"{row.error * 100:+.2f} %"
+        table.add_row(row.run, row.strategy, f"{row.device} {row.kind}".strip(), predicted, measured, error)
+    return table
+
+
+def spread_in_words(spread: Spread | None, count: int) -> str:
+    """'median error 0.00 %, 95 % of 24 below 0.03 %, worst 0.05 %'."""
+    assert spread is not None
+    median, p95, worst = (f"{share * 100:.2f} %" for share in (spread.median, spread.p95, spread.worst))
+    return f"median error {median}, 95th percentile {p95}, worst {worst}, of {count} devices"

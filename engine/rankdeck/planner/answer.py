@@ -26,7 +26,7 @@ from rankdeck.planner.work import Work
 _SIDE_STREAMS = ("fsdp", "hybrid")
 _COMPILED = "train.compile is left out: what a compiled graph keeps is not known before it runs."
 _BOUND = "At least this much: weights, gradients and optimizer state alone."
-_DDP_FALLBACK = "torch's DDP could not be followed: single's figures for its batch, with a set of buckets."
+_DDP_FALLBACK = "torch's DDP could not be followed: single's figures and a set of buckets."
 
 
 class PassedDevice(msgspec.Struct):

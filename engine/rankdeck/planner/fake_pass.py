@@ -1,11 +1,11 @@
-"""One rank of one strategy, for two steps, on tensors that have shapes and no memory.
+"""One rank of one strategy, for two or three steps, on tensors that have shapes and no memory.
 
     the real strategy class and the real training loop
       -> every operation makes fake tensors on "cpu"          (torch's FakeTensorMode)
       -> every storage is booked with its device and kind      (book.py)
       -> collectives of N ranks are done at once               (torch's "fake" process group)
 
-The second step is the one that counts: gradients, optimizer state and buckets are there then. Nothing here
+The last step is the one that counts: gradients, optimizer state and buckets are there then. Nothing here
 knows how a strategy uses memory. What torch needs for it is in planned_torch.py; what a GPU's kernels
 allocate differently is in cuda_like.py. Read book.py next.
 """
@@ -38,6 +38,8 @@ from rankdeck.strategies.base import PipelineFacts, Strategy, each_tensor
 from rankdeck.train import Trainer, assemble
 
 NUM_STEPS = 2
+_COUNTED_LATE = ("tensor", "hybrid")
+"""Strategies that count their collectives in the second step, and hold a little more while they do."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,10 @@ class Question:
     like_cuda: bool = False
     """Whether kernels, rounding and the optimizer are those of a GPU rather than those of a rehearsal."""
     rates: Rates | None = None
+
+    @property
+    def num_steps(self) -> int:
+        return NUM_STEPS + (self.config.strategy.use in _COUNTED_LATE)
 
     @property
     def places(self) -> list[int]:
@@ -116,12 +122,16 @@ def fake_pass(question: Question) -> Found:
     values = Values()
     book = PlanBook(len(question.places), FakeTensorMode(), values, like_cuda=question.like_cuda)
     workload = workloads.load_shapes(question.config, Shapes)
-    with _group(question), planned(), like_cuda(question.config.train.precision, on=question.like_cuda):
+    with (
+        _group(question),
+        planned(like_cuda=question.like_cuda),
+        like_cuda(question.config.train.precision, on=question.like_cuda),
+    ):
         trainer = _trainer(question, workload, book)
         try:
             try:
                 with values.strict_inside_modules():
-                    work = _two_steps(trainer, workload, book, question, values)
+                    work = _steps(trainer, workload, book, question, values)
             except Exception as error:
                 if _refuses(error) or question.config.strategy.use == "ddp":
                     raise
@@ -193,15 +203,15 @@ def _step_like_cuda(trainer: Trainer) -> None:
             group["foreach"] = not any(hasattr(weight, "_local_tensor") for weight in group["params"])
 
 
-def _two_steps(
+def _steps(
     trainer: Trainer, workload: workloads.Workload, book: PlanBook, question: Question, values: Values
 ) -> dict[int, Work]:
     batches = _batches(trainer.strategy, workload)
     with book.fake:
-        for step in range(1, NUM_STEPS):
+        for step in range(1, question.num_steps):
             trainer.step(step, batches, followed=True)
         counter = values.counter = WorkCounter(book, question.rates)
-        trainer.step(NUM_STEPS, batches, followed=True)
+        trainer.step(question.num_steps, batches, followed=True)
         values.counter = None
     return dict(zip(question.places, counter.by_device, strict=True))
 

@@ -4,10 +4,12 @@
     no initial values    torch.nn.init fills what has no memory: left out
     meshes for real      DeviceMesh looks for this rank's place in a tensor of numbers: computed for real
     one rank's word      broadcast_object_list keeps what this rank says: planned ranks say the same
+    models, masks        no model is built on "meta"; Hugging Face's masks are made as in a run
+    sends that hold      in a rehearsal, as gloo does, a handle of a send keeps its tensor
     plain DDP            torch's wrapper without its first exchange, with buckets that stay and a hook that
                          is done at once
 
-If torch moves one of them, `planned` leaves it alone and says so (`MISSING`); what then fails is one line of
+If torch moves one of them, `planned` leaves it alone and says so (in a note); what then fails is one line of
 a plan, and ddp falls back to single's figures with a set of buckets (see ask.py). Read fake_pass.py first.
 """
 
@@ -15,7 +17,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +34,8 @@ if TYPE_CHECKING:
 
 _MESH = ("__init__", "__getitem__", "_concatenate", "_flatten", "_unflatten")
 _LOCAL_VALUE = torch.ops.aten._local_scalar_dense.default
+_ASKS = (_LOCAL_VALUE, torch.ops.aten.allclose.default, torch.ops.aten.equal.default)
+_MASKING = "transformers.masking_utils"
 _DEVICE = torch.ops.prim.device.default
 _CHANGE_MORE = ("resize_", "resize_as_", "set_", "detach_")
 
@@ -50,8 +56,8 @@ class Replaced:
 
 
 @contextlib.contextmanager
-def planned() -> Iterator[None]:
-    """A context in which strategies build and train on fake tensors."""
+def planned(*, like_cuda: bool) -> Iterator[None]:
+    """A context in which strategies build and train on fake tensors, as over NCCL or as over gloo."""
     replaced = Replaced()
     try:
         _weights_in_place(replaced)
@@ -59,6 +65,10 @@ def planned() -> Iterator[None]:
         _meshes_for_real(replaced)
         _one_ranks_word(replaced)
         _plain_ddp(replaced)
+        _no_blank_models(replaced)
+        _masks_as_in_a_run(replaced)
+        if not like_cuda:
+            _sends_hold(replaced)
         yield
     finally:
         replaced.put_back()
@@ -67,8 +77,9 @@ def planned() -> Iterator[None]:
 class Values(TorchDispatchMode):
     """Answers 1 to whoever asks a fake tensor for its value, except inside the model, and counts the work.
 
-    The loop and torch's own machinery read losses, norms and votes, none of which decides over memory. A
-    model that reads a value may compute something else then, so it gets the error that fake tensors raise.
+    The loop and torch's own machinery read losses, norms and votes, none of which decides over memory; two
+    tensors are equal. A model that reads a value may compute something else then, so it gets the error that
+    fake tensors raise, unless it asks whether a batch has no padding: it is planned to have none.
     """
 
     def __init__(self) -> None:
@@ -106,8 +117,10 @@ class Values(TorchDispatchMode):
     ) -> Any:
         if func is _DEVICE:
             return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
-        if func is _LOCAL_VALUE and not self.modules_deep:
-            return 1.0 if args[0].is_floating_point() else 1
+        if func in _ASKS and (not self.modules_deep or _asks_for_padding()):
+            return 1.0 if func is _LOCAL_VALUE and args[0].is_floating_point() else True
+        if func.namespace == "_c10d_functional" and func.__name__ == "wait_tensor.default":
+            return args[0]  # as it does; on shapes alone torch makes another tensor of it
         only_writes = self._only_writes.get(func)
         if only_writes is None:
             only_writes = self._only_writes[func] = _only_writes(func)
@@ -120,16 +133,30 @@ class Values(TorchDispatchMode):
         return out
 
 
+def _asks_for_padding() -> bool:
+    """Whether Hugging Face's masks ask, who leave a mask out where nothing is padded or packed."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name == _MASKING:
+            return True
+        if not name.startswith(("torch.", "rankdeck.")) and name != "torch":
+            return False
+        frame = frame.f_back
+    return False
+
+
 def _only_writes(func: Any) -> bool:
-    """Whether an operation only changes values in place: there is nothing to do then. Half of all are such."""
+    """Whether an operation only changes values in place: there is nothing to do then, for half of all."""
     schema = func._schema
     name = func.__name__.partition(".")[0]
     if func.namespace != "aten" or torch.Tag.inplace_view in func.tags or not name.endswith("_"):
         return False
     if not schema.returns:
-        return name.startswith("_foreach_")
+        return bool(name.startswith("_foreach_"))
     alias = schema.returns[0].alias_info
-    return len(schema.returns) == 1 and alias is not None and alias.is_write and name not in _CHANGE_MORE
+    writes = len(schema.returns) == 1 and alias is not None and bool(alias.is_write)
+    return writes and name not in _CHANGE_MORE
 
 
 def _weights_in_place(replaced: Replaced) -> None:
@@ -198,6 +225,55 @@ def _one_ranks_word(replaced: Replaced) -> None:
         return None
 
     replaced.put(dist, "broadcast_object_list", said)
+
+
+def _sends_hold(replaced: Replaced) -> None:
+    """gloo's handle of a send keeps the tensor for as long as somebody keeps the handle; NCCL's lets go."""
+    import torch.distributed.distributed_c10d as c10d
+
+    isend = c10d.isend
+
+    def holding(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        work = isend(tensor, *args, **kwargs)
+        return None if work is None else _Sending(work, tensor)
+
+    # A P2POp asks whether it is one of the module's own functions.
+    replaced.put(c10d, "isend", holding)
+    replaced.put(dist, "isend", holding)
+
+
+def _no_blank_models(replaced: Replaced) -> None:
+    """A model on "meta" holds tensors that are not fake; a fake one costs as little."""
+    import rankdeck.sharded.blank as blank
+
+    replaced.put(blank, "_on_meta", lambda model_fn: model_fn())
+
+
+def _masks_as_in_a_run(replaced: Replaced) -> None:
+    """Hugging Face's masks take fake tensors for a graph that is traced, and are never left out then."""
+    import rankdeck.user_code as user_code
+
+    build = user_code.build_model
+
+    def built(*args: Any, **kwargs: Any) -> nn.Module:
+        model = build(*args, **kwargs)
+        masking = sys.modules.get(_MASKING)
+        if masking is not None and hasattr(masking, "is_tracing"):
+            replaced.put(masking, "is_tracing", lambda tensor=None: False)
+        return model
+
+    replaced.put(user_code, "build_model", built)
+
+
+class _Sending:
+    """A send that is done at once, with its tensor."""
+
+    def __init__(self, work: Any, tensor: Tensor) -> None:
+        self._work = work
+        self._tensor = tensor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
 
 
 def _plain_ddp(replaced: Replaced) -> None:
