@@ -1,7 +1,7 @@
 """A process that plans one configuration after another and does nothing else: children are forked from it,
 so it must stay free of threads and of real computing.
 
-    python plan_main.py      a configuration per line of stdin (a JSON string), its PlanLine per line of stdout
+    python plan_main.py      a configuration per line of stdin (JSON text), its PlanLine per line of stdout
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ STRATEGIES = {
 }
 _ONE_PROCESS = ("single", "dp", "dp-parallel-loss", "model")
 _OF_FOUR = ("data-stage", "data-shard", "data-tensor")
-_NO_TENSOR = ("mlp", "resnet")
+_NO_TENSOR = ("mlp", "resnet", "hf-gpt2")
 NUM_FOLLOWED = 3
 
 
@@ -76,6 +76,9 @@ class Case:
     model: str
     strategy: str
     num_devices: int
+
+    def __str__(self) -> str:
+        return f"{self.model}-{self.strategy}"
 
     @property
     def toml(self) -> str:

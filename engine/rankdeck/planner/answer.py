@@ -15,6 +15,7 @@ from rankdeck.config import RunConfig
 from rankdeck.diagnose.exceptions import own_place
 from rankdeck.errors import RankdeckError
 from rankdeck.gpu_models import GpuModel
+from rankdeck.memory.entries import DeviceBytes
 from rankdeck.plan_lines import CANNOT, DOES_NOT_FIT, PlanLine, PlannedDevice, verdict_of
 from rankdeck.planner.allocator import reserved_bytes
 from rankdeck.planner.fake_pass import Found, NotFollowedError, Question, fake_pass
@@ -23,6 +24,7 @@ from rankdeck.planner.step_time import Step, step_time
 from rankdeck.planner.targets import Target
 from rankdeck.planner.work import Work
 
+_KEPT = ("parameters", "gradients", "optimizer", "buffers")
 _SIDE_STREAMS = ("fsdp", "hybrid")
 _COMPILED = "train.compile is left out: what a compiled graph keeps is not known before it runs."
 _BOUND = "At least this much: weights, gradients and optimizer state alone."
@@ -67,15 +69,18 @@ def pass_rank(config: RunConfig, rank: int, target: Target) -> Passed:
     except RankdeckError as error:
         return Passed(reason=" ".join(filter(None, (error.message, error.advice))))
     except NotFollowedError as error:
-        certain = [
-            PassedDevice(place, device.live_bytes, _known(device.live_by_kind))
-            for place, device in error.certain.items()
-        ]
+        certain = [_certain(place, device) for place, device in error.certain.items()]
         return Passed(certain, notes=[_BOUND], reason=in_words(error.cause), is_bound=True)
     except Exception as error:
         if config.strategy.use == "ddp" and config.strategy.options["sync"] == "native":
             return _ddp_from_single(config, target)
         return Passed(reason=in_words(error))
+
+
+def _certain(place: int, device: DeviceBytes) -> PassedDevice:
+    """What stays from step to step. The error that ended the pass may still hold other tensors."""
+    by_kind = {kind: device.live_by_kind[kind] for kind in _KEPT if device.live_by_kind[kind]}
+    return PassedDevice(place, sum(by_kind.values()), by_kind)
 
 
 def _question(config: RunConfig, target: Target, rank: int) -> Question:
