@@ -36,6 +36,7 @@ class AppCommands:
         choose_strategy: Callable[[str], object],
         explain_strategy: Callable[[str], object],
         show_config: Callable[[], object],
+        show_plan: Callable[[], object],
     ) -> None:
         self.window = window
         self.desk = desk
@@ -45,6 +46,7 @@ class AppCommands:
         self.choose_strategy = choose_strategy
         self.explain_strategy = explain_strategy
         self.show_config = show_config
+        self.show_plan = show_plan
 
     def rows(self) -> list[Command]:
         return [*self._run_rows(), *self._file_rows(), *self._other_rows()]
@@ -175,6 +177,13 @@ class AppCommands:
 
     def _other_rows(self) -> list[Command]:
         return [
+            Command(
+                "plan.show",
+                "View: VRAM Plan",
+                self.show_plan,
+                keys=("Ctrl+K V",),
+                menu="View/3_activities",
+            ),
             Command(
                 "strategy.explain",
                 "Help: Explain a Strategy…",

@@ -39,6 +39,7 @@ from rankdeck.events import (
     Spans,
 )
 from rankdeck.imbalance import Imbalance, imbalance_of
+from rankdeck.plan_lines import PlanLine
 from rankdeck.rundir import End, RunDir
 from rankdeck_app.state.pace import Pace
 from rankdeck_app.state.run_tail import Batch, MemoryColumns, Readings, RunTail
@@ -121,6 +122,7 @@ class LiveRun(QObject):
         self.learning_rate: float | None = None
         self.pace: str | None = None
         self.pipeline: dict[int, Pipeline] = {}
+        self.prediction: PlanLine | None = None
         self._anatomies = Anatomies()
         self._started: float | None = None
         self._pace = Pace()
@@ -134,6 +136,23 @@ class LiveRun(QObject):
     def close(self) -> None:
         """Ends the reader thread. What was read stays."""
         self._tail.stop()
+
+    def predict(self, line: PlanLine) -> None:
+        """What the planner said of this run; it stands beside what is measured."""
+        self.prediction = line
+        self.changed.emit(Changed.MEMORY | Changed.STATE)
+
+    def predicted_bytes_of(self, device: DeviceState) -> int | None:
+        """The predicted figure that `total_bytes_of` is to be compared with: live tensors of sampled steps,
+        or all that the driver counts.
+        """
+        planned = {} if self.prediction is None else {p.device: p for p in self.prediction.devices}
+        place = self.devices.index(device)
+        if place not in planned:
+            return None
+        if self.memory_of(device) is not None:
+            return planned[place].active_bytes
+        return planned[place].total_bytes
 
     @property
     def name(self) -> str:
