@@ -99,7 +99,7 @@ def open_desk(services: Services, parent: QObject) -> Desk:
         presets=engine_presets.all(),
         plan=plan,
         elsewhere=Plan(draft, planner, parent),
-        predictions=Predictions(folders.cache / "plans", planner, plan, parent),
+        predictions=Predictions(planner, plan, parent),
     )
     workspace.changed.connect(lambda: desk.runs.set_folder(workspace.runs_folder))
     if not desk.draft.is_restored:

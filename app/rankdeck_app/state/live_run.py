@@ -142,17 +142,18 @@ class LiveRun(QObject):
         self.prediction = line
         self.changed.emit(Changed.MEMORY | Changed.STATE)
 
-    def predicted_bytes_of(self, device: DeviceState) -> int | None:
+    def predicted_bytes_of(self, device: DeviceState, *, as_read: bool = False) -> int | None:
         """The predicted figure that `total_bytes_of` is to be compared with: live tensors of sampled steps,
-        or all that the driver counts.
+        or with `as_read`, and where no step was sampled, all that the driver counts.
         """
-        planned = {} if self.prediction is None else {p.device: p for p in self.prediction.devices}
         place = self.devices.index(device)
-        if place not in planned:
+        line = self.prediction
+        planned = [] if line is None or line.is_bound else line.devices
+        found = next((one for one in planned if one.device == place), None)
+        if found is None:
             return None
-        if self.memory_of(device) is not None:
-            return planned[place].active_bytes
-        return planned[place].total_bytes
+        is_of_driver = as_read or self.memory_of(device) is None
+        return found.total_bytes if is_of_driver else found.active_bytes
 
     @property
     def name(self) -> str:

@@ -19,12 +19,14 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from rankdeck.catalog import STRATEGIES
 from rankdeck.config import RunConfig
-from rankdeck.plan_lines import CANNOT, Marks, PlanLine, marks
+from rankdeck.plan_lines import CANNOT, DOES_NOT_FIT, TIGHT, Marks, PlanLine, marks
 from rankdeck_app.state.draft import Draft, Place
 from rankdeck_app.state.plan_process import Planner, PlanProcess
 
 QUIET_MS = 400
 _ALL = "all"
+# What the planner has advice for, when it is the configuration's own.
+_ADVISED = (TIGHT, DOES_NOT_FIT)
 # Neither changes what a step holds.
 _IRRELEVANT = {"": ("name", "strategy", "launch"), "train": ("steps", "seed", "evaluate_every")}
 
@@ -187,8 +189,10 @@ class Plan(QObject):
             return True
         if self._wants_all and not self._has_all:
             return self._process is None or self._asked != _ALL
-        is_known = self.chosen is not None or _choice(config) in self._answered
-        return not is_known and self._process is None
+        if self._process is not None or _choice(config) in self._answered:
+            return False
+        chosen = self.chosen
+        return chosen is None or (self._wants_all and chosen.verdict in _ADVISED)
 
     def _ask(self) -> None:
         self._quiet.stop()
@@ -207,6 +211,7 @@ class Plan(QObject):
         self.problem = None
         self._asked = _ALL if self._wants_all and not self._has_all else config.strategy.use
         self._answered.add(_choice(config))
+        self.advice = [line for line in self.advice if line.strategy != config.strategy.use]
         try:
             process = self._planner.ask(config, self._asked, self.devices, self)
         except OSError as error:
@@ -224,7 +229,8 @@ class Plan(QObject):
             self.advice.append(line)
         else:
             self._place(line)
-            if line.configured and self._asked != _ALL:
+            is_advised = self._wants_all and line.verdict in _ADVISED
+            if line.configured and self._asked != _ALL and not is_advised:
                 self._drop_process()  # the rest was not asked for
         self.changed.emit()
 

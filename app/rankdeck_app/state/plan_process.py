@@ -38,19 +38,17 @@ class PlanProcess(QObject):
     def __init__(
         self,
         python: str,
-        config_file: Path,
-        options: Sequence[str],
-        *,
+        arguments: Sequence[str],
         folder: Path,
-        silence_ms: int = SILENCE_MS,
         parent: QObject,
+        *,
+        config_file: Path | None = None,
+        silence_ms: int = SILENCE_MS,
     ) -> None:
-        """Asks about the configuration in the file, which is removed when the process is over."""
+        """A command of the engine that plans; the configuration's file is removed when it is over."""
         super().__init__(parent)
         self._file = config_file
-        self._process = engine_command(
-            python, ["plan", str(config_file), "--json", *options], folder, parent=self
-        )
+        self._process = engine_command(python, arguments, folder, self)
         session = QProcess.UnixProcessParameters()
         session.flags = QProcess.UnixProcessFlag.CreateNewSession
         self._process.setUnixProcessParameters(session)
@@ -127,8 +125,7 @@ class PlanProcess(QObject):
 
     def _kill(self) -> None:
         if self._process.state() == QProcess.ProcessState.NotRunning:
-            self._file.unlink(missing_ok=True)
-            self.deleteLater()
+            self._clear()
         elif self._pid:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._pid, signal.SIGKILL)
@@ -137,12 +134,16 @@ class PlanProcess(QObject):
 
     def _close(self, reason: str) -> None:
         self._patience.stop()
-        self._file.unlink(missing_ok=True)
         if not self._is_over:
             self._is_over = True
             self.ended.emit(reason)
         if self._process.state() == QProcess.ProcessState.NotRunning:
-            self.deleteLater()
+            self._clear()
+
+    def _clear(self) -> None:
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+        self.deleteLater()
 
 
 @dataclass(frozen=True)
@@ -165,5 +166,12 @@ class Planner:
             OSError: the configuration cannot be written to a file.
         """
         file = self.engine.write_config(config.to_toml())
-        options = ["--strategy", strategy, *([] if devices is None else ["--devices", devices])]
-        return PlanProcess(self.engine.python, file, options, folder=self.workspace.folder, parent=parent)
+        arguments = ["plan", str(file), "--json", "--strategy", strategy]
+        if devices is not None:
+            arguments += ["--devices", devices]
+        return PlanProcess(self.engine.python, arguments, self.workspace.folder, parent, config_file=file)
+
+    def predict(self, run: Path, parent: QObject) -> PlanProcess:
+        """A run's own prediction, which the engine keeps in its directory; no line is told."""
+        arguments = ["show", str(run), "--plan", "--json"]
+        return PlanProcess(self.engine.python, arguments, self.workspace.folder, parent)

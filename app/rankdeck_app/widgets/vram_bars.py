@@ -1,8 +1,9 @@
 """Memory per device as horizontal bars on one scale: which device leads, by how much, and what it holds.
 
 Segments are kinds of memory; a dashed line stands at the median of the other devices, what the lead device
-holds above it is underlined and written in bytes, its ratio stands at the right. Painted by hand: 16 rows
-cost about a millisecond, and it is repainted only when a new reading arrives.
+holds above it is underlined and written in bytes, its ratio stands at the right. A tick marks what was
+predicted. Painted by hand: 16 rows cost about a millisecond, and it is repainted only when a new reading
+arrives.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rankdeck_app.widgets.chart_colors import KIND_LABELS, ChartColors, ThemeCol
 
 LEGEND_HEIGHT = 18
 TALL_ROW = 18
-MEDIAN = "median, others"
+MEDIAN, PREDICTED = "median, others", "predicted"
 _LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 _RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 
@@ -35,6 +36,7 @@ class DeviceBar:
     total_bytes: int | None
     by_kind: Mapping[str, int] | None = None
     note: str = ""
+    predicted_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,12 @@ class BarsFigure:
 
     @property
     def scale_bytes(self) -> int:
-        return max(self.capacity_bytes or 0, self.largest_bytes, 1)
+        predicted = (bar.predicted_bytes or 0 for bar in self.bars)
+        return max(self.capacity_bytes or 0, self.largest_bytes, *predicted, 1)
+
+    @property
+    def has_prediction(self) -> bool:
+        return any(bar.predicted_bytes is not None for bar in self.bars)
 
     @property
     def unit(self) -> tuple[int, str]:
@@ -180,8 +187,10 @@ class VramBars(QWidget):
         painter.setPen(self._colors.foreground if bar.total_bytes is not None else self._colors.muted)
         painter.drawText(number, _RIGHT, "–" if bar.total_bytes is None else self._number(bar.total_bytes))
         if bar.total_bytes is None:
+            self._paint_prediction(painter, box, bar)
             return
         self._paint_segments(painter, box, bar, leads)
+        self._paint_prediction(painter, box, bar)
         if notable is not None and leads:
             self._paint_excess(painter, columns, box, bar.total_bytes, notable)
 
@@ -202,6 +211,14 @@ class VramBars(QWidget):
         rest = bar.total_bytes - drawn
         if rest > 0:
             painter.fillRect(QRectF(left, box.top(), rest * scale, box.height()), self._colors.rest)
+
+    def _paint_prediction(self, painter: QPainter, box: QRectF, bar: DeviceBar) -> None:
+        """A tick over the bar's whole height, seen on the segments and on the empty track."""
+        if bar.predicted_bytes is None:
+            return
+        x = min(box.right() - 1, box.left() + bar.predicted_bytes * box.width() / self._figure.scale_bytes)
+        painter.fillRect(QRectF(round(x) - 1, box.top() - 2, 3, box.height() + 4), self._colors.card)
+        painter.fillRect(QRectF(round(x), box.top() - 2, 1, box.height() + 4), self._colors.foreground)
 
     def _kind_color(self, kind: str, leads: bool) -> QColor:
         """Blue, but amber for the gathered outputs of a device that stands out: they are why it does."""
@@ -242,16 +259,16 @@ class VramBars(QWidget):
         return 10 if self._is_tight() else 11
 
     def _legend_rows(self) -> list[list[tuple[str, float]]]:
-        """(kind, left) of what the legend names, line by line; the sign of the median comes last, as "".
+        """(kind, left) of what the legend names, line by line; the signs come last.
 
         A second line is taken only from rows that are tall; else the smallest kinds go unnamed.
         """
         metrics = QFontMetricsF(chart_font(self._legend_px()))
-        kinds = [*self._legend_kinds(), ""] if self._figure.imbalance else self._legend_kinds()
-        widths = {kind: metrics.horizontalAdvance(KIND_LABELS.get(kind, MEDIAN)) + 24 for kind in kinds}
+        kinds = [*self._legend_kinds(), *self._signs()]
+        widths = {kind: metrics.horizontalAdvance(_legend_text(kind)) + 24 for kind in kinds}
         if self._is_tight():
             while len(kinds) > 1 and sum(widths[kind] for kind in kinds) - 10 > self.width():
-                kinds.remove(min(filter(None, kinds), key=self._most_of))
+                kinds.remove(min(kinds, key=lambda kind: (kind not in KIND_LABELS, self._most_of(kind))))
         rows: list[list[tuple[str, float]]] = [[]]
         left = 0.0
         for kind in kinds:
@@ -270,14 +287,19 @@ class VramBars(QWidget):
         for index, row in enumerate(rows):
             middle = self.height() - LEGEND_HEIGHT * (len(rows) - index - 0.5) + 2
             for kind, left in row:
-                if kind:
+                if kind in KIND_LABELS:
                     painter.fillRect(QRectF(left, middle - 4.5, 9, 9), self._kind_color(kind, leads))
                 else:
-                    painter.setPen(self._median_pen())
+                    painter.setPen(self._median_pen() if kind == MEDIAN else self._colors.foreground)
                     painter.drawLine(QPointF(left + 4.5, middle - 6), QPointF(left + 4.5, middle + 6))
                 painter.setPen(self._colors.muted)
-                text = KIND_LABELS.get(kind, MEDIAN)
-                painter.drawText(QRectF(left + 14, middle - 9, self.width(), 18), _LEFT, text)
+                where = QRectF(left + 14, middle - 9, self.width(), 18)
+                painter.drawText(where, _LEFT, _legend_text(kind))
+
+    def _signs(self) -> list[str]:
+        """Lines that stand for something."""
+        found = [MEDIAN] if self._figure.imbalance else []
+        return [*found, PREDICTED] if self._figure.has_prediction else found
 
     def _median_pen(self) -> QPen:
         pen = QPen(self._colors.median, 1, Qt.PenStyle.CustomDashLine)
@@ -302,6 +324,8 @@ class VramBars(QWidget):
             if (num_bytes := (bar.by_kind or {}).get(kind))
         ]
         note = f"<br>{bar.note}" if bar.note else ""
+        if bar.predicted_bytes is not None:
+            note += f"<br>{prediction_text(bar.total_bytes, bar.predicted_bytes)}"
         head = f"<b>{bar.label}</b>&nbsp;&nbsp;{format_bytes(bar.total_bytes)}{note}"
         return f"{head}<table>{''.join(rows)}</table>" if rows else head
 
@@ -314,3 +338,13 @@ class VramBars(QWidget):
                 QToolTip.hideText()
             return True
         return super().event(event)
+
+
+def _legend_text(kind: str) -> str:
+    return KIND_LABELS.get(kind, kind)
+
+
+def prediction_text(measured_bytes: int, predicted_bytes: int) -> str:
+    """'predicted 241.8 MiB (+0.3 %)': how far the prediction was above what was measured."""
+    error = f" ({100 * (predicted_bytes / measured_bytes - 1):+.1f} %)" if measured_bytes else ""
+    return f"{PREDICTED} {format_bytes(predicted_bytes)}{error}"

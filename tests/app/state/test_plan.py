@@ -1,101 +1,31 @@
-"""The plan of the draft: answers are folded as they come, outdated ones dropped, and no process outlives it."""
+"""The plan of the draft: answers are folded as they come, outdated ones dropped, no process outlives it."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from PySide6.QtCore import QObject
 from pytestqt.qtbot import QtBot
 
-from rankdeck import plan_lines
 from rankdeck.config import from_dict
-from rankdeck.plan_lines import DOES_NOT_FIT, FITS, PlanLine, PlannedDevice, StepTime
-from rankdeck_app.settings import Settings
-from rankdeck_app.state.draft import Draft
-from rankdeck_app.state.engine_process import Engine
-from rankdeck_app.state.plan import Plan, choose
-from rankdeck_app.state.plan_process import Planner, PlanProcess
-from rankdeck_app.state.trust import Trust
-from rankdeck_app.state.workspace import Workspace
+from rankdeck.plan_lines import DOES_NOT_FIT, FITS, StepTime
+from rankdeck_app.state.plan import choose
+from rankdeck_app.state.plan_process import PlanProcess
+from tests.helpers.told_plan import GIB, TOLD, PlanWorld, line
 
-GIB = 2**30
 WAIT_MS = 10_000
-TEXT = """\
-[model]
-use = "mlp"
-[data]
-use = "digits"
-[train]
-global_batch = 32
-[strategy]
-use = "ddp"
-[devices]
-use = "cpu:2"
-"""
-TOLD = Path(__file__).parents[2] / "helpers" / "told_planner.py"
-
-
-def line(strategy: str, total_bytes: int = GIB, **fields: Any) -> PlanLine:
-    devices = [
-        PlannedDevice(
-            device=place, name=f"Virtual {place}", active_bytes=total_bytes, total_bytes=total_bytes
-        )
-        for place in range(2)
-    ]
-    known = {"options": {}, "label": strategy, "verdict": FITS, "devices": devices} | fields
-    return PlanLine(strategy=strategy, **known)
-
-
-class World:
-    """A draft, and a planner that tells what the test wants."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.parent = QObject()
-        self.folder, self._patch = folder, monkeypatch
-        self.draft = Draft(folder / "draft.json", folder, self.parent)
-        self.draft.replace(TEXT, folder=folder, stem="mlp")
-        self.engine = Engine(folder / "launch", self.parent)
-        self.engine.python = str(TOLD)
-        workspace = Workspace(
-            folder / "ws.json", Settings(folder / "s.toml"), folder=folder, parent=self.parent
-        )
-        self.is_automatic = True
-        self.trust = Trust(folder / "trusted.toml")
-        self.planner = Planner(self.engine, self.trust, workspace, lambda: self.is_automatic)
-        self.plan = Plan(self.draft, self.planner, self.parent)
-        monkeypatch.setenv("TOLD_LOG", str(folder / "log"))
-        self.tell([])
-
-    def tell(self, lines: list[PlanLine], then: str = "") -> None:
-        file = self.folder / "lines"
-        file.write_bytes(b"".join(map(plan_lines.encode, lines)))
-        self._patch.setenv("TOLD_LINES", str(file))
-        self._patch.setenv("TOLD_THEN", then)
-
-    @property
-    def asked(self) -> list[dict[str, Any]]:
-        log = self.folder / "log"
-        return [json.loads(text) for text in log.read_text().splitlines()] if log.exists() else []
-
-    def close(self) -> None:
-        self.plan.close()
-        self.draft.close()
-        self.engine.close()
 
 
 @pytest.fixture
-def world(qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    world = World(tmp_path, monkeypatch)
+def world(qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlanWorld]:
+    world = PlanWorld(tmp_path, monkeypatch)
     yield world
     world.close()
 
 
-def shown(world: World) -> dict[str, str]:
+def shown(world: PlanWorld) -> dict[str, str]:
     return {row.label: row.line.verdict if row.line else row.failure or "awaited" for row in world.plan.rows}
 
 
@@ -111,7 +41,7 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def test_lines_take_their_rows_in_the_catalogues_order(qtbot: QtBot, world: World) -> None:
+def test_lines_take_their_rows_in_the_catalogues_order(qtbot: QtBot, world: PlanWorld) -> None:
     world.tell(
         [line("fsdp"), line("ddp", configured=True), line("dp", label="dp, parallel_loss = true"), line("dp")]
     )
@@ -130,7 +60,7 @@ def test_lines_take_their_rows_in_the_catalogues_order(qtbot: QtBot, world: Worl
     assert not list((world.folder / "launch").iterdir()), "the configuration's file is removed"
 
 
-def test_marks_are_said_only_when_every_answer_is_there(qtbot: QtBot, world: World) -> None:
+def test_marks_are_said_only_when_every_answer_is_there(qtbot: QtBot, world: PlanWorld) -> None:
     fast, small = StepTime(low_s=0.1, high_s=0.2), StepTime(low_s=1.0, high_s=2.0)
     world.tell([line("ddp", 2 * GIB, step=fast), line("fsdp", GIB, step=small)], then="hang")
     world.plan.want_all(True)
@@ -144,7 +74,7 @@ def test_marks_are_said_only_when_every_answer_is_there(qtbot: QtBot, world: Wor
     assert recommended is not None and recommended.strategy == "ddp"
 
 
-def test_answers_to_an_older_form_are_dropped_and_its_process_ended(qtbot: QtBot, world: World) -> None:
+def test_answers_to_an_older_form_are_dropped_and_its_process_ended(qtbot: QtBot, world: PlanWorld) -> None:
     world.tell([line("ddp", configured=True)], then="hang")
     world.plan.want_all(True)
     until(qtbot, lambda: world.plan.chosen is not None)
@@ -157,7 +87,7 @@ def test_answers_to_an_older_form_are_dropped_and_its_process_ended(qtbot: QtBot
     until(qtbot, lambda: not is_alive(old))
 
 
-def test_a_line_of_an_ended_process_is_not_taken(qtbot: QtBot, world: World) -> None:
+def test_a_line_of_an_ended_process_is_not_taken(qtbot: QtBot, world: PlanWorld) -> None:
     world.tell([], then="hang")
     world.plan.want_all(True)
     until(qtbot, lambda: world.asked)
@@ -167,7 +97,7 @@ def test_a_line_of_an_ended_process_is_not_taken(qtbot: QtBot, world: World) -> 
     assert world.plan.lines == []
 
 
-def test_typing_asks_once_it_is_quiet(qtbot: QtBot, world: World) -> None:
+def test_typing_asks_once_it_is_quiet(qtbot: QtBot, world: PlanWorld) -> None:
     world.tell([line("ddp", configured=True)])
     world.plan.start()
     for batch in (34, 36, 38, 40):
@@ -176,7 +106,7 @@ def test_typing_asks_once_it_is_quiet(qtbot: QtBot, world: World) -> None:
     assert len(world.asked) == 1
 
 
-def test_what_no_memory_depends_on_asks_nothing(qtbot: QtBot, world: World) -> None:
+def test_what_no_memory_depends_on_asks_nothing(qtbot: QtBot, world: PlanWorld) -> None:
     world.tell([line("ddp", configured=True)])
     world.plan.start()
     until(qtbot, lambda: world.plan.chosen is not None)
@@ -186,7 +116,7 @@ def test_what_no_memory_depends_on_asks_nothing(qtbot: QtBot, world: World) -> N
     assert world.plan.chosen is None and world.plan.is_asking
 
 
-def test_only_the_chosen_strategy_is_asked_while_nobody_looks(qtbot: QtBot, world: World) -> None:
+def test_only_the_chosen_strategy_is_asked_while_nobody_looks(qtbot: QtBot, world: PlanWorld) -> None:
     world.tell([line("ddp", configured=True)], then="hang")
     world.plan.start()
     until(qtbot, lambda: world.plan.chosen is not None)
@@ -195,7 +125,7 @@ def test_only_the_chosen_strategy_is_asked_while_nobody_looks(qtbot: QtBot, worl
     until(qtbot, lambda: not is_alive(world.asked[0]["pid"]))
 
 
-def test_choosing_a_known_strategy_asks_nothing(qtbot: QtBot, world: World) -> None:
+def test_choosing_a_known_strategy_asks_nothing(qtbot: QtBot, world: PlanWorld) -> None:
     world.tell([line("ddp", configured=True), line("fsdp")])
     world.plan.want_all(True)
     until(qtbot, lambda: world.plan.is_complete)
@@ -205,7 +135,7 @@ def test_choosing_a_known_strategy_asks_nothing(qtbot: QtBot, world: World) -> N
     assert not world.plan.is_asking and len(world.asked) == 1
 
 
-def test_a_dead_planner_fails_the_open_rows_only(qtbot: QtBot, world: World) -> None:
+def test_a_dead_planner_fails_the_open_rows_only(qtbot: QtBot, world: PlanWorld) -> None:
     world.tell([line("ddp", configured=True)], then="die")
     world.plan.want_all(True)
     until(qtbot, lambda: world.plan.problem)
@@ -217,7 +147,7 @@ def test_a_dead_planner_fails_the_open_rows_only(qtbot: QtBot, world: World) -> 
     assert shown(world) == {"ddp": FITS, "fsdp": FITS}
 
 
-def test_the_engines_own_words_are_shown(qtbot: QtBot, world: World) -> None:
+def test_the_engines_own_words_are_shown(qtbot: QtBot, world: PlanWorld) -> None:
     world.tell([], then="refuse")
     world.plan.start()
     until(qtbot, lambda: world.plan.problem)
@@ -225,16 +155,18 @@ def test_the_engines_own_words_are_shown(qtbot: QtBot, world: World) -> None:
     assert not world.plan.is_asking, "the same question is not asked again and again"
 
 
-def test_a_silent_planner_is_given_up(qtbot: QtBot, world: World) -> None:
+def test_a_silent_planner_is_given_up(qtbot: QtBot, world: PlanWorld) -> None:
     world.tell([], then="hang")
-    process = PlanProcess(str(TOLD), [], world.folder, world.parent, silence_ms=300)
+    process = PlanProcess(str(TOLD), [], world.folder, world.parent, silence_ms=2500)
     with qtbot.waitSignal(process.ended, timeout=WAIT_MS) as ended:
         process.start()
     assert "nothing" in ended.args[0]
     until(qtbot, lambda: not is_alive(world.asked[0]["pid"]))
 
 
-def test_own_code_is_not_run_before_its_folder_is_trusted(qtbot: QtBot, world: World, tmp_path: Path) -> None:
+def test_own_code_is_not_run_before_its_folder_is_trusted(
+    qtbot: QtBot, world: PlanWorld, tmp_path: Path
+) -> None:
     (tmp_path / "own.py").write_text("")
     world.tell([line("ddp", configured=True)])
     world.draft.set_value(("model", "use"), "own.py:build")
@@ -246,7 +178,7 @@ def test_own_code_is_not_run_before_its_folder_is_trusted(qtbot: QtBot, world: W
     until(qtbot, lambda: world.plan.chosen is not None)
 
 
-def test_a_plan_that_is_not_automatic_waits_to_be_asked(qtbot: QtBot, world: World) -> None:
+def test_a_plan_that_is_not_automatic_waits_to_be_asked(qtbot: QtBot, world: PlanWorld) -> None:
     world.is_automatic = False
     world.tell([line("ddp", configured=True)])
     world.plan.want_all(True)
@@ -256,7 +188,7 @@ def test_a_plan_that_is_not_automatic_waits_to_be_asked(qtbot: QtBot, world: Wor
     until(qtbot, lambda: world.plan.is_complete)
 
 
-def test_closing_ends_the_process(qtbot: QtBot, world: World) -> None:
+def test_closing_ends_the_process(qtbot: QtBot, world: PlanWorld) -> None:
     world.tell([], then="hang")
     world.plan.want_all(True)
     until(qtbot, lambda: world.asked)
@@ -264,7 +196,7 @@ def test_closing_ends_the_process(qtbot: QtBot, world: World) -> None:
     assert not is_alive(world.asked[0]["pid"])
 
 
-def test_a_choice_writes_strategy_options_and_changes_at_once(world: World) -> None:
+def test_a_choice_writes_strategy_options_and_changes_at_once(world: PlanWorld) -> None:
     world.draft.set_values({("strategy", "bucket_mb"): 5.0})
     told: list[None] = []
     world.draft.changed.connect(lambda: told.append(None))
@@ -282,7 +214,7 @@ def test_a_choice_writes_strategy_options_and_changes_at_once(world: World) -> N
     assert world.draft.value(("strategy",)) == {"use": "dp"}, "what is the default is not written"
 
 
-def test_the_answer_serves_a_run_of_the_same_configuration(qtbot: QtBot, world: World) -> None:
+def test_the_answer_serves_a_run_of_the_same_configuration(qtbot: QtBot, world: PlanWorld) -> None:
     world.tell([line("ddp", configured=True)])
     world.plan.start()
     until(qtbot, lambda: world.plan.chosen is not None)

@@ -19,6 +19,7 @@ from rankdeck_app.views.launch.footer import LaunchFooter, TwoLines
 from rankdeck_app.views.launch.model import ModelSection
 from rankdeck_app.views.launch.side_bar import LaunchView
 from rankdeck_app.views.launch.strategy import StrategySection
+from tests.helpers.told_plan import idle_plan
 
 TEXT = """\
 [model]
@@ -68,7 +69,7 @@ def machine(count: int, busy: tuple[int, ...] = ()) -> list[Gpu]:
 
 @pytest.fixture
 def devices(qtbot: QtBot, theme: Theme, draft: Draft, gpus: Gpus) -> Iterator[DevicesSection]:
-    view = LaunchView(theme, draft, gpus, [], str)
+    view = LaunchView(theme, draft, gpus, [], idle_plan(draft), str)
     qtbot.addWidget(view)
     view.show()
     yield view.devices
@@ -247,9 +248,11 @@ def test_a_strategy_is_chosen_by_arrow_key_and_brings_its_options(
 # The footer
 
 
-def test_the_button_is_off_and_says_why_while_the_draft_is_wrong(qtbot: QtBot, theme: Theme) -> None:
+def test_the_button_is_off_and_says_why_while_the_draft_is_wrong(
+    qtbot: QtBot, theme: Theme, draft: Draft
+) -> None:
     pressed: list[int] = []
-    footer = LaunchFooter(theme, lambda: pressed.append(1), lambda: "Ctrl+F5")
+    footer = LaunchFooter(theme, idle_plan(draft), lambda: pressed.append(1), lambda: "Ctrl+F5")
     qtbot.addWidget(footer)
     assert footer.estimate.text() == "No estimate yet" and "Ctrl+F5" in footer.button.text()
     footer.show_state("train.steps is wrong. Use 5.")
@@ -275,7 +278,7 @@ def test_every_control_has_a_name_and_a_tooltip(qtbot: QtBot, theme: Theme, draf
     from PySide6.QtWidgets import QAbstractButton, QComboBox, QLineEdit
 
     gpus.set_answer(machine(4))
-    view = LaunchView(theme, draft, gpus, presets.all(), lambda: "Ctrl+F5")
+    view = LaunchView(theme, draft, gpus, presets.all(), idle_plan(draft), lambda: "Ctrl+F5")
     qtbot.addWidget(view)
     for kind in (QAbstractButton, QComboBox, QLineEdit):
         for widget in view.findChildren(kind):
