@@ -45,9 +45,24 @@ class GpuModel:
     nccl_bytes: int = 256 * _MIB
 
     @property
+    def rates(self) -> Rates | None:
+        if self.fp32 is None or self.half is None or self.bandwidth is None:
+            return None
+        return Rates(self.fp32, self.half, self.bandwidth)
+
+    @property
     def workspaces_bytes(self) -> int:
         """What cuBLAS holds inside torch's allocator in a training process."""
         return 2 * self.workspace_bytes
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a device does at best: floating point operations per second in fp32 and in 16 bits, bytes/s."""
+
+    flops_per_s: float
+    half_flops_per_s: float
+    bytes_per_s: float
 
 
 def _gpu(

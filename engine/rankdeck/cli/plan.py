@@ -72,6 +72,9 @@ def plan(
 def _lines(config: RunConfig, strategy: str | None, target: Target, *, fit_batch: bool) -> Iterator[PlanLine]:
     """The rows as they come, then advice for the configuration's own."""
     from rankdeck.errors import ConfigError
+    from rankdeck.planner.ready import ready
+
+    ready()
     from rankdeck.planner.advice import advise, largest_batch
     from rankdeck.planner.ask import answers
     from rankdeck.planner.rows import rows_for

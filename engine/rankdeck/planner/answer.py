@@ -32,7 +32,7 @@ _DDP_FALLBACK = "torch's DDP could not be followed: single's figures and a set o
 
 
 class PassedDevice(msgspec.Struct):
-    """A device as one rank's pass saw it; `reserved_bytes` is None in a rehearsal, `work` where nothing ran."""
+    """A device as one rank saw it; `reserved_bytes` is None in a rehearsal, `work` where nothing ran."""
 
     place: int
     active_bytes: int

@@ -25,6 +25,7 @@ from rankdeck.config import RunConfig
 from rankdeck.errors import ConfigError
 from rankdeck.plan_lines import PlanLine
 from rankdeck.planner.answer import Passed, empty_line, line_of, pass_rank, ranks_to_pass
+from rankdeck.planner.ready import ready
 from rankdeck.planner.rows import Row
 from rankdeck.planner.targets import Target
 
@@ -45,7 +46,7 @@ def answers(
     passing: Passing = pass_rank,
 ) -> Iterator[PlanLine]:
     """The lines of all rows as they come, which need not be their order. `scale`: see step_time.py."""
-    warm_up()
+    ready()
     asked = []
     for row in rows:
         try:
@@ -72,12 +73,6 @@ def answers(
     finally:
         for child in running:
             child.kill()
-
-
-def warm_up() -> None:
-    """Import what every pass needs, so that children have it."""
-    import torch._dynamo
-    import torch.fx.experimental.symbolic_shapes  # noqa: F401 - so would FakeTensorMode's
 
 
 @dataclass(eq=False)

@@ -28,11 +28,12 @@ from rankdeck.collectives.replica_threads import ReplicaError
 from rankdeck.config import RunConfig
 from rankdeck.data.loader import first_batch
 from rankdeck.errors import RankdeckError
+from rankdeck.gpu_models import Rates
 from rankdeck.memory.entries import DeviceBytes
 from rankdeck.planner.book import Change, PlanBook
 from rankdeck.planner.cuda_like import like_cuda
 from rankdeck.planner.planned_torch import Values, planned
-from rankdeck.planner.work import Rates, Work, WorkCounter
+from rankdeck.planner.work import Work, WorkCounter
 from rankdeck.rundir import EventWriter
 from rankdeck.strategies.base import PipelineFacts, Strategy, each_tensor
 from rankdeck.train import Trainer, assemble

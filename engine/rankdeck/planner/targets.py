@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rankdeck.gpu_models import GpuModel
-from rankdeck.planner.work import Rates
+from rankdeck.gpu_models import GpuModel, Rates
 
 
 @dataclass(frozen=True)
@@ -19,10 +18,7 @@ class TargetDevice:
 
     @property
     def rates(self) -> Rates | None:
-        gpu = self.gpu
-        if gpu is None or gpu.fp32 is None or gpu.half is None or gpu.bandwidth is None:
-            return None
-        return Rates(gpu.fp32, gpu.half, gpu.bandwidth)
+        return None if self.gpu is None else self.gpu.rates
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from rankdeck.gpu_models import Rates
 from rankdeck.memory.follower import VIEWS, effect_of
 from rankdeck.simulated_pace import flops_formula
 
@@ -24,15 +25,6 @@ if TYPE_CHECKING:
     from rankdeck.planner.book import PlanBook
 
 _HALVES = (torch.float16, torch.bfloat16)
-
-
-@dataclass
-class Rates:
-    """What a device does at best: floating point operations per second in fp32 and in 16 bits, bytes/s."""
-
-    flops_per_s: float
-    half_flops_per_s: float
-    bytes_per_s: float
 
 
 @dataclass
