@@ -56,12 +56,16 @@ class Replaced:
 
 
 @contextlib.contextmanager
-def planned(*, like_cuda: bool) -> Iterator[None]:
-    """A context in which strategies build and train on fake tensors, as over NCCL or as over gloo."""
+def planned(*, like_cuda: bool, initial_values: bool = False) -> Iterator[None]:
+    """A context in which strategies build and train on fake tensors, as over NCCL or as over gloo.
+
+    With `initial_values` real tensors do as well: then weights are filled.
+    """
     replaced = Replaced()
     try:
         _weights_in_place(replaced)
-        _no_initial_values(replaced)
+        if not initial_values:
+            _no_initial_values(replaced)
         _meshes_for_real(replaced)
         _one_ranks_word(replaced)
         _plain_ddp(replaced)
