@@ -48,7 +48,7 @@ class Plan(QObject):
 
     def __init__(self, draft: Draft, planner: Planner, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self._draft, self._planner = draft, planner
+        self._draft, self.planner = draft, planner
         self.devices: str | None = None
         """None plans for the draft's own; else as in `--devices`: GPUs that one does not have."""
         self.rows: list[PlanRow] = []
@@ -83,7 +83,7 @@ class Plan(QObject):
     @property
     def needs_trust(self) -> bool:
         config = self._draft.config
-        return config is not None and self._planner.needs_trust(config)
+        return config is not None and self.planner.needs_trust(config)
 
     @property
     def chosen(self) -> PlanLine | None:
@@ -156,7 +156,7 @@ class Plan(QObject):
         self._ask_soon()
 
     def _ask_soon(self) -> None:
-        if self._planner.is_automatic() and self._is_something_missing():
+        if self.planner.is_automatic() and self._is_something_missing():
             self._quiet.start()
         self.changed.emit()
 
@@ -213,7 +213,7 @@ class Plan(QObject):
         self._answered.add(_choice(config))
         self.advice = [line for line in self.advice if line.strategy != config.strategy.use]
         try:
-            process = self._planner.ask(config, self._asked, self.devices, self)
+            process = self.planner.ask(config, self._asked, self.devices, self)
         except OSError as error:
             self.problem = f"The planner could not be asked: {error}."
             return

@@ -285,10 +285,10 @@ def sources(run: LiveRun) -> tuple[tuple[str, str], tuple[str, str]]:
 
 def bars_rows(run: LiveRun) -> Iterator[Sequence[object]]:
     """CSV of the bars, in bytes."""
-    yield ("device", "peak_bytes", "predicted_bytes", *KIND_LABELS)
+    yield ("device", "peak_bytes", *KIND_LABELS, "predicted_bytes")
     for bar in bars(run).bars:
         kinds = bar.by_kind or {}
-        yield (bar.label, bar.total_bytes, bar.predicted_bytes, *(kinds.get(kind) for kind in KIND_LABELS))
+        yield (bar.label, bar.total_bytes, *(kinds.get(kind) for kind in KIND_LABELS), bar.predicted_bytes)
 
 
 def band_rows(run: LiveRun) -> Iterator[Sequence[object]]:

@@ -181,13 +181,13 @@ def segments(device: PlannedDevice) -> Iterator[tuple[str, int]]:
 
 
 def _peak_note(line: PlanLine) -> tuple[str, bool]:
-    """Which device the peak is of, and whether it stands out."""
+    """How far the fullest device stands above the others, or which it is; and whether it stands out."""
     if len(line.devices) < 2 or line.fullest is None:
         return "", False
     totals = [device.total_bytes for device in line.devices]
     found = imbalance_of(dict(enumerate(totals)))
     if found is not None and found.is_notable and found.ratio is not None:
-        return f"{device_label(line.devices[found.device])}, {found.ratio:.1f}×", True
+        return f"{found.ratio:.1f}× others", True
     return ("each" if len(set(totals)) == 1 else device_label(line.fullest)), False
 
 
@@ -218,13 +218,12 @@ def stats(plan: Plan) -> list[Stat]:
     lines = plan.lines
     cheapest, recommended = plan.marks
     target = lines[0].target if lines else plan.devices or UNKNOWN
-    answers = f"{len(lines)} of {len(plan.rows)}" if plan.is_asking else str(len(lines))
     return [
         Stat("Predicted for", target, target),
         _stat("Chosen", plan.chosen, is_hot=plan.chosen is not None and is_trouble(plan.chosen)),
         _stat(RECOMMENDED, recommended),
         _stat(LEAST_MEMORY, cheapest),
-        Stat("Answers", answers, "88 of 88"),
+        Stat("Answers so far" if plan.is_asking else "Answers", str(len(lines)), "88"),
     ]
 
 
