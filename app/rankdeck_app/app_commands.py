@@ -37,6 +37,7 @@ class AppCommands:
         explain_strategy: Callable[[str], object],
         show_config: Callable[[], object],
         show_devices: Callable[[], object],
+        show_plan: Callable[[], object],
     ) -> None:
         self.window = window
         self.desk = desk
@@ -47,6 +48,7 @@ class AppCommands:
         self.explain_strategy = explain_strategy
         self.show_config = show_config
         self.show_devices = show_devices
+        self.show_plan = show_plan
 
     def rows(self) -> list[Command]:
         return [*self._run_rows(), *self._file_rows(), *self._other_rows()]
@@ -182,6 +184,13 @@ class AppCommands:
                 "View: Devices",
                 self.show_devices,
                 keys=("Ctrl+Shift+D",),
+                menu="View/3_activities",
+            ),
+            Command(
+                "plan.show",
+                "View: VRAM Plan",
+                self.show_plan,
+                keys=("Ctrl+K V",),
                 menu="View/3_activities",
             ),
             Command(

@@ -54,6 +54,7 @@ class App:
             explain_strategy=self.explain_strategy,
             show_config=self.show_config,
             show_devices=self.watch.show,
+            show_plan=self.show_plan,
         )
         self._greeted = False
         self._alive_toast: Toast | None = None
@@ -87,6 +88,7 @@ class App:
             "settings", lambda _id: settings_page.SettingsPage(window.theme, window.settings, desk.trust)
         )
         register(strategy_page.PAGE_KIND, self._strategy_page)
+        register("plan", lambda _id: self._plan_page())
 
     def _register_views(self) -> None:
         side, panel = self.window.side_bar, self.window.panel
@@ -105,7 +107,8 @@ class App:
 
         window, desk = self.window, self.desk
         keys = partial(window.keymap.text_for, "run.launch")
-        view = LaunchView(window.theme, desk.draft, desk.gpus, desk.presets, keys)
+        view = LaunchView(window.theme, desk.draft, desk.gpus, desk.presets, desk.plan, keys)
+        view.plan_opened.connect(self.show_plan)
         view.launch_requested.connect(self.launching.launch_draft)
         view.preset_picked.connect(self.use_preset)
         view.strategy_explained.connect(self.explain_strategy)
@@ -183,6 +186,14 @@ class App:
         page.chosen.connect(self.choose_strategy)
         return page
 
+    def _plan_page(self) -> Page:
+        from rankdeck_app.views.plan.page import PlanPage
+
+        desk = self.desk
+        page = PlanPage(self.window.theme, desk.draft, desk.plan, desk.elsewhere)
+        page.trust_asked.connect(lambda: self.launching.ask_trust_of_draft(page.ask_again))
+        return page
+
     # What views ask for
 
     def use_preset(self, preset: PresetCard) -> None:
@@ -212,6 +223,10 @@ class App:
         page = self.window.editor.open(config_page.PAGE_ID)
         if isinstance(page, config_page.ConfigPage) and line is not None:
             page.go_to_line(line)
+
+    def show_plan(self) -> None:
+        """What every strategy would need."""
+        self.window.editor.open("plan:")
 
     # What the frame shows
 

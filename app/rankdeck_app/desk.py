@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import QObject
@@ -20,6 +21,9 @@ from rankdeck_app.services import Services
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.engine_process import Engine
 from rankdeck_app.state.gpus import Gpus
+from rankdeck_app.state.plan import Plan
+from rankdeck_app.state.plan_process import Planner
+from rankdeck_app.state.predictions import Predictions
 from rankdeck_app.state.problem_list import ProblemList
 from rankdeck_app.state.runs import Runs
 from rankdeck_app.state.suggestion import default_devices
@@ -42,11 +46,15 @@ class Desk:
     draft: Draft
     problems: ProblemList
     presets: Sequence[PresetCard]
+    plan: Plan
+    elsewhere: Plan
+    predictions: Predictions
 
     def start(self) -> None:
         """Begin to look: for runs, once a second, and at GPUs, for as long as the app is up."""
         self.runs.start()
         self.gpus.ask()
+        self.plan.start()
 
     def use_preset(self, preset: PresetCard) -> None:
         """Make the preset the configuration; where it names no devices, those that make sense here.
@@ -62,6 +70,8 @@ class Desk:
         self.draft.is_edited = False
 
     def close(self) -> None:
+        for asker in (self.plan, self.elsewhere, self.predictions):
+            asker.close()
         self.draft.close()
         self.gpus.close()
         self.engine.close()
@@ -74,15 +84,23 @@ def open_desk(services: Services, parent: QObject) -> Desk:
     workspace = _workspace(services, parent)
     engine = Engine(folders.state / "launch", parent)
     _follow_python(services, engine)
+    trust = Trust(folders.config / "trusted.toml")
+    draft = Draft(folders.state / "draft.json", workspace.folder, parent)
+    is_automatic = partial(services.settings.get_bool, "plan.automatic")
+    planner = Planner(engine, trust, workspace, is_automatic)
+    plan = Plan(draft, planner, parent)
     desk = Desk(
         workspace=workspace,
-        trust=Trust(folders.config / "trusted.toml"),
+        trust=trust,
         engine=engine,
         gpus=Gpus(engine, parent),
         runs=Runs(workspace.runs_folder, parent),
-        draft=Draft(folders.state / "draft.json", workspace.folder, parent),
+        draft=draft,
         problems=ProblemList(parent),
         presets=engine_presets.all(),
+        plan=plan,
+        elsewhere=Plan(draft, planner, parent),
+        predictions=Predictions(planner, plan, parent),
     )
     workspace.changed.connect(lambda: desk.runs.set_folder(workspace.runs_folder))
     if not desk.draft.is_restored:

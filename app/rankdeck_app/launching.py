@@ -119,6 +119,12 @@ class Launching(QObject):
         else:
             self._begin(config)
 
+    def ask_trust_of_draft(self, go_on: Callable[[], object]) -> None:
+        """Ask whether the draft's own code may run, and go on if it may."""
+        config = self._desk.draft.config
+        if config is not None:
+            self._ask_trust(self._desk.trust.untrusted(config.code_folders()), go_on)
+
     def resume(self, path: Path) -> None:
         """Go on with a run that is over, asking first where its own code is not trusted yet."""
         try:

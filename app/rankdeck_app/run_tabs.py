@@ -77,12 +77,14 @@ class RunTabs(QObject):
         )
 
     def _opened(self, run: LiveRun) -> None:
+        self._desk.predictions.follow(run)
         run.changed.connect(self._changed)
         run.outcome_changed.connect(lambda _outcome: self._list_problems(run))
         run.outcome_changed.connect(lambda _outcome: self._follow(self._window.editor.active_page()))
         run.problem_raised.connect(lambda _problem: self._list_problems(run))
 
     def _closed(self, run: LiveRun) -> None:
+        self._desk.predictions.forget(run)
         self._desk.problems.set(str(run.run.path), run.name, [])
         if run is self.current:
             self._set_current(None)

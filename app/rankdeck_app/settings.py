@@ -73,6 +73,11 @@ OPTIONS: tuple[Option, ...] = (
         "",
         "Python that runs the engine, with rankdeck installed in it. Empty: the one that runs the app.",
     ),
+    Option(
+        "plan.automatic",
+        True,
+        "Predict the memory of the run being configured as it changes, in a process of low priority.",
+    ),
     Option("window.restore_tabs", True, "Open the tabs of the last session at start."),
     Option("window.frame_rate", 30, "Frames per second of live views.", minimum=5, maximum=60),
     Option(

@@ -12,16 +12,18 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import msgspec
 
-from rankdeck import events
+from rankdeck import events, plan_lines
 from rankdeck.anatomy import Anatomies, totals_s
 from rankdeck.breakdown import break_down
 from rankdeck.errors import ConfigError, Problem
 from rankdeck.imbalance import Imbalance, imbalance_of
+from rankdeck.plan_lines import PlanLine
 from rankdeck.rundir import EventReader, RunDir
 from rankdeck.step_columns import Row, StepColumns
 
@@ -233,6 +235,27 @@ class RunFigures:
         return imbalance_of({index: figures.peak_bytes for index, figures in self.devices.items()})
 
 
+def prediction_file(run: RunDir) -> Path:
+    """Where a run keeps what was predicted for it: one line of a plan."""
+    return run.path / "plan.json"
+
+
+def read_prediction(run: RunDir) -> PlanLine | None:
+    """What was predicted for a run, None where nobody did."""
+    try:
+        return plan_lines.decode(prediction_file(run).read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _predicted_bytes(run: RunDir) -> dict[int, int]:
+    """The predicted peak of live tensors by device; nothing where only a bound is known."""
+    line = read_prediction(run)
+    if line is None or line.is_bound:
+        return {}
+    return {device.device: device.active_bytes for device in line.devices}
+
+
 def read_figures(run: RunDir) -> RunFigures:
     """The figures of everything that is in the run's directory now."""
     figures, reader = RunFigures(), EventReader(run)
@@ -247,6 +270,7 @@ def summarise(run: RunDir, figures: RunFigures | None = None) -> dict[str, Any]:
     outcome = run.outcome()
     figures = figures or read_figures(run)
     strategy, options, planned = _what_ran(run, figures)
+    predicted = _predicted_bytes(run)
     end = run.end()
     first = figures.first_started
     started = first.started if first else run.environment().get("started")
@@ -263,7 +287,7 @@ def summarise(run: RunDir, figures: RunFigures | None = None) -> dict[str, Any]:
         "samples_per_s": figures.samples_per_s(),
         "step_s": _step_times(figures.steps),
         "first_step_s": _first_step_s(figures),
-        "devices": [_device(figures.devices[index]) for index in sorted(figures.devices)],
+        "devices": [_device(figures.devices[index], predicted) for index in sorted(figures.devices)],
         "imbalance": _imbalance(figures.imbalance()),
         "comm": _comm(figures),
         "bubble": _bubble(figures),
@@ -341,7 +365,7 @@ def _first_step_s(figures: RunFigures) -> float | None:
     return _known(figures.steps.ended[0] - figures.first_started.started)
 
 
-def _device(figures: DeviceFigures) -> dict[str, Any]:
+def _device(figures: DeviceFigures, predicted: Mapping[int, int]) -> dict[str, Any]:
     info = figures.info
     return {
         "device": figures.device,
@@ -355,6 +379,7 @@ def _device(figures: DeviceFigures) -> dict[str, Any]:
         "used_peak_bytes": figures.used_peak_bytes,
         "breakdown": figures.breakdown,
         "lost_at": figures.lost_at,
+        "predicted_peak_bytes": predicted.get(figures.device),
     }
 
 

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -280,8 +279,11 @@ class _CountFlops(TorchDispatchMode):
     """Books the FLOPs of matrix products, convolutions and attention on the slot that the thread is in."""
 
     def __init__(self, thread: _Thread) -> None:
+        from torch.distributed.tensor import DTensor  # half a second, which runs at a real pace do not pay
+
         super().__init__()
         self._thread = thread
+        self._wrapper = DTensor
 
     def __torch_dispatch__(
         self,
@@ -290,10 +292,10 @@ class _CountFlops(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if any(issubclass(kind, DTensor) for kind in types):
+        if any(issubclass(kind, self._wrapper) for kind in types):
             return NotImplemented  # it unwraps itself, and its local parts come back here
         out = func(*args, **(kwargs or {}))
-        count = _formula(func._overloadpacket)
+        count = flops_formula(func._overloadpacket)
         if count is not None and self._thread.stack:
             self._thread.stack[-1].slot.flops += count(*args, **(kwargs or {}), out_val=out)
         return out
@@ -308,7 +310,7 @@ _ON_CPU = {
 }
 
 
-def _formula(packet: Any) -> Callable[..., int] | None:
+def flops_formula(packet: Any) -> Callable[..., int] | None:
     """torch's own formula of an operation; attention on CPU counts as on a GPU."""
     found: Callable[..., int] | None = flop_registry.get(_ON_CPU.get(packet, packet))
     return found

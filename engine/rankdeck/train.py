@@ -17,7 +17,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from rankdeck import events
-from rankdeck.checkpoint import Restored
 from rankdeck.data.base import needs_epoch
 from rankdeck.data.loader import Loader, build_loader, first_batch
 from rankdeck.data.sampling import StepBatches
@@ -38,11 +37,14 @@ from rankdeck.memory.sampling import SamplingBudget
 from rankdeck.memory.torch_memory import OwnedBytes, read_gpu_bytes, reset_gpu_peaks
 from rankdeck.reporting import BusyMeter, StepFacts, StepReporter
 from rankdeck.rundir import EventWriter
-from rankdeck.saving import Saver
 from rankdeck.simulated_pace import pace_of
 from rankdeck.spans import ALWAYS_STEPS, SpanBudget, SpanRecorder
 from rankdeck.strategies.base import Batch, Setup, Strategy
 from rankdeck.workload import Workload
+
+if TYPE_CHECKING:
+    from rankdeck.checkpoint import Restored
+    from rankdeck.saving import Saver
 
 GPU_MEMORY_S = 0.2
 """Seconds between two readings of a GPU's allocator."""
@@ -99,6 +101,10 @@ class Trainer:
     @property
     def ledger(self) -> Ledger | None:
         return self._job.ledger
+
+    @property
+    def optimizer(self) -> Optimizer:
+        return self._optimizer
 
     def run(self) -> events.Evaluation | None:
         """All steps and the evaluations between them; the last evaluation, or None where nothing is held out.
@@ -453,16 +459,18 @@ def assemble(
     devices: list[torch.device],
     places: list[int],
     writer: EventWriter,
+    ledger: Ledger | None = None,
     **job: Any,
 ) -> Trainer:
     """A trainer over a strategy that is built: what a rank does once data is loaded and the ranks have met.
 
-    `devices` are this rank's torch devices and `places` where they stand in the run; `job` goes to Job.
+    `devices` are this rank's torch devices and `places` where they stand in the run; `ledger` is made here
+    for a rehearsal that brings none; `job` goes to Job.
     """
     config = workload.config
     # A compiled graph runs past the ledger: bytes are not known then, and not guessed.
-    follows = devices[0].type == "cpu" and not config.train.compile
-    ledger = Ledger(len(devices)) if follows else None
+    if ledger is None and devices[0].type == "cpu" and not config.train.compile:
+        ledger = Ledger(len(devices))
     strategy_type: type[Strategy] = config.strategy_card.load()
     pace = pace_of(config, devices[0], world_size, waits_inside=strategy_type.waits_inside)
     setup = Setup(

@@ -130,6 +130,33 @@ def load(config: RunConfig) -> Workload:
     else:
         card = data.describe()
         train, heldout = data.load()
+    return _workload(config, card, train, heldout)
+
+
+def load_shapes(config: RunConfig, stand_in: Callable[[Any, int], SampleSet]) -> Workload:
+    """As `load`, without reading the catalogue's data: `stand_in(sample, num_samples)` takes its place.
+
+    `sample` is one sample as a batch, (1, ...) for each tensor, with shapes and dtypes only: from the data's
+    card, or from the first sample of a person's own data.
+    """
+    data = source(config)
+    if data is None:
+        train, _ = user_code.build_data(config.data.use, config.data.args, _folder(config))
+        inputs, targets = first_batch(train, 1)
+        sample = inputs if isinstance(inputs, dict) else (inputs, targets)
+        return _workload(config, None, stand_in(sample, len(train)), None)
+    card = data.describe()
+    sample = (
+        torch.empty((1, *card.input_shape), dtype=card.input_dtype, device="meta"),
+        torch.empty((1, *card.target_shape), dtype=card.target_dtype, device="meta"),
+    )
+    num_samples = card.train_samples or config.train.global_batch
+    return _workload(config, card, stand_in(sample, num_samples), None)
+
+
+def _workload(
+    config: RunConfig, card: DataCard | None, train: SampleSet, heldout: SampleSet | None
+) -> Workload:
     if card is not None and (problem := _mismatch(config, card)):
         raise problem
     steps = _steps(config, len(train))

@@ -59,7 +59,9 @@ def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture
 def services(qapp: QApplication, tmp_path: Path) -> Services:
     """Fresh services with the defaults; the workspace is tmp_path/workspace."""
-    return make_services(workspace=tmp_path / "workspace")
+    services = make_services(workspace=tmp_path / "workspace")
+    services.settings.set("plan.automatic", False)  # seconds of a core that only tests of plans need
+    return services
 
 
 @pytest.fixture

@@ -25,9 +25,11 @@ from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.views.output import OutputView
 
 
-def open_app(workspace: Path) -> App:
-    """A window with everything in it, shown."""
-    window = MainWindow(make_services(workspace=workspace))
+def open_app(workspace: Path, *, plans: bool = False) -> App:
+    """A window with everything in it, shown. `plans`: it predicts by itself, seconds of a core each time."""
+    services = make_services(workspace=workspace)
+    services.settings.set("plan.automatic", plans)
+    window = MainWindow(services)
     window.resize(1440, 900)
     window.show()
     app = App(window)

@@ -33,6 +33,18 @@ def engine_environment() -> QProcessEnvironment:
     return environment
 
 
+def engine_command(python: str, arguments: Sequence[str], folder: Path, parent: QObject) -> QProcess:
+    """A command of the engine, not started yet, that will run in the folder."""
+    process = QProcess(parent)
+    process.setProgram(python)
+    process.setArguments(["-P", "-m", "rankdeck", *arguments])
+    process.setProcessEnvironment(engine_environment())
+    process.setStandardInputFile(QProcess.nullDevice())
+    if folder.is_dir():
+        process.setWorkingDirectory(str(folder))
+    return process
+
+
 def parse_problems(text: str) -> list[Problem]:
     """The problems in `{problems: [...]}`, wherever it stands among the lines; empty when there is none."""
     for line in [text, *text.splitlines()]:
@@ -56,13 +68,7 @@ class Question(QObject):
 
     def __init__(self, python: str, arguments: Sequence[str], folder: Path, parent: QObject) -> None:
         super().__init__(parent)
-        self._process = QProcess(self)
-        self._process.setProgram(python)
-        self._process.setArguments(["-P", "-m", "rankdeck", *arguments])
-        self._process.setProcessEnvironment(engine_environment())
-        self._process.setStandardInputFile(QProcess.nullDevice())
-        if folder.is_dir():
-            self._process.setWorkingDirectory(str(folder))
+        self._process = engine_command(python, arguments, folder, self)
         self._process.finished.connect(self._finished)
         self._process.errorOccurred.connect(self._failed)
 
@@ -229,12 +235,21 @@ class Engine(QObject):
             OSError: the configuration's file, or the workspace, cannot be written.
         """
         workspace.mkdir(parents=True, exist_ok=True)
+        file = self.write_config(config_toml)
+        arguments = ["train", str(file), "--runs", str(runs), "--detach", "--json"]
+        return self._begin(Launch(name, file, Question(self.python, arguments, workspace, self), self))
+
+    def write_config(self, config_toml: str) -> Path:
+        """A file for a command that reads a configuration; who asks for it removes it.
+
+        Raises:
+            OSError: it cannot be written.
+        """
         self._launch_folder.mkdir(parents=True, exist_ok=True)
         self._count += 1
         file = self._launch_folder / f"{os.getpid()}-{self._count}.toml"
         file.write_text(config_toml, encoding="utf-8")
-        arguments = ["train", str(file), "--runs", str(runs), "--detach", "--json"]
-        return self._begin(Launch(name, file, Question(self.python, arguments, workspace, self), self))
+        return file
 
     def resume(self, run: Path, *, workspace: Path) -> Launch:
         """Begin the next attempt of a run that is over."""

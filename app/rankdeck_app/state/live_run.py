@@ -39,6 +39,7 @@ from rankdeck.events import (
     Spans,
 )
 from rankdeck.imbalance import Imbalance, imbalance_of
+from rankdeck.plan_lines import PlanLine
 from rankdeck.rundir import End, RunDir
 from rankdeck_app.state.pace import Pace
 from rankdeck_app.state.run_tail import Batch, MemoryColumns, Readings, RunTail
@@ -121,6 +122,7 @@ class LiveRun(QObject):
         self.learning_rate: float | None = None
         self.pace: str | None = None
         self.pipeline: dict[int, Pipeline] = {}
+        self.prediction: PlanLine | None = None
         self._anatomies = Anatomies()
         self._started: float | None = None
         self._pace = Pace()
@@ -134,6 +136,24 @@ class LiveRun(QObject):
     def close(self) -> None:
         """Ends the reader thread. What was read stays."""
         self._tail.stop()
+
+    def predict(self, line: PlanLine) -> None:
+        """What the planner said of this run; it stands beside what is measured."""
+        self.prediction = line
+        self.changed.emit(Changed.MEMORY | Changed.STATE)
+
+    def predicted_bytes_of(self, device: DeviceState, *, as_read: bool = False) -> int | None:
+        """The predicted figure that `total_bytes_of` is to be compared with: live tensors of sampled steps,
+        or with `as_read`, and where no step was sampled, all that the driver counts.
+        """
+        place = self.devices.index(device)
+        line = self.prediction
+        planned = [] if line is None or line.is_bound else line.devices
+        found = next((one for one in planned if one.device == place), None)
+        if found is None:
+            return None
+        is_of_driver = as_read or self.memory_of(device) is None
+        return found.total_bytes if is_of_driver else found.active_bytes
 
     @property
     def name(self) -> str:

@@ -1,8 +1,9 @@
 """Memory per device as horizontal bars on one scale: which device leads, by how much, and what it holds.
 
 Segments are kinds of memory; a dashed line stands at the median of the other devices, what the lead device
-holds above it is underlined and written in bytes, its ratio stands at the right. Painted by hand: 16 rows
-cost about a millisecond, and it is repainted only when a new reading arrives.
+holds above it is underlined and written in bytes, its ratio stands at the right. A tick marks what was
+predicted. Painted by hand: 16 rows cost about a millisecond, and it is repainted only when a new reading
+arrives.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rankdeck_app.widgets.chart_colors import KIND_LABELS, ChartColors, ThemeCol
 
 LEGEND_HEIGHT = 18
 TALL_ROW = 18
-MEDIAN = "median, others"
+MEDIAN, PREDICTED = "median, others", "predicted"
 _LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 _RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 
@@ -37,6 +38,7 @@ class DeviceBar:
     note: str = ""
     missing: str = "–"
     is_old: bool = False
+    predicted_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,12 @@ class BarsFigure:
 
     @property
     def scale_bytes(self) -> int:
-        return max(self.capacity_bytes or 0, self.largest_bytes, 1)
+        predicted = (bar.predicted_bytes or 0 for bar in self.bars)
+        return max(self.capacity_bytes or 0, self.largest_bytes, *predicted, 1)
+
+    @property
+    def has_prediction(self) -> bool:
+        return any(bar.predicted_bytes is not None for bar in self.bars)
 
     @property
     def unit(self) -> tuple[int, str]:
@@ -191,8 +198,10 @@ class VramBars(QWidget):
             number, _RIGHT, bar.missing if bar.total_bytes is None else self._number(bar.total_bytes)
         )
         if bar.total_bytes is None:
+            self._paint_prediction(painter, box, bar)
             return
         self._paint_segments(painter, box, bar, leads)
+        self._paint_prediction(painter, box, bar)
         if notable is not None and leads:
             self._paint_excess(painter, columns, box, bar.total_bytes, notable)
 
@@ -217,6 +226,14 @@ class VramBars(QWidget):
         rest = bar.total_bytes - drawn
         if rest > 0:
             painter.fillRect(QRectF(left, box.top(), rest * scale, box.height()), self._colors.rest)
+
+    def _paint_prediction(self, painter: QPainter, box: QRectF, bar: DeviceBar) -> None:
+        """A tick over the bar's whole height, seen on the segments and on the empty track."""
+        if bar.predicted_bytes is None:
+            return
+        x = min(box.right() - 1, box.left() + bar.predicted_bytes * box.width() / self._figure.scale_bytes)
+        painter.fillRect(QRectF(round(x) - 1, box.top() - 2, 3, box.height() + 4), self._colors.card)
+        painter.fillRect(QRectF(round(x), box.top() - 2, 1, box.height() + 4), self._colors.foreground)
 
     def _kind_color(self, kind: str, leads: bool) -> QColor:
         """Blue, but amber for the gathered outputs of a device that stands out: they are why it does."""
@@ -257,18 +274,18 @@ class VramBars(QWidget):
         return 10 if self._is_tight() else 11
 
     def _legend_rows(self) -> list[list[tuple[str, float]]]:
-        """(kind, left) of what the legend names, line by line; the sign of the median comes last, as "".
+        """(kind, left) of what the legend names, line by line; the signs come last.
 
         A second line is taken only from rows that are tall; else the smallest kinds go unnamed.
         """
         metrics = QFontMetricsF(chart_font(self._legend_px()))
-        kinds = [*self._legend_kinds(), ""] if self._figure.imbalance else self._legend_kinds()
-        widths = {
-            kind: metrics.horizontalAdvance(self._figure.labels.get(kind, MEDIAN)) + 24 for kind in kinds
-        }
+        kinds = [*self._legend_kinds(), *self._signs()]
+        widths = {kind: metrics.horizontalAdvance(self._legend_text(kind)) + 24 for kind in kinds}
         if self._is_tight():
             while len(kinds) > 1 and sum(widths[kind] for kind in kinds) - 10 > self.width():
-                kinds.remove(min(filter(None, kinds), key=self._most_of))
+                kinds.remove(
+                    min(kinds, key=lambda kind: (kind not in self._figure.labels, self._most_of(kind)))
+                )
         rows: list[list[tuple[str, float]]] = [[]]
         left = 0.0
         for kind in kinds:
@@ -287,14 +304,22 @@ class VramBars(QWidget):
         for index, row in enumerate(rows):
             middle = self.height() - LEGEND_HEIGHT * (len(rows) - index - 0.5) + 2
             for kind, left in row:
-                if kind:
+                if kind in self._figure.labels:
                     painter.fillRect(QRectF(left, middle - 4.5, 9, 9), self._kind_color(kind, leads))
                 else:
-                    painter.setPen(self._median_pen())
+                    painter.setPen(self._median_pen() if kind == MEDIAN else self._colors.foreground)
                     painter.drawLine(QPointF(left + 4.5, middle - 6), QPointF(left + 4.5, middle + 6))
                 painter.setPen(self._colors.muted)
-                text = self._figure.labels.get(kind, MEDIAN)
-                painter.drawText(QRectF(left + 14, middle - 9, self.width(), 18), _LEFT, text)
+                where = QRectF(left + 14, middle - 9, self.width(), 18)
+                painter.drawText(where, _LEFT, self._legend_text(kind))
+
+    def _legend_text(self, kind: str) -> str:
+        return self._figure.labels.get(kind, kind)
+
+    def _signs(self) -> list[str]:
+        """Lines that stand for something."""
+        found = [MEDIAN] if self._figure.imbalance else []
+        return [*found, PREDICTED] if self._figure.has_prediction else found
 
     def _median_pen(self) -> QPen:
         pen = QPen(self._colors.median, 1, Qt.PenStyle.CustomDashLine)
@@ -321,6 +346,8 @@ class VramBars(QWidget):
             if (num_bytes := (bar.by_kind or {}).get(kind))
         ]
         note = f"<br>{bar.note}" if bar.note else ""
+        if bar.predicted_bytes is not None:
+            note += f"<br>{prediction_text(bar.total_bytes, bar.predicted_bytes)}"
         head = f"<b>{bar.label}</b>&nbsp;&nbsp;{format_bytes(bar.total_bytes)}{note}"
         return f"{head}<table>{''.join(rows)}</table>" if rows else head
 
@@ -333,3 +360,9 @@ class VramBars(QWidget):
                 QToolTip.hideText()
             return True
         return super().event(event)
+
+
+def prediction_text(measured_bytes: int, predicted_bytes: int) -> str:
+    """'predicted 241.8 MiB (+0.3 %)': how far the prediction was above what was measured."""
+    error = f" ({100 * (predicted_bytes / measured_bytes - 1):+.1f} %)" if measured_bytes else ""
+    return f"{PREDICTED} {format_bytes(predicted_bytes)}{error}"

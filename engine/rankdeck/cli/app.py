@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rankdeck.cli import attach, catalogue, devices, results, resume, train
+from rankdeck.cli import attach, catalogue, devices, plan, results, resume, train
 from rankdeck.errors import Problem, RankdeckError
 
 INTERRUPTED = 130
@@ -38,6 +38,7 @@ for _group, _commands in {
         results.show,
         results.export,
     ),
+    "Before a run": (plan.plan,),
     "What there is": (devices.devices, catalogue.strategies, catalogue.presets, catalogue.validate),
 }.items():
     for _command in _commands:

@@ -35,13 +35,24 @@ def runs(as_json: AsJson = False) -> int:
     return 0
 
 
-def show(name: RunName, as_json: AsJson = False) -> int:
-    """Show what a run did and what it cost on every device."""
+def show(
+    name: RunName,
+    with_plan: Annotated[
+        bool, typer.Option("--plan", help="Predict its memory first, where nobody did: a few seconds.")
+    ] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Show what a run did and what it cost on every device, beside what was predicted."""
     from rankdeck import report
     from rankdeck.cli import say
     from rankdeck.cli.summary import print_report
 
-    facts = report.summarise(find_run(name))
+    run = find_run(name)
+    if with_plan:
+        from rankdeck.planner.accuracy import predict
+
+        predict(run)
+    facts = report.summarise(run)
     if as_json:
         say.as_json(facts, indent=2)
     else:

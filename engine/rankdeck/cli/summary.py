@@ -184,6 +184,9 @@ def _devices_table(devices: Sequence[Mapping[str, Any]]) -> Table:
         sizes = [(device["peak_by_kind"] or {}).get(kind) for device in devices]
         table.add_row(KIND_LABELS[kind], *map(_size, sizes))
     table.add_row("peak", *(_size(device["peak_bytes"]) for device in devices), style="bold")
+    if any(device["predicted_peak_bytes"] for device in devices):
+        table.add_row("predicted", *(_size(device["predicted_peak_bytes"]) for device in devices))
+        table.add_row("error", *map(_error, devices), style="dim")
     if any(device["utilisation_mean"] is not None for device in devices):
         table.add_row("busy", *(_percent(device["utilisation_mean"]) for device in devices))
     return table
@@ -223,6 +226,11 @@ def _size(num_bytes: int | None) -> str:
 
 def _percent(share: float | None, digits: int = 0) -> str:
     return _UNKNOWN if share is None else f"{share * 100:.{digits}f} %"
+
+
+def _error(device: Mapping[str, Any]) -> str:
+    predicted, measured = device["predicted_peak_bytes"], device["peak_bytes"]
+    return f"{(predicted / measured - 1) * 100:+.2f} %" if predicted and measured else _UNKNOWN
 
 
 def _count(count: int | None) -> str:

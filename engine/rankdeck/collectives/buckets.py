@@ -55,5 +55,6 @@ def in_buckets(
         travelling = flat if dtype is None else flat.to(dtype)
         change(travelling)
         for tensor, part in zip(own, unflatten(travelling, own), strict=True):
-            if part.data_ptr() != tensor.data_ptr() or part.dtype != tensor.dtype:
+            # By storage: a planned tensor has no address.
+            if part.untyped_storage()._cdata != tensor.untyped_storage()._cdata:
                 tensor.copy_(part)

@@ -40,11 +40,9 @@ def choose_devices(config: RunConfig) -> Choice:
     if selection.kind == "cpu":
         choice = _virtual(config, selection.count or 1)
     elif selection.kind == "gpu":
-        choice = _gpus(_named(list_gpus(), selection.gpus) if selection.gpus else _all(list_gpus()))
+        choice = _gpus(selected_gpus(list_gpus(), selection.gpus))
     else:
-        there = [gpu for gpu in visible_gpus(_gpus_or_none(), os.environ) if _is_usable(gpu)]
-        free = [gpu for gpu in there if not lease_holder(gpu.uuid) and not _foreign(gpu)]
-        free = [gpu for gpu in free if gpu.hidden_bytes is None]
+        free = free_gpus()
         choice = _gpus(free) if free else _virtual(config, 2)
     if config.strategy_card.one_device:
         return _only_first(choice)
@@ -87,6 +85,13 @@ def _gpus(gpus: Sequence[Gpu]) -> Choice:
     return choice
 
 
+def free_gpus() -> list[Gpu]:
+    """What `auto` takes: GPUs that nobody uses. Empty without a driver."""
+    there = [gpu for gpu in visible_gpus(_gpus_or_none(), os.environ) if _is_usable(gpu)]
+    free = [gpu for gpu in there if not lease_holder(gpu.uuid) and not _foreign(gpu)]
+    return [gpu for gpu in free if gpu.hidden_bytes is None]
+
+
 def _is_usable(gpu: Gpu) -> bool:
     """Whether a run may take it without being told its name: a whole GPU that is there."""
     return gpu.state == "ok" and gpu.parent is None and not gpu.mig and not gpu.simulated
@@ -97,6 +102,14 @@ def _gpus_or_none() -> list[Gpu]:
         return list_gpus()
     except MachineError:
         return []
+
+
+def selected_gpus(gpus: list[Gpu], names: Sequence[str]) -> list[Gpu]:
+    """The GPUs of these indices or UUIDs, all that a run may take where nothing is named.
+
+    Raises: DeviceError: there is none, no such one, or one that no run can use.
+    """
+    return _named(gpus, names) if names else _all(gpus)
 
 
 def _named(gpus: list[Gpu], names: Sequence[str]) -> list[Gpu]:

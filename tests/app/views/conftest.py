@@ -22,7 +22,9 @@ def make_app(
     made: list[App] = []
 
     def make() -> App:
-        app = App(make_window(make_services(workspace=tmp_path / "workspace")))
+        services = make_services(workspace=tmp_path / "workspace")
+        services.settings.set("plan.automatic", False)  # seconds of a core that only tests of plans need
+        app = App(make_window(services))
         made.append(app)
         app.start()
         return app

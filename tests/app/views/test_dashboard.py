@@ -11,13 +11,18 @@ import pytest
 from PySide6.QtCore import QCoreApplication, QEvent, QObject, QRect
 from pytestqt.qtbot import QtBot
 
-from rankdeck import events
+from rankdeck import events, plan_lines
 from rankdeck.errors import Problem
+from rankdeck.plan_lines import FITS, PlanLine, PlannedDevice
+from rankdeck.report import prediction_file
 from rankdeck_app.shell.frame_clock import FrameClock
+from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.live_run import LiveRun
+from rankdeck_app.state.predictions import Predictions
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.dashboard import figures
 from rankdeck_app.views.dashboard.page import RunPage, page_id
+from tests.helpers.told_plan import idle_plan
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 
 LEAD = {"parameters": 21 * MIB, "activations": 60 * MIB, "gathered": 205 * MIB}
@@ -88,6 +93,62 @@ def test_a_dp_run_reaches_every_card(
         assert page.card(name).toolTip() == "tensor bytes on virtual devices (CPU rehearsal)"
     for name in ("heat", "loss", "rate"):
         assert "CPU rehearsal" in page.card(name).toolTip()
+
+
+def prediction(num_devices: int, lead_bytes: int, **fields: bool) -> PlanLine:
+    totals = [lead_bytes] + [78 * MIB] * (num_devices - 1)
+    devices = [
+        PlannedDevice(device=place, name=f"Virtual {place}", active_bytes=total, total_bytes=total)
+        for place, total in enumerate(totals)
+    ]
+    return PlanLine(strategy="dp", options={}, label="dp", verdict=FITS, devices=devices, **fields)
+
+
+def test_the_prediction_stands_beside_what_is_measured(
+    qtbot: QtBot, written: WrittenRun, opened: Callable[..., RunPage]
+) -> None:
+    write_dp(written)
+    page = opened(written.path)
+    qtbot.waitUntil(lambda: page._bars.figure.largest_bytes > 0)
+    assert not page._bars.figure.has_prediction and page._band.figure.limits == ()
+    page.run.predict(prediction(4, 300 * MIB))
+    qtbot.waitUntil(lambda: page._bars.figure.has_prediction)
+    assert [bar.predicted_bytes for bar in page._bars.figure.bars] == [300 * MIB] + [78 * MIB] * 3
+    (limit,) = page._band.figure.limits
+    assert limit.name == "predicted peak 300.0 MiB" and limit.num_bytes == 300 * MIB and not limit.is_hard
+    assert "predicted 300.0 MiB (+4.9 %)" in page._bars.tooltip_of(0)
+    written.end("completed")
+    qtbot.waitUntil(lambda: page.run.outcome == "completed")
+    assert figures.bars_subtitle(page.run) == "peak of the run, MiB; predicted 300.0 MiB (+4.9 %)"
+
+
+def test_an_upper_bound_is_no_prediction(
+    qtbot: QtBot, written: WrittenRun, opened: Callable[..., RunPage]
+) -> None:
+    write_dp(written)
+    page = opened(written.path)
+    qtbot.waitUntil(lambda: page._bars.figure.largest_bytes > 0)
+    page.run.predict(prediction(4, 300 * MIB, is_bound=True))
+    assert figures.bars(page.run).has_prediction is False and figures.band(page.run).limits == ()
+
+
+def test_what_the_run_keeps_is_told_when_it_is_opened(
+    qtbot: QtBot, written: WrittenRun, tmp_path: Path
+) -> None:
+    write_dp(written)
+    prediction_file(written.dir).write_bytes(plan_lines.encode(prediction(4, 300 * MIB)))
+    parent = QObject()
+    draft = Draft(tmp_path / "draft.json", tmp_path, parent)
+    plan = idle_plan(draft)
+    live = LiveRun(written.path, parent)
+    predictions = Predictions(plan.planner, plan, parent)
+    predictions.follow(live)
+    live.start()
+    qtbot.waitUntil(lambda: live.drain() is not None and live.prediction is not None)
+    assert live.predicted_bytes_of(live.devices[0]) == 300 * MIB
+    live.close()
+    predictions.close()
+    draft.close()
 
 
 def write_pipeline(run: WrittenRun) -> None:

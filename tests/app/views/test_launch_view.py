@@ -22,6 +22,7 @@ from rankdeck_app.views.launch.side_bar import LaunchView
 from rankdeck_app.views.launch.strategy import StrategySection
 from tests.helpers import device_lines
 from tests.helpers.device_lines import GIB, feed_machine
+from tests.helpers.told_plan import idle_plan
 
 TEXT = """\
 [model]
@@ -65,7 +66,7 @@ def gpus(qtbot: QtBot, tmp_path: Path) -> Iterator[Gpus]:
 
 @pytest.fixture
 def devices(qtbot: QtBot, theme: Theme, draft: Draft, gpus: Gpus) -> Iterator[DevicesSection]:
-    view = LaunchView(theme, draft, gpus, [], str)
+    view = LaunchView(theme, draft, gpus, [], idle_plan(draft), str)
     qtbot.addWidget(view)
     view.show()
     yield view.devices
@@ -332,9 +333,11 @@ def test_a_mesh_begins_with_sizes_that_fit_the_chosen_devices(
 # The footer
 
 
-def test_the_button_is_off_and_says_why_while_the_draft_is_wrong(qtbot: QtBot, theme: Theme) -> None:
+def test_the_button_is_off_and_says_why_while_the_draft_is_wrong(
+    qtbot: QtBot, theme: Theme, draft: Draft
+) -> None:
     pressed: list[int] = []
-    footer = LaunchFooter(theme, lambda: pressed.append(1), lambda: "Ctrl+F5")
+    footer = LaunchFooter(theme, idle_plan(draft), lambda: pressed.append(1), lambda: "Ctrl+F5")
     qtbot.addWidget(footer)
     assert footer.estimate.text() == "No estimate yet" and "Ctrl+F5" in footer.button.text()
     footer.show_state("train.steps is wrong. Use 5.")
@@ -360,7 +363,7 @@ def test_every_control_has_a_name_and_a_tooltip(qtbot: QtBot, theme: Theme, draf
     from PySide6.QtWidgets import QAbstractButton, QComboBox, QLineEdit
 
     feed_machine(gpus, 4)
-    view = LaunchView(theme, draft, gpus, presets.all(), lambda: "Ctrl+F5")
+    view = LaunchView(theme, draft, gpus, presets.all(), idle_plan(draft), lambda: "Ctrl+F5")
     qtbot.addWidget(view)
     for kind in (QAbstractButton, QComboBox, QLineEdit):
         for widget in view.findChildren(kind):

@@ -19,7 +19,7 @@ from rankdeck_app.widgets.band_chart import BandFigure, Limit
 from rankdeck_app.widgets.chart_colors import KIND_LABELS, byte_unit
 from rankdeck_app.widgets.heat_strip import HeatFigure, shares_of
 from rankdeck_app.widgets.stat_strip import Stat
-from rankdeck_app.widgets.vram_bars import BarsFigure, DeviceBar
+from rankdeck_app.widgets.vram_bars import BarsFigure, DeviceBar, prediction_text
 
 UNKNOWN = "–"
 REHEARSAL_BYTES = "tensor bytes on virtual devices (CPU rehearsal)"
@@ -87,13 +87,13 @@ def bars(run: LiveRun) -> BarsFigure:
 
 
 def _bar(run: LiveRun, device: DeviceState) -> DeviceBar:
-    memory = run.memory_of(device)
+    memory, predicted = run.memory_of(device), run.predicted_bytes_of(device)
     if memory is None:
-        return DeviceBar(device.label, device.used_bytes, note="in use now")
+        return DeviceBar(device.label, device.used_bytes, note="in use now", predicted_bytes=predicted)
     note = f"live at the end of the step: {format_bytes(memory.live_bytes)}"
     if memory.reserved_bytes is not None:
         note += f"<br>reserved: {format_bytes(memory.reserved_bytes)}"
-    return DeviceBar(device.label, memory.peak_bytes, memory.peak_by_kind, note)
+    return DeviceBar(device.label, memory.peak_bytes, memory.peak_by_kind, note, predicted_bytes=predicted)
 
 
 def bars_subtitle(run: LiveRun) -> str:
@@ -109,7 +109,15 @@ def bars_subtitle(run: LiveRun) -> str:
         when = f"peak of step {format_count(max(device.memory_step or 0 for device in run.devices))}"
     else:
         when = "peak of the run"
-    return f"{when}, {unit}{of}"
+    return f"{when}, {unit}{of}{_beside(figure)}"
+
+
+def _beside(figure: BarsFigure) -> str:
+    """The prediction for the fullest device."""
+    fullest = max(figure.bars, key=lambda bar: bar.total_bytes or 0)
+    if not fullest.total_bytes or fullest.predicted_bytes is None:
+        return ""
+    return f"; {prediction_text(fullest.total_bytes, fullest.predicted_bytes)}"
 
 
 def band(run: LiveRun) -> BandFigure:
@@ -123,6 +131,10 @@ def band(run: LiveRun) -> BandFigure:
     limits = []
     if run.capacity_bytes is not None:
         limits.append(Limit(f"capacity {format_bytes(run.capacity_bytes, 0)}", run.capacity_bytes))
+    predicted_bytes = _predicted_peak(run)
+    if predicted_bytes is not None:
+        name = f"predicted peak {format_bytes(predicted_bytes)}"
+        limits.append(Limit(name, predicted_bytes, is_hard=False))
     is_dense = bool(histories) and len(histories[0].window(now_s - _BAND_SPAN_S, now_s, 200).x) >= _DENSE
     is_live = run.outcome in (None, "running")
     return BandFigure(
@@ -134,6 +146,12 @@ def band(run: LiveRun) -> BandFigure:
         now_s=now_s,
         span_s=_BAND_SPAN_S if is_live and is_dense else None,
     )
+
+
+def _predicted_peak(run: LiveRun) -> int | None:
+    """Of the fullest device, in what the history is of: the driver's readings or sampled steps."""
+    known = [run.predicted_bytes_of(device, as_read=bool(len(device.used_history))) for device in run.devices]
+    return max((value for value in known if value is not None), default=None)
 
 
 def band_subtitle(run: LiveRun, figure: BandFigure) -> str:
@@ -261,10 +279,10 @@ def sources(run: LiveRun) -> tuple[tuple[str, str], tuple[str, str]]:
 
 def bars_rows(run: LiveRun) -> Iterator[Sequence[object]]:
     """CSV of the bars, in bytes."""
-    yield ("device", "peak_bytes", *KIND_LABELS)
+    yield ("device", "peak_bytes", *KIND_LABELS, "predicted_bytes")
     for bar in bars(run).bars:
         kinds = bar.by_kind or {}
-        yield (bar.label, bar.total_bytes, *(kinds.get(kind) for kind in KIND_LABELS))
+        yield (bar.label, bar.total_bytes, *(kinds.get(kind) for kind in KIND_LABELS), bar.predicted_bytes)
 
 
 def band_rows(run: LiveRun) -> Iterator[Sequence[object]]:

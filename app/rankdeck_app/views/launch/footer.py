@@ -1,20 +1,23 @@
-"""The foot of the side bar that never scrolls away: what is known before a launch, and the button.
+"""The foot of the side bar that never scrolls away: what is predicted before a launch, and the button.
 
 While the draft is wrong its first problem stands in the place of the estimate, and the button is off and says
-why.
+why. A click on the estimate opens the plan of every strategy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from PySide6.QtCore import QSize, Qt
-from PySide6.QtGui import QResizeEvent
+from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtGui import QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
+from rankdeck_app.state.plan import Plan
+from rankdeck_app.state.plan_words import estimate, is_trouble
 from rankdeck_app.theme import Theme, set_look
 
 NO_ESTIMATE = "No estimate yet"
+PREDICTED = "Predicted"
 
 
 class TwoLines(QLabel):
@@ -57,15 +60,87 @@ class TwoLines(QLabel):
         return round(height / metrics.lineSpacing())
 
 
+class Estimate(TwoLines):
+    """The two lines of the planner: what the devices would hold, and whether that fits. `opened` when it is
+    clicked, or has the keyboard and Enter is pressed.
+    """
+
+    opened = Signal()
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
+        self._theme = theme
+        self._holds = self._fits = ""
+        self._is_trouble = False
+        self.setCursor(Qt.CursorShape.PointingHandCursor)
+        self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+        self.setProperty("tone", "dim")
+
+    def show_text(self, text: str) -> None:
+        self._holds = ""
+        super().show_text(text)
+
+    def show_estimate(self, holds: str, fits: str, *, is_trouble: bool) -> None:
+        super().show_text(f"{PREDICTED}: {holds}. {fits}.")
+        self._holds, self._fits, self._is_trouble = holds, fits, is_trouble
+        self.setToolTip(f"{PREDICTED} peak: {holds}\n{fits}\nClick for every strategy")
+        self.update()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        if not self._holds:
+            super().paintEvent(event)
+        else:
+            self._paint_estimate()
+        if self.hasFocus():
+            painter = QPainter(self)
+            painter.setPen(self._theme.color("focusBorder"))
+            painter.drawRect(self.rect().adjusted(0, 0, -1, -1))
+            painter.end()
+
+    def _paint_estimate(self) -> None:
+        """ "Predicted" at the left of the first line, its figures at the right; the verdict below."""
+        painter = QPainter(self)
+        color, metrics = self._theme.color, self.fontMetrics()
+        line = metrics.lineSpacing()
+        first, second = self.rect().adjusted(0, 0, 0, -line - 1), self.rect().adjusted(0, line + 1, 0, 0)
+        middle = Qt.AlignmentFlag.AlignVCenter
+        elide = Qt.TextElideMode.ElideRight
+        verdict, where = self._fits, middle
+        painter.setPen(color("descriptionForeground"))
+        if metrics.horizontalAdvance(f"{PREDICTED}   {self._holds}") <= self.width():
+            painter.drawText(first, middle, PREDICTED)
+            where |= Qt.AlignmentFlag.AlignRight
+        else:
+            verdict = f"{PREDICTED} · {verdict[:1].lower()}{verdict[1:]}"
+        painter.setPen(color("foreground"))
+        painter.drawText(first, where, metrics.elidedText(self._holds, elide, self.width()))
+        painter.setPen(color("rankdeck.leadText" if self._is_trouble else "descriptionForeground"))
+        painter.drawText(second, middle, metrics.elidedText(verdict, elide, self.width()))
+        painter.end()
+
+    def mousePressEvent(self, event: QMouseEvent) -> None:
+        if event.button() == Qt.MouseButton.LeftButton:
+            self.opened.emit()
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter, Qt.Key.Key_Space):
+            self.opened.emit()
+        else:
+            super().keyPressEvent(event)
+
+
 class LaunchFooter(QWidget):
     """`show_state` is told what stands in the way, and what the launch is busy with."""
 
-    def __init__(self, theme: Theme, on_launch: Callable[[], object], keys: Callable[[], str]) -> None:
+    def __init__(
+        self, theme: Theme, plan: Plan, on_launch: Callable[[], object], keys: Callable[[], str]
+    ) -> None:
         super().__init__()
         self._keys = keys
         self._theme = theme
-        self.estimate = TwoLines()
-        self.estimate.setProperty("tone", "dim")
+        self._plan = plan
+        self._blocker: str | None = None
+        self.estimate = Estimate(theme)
         self.button = QPushButton()
         self.button.setProperty("kind", "primary")
         self.button.setIconSize(QSize(14, 14))
@@ -78,12 +153,13 @@ class LaunchFooter(QWidget):
         column.setSpacing(6)
         column.addWidget(self.estimate)
         column.addLayout(row)
+        plan.changed.connect(self._show_estimate)
         self.show_state(None)
 
     def show_state(self, blocker: str | None, busy: int = 0) -> None:
         """`blocker` is why nothing can be launched now; `busy` counts launches that have just begun."""
-        self.estimate.show_text(blocker or NO_ESTIMATE)
-        set_look(self.estimate, tone="error" if blocker else "dim")
+        self._blocker = blocker
+        self._show_estimate()
         keys = self._keys()
         text = "Launch" if not busy else "Launching…"
         self.button.setText(f" {text}{'   ' + keys if keys else ''}")
@@ -91,3 +167,19 @@ class LaunchFooter(QWidget):
         self.button.setIcon(self._theme.icon("play", "button.foreground"))
         self.button.setAccessibleName(text)
         self.button.setToolTip(blocker or f"Start this run{f' ({keys})' if keys else ''}; other runs go on")
+
+    def _show_estimate(self) -> None:
+        """What stands in the way, else the answer about the chosen strategy, else why there is none."""
+        plan = self._plan
+        set_look(self.estimate, tone="error" if self._blocker else "dim")
+        if self._blocker is not None:
+            self.estimate.show_text(self._blocker)
+        elif plan.chosen is not None:
+            _, recommended = plan.marks
+            holds, fits = estimate(plan.chosen, recommended)
+            self.estimate.show_estimate(holds, fits, is_trouble=is_trouble(plan.chosen))
+        elif plan.is_asking:
+            self.estimate.show_text(f"{NO_ESTIMATE}: planning…")
+        else:
+            reason = plan.problem or plan.chosen_failure
+            self.estimate.show_text(f"{NO_ESTIMATE}: {reason}" if reason else NO_ESTIMATE)

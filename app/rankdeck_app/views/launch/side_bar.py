@@ -11,6 +11,7 @@ from rankdeck.presets import PresetCard
 from rankdeck_app.shell.side_bar import SideBarView
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.gpus import Gpus
+from rankdeck_app.state.plan import Plan
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.launch.devices import DevicesSection, Usage
 from rankdeck_app.views.launch.footer import LaunchFooter
@@ -20,13 +21,15 @@ from rankdeck_app.views.launch.strategy import StrategySection
 
 class LaunchView(SideBarView):
     """`launch_requested` when the button is pressed, `preset_picked` with a card, `strategy_explained` with a
-    strategy's name, `devices_opened` when somebody wants to see all about the GPUs.
+    strategy's name, `devices_opened` when somebody wants to see all about the GPUs, `plan_opened` when the
+    estimate is clicked.
     """
 
     launch_requested = Signal()
     preset_picked = Signal(object)
     strategy_explained = Signal(str)
     devices_opened = Signal()
+    plan_opened = Signal()
 
     def __init__(
         self,
@@ -34,6 +37,7 @@ class LaunchView(SideBarView):
         draft: Draft,
         gpus: Gpus,
         presets: Sequence[PresetCard],
+        plan: Plan,
         launch_keys: Callable[[], str],
     ) -> None:
         super().__init__(theme)
@@ -47,7 +51,8 @@ class LaunchView(SideBarView):
             header.tools.addWidget(tool)
         self.add_section("Model", self.model)
         self.add_section("Strategy", self.strategy)
-        self.footer = LaunchFooter(theme, self.launch_requested.emit, launch_keys)
+        self.footer = LaunchFooter(theme, plan, self.launch_requested.emit, launch_keys)
+        self.footer.estimate.opened.connect(self.plan_opened)
         self.set_footer(self.footer)
 
     def show_usage(self, kind: str, usage: Usage) -> None:

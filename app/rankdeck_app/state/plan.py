@@ -1,0 +1,327 @@
+"""What the run being configured would need, by strategy: the planner's answers to the draft as it is now.
+
+    draft changed -> old process ended, its answers dropped -> a moment of quiet -> a new process -> rows
+
+Answers belong to everything in the draft but the strategy and what memory does not depend on, so choosing
+another strategy asks nothing that is known. While nobody looks at all strategies only the chosen one is asked
+about. A configuration that names the person's own code runs it to be planned: not before its folder is
+trusted. Read rankdeck/plan_lines.py before, and plan_words.py for how an answer is said.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from rankdeck.catalog import STRATEGIES
+from rankdeck.config import RunConfig
+from rankdeck.plan_lines import CANNOT, DOES_NOT_FIT, TIGHT, Marks, PlanLine, marks
+from rankdeck_app.state.draft import Draft, Place
+from rankdeck_app.state.plan_process import Planner, PlanProcess
+
+QUIET_MS = 400
+_ALL = "all"
+# What the planner has advice for, when it is the configuration's own.
+_ADVISED = (TIGHT, DOES_NOT_FIT)
+# Neither changes what a step holds.
+_IRRELEVANT = {"": ("name", "strategy", "launch"), "train": ("steps", "seed", "evaluate_every")}
+
+
+@dataclass
+class PlanRow:
+    """A strategy with its options: answered, or awaited, or (`failure`) never answered."""
+
+    strategy: str
+    label: str
+    line: PlanLine | None = None
+    failure: str = ""
+
+
+class Plan(QObject):
+    """`changed`: rows, what is asked, or what stands in the way are new."""
+
+    changed = Signal()
+
+    def __init__(self, draft: Draft, planner: Planner, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._draft, self.planner = draft, planner
+        self.devices: str | None = None
+        """None plans for the draft's own; else as in `--devices`: GPUs that one does not have."""
+        self.rows: list[PlanRow] = []
+        self.advice: list[PlanLine] = []
+        self.problem: str | None = None
+        self._wants_chosen = self._wants_all = False
+        self._has_all = False
+        self._question = ""
+        self._answered: set[str] = set()
+        self._process: PlanProcess | None = None
+        self._asked = ""
+        self._quiet = QTimer(self, interval=QUIET_MS, singleShot=True)
+        self._quiet.timeout.connect(self._ask)
+        draft.changed.connect(self._follow)
+        self._forget()
+
+    # What is known
+
+    @property
+    def lines(self) -> list[PlanLine]:
+        """The answers there are, in the order of the rows; without advice."""
+        return [row.line for row in self.rows if row.line is not None]
+
+    @property
+    def is_asking(self) -> bool:
+        return self._process is not None or self._quiet.isActive()
+
+    @property
+    def is_complete(self) -> bool:
+        return self._has_all and self._process is None
+
+    @property
+    def needs_trust(self) -> bool:
+        config = self._draft.config
+        return config is not None and self.planner.needs_trust(config)
+
+    @property
+    def chosen(self) -> PlanLine | None:
+        """The answer about the draft's own strategy and options."""
+        return next((line for line in self.lines if self.is_chosen(line)), None)
+
+    @property
+    def chosen_failure(self) -> str:
+        """Why the draft's own strategy has no answer and will get none."""
+        strategy = self._draft.value(("strategy", "use")) or "single"
+        return next((row.failure for row in self.rows if row.strategy == strategy and row.failure), "")
+
+    @property
+    def marks(self) -> tuple[PlanLine | None, PlanLine | None]:
+        """(least memory, recommended), said only when all answers are there."""
+        if not self.is_complete:
+            return None, None
+        lines = self.lines
+        found: Marks = marks(lines)
+        return (
+            None if found.cheapest is None else lines[found.cheapest],
+            None if found.recommended is None else lines[found.recommended],
+        )
+
+    def is_chosen(self, line: PlanLine) -> bool:
+        config = self._draft.config
+        return config is not None and _same_choice(line, config)
+
+    # Asking
+
+    def start(self) -> None:
+        """From now on the chosen strategy is asked about whenever the draft changes."""
+        self._wants_chosen = True
+        self._ask_soon()
+
+    def want_all(self, is_wanted: bool) -> None:
+        """Somebody looks at every strategy now, or no longer does; what has begun goes on."""
+        self._wants_all = is_wanted
+        self._ask_soon()
+
+    def set_devices(self, devices: str | None) -> None:
+        if devices != self.devices:
+            self.devices = devices
+            self._forget()
+            self._ask_soon()
+
+    def ask_again(self) -> None:
+        """Forget the answers and ask now."""
+        self._forget()
+        self._ask()
+
+    def line_for(self, config: RunConfig) -> PlanLine | None:
+        """The answer about the draft, if this is its configuration but for its devices."""
+        own = self._draft.config
+        if own is None or self.devices is not None or _step_of(own) != _step_of(config):
+            return None
+        return next((line for line in self.lines if _same_choice(line, config)), None)
+
+    def close(self) -> None:
+        self._quiet.stop()
+        self._wants_all = self._wants_chosen = False
+        self._drop_process()
+        for process in self.findChildren(PlanProcess):
+            process.wait()
+
+    def _follow(self) -> None:
+        """The draft is another: answers to the old form go at once, the new question waits for quiet."""
+        if self._question_now() != self._question:
+            self._forget()
+        self._ask_soon()
+
+    def _ask_soon(self) -> None:
+        if self.planner.is_automatic() and self._is_something_missing():
+            self._quiet.start()
+        self.changed.emit()
+
+    def _question_now(self) -> str:
+        """Everything that the answers depend on, in one string."""
+        tables = _relevant(self._draft.tables)
+        return json.dumps([tables, str(self._draft.folder), self.devices], sort_keys=True, default=str)
+
+    def _forget(self) -> None:
+        """Rows stay where they were, awaited anew."""
+        self._quiet.stop()
+        self._drop_process()
+        self._question = self._question_now()
+        self._has_all = False
+        self._answered.clear()
+        self.problem, self.advice = None, []
+        known = [(row.strategy, row.label) for row in self.rows if not row.failure]
+        self.rows = [PlanRow(*row) for row in known or [(name, name) for name in STRATEGIES]]
+
+    def _drop_process(self) -> None:
+        if self._process is not None:
+            self._process.end()
+            self._process = None
+
+    def _is_something_missing(self) -> bool:
+        config = self._draft.config
+        if not (self._wants_all or self._wants_chosen):
+            return False
+        if config is None:
+            return True
+        if self._wants_all and not self._has_all:
+            return self._process is None or self._asked != _ALL
+        if self._process is not None or _choice(config) in self._answered:
+            return False
+        chosen = self.chosen
+        return chosen is None or (self._wants_all and chosen.verdict in _ADVISED)
+
+    def _ask(self) -> None:
+        self._quiet.stop()
+        config = self._draft.config
+        if config is None:
+            problem = self._draft.problems[0]
+            self.problem = " ".join(filter(None, (problem.message, problem.advice)))
+        elif self.needs_trust:
+            self.problem = "This configuration has code of its own, which is run to plan it."
+        elif self._is_something_missing():
+            self._begin(config)
+        self.changed.emit()
+
+    def _begin(self, config: RunConfig) -> None:
+        self._drop_process()
+        self.problem = None
+        self._asked = _ALL if self._wants_all and not self._has_all else config.strategy.use
+        self._answered.add(_choice(config))
+        self.advice = [line for line in self.advice if line.strategy != config.strategy.use]
+        try:
+            process = self.planner.ask(config, self._asked, self.devices, self)
+        except OSError as error:
+            self.problem = f"The planner could not be asked: {error}."
+            return
+        process.told.connect(self._told)
+        process.ended.connect(self._ended)
+        self._process = process
+        process.start()
+
+    def _told(self, line: PlanLine) -> None:
+        if self.sender() is not self._process:
+            return
+        if line.changes:
+            self.advice.append(line)
+        else:
+            self._place(line)
+            is_advised = self._wants_all and line.verdict in _ADVISED
+            if line.configured and self._asked != _ALL and not is_advised:
+                self._drop_process()  # the rest was not asked for
+        self.changed.emit()
+
+    def _place(self, line: PlanLine) -> None:
+        """In the row of its label; one that was only the strategy's name makes room for the first answer."""
+        expected = PlanRow(line.strategy, line.strategy)
+        same = (line.strategy, line.label)
+        self.rows = [row for row in self.rows if (row.strategy, row.label) != same and row != expected]
+        self.rows.append(PlanRow(line.strategy, line.label, line))
+        order = {name: at for at, name in enumerate(STRATEGIES)}
+        self.rows.sort(key=lambda row: (order.get(row.strategy, len(order)), row.label))
+
+    def _ended(self, reason: str) -> None:
+        if self.sender() is not self._process:
+            return
+        self._process = None
+        asked_all = self._asked == _ALL
+        self.problem = reason or None
+        self._has_all = self._has_all or asked_all
+        answered = {line.strategy for line in self.lines}
+        if asked_all:
+            # Rows that were only expected: of an older form, or a strategy's name before its answer.
+            self.rows = [row for row in self.rows if row.line or (reason and row.strategy not in answered)]
+        for row in self.rows:
+            if row.line is None and reason and (asked_all or row.strategy == self._asked):
+                row.failure = reason
+        if reason:
+            self.changed.emit()
+        else:
+            self._ask_soon()
+
+
+def _relevant(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration's tables without what no answer depends on."""
+    kept = {key: value for key, value in tables.items() if key not in _IRRELEVANT[""]}
+    train = kept.get("train")
+    if isinstance(train, dict):
+        kept["train"] = {key: value for key, value in train.items() if key not in _IRRELEVANT["train"]}
+    return kept
+
+
+def _step_of(config: RunConfig) -> dict[str, Any]:
+    """What a step of the configuration is, wherever it runs."""
+    tables = _relevant(config.to_dict())
+    tables.pop("devices")
+    return tables
+
+
+def _choice(config: RunConfig) -> str:
+    return json.dumps([config.strategy.use, config.strategy.options], sort_keys=True, default=str)
+
+
+def full_options(line: PlanLine) -> dict[str, Any]:
+    """The line's options with the defaults of those that it leaves out."""
+    card = STRATEGIES.get(line.strategy)
+    defaults = {} if card is None else card.options().model_dump(exclude_none=True)
+    return {**defaults, **line.options}
+
+
+def _same_choice(line: PlanLine, config: RunConfig) -> bool:
+    if line.strategy != config.strategy.use or line.changes:
+        return False
+    own: Mapping[str, Any] = config.strategy.options
+    options = full_options(line)
+    return all(_plain(options.get(key)) == _plain(own.get(key)) for key in {*options, *own})
+
+
+def _plain(value: Any) -> Any:
+    """As JSON brings it back."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+def can_choose(line: PlanLine) -> bool:
+    return line.verdict != CANNOT
+
+
+def choose(draft: Draft, line: PlanLine) -> None:
+    """Write a line's strategy, its options and its changes into the draft, in one change.
+
+    Options at their default are left out, and so are those of the strategy before.
+    """
+    card = STRATEGIES[line.strategy]
+    defaults = card.options().model_dump()
+    before = draft.value(("strategy",))
+    values: dict[Place, Any] = {
+        ("strategy", key): None for key in (before if isinstance(before, dict) else {}) if key != "use"
+    }
+    values[("strategy", "use")] = line.strategy
+    for key, value in line.options.items():
+        if _plain(defaults.get(key)) != _plain(value):
+            values[("strategy", key)] = value
+    for dotted, value in line.changes.items():
+        values[tuple(dotted.split("."))] = value
+    draft.set_values(values)

@@ -1,0 +1,94 @@
+"""A plan in words: what the footer, the rows and the tooltips say of an answer."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from rankdeck.catalog import STRATEGIES
+from rankdeck.plan_lines import CANNOT, DOES_NOT_FIT, FITS, TIGHT, PlanLine, PlannedDevice, StepTime
+from rankdeck.units import format_bytes
+
+VERDICTS = {FITS: "fits", TIGHT: "tight", DOES_NOT_FIT: "does not fit", CANNOT: "cannot"}
+
+
+def device_label(device: PlannedDevice) -> str:
+    """'Virtual 0'; 'GPU 3' of this machine's own, whose names begin with their index; else by place."""
+    name = device.name or ""
+    if name.startswith("Virtual "):
+        return name
+    index = name.split(" ")[0]
+    return f"GPU {index if index.isdecimal() else device.device}"
+
+
+def strategy_name(line: PlanLine) -> str:
+    card = STRATEGIES.get(line.strategy)
+    return line.strategy if card is None else card.title
+
+
+def options_text(label: str) -> str:
+    """The options in a label: 'schedule = gpipe'."""
+    return label.partition(", ")[2]
+
+
+def peak_text(line: PlanLine) -> str:
+    fullest = line.fullest
+    if fullest is None:
+        return "–"
+    return f"{'≥ ' if line.is_bound else ''}{format_bytes(fullest.total_bytes)}"
+
+
+def room_text(line: PlanLine) -> str:
+    """What is left on the fullest device, or lacks; '' where no capacity is known."""
+    fullest = line.fullest
+    room_bytes = None if fullest is None else fullest.room_bytes
+    if room_bytes is None:
+        return ""
+    return f"lacks {format_bytes(-room_bytes)}" if room_bytes < 0 else f"{format_bytes(room_bytes)} left"
+
+
+def step_text(step: StepTime | None) -> str:
+    """'1.5–8.8 ms': a range, never one number."""
+    if step is None:
+        return "–"
+    unit, factor = ("ms", 1e3) if step.high_s < 10 else ("s", 1.0)
+    low, high = step.low_s * factor, step.high_s * factor
+    digits = 0 if low >= 10 else 1 if low >= 1 else 2
+    return f"{low:.{digits}f}–{high:.{digits}f} {unit}"
+
+
+def is_trouble(line: PlanLine) -> bool:
+    return line.verdict != FITS
+
+
+def estimate(line: PlanLine, recommended: PlanLine | None = None) -> tuple[str, str]:
+    """Two lines for the footer: what the devices would hold, and whether that fits.
+
+    With all strategies known the second one names the recommended one, where it is another.
+    """
+    fullest = line.fullest
+    if fullest is None:
+        return f"{strategy_name(line)} cannot run so", line.reason or ""
+    others = [device.total_bytes for device in line.devices if device is not fullest]
+    holds = f"{device_label(fullest)}  {peak_text(line)}"
+    if others:
+        holds += f"  ·  others  {format_bytes(median(others))}"
+    return holds, " · ".join(filter(None, (_verdict(line, fullest), _instead(line, recommended))))
+
+
+def _verdict(line: PlanLine, fullest: PlannedDevice) -> str:
+    if fullest.capacity_bytes is None:
+        return "No capacity to fit in"
+    capacity = format_bytes(fullest.capacity_bytes, 0)
+    if line.verdict == DOES_NOT_FIT:
+        return f"Does not fit in {capacity}: {room_text(line)}"
+    if line.verdict == CANNOT:
+        return line.reason or "Cannot run so"
+    word = "Tight" if line.verdict == TIGHT else "Fits"
+    taken = fullest.others_bytes > 0.01 * fullest.capacity_bytes
+    return f"{word} in {capacity}{f', {format_bytes(fullest.others_bytes)} taken' if taken else ''}"
+
+
+def _instead(line: PlanLine, recommended: PlanLine | None) -> str:
+    if recommended is None or recommended.label == line.label:
+        return ""
+    return f"{strategy_name(recommended)}: {peak_text(recommended)}"

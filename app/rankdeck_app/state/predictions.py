@@ -1,0 +1,90 @@
+"""What was predicted for the runs on show, so that it stands beside what they measure.
+
+It is in the run's directory (report.prediction_file), or the form has just shown it, or the engine is asked
+to predict the run and keeps it there: one run after the other, and none whose code is not trusted.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QObject
+
+from rankdeck.plan_lines import PlanLine
+from rankdeck.report import read_prediction
+from rankdeck_app.state.plan import Plan
+from rankdeck_app.state.plan_process import Planner, PlanProcess
+
+if TYPE_CHECKING:
+    from rankdeck_app.state.live_run import LiveRun
+
+
+class Predictions(QObject):
+    """Tells each run that is followed what was predicted for it, as soon as that is known."""
+
+    def __init__(self, planner: Planner, plan: Plan, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._planner, self._plan = planner, plan
+        self._starting: list[LiveRun] = []
+        self._waiting: list[LiveRun] = []
+        self._process: PlanProcess | None = None
+        plan.changed.connect(self._go_on)
+
+    def follow(self, run: LiveRun) -> None:
+        """A run is being read; its configuration and devices are known a little later."""
+        self._starting.append(run)
+        run.changed.connect(partial(self._look, run))
+
+    def forget(self, run: LiveRun) -> None:
+        for runs in (self._starting, self._waiting):
+            if run in runs:
+                runs.remove(run)
+
+    def close(self) -> None:
+        self._starting.clear()
+        self._waiting.clear()
+        if self._process is not None:
+            self._process.end()
+        for process in self.findChildren(PlanProcess):
+            process.wait()
+
+    def _look(self, run: LiveRun, _changed: object) -> None:
+        if run in self._starting and run.config is not None and run.devices:
+            self._starting.remove(run)
+            self._waiting.append(run)
+            self._tell(run, read_prediction(run.run))
+            self._go_on()
+
+    def _tell(self, run: LiveRun, line: PlanLine | None) -> None:
+        if line is not None and run in self._waiting and _is_of(line, run):
+            self._waiting.remove(run)
+            run.predict(line)
+
+    def _go_on(self) -> None:
+        """Take what the form knows; ask about the next run when the form has no question open."""
+        for run in list(self._waiting):
+            assert run.config is not None
+            self._tell(run, self._plan.line_for(run.config))
+        is_free = self._process is None and not self._plan.is_asking and self._planner.is_automatic()
+        while is_free and self._waiting:
+            run = self._waiting[0]
+            assert run.config is not None
+            if not self._planner.needs_trust(run.config):
+                self._process = self._planner.predict(run.run.path, self)
+                self._process.ended.connect(lambda _reason, run=run: self._answered(run))
+                self._process.start()
+                return
+            self._waiting.remove(run)
+
+    def _answered(self, run: LiveRun) -> None:
+        self._process = None
+        self._tell(run, read_prediction(run.run))
+        self.forget(run)
+        self._go_on()
+
+
+def _is_of(line: PlanLine, run: LiveRun) -> bool:
+    """Whether a line speaks of devices like the run's: a run that was resumed may have others."""
+    is_virtual = all((device.name or "").startswith("Virtual ") for device in line.devices)
+    return len(line.devices) == len(run.devices) and is_virtual == run.is_rehearsal

@@ -1,0 +1,1 @@
+"""The plan of the run being configured, strategy by strategy."""

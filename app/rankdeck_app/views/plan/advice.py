@@ -1,0 +1,68 @@
+"""What would help: one changed option per line, the bytes that it saves, and a button that changes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QGridLayout, QLabel, QPushButton, QWidget
+
+from rankdeck.plan_lines import PlanLine
+from rankdeck.units import format_bytes
+from rankdeck_app.state.plan_words import VERDICTS
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.controls import ElidedLabel
+
+MOST_SHOWN = 4
+
+
+class AdviceList(QWidget):
+    """`on_take` is called with the line whose change is wanted."""
+
+    def __init__(self, theme: Theme, on_take: Callable[[PlanLine], object]) -> None:
+        super().__init__()
+        self._theme = theme
+        self._on_take = on_take
+        self._lines: list[PlanLine] = []
+        self._grid = QGridLayout(self)
+        self._grid.setContentsMargins(4, 0, 4, 0)
+        self._grid.setHorizontalSpacing(14)
+        self._grid.setVerticalSpacing(2)
+        self._grid.setColumnStretch(1, 1)
+
+    @property
+    def lines(self) -> Sequence[PlanLine]:
+        return self._lines
+
+    def show_lines(self, lines: Sequence[PlanLine]) -> None:
+        shown = list(lines[:MOST_SHOWN])
+        if shown == self._lines:
+            return
+        self._lines = shown
+        while (item := self._grid.takeAt(0)) is not None:
+            widget = item.widget()
+            if widget is not None:
+                widget.deleteLater()
+        for row, line in enumerate(shown):
+            self._add(row, line)
+
+    def _add(self, row: int, line: PlanLine) -> None:
+        icon = QLabel()
+        icon.setPixmap(self._theme.icon("lightbulb", "rankdeck.leadText").pixmap(14, 14))
+        text = ElidedLabel(line.advice or _changes(line))
+        saves = QLabel("" if line.saves_bytes is None else f"saves {format_bytes(line.saves_bytes)}")
+        saves.setProperty("tone", "mono")
+        saves.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+        verdict = QLabel(VERDICTS.get(line.verdict, line.verdict))
+        verdict.setProperty("tone", "dim")
+        button = QPushButton("Apply")
+        button.setProperty("kind", "link")
+        button.setToolTip(f"Change {_changes(line)} in the configuration")
+        button.setAccessibleName(f"Apply: {text.text()}")
+        button.clicked.connect(lambda: self._on_take(line))
+        for column, widget in enumerate((icon, text, saves, verdict, button)):
+            self._grid.addWidget(widget, row, column)
+
+
+def _changes(line: PlanLine) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in line.changes.items())

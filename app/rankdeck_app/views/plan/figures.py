@@ -1,0 +1,281 @@
+"""From a plan to what its page shows: plain functions, no widgets made. What is not known is a dash."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rankdeck.catalog import STRATEGIES
+from rankdeck.imbalance import imbalance_of
+from rankdeck.plan_lines import PlanLine, PlannedDevice
+from rankdeck.units import format_bytes
+from rankdeck_app.state.plan import Plan, PlanRow
+from rankdeck_app.state.plan_words import (
+    VERDICTS,
+    device_label,
+    is_trouble,
+    options_text,
+    peak_text,
+    room_text,
+    step_text,
+    strategy_name,
+)
+from rankdeck_app.widgets.chart_colors import KIND_LABELS
+from rankdeck_app.widgets.stat_strip import Stat
+
+UNKNOWN = "–"
+RESERVED, CONSTANTS, OTHERS = "reserved", "constants", "others"
+# In the order in which the segments of a bar are drawn.
+SEGMENT_LABELS: Mapping[str, str] = {
+    **KIND_LABELS,
+    RESERVED: "reserved, unused",
+    CONSTANTS: "driver and NCCL",
+    OTHERS: "other processes",
+}
+RECOMMENDED, LEAST_MEMORY = "Recommended", "Least memory"
+_MOST_OVERSHOOT = 1.3
+_EXPECTED_DEVICES = 4
+
+
+@dataclass(frozen=True)
+class PlanBar:
+    """One device. The segments add up to `total_bytes`; `leads` where it stands above the others."""
+
+    label: str
+    total_bytes: int
+    segments: tuple[tuple[str, int], ...]
+    leads: bool = False
+
+
+@dataclass(frozen=True)
+class RowFigure:
+    """One strategy with its options, as the table draws it. `bars` is empty where nothing is predicted, and
+    `words` says why; `is_awaited` while the answer may still come.
+    """
+
+    key: tuple[str, str]
+    icon: str
+    title: str
+    options: str
+    is_chosen: bool = False
+    is_awaited: bool = False
+    bars: tuple[PlanBar, ...] = ()
+    num_tracks: int = 0
+    words: str = ""
+    peak: str = UNKNOWN
+    peak_note: str = ""
+    is_hot: bool = False
+    step: str = UNKNOWN
+    step_note: str = ""
+    verdict: str = ""
+    verdict_word: str = ""
+    verdict_note: str = ""
+    marks: tuple[str, ...] = ()
+    tooltip: str = ""
+
+    @property
+    def description(self) -> str:
+        """For a screen reader."""
+        parts = (
+            self.title,
+            self.options,
+            self.peak,
+            self.verdict_word,
+            self.verdict_note,
+            *self.marks,
+            self.words,
+        )
+        return ", ".join(part for part in parts if part and part != UNKNOWN)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What every bar is drawn against: the capacity, or the largest total where none is known."""
+
+    end_bytes: int = 1
+    capacity_bytes: int | None = None
+
+
+def scale(lines: Sequence[PlanLine]) -> Scale:
+    """What is far above the capacity ends at the edge: it does not press the others together."""
+    devices = [device for line in lines for device in line.devices]
+    largest = max((device.total_bytes + device.others_bytes for device in devices), default=1)
+    capacities = [device.capacity_bytes for device in devices if device.capacity_bytes is not None]
+    if not capacities:
+        return Scale(max(largest, 1))
+    capacity = min(capacities)
+    return Scale(max(capacity, min(largest, int(_MOST_OVERSHOOT * capacity))), capacity)
+
+
+def rows(plan: Plan) -> list[RowFigure]:
+    cheapest, recommended = plan.marks
+    found = []
+    for row in plan.rows:
+        marks = [
+            word
+            for word, line in ((RECOMMENDED, recommended), (LEAST_MEMORY, cheapest))
+            if line is not None and line is row.line
+        ]
+        found.append(_row(plan, row, tuple(marks)))
+    return found
+
+
+def _row(plan: Plan, row: PlanRow, marks: tuple[str, ...]) -> RowFigure:
+    card, line = STRATEGIES.get(row.strategy), row.line
+    key, icon = (row.strategy, row.label), "question" if card is None else card.icon
+    title, options = row.strategy if card is None else card.title, options_text(row.label)
+    if line is None:
+        awaited = plan.is_asking and not row.failure
+        return RowFigure(
+            key, icon, title, options,
+            is_awaited=awaited,
+            num_tracks=_num_tracks(plan) if awaited else 0,
+            words=row.failure,
+            verdict_word="planning…" if awaited else "no answer" if row.failure else "not asked",
+        )  # fmt: skip
+    note, is_hot = _peak_note(line)
+    return RowFigure(
+        key, icon, title, options,
+        is_chosen=plan.is_chosen(line),
+        bars=bars(line),
+        words="" if line.devices else line.reason or "",
+        peak=peak_text(line),
+        peak_note=note,
+        is_hot=is_hot,
+        step=step_text(line.step),
+        step_note=_step_note(line),
+        verdict=line.verdict,
+        verdict_word=VERDICTS.get(line.verdict, line.verdict),
+        verdict_note=room_text(line),
+        marks=marks,
+        tooltip=tooltip(line),
+    )  # fmt: skip
+
+
+def _num_tracks(plan: Plan) -> int:
+    return max((len(line.devices) for line in plan.lines), default=_EXPECTED_DEVICES)
+
+
+def bars(line: PlanLine) -> tuple[PlanBar, ...]:
+    found = imbalance_of({place: device.total_bytes for place, device in enumerate(line.devices)})
+    lead = found.device if found is not None and found.is_notable else None
+    return tuple(
+        PlanBar(device_label(device), device.total_bytes, tuple(segments(device)), place == lead)
+        for place, device in enumerate(line.devices)
+    )
+
+
+def segments(device: PlannedDevice) -> Iterator[tuple[str, int]]:
+    """(kind, bytes) from the left: what is live by kind, what the allocator keeps, the driver, the others."""
+    for kind in KIND_LABELS:
+        if device.by_kind.get(kind):
+            yield kind, device.by_kind[kind]
+    unused_bytes = (device.reserved_bytes or device.active_bytes) - device.active_bytes
+    for kind, num_bytes in (
+        (RESERVED, unused_bytes),
+        (CONSTANTS, device.constants_bytes),
+        (OTHERS, device.others_bytes),
+    ):
+        if num_bytes > 0:
+            yield kind, num_bytes
+
+
+def _peak_note(line: PlanLine) -> tuple[str, bool]:
+    """How far the fullest device stands above the others, or which it is; and whether it stands out."""
+    if len(line.devices) < 2 or line.fullest is None:
+        return "", False
+    totals = [device.total_bytes for device in line.devices]
+    found = imbalance_of(dict(enumerate(totals)))
+    if found is not None and found.is_notable and found.ratio is not None:
+        return f"{found.ratio:.1f}× others", True
+    return ("each" if len(set(totals)) == 1 else device_label(line.fullest)), False
+
+
+def _step_note(line: PlanLine) -> str:
+    if line.largest_batch is not None:
+        return f"batch ≤ {line.largest_batch}"
+    return "calibrated" if line.step is not None and line.step.calibrated else ""
+
+
+def tooltip(line: PlanLine) -> str:
+    """What the fullest device would hold, by kind, and what else is to be said."""
+    said = [text for text in (line.reason, *line.notes) if text]
+    head = f"<b>{strategy_name(line)}</b> {options_text(line.label)}"
+    fullest = line.fullest
+    if fullest is None:
+        return "<br>".join([head, *said])
+    cell = "<td align='right'>&nbsp;&nbsp;"
+    table = "".join(
+        f"<tr><td>{SEGMENT_LABELS[kind]}</td>{cell}{format_bytes(num_bytes)}</td></tr>"
+        for kind, num_bytes in segments(fullest)
+    )
+    peak = f"{device_label(fullest)}: {peak_text(line)} predicted"
+    return "<br>".join([head, *said, peak]) + f"<table>{table}</table>"
+
+
+def stats(plan: Plan) -> list[Stat]:
+    """What is planned for, the chosen strategy, the marked ones, and how many answers there are."""
+    lines = plan.lines
+    cheapest, recommended = plan.marks
+    target = lines[0].target if lines else plan.devices or UNKNOWN
+    return [
+        Stat("Predicted for", target, target),
+        _stat("Chosen", plan.chosen, is_hot=plan.chosen is not None and is_trouble(plan.chosen)),
+        _stat(RECOMMENDED, recommended),
+        _stat(LEAST_MEMORY, cheapest),
+        Stat("Answers so far" if plan.is_asking else "Answers", str(len(lines)), "88"),
+    ]
+
+
+def _stat(word: str, line: PlanLine | None, *, is_hot: bool = False) -> Stat:
+    label = word if line is None else f"{word}: {strategy_name(line)}"
+    return Stat(label, UNKNOWN if line is None else peak_text(line), "888.8 GiB", is_hot)
+
+
+def subtitle(plan: Plan) -> tuple[str, str]:
+    """(text, short text) of the table's card."""
+    lines = plan.lines
+    capacity = scale(lines).capacity_bytes
+    if capacity is not None:
+        of = f"of {format_bytes(capacity, 0)}"
+        return f"peak of a step on each device, {of}", of
+    if not lines:
+        return "", ""
+    return (
+        "peak of a step on each device; no capacity is named, so the largest is the scale",
+        "largest = scale",
+    )
+
+
+def legend_kinds(lines: Sequence[PlanLine], end_bytes: int) -> list[str]:
+    """Kinds of at least 1 % of the scale on some device."""
+    most: dict[str, int] = {}
+    for line in lines:
+        for device in line.devices:
+            for kind, num_bytes in segments(device):
+                most[kind] = max(most.get(kind, 0), num_bytes)
+    return [kind for kind in SEGMENT_LABELS if most.get(kind, 0) >= 0.01 * end_bytes]
+
+
+def advice(plan: Plan) -> list[PlanLine]:
+    """Advice about the chosen strategy, what saves most first."""
+    strategy = None if plan.chosen is None else plan.chosen.strategy
+    found = [line for line in plan.advice if line.strategy == strategy]
+    return sorted(found, key=lambda line: -(line.saves_bytes or 0))
+
+
+def csv_rows(plan: Plan) -> Iterator[Sequence[object]]:
+    """One row per strategy and device, in bytes and seconds."""
+    yield (
+        "strategy", "options", "verdict", "device", "total_bytes", "capacity_bytes", *SEGMENT_LABELS,
+        "step_low_s", "step_high_s",
+    )  # fmt: skip
+    for line in plan.lines:
+        times = ("", "") if line.step is None else (f"{line.step.low_s:.6g}", f"{line.step.high_s:.6g}")
+        for device in line.devices:
+            parts = dict(segments(device))
+            yield (
+                line.strategy, options_text(line.label), line.verdict, device_label(device),
+                device.total_bytes, device.capacity_bytes,
+                *(parts.get(kind, 0) for kind in SEGMENT_LABELS), *times,
+            )  # fmt: skip

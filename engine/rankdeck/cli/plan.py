@@ -1,0 +1,120 @@
+"""`rankdeck plan`: what every strategy would need of every device, before anything starts; and how right such
+predictions were for the runs that are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankdeck.cli.options import AsJson, load_config
+
+if TYPE_CHECKING:
+    from rankdeck.config import RunConfig
+    from rankdeck.plan_lines import PlanLine
+    from rankdeck.planner.rows import Row
+    from rankdeck.planner.targets import Target
+
+
+def plan(
+    config: Annotated[
+        str | None, typer.Argument(metavar="CONFIG", help="A TOML file, or a preset's name.")
+    ] = None,
+    strategy: Annotated[
+        str | None, typer.Option(help="all (the default), or names with commas between them.")
+    ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(help='As for train, or GPUs that you do not have: "8 x A100-80GB", "4 x 24GiB".'),
+    ] = None,
+    capacity: Annotated[
+        str | None, typer.Option(help="What each device may hold, as in 24GiB; by default what it has.")
+    ] = None,
+    fit_batch: Annotated[
+        bool, typer.Option("--fit-batch", help="Look for the largest global batch that fits, too.")
+    ] = False,
+    accuracy: Annotated[
+        bool, typer.Option("--accuracy", help="Instead: predicted beside measured, for every run there is.")
+    ] = False,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As in --set train.steps=50.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Predict the memory of every strategy on every device: fits, tight, or does not fit.
+
+    The strategies themselves run, on tensors without memory. Nothing is trained, and no GPU is needed.
+    """
+    from rankdeck.errors import ConfigError
+
+    if accuracy:
+        return _accuracy(as_json=as_json)
+    if config is None:
+        raise ConfigError(
+            "rankdeck plan needs a configuration.",
+            code="usage",
+            advice="Name a TOML file or a preset, or ask for --accuracy.",
+        )
+    from rankdeck.cli.plan_tables import Told
+    from rankdeck.cli.plan_target import target_of
+
+    chosen = load_config(config, overrides=overrides or ())
+    target = target_of(chosen, devices, capacity)
+    told = Told(as_json=as_json)
+    for line in _lines(chosen, strategy, target, fit_batch=fit_batch):
+        told.add(line)
+    told.close()
+    return 0
+
+
+def _lines(config: RunConfig, strategy: str | None, target: Target, *, fit_batch: bool) -> Iterator[PlanLine]:
+    """The rows as they come, then advice for the configuration's own."""
+    from rankdeck.errors import ConfigError
+    from rankdeck.planner.ready import ready
+
+    ready()
+    from rankdeck.planner.advice import advise, largest_batch
+    from rankdeck.planner.ask import answers
+    from rankdeck.planner.rows import rows_for
+
+    if fit_batch and any(device.total_bytes is None for device in target.devices):
+        raise ConfigError(
+            "--fit-batch needs to know how much a device holds.",
+            path="rehearsal.capacity",
+            advice="Add --capacity 24GiB, or name GPUs: --devices '4 x RTX-4090'.",
+        )
+
+    def ask(rows: Sequence[Row]) -> Iterator[PlanLine]:
+        return answers(config, rows, target)
+
+    rows = rows_for(config, strategy, target.num_devices)
+    by_label = {row.label: row for row in rows}
+    own: PlanLine | None = None
+    for line in ask(rows):
+        if fit_batch and line.devices and not line.is_bound:
+            line.largest_batch = largest_batch(by_label[line.label], config, target, ask)
+        own = line if line.configured else own
+        yield line
+    if own is not None:
+        yield from advise(own, by_label[own.label], config, target, ask)
+
+
+def _accuracy(*, as_json: bool) -> int:
+    """One row per device of every run that left a measured peak, and how far off predictions were."""
+    from rankdeck import rundir
+    from rankdeck.cli import say
+    from rankdeck.cli.plan_tables import accuracy_table, spread_in_words
+    from rankdeck.planner.accuracy import compare, spread_of
+
+    compared = [row for run in rundir.list_runs(rundir.default_runs_folder()) for row in compare(run)]
+    if as_json:
+        say.as_json([{**vars(row), "error": row.error} for row in compared])
+        return 0
+    if not compared:
+        say.err().print("No run has left a measured peak yet. Start one with: rankdeck train digits-mlp")
+        return 0
+    say.out().print(accuracy_table(compared))
+    say.out().print(spread_in_words(spread_of(row.error for row in compared), len(compared)))
+    return 0

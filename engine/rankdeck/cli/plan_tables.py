@@ -1,0 +1,126 @@
+"""A plan as a person reads it: a line per strategy as it comes, then the marks and what they mean."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from rankdeck import plan_lines
+from rankdeck.cli import say
+from rankdeck.cli.display import KIND_LABELS
+from rankdeck.plan_lines import PlanLine, PlannedDevice
+from rankdeck.units import format_bytes
+
+if TYPE_CHECKING:
+    from rankdeck.planner.accuracy import Compared, Spread
+
+_STYLES = {"fits": "green", "tight": "yellow", "does-not-fit": "bold red", "cannot": "dim"}
+_WORDS = {"does-not-fit": "does not fit"}
+_LABEL_WIDTH = 36
+
+
+class Told:
+    """Prints lines as they are added; `close` says which are marked."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._lines: list[PlanLine] = []
+        self._console = say.out()
+
+    def add(self, line: PlanLine) -> None:
+        self._lines.append(line)
+        if self._as_json:
+            sys.stdout.buffer.write(plan_lines.encode(line))
+            sys.stdout.buffer.flush()
+            return
+        if len(self._lines) == 1:
+            self._console.print(f"predicted for {line.target}", style="dim")
+        words = _row(line) if line.advice is None else Text(f"{'try'.ljust(13)}{line.advice}")
+        self._console.print(words, soft_wrap=True)
+
+    def close(self) -> None:
+        """The marks, and what the recommended strategy's fullest device would hold."""
+        if self._as_json or not self._lines:
+            return
+        found = plan_lines.marks(self._lines)
+        for words, place in (("least memory", found.cheapest), ("recommended", found.recommended)):
+            if place is not None:
+                label = self._lines[place].label
+                self._console.print(Text(f"{words}: ", style="dim").append(label, style="bold not dim"))
+        if found.recommended is not None:
+            fullest = self._lines[found.recommended].fullest
+            if fullest is not None:
+                self._console.print(_kinds(fullest), style="dim", soft_wrap=True)
+
+
+def _row(line: PlanLine) -> Text:
+    words = Text(_WORDS.get(line.verdict, line.verdict).ljust(13), style=_STYLES[line.verdict])
+    label = line.label + (" *" if line.configured else "")
+    words.append(label.ljust(_LABEL_WIDTH), style="bold not dim" if line.configured else "default not bold")
+    if line.devices:
+        words.append(
+            ("at least " if line.is_bound else "") + per_device(line.devices), style="default not bold"
+        )
+    if line.largest_batch is not None:
+        words.append(f"  up to global_batch {line.largest_batch}", style="default not bold not dim")
+    if line.step is not None:
+        words.append(f"  {_seconds(line.step)} a step", style="default not bold not dim")
+    for told in (line.reason, *line.notes):
+        if told:
+            words.append(f"\n{' ' * 13}{told}", style="default dim not bold")
+    return words
+
+
+def per_device(devices: list[PlannedDevice]) -> str:
+    """'12.9 GiB, 3.7 GiB x3': equal neighbours are said once."""
+    sizes = [format_bytes(device.total_bytes) for device in devices]
+    parts: list[tuple[str, int]] = []
+    for size in sizes:
+        if parts and parts[-1][0] == size:
+            parts[-1] = (size, parts[-1][1] + 1)
+        else:
+            parts.append((size, 1))
+    return ", ".join(size if count == 1 else f"{size} x{count}" for size, count in parts)
+
+
+def _seconds(step: plan_lines.StepTime) -> str:
+    unit, factor = ("ms", 1e3) if step.high_s < 1 else ("s", 1.0)
+    digits = 0 if step.low_s * factor >= 10 else 1 if step.low_s * factor >= 1 else 2
+    return f"{step.low_s * factor:.{digits}f} to {step.high_s * factor:.{digits}f} {unit}"
+
+
+def _kinds(device: PlannedDevice) -> str:
+    """What a device would hold, the largest first."""
+    largest = sorted(device.by_kind.items(), key=lambda item: -item[1])
+    told = [f"{KIND_LABELS[kind]} {format_bytes(size)}" for kind, size in largest if size >= 2**10]
+    if device.reserved_bytes is not None:
+        unused_bytes = device.reserved_bytes - device.active_bytes
+        told.append(f"reserved and unused {format_bytes(unused_bytes)}")
+    if device.constants_bytes:
+        told.append(f"driver and NCCL {format_bytes(device.constants_bytes)}")
+    return f"device {device.device}: {', '.join(told)}"
+
+
+def accuracy_table(rows: Sequence[Compared]) -> Table:
+    """Predicted beside measured, one row per device of a run."""
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    for heading in ("run", "strategy", "device"):
+        table.add_column(heading, no_wrap=heading == "run")
+    for heading in ("predicted", "measured", "error"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        predicted, measured = format_bytes(row.predicted_bytes), format_bytes(row.measured_bytes)
+        error = f"{row.error * 100:+.2f} %"
+        table.add_row(row.run, row.strategy, f"{row.device} {row.kind}".strip(), predicted, measured, error)
+    return table
+
+
+def spread_in_words(spread: Spread | None, count: int) -> str:
+    """'median error 0.00 %, 95 % of 24 below 0.03 %, worst 0.05 %'."""
+    assert spread is not None
+    median, p95, worst = (f"{share * 100:.2f} %" for share in (spread.median, spread.p95, spread.worst))
+    return f"median error {median}, 95th percentile {p95}, worst {worst}, of {count} devices"

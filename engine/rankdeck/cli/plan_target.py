@@ -1,0 +1,74 @@
+"""From `--devices` and `--capacity` to what a plan is for: named GPUs, this machine's own, or a rehearsal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rankdeck.config import RunConfig
+from rankdeck.devices import parse_devices
+from rankdeck.errors import ConfigError
+from rankdeck.gpu_models import GpuModel, find_gpu, parse_planned
+from rankdeck.launch.choose import free_gpus, selected_gpus
+from rankdeck.planner.targets import Target, TargetDevice
+from rankdeck.telemetry.listing import Gpu, list_gpus
+from rankdeck.units import parse_bytes
+
+
+def target_of(config: RunConfig, devices: str | None, capacity: str | None) -> Target:
+    """What to plan for; `devices` None takes the configuration's.
+
+    Raises:
+        ConfigError: the capacity is no size.
+        DeviceError: the devices cannot be understood, or are not there.
+        MachineError: this machine's GPUs are asked for, and there is no driver.
+    """
+    found = _target(config, devices or config.devices.use)
+    if capacity is None:
+        return found
+    try:
+        total_bytes = parse_bytes(capacity)
+    except ValueError as error:
+        raise ConfigError(
+            f"--capacity: {error}.", code="wrong-value", path="rehearsal.capacity", advice="As in 24GiB."
+        ) from None
+    sized = tuple(replace(device, total_bytes=total_bytes) for device in found.devices)
+    return replace(found, words=f"{found.words} of {capacity}", devices=sized)
+
+
+def _target(config: RunConfig, text: str) -> Target:
+    planned = parse_planned(text)
+    if planned is not None:
+        return Target(
+            f"{len(planned)} x {planned[0].name}",
+            tuple(TargetDevice(model.name, model.total_bytes, 0, model) for model in planned),
+            like_cuda=True,
+        )
+    selection = parse_devices(text)
+    if selection.kind == "cpu":
+        return _rehearsal(config, selection.count or 1)
+    if selection.kind == "gpu":
+        return _own(selected_gpus(list_gpus(), selection.gpus))
+    free = free_gpus()
+    return _own(free) if free else _rehearsal(config, 2)
+
+
+def _rehearsal(config: RunConfig, count: int) -> Target:
+    capacity = config.capacity_bytes
+    words = f"{count} virtual device{'s' if count > 1 else ''}"
+    devices = tuple(TargetDevice(f"Virtual {index}", capacity) for index in range(count))
+    return Target(words, devices, like_cuda=False)
+
+
+def _own(gpus: list[Gpu]) -> Target:
+    """This machine's GPUs as they are now: what other processes hold is not there for the run."""
+    devices = tuple(
+        TargetDevice(
+            f"{gpu.index} {gpu.name}",
+            gpu.total_bytes,
+            gpu.used_bytes or 0,
+            find_gpu(gpu.name, gpu.total_bytes) or GpuModel(gpu.name, gpu.total_bytes or 0),
+        )
+        for gpu in gpus
+    )
+    names = list(dict.fromkeys(gpu.name for gpu in gpus))
+    return Target(f"{len(gpus)} x {', '.join(names)}, as they are now", devices, like_cuda=True)

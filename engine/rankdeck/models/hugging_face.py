@@ -1,0 +1,113 @@
+"""A Hugging Face model from its configuration alone, with samples that fit it: to plan, or to train anew.
+
+    [model]
+    use = "rankdeck.models.hugging_face:model"
+    args = { config = "path/to/config.json", num_hidden_layers = 8 }   # a file or a folder; any field changed
+    [data]
+    use = "rankdeck.models.hugging_face:tokens"
+    args = { config = "path/to/config.json", length = 1024 }
+    [loss]
+    use = "model"
+
+Nothing is downloaded, and no weights are read. Needs the extra hf. Read user_code.py for how a factory is
+called.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankdeck.errors import MachineError, ModelError
+
+SAMPLES = 4096
+_NOT_FIELDS = ("architectures", "transformers_version")
+_WITHOUT_CACHE = {"use_cache": False}
+
+
+def model(*, config: str, **changes: Any) -> nn.Module:
+    """The class that `architectures` names, built from the configuration with some fields changed.
+
+    Raises: ModelError for a file that is no such configuration; MachineError without the extra hf.
+    """
+    fields = {**_fields(config), **_WITHOUT_CACHE, **changes}
+    transformers = _transformers()
+    name = (fields.get("architectures") or ["none"])[0]
+    architecture = getattr(transformers, name, None)
+    if architecture is None:
+        raise ModelError(
+            f"{config} names the architecture {name}, which this version of transformers does not have.",
+            path="model.args.config",
+            advice="Look at its `architectures`, or install a newer version of transformers.",
+        )
+    known = {
+        key: value for key, value in fields.items() if key not in ("architectures", "transformers_version")
+    }
+    built: nn.Module = architecture(architecture.config_class(**known))
+    return built
+
+
+def tokens(*, config: str, length: int, samples: int = SAMPLES) -> tuple[Tokens, None]:
+    """Random sequences of the configuration's vocabulary with themselves as labels; nothing is held out.
+
+    Raises: ModelError for a file that is no configuration of a language model.
+    """
+    vocabulary = _fields(config).get("vocab_size")
+    if not isinstance(vocabulary, int):
+        raise ModelError(
+            f"{config} has no vocab_size: it is no language model.",
+            path="data.args.config",
+            advice="Give the model data of its own.",
+        )
+    return Tokens(vocabulary, length, samples), None
+
+
+class Tokens(torch.utils.data.Dataset[dict[str, Tensor]]):
+    """Sample i is drawn from i alone."""
+
+    def __init__(self, vocabulary: int, length: int, samples: int) -> None:
+        self._vocabulary, self._length, self._samples = vocabulary, length, samples
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        drawn = torch.Generator().manual_seed(index)
+        ids = torch.randint(self._vocabulary, (self._length,), generator=drawn)
+        return {"input_ids": ids, "labels": ids}
+
+
+def _fields(config: str) -> dict[str, Any]:
+    path = Path(config).expanduser()
+    path = path / "config.json" if path.is_dir() else path
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"{path} is no configuration of Hugging Face: {getattr(error, 'strerror', None) or error}.",
+            path="model.args.config",
+            advice="Give the config.json of a model, or the folder that holds it.",
+        ) from None
+    if not isinstance(fields, dict):
+        raise ModelError(
+            f"{path} is no configuration of Hugging Face: it holds no object.",
+            path="model.args.config",
+            advice="Give the config.json of a model.",
+        )
+    return fields
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise MachineError(
+            "Hugging Face's transformers is not installed.",
+            code="no-transformers",
+            advice="pip install 'rankdeck[hf]'",
+        ) from None
+    return transformers

@@ -1,0 +1,115 @@
+"""Predicted beside measured: what the planner says of a run that has been, and a table of all such runs.
+
+A run keeps the line that was predicted for it (plan.json in its directory), so it is planned once; the table
+is made from the runs that are there. Compared are peaks of live tensors: the ledger's in a rehearsal, torch's
+allocator on a GPU. Read ask.py before.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from rankdeck import plan_lines, report
+from rankdeck.errors import ConfigError
+from rankdeck.events import DeviceInfo
+from rankdeck.gpu_models import GpuModel, find_gpu
+from rankdeck.plan_lines import PlanLine
+from rankdeck.planner.ask import answers
+from rankdeck.planner.rows import Row
+from rankdeck.planner.targets import Target, TargetDevice
+from rankdeck.rundir import RunDir
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One device of a run. `error` is (predicted - measured) / measured."""
+
+    run: str
+    strategy: str
+    device: int
+    kind: str
+    predicted_bytes: int
+    measured_bytes: int
+
+    @property
+    def error(self) -> float:
+        return self.predicted_bytes / self.measured_bytes - 1
+
+
+def predict(run: RunDir) -> PlanLine | None:
+    """The line for a run as it was configured, from its directory or planned now; None where it never began.
+
+    Raises: ConfigError when its configuration cannot be read.
+    """
+    known = report.read_prediction(run)
+    if known is not None:
+        return known
+    infos = [msgspec.convert(entry, DeviceInfo) for entry in run.environment().get("devices", [])]
+    if not infos:
+        return None
+    config = run.config()
+    row = Row(config.strategy.use, dict(config.strategy.options), configured=True)
+    (line,) = answers(config, [row], _target(infos))
+    report.prediction_file(run).write_bytes(plan_lines.encode(line))
+    return line
+
+
+def _target(infos: Sequence[DeviceInfo]) -> Target:
+    like_cuda = infos[0].kind == "gpu"
+    devices = tuple(TargetDevice(info.name, info.total_bytes, 0, _gpu(info)) for info in infos)
+    return Target(f"{len(infos)} x {infos[0].name}", devices, like_cuda)
+
+
+def _gpu(info: DeviceInfo) -> GpuModel | None:
+    if info.kind != "gpu":
+        return None
+    return find_gpu(info.name, info.total_bytes) or GpuModel(info.name, info.total_bytes or 0)
+
+
+def compare(run: RunDir) -> list[Compared]:
+    """Every device of a run of which both figures are known. Plans the run if nobody did."""
+    try:
+        facts: dict[str, Any] = report.summarise(run)
+        measured = [device for device in facts["devices"] if device["peak_bytes"]]
+        line = predict(run) if measured else None
+    except (ConfigError, msgspec.ValidationError):
+        return []
+    if line is None or line.is_bound:
+        return []
+    predicted = {device.device: device.active_bytes for device in line.devices}
+    return [
+        Compared(
+            run.name,
+            line.label,
+            device["device"],
+            device["kind"] or "",
+            predicted[device["device"]],
+            device["peak_bytes"],
+        )
+        for device in measured
+        if device["device"] in predicted
+    ]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How far predictions are off, as shares of what was measured: half of them less than `median`, 95 of a
+    hundred less than `p95`."""
+
+    median: float
+    p95: float
+    worst: float
+
+
+def spread_of(errors: Iterable[float]) -> Spread | None:
+    """The spread of some errors, whatever their sign; None where there is none."""
+    sizes = sorted(abs(error) for error in errors)
+    if not sizes:
+        return None
+    p95 = sizes[min(len(sizes) - 1, -(-95 * len(sizes) // 100) - 1)]
+    return Spread(statistics.median(sizes), p95, sizes[-1])

@@ -1,0 +1,145 @@
+"""What torch's CUDA allocator would reserve: a log of storages replayed through a model of it.
+
+    request (rounded to 512)   <= 1 MiB: from the small pool, segments of 2 MiB
+                               <  10 MiB: from the large pool, segments of 20 MiB
+                               else: a segment of its own, rounded to 2 MiB
+    the smallest free block that is large enough is taken and, where much is left, split
+    a block that becomes free joins its free neighbours; segments are never given back
+
+Blocks of another stream are never taken: what FSDP gathers lives on streams of its own. Read book.py before.
+
+Source: c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h, with torch's default settings.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rankdeck.planner.book import Change
+
+_MIB = 2**20
+SMALL_REQUEST_BYTES = 1 * _MIB
+SMALL_SEGMENT_BYTES = 2 * _MIB
+LARGE_SEGMENT_BYTES = 20 * _MIB
+OWN_SEGMENT_BYTES = 10 * _MIB
+ROUND_LARGE_BYTES = 2 * _MIB
+LEAST_SMALL_REST_BYTES = 512
+LEAST_LARGE_REST_BYTES = 1 * _MIB
+
+
+@dataclass(eq=False, slots=True)
+class _Block:
+    """A piece of a segment, with its neighbours in it."""
+
+    num_bytes: int
+    pool: tuple[bool, bool]
+    place: int
+    is_free: bool = True
+    before: _Block | None = None
+    after: _Block | None = None
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.num_bytes, self.place
+
+
+class CachingAllocator:
+    """Serves requests as torch's does. `reserved_bytes` never falls; the peak is of what is in use."""
+
+    def __init__(self) -> None:
+        self.reserved_bytes = 0
+        self.active_bytes = 0
+        self.peak_active_bytes = 0
+        self._free: dict[tuple[bool, bool], list[tuple[int, int]]] = {}
+        self._blocks: dict[int, _Block] = {}
+        self._taken: dict[int, _Block] = {}
+        self._places = 0
+
+    def take(self, key: int, num_bytes: int, *, side_stream: bool = False) -> None:
+        """Serve a request of `num_bytes`, a multiple of 512, under a key that is not in use."""
+        is_small = num_bytes <= SMALL_REQUEST_BYTES
+        block = self._best((is_small, side_stream), num_bytes)
+        least = LEAST_SMALL_REST_BYTES if is_small else LEAST_LARGE_REST_BYTES
+        rest = block.num_bytes - num_bytes
+        if rest >= least if is_small else rest > least:
+            self._split(block, num_bytes)
+        block.is_free = False
+        self._taken[key] = block
+        self.active_bytes += block.num_bytes
+        self.peak_active_bytes = max(self.peak_active_bytes, self.active_bytes)
+
+    def give_back(self, key: int) -> None:
+        """Free what was taken under the key."""
+        block = self._taken.pop(key)
+        self.active_bytes -= block.num_bytes
+        for neighbour in (block.before, block.after):
+            if neighbour is not None and neighbour.is_free:
+                self._forget(neighbour)
+                block = self._joined(
+                    *((neighbour, block) if neighbour is block.before else (block, neighbour))
+                )
+        block.is_free = True
+        self._remember(block)
+
+    def _best(self, pool: tuple[bool, bool], num_bytes: int) -> _Block:
+        free = self._free.setdefault(pool, [])
+        index = bisect.bisect_left(free, (num_bytes, -1))
+        if index < len(free):
+            return self._blocks.pop(free.pop(index)[1])
+        segment_bytes = _segment_bytes(num_bytes)
+        self.reserved_bytes += segment_bytes
+        return self._new(segment_bytes, pool)
+
+    def _new(self, num_bytes: int, pool: tuple[bool, bool]) -> _Block:
+        self._places += 1
+        return _Block(num_bytes, pool, self._places)
+
+    def _split(self, block: _Block, num_bytes: int) -> None:
+        rest = self._new(block.num_bytes - num_bytes, block.pool)
+        rest.before, rest.after = block, block.after
+        if block.after is not None:
+            block.after.before = rest
+        block.after, block.num_bytes = rest, num_bytes
+        self._remember(rest)
+
+    def _joined(self, first: _Block, second: _Block) -> _Block:
+        first.num_bytes += second.num_bytes
+        first.after = second.after
+        if second.after is not None:
+            second.after.before = first
+        return first
+
+    def _remember(self, block: _Block) -> None:
+        self._blocks[block.place] = block
+        bisect.insort(self._free.setdefault(block.pool, []), block.key)
+
+    def _forget(self, block: _Block) -> None:
+        free = self._free[block.pool]
+        del free[bisect.bisect_left(free, block.key)]
+        del self._blocks[block.place]
+
+
+def _segment_bytes(num_bytes: int) -> int:
+    if num_bytes <= SMALL_REQUEST_BYTES:
+        return SMALL_SEGMENT_BYTES
+    if num_bytes < OWN_SEGMENT_BYTES:
+        return LARGE_SEGMENT_BYTES
+    return -(-num_bytes // ROUND_LARGE_BYTES) * ROUND_LARGE_BYTES
+
+
+def reserved_bytes(log: Iterable[Change], *, held_bytes: Iterable[int] = (), side_streams: bool) -> int:
+    """What the allocator has reserved at the end of a log, beside `held_bytes` that are taken for good.
+
+    `side_streams`: communication is allocated on streams of its own.
+    """
+    allocator = CachingAllocator()
+    for index, num_bytes in enumerate(held_bytes):
+        allocator.take(-1 - index, num_bytes)
+    for key, num_bytes, is_communication in log:
+        if num_bytes:
+            allocator.take(key, num_bytes, side_stream=side_streams and is_communication)
+        else:
+            allocator.give_back(key)
+    return allocator.reserved_bytes

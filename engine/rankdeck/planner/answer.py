@@ -1,0 +1,232 @@
+"""One row of a plan: what each rank's pass found, put together with constants into a line with a verdict.
+
+`pass_rank` runs in a process of its own (ask.py) and always has an answer; `line_of` makes the line. Ranks
+that are alike are passed once. What cannot be followed is said, with what is known for certain: weights,
+gradients and optimizer state. Read fake_pass.py before, ask.py next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from rankdeck.config import RunConfig
+from rankdeck.diagnose.exceptions import own_place
+from rankdeck.errors import RankdeckError
+from rankdeck.gpu_models import GpuModel
+from rankdeck.memory.entries import DeviceBytes
+from rankdeck.plan_lines import CANNOT, DOES_NOT_FIT, PlanLine, PlannedDevice, verdict_of
+from rankdeck.planner.allocator import reserved_bytes
+from rankdeck.planner.fake_pass import Found, NotFollowedError, Question, fake_pass
+from rankdeck.planner.rows import Row, representatives
+from rankdeck.planner.step_time import Step, step_time
+from rankdeck.planner.targets import Target
+from rankdeck.planner.work import Work
+
+_KEPT = ("parameters", "gradients", "optimizer", "buffers")
+_SIDE_STREAMS = ("fsdp", "hybrid")
+_COMPILED = "train.compile is left out: what a compiled graph keeps is not known before it runs."
+_BOUND = "At least this much: weights, gradients and optimizer state alone."
+_DDP_FALLBACK = "torch's DDP could not be followed: single's figures and a set of buckets."
+
+
+class PassedDevice(msgspec.Struct):
+    """A device as one rank saw it; `reserved_bytes` is None in a rehearsal, `work` where nothing ran."""
+
+    place: int
+    active_bytes: int
+    by_kind: dict[str, int]
+    reserved_bytes: int | None = None
+    work: Work | None = None
+
+
+class Passed(msgspec.Struct):
+    """What one rank's pass found, or in `reason` why it found nothing.
+
+    `is_bound`: the devices say only what is certain.
+    """
+
+    devices: list[PassedDevice] = []
+    sent_bytes: int = 0
+    bubble: float = 0.0
+    notes: list[str] = []
+    reason: str | None = None
+    is_bound: bool = False
+
+
+def ranks_to_pass(config: RunConfig, num_devices: int) -> list[int]:
+    """One rank of each kind."""
+    if config.strategy_card.one_process:
+        return [0]
+    return sorted(set(representatives(config.strategy.use, config.strategy.options, num_devices).values()))
+
+
+def pass_rank(config: RunConfig, rank: int, target: Target) -> Passed:
+    """A rank's pass; whatever goes wrong in it is said in the answer."""
+    try:
+        return _passed(_question(config, target, rank), target)
+    except RankdeckError as error:
+        return Passed(reason=" ".join(filter(None, (error.message, error.advice))))
+    except NotFollowedError as error:
+        certain = [_certain(place, device) for place, device in error.certain.items()]
+        return Passed(certain, notes=[_BOUND], reason=in_words(error.cause), is_bound=True)
+    except Exception as error:
+        if config.strategy.use == "ddp" and config.strategy.options["sync"] == "native":
+            return _ddp_from_single(config, target)
+        return Passed(reason=in_words(error))
+
+
+def _certain(place: int, device: DeviceBytes) -> PassedDevice:
+    """What stays from step to step. The error that ended the pass may still hold other tensors."""
+    by_kind = {kind: device.live_by_kind[kind] for kind in _KEPT if device.live_by_kind[kind]}
+    return PassedDevice(place, sum(by_kind.values()), by_kind)
+
+
+def _question(config: RunConfig, target: Target, rank: int) -> Question:
+    device = target.devices[min(rank, target.num_devices - 1)]
+    return Question(config, target.num_devices, rank, like_cuda=target.like_cuda, rates=device.rates)
+
+
+def _passed(question: Question, target: Target) -> Passed:
+    found = fake_pass(question)
+    facts = found.pipeline
+    return Passed(
+        [_device(found, place, question, target) for place in found.devices],
+        sent_bytes=found.sent_bytes,
+        bubble=(facts.theory_bubble if facts is not None else None) or 0.0,
+    )
+
+
+def _device(found: Found, place: int, question: Question, target: Target) -> PassedDevice:
+    """cuBLAS' workspaces lie inside the allocator, from the first product on."""
+    bytes_of, gpu = found.devices[place], target.devices[place].gpu
+    by_kind = _known(bytes_of.peak_by_kind)
+    if gpu is None:
+        return PassedDevice(place, bytes_of.peak_bytes, by_kind, work=found.work[place])
+    by_kind["temporary"] = by_kind.get("temporary", 0) + gpu.workspaces_bytes
+    reserved = reserved_bytes(
+        found.logs[place],
+        held_bytes=[gpu.workspace_bytes, gpu.workspace_bytes],
+        side_streams=question.config.strategy.use in _SIDE_STREAMS,
+    )
+    active_bytes = bytes_of.peak_bytes + gpu.workspaces_bytes
+    return PassedDevice(place, active_bytes, by_kind, reserved, found.work[place])
+
+
+def _known(by_kind: Mapping[str, int]) -> dict[str, int]:
+    return {kind: num_bytes for kind, num_bytes in by_kind.items() if num_bytes}
+
+
+def _ddp_from_single(config: RunConfig, target: Target) -> Passed:
+    """A rank of ddp as a single device with its share of the batch, and buckets of the gradients' size."""
+    share = config.train.global_batch // target.num_devices
+    single = Row("single", changes={"train.global_batch": share}).config(config, target)
+    found = pass_rank(single, 0, target)
+    for device in found.devices if not found.is_bound else ():
+        buckets_bytes = device.by_kind.get("parameters", 0)
+        device.by_kind["communication"] = device.by_kind.get("communication", 0) + buckets_bytes
+        device.active_bytes += buckets_bytes
+        if device.reserved_bytes is not None:
+            device.reserved_bytes += buckets_bytes
+    found.notes.append(_DDP_FALLBACK)
+    return found
+
+
+def empty_line(row: Row, target: Target, reason: str | None = None) -> PlanLine:
+    """A row that has no figures."""
+    return PlanLine(
+        strategy=row.strategy,
+        options=row.options,
+        label=row.label,
+        verdict=CANNOT,
+        reason=reason,
+        target=target.words,
+        configured=row.configured,
+        changes=row.changes,
+    )
+
+
+def line_of(
+    row: Row, config: RunConfig, target: Target, passed: Mapping[int, Passed], scale: float | None = None
+) -> PlanLine:
+    """The line of a row from the passes of its ranks. `scale`: see step_time.py."""
+    line = empty_line(row, target)
+    line.options = dict(config.strategy.options)
+    line.notes = list(dict.fromkeys(note for one in passed.values() for note in one.notes))
+    if config.train.compile:
+        line.notes.append(_COMPILED)
+    failed = next((one for one in passed.values() if one.reason is not None), None)
+    if failed is None or failed.is_bound:
+        line.devices = _planned_devices(config, target, passed)
+        line.verdict, line.reason = verdict_of(line.devices)
+    if failed is not None:
+        line.is_bound = failed.is_bound
+        too_much = line.verdict == DOES_NOT_FIT
+        line.reason = f"{line.reason} {failed.reason}" if too_much else failed.reason
+        line.verdict = DOES_NOT_FIT if too_much else CANNOT
+        return line
+    line.step = step_time(_step(config, target, passed), scale)
+    return line
+
+
+def _planned_devices(config: RunConfig, target: Target, passed: Mapping[int, Passed]) -> list[PlannedDevice]:
+    """Every device of the run, equal ones with equal figures."""
+    if config.strategy_card.one_process:
+        found = dict(enumerate(passed[0].devices))
+    else:
+        standing = representatives(config.strategy.use, config.strategy.options, target.num_devices)
+        found = {rank: passed[same].devices[0] for rank, same in standing.items()}
+    talks = len(found) > 1 and config.strategy.use != "model"
+    return [_planned(device, index, target, talks=talks) for index, device in found.items()]
+
+
+def _planned(passed: PassedDevice, index: int, target: Target, *, talks: bool) -> PlannedDevice:
+    device = target.devices[index]
+    constants_bytes = _constants_bytes(device.gpu, talks=talks)
+    held_bytes = passed.active_bytes if passed.reserved_bytes is None else passed.reserved_bytes
+    return PlannedDevice(
+        device=index,
+        name=device.name,
+        active_bytes=passed.active_bytes,
+        reserved_bytes=passed.reserved_bytes,
+        constants_bytes=constants_bytes,
+        total_bytes=held_bytes + constants_bytes,
+        capacity_bytes=device.total_bytes,
+        others_bytes=device.others_bytes,
+        by_kind=passed.by_kind,
+    )
+
+
+def _constants_bytes(gpu: GpuModel | None, *, talks: bool) -> int:
+    """What lies beside torch's allocator: the context, and NCCL's buffers where devices talk."""
+    if gpu is None:
+        return 0
+    return gpu.context_bytes + (gpu.nccl_bytes if talks else 0)
+
+
+def _step(config: RunConfig, target: Target, passed: Mapping[int, Passed]) -> Step:
+    ranks: Sequence[Passed] = list(passed.values())
+    gpu = target.devices[0].gpu
+    return Step(
+        strategy=config.strategy.use,
+        work=[device.work for one in ranks for device in one.devices if device.work is not None],
+        sent_bytes=max(one.sent_bytes for one in ranks),
+        link_bytes_per_s=None if gpu is None else gpu.link,
+        bubble=max(one.bubble for one in ranks),
+    )
+
+
+def in_words(error: BaseException) -> str:
+    """What kept a model from being followed, with the place in a person's code where there is one."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    name = type(error).__name__
+    file, number = own_place(error)
+    where = f" ({file}, line {number})" if file else ""
+    if name in ("DataDependentOutputException", "DynamicOutputShapeException"):
+        reads = name.startswith("Data")
+        what = "reads the value of a tensor" if reads else "makes a tensor whose shape depends on values"
+        return f"The model {what}, so that it cannot be followed without running it{where}."
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"The model cannot be followed without memory: {name}: {first[:200]}{where}"

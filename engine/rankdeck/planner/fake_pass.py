@@ -1,0 +1,229 @@
+"""One rank of one strategy, for two or three steps, on tensors that have shapes and no memory.
+
+    the real strategy class and the real training loop
+      -> every operation makes fake tensors on "cpu"          (torch's FakeTensorMode)
+      -> every storage is booked with its device and kind      (book.py)
+      -> collectives of N ranks are done at once               (torch's "fake" process group)
+
+The last step is the one that counts: gradients, optimizer state and buckets are there then. Nothing here
+knows how a strategy uses memory. What torch needs for it is in planned_torch.py; what a GPU's kernels
+allocate differently is in cuda_like.py. Read book.py next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from rankdeck import workload as workloads
+from rankdeck.collectives.replica_threads import ReplicaError
+from rankdeck.config import RunConfig
+from rankdeck.data.loader import first_batch
+from rankdeck.errors import RankdeckError
+from rankdeck.gpu_models import Rates
+from rankdeck.memory.entries import DeviceBytes
+from rankdeck.planner.book import Change, PlanBook
+from rankdeck.planner.cuda_like import like_cuda
+from rankdeck.planner.planned_torch import Values, planned
+from rankdeck.planner.work import Work, WorkCounter
+from rankdeck.rundir import EventWriter
+from rankdeck.strategies.base import PipelineFacts, Strategy, each_tensor
+from rankdeck.train import Trainer, assemble
+
+NUM_STEPS = 2
+_COUNTED_LATE = ("tensor", "hybrid")
+"""Strategies that count their collectives in the second step, and hold a little more while they do."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """Which rank of what: `config` names its strategy and devices, `num_devices` how many there are."""
+
+    config: RunConfig
+    num_devices: int
+    rank: int = 0
+    like_cuda: bool = False
+    """Whether kernels, rounding and the optimizer are those of a GPU rather than those of a rehearsal."""
+    rates: Rates | None = None
+
+    @property
+    def num_steps(self) -> int:
+        return NUM_STEPS + (self.config.strategy.use in _COUNTED_LATE)
+
+    @property
+    def places(self) -> list[int]:
+        """The devices that the rank drives, by their places in the run."""
+        card = self.config.strategy_card
+        if card.one_device:
+            return [0]
+        return list(range(self.num_devices)) if card.one_process else [self.rank]
+
+    @property
+    def world_size(self) -> int:
+        return 1 if self.config.strategy_card.one_process else self.num_devices
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the rank's devices needed in the last step, by place in the run."""
+
+    devices: dict[int, DeviceBytes]
+    logs: dict[int, list[Change]]
+    work: dict[int, Work]
+    sent_bytes: int
+    pipeline: PipelineFacts | None = None
+
+
+class NotFollowedError(Exception):
+    """A built model whose steps cannot be run on fake tensors. `certain` are its weights, gradients and
+    optimizer state, by place in the run."""
+
+    def __init__(self, cause: Exception, certain: dict[int, DeviceBytes]) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+        self.certain = certain
+
+
+class Shapes:
+    """A data set of which only the shapes are known: batches of fake tensors like one sample."""
+
+    def __init__(self, sample: Any, num_samples: int) -> None:
+        self._sample = sample
+        self._num_samples = num_samples
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def __getitem__(self, index: int) -> Any:
+        return each_tensor(self.read_batch([index]), lambda tensor: tensor[0])
+
+    def read_batch(self, indices: Sequence[Any]) -> Any:
+        """A batch as the loader would give it, (B, ...) for every tensor (1, ...) of the sample."""
+        return each_tensor(
+            self._sample, lambda tensor: torch.zeros((len(indices), *tensor.shape[1:]), dtype=tensor.dtype)
+        )
+
+
+def fake_pass(question: Question) -> Found:
+    """What the devices of one rank need. Call it in a process that has no process group.
+
+    Raises:
+        RankdeckError: the model, the data or the strategy refuses, as it would in a run.
+        NotFollowedError: the model was built, and cannot be run on fake tensors.
+        Exception: whatever building it raises on fake tensors.
+    """
+    values = Values()
+    book = PlanBook(len(question.places), FakeTensorMode(), values, like_cuda=question.like_cuda)
+    workload = workloads.load_shapes(question.config, Shapes)
+    with (
+        _group(question),
+        planned(like_cuda=question.like_cuda),
+        like_cuda(question.config.train.precision, on=question.like_cuda),
+    ):
+        trainer = _trainer(question, workload, book)
+        try:
+            try:
+                with values.strict_inside_modules():
+                    work = _steps(trainer, workload, book, question, values)
+            except Exception as error:
+                if _refuses(error) or question.config.strategy.use == "ddp":
+                    raise
+                certain = dict(zip(question.places, _certain(trainer, book), strict=True))
+                raise NotFollowedError(error, certain) from error
+            return Found(
+                devices=dict(zip(question.places, book.devices(), strict=True)),
+                logs=dict(zip(question.places, book.logs, strict=True)),
+                work=work,
+                sent_bytes=_sent_bytes(trainer),
+                pipeline=trainer.strategy.pipeline_facts(),
+            )
+        finally:
+            trainer.strategy.close()
+
+
+def _refuses(error: BaseException) -> bool:
+    """Whether this is said for people, and would be said in a run as well."""
+    return isinstance(error, RankdeckError) and not isinstance(error, ReplicaError)
+
+
+def _certain(trainer: Trainer, book: PlanBook) -> list[DeviceBytes]:
+    """What lives after an optimizer step that was given gradients of zero."""
+    for group in trainer.optimizer.param_groups:
+        for weight in group["params"]:
+            weight.grad = None
+    with book.fake, book.following():
+        for weight in [weight for group in trainer.optimizer.param_groups for weight in group["params"]]:
+            weight.grad = torch.zeros_like(weight)
+        trainer.optimizer.step()
+    return book.devices()
+
+
+@contextlib.contextmanager
+def _group(question: Question) -> Iterator[None]:
+    """The process group of a strategy that has ranks; all its collectives are done at once."""
+    if question.config.strategy_card.one_process:
+        yield
+        return
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=question.rank, world_size=question.world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _trainer(question: Question, workload: workloads.Workload, book: PlanBook) -> Trainer:
+    with book.fake:
+        trainer = assemble(
+            workload,
+            rank=question.rank,
+            world_size=question.world_size,
+            devices=[torch.device("cpu")] * len(question.places),
+            places=question.places,
+            writer=EventWriter(Path(os.devnull)),
+            ledger=book,
+        )
+    if question.like_cuda:
+        _step_like_cuda(trainer)
+    return trainer
+
+
+def _step_like_cuda(trainer: Trainer) -> None:
+    """Where nobody said otherwise torch's optimizers take lists of tensors on a GPU, but not of DTensors."""
+    for group in trainer.optimizer.param_groups:
+        if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+            group["foreach"] = not any(hasattr(weight, "_local_tensor") for weight in group["params"])
+
+
+def _steps(
+    trainer: Trainer, workload: workloads.Workload, book: PlanBook, question: Question, values: Values
+) -> dict[int, Work]:
+    batches = _batches(trainer.strategy, workload)
+    with book.fake:
+        for step in range(1, question.num_steps):
+            trainer.step(step, batches, followed=True)
+        counter = values.counter = WorkCounter(book, question.rates)
+        trainer.step(question.num_steps, batches, followed=True)
+        values.counter = None
+    return dict(zip(question.places, counter.by_device, strict=True))
+
+
+def _batches(strategy: Strategy, workload: workloads.Workload) -> Iterator[Any]:
+    train = workload.config.train
+    size = train.global_batch // train.accumulate // strategy.data_shard()[1]
+    while True:
+        yield first_batch(workload.train, size)
+
+
+def _sent_bytes(trainer: Trainer) -> int:
+    sent = trainer.strategy.sent_bytes_per_step()
+    return 0 if sent is None else sent[1]

@@ -1,0 +1,89 @@
+"""How much a device has to do in a step: floating point operations, bytes through its memory, kernels.
+
+    roofline of a step = sum over operations of max(FLOPs / rate, bytes / bandwidth)
+
+Nothing reaches the roofline, so a time is a range: from 90 % of it to 35 % plus the launch of every kernel.
+What is made of it for a strategy (bubbles, rings) is in step_time.py. Read fake_pass.py before.
+
+Source: Williams et al., "Roofline" (2009); torch.utils.flop_counter for the FLOPs of an operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rankdeck.gpu_models import Rates
+from rankdeck.memory.follower import VIEWS, effect_of
+from rankdeck.simulated_pace import flops_formula
+
+if TYPE_CHECKING:
+    from rankdeck.planner.book import PlanBook
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+@dataclass
+class Work:
+    """One device's step. `roofline_s` is None where its rates are not known."""
+
+    flops: int = 0
+    moved_bytes: int = 0
+    num_kernels: int = 0
+    roofline_s: float | None = None
+
+
+class WorkCounter:
+    """Counts the operations that it is told of, each on the device of its first tensor."""
+
+    def __init__(self, book: PlanBook, rates: Rates | None) -> None:
+        self.by_device = [Work(roofline_s=None if rates is None else 0.0) for _ in range(book.num_devices)]
+        self._book = book
+        self._rates = rates
+        self._known: dict[Any, Callable[..., int] | bool] = {}
+
+    def add(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: Any) -> None:
+        formula = self._known.get(func)
+        if formula is None:
+            formula = self._known[func] = self._formula(func)
+        if formula is False:
+            return
+        tensors = [value for value in _flat(args) if isinstance(value, Tensor)]
+        outputs = [value for value in _flat((out,)) if isinstance(value, Tensor)]
+        moved = sum(tensor.numel() * tensor.element_size() for tensor in (*tensors, *outputs))
+        flops = formula(*args, **(kwargs or {}), out_val=out) if callable(formula) else 0
+        work = self.by_device[self._device_of(tensors)]
+        work.flops += flops
+        work.moved_bytes += moved
+        work.num_kernels += 1
+        if self._rates is not None and work.roofline_s is not None:
+            is_half = bool(outputs) and outputs[0].dtype in _HALVES
+            rate = self._rates.half_flops_per_s if is_half else self._rates.flops_per_s
+            work.roofline_s += max(flops / rate, moved / self._rates.bytes_per_s)
+
+    def _formula(self, func: Any) -> Callable[..., int] | bool:
+        """False for what computes nothing, True for what only moves bytes."""
+        if getattr(func, "namespace", "") != "aten" or effect_of(func) == VIEWS:
+            return False
+        return flops_formula(func._overloadpacket) or True
+
+    def _device_of(self, tensors: list[Tensor]) -> int:
+        for tensor in tensors:
+            device = self._book.device_of(tensor)
+            if device is not None:
+                return device
+        return 0
+
+
+def _flat(values: Any) -> list[Any]:
+    found: list[Any] = []
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            found.extend(value)
+        else:
+            found.append(value)
+    return found

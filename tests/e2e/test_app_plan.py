@@ -1,0 +1,74 @@
+"""Know before you launch: the app and the real planner, on a small preset."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pytestqt.qtbot import QtBot
+
+from rankdeck.plan_lines import CANNOT, FITS
+from rankdeck_app.composition import App
+from rankdeck_app.views.plan.page import PlanPage
+from tests.helpers.app_window import close_app, end_all_runs, launched, open_app, settle, wait_for
+
+TEXT = """\
+name = "Planned"
+[model]
+use = "mlp"
+[data]
+use = "digits"
+[train]
+steps = 12
+global_batch = 32
+evaluate_every = 0
+[strategy]
+use = "dp"
+[devices]
+use = "cpu:2"
+"""
+PLAN_S = 120
+
+
+@pytest.fixture
+def app(qtbot: QtBot, tmp_path: Path) -> Iterator[App]:
+    app = open_app(tmp_path / "workspace", plans=True)
+    app.desk.draft.replace(TEXT, folder=tmp_path, stem="planned")
+    yield app
+    close_app(app)
+    end_all_runs(Path(os.environ["RANKDECK_RUNS"]))
+    gc.collect()
+    settle()
+
+
+def test_what_the_footer_predicts_is_what_the_run_then_measures(qtbot: QtBot, app: App) -> None:
+    plan = app.desk.plan
+    wait_for(lambda: plan.chosen is not None, PLAN_S, "an estimate")
+    said = app.window.side_bar.view("launch").footer.estimate.accessibleName()
+    assert said.startswith("Predicted: Virtual 0")
+    predicted = [device.active_bytes for device in plan.chosen.devices]
+    app.launching.launch_draft()
+    run = launched(app)
+    wait_for(lambda: run.outcome == "completed", PLAN_S, "the run's end")
+    wait_for(lambda: run.prediction is not None, 10, "the prediction of the run")
+    measured = [run.total_bytes_of(device) for device in run.devices]
+    assert [run.predicted_bytes_of(device) for device in run.devices] == predicted
+    assert predicted == pytest.approx(measured, rel=0.01)
+
+
+@pytest.mark.slow
+def test_every_strategy_of_a_small_model_is_answered(qtbot: QtBot, app: App) -> None:
+    app.show_plan()
+    page = app.window.editor.active_page()
+    assert isinstance(page, PlanPage)
+    wait_for(lambda: page.plan.is_complete, 3 * PLAN_S, "the plan of every strategy")
+    verdicts = {line.strategy: line.verdict for line in page.plan.lines}
+    assert {"single", "dp", "ddp", "fsdp", "model"} <= {
+        name for name, said in verdicts.items() if said == FITS
+    }
+    assert all(line.reason for line in page.plan.lines if line.verdict == CANNOT)
+    cheapest, recommended = page.plan.marks
+    assert cheapest is not None and recommended is not None

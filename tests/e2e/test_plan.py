@@ -1,0 +1,94 @@
+"""`rankdeck plan` as a person and a program call it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.cli import rankdeck
+
+CONFIG = """
+[model]
+use = "gpt"
+args = { layers = 2, heads = 2, width = 64, context = 32, vocabulary = 4096 }
+[data]
+use = "synthetic"
+[train]
+steps = 4
+global_batch = 16
+evaluate_every = 0
+[strategy]
+use = "dp"
+[devices]
+use = "cpu:2"
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "run.toml"
+    path.write_text(CONFIG)
+    return str(path)
+
+
+def test_one_json_line_per_strategy_with_every_device(config: str) -> None:
+    found = rankdeck("plan", config, "--strategy", "single,dp,ddp", "--json", code=0)
+    told = found.lines
+    assert {line["label"] for line in told} >= {"single", "dp", "dp, parallel_loss = true", "ddp"}
+    for line in told:
+        assert line["verdict"] == "fits" and line["seconds"] > 0
+        assert len(line["devices"]) == (1 if line["strategy"] == "single" else 2)
+        for device in line["devices"]:
+            assert sum(device["by_kind"].values()) == device["active_bytes"] == device["total_bytes"] > 0
+    assert [line["strategy"] for line in told if line.get("configured")] == ["dp"]
+
+
+def test_gpus_that_are_not_here_with_a_capacity_and_advice(config: str) -> None:
+    found = rankdeck("plan", config, "--strategy", "dp", "--devices", "2 x A100-80GB", "--capacity", "700MiB")
+    assert "predicted for 2 x A100-80GB of 700MiB" in found.out
+    assert "does not fit" in found.out and "lacks" in found.out
+    told = rankdeck(
+        "plan", config, "--strategy", "dp", "--devices", "2 x A100-80GB", "--capacity", "1200MiB", "--json"
+    )
+    devices = told.lines[0]["devices"]
+    for device in devices:
+        assert device["reserved_bytes"] >= device["active_bytes"]
+        assert device["constants_bytes"] > 0
+        assert device["total_bytes"] == device["reserved_bytes"] + device["constants_bytes"]
+
+
+def test_the_largest_batch_fits_and_the_next_does_not(config: str) -> None:
+    asked = ("plan", config, "--strategy", "single", "--capacity", "64MiB", "--json")
+    found = rankdeck(*asked, "--fit-batch")
+    largest = found.lines[0]["largest_batch"]
+    fits = rankdeck(*asked, "--set", f"train.global_batch={largest}")
+    beyond = rankdeck(*asked, "--set", f"train.global_batch={largest + 2}")
+    assert fits.lines[0]["verdict"] in ("fits", "tight")
+    assert beyond.lines[0]["verdict"] == "does-not-fit"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--devices", "2 x A1000"), "is no GPU that is known here"),
+        (("--strategy", "ddpp"), "is not a strategy"),
+        (("--capacity", "lots"), "is not a size"),
+        (("--fit-batch",), "--capacity 24GiB"),
+    ],
+)
+def test_what_is_mistyped_is_said_with_exit_code_2(
+    config: str, arguments: tuple[str, ...], words: str
+) -> None:
+    found = rankdeck("plan", config, *arguments)
+    assert found.code == 2
+    assert words in found.err and "Traceback" not in found.err
+
+
+def test_predicted_stands_beside_measured(config: str, tmp_path: Path) -> None:
+    rankdeck("train", config, "--json", "--runs", str(tmp_path / "rankdeck-runs"))
+    shown = rankdeck("show", "last", "--plan", "--json")
+    for device in shown.json["devices"]:
+        assert device["predicted_peak_bytes"] == pytest.approx(device["peak_bytes"], rel=0.001)
+    table = rankdeck("plan", "--accuracy")
+    assert "median error 0.00 %" in table.out and "of 2 devices" in table.out

@@ -1,0 +1,65 @@
+"""What CUDA's kernels keep for backward, made by fake tensors on "cpu"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from rankdeck.memory.ledger import Ledger
+from rankdeck.planner.cuda_like import attention_kernel, like_cuda
+
+
+def kept_bytes(run: Callable[[], Tensor], precision: str = "fp32") -> int:
+    """Bytes that live after `run`, beside its inputs."""
+    ledger = Ledger(1)
+    with FakeTensorMode(), like_cuda(precision), ledger.following():
+        kept = run()
+        del kept
+        out = run()
+        live = ledger.live_bytes
+        del out
+    return live
+
+
+def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.zeros(shape, dtype=dtype, requires_grad=True)
+
+
+def test_dropout_keeps_a_byte_per_element() -> None:
+    numel = 1000
+    assert kept_bytes(lambda: F.dropout(leaf(numel), 0.1)) == 4 * numel + 4 * numel + numel
+
+
+def test_attention_keeps_no_matrix_of_scores() -> None:
+    batch, heads, length, width = 2, 4, 512, 64
+    matrix = batch * heads * length * length * 4
+
+    def attend() -> Tensor:
+        parts = [leaf(batch, heads, length, width) for _ in range(3)]
+        return F.scaled_dot_product_attention(*parts, is_causal=True)
+
+    assert kept_bytes(attend) < 4.2 * batch * heads * length * width * 4 < matrix
+
+
+def test_which_kernel_a_gpu_takes() -> None:
+    half = torch.zeros(1, 1, 8, 64, dtype=torch.bfloat16)
+    assert attention_kernel(half, None) == "flash"
+    assert attention_kernel(half, torch.zeros(8, 8)) == "efficient"
+    assert attention_kernel(half.float(), None) == "efficient"
+    assert attention_kernel(half.double(), None) == "math"
+    assert attention_kernel(torch.zeros(1, 1, 8, 63), None) == "math"
+
+
+def test_norms_compute_in_fp32_under_autocast() -> None:
+    def norm() -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return F.layer_norm(leaf(4, 8, dtype=torch.bfloat16), (8,))
+
+    with FakeTensorMode(), like_cuda("bf16"):
+        assert norm().dtype == torch.float32
+    with FakeTensorMode():
+        assert norm().dtype == torch.bfloat16

@@ -1,0 +1,112 @@
+"""Each place where the planner gives torch a hand: with it things work, and torch is as it was afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.parallel import DistributedDataParallel
+
+import rankdeck.mesh
+import rankdeck.sharded.blank
+import rankdeck.strategies.ddp
+from rankdeck.config import from_text
+from rankdeck.planner.answer import pass_rank
+from rankdeck.planner.fake_pass import Question, fake_pass
+from rankdeck.planner.planned_torch import Values, planned
+from rankdeck.planner.targets import Target, TargetDevice
+
+DDP = """
+model = { use = "mlp" }
+data = { use = "synthetic" }
+strategy = { use = "ddp" }
+devices = { use = "cpu:2" }
+"""
+
+
+def test_weights_are_moved_and_cast_in_place_and_ties_stay() -> None:
+    with FakeTensorMode(), planned(like_cuda=False):
+        model = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        model[1].weight = model[0].weight
+        model.double()
+        assert model[0].weight is model[1].weight
+        assert model[0].weight.dtype == torch.float64
+        kept = model[0].weight
+        model.to("cpu")
+        assert model[0].weight is kept
+
+
+def test_without_a_hand_fake_weights_cannot_be_cast() -> None:
+    with FakeTensorMode():
+        model = nn.Linear(4, 4)
+        view = model.weight.view(-1)
+        with pytest.raises(RuntimeError, match="swap"):
+            model.double()
+        del view
+
+
+def test_initial_values_are_left_out_and_come_back() -> None:
+    tensor = torch.zeros(3)
+    with planned(like_cuda=False):
+        assert not nn.init.ones_(tensor).any()
+    assert nn.init.ones_(tensor).all()
+
+
+def test_everything_is_put_back() -> None:
+    places = [
+        (nn.Module, "_apply"),
+        (dist, "broadcast_object_list"),
+        (dist, "isend"),
+        (rankdeck.mesh, "init_device_mesh"),
+        (rankdeck.sharded.blank, "_on_meta"),
+        (rankdeck.strategies.ddp, "DistributedDataParallel"),
+    ]
+    before = [getattr(owner, name) for owner, name in places]
+    with planned(like_cuda=False):
+        assert all(getattr(owner, name) is not old for (owner, name), old in zip(places, before, strict=True))
+    assert [getattr(owner, name) for owner, name in places] == before
+    assert rankdeck.strategies.ddp.DistributedDataParallel is DistributedDataParallel
+
+
+def test_values_are_told_to_the_loop_and_not_to_the_model() -> None:
+    class Looks(nn.Module):
+        def forward(self, tensor: torch.Tensor) -> float:
+            return float(tensor.sum())
+
+    values = Values()
+    with FakeTensorMode(), values, values.strict_inside_modules():
+        assert float(torch.zeros(2).sum()) == 1.0
+        with pytest.raises(Exception, match="_local_scalar_dense"):
+            Looks()(torch.zeros(2))
+        assert float(torch.zeros(2).sum()) == 1.0
+
+
+def test_operations_that_only_write_are_left_out_and_views_are_not() -> None:
+    values = Values()
+    with FakeTensorMode(), values:
+        tensor = torch.zeros(2, 3)
+        assert tensor.add_(1) is tensor
+        assert tensor.t_().shape == (3, 2)
+        assert tensor.resize_(7).shape == (7,)
+
+
+def test_where_ddp_cannot_be_followed_singles_figures_take_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def moved(*_: object, **__: object) -> None:
+        raise AttributeError("reducer")
+
+    monkeypatch.setattr("rankdeck.planner.planned_torch._PlannedDdp.__init__", moved)
+    config = from_text(DDP, folder=Path.cwd())
+    target = Target("rehearsal", (TargetDevice(None, None),) * 2, like_cuda=False)
+    found = pass_rank(config, 0, target)
+    assert "single's figures" in found.notes[0]
+    device = found.devices[0]
+    assert device.by_kind["communication"] == device.by_kind["parameters"] > 0
+    monkeypatch.undo()
+    followed = fake_pass(Question(config, 2)).devices[0]
+    assert device.active_bytes == pytest.approx(followed.peak_bytes, rel=0.05)

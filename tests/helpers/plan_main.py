@@ -1,0 +1,33 @@
+"""A process that plans one configuration after another and does nothing else: children are forked from it,
+so it must stay free of threads and of real computing.
+
+    python plan_main.py      a configuration per line of stdin (JSON text), its PlanLine per line of stdout
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from rankdeck import plan_lines
+from rankdeck.config import from_text
+from rankdeck.planner.ask import answers
+from rankdeck.planner.rows import Row
+from rankdeck.planner.targets import Target, TargetDevice
+
+
+def main() -> None:
+    for request in sys.stdin:
+        config = from_text(json.loads(request), folder=Path.cwd())
+        target = Target(
+            "rehearsal", (TargetDevice(None, None),) * (config.selection.count or 1), like_cuda=False
+        )
+        rows = [Row(config.strategy.use, dict(config.strategy.options))]
+        for line in answers(config, rows, target):
+            sys.stdout.buffer.write(plan_lines.encode(line))
+            sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""Plans beside measurements: small models under every strategy, predicted by the planner and measured by the
+ledger of real ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from rankdeck import plan_lines
+from rankdeck import workload as workloads
+from rankdeck.config import RunConfig, from_text
+from rankdeck.memory.ledger import Ledger
+from rankdeck.plan_lines import PlanLine
+from rankdeck.rundir import EventWriter
+from rankdeck.train import assemble
+from tests.helpers.ranks import ROOT, RankSet
+
+_FACTORIES = Path(__file__).with_name("hugging_face.py")
+_HUGGING_FACE = """
+model = {{ use = "{factories}:{model}" }}
+data = {{ use = "{factories}:{data}" }}
+loss = {{ use = "model" }}
+"""
+MODELS = {
+    "mlp": """
+model = { use = "mlp", args = { hidden = [512, 512, 256, 256, 128] } }
+data = { use = "synthetic", args = { samples = 256 } }
+""",
+    "gpt": """
+model = { use = "gpt", args = { layers = 4, heads = 4, width = 64, context = 32, vocabulary = 512 } }
+data = { use = "synthetic", args = { samples = 256 } }
+""",
+    "resnet": """
+model = { use = "resnet", args = { depth = 18, stem = "small" } }
+data = { use = "synthetic", args = { samples = 64 } }
+""",
+    "hf-gpt2": _HUGGING_FACE.format(factories=_FACTORIES, model="gpt2", data="tokens"),
+    "hf-llama": _HUGGING_FACE.format(factories=_FACTORIES, model="llama", data="tokens"),
+    "hf-bert": _HUGGING_FACE.format(factories=_FACTORIES, model="bert", data="tokens"),
+}
+STRATEGIES = {
+    "single": '{ use = "single" }',
+    "dp": '{ use = "dp" }',
+    "dp-parallel-loss": '{ use = "dp", parallel_loss = true }',
+    "model": '{ use = "model" }',
+    "ddp": '{ use = "ddp" }',
+    "ddp-bucket-view": '{ use = "ddp", gradient_as_bucket_view = true }',
+    "ddp-ring": '{ use = "ddp", sync = "ring" }',
+    "fsdp": '{ use = "fsdp" }',
+    "fsdp-whole": '{ use = "fsdp", reshard = false }',
+    "gpipe": '{ use = "pipeline", schedule = "gpipe", microbatches = 4 }',
+    "1f1b": '{ use = "pipeline", schedule = "1f1b", microbatches = 4 }',
+    "tensor": '{ use = "tensor" }',
+    "data-stage": '{ use = "hybrid", data = 2, stage = 2, microbatches = 4 }',
+    "data-shard": '{ use = "hybrid", data = 2, shard = 2 }',
+    "data-tensor": '{ use = "hybrid", data = 2, tensor = 2 }',
+}
+_ONE_PROCESS = ("single", "dp", "dp-parallel-loss", "model")
+_OF_FOUR = ("data-stage", "data-shard", "data-tensor")
+_NO_TENSOR = ("mlp", "resnet", "hf-gpt2")
+NUM_FOLLOWED = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """One configuration: a model, a strategy and a number of devices, by the names above."""
+
+    model: str
+    strategy: str
+    num_devices: int
+
+    def __str__(self) -> str:
+        return f"{self.model}-{self.strategy}"
+
+    @property
+    def toml(self) -> str:
+        return f"""{MODELS[self.model]}
+strategy = {STRATEGIES[self.strategy]}
+devices = {{ use = "cpu:{self.num_devices}" }}
+[train]
+steps = 5
+global_batch = 16
+evaluate_every = 0
+optimizer = {{ use = "adamw", lr = 1e-3 }}
+"""
+
+    @property
+    def config(self) -> RunConfig:
+        return from_text(self.toml, folder=Path.cwd())
+
+    @property
+    def has_ranks(self) -> bool:
+        return self.strategy not in _ONE_PROCESS
+
+
+def cases(num_devices: int) -> Iterator[Case]:
+    """Every model under every strategy that takes it, on so many devices."""
+    for model in MODELS:
+        for strategy in STRATEGIES:
+            split = "tensor" in strategy and model in _NO_TENSOR
+            if not split and (num_devices == 4 or strategy not in _OF_FOUR):
+                yield Case(model, strategy, num_devices)
+
+
+class Planner:
+    """A process that plans (plan_main.py). Close it."""
+
+    def __init__(self) -> None:
+        env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("plan_main.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=env,
+        )
+
+    def plan(self, case: Case) -> PlanLine:
+        """The planner's line, by the rules of a rehearsal: no rounding, a CPU's kernels."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(case.toml).encode() + b"\n")
+        self._process.stdin.flush()
+        return plan_lines.decode(self._process.stdout.readline())
+
+    def close(self) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=30)
+        self._process.stdout.close()
+
+
+def measured_by(case: Case, ranks: RankSet | None) -> list[int]:
+    """Peak bytes of each device in a followed step, by the ledger of real ranks or of this process."""
+    if not case.has_ranks:
+        return measured(case.toml)
+    assert ranks is not None
+    answered = ranks.call("tests.helpers.planning:measured", toml=case.toml)
+    return [num_bytes for answer in answered for num_bytes in answer]
+
+
+def measured(toml: str) -> list[int]:
+    """Peak bytes of the devices that this process drives, in the last of a few followed steps."""
+    config = from_text(toml, folder=Path.cwd())
+    rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    places = [rank] if world_size > 1 else list(range(config.selection.count or 1))
+    if config.strategy_card.one_device:
+        places = places[:1]
+    trainer = assemble(
+        workloads.load(config),
+        rank=rank,
+        world_size=world_size,
+        devices=[torch.device("cpu")] * len(places),
+        places=places,
+        writer=EventWriter(Path(os.devnull)),
+    )
+    loader = trainer.loader()
+    try:
+        batches = iter(loader)
+        for step in range(1, NUM_FOLLOWED + 1):
+            trainer.step(step, batches, followed=True)
+        assert isinstance(trainer.ledger, Ledger)
+        return [device.peak_bytes for device in trainer.ledger.devices()]
+    finally:
+        loader.close()
+        trainer.strategy.close()
+
+
+def errors_of(predicted: list[int], found: list[int]) -> list[float]:
+    """(predicted - measured) / measured, per device."""
+    return [guess / truth - 1 for guess, truth in zip(predicted, found, strict=True)]
