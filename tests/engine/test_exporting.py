@@ -76,7 +76,7 @@ def test_the_current_folder_is_no_file(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="is a folder"):
-        exporting.steps_csv(run.dir, Path("."))
+        exporting.steps_csv(run.dir, Path())
 
 
 def test_a_pipe_and_a_link_are_written_through(run: WrittenRun, tmp_path: Path) -> None:
