@@ -7,8 +7,10 @@ import sys
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    from rankdeck.cli.app import run
-
+    try:
+        from rankdeck.cli.app import run
+    except KeyboardInterrupt:
+        sys.exit(130)  # Ctrl-C before there is anything to stop
     sys.exit(run(sys.argv[1:]))
 
 

@@ -453,22 +453,43 @@ _TABLE_RULES: dict[str, Callable[[Findings, Any], None]] = {
 
 def _check_together(found: Findings, values: dict[str, Any]) -> None:
     """What one table alone cannot tell."""
-    train: TrainConfig = values["train"]
     selection = parse_devices(values["devices"].use)
-    strategy = values["strategy"] = _with_mesh(values["strategy"], selection.known_count or 1)
-    for row in refusals(_facts(values, selection)):
+    _check_on(found, values, None if selection.kind == "auto" else selection.kind, selection.known_count)
+
+
+def on_devices(config: RunConfig, kind: str, num_devices: int) -> RunConfig:
+    """The configuration on the devices (cpu | gpu) that it has got: only the launch knows them where it names
+    none.
+
+    Raises:
+        ConfigError: something in it does not go with them.
+    """
+    found = Findings({}, [])
+    values = {name: getattr(config, name) for name in ("model", "train", "strategy", "rehearsal")}
+    _check_on(found, values, kind, num_devices)
+    if found.problems:
+        raise ConfigError(found.problems[0].message, problems=found.problems)
+    return config.model_copy(update={"strategy": values["strategy"]})
+
+
+def _check_on(found: Findings, values: dict[str, Any], kind: str | None, num_devices: int | None) -> None:
+    """What does not go together on such devices; None for what is not known yet."""
+    train: TrainConfig = values["train"]
+    if num_devices is not None:
+        values["strategy"] = _with_mesh(values["strategy"], num_devices)
+    for row in refusals(_facts(values, kind, num_devices)):
         found.add("does-not-combine", tuple(row.place.split(".")), row.why, row.instead)
-    if selection.kind == "gpu" and train.precision == "fp64":
+    if kind == "gpu" and train.precision == "fp64":
         advice = "Use fp32, or cpu:N for a rehearsal."
         found.add(
             "precision", ("train", "precision"), "train.precision = fp64 is for rehearsals on CPU.", advice
         )
-    if selection.kind == "gpu" and values["rehearsal"] and values["rehearsal"].pace == "simulated":
+    if kind == "gpu" and values["rehearsal"] and values["rehearsal"].pace == "simulated":
         message = "rehearsal.pace = simulated is for virtual devices, and devices.use asks for GPUs."
         advice = 'Use pace = "real", or devices.use = "cpu:4".'
         found.add("does-not-combine", ("rehearsal", "pace"), message, advice)
-    if selection.known_count is not None:
-        for problem in batch_problems(train, strategy, selection.known_count):
+    if num_devices is not None:
+        for problem in batch_problems(train, values["strategy"], num_devices):
             found.add(problem.code, tuple((problem.path or "").split(".")), problem.message, problem.advice)
 
 
@@ -479,7 +500,7 @@ def _with_mesh(strategy: Choice, num_devices: int) -> Choice:
     return Choice(use=strategy.use, options={**strategy.options, **mesh_sizes.usual_sizes(num_devices)})
 
 
-def _facts(values: dict[str, Any], selection: DeviceSelection) -> Facts:
+def _facts(values: dict[str, Any], kind: str | None, num_devices: int | None) -> Facts:
     train, model = values["train"], values["model"]
     return Facts(
         strategy=values["strategy"].use,
@@ -491,8 +512,8 @@ def _facts(values: dict[str, Any], selection: DeviceSelection) -> Facts:
         clip_norm=train.clip_norm,
         activation_checkpointing=train.activation_checkpointing,
         compile=train.compile,
-        device_kind=None if selection.kind == "auto" else selection.kind,
-        num_devices=selection.known_count,
+        device_kind=kind,
+        num_devices=num_devices,
     )
 
 

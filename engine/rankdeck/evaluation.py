@@ -53,7 +53,7 @@ class Evaluator:
         total, count, correct = self._over_ranks(total, count, correct)
         return events.Evaluation(
             step=step,
-            loss=total / count if count else 0.0,
+            loss=total / count if count else None,
             samples=self._num_samples,
             seconds=time.monotonic() - started,
             accuracy=correct / count if knows_correct and count else None,

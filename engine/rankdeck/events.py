@@ -271,10 +271,13 @@ class Transfers(Event, tag="transfers"):
 
 
 class Evaluation(Event, tag="evaluation"):
-    """Held-out loss over every held-out sample once; `accuracy` is None where there are no classes."""
+    """Held-out loss over every held-out sample once, None where no target counts or it is not finite;
+
+    `accuracy` is None where there are no classes.
+    """
 
     step: int
-    loss: float
+    loss: float | None
     samples: int
     seconds: float
     accuracy: float | None = None

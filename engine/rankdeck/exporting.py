@@ -105,12 +105,18 @@ def _how(outcome: str) -> str:
 
 def _write(file: Path, fill: Callable[[Path], object]) -> None:
     file = file.expanduser()
+    if file.is_dir():
+        raise ConfigError(f"{file} is a folder.", code="unwritable", path=str(file), advice="Name a file.")
+    if file.exists() and not file.is_file():
+        # A device or a pipe (/dev/stdout) is written into: a rename would put a file in its place.
+        try:
+            fill(file)
+        except OSError as error:
+            raise _unwritable(file, error) from None
+        return
+    file = file.resolve()
     beside = file.with_name(f".{file.name}.{os.getpid()}.new")
     try:
-        if file.is_dir():
-            raise ConfigError(
-                f"{file} is a folder.", code="unwritable", path=str(file), advice="Name a file."
-            )
         fill(beside)
         beside.replace(file)
     except OSError as error:

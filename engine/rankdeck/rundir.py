@@ -99,6 +99,24 @@ class RunDir:
         """The resolved configuration of the latest attempt."""
         return self._latest("config", "toml")
 
+    @property
+    def config_to_go_on_with(self) -> Path:
+        """The resolved configuration of the latest attempt that was not refused as bad input: what a person
+        mistyped for one attempt is none of the next one's business."""
+        files = sorted(self.path.glob("config.*.toml"), key=lambda path: attempt_of(path.name), reverse=True)
+        return next(
+            (file for file in files if not self._was_refused(attempt_of(file.name))),
+            self.path / "config.toml",
+        )
+
+    def _was_refused(self, attempt: int) -> bool:
+        try:
+            lines = (self.events_folder / f"supervisor.{attempt}.jsonl").read_bytes().splitlines()
+        except OSError:
+            return False
+        ends = [event for line in lines if isinstance(event := _decode_or_none(line), events.RunEnded)]
+        return bool(ends) and ends[-1].exit_code == 2
+
     def config(self) -> RunConfig:
         """The resolved configuration of the latest attempt.
 

@@ -71,6 +71,7 @@ class StepColumns:
     """Complete steps, step 1 first. `world_size` may be set late: until then rows wait.
 
     `breaks` are the indices of rows before which an attempt began: the time from the row above is no step's.
+    The last may wait for its row, until every rank has told of it.
     """
 
     def __init__(self) -> None:
@@ -95,7 +96,7 @@ class StepColumns:
         gaps_s = sum(
             self.ended[index] - self.ended[index - 1] - max(0.0, self.step_s[index])
             for index in self.breaks
-            if index >= start
+            if start <= index < len(self)
         )
         return self.ended[-1] - self.ended[start - 1] - gaps_s
 

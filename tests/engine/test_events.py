@@ -80,6 +80,10 @@ def test_a_loss_that_is_no_number_becomes_null() -> None:
         events.Steps(rank=0, first=1, loss_sum=[float("nan"), float("inf")], count=[1.0, 1.0])
     )
     assert json.loads(line)["loss_sum"] == [None, None]
+    told = events.decode(
+        events.encode(events.Evaluation(step=1, loss=float("nan"), samples=1, seconds=1.0)).rstrip()
+    )
+    assert isinstance(told, events.Evaluation) and told.loss is None
 
 
 def test_an_unknown_kind_and_an_unknown_key_are_skipped() -> None:

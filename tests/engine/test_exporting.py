@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,26 @@ def test_an_export_replaces_what_was_there(run: WrittenRun, tmp_path: Path) -> N
     (tmp_path / "steps.csv").write_text("old")
     exporting.steps_csv(run.dir, tmp_path / "steps.csv")
     assert (tmp_path / "steps.csv").read_text().startswith("step,")
+
+
+def test_the_current_folder_is_no_file(
+    run: WrittenRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="is a folder"):
+        exporting.steps_csv(run.dir, Path())
+
+
+def test_a_pipe_and_a_link_are_written_through(run: WrittenRun, tmp_path: Path) -> None:
+    pipe, link, target = tmp_path / "pipe", tmp_path / "link.csv", tmp_path / "target.csv"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        exporting.steps_csv(run.dir, pipe)
+        assert os.read(reader, 65536).startswith(b"step,loss")
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    link.symlink_to(target)
+    exporting.steps_csv(run.dir, link)
+    assert link.is_symlink() and target.read_text().startswith("step,loss")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankdeck import mesh_sizes
-from rankdeck.config import from_text
+from rankdeck.config import from_text, on_devices
 from rankdeck.errors import ConfigError
 
 
@@ -23,6 +23,13 @@ def test_a_mesh_that_nobody_gave_uses_every_device(num_devices: int) -> None:
     sizes = mesh_sizes.sizes_of(config.strategy.options)
     assert math.prod(sizes.values()) == num_devices
     assert sizes["stage"] == (2 if num_devices in {4, 6, 8} else 1)
+
+
+@pytest.mark.parametrize("devices", ["auto", "gpu:all"])
+def test_a_mesh_that_nobody_gave_waits_until_the_devices_are_known(devices: str) -> None:
+    config = from_text(hybrid("", devices), folder=Path("/somewhere"))
+    assert mesh_sizes.sizes_of(on_devices(config, "gpu", 4).strategy.options)["data"] == 2
+    assert mesh_sizes.sizes_of(on_devices(config, "gpu", 3).strategy.options)["data"] == 3
 
 
 def test_given_sizes_are_kept() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rankdeck import events
 from tests.helpers.rank_main import train_once
 from tests.helpers.ranks import largest_difference
 
@@ -18,6 +19,9 @@ def plain(outputs, targets):
 def weighted(outputs, targets):
     total, count = plain(outputs, targets)
     return total * 1e-3, count * 1e-3
+
+def nothing(outputs, targets):
+    return outputs.sum() * 0, 0
 """
 _TOML = """
 folder = "{folder}"
@@ -41,3 +45,11 @@ def test_a_count_may_be_a_sum_of_weights_below_one(tmp_path: Path, loss: str, is
         train_once({"toml": toml, "out": str(out)}, rank=0, world_size=1)
         found.append(load_file(out))
     assert (largest_difference(*found) < 1e-6) is is_equal
+
+
+def test_a_held_out_loss_over_no_target_is_unknown(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(_OWN)
+    toml, out = _TOML.format(folder=tmp_path, loss="nothing"), tmp_path / "weights.safetensors"
+    train_once({"toml": toml, "out": str(out), "events": str(tmp_path)}, rank=0, world_size=1)
+    told = events.decode_lines((tmp_path / "rank-0.0.jsonl").read_bytes())
+    assert [event.loss for event in told if isinstance(event, events.Evaluation)] == [None]

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.helpers import resume_ranks
+from tests.helpers.parity import OWN_MODELS
 from tests.helpers.ranks import RankSet
 
 SAVED, STEPS = 3, 6
@@ -253,11 +254,13 @@ def check_to_the_bit(runs: Runs, tmp_path: Path, case: str, strategy: str, optim
 
 
 @two_ranks
-def test_batch_norms_statistics_are_the_first_ranks(runs: Runs, tmp_path: Path) -> None:
-    config = toml(MATRIX["ddp"], optimizer=MOMENTUM).replace(
+@pytest.mark.parametrize("strategy", ['{ use = "ddp" }', '{ use = "hybrid", data = 2 }'])
+def test_batch_norms_statistics_are_the_first_ranks(runs: Runs, tmp_path: Path, strategy: str) -> None:
+    config = toml(strategy, optimizer=MOMENTUM).replace(
         toml("").split("[train]")[0],
-        '[model]\nuse = "resnet"\nargs = { stem = "small" }\n[data]\nuse = "digits"\n',
+        f'[model]\nuse = "{OWN_MODELS}:tiny_conv"\n[data]\nuse = "digits"\n',
     )
+    config = config.replace("cpu:4", "cpu:2")
     folder = runs.source("ddp", config)
     runs.run("ddp", config, tmp_path, source=str(folder))
     whole = load_file(folder / "weights.safetensors")

@@ -333,3 +333,14 @@ def test_the_event_file_survives_a_line_that_fills_the_disk_in_its_middle(run: R
     writer.close()
     lines = (run.events_folder / "rank-0.0.jsonl").read_text().splitlines()
     assert [json.loads(line)["kind"] for line in lines] == ["dropped", "phase"]
+
+
+def test_what_was_refused_is_not_what_the_next_attempt_goes_on_with(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path / "runs").dir
+    assert run.config_to_go_on_with.name == "config.toml"
+    for attempt, exit_code in ((1, 1), (2, 2), (3, 2)):
+        assert rundir.add_attempt(run, run.config(), {})[0] == attempt
+        writer = run.writer("supervisor", attempt)
+        writer.write(events.RunEnded(outcome="failed", exit_code=exit_code, attempt=attempt))
+        writer.close()
+        assert run.config_to_go_on_with.name == "config.1.toml"

@@ -101,3 +101,11 @@ def test_a_million_steps_are_folded_in_quickly_and_stay_small() -> None:
         found.add(share(0, first, [1.0] * 1000))
     assert len(found) == 1_000_000
     assert found.loss.itemsize * len(found.loss) == 8_000_000
+
+
+def test_an_attempt_that_only_one_rank_has_told_of_takes_no_time_yet() -> None:
+    found = columns(2, share(0, 1, [2.0, 4.0]), share(1, 1, [2.0, 4.0]))
+    found.begin_attempt(2)
+    found.add(share(0, 3, [1.0]))
+    assert len(found) == 2
+    assert found.elapsed_s(1) == 1.0

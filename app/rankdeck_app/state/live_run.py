@@ -306,7 +306,8 @@ class LiveRun(QObject):
             self.phases.pop(event.rank, None)
         elif isinstance(event, Evaluation):
             self.evaluation = event
-            self.held_out.append(event.step, event.loss)
+            if event.loss is not None:
+                self.held_out.append(event.step, event.loss)
             return Changed.EVALUATION
         elif isinstance(event, Spans):
             return Changed.NOTHING if self._anatomies.add(event) is None else Changed.ANATOMY

@@ -58,7 +58,8 @@ def line_of(event: events.AnyEvent) -> Line | None:
         return _step_line(event)
     if isinstance(event, events.Evaluation):
         accuracy = "" if event.accuracy is None else f" accuracy {event.accuracy:.2%}"
-        text = f"evaluation at step {event.step}: held-out loss {event.loss:.4f}{accuracy}"
+        loss = "?" if event.loss is None else f"{event.loss:.4f}"
+        text = f"evaluation at step {event.step}: held-out loss {loss}{accuracy}"
         return Line(event.t, None, text)
     if isinstance(event, events.CheckpointSaved):
         size = format_bytes(event.num_bytes)

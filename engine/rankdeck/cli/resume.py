@@ -58,10 +58,11 @@ def resume(
 
 
 def _config(run: RunDir, strategy: str | None, devices: str | None, overrides: list[str]) -> RunConfig:
-    """What the latest attempt ran, with the changes. Its folder is where it was, not the run's."""
+    """What the latest attempt ran that was not refused, with the changes. Its folder is where it was, not the
+    run's."""
     from rankdeck.config import load
 
-    return load(run.config_file, strategy=strategy, devices=devices, overrides=overrides)
+    return load(run.config_to_go_on_with, strategy=strategy, devices=devices, overrides=overrides)
 
 
 def checkpoint(name: RunName) -> int:

@@ -24,7 +24,7 @@ import msgspec
 
 from rankdeck import rundir
 from rankdeck.checkpoint_files import newest_whole
-from rankdeck.config import RunConfig, batch_problems
+from rankdeck.config import RunConfig, on_devices
 from rankdeck.errors import ConfigError, DataError, MachineError, ModelError, RankdeckError
 from rankdeck.launch import choose, guard
 from rankdeck.launch.control import wait_ended
@@ -75,7 +75,7 @@ def start(
         ConfigError, DataError, ModelError, DeviceError: what was asked for cannot be run.
         MachineError: no driver, or no process could be started.
     """
-    choice = _check(config)
+    config, choice = _check(config)
     hidden = rundir.create(runs, config, _environment(config, choice, command_line, started))
     try:
         run = _start_guard(hidden, choice, detach=detach, worker=worker)
@@ -102,7 +102,7 @@ def resume(
         ConfigError, DataError, ModelError, DeviceError, MachineError: as `start`.
     """
     _check_resumable(run, config)
-    choice = _check(config)
+    config, choice = _check(config)
     environment = _environment(config, choice, command_line, started)
     attempt, files = rundir.add_attempt(run, config, environment)
     try:
@@ -143,15 +143,14 @@ def _alive_error(run: RunDir) -> NotResumableError:
     )
 
 
-def _check(config: RunConfig) -> choose.Choice:
-    """The devices of a run that can begin. Leftovers of others are ended on the way."""
+def _check(config: RunConfig) -> tuple[RunConfig, choose.Choice]:
+    """A run that can begin, and its devices. Leftovers of others are ended on the way."""
     check_paths(config)
     choice = choose.choose_devices(config)
-    problems = batch_problems(config.train, config.strategy, len(choice.devices))
-    if problems:
-        raise ConfigError(problems[0].message, problems=problems)
+    kind = "cpu" if choice.devices[0].kind == "virtual" else "gpu"
+    config = on_devices(config, kind, len(choice.devices))
     end_leftovers()
-    return choice
+    return config, choice
 
 
 def check_paths(config: RunConfig) -> None:

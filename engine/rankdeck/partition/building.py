@@ -63,9 +63,12 @@ def _that_are(tensors: Sequence[Tensor], *, is_weight: bool) -> list[Tensor]:
 
 
 def _probing_autocast(precision: str) -> contextlib.AbstractContextManager[Any]:
-    """Shapes are found on the host, so the host's autocast tells dtypes; stages then keep to them."""
+    """Shapes are found on the host, so the host's autocast tells dtypes; stages then keep to them.
+
+    Its cache would hand the cast weights of a run on shapes to the next one, which is on values.
+    """
     if precision == "bf16":
-        return torch.autocast("cpu", dtype=torch.bfloat16)
+        return torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False)
     return contextlib.nullcontext()
 
 

@@ -3,10 +3,10 @@ metrics; a strategy owns where tensors live, forward and backward, and how gradi
 
     build(model_fn)                 the model, placed
     forward_backward(batch, ...)    one part of the global batch: a LossSum; gradients accumulate
-    sync_gradients()                after the last part: every replica holds the gradient of the whole global
-    batch clip(max_norm)                  one norm over everything, wherever it lives evaluate(batch,
-    num_valid)      held-out sums weights()                       name -> tensor under the model's original
-    names
+    sync_gradients()                after the last part: gradients of the whole global batch everywhere
+    clip(max_norm)                  one norm over everything, wherever it lives
+    evaluate(batch, num_valid)      held-out sums
+    weights()                       name -> tensor under the model's original names
 
 Read single.py first, then data_parallel.py and ddp.py.
 """

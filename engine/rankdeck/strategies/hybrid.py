@@ -165,6 +165,10 @@ class Hybrid(Strategy):
         found = self._core.evaluate(batch, max(num_valid, 1))
         return found if num_valid else nothing
 
+    def settle(self) -> None:
+        """Any replica may write a buffer into a checkpoint: all have the first one's."""
+        self._share_buffers()
+
     def _share_buffers(self) -> None:
         """Replicas evaluate with the running statistics that will be saved."""
         buffers = list(self.module.buffers())

@@ -231,3 +231,23 @@ def test_both_ways_to_start_it_are_the_same_program() -> None:
     script = Path(sys.executable).with_name("rankdeck")
     said = subprocess.run([script, "--version"], capture_output=True, text=True, check=True).stdout
     assert said == rankdeck("--version", code=0).out
+
+
+def test_ctrl_c_while_the_command_is_still_loading_is_no_traceback() -> None:
+    program = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Interrupted(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "typer":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupted())
+from rankdeck.__main__ import main
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (130, "")

@@ -70,6 +70,14 @@ def test_auto_counts_the_devices_that_are_there(tmp_path: Path, monkeypatch: pyt
     assert [problem.code for problem in error.problems] == ["batch"]
 
 
+def test_auto_without_a_gpu_refuses_what_a_cpu_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rankdeck.launch.choose.list_gpus", list)
+    error = refused(tmp_path, {"devices": {"use": "auto"}, "train": {"precision": "fp16"}}, ConfigError)
+    assert "a CPU has no fast fp16" in error.message
+
+
 def test_a_folder_of_runs_that_cannot_be_written_is_bad_input(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot hold runs"):

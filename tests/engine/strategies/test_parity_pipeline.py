@@ -110,6 +110,14 @@ def test_given_cuts_and_checkpointed_blocks_end_in_the_same_place(ranks: tuple[i
     assert far <= BARS["fp32"]
 
 
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+@pytest.mark.parametrize(("precision", "bar"), [("fp32", BARS["fp32"]), ("bf16", 1e-3)])
+def test_a_model_that_does_not_tell_its_units_is_cut_in_any_precision(
+    ranks: tuple[int, RankSet], precision: str, bar: float
+) -> None:
+    assert distance(ranks, "row", "1f1b", precision=precision) <= bar
+
+
 def evaluation(folder: Path) -> events.Evaluation:
     """What rank 0 told of the held-out samples last."""
     found = events.decode_lines((folder / "rank-0.0.jsonl").read_bytes())

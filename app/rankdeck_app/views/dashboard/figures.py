@@ -58,7 +58,7 @@ def _outlook(run: LiveRun) -> Stat:
     evaluation = run.evaluation
     if run.outcome in (None, "running") or evaluation is None:
         return Stat("ETA", UNKNOWN if run.eta_s is None else format_duration(run.eta_s), "8:88:88")
-    loss = f"{evaluation.loss:.4f}" if math.isfinite(evaluation.loss) else UNKNOWN
+    loss = UNKNOWN if evaluation.loss is None else f"{evaluation.loss:.4f}"
     if evaluation.accuracy is None:
         return Stat("Held-out loss", loss, "88.8888")
     return Stat("Held-out loss, accuracy", f"{loss}  {100 * evaluation.accuracy:.1f}%", "88.8888  88.8%")
