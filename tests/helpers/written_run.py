@@ -114,9 +114,11 @@ class WrittenRun:
             )
         )
 
-    def memory(self, rank: int, step: int, by_kind: Mapping[int, Mapping[str, int]]) -> None:
+    def memory(
+        self, rank: int, step: int, by_kind: Mapping[int, Mapping[str, int]], *, attempt: int = 0
+    ) -> None:
         """A sampled step: the peak of each device by kind."""
-        self.writer(f"rank-{rank}").write(
+        self.writer(f"rank-{rank}", attempt).write(
             events.Memory(
                 rank=rank,
                 step=step,

@@ -104,6 +104,7 @@ class LiveRun(QObject):
         self.steps: int | None = None
         self.step: int | None = None
         self.attempt: int | None = None
+        self._peaks_since = 0
         self.devices: list[DeviceState] = []
         self.phases: dict[int, str] = {}
         self.outcome: str | None = None
@@ -128,7 +129,8 @@ class LiveRun(QObject):
         self._pace = Pace()
         self._averages: tuple[Ema, Ema, Ema] | None = None
         self._tail = RunTail(self.run)
-        self._waiting: dict[int, tuple[list[Readings], list[MemoryColumns]]] = {}
+        self._waiting_readings: list[tuple[int, Readings]] = []
+        self._waiting_memory: list[tuple[int, int, MemoryColumns]] = []
 
     def start(self) -> None:
         self._tail.start()
@@ -342,6 +344,12 @@ class LiveRun(QObject):
                 else problem
                 for problem in self.problems
             ]
+        infos = [device.info for device in self.devices]
+        if (self.strategy, self.options, infos) != (event.strategy, event.options, list(event.devices)):
+            # Peaks of another strategy say nothing about this one.
+            self._peaks_since = event.attempt
+            for device in self.devices:
+                device.memory = device.memory_step = device.largest = None
         self._started = event.started if self._started is None else self._started
         self.attempt = event.attempt
         self.strategy, self.options = event.strategy, event.options
@@ -355,22 +363,25 @@ class LiveRun(QObject):
             self._averages = (Ema(alpha), Ema(alpha), Ema(alpha))
 
     def _take_devices(self, batch: Batch) -> Changed:
-        """Readings and sampled steps of devices; those of devices not yet announced wait."""
+        """Readings and sampled steps of devices; those of an attempt not yet announced wait."""
         changed = Changed.NOTHING
-        for index, readings in batch.readings.items():
-            self._waiting.setdefault(index, ([], []))[0].append(readings)
-        for index, memory in batch.memory.items():
-            self._waiting.setdefault(index, ([], []))[1].append(memory)
-        if self._started is None:
+        self._waiting_readings += batch.readings.items()
+        self._waiting_memory += [(*place, columns) for place, columns in batch.memory.items()]
+        if self.attempt is None:
             return changed
-        for device in self.devices:
-            for readings in self._waiting.get(device.info.index, ([], []))[0]:
-                self._take_readings(device, readings)
+        devices = {device.info.index: device for device in self.devices}
+        readings, self._waiting_readings = self._waiting_readings, []
+        for index, found in readings:
+            if index in devices:
+                self._take_readings(devices[index], found)
                 changed |= Changed.READINGS
-            for memory in self._waiting.get(device.info.index, ([], []))[1]:
-                self._take_memory(device, memory)
+        waiting, self._waiting_memory = self._waiting_memory, []
+        for attempt, index, columns in waiting:
+            if attempt > self.attempt:
+                self._waiting_memory.append((attempt, index, columns))
+            elif index in devices:
+                self._take_memory(devices[index], columns, is_history=attempt < self._peaks_since)
                 changed |= Changed.MEMORY
-            self._waiting.pop(device.info.index, None)
         return changed
 
     def _since_start(self, t: list[float]) -> NDArray[np.float64]:
@@ -389,8 +400,10 @@ class LiveRun(QObject):
             device.used_history.append_many(x[known], used[known])
             device.used_bytes = int(used[known][-1])
 
-    def _take_memory(self, device: DeviceState, memory: MemoryColumns) -> None:
+    def _take_memory(self, device: DeviceState, memory: MemoryColumns, *, is_history: bool) -> None:
         device.peak_history.append_many(self._since_start(memory.t), memory.peak_bytes)
+        if is_history:
+            return
         device.memory, device.memory_step = memory.latest, memory.step
         known = [value for value in (device.largest, memory.largest) if value is not None]
         device.largest = max(known, key=lambda value: value.peak_bytes, default=None)

@@ -55,24 +55,27 @@ class MemoryColumns:
 
 @dataclass
 class Batch:
-    """What was read since the batch before. `events` are the rare ones, in the order of their files."""
+    """What was read since the batch before. `events` are the rare ones, in the order of their files.
+
+    `memory` is that of (attempt, device).
+    """
 
     config: RunConfig | None = None
     steps: StepColumns | None = None
     readings: dict[int, Readings] = field(default_factory=dict)
-    memory: dict[int, MemoryColumns] = field(default_factory=dict)
+    memory: dict[tuple[int, int], MemoryColumns] = field(default_factory=dict)
     events: list[AnyEvent] = field(default_factory=list)
     num_events: int = 0
     missing_lines: int = 0
     outcome: str | None = None
     end: End | None = None
 
-    def add(self, event: AnyEvent) -> None:
+    def add(self, event: AnyEvent, attempt: int = 0) -> None:
         """Takes one event; steps go through the merger instead."""
         if isinstance(event, Sample):
             self._add_sample(event)
         elif isinstance(event, Memory):
-            self._add_memory(event)
+            self._add_memory(event, attempt)
         else:
             self.events.append(event)
 
@@ -84,9 +87,9 @@ class Batch:
             readings.used_bytes.append(_NAN if device.used_bytes is None else device.used_bytes)
             readings.interval_s = sample.interval_s
 
-    def _add_memory(self, event: Memory) -> None:
+    def _add_memory(self, event: Memory, attempt: int) -> None:
         for device in event.devices:
-            columns = self.memory.setdefault(device.device, MemoryColumns())
+            columns = self.memory.setdefault((attempt, device.device), MemoryColumns())
             columns.t.append(event.t)
             columns.peak_bytes.append(device.peak_bytes)
             columns.latest, columns.step, columns.source = device, event.step, event.source
@@ -174,7 +177,7 @@ class RunTail(threading.Thread):
                 continue
             if isinstance(event, RunStarted):
                 self._merger.begin_attempt(attempt, event.world_size)
-            self._batch.add(event)
+            self._batch.add(event, attempt)
         steps = [event for event in events if type(event) is Steps]
         if steps:
             self._merger.add(attempt, steps)

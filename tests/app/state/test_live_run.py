@@ -247,3 +247,34 @@ def test_damaged_lines_and_an_unreadable_configuration_are_survived(
     run = opened(written.path)
     drained(run, lambda: run.strategy)
     assert run.config is None and run.step is None
+
+
+def test_peaks_of_another_strategy_say_nothing_about_the_one_that_goes_on(
+    written: WrittenRun, opened: Callable[[Path], LiveRun]
+) -> None:
+    written.begin(devices=device_infos(2), strategy="dp")
+    written.steps(0, 1, [1.0])
+    written.memory(0, 1, {0: {"activations": 900}, 1: {"activations": 100}})
+    written.begin(world_size=2, devices=device_infos(2), strategy="ddp", attempt=1)
+    for rank in range(2):
+        written.steps(rank, 2, [1.0], attempt=1)
+        written.memory(rank, 2, {rank: {"activations": 300 + rank}}, attempt=1)
+    written.end()
+    run = opened(written.path)
+    drained(run, lambda: run.outcome == "completed")
+    assert [run.total_bytes_of(device) for device in run.devices] == [300, 301]
+    assert [len(device.peak_history) for device in run.devices] == [2, 2]
+    assert run.imbalance is not None and run.imbalance.excess_bytes == 1
+
+
+def test_the_same_strategy_keeps_its_largest_peak_when_it_goes_on(
+    written: WrittenRun, opened: Callable[[Path], LiveRun]
+) -> None:
+    for attempt, peak in enumerate((900, 300)):
+        written.begin(devices=device_infos(1), attempt=attempt)
+        written.steps(0, 1 + attempt, [1.0], attempt=attempt)
+        written.memory(0, 1 + attempt, {0: {"activations": peak}}, attempt=attempt)
+    written.end()
+    run = opened(written.path)
+    drained(run, lambda: run.outcome == "completed")
+    assert run.total_bytes_of(run.devices[0]) == 900
