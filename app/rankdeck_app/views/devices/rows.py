@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rankdeck.telemetry.readings import METRICS
 from rankdeck_app.state.gpus import Gpu, Gpus
-from rankdeck_app.views.devices.who import imbalance
 from rankdeck_app.views.devices.words import (
     HOT_C,
     clock_time,
@@ -33,7 +32,7 @@ COLUMNS = (
 
 def table(gpus: Gpus, span_s: float) -> TableFigure:
     now_s = gpus.now_s
-    found = imbalance(gpus)
+    found = gpus.imbalance()
     whole = gpus.whole
     lead = whole[found.device].uuid if found is not None and found.is_notable else ""
     tops = {metric: top_of(gpus, metric) for metric in ("power_w", "sm_clock_mhz")}
