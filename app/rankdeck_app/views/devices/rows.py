@@ -26,7 +26,7 @@ COLUMNS = (
     Column("Fan", "100%", keep=3, meaning=METRICS["fan"].meaning),
     Column("Throttled by", "thermal limit", keep=6, is_text=True, meaning="why clocks are lowered"),
     Column("Errors", "XID 79, 2 ECC", keep=7, is_text=True, meaning="XID errors, uncorrected memory errors"),
-    Column("Held by", "python 55 GiB, …", keep=9, is_text=True, meaning="processes that hold memory"),
+    Column("Held by", "run gpt2-large-dp", keep=9, is_text=True, meaning="processes that hold memory"),
 )
 
 
