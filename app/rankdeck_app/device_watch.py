@@ -32,6 +32,7 @@ class DeviceWatch(QObject):
         self._window = window
         self._desk = desk
         self._tabs = tabs
+        self._lost: set[str] = set()
         self._open: dict[tuple[str, str | None, int | None], Problem] = {}
         window.editor.register_page_kind("devices", lambda _id: self._make_page())
         desk.gpus.noticed.connect(self._noticed)
@@ -62,8 +63,6 @@ class DeviceWatch(QObject):
     # Problems
 
     def _noticed(self, notice: Notice) -> None:
-        if notice.code == "back":
-            self._open.pop(("lost", notice.uuid, None), None)
         if notice.code in _PROBLEMS:
             severity = "error" if notice.code in ("lost", "driver") else "warning"
             problem = Problem(notice.code, notice.message, advice=notice.advice, severity=severity)
@@ -78,6 +77,16 @@ class DeviceWatch(QObject):
         gpus = self._desk.gpus
         if gpus.devices:
             self._open.pop(("driver", None, None), None)
+        lost = {gpu.uuid: gpu for gpu in gpus.whole if gpu.lost_at is not None}
+        for uuid in lost.keys() - self._lost:
+            words, advice = (
+                f"{lost[uuid].label} is lost: it answers no more.",
+                "See the kernel's log (dmesg).",
+            )
+            self._open.setdefault(("lost", uuid, None), Problem("lost", words, advice=advice))
+        for uuid in self._lost - lost.keys():
+            self._open.pop(("lost", uuid, None), None)
+        self._lost = set(lost)
         if not any(gpu.is_stale for gpu in gpus.devices):
             self._open.pop(("silent", None, None), None)
         self._list()

@@ -128,6 +128,7 @@ def test_runs_are_listed_filtered_opened_and_reused(
     assert info is not None and info.path == written.path
     assert [action.text() for action in view.build_menu(info).actions() if action.text()] == [
         "Open",
+        "Save Checkpoint Now",
         "Stop",
         "Use Its Configuration",
         "Open Its Folder",

@@ -97,6 +97,20 @@ def test_a_lost_gpu_stays_with_the_time_and_is_a_problem_until_it_is_back(qtbot:
     assert app.window.status.item("gpus").text() == "8 GPUs · 164.0 of 640 GiB"
 
 
+def test_a_gpu_that_was_lost_before_the_app_began_is_a_problem_too(app: App) -> None:
+    page = opened(app)
+    lost = device_lines.Device(uuid="lost:5", index=5, name="GPU 5", lost_at=1_700_000_000.0)
+    app.desk.gpus.give_up()
+    app.desk.gpus.take(device_lines.devices(*(device_lines.gpu(index) for index in range(5)), lost))
+    redraw(page)
+    messages = [entry.problem.message for entry in app.desk.problems.entries]
+    assert "GPU 5 is lost: it answers no more." in messages
+    assert page.breadcrumbs()[1] == "6 × NVIDIA H100 80GB HBM3"
+    app.watch.dismiss()
+    redraw(page)
+    assert not app.desk.problems.entries, "what was dismissed does not come again"
+
+
 def test_old_readings_are_grey_and_compared_with_nothing(app: App) -> None:
     page = opened(app)
     old = {uuid: device_lines.Reading(17 * GIB, "stale", age_s=9.0) for uuid in ("GPU-0000", "GPU-0001")}

@@ -156,7 +156,9 @@ class DevicesPage(Page):
 
     def breadcrumbs(self) -> list[str]:
         gpus = self._gpus
-        names = list(dict.fromkeys(gpu.name for gpu in gpus.whole))
+        # A GPU that was lost from the start cannot tell its name.
+        there = [gpu for gpu in gpus.whole if gpu.lost_at is None] or gpus.whole
+        names = list(dict.fromkeys(gpu.name for gpu in there))
         parts = ["devices", *([f"{len(gpus.whole)} × {names[0]}"] if len(names) == 1 else names)]
         if gpus.driver:
             parts.append(f"driver {gpus.driver}")
@@ -191,6 +193,7 @@ class DevicesPage(Page):
             self.title_changed.emit()
         if self.table.selected and self.chosen is None and gpus.devices:
             self.table.select("")
+        self._show_chosen()
         self._fit()
 
     def _fit(self) -> None:
