@@ -42,7 +42,7 @@ class App:
         self.tabs = RunTabs(window, self.desk)
         self.launching = Launching(window, self.desk, self.tabs)
         self.alerts = RunAlerts(window, self.desk, self.tabs)
-        self.watch = DeviceWatch(window, self.desk)
+        self.watch = DeviceWatch(window, self.desk, self.tabs)
         self.remedies = Remedies(window, self.desk, self.tabs, self.alerts, self.watch, self.show_config)
         self.actions = AppCommands(
             window,

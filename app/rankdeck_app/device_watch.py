@@ -9,9 +9,11 @@ from __future__ import annotations
 from PySide6.QtCore import QObject
 
 from rankdeck.errors import Problem
+from rankdeck.events import DeviceMemory
 from rankdeck.telemetry.readings import Notice
 from rankdeck.units import format_bytes
 from rankdeck_app.desk import Desk
+from rankdeck_app.run_tabs import RunTabs
 from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.gpus import Gpu
@@ -25,10 +27,12 @@ _PROBLEMS = ("lost", "xid", "slow", "silent", "restarted", "driver")
 class DeviceWatch(QObject):
     """Follows the desk's GPUs for as long as the window lives."""
 
-    def __init__(self, window: MainWindow, desk: Desk) -> None:
+    def __init__(self, window: MainWindow, desk: Desk, tabs: RunTabs) -> None:
         super().__init__(window)
         self._window = window
         self._desk = desk
+        self._tabs = tabs
+        self._lost: set[str] = set()
         self._open: dict[tuple[str, str | None, int | None], Problem] = {}
         window.editor.register_page_kind("devices", lambda _id: self._make_page())
         desk.gpus.noticed.connect(self._noticed)
@@ -46,13 +50,19 @@ class DeviceWatch(QObject):
     def _make_page(self) -> Page:
         from rankdeck_app.views.devices.page import DevicesPage  # brings the plots
 
-        return DevicesPage(self._desk.gpus, self._window.theme, self._window.clock)
+        return DevicesPage(self._desk.gpus, self._window.theme, self._window.clock, self._memory_of)
+
+    def _memory_of(self, gpu: Gpu) -> DeviceMemory | None:
+        """What the run that holds the GPU told of its memory, if a tab shows that run."""
+        for run in self._tabs.open_runs.all() if gpu.run is not None else ():
+            for device in run.devices if str(run.run.path) == gpu.run else ():
+                if device.info.uuid == gpu.uuid:
+                    return run.memory_of(device)
+        return None
 
     # Problems
 
     def _noticed(self, notice: Notice) -> None:
-        if notice.code == "back":
-            self._open.pop(("lost", notice.uuid, None), None)
         if notice.code in _PROBLEMS:
             severity = "error" if notice.code in ("lost", "driver") else "warning"
             problem = Problem(notice.code, notice.message, advice=notice.advice, severity=severity)
@@ -67,6 +77,16 @@ class DeviceWatch(QObject):
         gpus = self._desk.gpus
         if gpus.devices:
             self._open.pop(("driver", None, None), None)
+        lost = {gpu.uuid: gpu for gpu in gpus.whole if gpu.lost_at is not None}
+        for uuid in lost.keys() - self._lost:
+            words, advice = (
+                f"{lost[uuid].label} is lost: it answers no more.",
+                "See the kernel's log (dmesg).",
+            )
+            self._open.setdefault(("lost", uuid, None), Problem("lost", words, advice=advice))
+        for uuid in self._lost - lost.keys():
+            self._open.pop(("lost", uuid, None), None)
+        self._lost = set(lost)
         if not any(gpu.is_stale for gpu in gpus.devices):
             self._open.pop(("silent", None, None), None)
         self._list()

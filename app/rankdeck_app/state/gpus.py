@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from rankdeck.events import ProcessUse
+from rankdeck.imbalance import Imbalance, imbalance_of
 from rankdeck.telemetry.board import Board
 from rankdeck.telemetry.listing import HIDDEN_BYTES
 from rankdeck.telemetry.readings import AnyLine, Device, Devices, Notice, Processes, Reading, Sample
@@ -100,6 +101,11 @@ class Gpu:
     def run_name(self) -> str:
         return "" if self.run is None else Path(self.run).name
 
+    def run_label(self) -> str:
+        """The run's name without the time that it begins with."""
+        stamp, _, rest = self.run_name().partition("-")
+        return rest.partition("-")[2] if stamp.isdecimal() and "-" in rest else self.run_name()
+
 
 def _by_name(processes: tuple[ProcessUse, ...]) -> dict[str, int | None]:
     found: dict[str, int | None] = {}
@@ -154,6 +160,23 @@ class Gpus(QObject):
     def now_s(self) -> float:
         """Seconds since the app began to look: the clock of the history."""
         return time.monotonic() - self.began_s
+
+    def imbalance(self) -> Imbalance | None:
+        """Of the devices that one run, or one process, holds together; by the place among `whole`.
+
+        Devices that have nothing to do with each other are not out of balance, and what is old is compared
+        with nothing.
+        """
+        whole = self.whole
+        together: dict[object, set[int]] = {}
+        for place, gpu in enumerate(whole):
+            if gpu.lost_at is not None or gpu.is_stale or gpu.used_bytes is None:
+                continue
+            pids: list[object] = [item.pid for item in gpu.others if not item.foreign]
+            for key in pids if gpu.run is None else [gpu.run]:
+                together.setdefault(key, set()).add(place)
+        largest = max(together.values(), key=len, default=set())
+        return imbalance_of({place: whole[place].used_bytes for place in sorted(largest)})
 
     def ask(self) -> None:
         """Begin to look, or look again where it was given up; `changed` follows with the first answer."""

@@ -44,12 +44,16 @@ KIND_LABELS: Mapping[str, str] = {
 # Whose memory it is on a GPU, as the driver tells it; in the order of the segments of a bar.
 HOLDER_LABELS: Mapping[str, str] = {
     "run": "runs",
+    "context": "context, libraries",
+    "reserved": "reserved, unused",
     "others": "other processes",
     "outside": "outside namespace",
     "unclaimed": "unattributed",
 }
 _HOLDER_COLORS = {
     "run": "rankdeck.rest",
+    "context": "rankdeck.heat.2",
+    "reserved": "rankdeck.heat.1",
     "others": "rankdeck.kind.gradients",
     "outside": "rankdeck.kind.temporary",
     "unclaimed": "rankdeck.kind.parameters",

@@ -9,6 +9,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QPushButton
 from pytestqt.qtbot import QtBot
 
+from rankdeck.events import DeviceInfo
 from rankdeck_app.composition import App
 from rankdeck_app.state.gpus import Gpus
 from rankdeck_app.views.devices.page import DevicesPage
@@ -96,6 +97,20 @@ def test_a_lost_gpu_stays_with_the_time_and_is_a_problem_until_it_is_back(qtbot:
     assert app.window.status.item("gpus").text() == "8 GPUs · 164.0 of 640 GiB"
 
 
+def test_a_gpu_that_was_lost_before_the_app_began_is_a_problem_too(app: App) -> None:
+    page = opened(app)
+    lost = device_lines.Device(uuid="lost:5", index=5, name="GPU 5", lost_at=1_700_000_000.0)
+    app.desk.gpus.give_up()
+    app.desk.gpus.take(device_lines.devices(*(device_lines.gpu(index) for index in range(5)), lost))
+    redraw(page)
+    messages = [entry.problem.message for entry in app.desk.problems.entries]
+    assert "GPU 5 is lost: it answers no more." in messages
+    assert page.breadcrumbs()[1] == "6 × NVIDIA H100 80GB HBM3"
+    app.watch.dismiss()
+    redraw(page)
+    assert not app.desk.problems.entries, "what was dismissed does not come again"
+
+
 def test_old_readings_are_grey_and_compared_with_nothing(app: App) -> None:
     page = opened(app)
     old = {uuid: device_lines.Reading(17 * GIB, "stale", age_s=9.0) for uuid in ("GPU-0000", "GPU-0001")}
@@ -134,6 +149,31 @@ def test_holders_add_up_to_the_capacity_and_foreign_ones_are_one_line(app: App) 
     assert found["in use, not told by whom"] == 10 * GIB
     assert sum(size for size in found.values() if size is not None) == figure.total_bytes == 80 * GIB
     assert page.card("tracks").title == "GPU 0"
+
+
+def test_a_run_that_is_open_shows_its_part_by_kind(qtbot: QtBot, app: App) -> None:
+    page = opened(app)
+    written = WrittenRun(app.desk.workspace.runs_folder, config={"strategy": {"use": "ddp"}})
+    uuid = app.desk.gpus.devices[0].uuid
+    info = DeviceInfo(0, "NVIDIA H100 80GB HBM3", "gpu", uuid, 80 * GIB)
+    written.begin(devices=[info], strategy="ddp")
+    written.memory(0, 5, {0: {"parameters": 3 * GIB, "activations": 5 * GIB}})
+    app.tabs.open(written.path)
+    rank = ProcessUse(7, "python", 10 * GIB)
+    app.desk.gpus.take(device_lines.processes({uuid: [rank]}, run=str(written.path)))
+    redraw(page)
+    run = app.tabs.open_runs.all()[0]
+    qtbot.waitUntil(lambda: bool(run.devices) and run.memory_of(run.devices[0]) is not None, timeout=10_000)
+    page.table.select(uuid)
+    redraw(page)
+    app.watch.show()
+    redraw(page)
+    found = {holder.name: holder.num_bytes for holder in page._holders.figure.holders}
+    assert found["parameters"] == 3 * GIB and found["activations"] == 5 * GIB
+    assert found["context and libraries"] == 2 * GIB and found["other processes"] == 7 * GIB
+    assert sum(size for size in found.values() if size is not None) == 80 * GIB
+    written.lose()
+    app.window.editor.close_page(f"run:{written.path}")
 
 
 def test_parts_of_a_split_gpu_stand_below_it(app: App) -> None:

@@ -10,20 +10,22 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from rankdeck.events import DeviceMemory
 from rankdeck.telemetry.readings import METRICS
 from rankdeck.units import format_bytes
 from rankdeck_app.state.gpus import Gpu, Gpus
 from rankdeck_app.state.series import Series
-from rankdeck_app.views.devices.who import holders, imbalance, peak_words
+from rankdeck_app.views.devices.who import MemoryOf, holders, peak_words
 from rankdeck_app.views.devices.words import HOT_C, UNKNOWN, clock_time, errors_of, throttled_by
 from rankdeck_app.widgets.band_chart import BandFigure, Limit
-from rankdeck_app.widgets.chart_colors import HOLDER_LABELS, byte_unit
+from rankdeck_app.widgets.chart_colors import HOLDER_LABELS, KIND_LABELS, byte_unit
 from rankdeck_app.widgets.device_tracks import span_words
 from rankdeck_app.widgets.heat_strip import HeatFigure, shares_of
 from rankdeck_app.widgets.stat_strip import Stat
 from rankdeck_app.widgets.vram_bars import BarsFigure, DeviceBar
 
 _HEAT_COLUMNS = 240
+_LABELS = {**KIND_LABELS, **HOLDER_LABELS}
 
 
 def stats(gpus: Gpus) -> list[Stat]:
@@ -85,7 +87,7 @@ def _health(gpus: Gpus) -> Stat:
 
 
 def _balance(gpus: Gpus) -> Stat:
-    found = imbalance(gpus)
+    found = gpus.imbalance()
     if found is None:
         return Stat("Lead vs median", UNKNOWN, "+888.8 GiB  (8.8×)")
     ratio = "" if found.ratio is None else f"  ({found.ratio:.1f}×)"
@@ -93,29 +95,28 @@ def _balance(gpus: Gpus) -> Stat:
     return Stat(label, f"+{format_bytes(found.excess_bytes)}{ratio}", "+888.8 GiB  (8.8×)", found.is_notable)
 
 
-def bars(gpus: Gpus) -> BarsFigure:
+def bars(gpus: Gpus, memory_of: MemoryOf) -> BarsFigure:
     totals = [gpu.total_bytes for gpu in gpus.whole if gpu.total_bytes is not None]
     return BarsFigure(
-        tuple(_bar(gpus, gpu) for gpu in gpus.whole),
-        imbalance(gpus),
+        tuple(_bar(gpus, gpu, memory_of(gpu)) for gpu in gpus.whole),
+        gpus.imbalance(),
         max(totals, default=None),
-        HOLDER_LABELS,
+        _LABELS,
     )
 
 
-def _bar(gpus: Gpus, gpu: Gpu) -> DeviceBar:
+def _bar(gpus: Gpus, gpu: Gpu, memory: DeviceMemory | None) -> DeviceBar:
     if gpu.lost_at is not None:
         return DeviceBar(gpu.label, None, missing="lost", note=f"lost at {clock_time(gpu.lost_at)}")
     note = "old figures" if gpu.is_stale else f"peak since the start: {peak_words(gpus, gpu)}"
     held: dict[str, int] = {}
-    for holder in holders(gpus, gpu).holders:
-        if holder.kind in HOLDER_LABELS and holder.num_bytes:
+    for holder in holders(gpus, gpu, memory).holders:
+        if holder.kind in _LABELS and holder.num_bytes:
             held[holder.kind] = held.get(holder.kind, 0) + holder.num_bytes
     return DeviceBar(gpu.label, gpu.used_bytes, held, note, is_old=gpu.is_stale)
 
 
-def bars_subtitle(gpus: Gpus) -> str:
-    figure = bars(gpus)
+def bars_subtitle(figure: BarsFigure) -> str:
     if not figure.largest_bytes:
         return ""
     divisor, unit = figure.unit
@@ -135,7 +136,7 @@ def band(gpus: Gpus, span_s: float) -> BandFigure:
         if gpu.lost_at is None
         and _is_told(series := history.series(gpu.uuid, "used_bytes"), now_s - span_s, now_s)
     ]
-    found = imbalance(gpus)
+    found = gpus.imbalance()
     places = [place for place, _ in known]
     is_notable = found is not None and found.is_notable and found.device in places
     lead = places.index(found.device) if found is not None and is_notable else 0
@@ -171,7 +172,7 @@ def heat(gpus: Gpus, span_s: float) -> HeatFigure:
     columns = end - span_s + column_s * (np.arange(_HEAT_COLUMNS) + 0.5)
     reach_s = max(METRICS["utilisation"].stale_after_s, column_s)
     rows = [shares_of(history.series(gpu.uuid, "utilisation"), columns, column_s, reach_s) for gpu in whole]
-    found = imbalance(gpus)
+    found = gpus.imbalance()
     lead = found.device if found is not None and found.is_notable else None
     shares = np.stack(rows) if rows else None
     return HeatFigure(labels, shares, [gpu.utilisation for gpu in whole], span_s, lead)

@@ -49,13 +49,14 @@ _LEAST_TOP = 200
 
 
 class DevicesPage(Page):
-    """A tab that shows the machine's GPUs; it reads `gpus` and owns nothing of it."""
+    """A tab that shows the machine's GPUs. `memory_of` gives what an open run told of one that it holds."""
 
     can_split = False
 
-    def __init__(self, gpus: Gpus, theme: ThemeColors, clock: FrameClock) -> None:
+    def __init__(self, gpus: Gpus, theme: ThemeColors, clock: FrameClock, memory_of: who.MemoryOf) -> None:
         super().__init__(f"{PAGE_KIND}:", title="Devices", icon="graph-line")
         self._gpus = gpus
+        self._memory_of = memory_of
         self._span_s = SPANS_S[0]
         self._drawn_s: dict[str, float] = {}
         self._told = ""
@@ -155,7 +156,9 @@ class DevicesPage(Page):
 
     def breadcrumbs(self) -> list[str]:
         gpus = self._gpus
-        names = list(dict.fromkeys(gpu.name for gpu in gpus.whole))
+        # A GPU that was lost from the start cannot tell its name.
+        there = [gpu for gpu in gpus.whole if gpu.lost_at is None] or gpus.whole
+        names = list(dict.fromkeys(gpu.name for gpu in there))
         parts = ["devices", *([f"{len(gpus.whole)} × {names[0]}"] if len(names) == 1 else names)]
         if gpus.driver:
             parts.append(f"driver {gpus.driver}")
@@ -190,6 +193,7 @@ class DevicesPage(Page):
             self.title_changed.emit()
         if self.table.selected and self.chosen is None and gpus.devices:
             self.table.select("")
+        self._show_chosen()
         self._fit()
 
     def _fit(self) -> None:
@@ -231,14 +235,14 @@ class DevicesPage(Page):
         elif part == "table":
             self.table.set_figure(rows.table(gpus, span_s))
         elif part == "bars":
-            self._bars.set_figure(figures.bars(gpus))
+            self._bars.set_figure(figures.bars(gpus, self._memory_of))
             self._heat.set_figure(figures.heat(gpus, span_s))
         elif part == "band":
             self._band.set_figure(figures.band(gpus, span_s))
             self._band.tick()
         elif chosen is not None:
             self._tracks.set_figure(one_device.tracks(gpus, chosen, span_s))
-            self._holders.set_figure(who.holders(gpus, chosen))
+            self._holders.set_figure(who.holders(gpus, chosen, self._memory_of(chosen)))
         if part == "strip":
             self._name_cards()
 
@@ -250,14 +254,14 @@ class DevicesPage(Page):
         for name in ("table", "band"):
             cards[name].set_subtitle(span)
         cards["heat"].set_subtitle(f"% SM, {span}", "% SM")
-        cards["bars"].set_subtitle(figures.bars_subtitle(gpus))
+        cards["bars"].set_subtitle(figures.bars_subtitle(self._bars.figure))
         if chosen is not None:
             cards["tracks"].set_title(chosen.label)
             lost = "" if chosen.lost_at is None else f", lost at {words.clock_time(chosen.lost_at)}"
             cards["tracks"].set_subtitle(f"{chosen.name}{lost}, {span}", chosen.name)
 
     def _holder_rows(self) -> Any:
-        return who.holder_rows(self._gpus, self.chosen)
+        return who.holder_rows(self._gpus, self.chosen, self._memory_of)
 
 
 _NAMES = ("bars", "band", "heat", "tracks", "holders")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rankdeck.telemetry.readings import METRICS
 from rankdeck_app.state.gpus import Gpu, Gpus
-from rankdeck_app.views.devices.who import imbalance
 from rankdeck_app.views.devices.words import (
     HOT_C,
     clock_time,
@@ -27,13 +26,13 @@ COLUMNS = (
     Column("Fan", "100%", keep=3, meaning=METRICS["fan"].meaning),
     Column("Throttled by", "thermal limit", keep=6, is_text=True, meaning="why clocks are lowered"),
     Column("Errors", "XID 79, 2 ECC", keep=7, is_text=True, meaning="XID errors, uncorrected memory errors"),
-    Column("Held by", "python 55 GiB, …", keep=9, is_text=True, meaning="processes that hold memory"),
+    Column("Held by", "run gpt2-large-dp", keep=9, is_text=True, meaning="processes that hold memory"),
 )
 
 
 def table(gpus: Gpus, span_s: float) -> TableFigure:
     now_s = gpus.now_s
-    found = imbalance(gpus)
+    found = gpus.imbalance()
     whole = gpus.whole
     lead = whole[found.device].uuid if found is not None and found.is_notable else ""
     tops = {metric: top_of(gpus, metric) for metric in ("power_w", "sm_clock_mhz")}

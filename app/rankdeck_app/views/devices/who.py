@@ -1,25 +1,44 @@
-"""Who holds the memory of a device, and how unevenly those do who hold several."""
+"""Who holds the memory of a device: processes, runs by kind of tensor, the driver, nobody."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from rankdeck.imbalance import Imbalance, imbalance_of
+import msgspec
+
+from rankdeck.breakdown import break_down
+from rankdeck.events import DeviceMemory
 from rankdeck.telemetry.readings import Device
 from rankdeck.units import format_bytes
 from rankdeck_app.state.gpus import Gpu, Gpus
 from rankdeck_app.views.devices.words import UNKNOWN, clock_time
+from rankdeck_app.widgets.chart_colors import KIND_LABELS
 from rankdeck_app.widgets.holder_list import Holder, HoldersFigure
 
 OUTSIDE = "other, outside this namespace"
+MemoryOf = Callable[[Gpu], DeviceMemory | None]
+"""What the run that holds a device told of its memory, where that run is open."""
+_SEGMENT_KINDS = {"unattributed": "unclaimed", "reserved_unused": "reserved"}
+_SEGMENT_WORDS = {
+    "others": "other processes",
+    "context": "context and libraries",
+    "unattributed": "in use, not told by whom",
+    "reserved_unused": "reserved but unused",
+    "driver": "the driver's own",
+}
 
 
-def holders(gpus: Gpus, gpu: Gpu) -> HoldersFigure:
-    """Who holds its memory, adding up to its capacity; what the driver attributes to nobody says so."""
+def holders(gpus: Gpus, gpu: Gpu, memory: DeviceMemory | None = None) -> HoldersFigure:
+    """Who holds its memory, adding up to its capacity; what the driver attributes to nobody says so.
+
+    `memory` is what torch told of the run that holds the device: then its part is shown by kind.
+    """
     device = gpus.board.device(gpu.uuid)
     if gpu.lost_at is not None or device is None:
         facts = [("lost at", clock_time(gpu.lost_at or 0.0)), ("UUID", gpu.uuid)]
         return HoldersFigure((), None, facts)
+    if memory is not None and gpu.used_bytes is not None:
+        return HoldersFigure(tuple(_by_kind(gpu, device, memory)), gpu.total_bytes, _facts(gpus, gpu))
     found = [
         Holder(
             "run" if gpu.run is not None else "others",
@@ -38,6 +57,26 @@ def holders(gpus: Gpus, gpu: Gpu) -> HoldersFigure:
     found.sort(key=lambda holder: -(holder.num_bytes or 0))
     found += _rest(gpu, device, sum(holder.num_bytes or 0 for holder in found))
     return HoldersFigure(tuple(found), gpu.total_bytes, _facts(gpus, gpu))
+
+
+def _by_kind(gpu: Gpu, device: Device, memory: DeviceMemory) -> Iterator[Holder]:
+    """A run's GPU: its tensors by kind, what torch keeps unused, the CUDA context, and the rest."""
+    assert gpu.used_bytes is not None
+    own = None
+    if gpu.processes is not None:
+        own = [
+            item if item.foreign or item.type != "compute" else msgspec.structs.replace(item, rank=0)
+            for item in gpu.processes
+        ]
+    segments = break_down(
+        gpu.used_bytes, memory, own, total_bytes=gpu.total_bytes, driver_bytes=device.driver_bytes
+    )
+    order = [*KIND_LABELS, *(name for name in segments if name not in KIND_LABELS)]
+    for name in order:
+        num_bytes = segments.get(name, 0)
+        if num_bytes:
+            kind = _SEGMENT_KINDS.get(name, name)
+            yield Holder(kind, _SEGMENT_WORDS.get(name) or KIND_LABELS.get(name, name), num_bytes)
 
 
 def _note(pid: int, kind: str) -> str:
@@ -80,25 +119,7 @@ def peak_words(gpus: Gpus, gpu: Gpu) -> str:
     return UNKNOWN if peak is None else format_bytes(peak)
 
 
-def imbalance(gpus: Gpus) -> Imbalance | None:
-    """Of the devices that one run, or one process, holds together; by the place among `gpus.whole`.
-
-    Devices that have nothing to do with each other are not out of balance.
-    """
-    together: dict[object, set[int]] = {}
-    for place, gpu in enumerate(gpus.whole):
-        if gpu.lost_at is not None or gpu.is_stale or gpu.used_bytes is None:
-            continue
-        keys: list[object] = (
-            [gpu.run] if gpu.run is not None else [item.pid for item in gpu.others if not item.foreign]
-        )
-        for key in keys:
-            together.setdefault(key, set()).add(place)
-    largest = max(together.values(), key=len, default=set())
-    return imbalance_of({place: gpus.whole[place].used_bytes for place in sorted(largest)})
-
-
-def holder_rows(gpus: Gpus, gpu: Gpu | None) -> Iterator[Sequence[object]]:
+def holder_rows(gpus: Gpus, gpu: Gpu | None, memory_of: MemoryOf) -> Iterator[Sequence[object]]:
     yield ("holder", "note", "bytes")
-    for holder in holders(gpus, gpu).holders if gpu is not None else ():
+    for holder in holders(gpus, gpu, memory_of(gpu)).holders if gpu is not None else ():
         yield (holder.name, holder.note, holder.num_bytes)

@@ -69,7 +69,7 @@ def errors_of(gpus: Gpus, gpu: Gpu) -> tuple[str, str]:
 def held_by(gpu: Gpu) -> tuple[str, str]:
     """(who holds memory of it, tone)."""
     if gpu.run is not None:
-        return f"run {gpu.run_name()}", ""
+        return f"run {gpu.run_label()}", ""
     if gpu.processes is None:
         return "n/a", "muted"
     words = gpu.busy_words()

@@ -282,15 +282,17 @@ class DevicesSection(QWidget):
     def _show_gpus(self, selection: DeviceSelection | None) -> None:
         gpus = self._gpus.devices
         chosen = [self._is_chosen(gpu, selection) for gpu in gpus]
-        self.grid.set_devices([self._gpu_figure(gpu) for gpu in gpus], chosen)
+        found = self._gpus.imbalance()
+        lead = self._gpus.whole[found.device] if found is not None and found.is_notable else None
+        self.grid.set_devices([self._gpu_figure(gpu, gpu is lead) for gpu in gpus], chosen)
         if gpus:
             self.summary.setText(f"{sum(chosen)} of {len(self._choosable()) or len(chosen)} ·")
         else:
             self.summary.setText("" if self._gpus.known else "looking…")
 
-    def _gpu_figure(self, gpu: Gpu) -> DeviceFigure:
+    def _gpu_figure(self, gpu: Gpu, leads: bool) -> DeviceFigure:
         usage = self._usage_of("gpu", gpu.index) if gpu.parent is None else None
-        run_used, run_share, lead = usage or (None, None, False)
+        run_used, run_share, run_leads = usage or (None, None, False)
         used = gpu.used_bytes if gpu.used_bytes is not None else run_used
         share = used / gpu.total_bytes if used is not None and gpu.total_bytes else run_share
         state, note, gone = "", "", ""
@@ -302,7 +304,7 @@ class DevicesSection(QWidget):
         elif gpu.is_stale:
             state = "stale"
         return DeviceFigure(
-            gpu.label, gpu.label.removeprefix("GPU "), used, share, lead, note,
+            gpu.label, gpu.label.removeprefix("GPU "), used, share, leads or run_leads, note,
             tooltip="\n".join(gpu_lines(gpu)), readings="" if gone else _readings(gpu),
             busy="" if gone else gpu.busy_words(),
             gone=gone, state=state,
