@@ -72,12 +72,14 @@ def estimate(line: PlanLine, recommended: PlanLine | None = None) -> tuple[str, 
     holds = f"{device_label(fullest)}  {peak_text(line)}"
     if others:
         holds += f"  ·  others  {format_bytes(median(others))}"
-    return holds, " · ".join(filter(None, (_verdict(line, fullest), _instead(line, recommended))))
+    instead = _instead(line, recommended)
+    if fullest.capacity_bytes is None:
+        return holds, instead or "No capacity set"
+    return holds, " · ".join(filter(None, (_verdict(line, fullest), instead)))
 
 
 def _verdict(line: PlanLine, fullest: PlannedDevice) -> str:
-    if fullest.capacity_bytes is None:
-        return "No capacity to fit in"
+    assert fullest.capacity_bytes is not None
     capacity = format_bytes(fullest.capacity_bytes, 0)
     if line.verdict == DOES_NOT_FIT:
         return f"Does not fit in {capacity}: {room_text(line)}"
