@@ -179,8 +179,8 @@ class BandChart(ZoomPlot):
         per_pixel = (y1 - y0) / height
         at_x = x0 + 0.97 * (x1 - x0)
         taken: list[float] = []
+        lines = [limit.num_bytes for limit in self._figure.limits]
         for limit, label in zip(self._figure.limits, self._limit_labels, strict=True):
-            lines = [other.num_bytes for other in self._figure.limits]
             taken.append(_placed(limit.num_bytes - 10 * per_pixel, -per_pixel, taken, lines))
             label.setPos(at_x, taken[-1])
         self._lead_label.setVisible(lead is not None)
@@ -192,7 +192,7 @@ class BandChart(ZoomPlot):
             wanted = top + 10 * per_pixel
             if wanted + 8 * per_pixel > y1:
                 wanted = top - 12 * per_pixel
-            taken.append(_placed(wanted, -per_pixel, taken))
+            taken.append(_placed(wanted, -per_pixel, taken, lines))
             self._lead_label.setPos(at_x, taken[-1])
         if band is not None:
             self._rest_label.setText(self._rest_name())
