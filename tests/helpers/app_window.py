@@ -26,7 +26,7 @@ from rankdeck_app.views.output import OutputView
 
 
 def open_app(workspace: Path, *, plans: bool = False) -> App:
-    """A window with everything in it, shown. `plans`: it predicts by itself, seconds of a core each time."""
+    """A window with everything in it, shown. With `plans` it predicts by itself: seconds of a core."""
     services = make_services(workspace=workspace)
     services.settings.set("plan.automatic", plans)
     window = MainWindow(services)

@@ -53,7 +53,7 @@ class Plan(QObject):
         """None plans for the draft's own; else as in `--devices`: GPUs that one does not have."""
         self.rows: list[PlanRow] = []
         self.advice: list[PlanLine] = []
-        self.problem: str | None = None
+        self._failure = ""
         self._wants_chosen = self._wants_all = False
         self._has_all = False
         self._question = ""
@@ -79,6 +79,15 @@ class Plan(QObject):
     @property
     def is_complete(self) -> bool:
         return self._has_all and self._process is None
+
+    @property
+    def problem(self) -> str:
+        """Why there are no answers, or no more of them; "" where nothing stands in the way."""
+        if self._draft.config is None:
+            return " ".join(filter(None, (self._draft.problems[0].message, self._draft.problems[0].advice)))
+        if self.needs_trust:
+            return "This configuration has code of its own, which is run to plan it."
+        return self._failure
 
     @property
     def needs_trust(self) -> bool:
@@ -172,7 +181,7 @@ class Plan(QObject):
         self._question = self._question_now()
         self._has_all = False
         self._answered.clear()
-        self.problem, self.advice = None, []
+        self._failure, self.advice = "", []
         known = [(row.strategy, row.label) for row in self.rows if not row.failure]
         self.rows = [PlanRow(*row) for row in known or [(name, name) for name in STRATEGIES]]
 
@@ -185,8 +194,8 @@ class Plan(QObject):
         config = self._draft.config
         if not (self._wants_all or self._wants_chosen):
             return False
-        if config is None:
-            return True
+        if config is None or self.needs_trust:
+            return False
         if self._wants_all and not self._has_all:
             return self._process is None or self._asked != _ALL
         if self._process is not None or _choice(config) in self._answered:
@@ -197,25 +206,20 @@ class Plan(QObject):
     def _ask(self) -> None:
         self._quiet.stop()
         config = self._draft.config
-        if config is None:
-            problem = self._draft.problems[0]
-            self.problem = " ".join(filter(None, (problem.message, problem.advice)))
-        elif self.needs_trust:
-            self.problem = "This configuration has code of its own, which is run to plan it."
-        elif self._is_something_missing():
+        if config is not None and self._is_something_missing():
             self._begin(config)
         self.changed.emit()
 
     def _begin(self, config: RunConfig) -> None:
         self._drop_process()
-        self.problem = None
+        self._failure = ""
         self._asked = _ALL if self._wants_all and not self._has_all else config.strategy.use
         self._answered.add(_choice(config))
         self.advice = [line for line in self.advice if line.strategy != config.strategy.use]
         try:
             process = self.planner.ask(config, self._asked, self.devices, self)
         except OSError as error:
-            self.problem = f"The planner could not be asked: {error}."
+            self._failure = f"The planner could not be asked: {error}."
             return
         process.told.connect(self._told)
         process.ended.connect(self._ended)
@@ -248,7 +252,7 @@ class Plan(QObject):
             return
         self._process = None
         asked_all = self._asked == _ALL
-        self.problem = reason or None
+        self._failure = reason
         self._has_all = self._has_all or asked_all
         answered = {line.strategy for line in self.lines}
         if asked_all:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,9 +50,10 @@ class PlanProcess(QObject):
         super().__init__(parent)
         self._file = config_file
         self._process = engine_command(python, arguments, folder, self)
-        session = QProcess.UnixProcessParameters()
-        session.flags = QProcess.UnixProcessFlag.CreateNewSession
-        self._process.setUnixProcessParameters(session)
+        if sys.platform != "win32":
+            session = QProcess.UnixProcessParameters()
+            session.flags = QProcess.UnixProcessFlag.CreateNewSession
+            self._process.setUnixProcessParameters(session)
         self._process.started.connect(self._started)
         self._process.readyReadStandardOutput.connect(self._read)
         self._process.finished.connect(self._finished)
@@ -80,6 +82,8 @@ class PlanProcess(QObject):
 
     def _started(self) -> None:
         self._pid = self._process.processId()
+        if sys.platform == "win32":
+            return
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, self._pid, _NICENESS)
 
@@ -126,7 +130,7 @@ class PlanProcess(QObject):
     def _kill(self) -> None:
         if self._process.state() == QProcess.ProcessState.NotRunning:
             self._clear()
-        elif self._pid:
+        elif self._pid and sys.platform != "win32":
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._pid, signal.SIGKILL)
         else:

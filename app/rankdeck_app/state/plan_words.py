@@ -69,15 +69,19 @@ def estimate(line: PlanLine, recommended: PlanLine | None = None) -> tuple[str, 
     if fullest is None:
         return f"{strategy_name(line)} cannot run so", line.reason or ""
     others = [device.total_bytes for device in line.devices if device is not fullest]
-    holds = f"{device_label(fullest)}  {peak_text(line)}"
-    if others:
-        holds += f"  ·  others  {format_bytes(median(others))}"
-    return holds, " · ".join(filter(None, (_verdict(line, fullest), _instead(line, recommended))))
+    holds, of_others = peak_text(line), format_bytes(median(others)) if others else ""
+    number, _, unit = holds.rpartition(" ")
+    if of_others.endswith(f" {unit}"):
+        holds = number  # the unit is said once
+    holds = f"{device_label(fullest)} {holds}{f' · others {of_others}' if others else ''}"
+    instead = _instead(line, recommended)
+    if fullest.capacity_bytes is None:
+        return holds, instead or "No capacity set"
+    return holds, " · ".join(filter(None, (_verdict(line, fullest), instead)))
 
 
 def _verdict(line: PlanLine, fullest: PlannedDevice) -> str:
-    if fullest.capacity_bytes is None:
-        return "No capacity to fit in"
+    assert fullest.capacity_bytes is not None
     capacity = format_bytes(fullest.capacity_bytes, 0)
     if line.verdict == DOES_NOT_FIT:
         return f"Does not fit in {capacity}: {room_text(line)}"

@@ -182,8 +182,9 @@ class BandChart(ZoomPlot):
         per_pixel = (y1 - y0) / height
         at_x = x0 + 0.97 * (x1 - x0)
         taken: list[float] = []
+        lines = [limit.num_bytes for limit in self._figure.limits]
         for limit, label in zip(self._figure.limits, self._limit_labels, strict=True):
-            taken.append(_placed(limit.num_bytes - 10 * per_pixel, -per_pixel, taken))
+            taken.append(_placed(limit.num_bytes - 10 * per_pixel, -per_pixel, taken, lines))
             label.setPos(at_x, taken[-1])
         self._lead_label.setVisible(lead is not None)
         self._rest_label.setVisible(band is not None)
@@ -194,7 +195,7 @@ class BandChart(ZoomPlot):
             wanted = top + 10 * per_pixel
             if wanted + 8 * per_pixel > y1:
                 wanted = top - 12 * per_pixel
-            taken.append(_placed(wanted, -per_pixel, taken))
+            taken.append(_placed(wanted, -per_pixel, taken, lines))
             self._lead_label.setPos(at_x, taken[-1])
         if band is not None:
             self._rest_label.setText(self._rest_name())
@@ -228,10 +229,14 @@ class BandChart(ZoomPlot):
         return "  ".join(parts) if len(parts) > 1 else ""
 
 
-def _placed(wanted: float, step: float, taken: Sequence[float]) -> float:
-    """The nearest free height at or beyond `wanted`, moving by `step` (one pixel)."""
+def _placed(wanted: float, step: float, taken: Sequence[float], lines: Sequence[float] = ()) -> float:
+    """The nearest free height at or beyond `wanted`, moving by `step` (one pixel): off other labels, and on
+    none of the lines.
+    """
+    pixel = abs(step)
     for _ in range(200):
-        if all(abs(wanted - other) >= _LABEL_HEIGHT * abs(step) for other in taken):
+        is_free = all(abs(wanted - other) >= _LABEL_HEIGHT * pixel for other in taken)
+        if is_free and all(abs(wanted - line) >= _LABEL_HEIGHT / 2 * pixel for line in lines):
             return wanted
         wanted += step
     return wanted

@@ -75,6 +75,8 @@ def _lines(config: RunConfig, strategy: str | None, target: Target, *, fit_batch
     from rankdeck.planner.ready import ready
 
     ready()
+    from rankdeck import rundir
+    from rankdeck.planner.accuracy import measured_scale
     from rankdeck.planner.advice import advise, largest_batch
     from rankdeck.planner.ask import answers
     from rankdeck.planner.rows import rows_for
@@ -86,8 +88,11 @@ def _lines(config: RunConfig, strategy: str | None, target: Target, *, fit_batch
             advice="Add --capacity 24GiB, or name GPUs: --devices '4 x RTX-4090'.",
         )
 
+    known = rundir.list_runs(rundir.default_runs_folder()) if target.like_cuda else []
+    scale = measured_scale(known, config, target)
+
     def ask(rows: Sequence[Row]) -> Iterator[PlanLine]:
-        return answers(config, rows, target)
+        return answers(config, rows, target, scale=scale)
 
     rows = rows_for(config, strategy, target.num_devices)
     by_label = {row.label: row for row in rows}

@@ -63,7 +63,7 @@ def _own(gpus: list[Gpu]) -> Target:
     """This machine's GPUs as they are now: what other processes hold is not there for the run."""
     devices = tuple(
         TargetDevice(
-            f"{gpu.index} {gpu.name}",
+            gpu.name,
             gpu.total_bytes,
             gpu.used_bytes or 0,
             find_gpu(gpu.name, gpu.total_bytes) or GpuModel(gpu.name, gpu.total_bytes or 0),

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from rankdeck import plan_lines, report
+from rankdeck.config import RunConfig
 from rankdeck.errors import ConfigError
 from rankdeck.events import DeviceInfo
 from rankdeck.gpu_models import GpuModel, find_gpu
@@ -94,6 +95,32 @@ def compare(run: RunDir) -> list[Compared]:
         for device in measured
         if device["device"] in predicted
     ]
+
+
+def measured_scale(runs: Iterable[RunDir], config: RunConfig, target: Target) -> float | None:
+    """Measured over predicted step time of the newest run of the same model on the same kind of GPU.
+
+    None where no such run has both; in a rehearsal there is no prediction to scale.
+    """
+    gpu = _chip(target.devices[0].name)
+    for run in runs:
+        line = report.read_prediction(run)
+        if line is None or line.step is None or line.step.calibrated or not line.devices:
+            continue
+        try:
+            like_this = run.config().model == config.model and _chip(line.devices[0].name) == gpu
+        except ConfigError:
+            continue
+        median_s = report.summarise(run)["step_s"]["median"] if like_this else None
+        if median_s is not None:
+            return float(median_s / (line.step.low_s * line.step.high_s) ** 0.5)
+    return None
+
+
+def _chip(name: str | None) -> str | None:
+    """A GPU by its name here, however the driver writes it."""
+    found = find_gpu(name or "")
+    return name if found is None else found.name
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ _MESH = ("__init__", "__getitem__", "_concatenate", "_flatten", "_unflatten")
 _LOCAL_VALUE = torch.ops.aten._local_scalar_dense.default
 _ASKS = (_LOCAL_VALUE, torch.ops.aten.allclose.default, torch.ops.aten.equal.default)
 _MASKING = "transformers.masking_utils"
+_SCALER = "torch.amp.grad_scaler"
 _DEVICE = torch.ops.prim.device.default
 _CHANGE_MORE = ("resize_", "resize_as_", "set_", "detach_")
 
@@ -83,7 +84,8 @@ class Values(TorchDispatchMode):
 
     The loop and torch's own machinery read losses, norms and votes, none of which decides over memory; two
     tensors are equal. A model that reads a value may compute something else then, so it gets the error that
-    fake tensors raise, unless it asks whether a batch has no padding: it is planned to have none.
+    fake tensors raise, unless it asks whether a batch has no padding: it is planned to have none. The loss
+    scaler, who asks whether gradients are infinite, is told 0: else no step is ever taken.
     """
 
     def __init__(self) -> None:
@@ -121,8 +123,9 @@ class Values(TorchDispatchMode):
     ) -> Any:
         if func is _DEVICE:
             return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
-        if func in _ASKS and (not self.modules_deep or _asks_for_padding()):
-            return 1.0 if func is _LOCAL_VALUE and args[0].is_floating_point() else True
+        if func in _ASKS and (not self.modules_deep or _asked_by(_MASKING)):
+            is_number = func is _LOCAL_VALUE and args[0].is_floating_point()
+            return float(not _asked_by(_SCALER)) if is_number else True
         if func.namespace == "_c10d_functional" and func.__name__ == "wait_tensor.default":
             return args[0]  # as it does; on shapes alone torch makes another tensor of it
         only_writes = self._only_writes.get(func)
@@ -137,14 +140,15 @@ class Values(TorchDispatchMode):
         return out
 
 
-def _asks_for_padding() -> bool:
-    """Whether Hugging Face's masks ask, who leave a mask out where nothing is padded or packed."""
+def _asked_by(asker: str) -> bool:
+    """Whether a module asks, rather than whoever called it: Hugging Face's masks, the loss scaler."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
-        if name == _MASKING:
+        if name == asker:
             return True
-        if not name.startswith(("torch.", "rankdeck.")) and name != "torch":
+        between = name == "torch" or name.startswith(("torch.", "rankdeck.planner", "rankdeck.memory"))
+        if not between or name.startswith("torch.optim"):  # which the scaler calls, and asks for itself
             return False
         frame = frame.f_back
     return False

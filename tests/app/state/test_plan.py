@@ -188,6 +188,16 @@ def test_a_plan_that_is_not_automatic_waits_to_be_asked(qtbot: QtBot, world: Pla
     until(qtbot, lambda: world.plan.is_complete)
 
 
+def test_a_draft_that_is_wrong_keeps_the_rows_of_the_others(qtbot: QtBot, world: PlanWorld) -> None:
+    world.tell([line("ddp", configured=True), line("fsdp")])
+    world.plan.want_all(True)
+    until(qtbot, lambda: world.plan.is_complete)
+    world.draft.set_value(("strategy", "bucket_mb"), -1)
+    assert "bucket_mb" in world.plan.problem and len(world.plan.lines) == 2
+    world.draft.set_value(("strategy", "bucket_mb"), None)
+    assert not world.plan.problem and world.plan.chosen is not None and len(world.asked) == 1
+
+
 def test_closing_ends_the_process(qtbot: QtBot, world: PlanWorld) -> None:
     world.tell([], then="hang")
     world.plan.want_all(True)

@@ -201,7 +201,7 @@ def test_the_footer_says_the_peak_and_the_verdict(
     assert footer.estimate.accessibleName() == "No estimate yet: planning…"
     qtbot.waitUntil(lambda: world.plan.chosen is not None, timeout=WAIT_MS)
     said = footer.estimate.accessibleName()
-    assert said.startswith("Predicted: GPU 0  30.0 GiB") and "10.0 GiB" in said and "Fits in 40 GiB" in said
+    assert said.startswith("Predicted: GPU 0 30.0 · others 10.0 GiB") and "Fits in 40 GiB" in said
 
 
 def test_the_footer_says_what_does_not_fit_and_what_cannot(

@@ -85,6 +85,13 @@ def test_values_are_told_to_the_loop_and_not_to_the_model() -> None:
         assert float(torch.zeros(2).sum()) == 1.0
 
 
+def test_under_fp16_the_scaler_lets_the_optimizer_step() -> None:
+    text = DDP.replace("cpu:2", "gpu:0,1") + 'train = { precision = "fp16", optimizer = { use = "adamw" } }'
+    found = fake_pass(Question(from_text(text, folder=Path.cwd()), 2, like_cuda=True)).devices[0]
+    kept = found.live_by_kind
+    assert kept["optimizer"] == 2 * kept["parameters"] > 0
+
+
 def test_operations_that_only_write_are_left_out_and_views_are_not() -> None:
     values = Values()
     with FakeTensorMode(), values:

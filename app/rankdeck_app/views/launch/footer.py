@@ -107,7 +107,7 @@ class Estimate(TwoLines):
         elide = Qt.TextElideMode.ElideRight
         verdict, where = self._fits, middle
         painter.setPen(color("descriptionForeground"))
-        if metrics.horizontalAdvance(f"{PREDICTED}   {self._holds}") <= self.width():
+        if metrics.horizontalAdvance(f"{PREDICTED}  {self._holds}") <= self.width():
             painter.drawText(first, middle, PREDICTED)
             where |= Qt.AlignmentFlag.AlignRight
         else:

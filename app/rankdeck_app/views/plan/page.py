@@ -73,7 +73,6 @@ class PlanPage(Page):
         for one in (plan, elsewhere):
             one.changed.connect(self.refresh)
         draft.changed.connect(self.refresh)
-        self.refresh()
 
     def _head(self, theme: Theme) -> QHBoxLayout:
         self.target = ComboBox(theme)
@@ -140,6 +139,7 @@ class PlanPage(Page):
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
         self._want()
+        self.refresh()
 
     def hideEvent(self, event: QHideEvent) -> None:
         super().hideEvent(event)
@@ -168,6 +168,9 @@ class PlanPage(Page):
         choose(self._draft, line)
 
     def refresh(self) -> None:
+        """Show what the plan knows now; what nobody sees waits until it is shown."""
+        if not self.isVisible():
+            return
         plan = self.plan
         lines = plan.lines
         scale = figures.scale(lines)
@@ -180,7 +183,7 @@ class PlanPage(Page):
         advice = figures.advice(plan)
         self.advice.show_lines(advice)
         self._advice_card.setVisible(bool(advice))
-        self.problem.setText(plan.problem or "")
+        self.problem.setText(plan.problem)
         self.problem.setVisible(bool(plan.problem))
         self.trust_button.setVisible(bool(plan.problem) and plan.needs_trust)
 

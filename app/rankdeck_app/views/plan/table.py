@@ -19,7 +19,7 @@ from PySide6.QtCore import (
     Qt,
     Signal,
 )
-from PySide6.QtGui import QBrush, QColor, QFontMetrics, QPainter, QPen, QResizeEvent
+from PySide6.QtGui import QBrush, QColor, QFontMetrics, QKeyEvent, QPainter, QPen, QResizeEvent
 from PySide6.QtWidgets import QListView, QStyle, QStyledItemDelegate, QStyleOptionViewItem, QWidget
 
 from rankdeck.plan_lines import CANNOT, DOES_NOT_FIT, FITS, TIGHT
@@ -69,10 +69,11 @@ class Columns:
     @staticmethod
     def of(width: int) -> Columns:
         is_narrow = width < 900
-        name_width, peak_width = (150, 84) if is_narrow else (188, 96)
-        step_width, verdict_width = (84, 96) if is_narrow else (104, 112)
+        sizes = (188, 96, 104) if not is_narrow else (150, 84, 84) if width >= 700 else (120, 78, 76)
+        name_width, peak_width, step_width = sizes
+        verdict_width = 114
         verdict = width - _PAD - verdict_width
-        step = verdict - 14 - step_width
+        step = verdict - (8 if is_narrow else 14) - step_width
         peak = step - 10 - peak_width
         name = 38
         bars = name + name_width + 10
@@ -331,12 +332,15 @@ class PlanTable(QListView):
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setResizeMode(QListView.ResizeMode.Adjust)
         self.setAccessibleName("Strategies and what each would need")
+        self._has_moved = False
         self.clicked.connect(self._pick)
         self.activated.connect(self._pick)
         theme.changed.connect(self._retheme)
 
     def set_rows(self, figures: Sequence[RowFigure], scale: Scale) -> None:
-        """Where rows come or go, the current one and the place on show stay."""
+        """Where rows come or go, the current one and the place on show stay; until a key has moved it, the
+        chosen row is the current one.
+        """
         current, top = self.currentIndex(), self.verticalScrollBar().value()
         key = self.plan_model.figures[current.row()].key if current.isValid() else None
         heights = [self._height(row) for row in range(self.plan_model.rowCount())]
@@ -344,7 +348,7 @@ class PlanTable(QListView):
         if heights != [self._height(row) for row in range(self.plan_model.rowCount())]:
             self.scheduleDelayedItemsLayout()
         keys = [figure.key for figure in figures]
-        if key not in keys:
+        if key not in keys or not self._has_moved:
             key = next((figure.key for figure in figures if figure.is_chosen), None)
         if key is not None:
             self.setCurrentIndex(self.plan_model.index(keys.index(key)))
@@ -358,6 +362,10 @@ class PlanTable(QListView):
 
     def _pick(self, index: QModelIndex) -> None:
         self.picked.emit(self.plan_model.figures[index.row()].key)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        self._has_moved = True
+        super().keyPressEvent(event)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)

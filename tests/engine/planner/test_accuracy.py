@@ -1,0 +1,55 @@
+"""Predicted beside measured, and the scale that a measured step sets, read from runs' directories."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rankdeck import plan_lines, report
+from rankdeck.plan_lines import PlanLine, PlannedDevice, StepTime
+from rankdeck.planner.accuracy import compare, measured_scale, spread_of
+from rankdeck.planner.targets import Target, TargetDevice
+from tests.helpers.written_run import MIB, WrittenRun, device_infos
+
+HERE = Target("1 x H100", (TargetDevice("NVIDIA H100 80GB HBM3", None),), like_cuda=True)
+
+
+def written(runs: Path, peak_mib: int, low_s: float, high_s: float) -> WrittenRun:
+    """A run of one GPU with ten steps of 0.2 s and a prediction of 100 MiB."""
+    run = WrittenRun(runs)
+    run.begin(1, device_infos(1, "gpu"))
+    run.steps(0, 1, [1.0] * 10, step_s=0.2)
+    run.memory(0, 3, {0: {"parameters": peak_mib * MIB}})
+    device = PlannedDevice(
+        device=0, name="NVIDIA H100 80GB HBM3", active_bytes=100 * MIB, total_bytes=100 * MIB
+    )
+    step = StepTime(low_s=low_s, high_s=high_s)
+    line = PlanLine(
+        strategy="single", options={}, label="single", verdict="fits", devices=[device], step=step
+    )
+    run.end()
+    report.prediction_file(run.dir).write_bytes(plan_lines.encode(line))
+    return run
+
+
+def test_a_run_with_a_prediction_is_compared(tmp_path: Path) -> None:
+    run = written(tmp_path, peak_mib=80, low_s=0.1, high_s=0.1)
+    (row,) = compare(run.dir)
+    assert row.error == pytest.approx(0.25)
+    assert report.summarise(run.dir)["devices"][0]["predicted_peak_bytes"] == 100 * MIB
+
+
+def test_a_measured_step_of_the_same_model_and_gpu_sets_the_scale(tmp_path: Path) -> None:
+    run = written(tmp_path, peak_mib=80, low_s=0.05, high_s=0.2)
+    config = run.dir.config()
+    assert measured_scale([run.dir], config, HERE) == pytest.approx(2.0)
+    other = Target("1 x A100", (TargetDevice("A100-80GB", None),), like_cuda=True)
+    assert measured_scale([run.dir], config, other) is None
+
+
+def test_the_spread_forgets_the_sign() -> None:
+    spread = spread_of([0.01, -0.02, 0.03])
+    assert spread is not None
+    assert (spread.median, spread.p95, spread.worst) == (0.02, 0.03, 0.03)
+    assert spread_of([]) is None
