@@ -77,14 +77,17 @@ def estimate(line: PlanLine, recommended: PlanLine | None = None) -> tuple[str, 
     instead = _instead(line, recommended)
     if fullest.capacity_bytes is None:
         return holds, instead or "No capacity set"
-    return holds, " · ".join(filter(None, (_verdict(line, fullest), instead)))
+    verdict = _verdict(line, fullest)
+    if line.verdict == DOES_NOT_FIT and not instead:
+        verdict += f": {room_text(line)}"
+    return holds, " · ".join(filter(None, (verdict, instead)))
 
 
 def _verdict(line: PlanLine, fullest: PlannedDevice) -> str:
     assert fullest.capacity_bytes is not None
     capacity = format_bytes(fullest.capacity_bytes, 0)
     if line.verdict == DOES_NOT_FIT:
-        return f"Does not fit in {capacity}: {room_text(line)}"
+        return f"Does not fit in {capacity}"
     if line.verdict == CANNOT:
         return line.reason or "Cannot run so"
     word = "Tight" if line.verdict == TIGHT else "Fits"

@@ -147,7 +147,7 @@ def _asked_by(asker: str) -> bool:
         name = frame.f_globals.get("__name__", "")
         if name == asker:
             return True
-        between = name == "torch" or name.startswith(("torch.", "rankdeck.planner", "rankdeck.memory"))
+        between = name == "torch" or name.startswith(("torch.", "rankdeck."))
         if not between or name.startswith("torch.optim"):  # which the scaler calls, and asks for itself
             return False
         frame = frame.f_back

@@ -1,19 +1,17 @@
-"""What would help: one changed option per line, the bytes that it saves, and a button that changes it."""
+"""What would help: one changed option per line with the bytes that it saves, and a button that changes it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QGridLayout, QLabel, QPushButton, QWidget
 
 from rankdeck.plan_lines import PlanLine
-from rankdeck.units import format_bytes
-from rankdeck_app.state.plan_words import VERDICTS
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.controls import ElidedLabel
 
 MOST_SHOWN = 4
+ROW_HEIGHT = 24
 
 
 class AdviceList(QWidget):
@@ -27,7 +25,7 @@ class AdviceList(QWidget):
         self._grid = QGridLayout(self)
         self._grid.setContentsMargins(4, 0, 4, 0)
         self._grid.setHorizontalSpacing(14)
-        self._grid.setVerticalSpacing(2)
+        self._grid.setVerticalSpacing(0)
         self._grid.setColumnStretch(1, 1)
 
     @property
@@ -43,6 +41,7 @@ class AdviceList(QWidget):
             widget = item.widget()
             if widget is not None:
                 widget.deleteLater()
+        self.setFixedHeight(ROW_HEIGHT * len(shown))
         for row, line in enumerate(shown):
             self._add(row, line)
 
@@ -50,17 +49,12 @@ class AdviceList(QWidget):
         icon = QLabel()
         icon.setPixmap(self._theme.icon("lightbulb", "rankdeck.leadText").pixmap(14, 14))
         text = ElidedLabel(line.advice or _changes(line))
-        saves = QLabel("" if line.saves_bytes is None else f"saves {format_bytes(line.saves_bytes)}")
-        saves.setProperty("tone", "mono")
-        saves.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
-        verdict = QLabel(VERDICTS.get(line.verdict, line.verdict))
-        verdict.setProperty("tone", "dim")
         button = QPushButton("Apply")
         button.setProperty("kind", "link")
         button.setToolTip(f"Change {_changes(line)} in the configuration")
         button.setAccessibleName(f"Apply: {text.text()}")
         button.clicked.connect(lambda: self._on_take(line))
-        for column, widget in enumerate((icon, text, saves, verdict, button)):
+        for column, widget in enumerate((icon, text, button)):
             self._grid.addWidget(widget, row, column)
 
 

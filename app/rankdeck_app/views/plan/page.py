@@ -11,7 +11,7 @@ from typing import Any
 
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QHideEvent, QShowEvent
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QSizePolicy, QToolButton, QVBoxLayout, QWidget
 
 from rankdeck.gpu_models import GPU_MODELS
 from rankdeck.plan_lines import PREDICTED, PlanLine
@@ -23,7 +23,7 @@ from rankdeck_app.views.plan import figures
 from rankdeck_app.views.plan.advice import AdviceList
 from rankdeck_app.views.plan.frame import ColumnNames, Legend
 from rankdeck_app.views.plan.table import PlanTable
-from rankdeck_app.widgets.card import Card
+from rankdeck_app.widgets.card import HEADER_HEIGHT, Card
 from rankdeck_app.widgets.controls import ComboBox
 from rankdeck_app.widgets.stat_strip import StatStrip
 
@@ -56,6 +56,7 @@ class PlanPage(Page):
         self._advice_card = Card("What would help", theme)
         self._advice_card.set_body(self.advice)
         self._advice_card.set_source(PREDICTED)
+        self._advice_card.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Maximum)
         self.problem = QLabel()
         self.problem.setWordWrap(True)
         self.problem.setTextFormat(Qt.TextFormat.PlainText)
@@ -183,6 +184,7 @@ class PlanPage(Page):
         advice = figures.advice(plan)
         self.advice.show_lines(advice)
         self._advice_card.setVisible(bool(advice))
+        self._advice_card.setMaximumHeight(HEADER_HEIGHT + self.advice.height() + 10)
         self.problem.setText(plan.problem)
         self.problem.setVisible(bool(plan.problem))
         self.trust_button.setVisible(bool(plan.problem) and plan.needs_trust)

@@ -190,14 +190,19 @@ class _Delegate(QStyledItemDelegate):
             _text(painter, QRect(columns.name, top, columns.name_width, 16), figure.options)
         left = columns.name
         for mark in figure.marks:
-            left += self._paint_mark(painter, left, top + 17, mark) + 6
+            room = columns.name + columns.name_width - left
+            left += self._paint_mark(painter, left, top + 17, room, mark) + 6
 
-    def _paint_mark(self, painter: QPainter, left: int, top: int, word: str) -> int:
-        """A small label: filled for the recommended row, an outline for the other; its width."""
+    def _paint_mark(self, painter: QPainter, left: int, top: int, room: int, word: str) -> int:
+        """A small label: filled for the recommended row, an outline for the other; its width. Without room
+        for two words it says the first.
+        """
         font, color = chart_font(10, bold=True), self._theme.color
+        is_filled = word == RECOMMENDED
+        if QFontMetrics(font).horizontalAdvance(word) + 10 > room:
+            word = word.split()[0]
         width = QFontMetrics(font).horizontalAdvance(word) + 10
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        is_filled = word == RECOMMENDED
         painter.setPen(QPen(color("button.background" if is_filled else "descriptionForeground"), 1))
         painter.setBrush(color("button.background") if is_filled else Qt.BrushStyle.NoBrush)
         box = QRectF(left + 0.5, top + 0.5, width, 13)
@@ -364,8 +369,9 @@ class PlanTable(QListView):
         self.picked.emit(self.plan_model.figures[index.row()].key)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        self._has_moved = True
+        before = self.currentIndex()
         super().keyPressEvent(event)
+        self._has_moved = self._has_moved or self.currentIndex() != before
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
