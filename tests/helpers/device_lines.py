@@ -60,6 +60,12 @@ def sample(uuid: str, states: Mapping[str, str] | None = None, **values: float) 
     return Sample(t=time.time(), devices=[DeviceReadings(uuid, readings)])
 
 
+def samples(uuids: Sequence[str], **values: float) -> Sample:
+    """The same readings of many devices."""
+    readings = {name: Reading(value, unit=METRICS[name].unit) for name, value in values.items()}
+    return Sample(t=time.time(), devices=[DeviceReadings(uuid, readings) for uuid in uuids])
+
+
 def processes(users: Mapping[str, Sequence[ProcessUse]], run: str | None = None) -> Processes:
     rows = [DeviceProcesses(uuid, list(found), run=run) for uuid, found in users.items()]
     return Processes(t=time.time(), devices=rows)

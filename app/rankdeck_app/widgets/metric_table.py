@@ -16,6 +16,7 @@ from PySide6.QtGui import (
     QColor,
     QFontMetricsF,
     QHelpEvent,
+    QImage,
     QKeyEvent,
     QMouseEvent,
     QPainter,
@@ -97,6 +98,8 @@ class MetricTable(QWidget):
         self._columns = tuple(columns)
         self._figure = TableFigure()
         self._selected = ""
+        self._images: dict[int, tuple[tuple[int, int], QImage]] = {}
+        self._turn = 0
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent)
         self.setAccessibleName("Every metric of every device")
@@ -113,7 +116,10 @@ class MetricTable(QWidget):
     def set_figure(self, figure: TableFigure) -> None:
         if len(figure.rows) != len(self._figure.rows):
             self.updateGeometry()
-        self._figure = figure
+        before, self._figure = self._figure, figure
+        self._turn += 1
+        if _shape(before) != _shape(figure):
+            self._images.clear()
         self.setAccessibleDescription(self._description())
         self.update()
 
@@ -134,6 +140,7 @@ class MetricTable(QWidget):
 
     def _retheme(self) -> None:
         self._colors = ChartColors.of(self._theme)
+        self._images.clear()
         self.update()
 
     def sizeHint(self) -> QSize:
@@ -259,29 +266,36 @@ class MetricTable(QWidget):
             painter.drawText(where, _LEFT if column.is_text else _RIGHT, text)
 
     def _paint_curves(self, painter: QPainter, index: int, curve: QRectF) -> None:
-        """All curves of a column."""
+        """All curves of a column, made anew every second time: numbers change faster than curves move."""
         ratio = self.devicePixelRatioF()
         box_height = self.row_height - 4
         width, height = round(curve.width() * ratio), round(box_height * ratio)
         if width < 2 or height < 2:
             return
+        size = (width, height)
+        kept = self._images.get(index)
+        if kept is None or kept[0] != size or index % 2 == self._turn % 2:
+            kept = self._images[index] = (size, self._curves(index, width, height))
+        image = kept[1]
+        for place, row in enumerate(self._figure.rows):
+            if not row.is_lost:
+                top = HEADER_HEIGHT + place * self.row_height + 2
+                box = QRectF(curve.left(), top, curve.width(), box_height)
+                painter.drawImage(box, image, QRectF(0, place * height, width, height))
+
+    def _curves(self, index: int, width: int, height: int) -> QImage:
         x0, x1 = self._figure.x_range
         colors = self._colors
         cells = [row.cells[index] for row in self._figure.rows]
         levels = np.stack([held(cell.curve, x0, x1, cell.hold_s, width) / cell.top for cell in cells])
         hot = [cell.tone == "hot" for cell in cells]
-        image = area_image(
+        return area_image(
             levels,
             height,
             [colors.lead if is_hot else colors.rest for is_hot in hot],
             [colors.lead_fill if is_hot else colors.rest_fill for is_hot in hot],
             colors.track,
         )
-        for place, row in enumerate(self._figure.rows):
-            if not row.is_lost:
-                top = HEADER_HEIGHT + place * self.row_height + 2
-                box = QRectF(curve.left(), top, curve.width(), box_height)
-                painter.drawImage(box, image, QRectF(0, place * height, width, height))
 
     def _tone(self, tone: str) -> QColor:
         colors = self._colors
@@ -340,3 +354,9 @@ class MetricTable(QWidget):
             QToolTip.showText(event.globalPos(), self.tooltip_at(event.pos().x(), event.pos().y()), self)
             return True
         return super().event(event)
+
+
+def _shape(figure: TableFigure) -> tuple[list[str], int]:
+    """What curves that were made can be shown for: the rows, and how long the window is."""
+    x0, x1 = figure.x_range
+    return [row.uuid for row in figure.rows], round(x1 - x0)

@@ -186,7 +186,7 @@ class DevicesPage(Page):
         self._whole.setCurrentIndex(0 if gpus.devices else 1)
         if gpus.devices:
             for part in ("table", "bars"):
-                self._draw(part)  # how many rows there are decides how much room they get
+                self.draw(part)  # how many rows there are decides how much room they get
         told = " ".join(self.breadcrumbs())
         if told != self._told:
             self._told = told
@@ -211,10 +211,11 @@ class DevicesPage(Page):
         """All of it, now."""
         self._drawn_s = dict.fromkeys(self._drawn_s, 0.0)
         if self.isVisible() and self._gpus.devices:
-            for part in self._parts():
-                self._draw(part)
+            for part in self.parts():
+                self.draw(part)
 
-    def _parts(self) -> Sequence[str]:
+    def parts(self) -> Sequence[str]:
+        """What is drawn one by one, a frame each."""
         return _PARTS_OF_ALL if self.chosen is None else _PARTS_OF_ONE
 
     def _frame(self) -> None:
@@ -223,11 +224,12 @@ class DevicesPage(Page):
         """
         if not self.isVisible() or not self._gpus.devices:
             return
-        oldest = min(self._parts(), key=lambda part: self._drawn_s.get(part, 0.0))
+        oldest = min(self.parts(), key=lambda part: self._drawn_s.get(part, 0.0))
         if time.monotonic() - self._drawn_s.get(oldest, 0.0) >= _DRAW_EVERY_S:
-            self._draw(oldest)
+            self.draw(oldest)
 
-    def _draw(self, part: str) -> None:
+    def draw(self, part: str) -> None:
+        """Bring one of the `parts` up to date."""
         gpus, span_s, chosen = self._gpus, self._span_s, self.chosen
         self._drawn_s[part] = time.monotonic()
         if part == "strip":
