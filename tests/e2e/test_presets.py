@@ -10,18 +10,8 @@ import pytest
 from rankdeck import presets
 from tests.helpers.cli import rankdeck
 
-# One of each strategy; the others run the same code with other options.
-IN_CI = {
-    "digits-resnet18-ddp",
-    "gpt-async-pipeline",
-    "gpt-fsdp",
-    "gpt-hybrid-ddp-pipeline",
-    "gpt-hybrid-fsdp-tensor",
-    "gpt-pipeline-1f1b",
-    "gpt-stdlib",
-    "gpt-tensor-parallel",
-    "resnet50-model-parallel",
-}
+# Strategies that no other end-to-end test runs.
+IN_CI = {"gpt-async-pipeline", "gpt-hybrid-fsdp-tensor", "resnet50-model-parallel"}
 ON_CPU = [card.name for card in presets.all() if not card.needs_gpu]
 
 

@@ -22,3 +22,10 @@ def test_an_axis_that_is_left_out_has_one_place() -> None:
 def test_an_unknown_axis_is_our_own_mistake() -> None:
     with pytest.raises(AssertionError, match="stages"):
         Mesh.of(0, stages=2)
+
+
+def test_lines_along_an_axis_hold_every_rank_once_in_its_order() -> None:
+    mesh = Mesh.of(0, data=2, stage=2, tensor=2)
+    assert mesh.lines("stage") == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert mesh.lines("data") == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert mesh.lines("shard") == [[rank] for rank in range(8)]

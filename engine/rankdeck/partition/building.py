@@ -29,10 +29,13 @@ def build_stages(
     precision: str,
     ledger: Ledger | None = None,
     group: dist.ProcessGroup | None = None,
+    pipelines: Sequence[Sequence[int]] | None = None,
 ) -> Relay:
     """The rank's stages, and the way to the others'. `inputs` gives a microbatch of `num_samples`.
 
-    All ranks of the group call this together. Raises: ModelError, ConfigError.
+    All ranks of the run call this together; `group` and `pipelines` as in Relay.
+
+    Raises: ModelError, ConfigError.
     """
     with contextlib.nullcontext() if ledger is None else ledger.paused():
         model = model_fn().train()
@@ -48,7 +51,7 @@ def build_stages(
                 device=device,
                 agree=_agree,
             )
-        relay = Relay(cut, rank_of, device, group)
+        relay = Relay(cut, rank_of, device, group, pipelines)
         cut.keep_only(relay.own)
         own = cut.held_by(relay.own)
         move_in_place(own, device)

@@ -22,10 +22,18 @@ from rankdeck.split.gradients import whole
 
 
 class Relay:
-    """The ranks of one pipeline, in `group` (None: all ranks)."""
+    """The ranks of one pipeline, in `group` (None: all ranks).
+
+    `pipelines` are the ranks of every pipeline of the run, which are cut alike; by default this one alone.
+    """
 
     def __init__(
-        self, cut: CutModel, rank_of: Sequence[int], device: torch.device, group: dist.ProcessGroup | None
+        self,
+        cut: CutModel,
+        rank_of: Sequence[int],
+        device: torch.device,
+        group: dist.ProcessGroup | None,
+        pipelines: Sequence[Sequence[int]] | None = None,
     ) -> None:
         self.cut = cut
         self.rank_of = list(rank_of)
@@ -33,23 +41,35 @@ class Relay:
         self.group = group
         self.rank = dist.get_rank(group)
         self.own = [stage for stage, rank in enumerate(rank_of) if rank == self.rank]
-        self._tied = self._groups_of_tied_weights()
+        self._tied = self._groups_of_tied_weights(pipelines or [range(dist.get_world_size(group))])
 
-    def _groups_of_tied_weights(self) -> list[tuple[str, dist.ProcessGroup]]:
-        """Names of weights that other ranks hold too, each with the group of these ranks."""
+    def _groups_of_tied_weights(self, pipelines: Sequence[Sequence[int]]) -> list[tuple[str, Any]]:
+        """Names of weights that other ranks hold too, each with the group of these ranks.
+
+        All ranks of the run make all groups, in one order: a group that its members make among themselves is
+        named after the number of groups that each has made before, and unequal numbers never meet.
+        """
         names = {id(parameter): name for name, parameter in self.cut.model.named_parameters()}
         groups: dict[tuple[int, ...], Any] = {}
         found = []
         for parameter, stages in self.cut.shared_parameters():
             ranks = tuple(sorted({self.rank_of[stage] for stage in stages}))
-            if len(ranks) == 1 or self.rank not in ranks:
+            if len(ranks) == 1:
                 continue
             if ranks not in groups:
-                members = [self._global_rank(rank) for rank in ranks]
-                # Each pipeline of a mesh makes its own, without the ranks of the others.
-                groups[ranks] = dist.new_group(members, use_local_synchronization=True)
-            found.append((names[id(parameter)], groups[ranks]))
+                made = {
+                    tuple(ranks_of): dist.new_group([ranks_of[rank] for rank in ranks])
+                    for ranks_of in pipelines
+                }
+                groups[ranks] = made[self._members]
+            if self.rank in ranks:
+                found.append((names[id(parameter)], groups[ranks]))
         return found
+
+    @property
+    def _members(self) -> tuple[int, ...]:
+        """The ranks of this pipeline, by their numbers in the run."""
+        return tuple(self._global_rank(rank) for rank in range(dist.get_world_size(self.group)))
 
     def tied(self) -> list[tuple[nn.Parameter, dist.ProcessGroup]]:
         """Weights of this rank that other ranks hold too; looked up by name, since a hybrid replaces them."""

@@ -63,6 +63,8 @@ class Axes:
     shard: DeviceMesh | None = None
     stage: DeviceMesh | None = None
     tensor: DeviceMesh | None = None
+    pipelines: list[list[int]] | None = None
+    """The ranks of every pipeline of the mesh."""
     plan: Plan | None = None
     """How layers are split over tensor, once the whole model is there."""
 
@@ -106,6 +108,7 @@ class Hybrid(Strategy):
             for axis, size in axes.sizes.items():
                 if size > 1:
                     setattr(axes, axis, whole[axis])
+            axes.pipelines = self._mesh.lines("stage")
         inner = dataclasses.replace(
             self.setup, loss=self.loss, part_batch=self.setup.part_batch // self.data_shard()[1]
         )
@@ -310,7 +313,7 @@ class _Staged(Pipeline):
     def __init__(self, setup: Setup, axes: Axes) -> None:
         assert axes.stage is not None
         own = dataclasses.replace(setup, rank=axes.stage.get_local_rank(), world_size=axes.sizes["stage"])
-        super().__init__(own, axes.stage.get_group())
+        super().__init__(own, axes.stage.get_group(), axes.pipelines)
         self._axes = axes
         self._split: LayerSplit | None = None
         self.uncut: list[nn.Parameter] = []

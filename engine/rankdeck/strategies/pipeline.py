@@ -51,10 +51,16 @@ class Pipeline(Strategy):
     name = "pipeline"
     forwards_alone = False
 
-    def __init__(self, setup: Setup, group: dist.ProcessGroup | None = None) -> None:
-        """`setup` counts ranks within `group`, by default all of them."""
+    def __init__(
+        self,
+        setup: Setup,
+        group: dist.ProcessGroup | None = None,
+        pipelines: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        """`setup` counts ranks within `group`, by default all of them; `pipelines` are all such groups."""
         super().__init__(setup)
         self._group = group
+        self._pipelines = pipelines
         self._schedule_name = str(setup.options.get("schedule", "1f1b"))
         self._num_microbatches = self._choose_microbatches()
         self._microbatch = setup.part_batch // self._num_microbatches
@@ -92,6 +98,7 @@ class Pipeline(Strategy):
             precision=setup.precision,
             ledger=setup.ledger,
             group=self._group,
+            pipelines=self._pipelines,
         )
         self._cut = self._relay.cut
         self._split_layers()

@@ -44,6 +44,7 @@ OPTIONS = {
     "ddp x tensor, all options": ("gpt-tied", f'data = 2, tensor = 2, sync = "all-to-all"{BOTH}'),
     "uncut scalars": ("scaled", "data = 2, shard = 2"),
 }
+SLOW = {"fsdp x pipeline in a V", "tensor x pipeline in a V"}
 
 
 @pytest.fixture
@@ -93,7 +94,13 @@ def test_without_what_an_axis_does_weights_are_far_off(four: RankSet, tmp_path: 
     assert largest_difference(load_file(out), of_one_device("gpt")) > MUST_DIFFER
 
 
-@pytest.mark.parametrize(("workload", "options"), OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize(
+    ("workload", "options"),
+    [
+        pytest.param(*case, id=name, marks=[pytest.mark.slow] if name in SLOW else [])
+        for name, case in OPTIONS.items()
+    ],
+)
 def test_options_change_the_way_and_not_the_end(four: RankSet, workload: str, options: str) -> None:
     train = "activation_checkpointing = true" if workload.startswith("gpt") else ""
     # "scaled" uses a layer in every other forward only.
@@ -130,3 +137,15 @@ def test_layers_that_a_cut_tears_apart_are_not_split_and_a_mesh_without_any_is_r
     assert largest_difference(weights, of_one_device("mlp-deep")) <= BARS["fp32"]
     with pytest.raises(AssertionError, match=r"split over tensor together with a layer of another stage"):
         four.train(configuration("mlp", hybrid("stage = 2, tensor = 2"), 4))
+
+
+def test_ranks_that_made_unequal_numbers_of_groups_before_still_meet(four: RankSet) -> None:
+    """In a pipeline of four the first and the last rank share the tied weight, and only they."""
+    tied = of_one_device("gpt-deep-tied")
+    for strategy in (
+        '{ use = "pipeline", schedule = "1f1b", microbatches = 4 }',
+        hybrid("data = 2, stage = 2"),
+    ):
+        assert (
+            largest_difference(four.train(configuration("gpt-deep-tied", strategy, 4)), tied) <= BARS["fp32"]
+        )
