@@ -237,15 +237,16 @@ class Trainer:
             total = sums.total if total is None else total + sums.total
             count = count + sums.count
         norm = None if strategy.steps_itself else self._finish_gradients(count)
-        rate = self._rate(step)
+        factor = self._job.workload.schedule(step - 1)
         if isinstance(total, Tensor) and not total.is_cuda:
             total, count = float(total), float(count)
             self._check_total(step, total)
         if not strategy.steps_itself:
-            self._set_rate(step)
+            self._set_rate(factor)
             with strategy.stepping():
                 self._scaling.step(self._optimizer)
         loss = (total, count) if strategy.reports_loss() else None
+        rate = self._base_rates[0] * factor
         return StepFacts(step, loss, rate, samples, 0.0, time.time(), norm)
 
     def _finish_gradients(self, count: Any) -> Any:
@@ -263,7 +264,7 @@ class Trainer:
         is that of its whole global batch."""
         if self._job.workload.counts_vary:
             self._scale_gradients(torch.as_tensor(count, dtype=torch.float64))
-        self._set_rate(self._first_step + update)
+        self._set_rate(self._job.workload.schedule(self._first_step + update - 1))
         with self._strategy.stepping():
             self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
@@ -310,7 +311,12 @@ class Trainer:
             return 1.0 / self._train.global_batch
         nominal = self._strategy.loss.nominal_count(batch[1])
         assert nominal is not None
-        return 1.0 / (nominal * self._train.accumulate * self._strategy.data_shard()[1])
+        return 1.0 / (nominal * self._num_slices)
+
+    @functools.cached_property
+    def _num_slices(self) -> int:
+        """Into how many parts the targets of a global batch are cut."""
+        return self._train.accumulate * self._strategy.data_shard()[1]
 
     def _count_of_all(self, count: Any) -> Tensor:
         """This rank's count of targets, added up over all ranks that report loss."""
@@ -331,11 +337,7 @@ class Trainer:
         for gradient in gradients:
             gradient.mul_(factor.to(gradient.device, gradient.dtype))
 
-    def _rate(self, step: int) -> float:
-        return self._base_rates[0] * self._job.workload.schedule(step - 1)
-
-    def _set_rate(self, step: int) -> None:
-        factor = self._job.workload.schedule(step - 1)
+    def _set_rate(self, factor: float) -> None:
         for group, base in zip(self._optimizer.param_groups, self._base_rates, strict=True):
             group["lr"] = base * factor
 
