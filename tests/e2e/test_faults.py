@@ -33,7 +33,11 @@ from torch import nn
 calls = 0
 
 def model():
-    if os.environ["FAULT"] == "factory":
+    fault, rank = os.environ["FAULT"], int(os.environ["RANK"])
+    if fault == "factory":
+        time.sleep(0.6 * rank)
+        raise KeyError("no such layer")
+    if fault == "factory of 1" and rank == 1:
         raise KeyError("no such layer")
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
@@ -113,11 +117,14 @@ def test_a_fault_of_one_rank_ends_in_one_problem_that_names_it(
     launching.wait_until_gone(run)
 
 
-def test_a_factory_that_raises_is_bad_input_told_once_for_all_ranks(job: Path, tmp_path: Path) -> None:
-    done = rankdeck("train", job, env={"FAULT": "factory"})
+@pytest.mark.parametrize(("fault", "rank"), [("factory", None), ("factory of 1", 1)])
+def test_a_factory_that_raises_is_bad_input_and_of_no_rank_where_all_say_it(
+    job: Path, tmp_path: Path, fault: str, rank: int | None
+) -> None:
+    done = rankdeck("train", job, env={"FAULT": fault})
     assert done.code == 2, done.err
     problem = one_problem(the_run(tmp_path))
-    assert (problem["code"], problem["rank"]) == ("model", None)
+    assert (problem["code"], problem["rank"]) == ("model", rank)
     assert "KeyError" in problem["message"] and "no such layer" in problem["message"]
 
 

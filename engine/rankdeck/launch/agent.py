@@ -29,7 +29,6 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 from rankdeck.launch.ranks import GRACE_S, RankProcess, end_ranks
 
 MONITOR_S = 0.05
-SETTLE_S = 1.0
 LOOPBACK = "127.0.0.1"
 _STORE_TIMEOUT = timedelta(seconds=60)
 
@@ -92,7 +91,7 @@ class RankAgent(SimpleElasticAgent):
     """Runs ranks that wait to be released.
 
     `release` is called for each with torch's part of its environment; `watch` at every look, and ends the run
-    by returning True; `is_clear` after a failure, until it says that the cause has shown itself.
+    by returning True; `patience_s` after a failure: for how long from the first sight of it more may be learnt.
     """
 
     def __init__(
@@ -101,12 +100,12 @@ class RankAgent(SimpleElasticAgent):
         ranks: Sequence[RankProcess],
         release: Callable[[RankProcess, Mapping[str, str]], None],
         watch: Callable[[], bool],
-        is_clear: Callable[[], bool],
+        patience_s: Callable[[], float],
     ) -> None:
         self._ranks = ranks
         self._release = release
         self._watch = watch
-        self._is_clear = is_clear
+        self._patience_s = patience_s
         spec = WorkerSpec(
             role="rank",
             local_world_size=len(ranks),
@@ -138,8 +137,8 @@ class RankAgent(SimpleElasticAgent):
 
     def _settle(self) -> None:
         """A victim may be seen first: the cause gets a moment to be seen before the others are ended."""
-        deadline = time.monotonic() + SETTLE_S
-        while not self._is_clear() and time.monotonic() < deadline:
+        began = time.monotonic()
+        while time.monotonic() - began < self._patience_s():
             time.sleep(MONITOR_S)
             for rank in self._ranks:
                 rank.poll()

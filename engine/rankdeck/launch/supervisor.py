@@ -179,7 +179,7 @@ class Supervisor:
         from rankdeck.launch.agent import RankAgent
 
         self._start_sampler()
-        agent = RankAgent(self._run.name, self._ranks, self._release, self._look, self._watch.is_clear)
+        agent = RankAgent(self._run.name, self._ranks, self._release, self._look, self._watch.patience_s)
         succeeded = not agent.run().is_failed()
         self._ending = True
         return succeeded

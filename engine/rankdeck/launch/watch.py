@@ -17,7 +17,7 @@ from rankdeck import events
 from rankdeck.diagnose.cause import RankEvidence
 from rankdeck.diagnose.exceptions import read_last_lines
 from rankdeck.diagnose.hang import Frame, find_laggard, is_still, parse_stack, suspicion
-from rankdeck.errors import Problem
+from rankdeck.errors import ConfigError, Problem
 from rankdeck.heartbeat import Beat, HeartbeatReader
 from rankdeck.launch.ranks import RankProcess
 from rankdeck.rundir import RunDir
@@ -26,6 +26,10 @@ LOOK_S = 1.0
 """Seconds between two looks for a hang."""
 OVERTIME_S = 10.0
 """How long after launch.timeout_s the ranks' own timeouts may take to end them."""
+VICTIM_S = 1.0
+"""How long after a victim the cause may take to show itself."""
+INPUT_S = 3.0
+"""How long after a rank that calls the input bad the others may take to agree."""
 _TAIL_BYTES = 1 << 18
 _DUMP_S = 0.5
 
@@ -119,16 +123,19 @@ class Watch:
         except OSError:
             return []
 
-    def is_clear(self) -> bool:
-        """Whether a rank has ended in a way that can be the cause of the others' ends."""
-        for rank in self.ranks:
-            if rank.exit_code is not None and rank.exit_code < 0:
-                return True
-            if rank.exit_code:
-                failure = self.failure(rank.rank)
-                if failure is not None and not failure.is_communication:
-                    return True
-        return all(rank.exit_code is not None for rank in self.ranks)
+    def patience_s(self) -> float:
+        """After a failure: for how long more may be learnt of its cause. What one rank says of bad input, the
+        others are about to say too, unless it is that rank's alone.
+        """
+        if all(rank.exit_code is not None for rank in self.ranks):
+            return 0.0
+        if any(rank.exit_code is not None and rank.exit_code < 0 for rank in self.ranks):
+            return 0.0
+        told = [failure for rank in self.ranks if rank.exit_code and (failure := self.failure(rank.rank))]
+        own = [failure for failure in told if not failure.is_communication]
+        if not own:
+            return VICTIM_S
+        return INPUT_S if all(failure.exit_code == ConfigError.exit_code for failure in own) else 0.0
 
     def evidence(self) -> list[RankEvidence]:
         """All that is known of every rank, for the search for the cause."""
