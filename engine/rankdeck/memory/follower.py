@@ -125,6 +125,8 @@ class Follower(TorchDispatchMode):
         return out
 
     def _enter(self, tensor: Tensor, device: int) -> None:
+        if _is_wrapper(type(tensor)):
+            return  # what it holds was booked where it was made; its own storage has a size and no memory
         try:
             storage = tensor.untyped_storage()
         except NotImplementedError:
@@ -207,7 +209,8 @@ def _mix_error(func: OpOverload, first: int, second: int) -> DeviceMixError:
 
 
 def _wraps_others(types: Sequence[type]) -> bool:
-    """Whether an argument wraps other tensors (DTensor): those are followed where it unwraps itself.
+    """Whether an argument wraps other tensors (DTensor, a result of a collective that is not waited for yet):
+    those are followed where it unwraps itself.
 
     Plain subclasses (Parameter) wrap nothing, nor does a fake tensor: its storage is the one to book.
     """

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed._functional_collectives as functional_collectives
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -345,3 +346,13 @@ def test_following_twice_in_one_thread_counts_once() -> None:
     y = torch.zeros(10)
     assert ledger.live_bytes == 40
     del x, y
+
+
+def test_a_result_that_is_not_waited_for_yet_is_counted_once() -> None:
+    """What an asynchronous collective returns wraps the tensor that holds the bytes."""
+    ledger = Ledger(1)
+    with ledger.following():
+        held = torch.zeros(1000)
+        wrapped = functional_collectives._maybe_wrap_tensor(held)
+        assert type(wrapped) is not torch.Tensor
+        assert ledger.live_bytes == 4000
