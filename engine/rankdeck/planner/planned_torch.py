@@ -29,6 +29,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.futures import Future
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rankdeck.planner.shape_memo import ShapeMemo
+
 if TYPE_CHECKING:
     from rankdeck.planner.work import WorkCounter
 
@@ -93,6 +95,7 @@ class Values(TorchDispatchMode):
         self.modules_deep = 0
         self.counter: WorkCounter | None = None
         self._only_writes: dict[Any, bool] = {}
+        self._memo = ShapeMemo()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -131,10 +134,8 @@ class Values(TorchDispatchMode):
         only_writes = self._only_writes.get(func)
         if only_writes is None:
             only_writes = self._only_writes[func] = _only_writes(func)
-        if only_writes:
-            out = args[0] if func._schema.returns else None
-        else:
-            out = func(*args, **kwargs) if kwargs else func(*args)
+        unchanged = args[0] if only_writes and func._schema.returns else None
+        out = unchanged if only_writes else self._memo(func, args, kwargs)
         if self.counter is not None:
             self.counter.add(func, args, kwargs, out)
         return out

@@ -1,0 +1,171 @@
+"""Operations on fake tensors that need no answer of torch's: the same one on the same shapes has been asked.
+
+torch remembers them too, under keys that take longer to make than all else that a pass does. Here a key is
+made only where it is certain: for operations of aten, on fake tensors of plain memory and on plain values.
+The first answer to each is torch's own. Of it are kept the shapes, strides and types, and for a view its
+place in the storage of the first argument; whatever else an operation may do (hand an argument back, put two
+results into one storage) is left to torch each time. A plan is made in two thirds of the time with it, and
+a torch that has moved what `_again` needs is asked always. Read planned_torch.py before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
+
+_in_kernel: Callable[..., AbstractContextManager[None]] | None
+_in_kernel = getattr(fake_tensor, "in_kernel_invocation_manager", None)
+_PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.layout, torch.memory_format, torch.device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """One tensor that comes back."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """All that comes back. `listed` is the type of the list around it, None where there is none.
+
+    `is_view`: it shares the storage of the first argument.
+    """
+
+    results: tuple[_Result, ...]
+    is_view: bool
+    listed: type | None
+
+
+class ShapeMemo:
+    """Answers operations, from memory where it can. Made for one pass, and shared by its threads."""
+
+    def __init__(self) -> None:
+        self._answers: dict[tuple[Any, ...], _Answer | None] = {}
+
+    def __call__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        """What `func(*args, **kwargs)` returns, which may be wrapped in fake mode."""
+        key = _key(func, args, kwargs)
+        answer = None if key is None else self._answers.get(key)
+        if answer is not None:
+            try:
+                return _again(answer, args)
+            except RuntimeError:
+                pass  # a view of a storage that is empty just now (FSDP): torch does not mind
+        out = func(*args, **kwargs) if kwargs else func(*args)
+        if key is not None and key not in self._answers:
+            self._answers[key] = _answer(func, out, args, kwargs)
+        return out
+
+
+def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[Any, ...] | None:
+    """All that an answer depends on; None where that is not certain."""
+    if func.namespace != "aten" or not args or _first_tensor(args) is None or _in_kernel is None:
+        return None
+    key: list[Any] = [func, torch.get_default_dtype()]
+    for arg in args:
+        if not _add(key, arg):
+            return None
+    for name, arg in (kwargs or {}).items():
+        key.append(name)
+        if not _add(key, arg):
+            return None
+    return tuple(key)
+
+
+def _first_tensor(args: tuple[Any, ...]) -> FakeTensor | None:
+    """The fake tensor that an operation is about; None for one that makes something from nothing."""
+    first = args[0]
+    if type(first) in (list, tuple) and first:
+        first = first[0]
+    return first if type(first) is FakeTensor else None
+
+
+def _add(key: list[Any], arg: Any) -> bool:
+    """Add an argument to a key; False where it is not plain."""
+    kind = type(arg)
+    if kind is FakeTensor:
+        if not _is_plain(arg):
+            return False
+        key += (arg.shape, arg.stride(), arg.storage_offset(), arg.dtype, arg.fake_device, arg.fake_mode)
+        return True
+    if kind is list or kind is tuple:
+        key += (kind, len(arg))
+        return all(_add(key, item) for item in arg)
+    if kind in _PLAIN:
+        key += (kind, arg)
+        return True
+    return False
+
+
+def _is_plain(tensor: FakeTensor) -> bool:
+    """Whether shape, strides and type say all: its values are not known, nor read through a conjugate."""
+    return tensor.constant is None and tensor.layout is torch.strided and not tensor.dtype.is_complex
+
+
+def _answer(func: Any, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> _Answer | None:
+    """What to keep of an answer of torch's; None where torch has to be asked each time."""
+    outputs: Sequence[Any] = out if isinstance(out, (list, tuple)) else (out,)
+    given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    taken = {_storage(tensor) for tensor in given}
+    results = []
+    for output in outputs:
+        if type(output) is not FakeTensor or not _is_plain(output):
+            return None
+        if func.is_view:
+            # torch copies a tensor of another fake mode before it makes a view.
+            is_known = _storage(output) == _storage(given[0]) and output.dtype == given[0].dtype
+        else:
+            is_known = _storage(output) not in taken and _fills_its_storage(output)
+            taken.add(_storage(output))
+        if not is_known:
+            return None
+        shape, stride, offset = tuple(output.shape), output.stride(), int(output.storage_offset())
+        results.append(_Result(shape, stride, offset, output.dtype, output.device))
+    is_listed = isinstance(out, (list, tuple))
+    return _Answer(tuple(results), func.is_view, type(out) if is_listed else None) if results else None
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _fills_its_storage(tensor: Tensor) -> bool:
+    """Whether its storage is what `empty_strided` makes for its shape."""
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    num_bytes = (last + 1) * tensor.element_size() if tensor.numel() else 0
+    return tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == num_bytes
+
+
+def _again(answer: _Answer, args: tuple[Any, ...]) -> Any:
+    """New fake tensors, as the answer says.
+
+    Raises:
+        RuntimeError: a view would not lie inside its storage.
+    """
+    first = _first_tensor(args)
+    assert first is not None and _in_kernel is not None
+    with _in_kernel(first.fake_mode):
+        blanks = [
+            torch.as_strided(first, result.shape, result.stride, result.offset)
+            if answer.is_view
+            else torch.empty_strided(result.shape, result.stride, dtype=result.dtype, device="meta")
+            for result in answer.results
+        ]
+    made = [
+        FakeTensor(first.fake_mode, blank, result.device)
+        for blank, result in zip(blanks, answer.results, strict=True)
+    ]
+    return made[0] if answer.listed is None else answer.listed(made)
