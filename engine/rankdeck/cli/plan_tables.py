@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _STYLES = {"fits": "green", "tight": "yellow", "does-not-fit": "bold red", "cannot": "dim"}
 _WORDS = {"does-not-fit": "does not fit"}
-_LABEL_WIDTH = 36
+_LABEL_WIDTH = 40
 
 
 class Told:
@@ -59,7 +59,7 @@ class Told:
 
 def _row(line: PlanLine) -> Text:
     words = Text(_WORDS.get(line.verdict, line.verdict).ljust(13), style=_STYLES[line.verdict])
-    label = line.label + (" *" if line.configured else "")
+    label = line.label + (" *  " if line.configured else "  ")
     words.append(label.ljust(_LABEL_WIDTH), style="bold not dim" if line.configured else "default not bold")
     if line.devices:
         words.append(
