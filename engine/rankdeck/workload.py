@@ -157,7 +157,7 @@ def load_shapes(config: RunConfig, stand_in: Callable[[Any, int], SampleSet]) ->
 def _workload(
     config: RunConfig, card: DataCard | None, train: SampleSet, heldout: SampleSet | None
 ) -> Workload:
-    if card is not None and (problem := _mismatch(config, card)):
+    if card is not None and (problem := _mismatch(config, card) or _too_few(config, card)):
         raise problem
     steps = _steps(config, len(train))
     options = config.train.schedule.options
@@ -240,6 +240,20 @@ def _mismatch(config: RunConfig, card: DataCard) -> ModelError | None:
         path="model.use",
         advice=f"Use data.use = {better}, or another model.",
     )
+
+
+def _too_few(config: RunConfig, card: DataCard) -> ModelError | None:
+    """A catalogue model that is told fewer classes or tokens than its data has; more are no harm."""
+    known = {"classes": card.classes, "vocabulary": card.vocabulary}
+    for name, least in known.items():
+        given = config.model.args.get(name)
+        if config.model.use in _NEEDS and given is not None and least is not None and given < least:
+            return ModelError(
+                f"model.args.{name} is {given}, and data {config.data.use} has {least}.",
+                path=f"model.args.{name}",
+                advice="Leave it out: it follows from the data.",
+            )
+    return None
 
 
 def _shape_words(card: DataCard) -> str:

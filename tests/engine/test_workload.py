@@ -57,3 +57,24 @@ def test_what_own_data_does_not_tell_is_asked_for(load: Load, model: str, factor
         load(model, "", factory).build_model()
     assert f"needs to know: {needs}." in told.value.message
     assert told.value.advice is not None and needs in told.value.advice
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "args", "words"),
+    [
+        ("gpt", '"text"', "vocabulary = 64", "model.args.vocabulary is 64, and data text has 256."),
+        ("mlp", '"digits"', "classes = 5", "model.args.classes is 5, and data digits has 10."),
+        ("resnet", '"digits"', "classes = 5", "model.args.classes is 5, and data digits has 10."),
+    ],
+)
+def test_sizes_that_the_data_does_not_have_are_refused(model: str, data: str, args: str, words: str) -> None:
+    toml = f'model = {{ use = "{model}", args = {{ {args} }} }}\ndata = {{ use = {data} }}\n'
+    with pytest.raises(ModelError) as told:
+        workload.load(from_text(toml, folder=Path.cwd()))
+    assert told.value.message == words
+
+
+def test_more_classes_or_tokens_than_the_data_has_are_no_harm() -> None:
+    toml = 'model = { use = "mlp", args = { classes = 12 } }\ndata = { use = "digits" }\n'
+    model = workload.load(from_text(toml, folder=Path.cwd())).build_model()
+    assert dict(model.named_parameters())["head.weight"].shape[0] == 12

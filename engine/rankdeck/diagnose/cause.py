@@ -127,7 +127,8 @@ def _own_cause(rank: RankEvidence, ranks: Sequence[RankEvidence]) -> Cause:
     failure = rank.failure
     assert failure is not None
     problem = failure.problem
-    if not problem.last_lines:
+    if not problem.last_lines and failure.exit_code == 1:
+        # What is wrong with the input or the machine is said once; its log says it again.
         problem = msgspec.structs.replace(problem, last_lines=rank.last_lines)
     same = [
         other
