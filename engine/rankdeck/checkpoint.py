@@ -13,9 +13,10 @@ what is in it and train.py for when.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ from rankdeck.checkpoint_files import (
 )
 from rankdeck.errors import ConfigError
 from rankdeck.random_states import put_random_states, random_states
-from rankdeck.training_state import Blank, blank_state, put_state, state_of
+from rankdeck.training_state import Blank, blank_model, blank_state, put_state, state_of
 
 _Files = dict[str, tuple[int, str]]
 """Name -> (bytes, checksum)."""
@@ -64,6 +65,8 @@ class Keeper:
     def save(self, step: int, module: nn.Module, optimizer: Optimizer, extra: Mapping[str, Tensor]) -> int:
         """Write the state after `step`; bytes of the checkpoint. Every rank calls it at the same step.
 
+        A whole checkpoint of this step stays as it is: a run that went on from it has not moved.
+
         Raises:
             CheckpointError: it could not be written, on all ranks alike; nothing of it is left.
         """
@@ -71,7 +74,9 @@ class Keeper:
         failure: str | None = None
         files: _Files = {}
         values: dict[str, Any] = {}
-        self._begin(target)
+        there_bytes = self._begin(target)
+        if there_bytes is not None:
+            return there_bytes
         try:
             files, values = self._write(target, module, optimizer, extra)
         except (Exception, CheckpointException) as error:  # a full disk shows as several kinds
@@ -97,14 +102,21 @@ class Keeper:
         self._prune()
         return num_bytes
 
-    def _begin(self, target: Path) -> None:
+    def _begin(self, target: Path) -> int | None:
+        """Make room for the ranks' files; the bytes of a checkpoint that is there and whole, else None."""
+        num_bytes = None
         if self._rank == 0:
-            shutil.rmtree(target, ignore_errors=True)
-            try:
-                target.mkdir(parents=True)
-            except OSError:
-                pass  # writing into it tells why
-        self._barrier()
+            there = Checkpoint(target)
+            if there.damage() is None:
+                num_bytes = there.num_bytes()
+            else:
+                shutil.rmtree(target, ignore_errors=True)
+                try:
+                    target.mkdir(parents=True)
+                except OSError:
+                    pass  # writing into it tells why
+        found: int | None = self._gather(num_bytes)[0]
+        return found
 
     def _write(
         self, target: Path, module: nn.Module, optimizer: Optimizer, extra: Mapping[str, Tensor]
@@ -150,10 +162,6 @@ class Keeper:
         dist.all_gather_object(answers, answer)
         return answers
 
-    def _barrier(self) -> None:
-        if self._world_size > 1:
-            dist.barrier()
-
     def restore(self, checkpoint: Checkpoint, module: nn.Module, optimizer: Optimizer) -> Restored:
         """Weights and optimizer state into what this rank holds, whoever wrote them.
 
@@ -161,16 +169,9 @@ class Keeper:
             CheckpointError: the checkpoint does not fit the model or the optimizer.
         """
         progress = checkpoint.progress()
-        try:
+        with _fitting(checkpoint):
             blank = self._read(checkpoint, module, optimizer)
             put_state(module, optimizer, blank, progress.values)
-        except (Exception, CheckpointException) as error:
-            raise ConfigError(
-                f"The checkpoint of step {progress.step} does not fit this model or optimizer: "
-                f"{_reason(error)}.",
-                code="checkpoint-mismatch",
-                advice="Resume with the model and optimizer that wrote it.",
-            ) from error
         same = progress.layout == self._layout and progress.world_size == self._world_size
         file = checkpoint.path / f"rank-{self._rank}.random.safetensors"
         states = safetensors.torch.load_file(file) if same and file.is_file() else None
@@ -184,6 +185,32 @@ class Keeper:
             blank = blank_state(module, optimizer, there)
             load_sharded(blank.tensors, storage_reader=reader, no_dist=self._world_size == 1)
         return blank
+
+
+def read_weights(checkpoint: Checkpoint, module: nn.Module) -> None:
+    """The weights and buffers of a checkpoint into a whole model, by this process alone.
+
+    Raises:
+        ConfigError: the checkpoint is of another model.
+    """
+    with _fitting(checkpoint), _quiet():
+        load_sharded(
+            blank_model(module), storage_reader=HuggingFaceStorageReader(str(checkpoint.path)), no_dist=True
+        )
+
+
+@contextlib.contextmanager
+def _fitting(checkpoint: Checkpoint) -> Iterator[None]:
+    """Whatever fails inside means that the checkpoint is of something else."""
+    try:
+        yield
+    except (Exception, CheckpointException) as error:
+        raise ConfigError(
+            f"The checkpoint of step {checkpoint.step} does not fit this model or optimizer: "
+            f"{_reason(error)}.",
+            code="checkpoint-mismatch",
+            advice="Use the model and optimizer that wrote it.",
+        ) from None
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,13 @@ class Checkpoint:
     def progress(self) -> Progress:
         return msgspec.json.decode((self.path / PROGRESS).read_bytes(), type=Progress)
 
+    def num_bytes(self) -> int:
+        """What its files take.
+
+        Raises: ValueError when COMMIT is damaged.
+        """
+        return sum(num_bytes for num_bytes, _ in _read_commit(self.path).values())
+
     def damage(self) -> str | None:
         """What is wrong with it, or None: every file is read and compared with its checksum."""
         try:

@@ -38,7 +38,7 @@ def weights(run: RunDir, file: Path) -> None:
             path=str(run.weights),
             advice=f"They are saved after the last step: rankdeck watch {run.name}" if waiting else None,
         )
-    _write(file, lambda target: shutil.copyfile(run.weights, target))
+    write_whole(file, lambda target: shutil.copyfile(run.weights, target))
 
 
 def steps_csv(run: RunDir, file: Path) -> None:
@@ -55,7 +55,7 @@ def steps_csv(run: RunDir, file: Path) -> None:
             table.writerow(Row._fields)
             table.writerows(["" if value is None else value for value in _cells(row)] for row in rows)
 
-    _write(file, write)
+    write_whole(file, write)
 
 
 def everything_json(run: RunDir, file: Path) -> None:
@@ -67,7 +67,7 @@ def everything_json(run: RunDir, file: Path) -> None:
     figures = read_figures(run)
     steps = [dict(zip(Row._fields, _cells(row), strict=True)) for row in figures.steps.rows()]
     text = json.dumps({"summary": summarise(run, figures), "steps": steps}, indent=1, allow_nan=False)
-    _write(file, lambda target: target.write_text(text + "\n", encoding="utf-8"))
+    write_whole(file, lambda target: target.write_text(text + "\n", encoding="utf-8"))
 
 
 def trace(run: RunDir, file: Path) -> None:
@@ -87,7 +87,7 @@ def trace(run: RunDir, file: Path) -> None:
             advice="Steps 2 to 4 are sampled always: run four steps or more.",
         )
     text = json.dumps(trace_of(told), allow_nan=False, separators=(",", ":"))
-    _write(file, lambda target: target.write_text(text, encoding="utf-8"))
+    write_whole(file, lambda target: target.write_text(text, encoding="utf-8"))
 
 
 def _cells(row: Row) -> list[Any]:
@@ -103,7 +103,13 @@ def _how(outcome: str) -> str:
     return {"lost": "was killed", "stopped": "was stopped"}.get(outcome, "ended")
 
 
-def _write(file: Path, fill: Callable[[Path], object]) -> None:
+def write_whole(file: Path, fill: Callable[[Path], object]) -> None:
+    """Let `fill` write to a path beside `file`, which appears only when that is done.
+
+    Raises:
+        ConfigError: the file cannot be written.
+        MachineError: the disk is full.
+    """
     file = file.expanduser()
     if file.is_dir():
         raise ConfigError(f"{file} is a folder.", code="unwritable", path=str(file), advice="Name a file.")

@@ -91,12 +91,17 @@ class Blank:
     optimizer: dict[nn.Parameter, dict[str, str]] = field(default_factory=dict)
 
 
+def blank_model(module: nn.Module) -> dict[str, Tensor]:
+    """Where to read the weights and buffers of a checkpoint to: the module's own memory."""
+    return {f"model.{name}": _with_dim(tensor.detach()) for name, tensor in _model_state(module).items()}
+
+
 def blank_state(module: nn.Module, optimizer: Optimizer, there: Mapping[str, Any]) -> Blank:
     """Where to read a checkpoint to. `there` has the names in it with what torch knows of each (its size).
 
     A parameter that the optimizer had never stepped has no state there, and gets none.
     """
-    blank = Blank({f"model.{name}": _with_dim(t.detach()) for name, t in _model_state(module).items()})
+    blank = Blank(blank_model(module))
     by_owner: dict[str, list[tuple[str, str]]] = {}
     for name in there:
         kind, _, rest = name.partition(".")

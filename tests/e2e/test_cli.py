@@ -98,6 +98,12 @@ def test_a_detached_run_goes_on_and_is_stopped_by_its_name(tmp_path: Path) -> No
     assert rankdeck("stop", told["run"], code=0).out.strip() == f"{run.name}: stopped"
     assert not run.is_alive() and run.outcome() == "stopped"
     assert rankdeck("stop", "last", code=0).err.strip().endswith("is not running: stopped.")
+    told = rankdeck("export", "last", "--to", "safetensors", tmp_path / "w", code=0).err
+    from safetensors import safe_open
+
+    with safe_open(tmp_path / "w", "numpy") as weights:
+        assert f"after step {weights.metadata()['step']}, its newest checkpoint" in told
+        assert weights.get_tensor("head.weight").shape == (10, 256)
 
 
 def test_detach_without_json_prints_the_path_alone() -> None:

@@ -125,6 +125,19 @@ def test_the_newest_ones_are_kept(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["15", "20"]
 
 
+def test_a_whole_checkpoint_of_the_same_step_stays_as_it_is(tmp_path: Path) -> None:
+    """A run that goes on from its last step saves that step again: a kill then must not cost the only one."""
+    model, optimizer = trained(2)
+    keeper(tmp_path).save(2, model, optimizer, {})
+    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "2").iterdir()}
+    assert keeper(tmp_path).save(2, model, optimizer, {}) > 60_000
+    assert written == {path: path.stat().st_mtime_ns for path in (tmp_path / "2").iterdir()}
+    next((tmp_path / "2").glob("shard-*")).write_bytes(b"damaged")
+    keeper(tmp_path).save(2, model, optimizer, {})
+    found, complaints = newest_whole(tmp_path)
+    assert found is not None and not complaints
+
+
 def test_a_failed_save_raises_in_words_and_leaves_the_last_good_one(tmp_path: Path) -> None:
     model, optimizer = trained(1)
     keeper(tmp_path).save(1, model, optimizer, {})

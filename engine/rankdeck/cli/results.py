@@ -75,6 +75,15 @@ def export(
     from rankdeck.cli import say
 
     run = find_run(name)
+    if to is ExportFormat.SAFETENSORS and not run.weights.is_file() and not run.is_alive():
+        from rankdeck.saved_weights import export_newest
+
+        step = export_newest(run, file)
+        if step is not None:
+            say.err().print(
+                f"{file} holds the weights of {run.name} after step {step}, its newest checkpoint."
+            )
+            return 0
     write = {
         ExportFormat.SAFETENSORS: exporting.weights,
         ExportFormat.CSV: exporting.steps_csv,

@@ -91,7 +91,7 @@ class RankAgent(SimpleElasticAgent):
     """Runs ranks that wait to be released.
 
     `release` is called for each with torch's part of its environment; `watch` at every look, and ends the run
-    by returning True; `patience_s` after a failure: for how long from the first sight of it more may be learnt.
+    by returning True; `patience_s` after a failure: for how long more may be learnt of it.
     """
 
     def __init__(

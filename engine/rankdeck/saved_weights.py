@@ -1,0 +1,33 @@
+"""The weights of a run that did not come to its end: those of its newest whole checkpoint.
+
+Checkpoints hold shards and optimizer state, and no tensor without dims: the model is built to get names and
+shapes back. Read checkpoint.py and exporting.py before.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rankdeck import workload as workloads
+from rankdeck.checkpoint import read_weights
+from rankdeck.checkpoint_files import newest_whole
+from rankdeck.exporting import write_whole
+from rankdeck.rundir import RunDir
+from rankdeck.weights import save_weights
+
+
+def export_newest(run: RunDir, file: Path) -> int | None:
+    """Write them as safetensors under the model's original names; the step that they are of, None where no
+    checkpoint is whole.
+
+    Raises:
+        RankdeckError: the run's model cannot be built any more or has changed, or the file cannot be written.
+    """
+    checkpoint, _ = newest_whole(run.checkpoints_folder)
+    if checkpoint is None:
+        return None
+    model = workloads.load(run.config()).build_model()
+    read_weights(checkpoint, model)
+    metadata = {"run": run.name, "step": str(checkpoint.step)}
+    write_whole(file, lambda target: save_weights(target, model.state_dict(), metadata))
+    return checkpoint.step
