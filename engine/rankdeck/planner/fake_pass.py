@@ -208,11 +208,12 @@ def _steps(
     trainer: Trainer, workload: workloads.Workload, book: PlanBook, question: Question, values: Values
 ) -> dict[int, Work]:
     batches = _batches(trainer.strategy, workload)
+    num_steps = question.num_steps + trainer.strategy.steps_to_fill
     with book.fake:
-        for step in range(1, question.num_steps):
+        for step in range(1, num_steps):
             trainer.step(step, batches, followed=True)
         counter = values.counter = WorkCounter(book, question.rates)
-        trainer.step(question.num_steps, batches, followed=True)
+        trainer.step(num_steps, batches, followed=True)
         values.counter = None
     return dict(zip(question.places, counter.by_device, strict=True))
 

@@ -18,6 +18,7 @@ import fnmatch
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Literal
 
 from torch import nn
@@ -242,6 +243,19 @@ def _loose_ties(model: nn.Module, split: set[str]) -> str | None:
     return None
 
 
+def _example(model: nn.Module) -> str:
+    """A plan in the words of a configuration, with the names of two layers of this model that follow each
+    other if there are any."""
+    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    follow = [
+        (name, after)
+        for (name, module), (after, next_module) in pairwise(layers)
+        if module.out_features == next_module.in_features
+    ]
+    column, row = follow[0] if follow else ("layers.*.up", "layers.*.down")
+    return f'strategy.plan = {{ "{column}" = "column", "{row}" = "row" }}'
+
+
 def _nothing_to_split(model: nn.Module, num_ranks: int) -> ModelError:
     kinds = Counter(
         type(module).__name__
@@ -252,11 +266,11 @@ def _nothing_to_split(model: nn.Module, num_ranks: int) -> ModelError:
     name = type(model).__name__
     if {"Linear", "Embedding"} & kinds.keys() and not {"Conv1D", "Conv2d", "Conv3d"} & kinds.keys():
         return ModelError(
-            f"tensor found nothing to split over {num_ranks} ranks in {name} ({most}).",
+            f"tensor found nothing to split in {name} ({most}).",
             code="tensor-plan",
             path="strategy.plan",
-            advice='Name its layers: strategy.plan = { "layers.*.up" = "column", "layers.*.down" = "row" }. '
-            "Pairs of layers need a width between them that divides by the ranks.",
+            advice=f"Name its layers: {_example(model)}. The width between the two must divide by the ranks, "
+            f"of which there are {num_ranks}.",
         )
     return ModelError(
         f"tensor splits Linear and Embedding layers, and {name} keeps its weights in others ({most}).",

@@ -142,6 +142,11 @@ class Strategy(ABC):
         """Whether this rank's loss sums count for the run's loss."""
         return True
 
+    @property
+    def steps_to_fill(self) -> int:
+        """How many steps go by before one needs what every later one needs: a pipe fills slowly."""
+        return 0
+
     @abstractmethod
     def build(self, model_fn: Callable[[], nn.Module]) -> None: ...
 

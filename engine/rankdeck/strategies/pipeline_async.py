@@ -86,6 +86,13 @@ class AsyncPipeline(Strategy):
         return Mesh.of(self.setup.rank, stage=self.setup.world_size)
 
     @property
+    def steps_to_fill(self) -> int:
+        # The first update comes that late. Without mode = "2bw" as many more pile up old weights, and what is
+        # sent stays for one more.
+        behind = self._num_stages - 1 - self._stage
+        return (behind + self._parts - 1) // self.setup.accumulate if self._two_versions else 2 * behind + 1
+
+    @property
     def is_first(self) -> bool:
         return self._stage == 0
 

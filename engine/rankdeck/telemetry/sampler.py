@@ -208,12 +208,14 @@ class Sampler:
 
     def _lose(self, device: Device, why: str) -> None:
         self._lost.add(device.uuid)
+        # Most often the driver says no more than that.
+        more = "" if "is lost" in why.lower() else f": {why.rstrip('.')}"
         self._write(
             Notice(
                 t=time.time(),
                 code="lost",
                 uuid=device.uuid,
-                message=f"GPU {device.index} ({device.name}) is lost: {why}.",
+                message=f"GPU {device.index} ({device.name}) is lost{more}.",
                 advice="What runs on it fails. See the kernel's log (dmesg); the machine may need a restart.",
                 severity="error",
             )

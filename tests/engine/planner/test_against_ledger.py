@@ -14,6 +14,7 @@ IN_CI = {
     ("gpt", "ddp-bucket-view"),
     ("gpt", "fsdp"),
     ("gpt", "1f1b"),
+    ("mlp", "pipeline-async"),
     ("gpt", "tensor"),
     ("gpt", "data-stage"),
     ("gpt", "data-shard"),

@@ -151,6 +151,15 @@ def test_what_is_neither_linear_nor_embedding_is_refused_with_what_to_use() -> N
     assert "ddp, fsdp or pipeline" in str(refused.value.advice)
 
 
+def test_where_no_pair_divides_the_advice_has_the_models_own_names() -> None:
+    model = nn.Module()
+    model.first, model.second = nn.Linear(64, 33), nn.Linear(33, 10)
+    with pytest.raises(ModelError) as told:
+        make_plan(model, 2, None)
+    assert told.value.advice is not None
+    assert 'strategy.plan = { "first" = "column", "second" = "row" }' in told.value.advice
+
+
 def test_a_fused_layer_is_refused_by_name() -> None:
     class Conv1D(nn.Module):
         def __init__(self) -> None:
