@@ -126,8 +126,14 @@ def decode(line: bytes) -> PlanLine:
     return _decoder.decode(line)
 
 
-def verdict_of(devices: Sequence[PlannedDevice]) -> tuple[str, str | None]:
-    """(verdict, reason) of devices whose bytes are known. Without a capacity a plan fits."""
+def verdict_of(devices: Sequence[PlannedDevice], host_bytes: int | None = None) -> tuple[str, str | None]:
+    """(verdict, reason) of devices whose bytes are known. Without a capacity a plan fits, as long as the host
+    has the bytes of all devices together where they are its own.
+    """
+    together = sum(device.total_bytes for device in devices)
+    if host_bytes is not None and together > host_bytes:
+        words = f"The devices need {format_bytes(together)} of this machine's memory together, which has "
+        return DOES_NOT_FIT, f"{words}{format_bytes(host_bytes)} left."
     limited = [device for device in devices if device.room_bytes is not None]
     if not limited:
         return FITS, None

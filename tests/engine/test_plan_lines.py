@@ -57,6 +57,14 @@ def test_without_a_capacity_everything_fits() -> None:
     )
 
 
+def test_virtual_devices_share_what_this_machine_has_left() -> None:
+    devices = [PlannedDevice(device=index, active_bytes=1, total_bytes=6 * GIB) for index in range(4)]
+    assert plan_lines.verdict_of(devices, 24 * GIB) == ("fits", None)
+    verdict, reason = plan_lines.verdict_of(devices, 23 * GIB)
+    assert verdict == "does-not-fit"
+    assert reason == "The devices need 24.0 GiB of this machine's memory together, which has 23.0 GiB left."
+
+
 def test_recommended_is_the_fastest_that_fits_and_of_equals_the_smallest() -> None:
     lines = [
         line("single", 30, low_s=4, high_s=8),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+
+import psutil
 
 from rankdeck.config import RunConfig
 from rankdeck.devices import parse_devices
@@ -12,6 +15,8 @@ from rankdeck.launch.choose import free_gpus, selected_gpus
 from rankdeck.planner.targets import Target, TargetDevice
 from rankdeck.telemetry.listing import Gpu, list_gpus
 from rankdeck.units import parse_bytes
+
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 def target_of(config: RunConfig, devices: str | None, capacity: str | None) -> Target:
@@ -56,7 +61,20 @@ def _rehearsal(config: RunConfig, count: int) -> Target:
     capacity = config.capacity_bytes
     words = f"{count} virtual device{'s' if count > 1 else ''}"
     devices = tuple(TargetDevice(f"Virtual {index}", capacity) for index in range(count))
-    return Target(words, devices, like_cuda=False)
+    return Target(words, devices, like_cuda=False, host_bytes=_free_host_bytes())
+
+
+def _free_host_bytes() -> int:
+    """Memory that this machine, or the container that this is, has left."""
+    free = psutil.virtual_memory().available
+    try:
+        limit = int((_CGROUP / "memory.max").read_text())
+        used = int((_CGROUP / "memory.current").read_text())
+        counts = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        used -= int(counts["inactive_file"])  # pages of files that the kernel gives up when asked
+    except (OSError, ValueError, KeyError):
+        return free  # no limit, or no cgroup of the second version
+    return max(0, min(free, limit - used))
 
 
 def _own(gpus: list[Gpu]) -> Target:

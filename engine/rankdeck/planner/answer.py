@@ -159,7 +159,7 @@ def line_of(
     failed = next((one for one in passed.values() if one.reason is not None), None)
     if failed is None or failed.is_bound:
         line.devices = _planned_devices(config, target, passed)
-        line.verdict, line.reason = verdict_of(line.devices)
+        line.verdict, line.reason = verdict_of(line.devices, target.host_bytes)
     if failed is not None:
         line.is_bound = failed.is_bound
         too_much = line.verdict == DOES_NOT_FIT

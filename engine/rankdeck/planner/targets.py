@@ -23,11 +23,15 @@ class TargetDevice:
 
 @dataclass(frozen=True)
 class Target:
-    """`words` name it for people ("8 x A100-80GB"). `like_cuda`: these are GPUs, whoever has them."""
+    """`words` name it for people ("8 x A100-80GB"). `like_cuda`: these are GPUs, whoever has them.
+
+    `host_bytes`: the memory that virtual devices have together, None where that is not this machine's.
+    """
 
     words: str
     devices: tuple[TargetDevice, ...]
     like_cuda: bool
+    host_bytes: int | None = None
 
     @property
     def num_devices(self) -> int:
