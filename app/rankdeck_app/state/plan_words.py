@@ -76,7 +76,8 @@ def estimate(line: PlanLine, recommended: PlanLine | None = None) -> tuple[str, 
     holds = f"{device_label(fullest)} {holds}{f' · others {of_others}' if others else ''}"
     instead = _instead(line, recommended)
     if fullest.capacity_bytes is None:
-        return holds, instead or "No capacity set"
+        too_much = "Too much for this machine" if line.verdict == DOES_NOT_FIT else ""
+        return holds, " · ".join(filter(None, (too_much, instead))) or "No capacity set"
     verdict = _verdict(line, fullest)
     if line.verdict == DOES_NOT_FIT and not instead:
         verdict += f": {room_text(line)}"
