@@ -134,8 +134,8 @@ class Values(TorchDispatchMode):
         only_writes = self._only_writes.get(func)
         if only_writes is None:
             only_writes = self._only_writes[func] = _only_writes(func)
-        unchanged = args[0] if only_writes and func._schema.returns else None
-        out = unchanged if only_writes else self._memo(func, args, kwargs)
+        answer = _as_it_was if only_writes else self._memo
+        out = answer(func, args, kwargs)
         if self.counter is not None:
             self.counter.add(func, args, kwargs, out)
         return out
@@ -153,6 +153,11 @@ def _asked_by(asker: str) -> bool:
             return False
         frame = frame.f_back
     return False
+
+
+def _as_it_was(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """What an operation returns that only changes values in place."""
+    return args[0] if func._schema.returns else None
 
 
 def _only_writes(func: Any) -> bool:

@@ -44,7 +44,7 @@ class _Answer:
     `is_view`: it shares the storage of the first argument.
     """
 
-    results: tuple[_Result, ...]
+    results: tuple[_Result | None, ...]
     is_view: bool
     listed: type | None
 
@@ -59,11 +59,8 @@ class ShapeMemo:
         """What `func(*args, **kwargs)` returns, which may be wrapped in fake mode."""
         key = _key(func, args, kwargs)
         answer = None if key is None else self._answers.get(key)
-        if answer is not None:
-            try:
-                return _again(answer, args)
-            except RuntimeError:
-                pass  # a view of a storage that is empty just now (FSDP): torch does not mind
+        if answer is not None and (again := _again(answer, args)) is not None:
+            return again
         out = func(*args, **kwargs) if kwargs else func(*args)
         if key is not None and key not in self._answers:
             self._answers[key] = _answer(func, out, args, kwargs)
@@ -72,8 +69,12 @@ class ShapeMemo:
 
 def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[Any, ...] | None:
     """All that an answer depends on; None where that is not certain."""
-    if func.namespace != "aten" or not args or _first_tensor(args) is None or _in_kernel is None:
+    if func.namespace != "aten" or not args or _in_kernel is None:
         return None
+    first = _first_tensor(args)
+    active = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    if first is None or (active is not None and active is not first.fake_mode):
+        return None  # to a mode that a tensor is not of, torch copies it first
     key: list[Any] = [func, torch.get_default_dtype()]
     for arg in args:
         if not _add(key, arg):
@@ -111,8 +112,12 @@ def _add(key: list[Any], arg: Any) -> bool:
 
 
 def _is_plain(tensor: FakeTensor) -> bool:
-    """Whether shape, strides and type say all: its values are not known, nor read through a conjugate."""
-    return tensor.constant is None and tensor.layout is torch.strided and not tensor.dtype.is_complex
+    """Whether shape, strides and type say all: no value is known, no sign or conjugate lies in between, and
+    sizes are numbers.
+    """
+    if tensor.constant is not None or tensor._has_symbolic_sizes_strides:
+        return False
+    return tensor.layout is torch.strided and not tensor.dtype.is_complex and not tensor.is_neg()
 
 
 def _answer(func: Any, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> _Answer | None:
@@ -120,12 +125,14 @@ def _answer(func: Any, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any] |
     outputs: Sequence[Any] = out if isinstance(out, (list, tuple)) else (out,)
     given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     taken = {_storage(tensor) for tensor in given}
-    results = []
+    results: list[_Result | None] = []
     for output in outputs:
+        if output is None:  # a gradient that nobody asked for
+            results.append(None)
+            continue
         if type(output) is not FakeTensor or not _is_plain(output):
             return None
         if func.is_view:
-            # torch copies a tensor of another fake mode before it makes a view.
             is_known = _storage(output) == _storage(given[0]) and output.dtype == given[0].dtype
         else:
             is_known = _storage(output) not in taken and _fills_its_storage(output)
@@ -135,7 +142,8 @@ def _answer(func: Any, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any] |
         shape, stride, offset = tuple(output.shape), output.stride(), int(output.storage_offset())
         results.append(_Result(shape, stride, offset, output.dtype, output.device))
     is_listed = isinstance(out, (list, tuple))
-    return _Answer(tuple(results), func.is_view, type(out) if is_listed else None) if results else None
+    known = any(result is not None for result in results)
+    return _Answer(tuple(results), func.is_view, type(out) if is_listed else None) if known else None
 
 
 def _storage(tensor: Tensor) -> int:
@@ -150,22 +158,31 @@ def _fills_its_storage(tensor: Tensor) -> bool:
 
 
 def _again(answer: _Answer, args: tuple[Any, ...]) -> Any:
-    """New fake tensors, as the answer says.
-
-    Raises:
-        RuntimeError: a view would not lie inside its storage.
+    """New fake tensors, as the answer says; None where a view would not lie inside its storage: FSDP's are
+    empty at times, and torch makes views of them all the same.
     """
     first = _first_tensor(args)
     assert first is not None and _in_kernel is not None
     with _in_kernel(first.fake_mode):
-        blanks = [
-            torch.as_strided(first, result.shape, result.stride, result.offset)
-            if answer.is_view
-            else torch.empty_strided(result.shape, result.stride, dtype=result.dtype, device="meta")
-            for result in answer.results
-        ]
+        try:
+            blanks = [_blank(result, first, is_view=answer.is_view) for result in answer.results]
+        except RuntimeError:
+            return None
     made = [
-        FakeTensor(first.fake_mode, blank, result.device)
+        None if blank is None or result is None else FakeTensor(first.fake_mode, blank, result.device)
         for blank, result in zip(blanks, answer.results, strict=True)
     ]
     return made[0] if answer.listed is None else answer.listed(made)
+
+
+def _blank(result: _Result | None, owner: Tensor, *, is_view: bool) -> Tensor | None:
+    """A tensor on "meta" with the shape and, for a view, in the storage that it has to have.
+
+    Raises:
+        RuntimeError: a view would not lie inside its storage.
+    """
+    if result is None:
+        return None
+    if is_view:
+        return torch.as_strided(owner, result.shape, result.stride, result.offset)
+    return torch.empty_strided(result.shape, result.stride, dtype=result.dtype, device="meta")

@@ -37,6 +37,22 @@ FROM_MEMORY: dict[str, tuple[Any, Given]] = {
         lambda: (floats(2, 3, 4, 4).to(memory_format=torch.channels_last),),
     ),
     "a sum without shape": (aten.sum.default, lambda: (floats(4, 8),)),
+    "a gradient that nobody asked for": (
+        aten.convolution_backward.default,
+        lambda: (
+            floats(2, 4, 6, 6),
+            floats(2, 3, 8, 8),
+            floats(4, 3, 3, 3),
+            None,
+            [1, 1],
+            [0, 0],
+            [1, 1],
+            False,
+            [0, 0],
+            1,
+            [False, True, False],
+        ),
+    ),
     "of nothing": (aten.relu.default, lambda: (floats(0, 8),)),
     "a change of type": (aten._to_copy.default, lambda: (floats(4, 8),)),
 }
@@ -57,19 +73,23 @@ def described(out: Any, args: tuple[Any, ...]) -> Any:
     tensors = [item for item in (*given, *outputs) if isinstance(item, Tensor)]
     for tensor in tensors:
         storages.setdefault(tensor.untyped_storage()._cdata, len(storages))
-    return type(out), [
-        (
-            type(tensor),
-            tensor.shape,
-            tensor.stride(),
-            tensor.storage_offset(),
-            tensor.dtype,
-            tensor.device,
-            storages[tensor.untyped_storage()._cdata],
-            tensor.untyped_storage().nbytes(),
-        )
-        for tensor in tensors
-    ]
+    return (
+        type(out),
+        [output is None for output in outputs],
+        [
+            (
+                type(tensor),
+                tensor.shape,
+                tensor.stride(),
+                tensor.storage_offset(),
+                tensor.dtype,
+                tensor.device,
+                storages[tensor.untyped_storage()._cdata],
+                tensor.untyped_storage().nbytes(),
+            )
+            for tensor in tensors
+        ],
+    )
 
 
 @pytest.fixture
@@ -169,14 +189,31 @@ def test_a_view_of_an_emptied_storage_is_torchs(fake: FakeTensorMode) -> None:
             assert memo(aten.t.default, (whole,), {}).shape == (8, 4)
 
 
-def test_another_modes_tensor_is_told_apart(fake: FakeTensorMode) -> None:
-    """A model is cut on shapes of its own; torch copies a weight then before it makes a view of it."""
-    memo = ShapeMemo()
+@pytest.mark.parametrize("ours_first", [True, False])
+@pytest.mark.parametrize(
+    ("func", "size"), [(aten.t.default, ()), (aten._unsafe_view.default, ([2, 16],)), (aten.relu.default, ())]
+)
+def test_a_tensor_of_another_mode_is_torchs(
+    fake: FakeTensorMode, func: Any, size: tuple[Any, ...], ours_first: bool
+) -> None:
+    """A model is cut on shapes in a mode of its own; torch copies a weight into it before all else."""
+    memo, probing = ShapeMemo(), FakeTensorMode(allow_non_fake_inputs=True)
     with fake:
         weight = floats(4, 8)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        turned = memo(aten.t.default, (weight,), {})
-        assert turned.untyped_storage()._cdata != weight.untyped_storage()._cdata
+    for mode in (fake, probing) if ours_first else (probing, fake):
+        with mode:
+            told = memo(func, (weight, *size), {})
+            expected = func(weight, *size)
+        assert told.fake_mode is expected.fake_mode is mode
+        owner = weight.untyped_storage()._cdata
+        assert (told.untyped_storage()._cdata == owner) == (expected.untyped_storage()._cdata == owner)
+
+
+def test_a_negated_view_is_torchs(fake: FakeTensorMode) -> None:
+    memo = ShapeMemo()
     with fake:
-        turned = memo(aten.t.default, (weight,), {})
-        assert turned.untyped_storage()._cdata == weight.untyped_storage()._cdata
+        for _ in range(2):
+            imaginary = floats(4, dtype=torch.complex64).conj().imag
+            assert imaginary.is_neg()
+            resolved = memo(aten.clone.default, (imaginary,), {})
+            assert resolved.is_neg() == aten.clone.default(imaginary).is_neg()
