@@ -65,8 +65,6 @@ class Keeper:
     def save(self, step: int, module: nn.Module, optimizer: Optimizer, extra: Mapping[str, Tensor]) -> int:
         """Write the state after `step`; bytes of the checkpoint. Every rank calls it at the same step.
 
-        A whole checkpoint of this step stays as it is: a run that went on from it has not moved.
-
         Raises:
             CheckpointError: it could not be written, on all ranks alike; nothing of it is left.
         """
@@ -74,9 +72,7 @@ class Keeper:
         failure: str | None = None
         files: _Files = {}
         values: dict[str, Any] = {}
-        there_bytes = self._begin(target)
-        if there_bytes is not None:
-            return there_bytes
+        self._begin(target)
         try:
             files, values = self._write(target, module, optimizer, extra)
         except (Exception, CheckpointException) as error:  # a full disk shows as several kinds
@@ -102,21 +98,14 @@ class Keeper:
         self._prune()
         return num_bytes
 
-    def _begin(self, target: Path) -> int | None:
-        """Make room for the ranks' files; the bytes of a checkpoint that is there and whole, else None."""
-        num_bytes = None
+    def _begin(self, target: Path) -> None:
         if self._rank == 0:
-            there = Checkpoint(target)
-            if there.damage() is None:
-                num_bytes = there.num_bytes()
-            else:
-                shutil.rmtree(target, ignore_errors=True)
-                try:
-                    target.mkdir(parents=True)
-                except OSError:
-                    pass  # writing into it tells why
-        found: int | None = self._gather(num_bytes)[0]
-        return found
+            shutil.rmtree(target, ignore_errors=True)
+            try:
+                target.mkdir(parents=True)
+            except OSError:
+                pass  # writing into it tells why
+        self._barrier()
 
     def _write(
         self, target: Path, module: nn.Module, optimizer: Optimizer, extra: Mapping[str, Tensor]
@@ -162,6 +151,10 @@ class Keeper:
         dist.all_gather_object(answers, answer)
         return answers
 
+    def _barrier(self) -> None:
+        if self._world_size > 1:
+            dist.barrier()
+
     def restore(self, checkpoint: Checkpoint, module: nn.Module, optimizer: Optimizer) -> Restored:
         """Weights and optimizer state into what this rank holds, whoever wrote them.
 
@@ -193,10 +186,13 @@ def read_weights(checkpoint: Checkpoint, module: nn.Module) -> None:
     Raises:
         ConfigError: the checkpoint is of another model.
     """
+    reader = HuggingFaceStorageReader(str(checkpoint.path))
     with _fitting(checkpoint), _quiet():
-        load_sharded(
-            blank_model(module), storage_reader=HuggingFaceStorageReader(str(checkpoint.path)), no_dist=True
-        )
+        blank = blank_model(module)
+        there = {name for name in reader.read_metadata().state_dict_metadata if name.startswith("model.")}
+        if there - blank.keys():
+            raise ValueError(f"it has {min(there - blank.keys())}, and the model has not")
+        load_sharded(blank, storage_reader=reader, no_dist=True)
 
 
 @contextlib.contextmanager

@@ -53,13 +53,6 @@ class Checkpoint:
     def progress(self) -> Progress:
         return msgspec.json.decode((self.path / PROGRESS).read_bytes(), type=Progress)
 
-    def num_bytes(self) -> int:
-        """What its files take.
-
-        Raises: ValueError when COMMIT is damaged.
-        """
-        return sum(num_bytes for num_bytes, _ in _read_commit(self.path).values())
-
     def damage(self) -> str | None:
         """What is wrong with it, or None: every file is read and compared with its checksum."""
         try:
@@ -68,12 +61,15 @@ class Checkpoint:
             return str(error)
         for name, (num_bytes, expected) in commit.items():
             file = self.path / name
-            if not file.is_file():
-                return f"{name} is missing"
-            if file.stat().st_size != num_bytes:
-                return f"{name} has {file.stat().st_size} bytes instead of {num_bytes}"
-            if checksum(file) != expected:
-                return f"{name} does not match its checksum"
+            try:
+                if not file.is_file():
+                    return f"{name} is missing"
+                if file.stat().st_size != num_bytes:
+                    return f"{name} has {file.stat().st_size} bytes instead of {num_bytes}"
+                if checksum(file) != expected:
+                    return f"{name} does not match its checksum"
+            except OSError as error:
+                return f"{name} cannot be read: {error.strerror}"
         return None
 
 

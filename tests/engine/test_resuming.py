@@ -269,3 +269,13 @@ def test_batch_norms_statistics_are_the_first_ranks(runs: Runs, tmp_path: Path, 
         torch.equal(tensor, whole[name])
         for name, tensor in load_file(tmp_path / "weights.safetensors").items()
     )
+
+
+def test_the_checkpoint_that_a_run_goes_on_from_is_never_written_anew(tmp_path: Path) -> None:
+    """A run that has nothing left to do saves its last step: a kill then must not cost the only one."""
+    config = toml(MATRIX["single"])
+    resume_ranks.run(config, str(tmp_path))
+    last = tmp_path / "checkpoints" / str(STEPS)
+    written = {path.name: path.stat().st_ino for path in last.iterdir()}
+    resume_ranks.run(config, str(tmp_path), attempt=1, source=str(tmp_path))
+    assert {path.name: path.stat().st_ino for path in last.iterdir()} == written
