@@ -14,6 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
+from rankdeck.checkpoint_files import list_checkpoints
 from rankdeck.errors import ConfigError, MachineError, RankdeckError
 from rankdeck.events import AnyEvent, Spans
 from rankdeck.report import read_figures, summarise
@@ -39,6 +42,21 @@ def weights(run: RunDir, file: Path) -> None:
             advice=f"They are saved after the last step: rankdeck watch {run.name}" if waiting else None,
         )
     write_whole(file, lambda target: shutil.copyfile(run.weights, target))
+
+
+def is_behind(run: RunDir) -> bool:
+    """Whether an ended run has a checkpoint later than its final weights, as one that was stopped has."""
+    saved = list_checkpoints(run.checkpoints_folder)
+    return bool(saved) and not run.is_alive() and saved[0].step > _step_of(run.weights)
+
+
+def _step_of(weights: Path) -> int:
+    """The step that a file of weights is of; -1 where there is none that can be read."""
+    try:
+        with safe_open(weights, framework="numpy") as file:
+            return int((file.metadata() or {})["step"])
+    except (OSError, SafetensorError, KeyError, ValueError):
+        return -1
 
 
 def steps_csv(run: RunDir, file: Path) -> None:

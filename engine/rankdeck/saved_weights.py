@@ -1,4 +1,4 @@
-"""The weights of a run that did not come to its end: those of its newest whole checkpoint.
+"""The weights of a run that has more to show than its last end: those of its newest whole checkpoint.
 
 Checkpoints hold shards and optimizer state, and no tensor without dims: the model is built to get names and
 shapes back. Read checkpoint.py and exporting.py before.
@@ -11,9 +11,10 @@ from pathlib import Path
 from rankdeck import workload as workloads
 from rankdeck.checkpoint import read_weights
 from rankdeck.checkpoint_files import newest_whole
+from rankdeck.config import load
 from rankdeck.exporting import write_whole
 from rankdeck.rundir import RunDir
-from rankdeck.weights import save_weights
+from rankdeck.weights import weights_file
 
 
 def export_newest(run: RunDir, file: Path) -> int | None:
@@ -26,8 +27,11 @@ def export_newest(run: RunDir, file: Path) -> int | None:
     checkpoint, _ = newest_whole(run.checkpoints_folder)
     if checkpoint is None:
         return None
-    model = workloads.load(run.config()).build_model()
+    config = load(run.config_to_go_on_with)
+    model = workloads.load(config).build_model()
+    if config.train.precision == "fp64":
+        model = model.double()
     read_weights(checkpoint, model)
-    metadata = {"run": run.name, "step": str(checkpoint.step)}
-    write_whole(file, lambda target: save_weights(target, model.state_dict(), metadata))
+    data = weights_file(model.state_dict(), {"run": run.name, "step": str(checkpoint.step)})
+    write_whole(file, lambda target: target.write_bytes(data))
     return checkpoint.step

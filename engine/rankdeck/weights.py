@@ -13,12 +13,8 @@ import safetensors.torch
 from torch import Tensor
 
 
-def save_weights(path: Path, weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -> int:
-    """Write the file in one piece (temporary name, fsync, rename) and return its bytes.
-
-    Raises:
-        OSError: the disk is full or the folder cannot be written; no half file stays.
-    """
+def weights_file(weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """What is in the file."""
     seen: set[int] = set()
     own: dict[str, Tensor] = {}
     for name, tensor in weights.items():
@@ -26,9 +22,19 @@ def save_weights(path: Path, weights: Mapping[str, Tensor], metadata: Mapping[st
         shared = host.untyped_storage().data_ptr() in seen
         own[name] = host.clone() if shared or host.untyped_storage().nbytes() != host.nbytes else host
         seen.add(own[name].untyped_storage().data_ptr())
+    data: bytes = safetensors.torch.save(own, metadata=dict(metadata))
+    return data
+
+
+def save_weights(path: Path, weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -> int:
+    """Write the file in one piece (temporary name, fsync, rename) and return its bytes.
+
+    Raises:
+        OSError: the disk is full or the folder cannot be written; no half file stays.
+    """
     temporary = path.with_name(f"{path.name}.part")
+    data = weights_file(weights, metadata)
     try:
-        data = safetensors.torch.save(own, metadata=dict(metadata))
         with open(temporary, "wb") as file:
             file.write(data)
             file.flush()

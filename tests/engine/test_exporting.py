@@ -7,7 +7,9 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
+import safetensors.numpy
 
 from rankdeck import exporting
 from rankdeck.errors import ConfigError
@@ -38,6 +40,20 @@ def test_a_run_without_weights_says_why(run: WrittenRun, tmp_path: Path) -> None
     running.lose()
     assert caught.value.advice and "watch" in caught.value.advice
     assert not (tmp_path / "w").exists()
+
+
+def test_a_run_is_behind_when_a_checkpoint_is_later_than_its_weights(run: WrittenRun) -> None:
+    assert not exporting.is_behind(run.dir)
+    saved = run.dir.checkpoints_folder / "150"
+    saved.mkdir(parents=True)
+    (saved / "COMMIT").write_text("{}")
+    assert exporting.is_behind(run.dir)
+    for step, behind in (("100", True), ("150", False)):
+        data = safetensors.numpy.save({"w": np.zeros(2)}, metadata={"run": "r", "step": step})
+        run.dir.weights.write_bytes(data)
+        assert exporting.is_behind(run.dir) == behind
+    run.dir.weights.write_bytes(b"damaged")
+    assert exporting.is_behind(run.dir)
 
 
 def test_a_table_has_one_row_per_step_and_an_empty_cell_is_unknown(run: WrittenRun, tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def export(
     from rankdeck.cli import say
 
     run = find_run(name)
-    if to is ExportFormat.SAFETENSORS and not run.weights.is_file() and not run.is_alive():
+    if to is ExportFormat.SAFETENSORS and exporting.is_behind(run):
         from rankdeck.saved_weights import export_newest
 
         step = export_newest(run, file)
