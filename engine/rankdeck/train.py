@@ -170,18 +170,17 @@ class Trainer:
 
     def _steps(self, first: int, batches: Iterator[Batch], evaluator: Evaluator | None) -> None:
         job, every = self._job, self._train.evaluate_every
+        job.sampling.always_through += self._strategy.steps_to_fill
         step_ended = time.perf_counter()
         for step in range(first + 1, job.workload.steps + 1):
             job.beat(step, "step")
-            # The steps that show what every step needs begin when an asynchronous pipeline is full.
-            nth = max(1, step - first - self._strategy.steps_to_fill)
-            followed = job.ledger is not None and job.sampling.should_follow(nth)
+            followed = job.ledger is not None and job.sampling.should_follow(step - first)
             self._begin_spans(step, step - first, followed)
             facts = self.step(step, batches, followed=followed)
             self._end_spans()
             now = time.perf_counter()
             facts.step_s, step_ended = now - step_ended, now
-            job.sampling.record(nth, facts.step_s, followed=followed)
+            job.sampling.record(step - first, facts.step_s, followed=followed)
             if step - first >= ALWAYS_STEPS[-1]:
                 self._span_budget.add_step(facts.step_s)
             self._tell(facts)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-ALWAYS_THROUGH_STEP = 3
+NUM_ALWAYS = 3
 DEFAULT_BUDGET = 0.02
 DEFAULT_MAX_HZ = 2.0
 NUM_PLAIN_STEPS_FIRST = 5
@@ -30,6 +30,8 @@ class SamplingBudget:
         self, *, budget: float = DEFAULT_BUDGET, max_hz: float = DEFAULT_MAX_HZ, always: bool = False
     ) -> None:
         assert 0 <= budget <= 1 and max_hz > 0
+        self.always_through = NUM_ALWAYS
+        """The last of the first steps, all of which are followed; later where a pipe is filled first."""
         self._budget = budget
         self._min_interval_s = 1 / max_hz
         self._always = always
@@ -55,7 +57,7 @@ class SamplingBudget:
 
     def should_follow(self, step: int) -> bool:
         """Whether to follow `step`, counted from 1 in this process (after a resume the first is 1 again)."""
-        if self._always or step <= ALWAYS_THROUGH_STEP:
+        if self._always or step <= self.always_through:
             return True
         if self._elapsed_s - self._last_sample_s < self._min_interval_s:
             return False
@@ -72,7 +74,7 @@ class SamplingBudget:
                 self._charge_early_steps()
             return
         self._last_sample_s = started_s
-        if step <= ALWAYS_THROUGH_STEP:
+        if step <= self.always_through:
             self._early_s.append(step_s)
             return
         self._followed_s.append(step_s)

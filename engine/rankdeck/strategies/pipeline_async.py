@@ -87,10 +87,10 @@ class AsyncPipeline(Strategy):
 
     @property
     def steps_to_fill(self) -> int:
-        # The first update comes that late. Without mode = "2bw" as many more pile up old weights, and what is
-        # sent stays for one more.
+        # The first update comes so many microbatches late. Under mode = "2bw" that is one step at most; else
+        # as many steps more pile up old weights, and what is sent stays for one more.
         behind = self._num_stages - 1 - self._stage
-        return (behind + self._parts - 1) // self.setup.accumulate if self._two_versions else 2 * behind + 1
+        return int(behind > 0) if self._two_versions else 2 * behind + 1
 
     @property
     def is_first(self) -> bool:
