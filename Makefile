@@ -38,13 +38,14 @@ format: setup ## write the files as lint wants them
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: setup ## training beside hand-written loops, syncs, spans, the dashboard, GPUs read and shown (minutes)
+bench: setup ## training beside hand-written loops, syncs, spans, the dashboard, GPUs read and shown, plans (minutes)
 	@$(BIN)/python -m tests.bench.training
 	@$(BIN)/python -m tests.bench.sync
 	@$(BIN)/python -m tests.bench.spans
 	@$(BIN)/python -m tests.bench.replay
 	@$(BIN)/python -m tests.bench.telemetry
 	@$(BIN)/python -m tests.bench.devices
+	@$(BIN)/python -m tests.bench.planning
 
 clean: ## remove what builds and checks left, keep .venv
 	rm -rf build dist htmlcov .coverage .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

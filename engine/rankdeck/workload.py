@@ -244,10 +244,12 @@ def _mismatch(config: RunConfig, card: DataCard) -> ModelError | None:
 
 def _too_few(config: RunConfig, card: DataCard) -> ModelError | None:
     """A catalogue model that is told fewer classes or tokens than its data has; more are no harm."""
+    if config.model.use not in _NEEDS:
+        return None
     known = {"classes": card.classes, "vocabulary": card.vocabulary}
     for name, least in known.items():
         given = config.model.args.get(name)
-        if config.model.use in _NEEDS and given is not None and least is not None and given < least:
+        if given is not None and least is not None and given < least:
             return ModelError(
                 f"model.args.{name} is {given}, and data {config.data.use} has {least}.",
                 path=f"model.args.{name}",

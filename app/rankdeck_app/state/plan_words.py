@@ -75,9 +75,10 @@ def estimate(line: PlanLine, recommended: PlanLine | None = None) -> tuple[str, 
         holds = number  # the unit is said once
     holds = f"{device_label(fullest)} {holds}{f' · others {of_others}' if others else ''}"
     instead = _instead(line, recommended)
+    if line.verdict == DOES_NOT_FIT and (fullest.room_bytes is None or fullest.room_bytes >= 0):
+        return holds, " · ".join(filter(None, ("Too much for this machine", instead)))
     if fullest.capacity_bytes is None:
-        too_much = "Too much for this machine" if line.verdict == DOES_NOT_FIT else ""
-        return holds, " · ".join(filter(None, (too_much, instead))) or "No capacity set"
+        return holds, instead or "No capacity set"
     verdict = _verdict(line, fullest)
     if line.verdict == DOES_NOT_FIT and not instead:
         verdict += f": {room_text(line)}"

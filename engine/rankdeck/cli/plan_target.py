@@ -71,7 +71,7 @@ def _free_host_bytes() -> int:
         limit = int((_CGROUP / "memory.max").read_text())
         used = int((_CGROUP / "memory.current").read_text())
         counts = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
-        used -= int(counts["inactive_file"])  # pages of files that the kernel gives up when asked
+        used -= int(counts["inactive_file"]) + int(counts["active_file"])  # the kernel gives these up
     except (OSError, ValueError, KeyError):
         return free  # no limit, or no cgroup of the second version
     return max(0, min(free, limit - used))
