@@ -48,6 +48,7 @@ from rankdeck.errors import ConfigError
 from rankdeck.random_states import put_random_states, random_states
 from rankdeck.training_state import Blank, blank_model, blank_state, put_state, state_of
 
+_LONGEST = 300
 _Files = dict[str, tuple[int, str]]
 """Name -> (bytes, checksum)."""
 
@@ -237,15 +238,15 @@ def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of the innermost cause: torch wraps what went wrong in a tree of its own."""
+    """The innermost cause on one line: torch wraps what went wrong in a tree of its own."""
     failures = getattr(error, "failures", None)
     if failures:
         inner = next(iter(failures.values()))
         error = inner[0] if isinstance(inner, tuple) else inner
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    text = str(error).strip().rstrip(".")
-    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+    text = " ".join(str(error).split()).rstrip(".")
+    return f"{type(error).__name__}: {text[:_LONGEST]}" if text else type(error).__name__
 
 
 class _quiet(warnings.catch_warnings):  # noqa: N801 - reads as a verb where it is used

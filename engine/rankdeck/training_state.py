@@ -133,7 +133,10 @@ def _room_for(name: str, found: Any, parameter: nn.Parameter, group: Mapping[str
 def put_state(module: nn.Module, optimizer: Optimizer, blank: Blank, values: Mapping[str, Any]) -> None:
     """Make what was read the state of the model and of its optimizer."""
     own = _model_state(module)
-    module.load_state_dict({name: blank.tensors[f"model.{name}"].reshape(t.shape) for name, t in own.items()})
+    for name, tensor in own.items():
+        own[name] = blank.tensors[f"model.{name}"].reshape(tensor.shape)
+    # The dictionary is torch's own: without the versions that it carries batch norms add what they lack.
+    module.load_state_dict(own)
     optimizer.state.clear()
     for names, parameter in _parameters(module):
         state = {

@@ -149,6 +149,18 @@ def files_of_at_most(num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+def test_a_stage_without_its_batch_norm_takes_its_own_part(tmp_path: Path) -> None:
+    """Where weights and buffers of other stages are dropped, torch must not add what old versions lack."""
+    model, optimizer = trained(2)
+    keeper(tmp_path).save(2, model, optimizer, {})
+    (checkpoint,) = list_checkpoints(tmp_path)
+    stage, _ = trained(0)
+    for tensors in (stage[1]._parameters, stage[1]._buffers):
+        tensors.update(dict.fromkeys(tensors))
+    keeper(tmp_path).restore(checkpoint, stage, torch.optim.AdamW(stage.parameters(), lr=1e-2))
+    assert torch.equal(stage.state_dict()["0.weight"], model.state_dict()["0.weight"])
+
+
 def test_a_file_that_cannot_be_read_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, optimizer = trained(1)
     for step in (1, 2):
