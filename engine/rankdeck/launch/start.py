@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from rankdeck import rundir
+from rankdeck import report, rundir
 from rankdeck.checkpoint_files import newest_whole
 from rankdeck.config import RunConfig, on_devices
 from rankdeck.errors import ConfigError, DataError, MachineError, ModelError, RankdeckError
@@ -111,6 +111,8 @@ def resume(
         for file in files:
             file.unlink(missing_ok=True)
         raise
+    # What was predicted was for the attempt before, which may have had another strategy.
+    report.prediction_file(run).unlink(missing_ok=True)
     # Whoever watches the index looks again at this run.
     rundir.enter_in_index(run)
     return run
