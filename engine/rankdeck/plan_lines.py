@@ -77,7 +77,7 @@ class PlanLine(msgspec.Struct, kw_only=True, tag_field="kind", tag="plan"):
     this is what the configuration itself asks for. `changes` are dotted keys of the configuration that differ
     from it beside the strategy ("train.activation_checkpointing": true); with them the line is advice,
     `saves_bytes` is what the fullest device would need less, and `advice` says so in a sentence.
-    `is_bound`: the figures are only an upper bound, because part of the model could not be followed; `notes`
+    `is_bound`: the figures are a lower bound, because part of the run could not be followed; `notes`
     say what else is less exact. `largest_batch` is the largest train.global_batch that still fits, where it
     was asked for. `seconds` is how long the answer took.
     """

@@ -93,3 +93,28 @@ def dying() -> nn.Module:
 
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("unreachable")
+
+
+def leaving() -> nn.Module:
+    """A factory that ends its process as if all were well."""
+    import os
+
+    os._exit(0)
+
+
+class Reader(nn.Module):
+    """An LSTM over the rows of a digit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.LSTM(8, 32, batch_first=True)
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        read, _ = self.rows(images.reshape(-1, 8, 8))
+        out: Tensor = self.head(read[:, -1])
+        return out
+
+
+def reading() -> nn.Module:
+    return Reader()

@@ -26,7 +26,6 @@ from rankdeck.planner.work import Work
 
 _KEPT = ("parameters", "gradients", "optimizer", "buffers")
 _SIDE_STREAMS = ("fsdp", "hybrid")
-_COMPILED = "train.compile is left out: what a compiled graph keeps is not known before it runs."
 _BOUND = "At least this much: weights, gradients and optimizer state alone."
 _DDP_FALLBACK = "torch's DDP could not be followed: single's figures and a set of buckets."
 
@@ -44,10 +43,11 @@ class PassedDevice(msgspec.Struct):
 class Passed(msgspec.Struct):
     """What one rank's pass found, or in `reason` why it found nothing.
 
-    `is_bound`: the devices say only what is certain.
+    `is_bound`: the devices say only what is certain. `alike`: see representatives in rows.py.
     """
 
     devices: list[PassedDevice] = []
+    alike: tuple[int, ...] = ()
     sent_bytes: int = 0
     bubble: float = 0.0
     notes: list[str] = []
@@ -55,11 +55,19 @@ class Passed(msgspec.Struct):
     is_bound: bool = False
 
 
-def ranks_to_pass(config: RunConfig, num_devices: int) -> list[int]:
-    """One rank of each kind."""
+def ranks_to_pass(
+    config: RunConfig, num_devices: int, passed: Mapping[int, Passed] | None = None
+) -> list[int]:
+    """One rank of each kind, as far as is known: rank 0 tells which slices of weights are alike."""
     if config.strategy_card.one_process:
         return [0]
-    return sorted(set(representatives(config.strategy.use, config.strategy.options, num_devices).values()))
+    return sorted(set(_standing(config, num_devices, passed or {}).values()))
+
+
+def _standing(config: RunConfig, num_devices: int, passed: Mapping[int, Passed]) -> dict[int, int]:
+    """For every rank the one that is passed for it."""
+    alike = passed[0].alike if 0 in passed else ()
+    return representatives(config.strategy.use, config.strategy.options, num_devices, alike)
 
 
 def pass_rank(config: RunConfig, rank: int, target: Target) -> Passed:
@@ -93,8 +101,11 @@ def _passed(question: Question, target: Target) -> Passed:
     facts = found.pipeline
     return Passed(
         [_device(found, place, question, target) for place in found.devices],
+        alike=found.alike,
         sent_bytes=found.sent_bytes,
         bubble=(facts.theory_bubble if facts is not None else None) or 0.0,
+        reason=" ".join(found.left_out) or None,
+        is_bound=bool(found.left_out),
     )
 
 
@@ -154,8 +165,6 @@ def line_of(
     line = empty_line(row, target)
     line.options = dict(config.strategy.options)
     line.notes = list(dict.fromkeys(note for one in passed.values() for note in one.notes))
-    if config.train.compile:
-        line.notes.append(_COMPILED)
     failed = next((one for one in passed.values() if one.reason is not None), None)
     if failed is None or failed.is_bound:
         line.devices = _planned_devices(config, target, passed)
@@ -175,7 +184,7 @@ def _planned_devices(config: RunConfig, target: Target, passed: Mapping[int, Pas
     if config.strategy_card.one_process:
         found = dict(enumerate(passed[0].devices))
     else:
-        standing = representatives(config.strategy.use, config.strategy.options, target.num_devices)
+        standing = _standing(config, target.num_devices, passed)
         found = {rank: passed[same].devices[0] for rank, same in standing.items()}
     talks = len(found) > 1 and config.strategy.use != "model"
     return [_planned(device, index, target, talks=talks) for index, device in found.items()]

@@ -23,6 +23,7 @@ import msgspec
 
 from rankdeck.config import RunConfig
 from rankdeck.errors import ConfigError
+from rankdeck.heartbeat import die_with_parent
 from rankdeck.plan_lines import PlanLine
 from rankdeck.planner.answer import Passed, empty_line, line_of, pass_rank, ranks_to_pass
 from rankdeck.planner.ready import ready
@@ -32,6 +33,7 @@ from rankdeck.planner.targets import Target
 ROW_TIMEOUT_S = 180.0
 MOST_AT_ONCE = 4
 _CHUNK = 1 << 16
+_COMPILED = "train.compile is left out: what a compiled graph keeps is not known before it runs."
 
 Passing = Callable[[RunConfig, int, Target], Passed]
 
@@ -50,10 +52,10 @@ def answers(
     asked = []
     for row in rows:
         try:
-            asked.append(_Asked(row, row.config(base, target), target))
+            asked.append(_Asked(row, row.config(base, target), target, base.train.compile))
         except ConfigError as error:
             yield empty_line(row, target, " ".join(filter(None, (error.message, error.advice))))
-    waiting = [(one, rank) for one in asked for rank in one.missing]
+    waiting = [(one, rank) for one in asked for rank in one.to_start()]
     running: list[_Child] = []
     most = max(1, min(MOST_AT_ONCE, len(os.sched_getaffinity(0))))
     try:
@@ -68,7 +70,8 @@ def answers(
                     selector.unregister(child.pipe)
                     running.remove(child)
                     child.asked.passed[child.rank] = child.answer()
-                    if not child.asked.missing:
+                    waiting[:0] = [(child.asked, rank) for rank in child.asked.to_start()]
+                    if child.asked.is_answered:
                         yield child.asked.line(scale)
     finally:
         for child in running:
@@ -82,16 +85,26 @@ class _Asked:
     row: Row
     config: RunConfig
     target: Target
+    is_compiled: bool = False
     passed: dict[int, Passed] = field(default_factory=dict)
+    begun: set[int] = field(default_factory=set)
     started_s: float | None = None
 
+    def to_start(self) -> list[int]:
+        """Ranks that have to be passed, as far as is known now, and have not been asked for before."""
+        wanted = ranks_to_pass(self.config, self.target.num_devices, self.passed)
+        found = [rank for rank in wanted if rank not in self.begun]
+        self.begun.update(found)
+        return found
+
     @property
-    def missing(self) -> list[int]:
-        ranks = ranks_to_pass(self.config, self.target.num_devices)
-        return [rank for rank in ranks if rank not in self.passed]
+    def is_answered(self) -> bool:
+        return len(self.passed) == len(self.begun)
 
     def line(self, scale: float | None) -> PlanLine:
         line = line_of(self.row, self.config, self.target, self.passed, scale)
+        if self.is_compiled:
+            line.notes.append(_COMPILED)
         line.seconds = time.monotonic() - (self.started_s or 0.0)
         return line
 
@@ -158,7 +171,7 @@ class _Child:
         """What the child said, or what became of it."""
         os.close(self.pipe)
         with self.errors:
-            if self.status == 0 and self.timed_out_s is None:
+            if self.status == 0 and self.timed_out_s is None and self.said:
                 return msgspec.msgpack.decode(self.said, type=Passed)
             return Passed(reason=self._end_in_words())
 
@@ -171,13 +184,16 @@ class _Child:
             how = f"exit code {os.WEXITSTATUS(self.status)}"
         self.errors.seek(0)
         last = [line for line in self.errors.read().decode(errors="replace").splitlines() if line.strip()]
-        return f"The planner's process died ({how})" + (f": {last[-1].strip()[:200]}" if last else ".")
+        return f"The planner's process ended without an answer ({how})" + (
+            f": {last[-1].strip()[:200]}" if last else "."
+        )
 
 
 def _be_child(passing: Callable[[], Passed], writing: int, errors: int) -> None:
     """Answer and leave, without any of the parent's own ends: buffers, handlers, tests."""
     code = 1
     try:
+        die_with_parent()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.dup2(errors, 1)

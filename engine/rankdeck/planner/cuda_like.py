@@ -57,7 +57,7 @@ def like_cuda(precision: str, *, on: bool = True) -> Iterator[None]:
     replaced = Replaced()
     try:
         replaced.put(F, "dropout", _dropout_of(F.dropout))
-        replaced.put(F, "scaled_dot_product_attention", _attention_of(F.scaled_dot_product_attention))
+        replaced.put(F, "scaled_dot_product_attention", _attention())
         if precision in ("bf16", "fp16"):
             for owner, names in _IN_FP32:
                 for name in names:
@@ -76,7 +76,7 @@ def _dropout_of(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return dropout
 
 
-def _attention_of(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _attention() -> Callable[..., Tensor]:
     def attention(
         query: Tensor,
         key: Tensor,
@@ -92,8 +92,10 @@ def _attention_of(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
             query, key, value = query.to(half), key.to(half), value.to(half)
         kernel = attention_kernel(query, attn_mask, enable_gqa=enable_gqa)
         if query.dim() != 4 or kernel == "math":
-            return original(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        if kernel == "flash":
+            found = _aten._scaled_dot_product_attention_math(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+        elif kernel == "flash":
             found = _aten._scaled_dot_product_flash_attention(
                 query, key, value, dropout_p, is_causal, False, scale=scale
             )

@@ -80,6 +80,10 @@ class Found:
     work: dict[int, Work]
     sent_bytes: int
     pipeline: PipelineFacts | None = None
+    alike: tuple[int, ...] = ()
+    """For every slice of sharded weights the first slice of the same shapes; empty where none are sharded."""
+    left_out: tuple[str, ...] = ()
+    """What holds memory besides, in words for people."""
 
 
 class NotFollowedError(Exception):
@@ -144,9 +148,50 @@ def fake_pass(question: Question) -> Found:
                 work=work,
                 sent_bytes=_sent_bytes(trainer),
                 pipeline=trainer.strategy.pipeline_facts(),
+                alike=_alike_slices(question, trainer.strategy),
+                left_out=_left_out(question, values),
             )
         finally:
             trainer.strategy.close()
+
+
+def _alike_slices(question: Question, strategy: Strategy) -> tuple[int, ...]:
+    """torch cuts the first dim of every weight into slices of ceil(length / n), of which the last ones may be
+    shorter or empty."""
+    use, options = question.config.strategy.use, question.config.strategy.options
+    num_slices = {"fsdp": question.world_size, "hybrid": int(options.get("shard", 1))}.get(use, 1)
+    lengths = [length for weight in strategy.module.parameters() if (length := _sharded_length(weight))]
+    if num_slices == 1 or not lengths:
+        return ()
+    shapes = []
+    for place in range(num_slices):
+        wholes = ((length, -(-length // num_slices)) for length in lengths)
+        shapes.append(tuple(max(0, min(whole, length - place * whole)) for length, whole in wholes))
+    return tuple(shapes.index(shape) for shape in shapes)
+
+
+def _sharded_length(weight: torch.Tensor) -> int | None:
+    """The first dim of a weight that is in slices, as it was before; None for one that is whole."""
+    placements = getattr(weight, "placements", None)
+    if placements is None or not weight.dim():
+        return None
+    mesh: Any = getattr(weight, "device_mesh", None)
+    length = weight.shape[0]
+    for axis, placement in enumerate(placements):
+        if (mesh.mesh_dim_names or ("",) * mesh.ndim)[axis] == "tensor" and placement.is_shard(0):
+            length //= mesh.size(axis)
+    return length
+
+
+def _left_out(question: Question, values: Values) -> tuple[str, ...]:
+    options = question.config.strategy.options
+    is_native_ddp = question.config.strategy.use == "ddp" and options["sync"] == "native"
+    found = []
+    if values.has_workspaces:
+        found.append("At least this much: an LSTM's kernel keeps a workspace whose size it alone knows.")
+    if is_native_ddp and options.get("compress") not in (None, "none"):
+        found.append("At least this much: what torch compresses gradients into is left out.")
+    return tuple(found)
 
 
 def _refuses(error: BaseException) -> bool:

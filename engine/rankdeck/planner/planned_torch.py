@@ -40,6 +40,7 @@ _ASKS = (_LOCAL_VALUE, torch.ops.aten.allclose.default, torch.ops.aten.equal.def
 _MASKING = "transformers.masking_utils"
 _SCALER = "torch.amp.grad_scaler"
 _DEVICE = torch.ops.prim.device.default
+_LSTM = torch.ops.aten.mkldnn_rnn_layer.default
 _CHANGE_MORE = ("resize_", "resize_as_", "set_", "detach_")
 
 
@@ -94,6 +95,10 @@ class Values(TorchDispatchMode):
         super().__init__()
         self.modules_deep = 0
         self.counter: WorkCounter | None = None
+        self.has_workspaces = False
+        """Whether a kernel ran that keeps a workspace, for backward, whose size it alone knows."""
+        self.unknown: dict[str, None] = {}
+        """What was met that holds memory of a size which is not known without running it, in words."""
         self._only_writes: dict[Any, bool] = {}
         self._memo = ShapeMemo()
 
@@ -131,6 +136,8 @@ class Values(TorchDispatchMode):
             return float(not _asked_by(_SCALER)) if is_number else True
         if func.namespace == "_c10d_functional" and func.__name__ == "wait_tensor.default":
             return args[0]  # as it does; on shapes alone torch makes another tensor of it
+        if func is _LSTM and torch.is_grad_enabled():
+            self.has_workspaces = True
         only_writes = self._only_writes.get(func)
         if only_writes is None:
             only_writes = self._only_writes[func] = _only_writes(func)

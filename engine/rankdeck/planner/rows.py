@@ -6,7 +6,7 @@ configuration's own strategy comes first, as it is. Read ask.py next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,11 +59,15 @@ class Row:
         tables["strategy"] = {"use": self.strategy, **self.options}
         tables["devices"] = {"use": target.devices_use}
         tables["rehearsal"] = {}
-        tables["train"]["compile"] = False
         for key, value in self.changes.items():
             section, _, name = key.partition(".")
             tables[section][name] = value
-        return from_dict(tables, folder=Path(base.folder or "."))
+        folder = Path(base.folder or ".")
+        config = from_dict(tables, folder=folder)
+        if config.train.compile:  # which may be refused here, and is left out where it is not
+            tables["train"]["compile"] = False
+            config = from_dict(tables, folder=folder)
+        return config
 
 
 def rows_for(config: RunConfig, wanted: str | None, num_devices: int) -> list[Row]:
@@ -73,14 +77,14 @@ def rows_for(config: RunConfig, wanted: str | None, num_devices: int) -> list[Ro
     """
     names = list(SENSIBLE)
     if wanted is not None and wanted != ALL:
-        names = [name.strip() for name in wanted.split(",") if name.strip()]
+        names = [name.strip() for name in wanted.split(",")]
         for name in names:
             if name not in STRATEGIES:
                 raise ConfigError(
                     f'"{name}" is not a strategy.',
                     code="unknown-strategy",
                     path="strategy.use",
-                    advice=did_you_mean(name, [*STRATEGIES, ALL]) or f"Use all, or {one_of(STRATEGIES)}.",
+                    advice=did_you_mean(name, STRATEGIES) or f"Use all alone, or {one_of(STRATEGIES)}.",
                 )
     own = config.strategy
     rows = [Row(own.use, dict(own.options), configured=True)] if own.use in names else []
@@ -105,22 +109,25 @@ def _meshes(num_devices: int) -> list[Options]:
     ]
 
 
-def representatives(strategy: str, options: Mapping[str, Any], num_devices: int) -> dict[int, int]:
+def representatives(
+    strategy: str, options: Mapping[str, Any], num_devices: int, alike: Sequence[int] = ()
+) -> dict[int, int]:
     """For every rank the rank whose figures are its own as well.
 
-    Replicas and ranks of one tensor group hold equal shapes; the last slice may be shorter; stages differ.
+    Replicas and ranks of one tensor group hold equal shapes; stages differ. `alike` says for every slice of
+    sharded weights which slice is like it; without it all are taken for the first.
     """
     if strategy in ("ddp", "tensor"):
         return dict.fromkeys(range(num_devices), 0)
+    slices = alike or (0,) * num_devices
     if strategy == "fsdp":
-        return {rank: rank if rank in (0, num_devices - 1) else 0 for rank in range(num_devices)}
+        return {rank: slices[rank] for rank in range(num_devices)}
     if strategy == "hybrid":
         shard, stage, tensor = (int(options.get(axis, 1)) for axis in ("shard", "stage", "tensor"))
         found = {}
         for rank in range(num_devices):
             at_stage = rank // tensor % stage
-            at_shard = rank // (tensor * stage) % shard
-            at_shard = at_shard if at_shard in (0, shard - 1) else 0
+            at_shard = slices[rank // (tensor * stage) % shard]
             found[rank] = (at_shard * stage + at_stage) * tensor
         return found
     return {rank: rank for rank in range(num_devices)}

@@ -63,6 +63,37 @@ def test_a_factory_that_kills_its_process_is_one_line() -> None:
     assert line.verdict == "cannot" and "SIGKILL" in (line.reason or "")
 
 
+def test_a_factory_that_leaves_without_a_word_is_one_line() -> None:
+    (line,) = answers(own("leaving"), [Row("single")], REHEARSAL)
+    assert line.verdict == "cannot" and "without an answer (exit code 0)" in (line.reason or "")
+
+
+def test_what_is_left_out_makes_a_line_a_bound() -> None:
+    (line,) = answers(own("reading"), [Row("single")], REHEARSAL)
+    assert line.is_bound and line.devices[0].active_bytes > 0 and "LSTM" in (line.reason or "")
+    compressed = Row("ddp", {"compress": "powersgd"})
+    (line,) = answers(config(), [compressed], REHEARSAL)
+    assert line.is_bound and line.devices and "compresses" in (line.reason or "")
+    (line,) = answers(config(), [Row("ddp", {"compress": "powersgd", "sync": "ring"})], REHEARSAL)
+    assert line.verdict == "fits" and not line.is_bound
+
+
+def test_compile_is_refused_where_a_run_refuses_it_and_left_out_elsewhere() -> None:
+    base = config(MLP.replace("global_batch = 16", "global_batch = 16, compile = true"))
+    found = {line.strategy: line for line in answers(base, [Row("fsdp"), Row("ddp")], REHEARSAL)}
+    assert found["fsdp"].verdict == "cannot" and "train.compile" in (found["fsdp"].reason or "")
+    assert found["ddp"].verdict == "fits" and "train.compile is left out" in found["ddp"].notes[-1]
+
+
+def test_slices_of_unequal_length_are_each_planned() -> None:
+    """9 rows over 8 ranks are 2, 2, 2, 2, 1, and then nothing."""
+    base = config(MLP.replace('"mlp" }', '"mlp", args = { hidden = [9] } }'))
+    target = Target("rehearsal", (TargetDevice(None, None),) * 8, like_cuda=False)
+    (line,) = answers(base, [Row("fsdp")], target)
+    held = [device.by_kind["optimizer"] for device in line.devices]
+    assert held[0] == held[3] > held[4] > held[5] == held[7]
+
+
 def test_a_refused_combination_is_a_line_with_the_reason() -> None:
     base = from_text(MLP.replace("16", "15"), folder=Path.cwd())
     found = {line.strategy: line for line in answers(base, [Row("ddp"), Row("single")], REHEARSAL)}

@@ -45,6 +45,22 @@ def test_attention_keeps_no_matrix_of_scores() -> None:
     assert kept_bytes(attend) < 4.2 * batch * heads * length * width * 4 < matrix
 
 
+def test_attention_that_no_fused_kernel_takes_keeps_its_scores() -> None:
+    """Grouped queries in fp32, rows that are no whole 16 bytes, no heads at all."""
+    batch, heads, length = 2, 4, 256
+    matrix = batch * heads * length * length * 4
+
+    def attend(groups: int, width: int) -> Tensor:
+        query = leaf(batch, heads, length, width)
+        others = [leaf(batch, heads // groups, length, width) for _ in range(2)]
+        return F.scaled_dot_product_attention(query, *others, enable_gqa=groups > 1)
+
+    assert kept_bytes(lambda: attend(2, 64)) > matrix
+    assert kept_bytes(lambda: attend(1, 63)) > matrix
+    flat = kept_bytes(lambda: F.scaled_dot_product_attention(*(leaf(batch, length, 64) for _ in range(3))))
+    assert flat > matrix / heads
+
+
 def test_which_kernel_a_gpu_takes() -> None:
     half = torch.zeros(1, 1, 8, 64, dtype=torch.bfloat16)
     assert attention_kernel(half, None) == "flash"

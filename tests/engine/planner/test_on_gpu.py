@@ -59,7 +59,7 @@ def test_peaks_are_as_planned(name: str, precision: str, capsys: pytest.CaptureF
     rank = ranks[-1]
     passed = {rank: pass_rank(config, rank, target)}
     assert passed[rank].reason is None, passed[rank].reason
-    planned = line_of(row, config, target, dict.fromkeys(ranks, passed[rank])).devices[0]
+    planned = line_of(row, config, target, dict.fromkeys(range(NUM_RANKS), passed[rank])).devices[0]
     found = measured(json.dumps([strategy, options]), rank, precision)
     assert planned.reserved_bytes is not None
     active = planned.active_bytes / found["allocated_bytes"] - 1
