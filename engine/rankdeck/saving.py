@@ -44,6 +44,8 @@ class Saver:
     stop_requested: Callable[[], bool]
     start: Checkpoint | None = None
     scaling: LossScaling | None = None
+    tell_steps: Callable[[], object] = lambda: None
+    """Writes the events of all steps so far: a run that goes on from a checkpoint never does them again."""
     _saved_step: int = -1
 
     def restore(self, strategy: Strategy, optimizer: Optimizer) -> Restored | None:
@@ -102,6 +104,7 @@ class Saver:
         """Write the state after `step`; a failure becomes a problem."""
         if step == self._saved_step:
             return
+        self.tell_steps()
         started = time.monotonic()
         try:
             strategy.settle()

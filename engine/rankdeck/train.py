@@ -76,6 +76,7 @@ class Trainer:
         self._scaling = LossScaling(job.strategy.device, is_on=self._train.precision == "fp16")
         if job.saver is not None:
             job.saver.scaling = self._scaling
+            job.saver.tell_steps = self._tell_steps
         self._base_rates: list[float] = [group["lr"] for group in self._optimizer.param_groups]
         self._reporter = StepReporter(job.writer, job.rank, job.strategy.device)
         # Of a rank that is one device its process tells enough, to the sampler.
@@ -192,8 +193,15 @@ class Trainer:
             if job.saver is not None and job.saver.after_step(step, self._strategy, self._optimizer):
                 step_ended = time.perf_counter()
         self._strategy.settle()
-        self._check_finite(self._reporter.flush(wait=True))
+        self._tell_steps()
         self._tell_spans(wait=True)
+
+    def _tell_steps(self) -> None:
+        """Write what is known of the steps so far.
+
+        Raises: TrainingError for a loss that is no number.
+        """
+        self._check_finite(self._reporter.flush(wait=True))
 
     def _begin_spans(self, step: int, nth: int, followed: bool) -> None:
         """The ledger slows a step down: such a one is sampled only where there may be no other.
@@ -445,7 +453,7 @@ class Trainer:
     def _evaluate(self, evaluator: Evaluator | None, step: int, *, final: bool) -> events.Evaluation | None:
         if evaluator is None:
             return None
-        self._check_finite(self._reporter.flush(wait=True))
+        self._tell_steps()
         self._strategy.settle()
         self._job.beat(step, "evaluation")
         found = evaluator.run(step, final=final)

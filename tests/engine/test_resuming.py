@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rankdeck.checkpoint import Keeper
 from tests.helpers import resume_ranks
 from tests.helpers.parity import OWN_MODELS
 from tests.helpers.ranks import RankSet
@@ -279,3 +280,18 @@ def test_the_checkpoint_that_a_run_goes_on_from_is_never_written_anew(tmp_path: 
     written = {path.name: path.stat().st_ino for path in last.iterdir()}
     resume_ranks.run(config, str(tmp_path), attempt=1, source=str(tmp_path))
     assert {path.name: path.stat().st_ino for path in last.iterdir()} == written
+
+
+def test_steps_are_told_before_there_is_a_checkpoint_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that was killed right after the save would otherwise have gaps: it goes on behind them."""
+    save, told = Keeper.save, {}
+
+    def saving(keeper: Keeper, step: int, *rest: Any) -> int:
+        told[step] = sorted(resume_ranks.losses(tmp_path, 1))
+        return save(keeper, step, *rest)
+
+    monkeypatch.setattr(Keeper, "save", saving)
+    resume_ranks.run(toml(MATRIX["single"]), str(tmp_path))
+    assert told == {step: list(range(1, step + 1)) for step in (SAVED, STEPS)}
