@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -168,18 +167,12 @@ def test_ctrl_c_stops_the_run_in_order(job: Path, tmp_path: Path) -> None:
     assert launching.ended(run, 5).outcome == "stopped"
 
 
-@pytest.fixture
-def short_tmpdir() -> Iterator[str]:
-    """Where killed data loading processes leave the sockets of multiprocessing, whose paths must be short."""
-    with tempfile.TemporaryDirectory(prefix="rankdeck-") as folder:
-        yield folder
-
-
+@pytest.mark.usefixtures("short_tmpdir")
 @pytest.mark.parametrize("victim", ["supervisor", "guard", "command"])
 def test_real_ranks_and_their_data_loading_end_with_whatever_is_killed(
-    job: Path, tmp_path: Path, short_tmpdir: str, victim: str
+    job: Path, tmp_path: Path, victim: str
 ) -> None:
-    env = {"FAULT": "", "TMPDIR": short_tmpdir}
+    env = {"FAULT": ""}
     changes = ["--set", "train.steps=100000", "--set", "data.workers=2", "--devices", "cpu:2"]
     with start_rankdeck("train", job, *changes, env=env) as command:
         run = wait_for_training(tmp_path)

@@ -68,6 +68,7 @@ def check_kill(name: str, workers: int, whom: str, in_save: bool, base: Path, ru
     assert read_figures(run).attempts == 2
 
 
+@pytest.mark.usefixtures("short_tmpdir")
 @pytest.mark.parametrize(("name", "workers", "whom", "in_save"), KILLS)
 def test_a_killed_run_goes_on_to_the_bit(
     name: str, workers: int, whom: str, in_save: bool, base: Path, tmp_path: Path
@@ -75,6 +76,7 @@ def test_a_killed_run_goes_on_to_the_bit(
     check_kill(name, workers, whom, in_save, base, tmp_path / "runs", seed=0)
 
 
+@pytest.mark.usefixtures("short_tmpdir")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("seed", "name", "workers", "whom", "in_save"),
