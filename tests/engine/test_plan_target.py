@@ -1,0 +1,44 @@
+"""What a rehearsal may take of this machine: what is free, and no more than the container that it is in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rankdeck.cli.plan_target import target_of
+from rankdeck.config import from_text
+
+MIB = 2**20
+CONFIG = 'model = { use = "mlp" }\ndata = { use = "digits" }\n'
+
+
+def host_bytes(devices: str) -> int | None:
+    return target_of(from_text(CONFIG, folder=Path.cwd()), devices, None).host_bytes
+
+
+@pytest.fixture
+def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("rankdeck.cli.plan_target._CGROUP", tmp_path)
+    (tmp_path / "memory.current").write_text(f"{7 * MIB}\n")
+    (tmp_path / "memory.stat").write_text(f"anon {MIB}\ninactive_file {MIB}\nactive_file {4 * MIB}\n")
+    return tmp_path
+
+
+def test_a_containers_limit_counts_without_the_files_that_the_kernel_gives_up(cgroup: Path) -> None:
+    (cgroup / "memory.max").write_text(f"{8 * MIB}\n")
+    assert host_bytes("cpu:2") == 6 * MIB
+    (cgroup / "memory.max").write_text(f"{MIB}\n")
+    assert host_bytes("cpu:2") == 0
+
+
+@pytest.mark.parametrize("limit", ["max\n", None])
+def test_without_a_limit_it_is_the_machines(cgroup: Path, limit: str | None) -> None:
+    if limit is not None:
+        (cgroup / "memory.max").write_text(limit)
+    assert host_bytes("cpu:2") == pytest.approx(psutil.virtual_memory().available, rel=0.2)
+
+
+def test_gpus_do_not_ask_the_machine() -> None:
+    assert host_bytes("2 x A100-80GB") is None
