@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from rankdeck_app.preflight import find_obstacle
+from rankdeck_app.shell.preflight import find_obstacle
 
 EXIT_MACHINE = 3
 
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if obstacle is not None:
         print(obstacle, file=sys.stderr)
         return EXIT_MACHINE
-    from rankdeck_app.running import run_app
+    from rankdeck_app.application import run_app
 
     return run_app(args.runs, args.workspace, args.run)
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtWidgets import QWidget
 
-from rankdeck_app.app_commands import AppCommands
-from rankdeck_app.desk import Desk, open_desk
-from rankdeck_app.device_watch import DeviceWatch
-from rankdeck_app.launching import Launching
-from rankdeck_app.remedies import Remedies
-from rankdeck_app.run_alerts import RunAlerts
-from rankdeck_app.run_tabs import RunTabs
+from rankdeck_app.controllers.device_watch import DeviceWatch
+from rankdeck_app.controllers.launching import Launching
+from rankdeck_app.controllers.remedies import Remedies
+from rankdeck_app.controllers.run_alerts import RunAlerts
+from rankdeck_app.controllers.run_tabs import RunTabs
+from rankdeck_app.controllers.session import Session, open_desk
+from rankdeck_app.controllers.view_commands import AppCommands
 from rankdeck_app.shell.keys_page import KeysPage
 from rankdeck_app.shell.notifications_page import NotificationsPage
 from rankdeck_app.shell.page import Page
@@ -29,7 +29,7 @@ from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.views import config_page, settings_page, strategy_page, welcome
 
 if TYPE_CHECKING:
-    from rankdeck.presets import PresetCard
+    from rankdeck.config.presets import PresetCard
     from rankdeck_app.state.runs import RunInfo
 
 
@@ -38,7 +38,7 @@ class App:
 
     def __init__(self, window: MainWindow) -> None:
         self.window = window
-        self.desk: Desk = open_desk(window.services, window)
+        self.desk: Session = open_desk(window.services, window)
         self.tabs = RunTabs(window, self.desk)
         self.launching = Launching(window, self.desk, self.tabs)
         self.alerts = RunAlerts(window, self.desk, self.tabs)

@@ -14,7 +14,7 @@ from typing import Any
 
 from PySide6.QtCore import QObject, Signal
 
-from rankdeck_app.files import write_whole
+from rankdeck.base.files import write_whole
 
 Value = bool | int | float | str
 

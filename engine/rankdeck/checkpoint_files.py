@@ -3,7 +3,7 @@
     checkpoints/<step>/  ...  COMMIT    every file with its length and checksum, written last
 
 A directory without COMMIT does not exist. A zeroed page loads silently from most formats: hence checksums of
-our own. checkpoint.py writes and restores what is inside.
+our own. checkpoint/store.py writes and restores what is inside.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from rankdeck.errors import RankdeckError
+from rankdeck.base.errors import RankdeckError
 
 COMMIT = "COMMIT"
 PROGRESS = "progress.json"

@@ -3,7 +3,7 @@
 An event is one appended fact. Each writer (a rank, the supervisor, the sampler) has a file of its own and
 numbers its lines with a contiguous `seq`; `v` is the version of this page, `t` is Unix time in seconds. Steps
 travel several to a line, as columns: 12 bytes a step instead of 104. Readers skip kinds that they do not
-know. Read rundir.py next: it appends and reads back.
+know. Read rundir/ next: it appends and reads back.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from rankdeck.errors import Problem
+from rankdeck.base.errors import Problem
 
 VERSION = 1
 

@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 from shiboken6 import isValid
 
-from rankdeck_app.services import Services, make_services
+from rankdeck_app.shell.services import Services, make_services
 from rankdeck_app.shell.window import MainWindow
 
 

@@ -19,8 +19,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rankdeck.base.units import format_bytes
 from rankdeck.planner.accuracy import spread_of
-from rankdeck.units import format_bytes
 from tests.helpers.planning import Case, Planner, cases, errors_of, measured_by
 from tests.helpers.ranks import RankSet
 

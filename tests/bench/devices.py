@@ -20,7 +20,7 @@ import numpy as np
 from PySide6.QtCore import QObject
 
 from rankdeck.telemetry.readings import METRICS, decode, encode
-from rankdeck_app.running import make_app
+from rankdeck_app.application import make_app
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.state.engine_process import Engine
 from rankdeck_app.state.gpus import Gpus

@@ -14,13 +14,13 @@ from pathlib import Path
 
 _STARTED_S = time.monotonic()
 
-from rankdeck.planner.ready import ready  # noqa: E402 - imports are part of what is timed
+from rankdeck.planner.preload import ready  # noqa: E402 - imports are part of what is timed
 
 ready()
 
 from rankdeck.config import RunConfig, from_text  # noqa: E402
-from rankdeck.gpu_models import parse_planned  # noqa: E402
-from rankdeck.planner.ask import answers  # noqa: E402
+from rankdeck.config.gpu_models import parse_planned  # noqa: E402
+from rankdeck.planner.pool import answers  # noqa: E402
 from rankdeck.planner.rows import Row  # noqa: E402
 from rankdeck.planner.targets import Target, TargetDevice  # noqa: E402
 

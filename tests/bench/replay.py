@@ -181,7 +181,7 @@ class Bench:
     def __init__(self, folder: Path, num_devices: int, num_points: int) -> None:
         from PySide6.QtWidgets import QApplication
 
-        from rankdeck_app.services import make_services
+        from rankdeck_app.shell.services import make_services
         from rankdeck_app.shell.window import MainWindow
         from rankdeck_app.views.dashboard.page import RunPage, page_id
 

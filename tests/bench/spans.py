@@ -20,11 +20,11 @@ from unittest import mock
 import torch
 
 from rankdeck.config import from_text
-from rankdeck.reporting import StepReporter
+from rankdeck.profiling.spans import SpanBudget, SpanRecorder
 from rankdeck.rundir import EventWriter
-from rankdeck.spans import SpanBudget, SpanRecorder
-from rankdeck.train import Trainer, assemble
-from rankdeck.workload import load
+from rankdeck.training.loop import Trainer, assemble
+from rankdeck.training.reporting import StepReporter
+from rankdeck.training.workload import load
 
 MODELS = {
     "digits-mlp": 'model = { use = "mlp", args = { hidden = [256, 256] } }\ndata = { use = "digits" }',

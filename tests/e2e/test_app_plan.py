@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pytestqt.qtbot import QtBot
 
-from rankdeck.plan_lines import CANNOT, FITS
+from rankdeck.run.plan_lines import CANNOT, FITS
 from rankdeck_app.composition import App
 from rankdeck_app.views.plan.page import PlanPage
 from tests.helpers.app_window import close_app, end_all_runs, launched, open_app, settle, wait_for

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from pytestqt.qtbot import QtBot
 
-from rankdeck import presets
-from rankdeck.catalog import STRATEGIES
+from rankdeck.config import presets
+from rankdeck.config.catalog import STRATEGIES
 from rankdeck_app.composition import App
 from rankdeck_app.views.launch.side_bar import LaunchView
 from tests.helpers.app_window import close_app, end_all_runs, launched, open_app, settle, wait_for

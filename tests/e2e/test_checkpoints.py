@@ -8,7 +8,7 @@ import pytest
 
 from rankdeck import events
 from rankdeck.checkpoint_files import list_checkpoints
-from rankdeck.report import read_figures, summarise
+from rankdeck.run.report import read_figures, summarise
 from rankdeck.rundir import EventReader, RunDir, list_runs
 from tests.helpers import killing
 from tests.helpers.cli import rankdeck

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rankdeck import presets
+from rankdeck.config import presets
 from tests.helpers.cli import rankdeck
 
 # Strategies that no other end-to-end test runs.

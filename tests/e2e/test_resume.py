@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rankdeck.report import read_figures
+from rankdeck.run.report import read_figures
 from tests.helpers import killing
 
 IMAGES: dict[str, tuple[dict[str, Any], int]] = {

@@ -14,7 +14,7 @@ import pytest
 
 from rankdeck import events
 from rankdeck.launch.control import request_stop
-from rankdeck.report import read_figures
+from rankdeck.run.report import read_figures
 from rankdeck.rundir import RunDir
 from tests.helpers import launching
 from tests.helpers.cli import rankdeck

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from rankdeck import events
-from rankdeck.errors import Problem
+from rankdeck.base.errors import Problem
 
 EXAMPLES: list[events.AnyEvent] = [
     events.RunStarted(

@@ -21,23 +21,8 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 NO_OTHER_VIEW = "no view imports another view"
 NO_OTHER_STRATEGY = "no strategy imports another strategy"
 
-# Floor 1: what the app may import of the engine, and every command that needs no model.
-FLOOR_1 = (
-    "errors",
-    "units",
-    "home",
-    "toml_lines",
-    "devices",
-    "config",
-    "config_checks",
-    "catalog",
-    "presets",
-    "events",
-    "rundir",
-    "report",
-    "diagnose",
-    "telemetry",
-)
+# The rooms that the app may import, and every command that needs no model.
+TORCH_FREE = ("base", "config", "events", "rundir", "checkpoint_files", "run", "telemetry", "diagnose")
 
 
 def _modules() -> list[str]:
@@ -47,8 +32,8 @@ def _modules() -> list[str]:
     return sorted(".".join(part) for part in parts if part[-1] != "__main__")
 
 
-def _is_floor_1(module: str) -> bool:
-    return module == "rankdeck" or module.split(".")[1] in FLOOR_1
+def _is_torch_free(module: str) -> bool:
+    return module == "rankdeck" or module.split(".")[1] in TORCH_FREE
 
 
 def _loaded_by(modules: list[str], asked: list[str]) -> list[str]:
@@ -75,13 +60,13 @@ def test_the_whole_engine_imports_no_qt() -> None:
     assert _loaded_by(_modules(), ["PySide6", "shiboken6", "pyqtgraph", "rankdeck_app"]) == []
 
 
-def test_floor_1_imports_no_torch() -> None:
-    floor = [module for module in _modules() if _is_floor_1(module)]
-    assert {module.split(".")[1] for module in floor if "." in module} >= {"config", "events", "rundir"}
+def test_the_rooms_that_the_app_imports_bring_no_torch() -> None:
+    floor = [module for module in _modules() if _is_torch_free(module)]
+    assert {module.split(".")[1] for module in floor if "." in module} == set(TORCH_FREE)
     assert _loaded_by(floor, ["torch", "numpy"]) == []
 
 
-def test_a_module_above_floor_1_is_seen_to_import_torch() -> None:
+def test_a_module_of_another_room_is_seen_to_import_torch() -> None:
     assert _loaded_by(["rankdeck.memory.ledger"], ["torch"]) == ["torch"]
 
 
@@ -114,11 +99,11 @@ def test_imports_that_are_not_allowed_are_caught(tmp_path: Path) -> None:
         shutil.copytree(CHECKOUT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(CHECKOUT / "pyproject.toml", tmp_path)
     forbidden = {
-        "engine/rankdeck/units.py": ("rankdeck.train", "the engine imports down its floors only"),
-        "engine/rankdeck/losses.py": ("PySide6.QtCore", "the engine knows neither the app nor Qt"),
-        "engine/rankdeck/events.py": ("torch", "floor 1 never imports torch"),
-        "app/rankdeck_app/files.py": ("torch", "the app imports floor 1 of the engine only, never torch"),
-        "app/rankdeck_app/state/series.py": ("rankdeck_app.shell.tab", "state knows no widget"),
+        "engine/rankdeck/base/units.py": ("rankdeck.training.loop", "the engine's rooms import one way only"),
+        "engine/rankdeck/models/losses.py": ("PySide6.QtCore", "the engine knows neither the app nor Qt"),
+        "engine/rankdeck/events.py": ("torch", "what the app may import never imports torch"),
+        "app/rankdeck_app/settings.py": ("torch", "the app imports the engine's torch-free rooms only"),
+        "app/rankdeck_app/state/series.py": ("rankdeck_app.shell.tab", "the app's rooms import one way only"),
         "app/rankdeck_app/views/launch/model.py": (
             "rankdeck_app.views.dashboard",
             "no view imports another view",

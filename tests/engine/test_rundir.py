@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from rankdeck import events, rundir
+from rankdeck.base.errors import ConfigError, RunNotFoundError
 from rankdeck.config import from_dict
-from rankdeck.errors import ConfigError, RunNotFoundError
 from rankdeck.rundir import Cursor, EventReader, RunDir
 from tests.helpers.waiting import wait_until
 from tests.helpers.written_run import WrittenRun

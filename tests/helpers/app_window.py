@@ -17,9 +17,9 @@ from shiboken6 import isValid
 
 from rankdeck.launch.control import request_stop, wait_ended
 from rankdeck.rundir import RunDir, list_runs
+from rankdeck_app.application import make_app
 from rankdeck_app.composition import App
-from rankdeck_app.running import make_app
-from rankdeck_app.services import make_services
+from rankdeck_app.shell.services import make_services
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.views.output import OutputView

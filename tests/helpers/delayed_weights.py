@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankdeck import workload as workloads
 from rankdeck.config import from_text
 from rankdeck.data.loader import build_loader, first_batch
 from rankdeck.data.sampling import StepBatches
-from rankdeck.partition.cutting import cut_model
+from rankdeck.parallel.pipelining.cutting import cut_model
 from rankdeck.strategies.base import cast
+from rankdeck.training import workload as workloads
 
 Weights = dict[str, Tensor]
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from rankdeck import events
+from rankdeck.base.heartbeat import HeartbeatWriter
 from rankdeck.diagnose.exceptions import describe
-from rankdeck.heartbeat import HeartbeatWriter
 from rankdeck.rundir import RunDir
 
 STEP_S = 0.01

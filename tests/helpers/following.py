@@ -13,8 +13,8 @@ from types import TracebackType
 
 import psutil
 
-from rankdeck.telemetry.board import Board
 from rankdeck.telemetry.readings import AnyLine, Notice, Reading, decode
+from rankdeck.telemetry.registry import DeviceRegistry
 from tests.helpers.waiting import wait_until
 
 
@@ -26,7 +26,7 @@ class Following:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, **env})
         self.lines: list[AnyLine] = []
         self.garbage: list[bytes] = []
-        self.board = Board()
+        self.registry = DeviceRegistry()
         self._lock = threading.RLock()
         self._reader = threading.Thread(target=self._read)
 
@@ -52,29 +52,31 @@ class Following:
                 continue
             with self._lock:
                 self.lines.append(line)
-                self.board.feed(line, time.monotonic())
+                self.registry.feed(line, time.monotonic())
 
-    def wait(self, condition: Callable[[Board], object], what: str, deadline_s: float = 15.0) -> None:
-        """Until the board says so."""
+    def wait(
+        self, condition: Callable[[DeviceRegistry], object], what: str, deadline_s: float = 15.0
+    ) -> None:
+        """Until the registry says so."""
 
         def holds() -> object:
             with self._lock:
-                return condition(self.board)
+                return condition(self.registry)
 
         wait_until(holds, what=what, deadline_s=deadline_s)
 
     def wait_for_bytes(self, uuid: str, num_bytes: int | None = None) -> None:
         """Until so many bytes are used on the device, or it has been read at all."""
 
-        def holds(board: Board) -> bool:
-            used = board.value(uuid, "used_bytes", time.monotonic())
+        def holds(registry: DeviceRegistry) -> bool:
+            used = registry.value(uuid, "used_bytes", time.monotonic())
             return used is not None if num_bytes is None else used == num_bytes
 
         self.wait(holds, f"{num_bytes or 'any'} bytes on {uuid}")
 
     def reading(self, uuid: str, metric: str) -> Reading:
         with self._lock:
-            return self.board.reading(uuid, metric, time.monotonic())
+            return self.registry.reading(uuid, metric, time.monotonic())
 
     def notices(self, code: str) -> list[Notice]:
         with self._lock:

@@ -42,12 +42,12 @@ def peaks(
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from rankdeck import workload as workloads
     from rankdeck.planner.planned_torch import planned
     from rankdeck.planner.rows import Row
     from rankdeck.planner.targets import Target, TargetDevice
     from rankdeck.rundir import EventWriter
-    from rankdeck.train import assemble
+    from rankdeck.training import workload as workloads
+    from rankdeck.training.loop import assemble
 
     target = Target("one GPU", (TargetDevice(None, None),) * num_ranks, like_cuda=True)
     chosen = Row(strategy, options).config(config(precision), target)

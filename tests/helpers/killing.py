@@ -20,7 +20,7 @@ from rankdeck.checkpoint_files import COMMIT
 from rankdeck.config import RunConfig, from_dict
 from rankdeck.launch.control import wait_ended
 from rankdeck.launch.start import resume, start
-from rankdeck.report import read_figures
+from rankdeck.run.report import read_figures
 from rankdeck.rundir import EventReader, RunDir
 from tests.helpers.launching import supervisor_pid
 from tests.helpers.waiting import wait_until

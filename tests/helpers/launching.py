@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rankdeck import events
+from rankdeck.base.errors import Problem
 from rankdeck.config import RunConfig, from_dict
-from rankdeck.errors import Problem
 from rankdeck.launch.control import wait_ended
 from rankdeck.launch.processes import processes_of_run, read_process
 from rankdeck.launch.start import start

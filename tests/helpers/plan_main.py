@@ -10,11 +10,11 @@ import json
 import sys
 from pathlib import Path
 
-from rankdeck import plan_lines
 from rankdeck.config import from_text
-from rankdeck.planner.ask import answers
+from rankdeck.planner.pool import answers
 from rankdeck.planner.rows import Row
 from rankdeck.planner.targets import Target, TargetDevice
+from rankdeck.run import plan_lines
 
 
 def main() -> None:

@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from rankdeck import plan_lines
-from rankdeck import workload as workloads
 from rankdeck.config import RunConfig, from_text
 from rankdeck.memory.ledger import Ledger
-from rankdeck.plan_lines import PlanLine
+from rankdeck.run import plan_lines
+from rankdeck.run.plan_lines import PlanLine
 from rankdeck.rundir import EventWriter
-from rankdeck.train import assemble
+from rankdeck.training import workload as workloads
+from rankdeck.training.loop import assemble
 from tests.helpers.ranks import ROOT, RankSet
 
 _FACTORIES = Path(__file__).with_name("hugging_face.py")

@@ -26,16 +26,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rankdeck import workload as workloads
-from rankdeck.collectives.grad_sync import GradientSync
+from rankdeck.checkpoint.weights import save_weights
 from rankdeck.config import from_text
 from rankdeck.memory.sampling import SamplingBudget
-from rankdeck.partition.relay import Relay
+from rankdeck.parallel.collectives.grad_sync import GradientSync
+from rankdeck.parallel.pipelining.communication import StageCommunication
 from rankdeck.rundir import EventWriter
 from rankdeck.strategies.ddp import Ddp
 from rankdeck.strategies.pipeline import Pipeline
-from rankdeck.train import assemble
-from rankdeck.weights import save_weights
+from rankdeck.training import workload as workloads
+from rankdeck.training.loop import assemble
 
 
 def train_once(request: dict[str, object], rank: int, world_size: int) -> None:
@@ -105,7 +105,7 @@ def _without_sync() -> Iterator[None]:
         mock.patch.object(dist, "reduce_scatter_single", own_slice),
         mock.patch.object(GradientSync, "sync", lambda self, gradients: None),
         mock.patch.object(Pipeline, "forward_backward", _first_stage_forgotten),
-        mock.patch.object(Relay, "sum_tied_gradients", lambda self: None),
+        mock.patch.object(StageCommunication, "sum_tied_gradients", lambda self: None),
     ):
         yield
 

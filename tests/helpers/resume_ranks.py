@@ -17,19 +17,19 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from rankdeck import checkpoint as checkpoints
 from rankdeck import events
-from rankdeck import workload as workloads
-from rankdeck.agreement import Agreement
-from rankdeck.checkpoint import Keeper
+from rankdeck.checkpoint import store as checkpoints
+from rankdeck.checkpoint.store import CheckpointStore
+from rankdeck.checkpoint.weights import save_weights
 from rankdeck.checkpoint_files import newest_whole
 from rankdeck.config import from_text
 from rankdeck.memory.sampling import SamplingBudget
+from rankdeck.run.step_columns import StepColumns
 from rankdeck.rundir import EventReader, RunDir
-from rankdeck.saving import Saver
-from rankdeck.step_columns import StepColumns
-from rankdeck.train import assemble
-from rankdeck.weights import save_weights
+from rankdeck.training import workload as workloads
+from rankdeck.training.agreement import Agreement
+from rankdeck.training.loop import assemble
+from rankdeck.training.saving import Saver
 
 
 def run(
@@ -45,7 +45,7 @@ def run(
     places = list(range(config.selection.count or 1)) if card.one_process else [rank]
     here = RunDir(Path(folder))
     writer = here.writer(f"rank-{rank}", attempt)
-    keeper = Keeper(
+    keeper = CheckpointStore(
         here.checkpoints_folder,
         rank=rank,
         world_size=world_size,

@@ -14,13 +14,13 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import RowwiseParallel
 
-from rankdeck.collectives.counted import CountedCollectives
-from rankdeck.collectives.grad_sync import GradientSync
-from rankdeck.mesh import Mesh, device_mesh
 from rankdeck.models.gpt import Gpt
-from rankdeck.split.apply import LayerSplit
-from rankdeck.split.gradients import clip_over_ranks
-from rankdeck.split.plan import find_plan
+from rankdeck.parallel.collectives.counted import CountedCollectives
+from rankdeck.parallel.collectives.grad_sync import GradientSync
+from rankdeck.parallel.mesh import Mesh, device_mesh
+from rankdeck.parallel.tensor.apply import LayerSplit
+from rankdeck.parallel.tensor.gradients import clip_over_ranks
+from rankdeck.parallel.tensor.plan import find_plan
 from tests.helpers.rank_main import train_once
 
 

@@ -15,15 +15,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rankdeck import workload as workloads
-from rankdeck.collectives.grad_sync import GradientSync, gradients_of
-from rankdeck.collectives.sync_batch_norm import convert_batch_norms
+from rankdeck.base.errors import ModelError
 from rankdeck.config import from_text
-from rankdeck.errors import ModelError
 from rankdeck.memory.ledger import local_part
+from rankdeck.parallel.collectives.grad_sync import GradientSync, gradients_of
+from rankdeck.parallel.collectives.sync_batch_norm import convert_batch_norms
 from rankdeck.rundir import EventWriter
 from rankdeck.strategies.base import Setup, Strategy
-from rankdeck.train import assemble
+from rankdeck.training import workload as workloads
+from rankdeck.training.loop import assemble
 
 SHAPES = [(64, 33), (7,), (1,), (128, 5, 3), (300, 40)]
 

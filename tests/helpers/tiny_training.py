@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from rankdeck.collectives.fan_out import ReplicaThreads, data_parallel
 from rankdeck.memory.virtual import VirtualDevices
+from rankdeck.parallel.collectives.fan_out import ReplicaThreads, data_parallel
 
 Batch = tuple[Tensor, Tensor]
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from PySide6.QtCore import QObject
 
-from rankdeck import plan_lines
-from rankdeck.plan_lines import FITS, PlanLine, PlannedDevice
+from rankdeck.run import plan_lines
+from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice
 from rankdeck_app.settings import Settings
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.engine_process import Engine

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from PySide6.QtCore import QSize, Qt
 from PySide6.QtWidgets import QToolButton, QWidget
 
-from rankdeck_app.services import Services
+from rankdeck_app.shell.services import Services
 from rankdeck_app.theme import Theme
 
 

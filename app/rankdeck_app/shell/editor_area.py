@@ -13,8 +13,8 @@ from typing import Any
 from PySide6.QtCore import QPoint, Qt, QTimer, Signal
 from PySide6.QtWidgets import QApplication, QMenu, QSplitter, QStackedLayout, QWidget
 
-from rankdeck_app.services import Services
 from rankdeck_app.shell.page import Page
+from rankdeck_app.shell.services import Services
 from rankdeck_app.shell.split_tree import SplitTree
 from rankdeck_app.shell.tab import PageFactory, Tab
 from rankdeck_app.shell.tab_group import TabGroup, Zone

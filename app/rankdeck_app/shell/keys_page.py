@@ -24,7 +24,7 @@ from PySide6.QtWidgets import (
     QVBoxLayout,
 )
 
-from rankdeck_app.keymap import to_keys, to_sequence
+from rankdeck_app.commands.keymap import to_keys, to_sequence
 from rankdeck_app.shell.fuzzy import fuzzy_match
 from rankdeck_app.shell.page import Page
 

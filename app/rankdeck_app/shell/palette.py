@@ -37,8 +37,8 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from rankdeck_app.services import Services
 from rankdeck_app.shell.fuzzy import fuzzy_match
+from rankdeck_app.shell.services import Services
 from rankdeck_app.theme import draw_icon
 
 WIDTH = 600

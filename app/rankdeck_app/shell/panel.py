@@ -11,8 +11,8 @@ from PySide6.QtCore import QEvent, QRect, QSize, Qt, Signal
 from PySide6.QtGui import QMouseEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QHBoxLayout, QStackedWidget, QTabBar, QVBoxLayout, QWidget
 
-from rankdeck_app.services import Services
 from rankdeck_app.shell.controls import CommandButton
+from rankdeck_app.shell.services import Services
 from rankdeck_app.theme import Theme
 
 HEADER_HEIGHT = 35

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QWidget
 
-from rankdeck_app.commands import Command, CommandTable
+from rankdeck_app.commands.table import Command, CommandTable
 from rankdeck_app.shell.palette import QuickItem
 from rankdeck_app.shell.title_bar import MENU_ORDER
 from rankdeck_app.theme import BUILT_IN, ThemeError

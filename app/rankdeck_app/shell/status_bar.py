@@ -13,7 +13,7 @@ from PySide6.QtCore import QEvent, QRect, QSize, Qt, Signal
 from PySide6.QtGui import QEnterEvent, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QAbstractButton, QHBoxLayout, QWidget
 
-from rankdeck_app.commands import CommandTable
+from rankdeck_app.commands.table import CommandTable
 from rankdeck_app.theme import Theme, draw_icon
 
 Side = Literal["left", "right"]

@@ -20,9 +20,9 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QHBoxLayout, QStackedWidget, QToolButton, QVBoxLayout, QWidget
 
-from rankdeck_app.services import Services
 from rankdeck_app.shell.controls import CommandButton, tool_button, with_keys
 from rankdeck_app.shell.page import Page, PageAction
+from rankdeck_app.shell.services import Services
 from rankdeck_app.shell.tab import Tab
 from rankdeck_app.shell.tab_bar import HEIGHT, MIME, EditorTabBar
 from rankdeck_app.theme import Theme

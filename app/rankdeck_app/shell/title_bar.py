@@ -6,9 +6,9 @@ from PySide6.QtCore import QPoint, QSize, Qt
 from PySide6.QtGui import QAction, QResizeEvent
 from PySide6.QtWidgets import QMenu, QMenuBar, QPushButton, QWidget
 
-from rankdeck_app.commands import Command
-from rankdeck_app.services import Services
+from rankdeck_app.commands.table import Command
 from rankdeck_app.shell.controls import CommandButton, with_keys
+from rankdeck_app.shell.services import Services
 
 HEIGHT = 36
 CENTER_WIDTH = 460

@@ -17,8 +17,8 @@ from PySide6.QtCore import QObject, QRect, Qt, QTimer, Signal
 from PySide6.QtGui import QColor, QPainter, QPaintEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
-from rankdeck_app.services import Services
 from rankdeck_app.shell.controls import tool_button
+from rankdeck_app.shell.services import Services
 from rankdeck_app.theme import draw_icon
 
 ToastTone = Literal["info", "warning", "error"]

@@ -6,7 +6,7 @@ from PySide6.QtCore import QRect, Qt
 from PySide6.QtGui import QPainter, QPaintEvent
 from PySide6.QtWidgets import QWidget
 
-from rankdeck_app.services import Services
+from rankdeck_app.shell.services import Services
 
 _COMMANDS = (
     "palette.commands",

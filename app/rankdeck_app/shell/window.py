@@ -18,9 +18,8 @@ from PySide6.QtCore import QEvent, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import QCloseEvent, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QMenu, QSplitter, QVBoxLayout, QWidget
 
-from rankdeck_app.commands import Command
-from rankdeck_app.keymap import Shortcuts
-from rankdeck_app.services import Services
+from rankdeck_app.commands.keymap import Shortcuts
+from rankdeck_app.commands.table import Command
 from rankdeck_app.shell.activity_bar import ActivityBar
 from rankdeck_app.shell.controls import with_keys
 from rankdeck_app.shell.editor_area import EditorArea
@@ -28,6 +27,7 @@ from rankdeck_app.shell.frame_clock import FrameStats
 from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.palette import Palette
 from rankdeck_app.shell.panel import DEFAULT_HEIGHT, Panel, PanelTab
+from rankdeck_app.shell.services import Services
 from rankdeck_app.shell.shell_commands import gear_commands, shell_commands
 from rankdeck_app.shell.side_bar import DEFAULT_WIDTH, Activity, SideBar
 from rankdeck_app.shell.status_bar import StatusBar

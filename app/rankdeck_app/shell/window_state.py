@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QByteArray, QObject, QTimer
 
-from rankdeck_app.files import write_whole
+from rankdeck.base.files import write_whole
 
 if TYPE_CHECKING:
     from rankdeck_app.shell.window import MainWindow

@@ -18,12 +18,11 @@ import tomlkit
 from PySide6.QtCore import QObject, QTimer, Signal
 from tomlkit.items import InlineTable
 
-from rankdeck import mesh_sizes
-from rankdeck.config import RunConfig, from_text
-from rankdeck.config_checks import CARDS
-from rankdeck.devices import parse_devices
-from rankdeck.errors import ConfigError, DeviceError, Problem
-from rankdeck_app.files import write_whole
+from rankdeck.base.errors import ConfigError, DeviceError, Problem
+from rankdeck.base.files import write_whole
+from rankdeck.config import RunConfig, from_text, mesh_sizes
+from rankdeck.config.checks import CARDS
+from rankdeck.config.devices import parse_devices
 
 Place = tuple[str, ...]
 SAVE_DELAY_MS = 500

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from PySide6.QtCore import QObject, QProcess, QProcessEnvironment, Signal
 
-from rankdeck.errors import Problem
+from rankdeck.base.errors import Problem
 
 # How long the window's end waits for a launch that has begun: killed half-way, the run would not start.
 CLOSING_WAIT_MS = 15_000

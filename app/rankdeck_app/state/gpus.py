@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
+from rankdeck.base.units import format_bytes
 from rankdeck.events import ProcessUse
-from rankdeck.imbalance import Imbalance, imbalance_of
-from rankdeck.telemetry.board import Board
+from rankdeck.run.imbalance import Imbalance, imbalance_of
 from rankdeck.telemetry.listing import HIDDEN_BYTES
 from rankdeck.telemetry.readings import AnyLine, Device, Devices, Notice, Processes, Reading, Sample
-from rankdeck.units import format_bytes
+from rankdeck.telemetry.registry import DeviceRegistry
 from rankdeck_app.state.device_feed import DeviceFeed
 from rankdeck_app.state.engine_process import Engine
 
@@ -130,7 +130,7 @@ class Gpus(QObject):
         self.known = False
         self.devices: list[Gpu] = []
         self.reason: str | None = None
-        self.board = Board()
+        self.registry = DeviceRegistry()
         self.history: DeviceHistory | None = None
         self.began_s = time.monotonic()
         self._feed = DeviceFeed(engine, self)
@@ -154,7 +154,7 @@ class Gpus(QObject):
 
     @property
     def driver(self) -> str | None:
-        return self.board.told.driver if self.board.told is not None else None
+        return self.registry.told.driver if self.registry.told is not None else None
 
     @property
     def now_s(self) -> float:
@@ -188,12 +188,12 @@ class Gpus(QObject):
 
     def reading(self, uuid: str, metric: str) -> Reading:
         """A metric as it is known now; never a value that only looks new."""
-        return self.board.reading(uuid, metric, time.monotonic())
+        return self.registry.reading(uuid, metric, time.monotonic())
 
     def take(self, line: AnyLine) -> None:
         """One line of the sampler."""
         now_s = time.monotonic()
-        self.board.feed(line, now_s)
+        self.registry.feed(line, now_s)
         if isinstance(line, Sample):
             self._keep(line, now_s)
         elif isinstance(line, Devices):
@@ -202,7 +202,7 @@ class Gpus(QObject):
             self.noticed.emit(line)
         if isinstance(line, Notice) or (isinstance(line, Processes) and not self.known):
             self.look()
-        if isinstance(line, Notice) and self.board.told is None and line.code == "restarted":
+        if isinstance(line, Notice) and self.registry.told is None and line.code == "restarted":
             self._say(line.message)
 
     def _keep(self, line: Sample, now_s: float) -> None:
@@ -216,7 +216,7 @@ class Gpus(QObject):
         """There is nothing to read: what was there is lost from sight, and the reason stands in its place."""
         self._looking.stop()
         self.devices = []
-        self.board = Board()
+        self.registry = DeviceRegistry()
         self._say(why or NO_GPU)
         self.read.emit()
 
@@ -227,12 +227,12 @@ class Gpus(QObject):
 
     def look(self) -> None:
         """Make the figures anew; says so where they differ."""
-        told = self.board.told
+        told = self.registry.told
         if told is None:
             return
         now_s = time.monotonic()
         before, was_known = self.devices, self.known
-        self.devices = _devices(self.board, now_s)
+        self.devices = _devices(self.registry, now_s)
         self.known = True
         self.reason = None if self.devices else "NVIDIA's driver knows no GPU"
         if not was_known or [_key(gpu) for gpu in before] != [_key(gpu) for gpu in self.devices]:
@@ -248,23 +248,23 @@ def _key(gpu: Gpu) -> tuple[object, ...]:
     return gpu.uuid, gpu.label, state, gpu.run, users
 
 
-def _devices(board: Board, now_s: float) -> list[Gpu]:
+def _devices(registry: DeviceRegistry, now_s: float) -> list[Gpu]:
     instances: dict[str, int] = {}
     found = []
-    for device in board.devices:
+    for device in registry.devices:
         label = f"GPU {device.index}"
         if device.parent is not None:
             place = instances.get(device.parent, 0)
             instances[device.parent] = place + 1
             label = f"{label}.{place}"
-        found.append(_gpu(device, label, board, now_s))
+        found.append(_gpu(device, label, registry, now_s))
     return found
 
 
-def _gpu(device: Device, label: str, board: Board, now_s: float) -> Gpu:
+def _gpu(device: Device, label: str, registry: DeviceRegistry, now_s: float) -> Gpu:
     uuid = device.uuid
-    used = board.reading(uuid, "used_bytes", now_s)
-    on_it = board.processes(uuid)
+    used = registry.reading(uuid, "used_bytes", now_s)
+    on_it = registry.processes(uuid)
     bytes_known = used.value if used.state in ("value", "stale") else None
     return Gpu(
         index=device.index,
@@ -273,9 +273,9 @@ def _gpu(device: Device, label: str, board: Board, now_s: float) -> Gpu:
         label=label,
         total_bytes=device.total_bytes,
         used_bytes=None if bytes_known is None else int(bytes_known),
-        utilisation=board.value(uuid, "utilisation", now_s),
-        temperature_c=board.value(uuid, "temperature_c", now_s),
-        power_w=board.value(uuid, "power_w", now_s),
+        utilisation=registry.value(uuid, "utilisation", now_s),
+        temperature_c=registry.value(uuid, "temperature_c", now_s),
+        power_w=registry.value(uuid, "power_w", now_s),
         is_stale=used.state == "stale" and device.lost_at is None,
         processes=None if on_it.processes is None else tuple(on_it.processes),
         run=on_it.run,

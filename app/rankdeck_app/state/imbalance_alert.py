@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import median
 
-from rankdeck.errors import Problem
-from rankdeck.imbalance import Imbalance
-from rankdeck.units import format_bytes
+from rankdeck.base.errors import Problem
+from rankdeck.base.units import format_bytes
+from rankdeck.run.imbalance import Imbalance
 
 CODE = "imbalance"
 ALERT_RATIO, CALM_RATIO = 1.5, 1.3

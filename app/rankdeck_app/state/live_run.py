@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PySide6.QtCore import QObject, Signal
 
-from rankdeck.anatomy import Anatomies, StepAnatomy
+from rankdeck.base.errors import Problem
 from rankdeck.config import RunConfig
-from rankdeck.errors import Problem
 from rankdeck.events import (
     MEASURED_IN_REHEARSAL,
     MEASURED_ON_GPU,
@@ -38,8 +37,9 @@ from rankdeck.events import (
     RunStarted,
     Spans,
 )
-from rankdeck.imbalance import Imbalance, imbalance_of
-from rankdeck.plan_lines import PlanLine
+from rankdeck.run.anatomy import Anatomies, StepAnatomy
+from rankdeck.run.imbalance import Imbalance, imbalance_of
+from rankdeck.run.plan_lines import PlanLine
 from rankdeck.rundir import End, RunDir
 from rankdeck_app.state.pace import Pace
 from rankdeck_app.state.run_tail import Batch, MemoryColumns, Readings, RunTail

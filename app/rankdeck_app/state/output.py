@@ -18,8 +18,8 @@ from typing import Any
 from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QPersistentModelIndex, Qt
 
 from rankdeck import events
+from rankdeck.base.units import format_bytes
 from rankdeck.rundir import Cursor, EventReader, RunDir
-from rankdeck.units import format_bytes
 
 MAX_LINES = 20_000
 TAIL_BYTES = 256 << 10

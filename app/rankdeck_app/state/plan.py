@@ -5,7 +5,7 @@
 Answers belong to everything in the draft but the strategy and what memory does not depend on, so choosing
 another strategy asks nothing that is known. While nobody looks at all strategies only the chosen one is asked
 about. A configuration that names the person's own code runs it to be planned: not before its folder is
-trusted. Read rankdeck/plan_lines.py before, and plan_words.py for how an answer is said.
+trusted. Read rankdeck/run/plan_lines.py before, and plan_words.py for how an answer is said.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from rankdeck.catalog import STRATEGIES
 from rankdeck.config import RunConfig
-from rankdeck.plan_lines import CANNOT, DOES_NOT_FIT, TIGHT, Marks, PlanLine, marks
+from rankdeck.config.catalog import STRATEGIES
+from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, TIGHT, Marks, PlanLine, marks
 from rankdeck_app.state.draft import Draft, Place
 from rankdeck_app.state.plan_process import Planner, PlanProcess
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import msgspec
 from PySide6.QtCore import QObject, QProcess, QTimer, Signal
 
-from rankdeck import plan_lines
 from rankdeck.config import RunConfig
+from rankdeck.run import plan_lines
 from rankdeck_app.state.engine_process import Engine, engine_command, parse_problems
 from rankdeck_app.state.trust import Trust
 from rankdeck_app.state.workspace import Workspace

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from statistics import median
 
-from rankdeck.catalog import STRATEGIES
-from rankdeck.plan_lines import CANNOT, DOES_NOT_FIT, FITS, TIGHT, PlanLine, PlannedDevice, StepTime
-from rankdeck.units import format_bytes
+from rankdeck.base.units import format_bytes
+from rankdeck.config.catalog import STRATEGIES
+from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, FITS, TIGHT, PlanLine, PlannedDevice, StepTime
 
 VERDICTS = {FITS: "fits", TIGHT: "tight", DOES_NOT_FIT: "does not fit", CANNOT: "cannot"}
 

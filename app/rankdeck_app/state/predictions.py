@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject
 
-from rankdeck.plan_lines import PlanLine
-from rankdeck.report import read_prediction
+from rankdeck.run.plan_lines import PlanLine
+from rankdeck.run.report import read_prediction
 from rankdeck_app.state.plan import Plan
 from rankdeck_app.state.plan_process import Planner, PlanProcess
 

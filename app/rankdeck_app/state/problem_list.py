@@ -11,7 +11,7 @@ from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal
 
-from rankdeck.errors import Problem
+from rankdeck.base.errors import Problem
 
 DRAFT = "draft"
 LAUNCH = "launch"

@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from rankdeck.base.errors import ConfigError
 from rankdeck.config import RunConfig
-from rankdeck.errors import ConfigError
 from rankdeck.events import AnyEvent, DeviceMemory, Memory, RunStarted, Sample, Steps
 from rankdeck.rundir import End, EventReader, RunDir
 from rankdeck_app.state.step_merge import StepColumns, StepMerger

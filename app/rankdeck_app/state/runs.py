@@ -25,8 +25,8 @@ from PySide6.QtCore import (
 )
 
 from rankdeck import events
-from rankdeck.glance import first_event
-from rankdeck.home import state_dir
+from rankdeck.base.home import state_dir
+from rankdeck.run.row import first_event
 from rankdeck.rundir import RunDir, attempt_of, list_runs
 
 RESCAN_MS = 1000

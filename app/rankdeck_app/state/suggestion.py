@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rankdeck.presets import PresetCard
+from rankdeck.config.presets import PresetCard
 from rankdeck_app.state.gpus import Gpu
 
 REHEARSAL = "cpu:4"

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
-from rankdeck_app.files import write_whole
+from rankdeck.base.files import write_whole
 
 
 class Trust:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal
 
-from rankdeck_app.files import write_whole
+from rankdeck.base.files import write_whole
 from rankdeck_app.settings import Settings
 
 DEFAULT_FOLDER = "~/Rankdeck"

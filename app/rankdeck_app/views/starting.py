@@ -7,7 +7,7 @@ import time
 from PySide6.QtCore import Qt, QTimer
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QVBoxLayout
 
-from rankdeck.errors import Problem
+from rankdeck.base.errors import Problem
 from rankdeck_app.shell.page import Page
 from rankdeck_app.state.engine_process import Launch
 from rankdeck_app.theme import Theme, set_look

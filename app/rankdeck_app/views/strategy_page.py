@@ -18,7 +18,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from rankdeck.catalog import STRATEGIES, StrategyCard, option_fields
+from rankdeck.config.catalog import STRATEGIES, StrategyCard, option_fields
 from rankdeck_app.shell.page import Page, PageUnavailable
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.form import shown

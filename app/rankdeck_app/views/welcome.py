@@ -16,7 +16,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from rankdeck.presets import PresetCard
+from rankdeck.config.presets import PresetCard
 from rankdeck_app.shell.page import Page
 from rankdeck_app.state.gpus import Gpus
 from rankdeck_app.state.runs import RunInfo, Runs

@@ -15,8 +15,8 @@ from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QColor, QFontMetricsF, QHelpEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QToolTip, QWidget
 
-from rankdeck.anatomy import PHASES, Span
-from rankdeck.units import format_bytes
+from rankdeck.base.units import format_bytes
+from rankdeck.run.anatomy import PHASES, Span
 from rankdeck_app.widgets.chart_colors import ChartColors, ThemeColors, chart_font
 
 AXIS_HEIGHT = 15

@@ -11,7 +11,7 @@ import numpy as np
 import pyqtgraph as pg
 from PySide6.QtWidgets import QWidget
 
-from rankdeck.units import format_count
+from rankdeck.base.units import format_count
 from rankdeck_app.state.series import Series, Window
 from rankdeck_app.widgets.chart_colors import ChartColors, ThemeColors
 from rankdeck_app.widgets.zoom_plot import CountAxis, ZoomPlot, padded_range, solid_pen, step_up

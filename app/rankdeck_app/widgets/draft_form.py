@@ -7,7 +7,7 @@ from typing import Any
 
 from PySide6.QtWidgets import QWidget
 
-from rankdeck.config_checks import CARDS
+from rankdeck.config.checks import CARDS
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.form import Form, FormRow, Place

@@ -15,7 +15,7 @@ from typing import Any
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QComboBox, QGridLayout, QLabel, QLineEdit, QSizePolicy, QWidget
 
-from rankdeck.catalog import OptionField
+from rankdeck.config.catalog import OptionField
 from rankdeck_app.theme import Theme, set_look
 from rankdeck_app.widgets.controls import CheckBox, ComboBox
 

@@ -9,7 +9,7 @@ from PySide6.QtCore import QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QPainter, QPaintEvent
 from PySide6.QtWidgets import QWidget
 
-from rankdeck.units import format_bytes
+from rankdeck.base.units import format_bytes
 from rankdeck_app.widgets.chart_colors import ChartColors, ThemeColors, chart_font
 
 _BAR = 12.0

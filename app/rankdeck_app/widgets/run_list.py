@@ -8,8 +8,8 @@ from PySide6.QtCore import QModelIndex, QObject, QPersistentModelIndex, QRect, Q
 from PySide6.QtGui import QPainter
 from PySide6.QtWidgets import QStyle, QStyledItemDelegate, QStyleOptionViewItem
 
-from rankdeck.catalog import STRATEGIES
-from rankdeck.units import format_count, format_duration
+from rankdeck.base.units import format_count, format_duration
+from rankdeck.config.catalog import STRATEGIES
 from rankdeck_app.state.runs import RunInfo, RunsModel
 from rankdeck_app.theme import Theme, draw_icon
 

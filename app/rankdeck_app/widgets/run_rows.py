@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rankdeck.catalog import (
+from rankdeck.config import DataConfig, LaunchConfig, RehearsalConfig, TrainConfig
+from rankdeck.config.catalog import (
     DATA,
     LOSSES,
     MODELS,
@@ -20,7 +21,6 @@ from rankdeck.catalog import (
     OptionField,
     option_fields,
 )
-from rankdeck.config import DataConfig, LaunchConfig, RehearsalConfig, TrainConfig
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.widgets.form import FormRow, Place, label_of
 

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from rankdeck.catalog import STRATEGIES, StrategyCard
+from rankdeck.config.catalog import STRATEGIES, StrategyCard
 from rankdeck_app.theme import Theme, draw_icon
 
 ROW_HEIGHT = 30

@@ -15,8 +15,8 @@ from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QFontMetricsF, QHelpEvent, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QToolTip, QWidget
 
-from rankdeck.imbalance import Imbalance
-from rankdeck.units import format_bytes
+from rankdeck.base.units import format_bytes
+from rankdeck.run.imbalance import Imbalance
 from rankdeck_app.widgets.chart_colors import KIND_LABELS, ChartColors, ThemeColors, byte_unit, chart_font
 
 LEGEND_HEIGHT = 18

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
+from rankdeck.base.errors import Problem, RankdeckError
 from rankdeck.cli import attach, catalogue, devices, plan, results, resume, train
-from rankdeck.errors import Problem, RankdeckError
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141  # what a shell reports for a command that SIGPIPE ended
@@ -103,13 +103,13 @@ def _invoke(argv: Sequence[str]) -> int:
 
 
 def _tell(problems: Sequence[Problem], as_json: bool, file: str | None = None) -> None:
-    from rankdeck.cli import say
+    from rankdeck.cli import console
 
     if as_json:
-        say.problems_json(problems)
+        console.problems_json(problems)
         return
     for problem in problems:
-        say.problem(problem, file)
+        console.problem(problem, file)
 
 
 def _machine_problem(error: OSError) -> Problem:
@@ -121,7 +121,7 @@ def _machine_problem(error: OSError) -> Problem:
 def _usage_problem(error: Exception) -> Problem | None:
     """What a person mistyped, from typer's own error; None for any other error.
 
-    Newer versions of typer carry their own copy of click, so the class is known by what it can say.
+    Newer versions of typer carry their own copy of click, so the class is known by what it can console.
     """
     format_message = getattr(error, "format_message", None)
     if format_message is None:

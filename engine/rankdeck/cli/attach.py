@@ -11,11 +11,11 @@ from rankdeck.cli.options import AsJson, RunName, find_run
 
 def watch(name: RunName, as_json: AsJson = False) -> int:
     """Show a run as it goes on, or how it went. Ctrl-C leaves the run alone."""
-    from rankdeck import report
-    from rankdeck.cli import say
+    from rankdeck.cli import console
     from rankdeck.cli.display import JsonLines, choose
     from rankdeck.cli.follow import follow
     from rankdeck.cli.summary import print_summary
+    from rankdeck.run import report
 
     run = find_run(name)
     figures = follow(run, JsonLines() if as_json else choose(run))
@@ -23,7 +23,7 @@ def watch(name: RunName, as_json: AsJson = False) -> int:
         facts = report.summarise(run, figures)
         print_summary(facts)
         for problem in report.problems_of(run, figures, facts["outcome"])[len(figures.problems) :]:
-            say.problem(problem)
+            console.problem(problem)
     return 0
 
 
@@ -32,14 +32,14 @@ def stop(
     now: Annotated[bool, typer.Option("--now", help="Do not let the step end first.")] = False,
 ) -> int:
     """Stop a run and everything that belongs to it."""
-    from rankdeck.cli import say
-    from rankdeck.errors import MachineError
+    from rankdeck.base.errors import MachineError
+    from rankdeck.cli import console
     from rankdeck.launch.control import request_stop, wait_ended
 
     run = find_run(name)
     outcome = run.outcome()
     if outcome != "running":
-        say.err().print(f"{run.name} is not running: {outcome}.")
+        console.err().print(f"{run.name} is not running: {outcome}.")
         return 0
     request_stop(run, now=now)
     if not wait_ended(run, timeout_s=30.0):
@@ -48,5 +48,5 @@ def stop(
             code="not-stopped",
             advice=f"Try: rankdeck stop {run.name} --now",
         )
-    say.out().print(f"{run.name}: {run.outcome()}")
+    console.out().print(f"{run.name}: {run.outcome()}")
     return 0

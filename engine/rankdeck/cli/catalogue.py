@@ -12,20 +12,20 @@ def strategies() -> int:
     """List the parallel strategies: where everything lives, what is sent, when each wins."""
     from rich.text import Text
 
-    from rankdeck.catalog import STRATEGIES, option_fields
-    from rankdeck.cli import say
+    from rankdeck.cli import console
+    from rankdeck.config.catalog import STRATEGIES, option_fields
 
-    console = say.out()
+    out = console.out()
     for card in STRATEGIES.values():
-        console.print(Text(card.name, style="bold cyan").append(f"  {card.title}, {card.hint}", style="dim"))
+        out.print(Text(card.name, style="bold cyan").append(f"  {card.title}, {card.hint}", style="dim"))
         facts = {"lives": card.lives, "sends": card.sends, "wins": card.wins, "breaks": card.breaks}
         lines = [card.summary, *(f"{label}: {words}" for label, words in facts.items() if words)]
         for option in option_fields(card.options):
             choices = f" ({', '.join(map(str, option.choices))})" if len(option.choices) > 1 else ""
             lines.append(f"strategy.{option.name} = {_toml(option.default)}{choices}: {option.text}")
         for line in lines:
-            _print_indented(console, line)
-        console.print()
+            _print_indented(out, line)
+        out.print()
     return 0
 
 
@@ -33,32 +33,32 @@ def presets() -> int:
     """List the ready configurations and what one learns from each."""
     from rich.text import Text
 
-    from rankdeck import presets as ready
-    from rankdeck.cli import say
+    from rankdeck.cli import console
+    from rankdeck.config import presets as ready
 
-    console = say.out()
+    out = console.out()
     for card in ready.all():
         words = Text(card.name, style="bold cyan").append(f"  {card.strategy} on {card.devices}", style="dim")
         if card.needs_gpu:
             words.append("  needs a GPU", style="yellow")
-        console.print(words)
+        out.print(words)
         for paragraph in card.text.split("\n\n"):
-            _print_indented(console, paragraph)
-        console.print()
-    console.print("Try one: rankdeck train digits-mlp", style="dim")
+            _print_indented(out, paragraph)
+        out.print()
+    out.print("Try one: rankdeck train digits-mlp", style="dim")
     return 0
 
 
 def validate(config: ConfigName, as_json: AsJson = False) -> int:
     """Check a configuration without running anything."""
-    from rankdeck.cli import say
+    from rankdeck.cli import console
 
     chosen = load_config(config)
     if as_json:
-        say.as_json({"problems": []})
+        console.as_json({"problems": []})
         return 0
     length = f"{chosen.train.epochs} epochs" if chosen.train.epochs else f"{chosen.train.steps or 500} steps"
-    say.out().print(
+    console.out().print(
         f"{config} is valid: {chosen.strategy.use} on {chosen.devices.use}, {chosen.model.use} on "
         f"{chosen.data.use}, {length}."
     )
@@ -69,6 +69,6 @@ def _toml(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _print_indented(console: Any, words: str) -> None:
-    width = max(40, min(console.width, 110) - 2)
-    console.print(textwrap.indent(textwrap.fill(words, width), "  "))
+def _print_indented(out: Any, words: str) -> None:
+    width = max(40, min(out.width, 110) - 2)
+    out.print(textwrap.indent(textwrap.fill(words, width), "  "))

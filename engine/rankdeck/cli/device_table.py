@@ -16,12 +16,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from rankdeck.cli import say
-from rankdeck.errors import Problem
-from rankdeck.telemetry.board import Board
+from rankdeck.base.errors import Problem
+from rankdeck.base.units import format_bytes
+from rankdeck.cli import console
 from rankdeck.telemetry.listing import Gpu, GpuProcess, gpu_of
 from rankdeck.telemetry.readings import AnyLine, Notice
-from rankdeck.units import format_bytes
+from rankdeck.telemetry.registry import DeviceRegistry
 
 _UNKNOWN = "-"
 _WORDS = {"unsupported": _UNKNOWN, "error": "error", "stale": "stale"}
@@ -110,15 +110,15 @@ def tell_notice(notice: Notice) -> None:
     """On stderr, as problems are."""
     severity = "error" if notice.severity == "error" else "warning"
     if notice.severity != "info":
-        say.problem(Problem(notice.code, notice.message, advice=notice.advice, severity=severity))
+        console.problem(Problem(notice.code, notice.message, advice=notice.advice, severity=severity))
 
 
 class LiveDevices:
     """The table while it lives: in place on a terminal, once a second as lines where stdout is a file."""
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
-        self._console = say.out()
+    def __init__(self, registry: DeviceRegistry) -> None:
+        self._registry = registry
+        self._console = console.out()
         self._is_terminal = sys.stdout.isatty()
         self._printed_s = 0.0
         self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False)
@@ -135,14 +135,14 @@ class LiveDevices:
             self._live.stop()
 
     def tell(self, line: AnyLine) -> None:
-        if isinstance(line, Notice) and not self._is_terminal and self._board.told is not None:
+        if isinstance(line, Notice) and not self._is_terminal and self._registry.told is not None:
             tell_notice(line)
 
     def draw(self, now_s: float) -> None:
-        told = self._board.told
-        if told is None or not self._board.is_read:
+        told = self._registry.told
+        if told is None or not self._registry.is_read:
             return
-        gpus = [gpu_of(device, self._board, now_s) for device in self._board.devices]
+        gpus = [gpu_of(device, self._registry, now_s) for device in self._registry.devices]
         if not self._is_terminal:
             if now_s - self._printed_s >= PLAIN_S:
                 self._console.print(devices_table(gpus))
@@ -154,6 +154,6 @@ class LiveDevices:
             words.append("  simulated devices", style="yellow")
         notices = [
             Text(f"{time.strftime('%H:%M:%S', time.localtime(notice.t))} {notice.message}", style="yellow")
-            for notice in self._board.notices[-_NUM_NOTICES:]
+            for notice in self._registry.notices[-_NUM_NOTICES:]
         ]
         self._live.update(Group(words, devices_table(gpus), *notices), refresh=True)

@@ -17,8 +17,8 @@ import typer
 from rankdeck.cli.options import AsJson
 
 if TYPE_CHECKING:
-    from rankdeck.telemetry.board import Board
     from rankdeck.telemetry.readings import Line
+    from rankdeck.telemetry.registry import DeviceRegistry
     from rankdeck.telemetry.sampler_process import SamplerProcess
 
 LOOK_S = 0.25
@@ -39,31 +39,31 @@ def devices(
 
 
 def _list(*, as_json: bool) -> int:
-    from rankdeck.cli import say
+    from rankdeck.cli import console
     from rankdeck.cli.device_table import devices_table, tell_notice
     from rankdeck.telemetry.listing import ask_once
 
     found = ask_once()
     if as_json:
-        say.as_json([gpu.as_json() for gpu in found.gpus])
+        console.as_json([gpu.as_json() for gpu in found.gpus])
         return 0
     for notice in found.notices:
         tell_notice(notice)
     if found.simulated:
-        say.err().print(SIMULATED, style="yellow")
+        console.err().print(SIMULATED, style="yellow")
     if found.gpus:
-        say.out().print(devices_table(found.gpus))
+        console.out().print(devices_table(found.gpus))
     else:
-        say.err().print("NVIDIA's driver knows no GPU. Rehearse on virtual devices: --devices cpu:2")
+        console.err().print("NVIDIA's driver knows no GPU. Rehearse on virtual devices: --devices cpu:2")
     return 0
 
 
 def _follow_json() -> int:
-    from rankdeck.telemetry.board import Board
     from rankdeck.telemetry.readings import encode
+    from rankdeck.telemetry.registry import DeviceRegistry
     from rankdeck.telemetry.sampler_process import SamplerProcess
 
-    sampler, board, reader = SamplerProcess(piped=True), Board(), os.getppid()
+    sampler, registry, reader = SamplerProcess(piped=True), DeviceRegistry(), os.getppid()
     heard_s = told_s = time.monotonic()
 
     def put(data: bytes) -> None:
@@ -79,9 +79,9 @@ def _follow_json() -> int:
                 heard_s = told_s = now_s
                 for _, line in found:
                     if line is not None:
-                        board.feed(line, now_s)
+                        registry.feed(line, now_s)
             elif now_s - told_s > SILENT_S:
-                put(b"".join(encode(line) for line in _silence(board, heard_s, told_s, now_s)))
+                put(b"".join(encode(line) for line in _silence(registry, heard_s, told_s, now_s)))
                 told_s = now_s
             for notice in sampler.look():
                 put(encode(notice))
@@ -92,17 +92,17 @@ def _follow_json() -> int:
     return sampler.exit_code or 0
 
 
-def _silence(board: Board, heard_s: float, told_s: float, now_s: float) -> list[Line]:
+def _silence(registry: DeviceRegistry, heard_s: float, told_s: float, now_s: float) -> list[Line]:
     """What the stream says while its sampler says nothing: once that it is silent, and all that is stale."""
     from rankdeck.telemetry.readings import METRICS, DeviceReadings, Notice, Sample
 
     lines: list[Line] = []
-    if told_s == heard_s and board.told is not None:
+    if told_s == heard_s and registry.told is not None:
         words = "The driver does not answer at the moment: what is shown is old."
         lines.append(Notice(t=time.time(), code="silent", message=words))
     rows = []
-    for device in board.devices:
-        readings = {name: board.reading(device.uuid, name, now_s) for name in METRICS}
+    for device in registry.devices:
+        readings = {name: registry.reading(device.uuid, name, now_s) for name in METRICS}
         stale = {name: reading for name, reading in readings.items() if reading.state == "stale"}
         if stale:
             rows.append(DeviceReadings(device.uuid, stale))
@@ -110,25 +110,25 @@ def _silence(board: Board, heard_s: float, told_s: float, now_s: float) -> list[
 
 
 def _follow_table() -> int:
+    from rankdeck.base.errors import MachineError
     from rankdeck.cli.device_table import LiveDevices
-    from rankdeck.errors import MachineError
-    from rankdeck.telemetry.board import Board
+    from rankdeck.telemetry.registry import DeviceRegistry
     from rankdeck.telemetry.sampler_process import SamplerProcess
 
-    sampler, board = SamplerProcess(piped=True), Board()
-    view = LiveDevices(board)
+    sampler, registry = SamplerProcess(piped=True), DeviceRegistry()
+    view = LiveDevices(registry)
     try:
         with view:
-            _feed_until_over(sampler, board, view)
+            _feed_until_over(sampler, registry, view)
     finally:
         sampler.stop()
-    if sampler.exit_code and board.told is None and board.notices:
-        last = board.notices[-1]
+    if sampler.exit_code and registry.told is None and registry.notices:
+        last = registry.notices[-1]
         raise MachineError(last.message, code=last.code, advice=last.advice)
     return sampler.exit_code or 0
 
 
-def _feed_until_over(sampler: SamplerProcess, board: Board, view: object) -> None:
+def _feed_until_over(sampler: SamplerProcess, registry: DeviceRegistry, view: object) -> None:
     from rankdeck.cli.device_table import LiveDevices
 
     assert isinstance(view, LiveDevices)
@@ -136,7 +136,7 @@ def _feed_until_over(sampler: SamplerProcess, board: Board, view: object) -> Non
     while sampler.exit_code is None:
         found = [line for _, line in sampler.wait_for_lines(REDRAW_S) if line is not None]
         for line in [*found, *sampler.look()]:
-            board.feed(line, time.monotonic())
+            registry.feed(line, time.monotonic())
             view.tell(line)
         if time.monotonic() - drawn_s >= REDRAW_S:
             view.draw(time.monotonic())

@@ -10,9 +10,9 @@ import sys
 from typing import Protocol
 
 from rankdeck import events
-from rankdeck.report import RunFigures
+from rankdeck.base.units import format_bytes
+from rankdeck.run.report import RunFigures
 from rankdeck.rundir import RunDir
-from rankdeck.units import format_bytes
 
 KIND_LABELS = {
     "parameters": "weights",

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from rankdeck.cli.display import Display
-from rankdeck.report import RunFigures
+from rankdeck.run.report import RunFigures
 from rankdeck.rundir import EventReader, RunDir
 
 EVERY_S = 0.08

@@ -6,11 +6,11 @@ import sys
 import time
 
 from rankdeck import events
-from rankdeck.anatomy import SIMULATED_TIME
-from rankdeck.cli import say
+from rankdeck.base.units import format_duration
+from rankdeck.cli import console
 from rankdeck.cli.display import evaluation_in_words, loss_in_words
-from rankdeck.report import RunFigures
-from rankdeck.units import format_duration
+from rankdeck.run.anatomy import SIMULATED_TIME
+from rankdeck.run.report import RunFigures
 
 EVERY_S = 1.0
 
@@ -39,7 +39,7 @@ class PlainLines:
                 self.say(evaluation_in_words(event))
             case events.ProblemRaised():
                 sys.stdout.flush()
-                say.problem(event.problem)
+                console.problem(event.problem)
 
     def tick(self, figures: RunFigures) -> None:
         if time.monotonic() - self._told_s >= EVERY_S:

@@ -15,13 +15,13 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from rankdeck import events
-from rankdeck.anatomy import SIMULATED_TIME
-from rankdeck.catalog import STRATEGIES
-from rankdeck.cli import say
+from rankdeck.base.units import format_bytes, format_count, format_duration
+from rankdeck.cli import console
 from rankdeck.cli.display import evaluation_in_words, kinds_in_words, loss_in_words
-from rankdeck.report import DeviceFigures, RunFigures
+from rankdeck.config.catalog import STRATEGIES
+from rankdeck.run.anatomy import SIMULATED_TIME
+from rankdeck.run.report import DeviceFigures, RunFigures
 from rankdeck.rundir import RunDir
-from rankdeck.units import format_bytes, format_count, format_duration
 
 REDRAW_S = 0.125
 _BAR_CELLS = 24
@@ -32,7 +32,7 @@ class LiveDisplay:
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
-        self._console = say.out()
+        self._console = console.out()
         self._spinner = Spinner("dots")
         self._drawn_s = 0.0
         # Only a stderr that is the same terminal may be taken over: one that is a file keeps its lines.
@@ -55,7 +55,7 @@ class LiveDisplay:
             case events.Evaluation():
                 self.say(evaluation_in_words(event))
             case events.ProblemRaised():
-                say.problem(event.problem)
+                console.problem(event.problem)
 
     def say(self, words: str) -> None:
         self._console.print(words, style="dim")

@@ -55,8 +55,8 @@ def _is(question: Callable[[], bool]) -> bool:
 
 
 def _preset(text: str, path: Path) -> Path:
-    from rankdeck import presets
-    from rankdeck.errors import ConfigError, did_you_mean, one_of
+    from rankdeck.base.errors import ConfigError, did_you_mean, one_of
+    from rankdeck.config import presets
 
     if text and _is(path.is_dir):
         raise ConfigError(

@@ -13,9 +13,9 @@ from rankdeck.cli.options import AsJson, load_config
 
 if TYPE_CHECKING:
     from rankdeck.config import RunConfig
-    from rankdeck.plan_lines import PlanLine
     from rankdeck.planner.rows import Row
     from rankdeck.planner.targets import Target
+    from rankdeck.run.plan_lines import PlanLine
 
 
 def plan(
@@ -47,7 +47,7 @@ def plan(
 
     The strategies themselves run, on tensors without memory. Nothing is trained, and no GPU is needed.
     """
-    from rankdeck.errors import ConfigError
+    from rankdeck.base.errors import ConfigError
 
     if accuracy:
         return _accuracy(as_json=as_json)
@@ -71,14 +71,14 @@ def plan(
 
 def _lines(config: RunConfig, strategy: str | None, target: Target, *, fit_batch: bool) -> Iterator[PlanLine]:
     """The rows as they come, then advice for the configuration's own."""
-    from rankdeck.errors import ConfigError
-    from rankdeck.planner.ready import ready
+    from rankdeck.base.errors import ConfigError
+    from rankdeck.planner.preload import ready
 
     ready()
     from rankdeck import rundir
     from rankdeck.planner.accuracy import measured_scale
     from rankdeck.planner.advice import advise, largest_batch
-    from rankdeck.planner.ask import answers
+    from rankdeck.planner.pool import answers
     from rankdeck.planner.rows import rows_for
 
     if fit_batch and any(device.total_bytes is None for device in target.devices):
@@ -109,17 +109,17 @@ def _lines(config: RunConfig, strategy: str | None, target: Target, *, fit_batch
 def _accuracy(*, as_json: bool) -> int:
     """One row per device of every run that left a measured peak, and how far off predictions were."""
     from rankdeck import rundir
-    from rankdeck.cli import say
+    from rankdeck.cli import console
     from rankdeck.cli.plan_tables import accuracy_table, spread_in_words
     from rankdeck.planner.accuracy import compare, spread_of
 
     compared = [row for run in rundir.list_runs(rundir.default_runs_folder()) for row in compare(run)]
     if as_json:
-        say.as_json([{**vars(row), "error": row.error} for row in compared])
+        console.as_json([{**vars(row), "error": row.error} for row in compared])
         return 0
     if not compared:
-        say.err().print("No run has left a measured peak yet. Start one with: rankdeck train digits-mlp")
+        console.err().print("No run has left a measured peak yet. Start one with: rankdeck train digits-mlp")
         return 0
-    say.out().print(accuracy_table(compared))
-    say.out().print(spread_in_words(spread_of(row.error for row in compared), len(compared)))
+    console.out().print(accuracy_table(compared))
+    console.out().print(spread_in_words(spread_of(row.error for row in compared), len(compared)))
     return 0

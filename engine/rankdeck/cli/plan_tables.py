@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from rankdeck import plan_lines
-from rankdeck.cli import say
+from rankdeck.base.units import format_bytes
+from rankdeck.cli import console
 from rankdeck.cli.display import KIND_LABELS
-from rankdeck.plan_lines import PlanLine, PlannedDevice
-from rankdeck.units import format_bytes
+from rankdeck.run import plan_lines
+from rankdeck.run.plan_lines import PlanLine, PlannedDevice
 
 if TYPE_CHECKING:
     from rankdeck.planner.accuracy import Compared, Spread
@@ -29,7 +29,7 @@ class Told:
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
         self._lines: list[PlanLine] = []
-        self._console = say.out()
+        self._console = console.out()
 
     def add(self, line: PlanLine) -> None:
         self._lines.append(line)

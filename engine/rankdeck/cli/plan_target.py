@@ -7,14 +7,14 @@ from pathlib import Path
 
 import psutil
 
+from rankdeck.base.errors import ConfigError
+from rankdeck.base.units import parse_bytes
 from rankdeck.config import RunConfig
-from rankdeck.devices import parse_devices
-from rankdeck.errors import ConfigError
-from rankdeck.gpu_models import GpuModel, find_gpu, parse_planned
+from rankdeck.config.devices import parse_devices
+from rankdeck.config.gpu_models import GpuModel, find_gpu, parse_planned
 from rankdeck.launch.choose import free_gpus, selected_gpus
 from rankdeck.planner.targets import Target, TargetDevice
 from rankdeck.telemetry.listing import Gpu, list_gpus
-from rankdeck.units import parse_bytes
 
 _CGROUP = Path("/sys/fs/cgroup")
 

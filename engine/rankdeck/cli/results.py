@@ -21,17 +21,17 @@ class ExportFormat(enum.StrEnum):
 def runs(as_json: AsJson = False) -> int:
     """List every run, the newest first."""
     from rankdeck import rundir
-    from rankdeck.cli import say
+    from rankdeck.cli import console
     from rankdeck.cli.summary import runs_table
-    from rankdeck.glance import glance
+    from rankdeck.run.row import glance
 
     rows = [glance(run) for run in rundir.list_runs(rundir.default_runs_folder())]
     if as_json:
-        say.as_json(rows)
+        console.as_json(rows)
     elif rows:
-        say.out().print(runs_table(rows))
+        console.out().print(runs_table(rows))
     else:
-        say.err().print("There is no run yet. Start one with: rankdeck train digits-mlp")
+        console.err().print("There is no run yet. Start one with: rankdeck train digits-mlp")
     return 0
 
 
@@ -43,9 +43,9 @@ def show(
     as_json: AsJson = False,
 ) -> int:
     """Show what a run did and what it cost on every device, beside what was predicted."""
-    from rankdeck import report
-    from rankdeck.cli import say
+    from rankdeck.cli import console
     from rankdeck.cli.summary import print_report
+    from rankdeck.run import report
 
     run = find_run(name)
     if with_plan:
@@ -54,7 +54,7 @@ def show(
         predict(run)
     facts = report.summarise(run)
     if as_json:
-        say.as_json(facts, indent=2)
+        console.as_json(facts, indent=2)
     else:
         print_report(facts)
     return 0
@@ -71,16 +71,16 @@ def export(
     ],
 ) -> int:
     """Write a run's weights or its figures to a file."""
-    from rankdeck import exporting
-    from rankdeck.cli import say
+    from rankdeck.cli import console
+    from rankdeck.run import export as exporting
 
     run = find_run(name)
     if to is ExportFormat.SAFETENSORS and exporting.is_behind(run):
-        from rankdeck.saved_weights import export_newest
+        from rankdeck.training.saved_weights import export_newest
 
         step = export_newest(run, file)
         if step is not None:
-            say.err().print(
+            console.err().print(
                 f"{file} holds the weights of {run.name} after step {step}, its newest checkpoint."
             )
             return 0
@@ -91,5 +91,5 @@ def export(
         ExportFormat.TRACE: exporting.trace,
     }[to]
     write(run, file)
-    say.err().print(f"{file} holds {to.value} of {run.name}.")
+    console.err().print(f"{file} holds {to.value} of {run.name}.")
     return 0

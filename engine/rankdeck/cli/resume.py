@@ -34,7 +34,7 @@ def resume(
     as_json: AsJson = False,
 ) -> int:
     """Go on with a run from its newest checkpoint, under another strategy or on other devices if you like."""
-    from rankdeck.cli import say
+    from rankdeck.cli import console
     from rankdeck.cli.display import choose
     from rankdeck.launch import start
 
@@ -50,7 +50,7 @@ def resume(
     )
     if detach:
         if as_json:
-            say.as_json({"run": run.name, "path": str(run.path)})
+            console.as_json({"run": run.name, "path": str(run.path)})
         else:
             typer.echo(run.path)
         return 0
@@ -67,14 +67,14 @@ def _config(run: RunDir, strategy: str | None, devices: str | None, overrides: l
 
 def checkpoint(name: RunName) -> int:
     """Save a running run now, after the step that is under way."""
-    from rankdeck.cli import say
+    from rankdeck.base.units import format_bytes
+    from rankdeck.cli import console
     from rankdeck.launch.control import request_checkpoint, wait_saved
-    from rankdeck.units import format_bytes
 
     run = find_run(name)
     events_before = request_checkpoint(run)
     saved = wait_saved(run, events_before, timeout_s=SAVED_WITHIN_S)
     path = run.checkpoints_folder / str(saved.step)
-    say.err().print(f"step {saved.step}: {format_bytes(saved.num_bytes)} saved in {saved.seconds:.1f} s")
+    console.err().print(f"step {saved.step}: {format_bytes(saved.num_bytes)} saved in {saved.seconds:.1f} s")
     typer.echo(path)
     return 0

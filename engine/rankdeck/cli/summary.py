@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rankdeck.anatomy import SIMULATED_TIME
-from rankdeck.catalog import STRATEGIES
-from rankdeck.cli import say
+from rankdeck.base.errors import Problem
+from rankdeck.base.units import format_bytes, format_duration
+from rankdeck.cli import console
 from rankdeck.cli.display import KIND_LABELS, kinds_in_words, loss_in_words
-from rankdeck.errors import Problem
+from rankdeck.config.catalog import STRATEGIES
 from rankdeck.events import MEMORY_KINDS
-from rankdeck.units import format_bytes, format_duration
+from rankdeck.run.anatomy import SIMULATED_TIME
 
 _STYLES = {
     "completed": "green",
@@ -33,8 +33,8 @@ _UNKNOWN = "-"
 
 def print_summary(facts: Mapping[str, Any]) -> None:
     """How a run ended: outcome, loss, speed, memory per device, where it lies."""
-    console = say.out()
-    console.print(_outcome_line(facts))
+    out = console.out()
+    out.print(_outcome_line(facts))
     pairs = list(_figures(facts))
     for device in facts["devices"]:
         if device["peak_bytes"] is not None:
@@ -44,14 +44,14 @@ def print_summary(facts: Mapping[str, Any]) -> None:
     if facts["imbalance"]:
         pairs.append(("imbalance", _imbalance_words(facts["imbalance"])))
     pairs.append(("run", facts["path"]))
-    _print_pairs(console, pairs)
+    _print_pairs(out, pairs)
 
 
 def print_report(facts: Mapping[str, Any]) -> None:
     """Everything that `show --json` tells, in tables."""
-    console = say.out()
-    console.print(Text(facts["run"], style="bold"))
-    console.print(_outcome_line(facts))
+    out = console.out()
+    out.print(Text(facts["run"], style="bold"))
+    out.print(_outcome_line(facts))
     pairs = list(_figures(facts))
     if facts["imbalance"]:
         pairs.append(("imbalance", _imbalance_words(facts["imbalance"])))
@@ -63,13 +63,13 @@ def print_report(facts: Mapping[str, Any]) -> None:
     pairs.append(("run", facts["path"]))
     if facts["weights"]:
         pairs.append(("weights", facts["weights"]))
-    _print_pairs(console, pairs)
+    _print_pairs(out, pairs)
     if any(device["peak_bytes"] is not None for device in facts["devices"]):
         source = f", {facts['source']}" if facts["source"] else ""
-        console.print(f"\nmemory at each device's peak{source}", style="dim", soft_wrap=True)
-        console.print(_devices_table(facts["devices"]))
+        out.print(f"\nmemory at each device's peak{source}", style="dim", soft_wrap=True)
+        out.print(_devices_table(facts["devices"]))
     for item in facts["problems"]:
-        say.problem(Problem(**{**item, "last_lines": tuple(item["last_lines"])}))
+        console.problem(Problem(**{**item, "last_lines": tuple(item["last_lines"])}))
 
 
 def _outcome_line(facts: Mapping[str, Any]) -> Text:
@@ -207,11 +207,11 @@ def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _print_pairs(console: Console, pairs: Sequence[tuple[str, str]]) -> None:
+def _print_pairs(out: Console, pairs: Sequence[tuple[str, str]]) -> None:
     """A label and its words per line. No table: a path must stay whole, whatever the terminal's width."""
     width = max(len(label) for label, _ in pairs) + 2
     for label, words in pairs:
-        console.print(
+        out.print(
             Text(label.ljust(width), style="dim").append(words, style="default not dim"), soft_wrap=True
         )
 

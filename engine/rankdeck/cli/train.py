@@ -19,7 +19,7 @@ from rankdeck.cli.options import AsJson, ConfigName, load_config
 
 if TYPE_CHECKING:
     from rankdeck.cli.display import Display
-    from rankdeck.report import RunFigures
+    from rankdeck.run.report import RunFigures
     from rankdeck.rundir import RunDir
 
 INTERRUPTED = 130
@@ -49,7 +49,7 @@ def train(
     chosen = load_config(config, strategy=strategy, devices=devices, name=name, overrides=overrides or ())
 
     from rankdeck import rundir
-    from rankdeck.cli import say
+    from rankdeck.cli import console
     from rankdeck.cli.display import choose
     from rankdeck.launch.start import start
 
@@ -63,7 +63,7 @@ def train(
     )
     if detach:
         if as_json:
-            say.as_json({"run": run.name, "path": str(run.path)})
+            console.as_json({"run": run.name, "path": str(run.path)})
         else:
             typer.echo(run.path)
         return 0
@@ -84,8 +84,8 @@ def stay(run: RunDir, display: Display, *, as_json: bool, attempt: int = 0) -> i
     """Show the run from `attempt` on until its end. If the display's reader went away, the run is stopped:
     nobody sees it.
     """
+    from rankdeck.base.errors import RankdeckError
     from rankdeck.cli.follow import follow
-    from rankdeck.errors import RankdeckError
     from rankdeck.launch.control import request_stop, wait_ended
 
     def stop(now: bool) -> None:
@@ -106,17 +106,17 @@ def stay(run: RunDir, display: Display, *, as_json: bool, attempt: int = 0) -> i
 
 
 def _finish(run: RunDir, figures: RunFigures, *, as_json: bool, interrupted: bool) -> int:
-    from rankdeck import report
-    from rankdeck.cli import say
+    from rankdeck.cli import console
     from rankdeck.cli.summary import print_summary
+    from rankdeck.run import report
 
     facts = report.summarise(run, figures)
     if as_json:
-        say.as_json(facts)
+        console.as_json(facts)
     else:
         print_summary(facts)
         for problem in report.problems_of(run, figures, facts["outcome"])[len(figures.problems) :]:
-            say.problem(problem)
+            console.problem(problem)
     if interrupted and facts["outcome"] != "completed":
         return INTERRUPTED
     end = run.end()

@@ -24,8 +24,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rankdeck.errors import DataError
-from rankdeck.home import cache_dir
+from rankdeck.base.errors import DataError
+from rankdeck.base.home import cache_dir
 
 STDLIB = "@stdlib"
 STDLIB_CAP_BYTES = 8_000_000

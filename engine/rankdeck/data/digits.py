@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from rankdeck.base.errors import DataError
 from rankdeck.data.base import DataCard
 from rankdeck.data.tensors import TensorSamples
-from rankdeck.errors import DataError
 
 NUM_TRAIN = 1442
 NUM_HELDOUT = 355

@@ -22,9 +22,9 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from rankdeck.catalog import ImagesArgs
+from rankdeck.base.errors import DataError
+from rankdeck.config.catalog import ImagesArgs
 from rankdeck.data.base import DataCard, Draw
-from rankdeck.errors import DataError
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 HELDOUT_FOLDERS = ("val", "valid", "validation", "test")

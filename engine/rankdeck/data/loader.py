@@ -19,10 +19,10 @@ import msgspec
 import torch
 from torch.utils.data import DataLoader, default_collate, get_worker_info
 
+from rankdeck.base.errors import DataError, Problem, RankdeckError, TrainingError
+from rankdeck.base.heartbeat import die_with_parent
 from rankdeck.data.base import Draw, ReadsBatches, SampleSet, needs_epoch
 from rankdeck.diagnose.exceptions import describe
-from rankdeck.errors import DataError, Problem, RankdeckError, TrainingError
-from rankdeck.heartbeat import die_with_parent
 
 Indices = list[int] | list[Draw]
 

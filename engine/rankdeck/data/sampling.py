@@ -18,8 +18,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from rankdeck.base.errors import ConfigError, DataError
 from rankdeck.data.base import MASKED, Draw
-from rankdeck.errors import ConfigError, DataError
 
 
 def epoch_order(num_samples: int, seed: int, epoch: int) -> Tensor:

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankdeck.catalog import SyntheticArgs
+from rankdeck.base.errors import DataError
+from rankdeck.config.catalog import SyntheticArgs
 from rankdeck.data.base import MASKED, DataCard
 from rankdeck.data.tensors import TensorSamples
-from rankdeck.errors import DataError
 
 POOL_BYTES = 64 * 2**20
 PATTERN_NUMBERS = 1024

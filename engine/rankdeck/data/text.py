@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rankdeck.catalog import TextArgs
+from rankdeck.base.errors import DataError
+from rankdeck.config.catalog import TextArgs
 from rankdeck.data.base import DataCard
 from rankdeck.data.corpus import ensure_tokens, token_dtype
-from rankdeck.errors import DataError
 
 DEFAULT_CONTEXT = 128
 HELDOUT_SHARE = 20

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 import msgspec
 
+from rankdeck.base.errors import Problem
+from rankdeck.base.heartbeat import Beat
 from rankdeck.diagnose.exceptions import is_communication, is_timeout
 from rankdeck.diagnose.hang import Frame, find_laggard, hang, place
-from rankdeck.errors import Problem
 from rankdeck.events import RankFailed
-from rankdeck.heartbeat import Beat
 
 EXIT_STOPPED = 130
 

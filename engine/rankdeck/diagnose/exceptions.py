@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from rankdeck.errors import Problem, RankdeckError
+from rankdeck.base.errors import Problem, RankdeckError
 from rankdeck.events import RankFailed
 
 NUM_LAST_LINES = 20

@@ -12,8 +12,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rankdeck.errors import Problem
-from rankdeck.heartbeat import Beat
+from rankdeck.base.errors import Problem
+from rankdeck.base.heartbeat import Beat
 
 PATIENCE_S = 10.0
 WARM_UP_PATIENCE_S = 60.0  # before the first step a rank may well load or compile alone

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rankdeck.base.errors import DeviceError, MachineError, Problem, did_you_mean, one_of
+from rankdeck.base.leases import lease_holder, lease_path
+from rankdeck.base.units import format_bytes
 from rankdeck.config import RunConfig
-from rankdeck.errors import DeviceError, MachineError, Problem, did_you_mean, one_of
 from rankdeck.events import DeviceInfo
 from rankdeck.launch.visible import VARIABLE, visible_gpus
-from rankdeck.leases import lease_holder, lease_path
 from rankdeck.telemetry.listing import Gpu, GpuProcess, list_gpus
-from rankdeck.units import format_bytes
 
 
 @dataclass

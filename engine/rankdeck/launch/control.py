@@ -12,7 +12,7 @@ import socket
 import time
 
 from rankdeck import events
-from rankdeck.errors import RankdeckError
+from rankdeck.base.errors import RankdeckError
 from rankdeck.launch.guard import GUARD
 from rankdeck.launch.processes import environment_of
 from rankdeck.rundir import EventReader, RunDir

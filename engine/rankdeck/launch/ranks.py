@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from rankdeck.heartbeat import die_with_parent
+from rankdeck.base.heartbeat import die_with_parent
 from rankdeck.launch import rank as first_steps
 from rankdeck.launch.processes import read_process, signal_sessions
 

@@ -22,13 +22,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from rankdeck import report, rundir
+from rankdeck import rundir
+from rankdeck.base.errors import ConfigError, DataError, MachineError, ModelError, RankdeckError
 from rankdeck.checkpoint_files import newest_whole
 from rankdeck.config import RunConfig, on_devices
-from rankdeck.errors import ConfigError, DataError, MachineError, ModelError, RankdeckError
 from rankdeck.launch import choose, guard
 from rankdeck.launch.control import wait_ended
 from rankdeck.launch.leftovers import end_leftovers
+from rankdeck.run import report
 from rankdeck.rundir import RunDir
 
 _READY_S = 30.0
@@ -69,7 +70,7 @@ def start(
 
     Not detached, the run stops when this process ends: it keeps one end of a pipe open, on purpose, for as
     long as it lives. `started` is when the person's command began (Unix seconds). `worker` is the module or
-    .py file that ranks run, rankdeck.worker where it is None.
+    .py file that ranks run, rankdeck.training.worker where it is None.
 
     Raises:
         ConfigError, DataError, ModelError, DeviceError: what was asked for cannot be run.

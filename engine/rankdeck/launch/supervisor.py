@@ -30,18 +30,18 @@ from typing import Any, NoReturn
 import msgspec
 
 from rankdeck import events
-from rankdeck.agreement import SAVING
+from rankdeck.base.errors import Problem, RankdeckError
 from rankdeck.checkpoint_files import newest_whole
 from rankdeck.config import RunConfig
 from rankdeck.diagnose.cause import EXIT_STOPPED, Cause, find_cause
-from rankdeck.errors import Problem, RankdeckError
 from rankdeck.launch import rank as first_steps
 from rankdeck.launch.ranks import GRACE_S, RankProcess, can_fork_preloaded, end_ranks
 from rankdeck.launch.watch import Watch
 from rankdeck.rundir import EventWriter, RunDir
 from rankdeck.telemetry.sampler_process import SamplerProcess
+from rankdeck.training.agreement import SAVING
 
-DEFAULT_WORKER = "rankdeck.worker"
+DEFAULT_WORKER = "rankdeck.training.worker"
 _PAGE_BYTES = 4096
 # What every rank imports sooner or later; torch._dynamo is what the first optimizer takes 0.7 s for.
 _PRELOADED = ("torch", "torch.distributed", "torch._dynamo", "torch.nn.parallel", "torch.utils.data")
@@ -169,10 +169,10 @@ class Supervisor:
 
     def _prepare_data(self) -> None:
         """What is made once for all ranks (a vocabulary). Threads that it starts come after the fork."""
-        if importlib.util.find_spec("rankdeck.workload") is None:
+        if importlib.util.find_spec("rankdeck.training.workload") is None:
             return
         self._tell_phase("preparing data")
-        importlib.import_module("rankdeck.workload").prepare(self._config)
+        importlib.import_module("rankdeck.training.workload").prepare(self._config)
 
     def _run_ranks(self) -> bool:
         """Release the ranks and wait for them; whether all did their work."""
@@ -315,13 +315,13 @@ def _set_threads(num_ranks: int) -> None:
 
 def _preload(config: RunConfig, worker: str) -> None:
     """Import what the ranks will need, none of it a person's own. What fails is left to the rank to say."""
-    from rankdeck.catalog import DATA, MODELS
+    from rankdeck.config.catalog import DATA, MODELS
 
     names = list(_PRELOADED)
     cards: list[Any] = [config.strategy_card, MODELS.get(config.model.use), DATA.get(config.data.use)]
     names += [card.target.partition(":")[0] for card in cards if card is not None]
     if worker == DEFAULT_WORKER:
-        names += ["rankdeck.train", "rankdeck.workload", "rankdeck.weights"]
+        names += ["rankdeck.training.loop", "rankdeck.training.workload", "rankdeck.checkpoint.weights"]
     for name in names:
         try:
             importlib.import_module(name)

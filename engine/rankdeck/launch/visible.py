@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rankdeck.errors import DeviceError
+from rankdeck.base.errors import DeviceError
 from rankdeck.telemetry.listing import Gpu
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"

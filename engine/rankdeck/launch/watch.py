@@ -14,11 +14,11 @@ from pathlib import Path
 import msgspec
 
 from rankdeck import events
+from rankdeck.base.errors import ConfigError, Problem
+from rankdeck.base.heartbeat import Beat, HeartbeatReader
 from rankdeck.diagnose.cause import RankEvidence
 from rankdeck.diagnose.exceptions import read_last_lines
 from rankdeck.diagnose.hang import Frame, find_laggard, is_still, parse_stack, suspicion
-from rankdeck.errors import ConfigError, Problem
-from rankdeck.heartbeat import Beat, HeartbeatReader
 from rankdeck.launch.ranks import RankProcess
 from rankdeck.rundir import RunDir
 

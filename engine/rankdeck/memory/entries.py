@@ -12,7 +12,7 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rankdeck.errors import TrainingError, one_of
+from rankdeck.base.errors import TrainingError, one_of
 from rankdeck.events import MEMORY_KINDS
 
 if TYPE_CHECKING:

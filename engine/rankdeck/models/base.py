@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import nn
 
-from rankdeck.errors import ModelError
+from rankdeck.base.errors import ModelError
 
 
 @runtime_checkable

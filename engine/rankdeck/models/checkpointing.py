@@ -18,8 +18,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
-from rankdeck.blocks import repeated_blocks
-from rankdeck.errors import ModelError
+from rankdeck.base.errors import ModelError
+from rankdeck.models.blocks import repeated_blocks
 
 
 def checkpoint_blocks(model: nn.Module) -> int:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankdeck.errors import ModelError
+from rankdeck.base.errors import ModelError
 from rankdeck.models.base import require_dropout, require_positive
 
 INIT_STD = 0.02

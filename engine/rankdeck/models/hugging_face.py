@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankdeck.errors import MachineError, ModelError
+from rankdeck.base.errors import MachineError, ModelError
 
 SAMPLES = 4096
 _NOT_FIELDS = ("architectures", "transformers_version")

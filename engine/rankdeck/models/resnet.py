@@ -12,7 +12,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from rankdeck.errors import ModelError, one_of
+from rankdeck.base.errors import ModelError, one_of
 from rankdeck.models.base import require_positive
 
 Stem = Literal["imagenet", "small"]

@@ -2,7 +2,7 @@
 
 A run keeps the line that was predicted for it (plan.json in its directory), so it is planned once; the table
 is made from the runs that are there. Compared are peaks of live tensors: the ledger's in a rehearsal, torch's
-allocator on a GPU. Read ask.py before.
+allocator on a GPU. Read pool.py before.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 
 import msgspec
 
-from rankdeck import plan_lines, report
+from rankdeck.base.errors import ConfigError
 from rankdeck.config import RunConfig
-from rankdeck.errors import ConfigError
+from rankdeck.config.gpu_models import GpuModel, find_gpu
 from rankdeck.events import DeviceInfo
-from rankdeck.gpu_models import GpuModel, find_gpu
-from rankdeck.plan_lines import PlanLine
-from rankdeck.planner.ask import answers
+from rankdeck.planner.pool import answers
 from rankdeck.planner.rows import Row
 from rankdeck.planner.targets import Target, TargetDevice
+from rankdeck.run import plan_lines, report
+from rankdeck.run.plan_lines import PlanLine
 from rankdeck.rundir import RunDir
 
 

@@ -1,7 +1,7 @@
 """What to change where a run does not fit: the same question with one thing different, and what that saves.
 
 Each change is planned like any row, so the bytes beside it are the planner's own. Another strategy or mesh is
-advice as well; the other rows of a plan say that. Read rows.py and ask.py before.
+advice as well; the other rows of a plan say that. Read rows.py and pool.py before.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rankdeck import mesh_sizes
-from rankdeck.catalog import STRATEGIES
-from rankdeck.config import RunConfig
-from rankdeck.plan_lines import CANNOT, DOES_NOT_FIT, FITS, TIGHT, PlanLine
+from rankdeck.base.units import format_bytes
+from rankdeck.config import RunConfig, mesh_sizes
+from rankdeck.config.catalog import STRATEGIES
 from rankdeck.planner.rows import Row
 from rankdeck.planner.targets import Target
-from rankdeck.units import format_bytes
+from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, FITS, TIGHT, PlanLine
 
 Options = Mapping[str, Any]
 Asking = Callable[[Sequence[Row]], Iterator[PlanLine]]

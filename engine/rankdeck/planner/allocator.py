@@ -6,7 +6,8 @@
     the smallest free block that is large enough is taken and, where much is left, split
     a block that becomes free joins its free neighbours; segments are never given back
 
-Blocks of another stream are never taken: what FSDP gathers lives on streams of its own. Read book.py before.
+Blocks of another stream are never taken: what FSDP gathers lives on streams of its own. Read
+plan_ledger.py before.
 
 Source: c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h, with torch's default settings.
 """
@@ -17,7 +18,7 @@ import bisect
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rankdeck.planner.book import Change
+from rankdeck.planner.plan_ledger import Change
 
 _MIB = 2**20
 SMALL_REQUEST_BYTES = 1 * _MIB

@@ -1,8 +1,8 @@
 """One row of a plan: what each rank's pass found, put together with constants into a line with a verdict.
 
-`pass_rank` runs in a process of its own (ask.py) and always has an answer; `line_of` makes the line. Ranks
+`pass_rank` runs in a process of its own (pool.py) and always has an answer; `line_of` makes the line. Ranks
 that are alike are passed once. What cannot be followed is said, with what is known for certain: weights,
-gradients and optimizer state. Read fake_pass.py before, ask.py next.
+gradients and optimizer state. Read fake_pass.py before, pool.py next.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from rankdeck.base.errors import RankdeckError
 from rankdeck.config import RunConfig
+from rankdeck.config.gpu_models import GpuModel
 from rankdeck.diagnose.exceptions import own_place
-from rankdeck.errors import RankdeckError
-from rankdeck.gpu_models import GpuModel
 from rankdeck.memory.entries import DeviceBytes
-from rankdeck.plan_lines import CANNOT, DOES_NOT_FIT, PlanLine, PlannedDevice, verdict_of
 from rankdeck.planner.allocator import reserved_bytes
 from rankdeck.planner.fake_pass import Found, NotFollowedError, Question, fake_pass
 from rankdeck.planner.rows import Row, representatives
 from rankdeck.planner.step_time import Step, step_time
 from rankdeck.planner.targets import Target
 from rankdeck.planner.work import Work
+from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, PlanLine, PlannedDevice, verdict_of
 
 _KEPT = ("parameters", "gradients", "optimizer", "buffers")
 _SIDE_STREAMS = ("fsdp", "hybrid")

@@ -2,12 +2,12 @@
 
     the real strategy class and the real training loop
       -> every operation makes fake tensors on "cpu"          (torch's FakeTensorMode)
-      -> every storage is booked with its device and kind      (book.py)
+      -> every storage is booked with its device and kind      (plan_ledger.py)
       -> collectives of N ranks are done at once               (torch's "fake" process group)
 
 The last step is the one that counts: gradients, optimizer state and buckets are there then. Nothing here
 knows how a strategy uses memory. What torch needs for it is in planned_torch.py; what a GPU's kernels
-allocate differently is in cuda_like.py. Read book.py next.
+allocate differently is in cuda_like.py. Read plan_ledger.py next.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from rankdeck import workload as workloads
-from rankdeck.collectives.replica_threads import ReplicaError
+from rankdeck.base.errors import RankdeckError
 from rankdeck.config import RunConfig
+from rankdeck.config.gpu_models import Rates
 from rankdeck.data.loader import first_batch
-from rankdeck.errors import RankdeckError
-from rankdeck.gpu_models import Rates
 from rankdeck.memory.entries import DeviceBytes
-from rankdeck.planner.book import Change, PlanBook
+from rankdeck.parallel.collectives.replica_threads import ReplicaError
 from rankdeck.planner.cuda_like import like_cuda
+from rankdeck.planner.plan_ledger import Change, PlanLedger
 from rankdeck.planner.planned_torch import Values, planned
 from rankdeck.planner.work import Work, WorkCounter
 from rankdeck.rundir import EventWriter
 from rankdeck.strategies.base import PipelineFacts, Strategy, each_tensor
-from rankdeck.train import Trainer, assemble
+from rankdeck.training import workload as workloads
+from rankdeck.training.loop import Trainer, assemble
 
 NUM_STEPS = 2
 _COUNTED_LATE = ("tensor", "hybrid")
@@ -125,26 +125,26 @@ def fake_pass(question: Question) -> Found:
         Exception: whatever building it raises on fake tensors.
     """
     values = Values()
-    book = PlanBook(len(question.places), FakeTensorMode(), values, like_cuda=question.like_cuda)
+    ledger = PlanLedger(len(question.places), FakeTensorMode(), values, like_cuda=question.like_cuda)
     workload = workloads.load_shapes(question.config, Shapes)
     with (
         _group(question),
         planned(like_cuda=question.like_cuda),
         like_cuda(question.config.train.precision, on=question.like_cuda),
     ):
-        trainer = _trainer(question, workload, book)
+        trainer = _trainer(question, workload, ledger)
         try:
             try:
                 with values.strict_inside_modules():
-                    work = _steps(trainer, workload, book, question, values)
+                    work = _steps(trainer, workload, ledger, question, values)
             except Exception as error:
                 if _refuses(error) or question.config.strategy.use == "ddp":
                     raise
-                certain = dict(zip(question.places, _certain(trainer, book), strict=True))
+                certain = dict(zip(question.places, _certain(trainer, ledger), strict=True))
                 raise NotFollowedError(error, certain) from error
             return Found(
-                devices=dict(zip(question.places, book.devices(), strict=True)),
-                logs=dict(zip(question.places, book.logs, strict=True)),
+                devices=dict(zip(question.places, ledger.devices(), strict=True)),
+                logs=dict(zip(question.places, ledger.logs, strict=True)),
                 work=work,
                 sent_bytes=_sent_bytes(trainer),
                 pipeline=trainer.strategy.pipeline_facts(),
@@ -199,16 +199,16 @@ def _refuses(error: BaseException) -> bool:
     return isinstance(error, RankdeckError) and not isinstance(error, ReplicaError)
 
 
-def _certain(trainer: Trainer, book: PlanBook) -> list[DeviceBytes]:
+def _certain(trainer: Trainer, ledger: PlanLedger) -> list[DeviceBytes]:
     """What lives after an optimizer step that was given gradients of zero."""
     for group in trainer.optimizer.param_groups:
         for weight in group["params"]:
             weight.grad = None
-    with book.fake, book.following():
+    with ledger.fake, ledger.following():
         for weight in [weight for group in trainer.optimizer.param_groups for weight in group["params"]]:
             weight.grad = torch.zeros_like(weight)
         trainer.optimizer.step()
-    return book.devices()
+    return ledger.devices()
 
 
 @contextlib.contextmanager
@@ -226,8 +226,8 @@ def _group(question: Question) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _trainer(question: Question, workload: workloads.Workload, book: PlanBook) -> Trainer:
-    with book.fake:
+def _trainer(question: Question, workload: workloads.Workload, ledger: PlanLedger) -> Trainer:
+    with ledger.fake:
         trainer = assemble(
             workload,
             rank=question.rank,
@@ -235,7 +235,7 @@ def _trainer(question: Question, workload: workloads.Workload, book: PlanBook) -
             devices=[torch.device("cpu")] * len(question.places),
             places=question.places,
             writer=EventWriter(Path(os.devnull)),
-            ledger=book,
+            ledger=ledger,
         )
     if question.like_cuda:
         _step_like_cuda(trainer)
@@ -250,14 +250,14 @@ def _step_like_cuda(trainer: Trainer) -> None:
 
 
 def _steps(
-    trainer: Trainer, workload: workloads.Workload, book: PlanBook, question: Question, values: Values
+    trainer: Trainer, workload: workloads.Workload, ledger: PlanLedger, question: Question, values: Values
 ) -> dict[int, Work]:
     batches = _batches(trainer.strategy, workload)
     num_steps = question.num_steps + trainer.strategy.steps_to_fill
-    with book.fake:
+    with ledger.fake:
         for step in range(1, num_steps):
             trainer.step(step, batches, followed=True)
-        counter = values.counter = WorkCounter(book, question.rates)
+        counter = values.counter = WorkCounter(ledger, question.rates)
         trainer.step(num_steps, batches, followed=True)
         values.counter = None
     return dict(zip(question.places, counter.by_device, strict=True))

@@ -10,7 +10,7 @@
                          is done at once
 
 If torch moves one of them, `planned` leaves it alone and says so (in a note); what then fails is one line of
-a plan, and ddp falls back to single's figures with a set of buckets (see ask.py). Read fake_pass.py first.
+a plan, and ddp falls back to single's figures with a set of buckets (see pool.py). Read fake_pass.py first.
 """
 
 from __future__ import annotations
@@ -220,9 +220,9 @@ def _no_initial_values(replaced: Replaced) -> None:
 def _meshes_for_real(replaced: Replaced) -> None:
     import torch.distributed.device_mesh as meshes
 
-    import rankdeck.mesh
+    import rankdeck.parallel.mesh
 
-    replaced.put(rankdeck.mesh, "init_device_mesh", _for_real(meshes.init_device_mesh))
+    replaced.put(rankdeck.parallel.mesh, "init_device_mesh", _for_real(meshes.init_device_mesh))
     for name in _MESH:
         original = inspect.getattr_static(meshes.DeviceMesh, name, None)
         if isinstance(original, staticmethod):
@@ -265,14 +265,14 @@ def _sends_hold(replaced: Replaced) -> None:
 
 def _no_blank_models(replaced: Replaced) -> None:
     """A model on "meta" holds tensors that are not fake; a fake one costs as little."""
-    import rankdeck.sharded.blank as blank
+    import rankdeck.parallel.fsdp.blank as blank
 
     replaced.put(blank, "_on_meta", lambda model_fn: model_fn())
 
 
 def _masks_as_in_a_run(replaced: Replaced) -> None:
     """Hugging Face's masks take fake tensors for a graph that is traced, and are never left out then."""
-    import rankdeck.user_code as user_code
+    import rankdeck.training.user_code as user_code
 
     build = user_code.build_model
 

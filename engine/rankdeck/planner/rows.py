@@ -1,7 +1,7 @@
 """Which strategies a plan asks about, with which options, and the configuration of each of them.
 
 What is sensible is a table: a strategy's defaults, and the options that change what it needs most. The
-configuration's own strategy comes first, as it is. Read ask.py next.
+configuration's own strategy comes first, as it is. Read pool.py next.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rankdeck.catalog import STRATEGIES
+from rankdeck.base.errors import ConfigError, did_you_mean, one_of
 from rankdeck.config import RunConfig, from_dict
-from rankdeck.errors import ConfigError, did_you_mean, one_of
+from rankdeck.config.catalog import STRATEGIES
 from rankdeck.planner.targets import Target
 
 Options = dict[str, Any]

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rankdeck.plan_lines import StepTime
 from rankdeck.planner.work import Work
+from rankdeck.run.plan_lines import StepTime
 
 BEST_SHARE, WORST_SHARE = 0.9, 0.35
 KERNEL_LAUNCH_S = 6e-6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rankdeck.gpu_models import GpuModel, Rates
+from rankdeck.config.gpu_models import GpuModel, Rates
 
 
 @dataclass(frozen=True)

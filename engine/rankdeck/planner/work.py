@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rankdeck.gpu_models import Rates
+from rankdeck.config.gpu_models import Rates
 from rankdeck.memory.follower import VIEWS, effect_of
-from rankdeck.simulated_pace import flops_formula
+from rankdeck.profiling.simulated_pace import flops_formula
 
 if TYPE_CHECKING:
-    from rankdeck.planner.book import PlanBook
+    from rankdeck.planner.plan_ledger import PlanLedger
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -40,9 +40,9 @@ class Work:
 class WorkCounter:
     """Counts the operations that it is told of, each on the device of its first tensor."""
 
-    def __init__(self, book: PlanBook, rates: Rates | None) -> None:
-        self.by_device = [Work(roofline_s=None if rates is None else 0.0) for _ in range(book.num_devices)]
-        self._book = book
+    def __init__(self, ledger: PlanLedger, rates: Rates | None) -> None:
+        self.by_device = [Work(roofline_s=None if rates is None else 0.0) for _ in range(ledger.num_devices)]
+        self._ledger = ledger
         self._rates = rates
         self._known: dict[Any, Callable[..., int] | bool] = {}
 
@@ -73,7 +73,7 @@ class WorkCounter:
 
     def _device_of(self, tensors: list[Tensor]) -> int:
         for tensor in tensors:
-            device = self._book.device_of(tensor)
+            device = self._ledger.device_of(tensor)
             if device is not None:
                 return device
         return 0

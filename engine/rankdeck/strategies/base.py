@@ -1,5 +1,5 @@
-"""What a strategy is. One training loop (train.py) owns data, clipping by a number, optimizer, schedule and
-metrics; a strategy owns where tensors live, forward and backward, and how gradients meet.
+"""What a strategy is. One training loop (training/loop.py) owns data, clipping by a number, optimizer,
+schedule and metrics; a strategy owns where tensors live, forward and backward, and how gradients meet.
 
     build(model_fn)                 the model, placed
     forward_backward(batch, ...)    one part of the global batch: a LossSum; gradients accumulate
@@ -22,11 +22,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from rankdeck.collectives.grad_sync import SyncTimes
-from rankdeck.losses import Loss
 from rankdeck.memory.ledger import Ledger
-from rankdeck.mesh import Mesh
-from rankdeck.spans import SpanRecorder
+from rankdeck.models.losses import Loss
+from rankdeck.parallel.collectives.grad_sync import SyncTimes
+from rankdeck.parallel.mesh import Mesh
+from rankdeck.profiling.spans import SpanRecorder
 
 Batch = tuple[Any, Any]
 

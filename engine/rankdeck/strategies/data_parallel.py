@@ -1,7 +1,7 @@
 """dp: one process drives all devices; device 0 leads, and pays for it.
 
-    scatter the batch -> replicate the model -> forward on every device -> gather outputs on device 0 -> loss
-    there
+    scatter the batch -> replicate the model -> forward on every device -> gather outputs on device 0
+    -> loss there
     -> backward on every device -> gradients add up on device 0 -> step there
 
 Where: weights, gradients and optimizer state on device 0; a copy of the weights on every device during a
@@ -10,8 +10,8 @@ back. Wins: hardly ever; it is two lines of code. Breaks: device 0 is full first
 devices and what the loss makes of them. `parallel_loss` computes the loss inside each replica's forward, so
 that only losses are gathered.
 
-On GPUs this is torch.nn.DataParallel; in a rehearsal it is collectives/fan_out.py. Read single.py before,
-ddp.py after.
+On GPUs this is torch.nn.DataParallel; in a rehearsal it is parallel/collectives/fan_out.py. Read
+single.py before, ddp.py after.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankdeck.collectives.fan_out import data_parallel
-from rankdeck.collectives.replica_threads import ReplicaThreads
-from rankdeck.losses import Loss
 from rankdeck.memory.virtual import VirtualDevices
-from rankdeck.mesh import Mesh
-from rankdeck.spans import SpanRecorder
+from rankdeck.models.losses import Loss
+from rankdeck.parallel.collectives.fan_out import data_parallel
+from rankdeck.parallel.collectives.replica_threads import ReplicaThreads
+from rankdeck.parallel.mesh import Mesh
+from rankdeck.profiling.spans import SpanRecorder
 from rankdeck.strategies.base import (
     Batch,
     HeldoutSums,

@@ -7,7 +7,7 @@ G, PowerSGD makes it a few per cent. Wins: whenever the model fits one device. B
 slow links with small batches.
 
 `native` is torch's wrapper: its buckets travel while backward still runs. Every other sync is
-collectives/grad_sync.py after backward: slower for that, and readable.
+parallel/collectives/grad_sync.py after backward: slower for that, and readable.
 
 Uneven inputs: training never gives ranks unequal numbers of batches (sizes that do not divide are refused, an
 epoch's tail is dropped), so torch's Join has nothing to join. What may differ is what a batch holds: ranks
@@ -28,7 +28,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from rankdeck.collectives.ddp_hooks import (
+from rankdeck.parallel.collectives.broadcast import broadcast_from_rank_0
+from rankdeck.parallel.collectives.ddp_hooks import (
     backward_times,
     compress_with_hook,
     last_sync,
@@ -37,16 +38,15 @@ from rankdeck.collectives.ddp_hooks import (
     put_powersgd_tensors,
     time_every_backward,
 )
-from rankdeck.collectives.first_rank import follow_first
-from rankdeck.collectives.grad_sync import (
+from rankdeck.parallel.collectives.grad_sync import (
     GradientSync,
     SyncTimes,
     all_reduce_bytes,
     gradients_of,
     travelling_bytes,
 )
-from rankdeck.collectives.sync_batch_norm import convert_batch_norms
-from rankdeck.spans import LateSpan
+from rankdeck.parallel.collectives.sync_batch_norm import convert_batch_norms
+from rankdeck.profiling.spans import LateSpan
 from rankdeck.strategies.base import (
     Batch,
     HeldoutSums,
@@ -95,7 +95,7 @@ class Ddp(Strategy):
             return
         self._compiled = compiled(module, self.setup)
         with self.phase("communication"):
-            follow_first([*module.parameters(), *module.buffers()])
+            broadcast_from_rank_0([*module.parameters(), *module.buffers()])
         self._sync = GradientSync(
             algorithm=self._algorithm,
             compress=self._compress,
@@ -196,7 +196,7 @@ class Ddp(Strategy):
         buffers = list(self._module.buffers())
         if self._buffers_differ and buffers:
             with self.phase("communication"):
-                follow_first(buffers)
+                broadcast_from_rank_0(buffers)
         self._buffers_differ = False
 
     def extra_state(self) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ last. With precision = bf16 weights travel and compute in 16 bits, while slices 
 model whose weights, gradients and optimizer state do not fit one device. Breaks: slow links; a model without
 repeated blocks, which is gathered whole; ranks that use different weights, unless `find_unused_parameters`.
 
-The model is built without memory except on rank 0's host (sharded/blank.py). Source:
+The model is built without memory except on rank 0's host (parallel/fsdp/blank.py). Source:
 torch.distributed.fsdp.fully_shard; Zhao et al., PyTorch FSDP, VLDB 2023. Read ddp.py before.
 """
 
@@ -24,14 +24,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from rankdeck.collectives.first_rank import follow_first
-from rankdeck.collectives.grad_sync import GradientSync
-from rankdeck.collectives.sync_batch_norm import convert_batch_norms
 from rankdeck.memory.ledger import local_part
-from rankdeck.mesh import Mesh, device_mesh
-from rankdeck.sharded.blank import BlankModel
-from rankdeck.sharded.blocks import let_go, sent_bytes_per_step, shard_blocks
-from rankdeck.split.gradients import clip_over_ranks, whole_tensors
+from rankdeck.parallel.collectives.broadcast import broadcast_from_rank_0
+from rankdeck.parallel.collectives.grad_sync import GradientSync
+from rankdeck.parallel.collectives.sync_batch_norm import convert_batch_norms
+from rankdeck.parallel.fsdp.blank import BlankModel
+from rankdeck.parallel.fsdp.blocks import reshard_blocks, sent_bytes_per_step, shard_blocks
+from rankdeck.parallel.mesh import Mesh, device_mesh
+from rankdeck.parallel.tensor.gradients import clip_over_ranks, whole_tensors
 from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy, call, first_samples
 
 
@@ -117,7 +117,7 @@ class Fsdp(Strategy):
         inputs, targets = self.to_device(first_samples(batch, max(num_valid, 1)))
         with self.evaluating():
             found = self.heldout_sums(call(self._module, inputs), targets)
-        let_go(self._module)
+        reshard_blocks(self._module)
         if num_valid == 0:
             return HeldoutSums(0.0, 0.0, None if self.loss.correct is None else 0.0)
         return found
@@ -131,7 +131,7 @@ class Fsdp(Strategy):
         buffers = list(self._module.buffers())
         if self._buffers_differ and buffers:
             with self.phase("communication"):
-                follow_first(buffers)
+                broadcast_from_rank_0(buffers)
         self._buffers_differ = False
 
     def sent_bytes_per_step(self) -> tuple[str, int, bool] | None:

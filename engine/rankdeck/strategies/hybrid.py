@@ -1,9 +1,9 @@
 """hybrid: several kinds of parallelism at once, each along an axis of one mesh of ranks.
 
-    data     replicas; gradients are summed after backward            (collectives/grad_sync.py, as in ddp)
-    shard    slices of every weight, a block put together at a time   (sharded/blocks.py, as in fsdp)
-    stage    layers one after another, microbatches between them      (pipeline.py itself)
-    tensor   slices of every large layer, sums inside each block      (split/apply.py, as in tensor)
+    data     replicas; gradients are summed after backward      (parallel/collectives/grad_sync.py, as in ddp)
+    shard    slices of every weight, gathered block by block    (parallel/fsdp/blocks.py, as in fsdp)
+    stage    layers one after another, microbatches between     (pipeline.py itself)
+    tensor   slices of every large layer, sums in each block    (parallel/tensor/apply.py, as in tensor)
 
 A step from the inside out: tensor's sums happen inside forward and backward, stages pass microbatches, shards
 are scattered in backward; then, once per step, what each rank holds is summed over data. One sync for all of
@@ -27,20 +27,20 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import loss_parallel
 
-from rankdeck import mesh_sizes
-from rankdeck.blocks import repeated_blocks
-from rankdeck.collectives.counted import CountedCollectives
-from rankdeck.collectives.first_rank import follow_first
-from rankdeck.collectives.grad_sync import GradientSync, gradients_of
-from rankdeck.errors import ConfigError, ModelError
+from rankdeck.base.errors import ConfigError, ModelError
+from rankdeck.config import mesh_sizes
 from rankdeck.memory.ledger import local_part
-from rankdeck.mesh import Mesh, device_mesh
-from rankdeck.sharded.blank import BlankModel
-from rankdeck.sharded.blocks import let_go, sent_bytes_per_step, shard_blocks, sharded_modules
-from rankdeck.split.apply import LayerSplit, names_by_weight, tie_again
-from rankdeck.split.gradients import add_up_partial, clip_over_ranks, whole_tensors
-from rankdeck.split.loss import over_split_classes
-from rankdeck.split.plan import Plan, make_plan
+from rankdeck.models.blocks import repeated_blocks
+from rankdeck.parallel.collectives.broadcast import broadcast_from_rank_0
+from rankdeck.parallel.collectives.counted import CountedCollectives
+from rankdeck.parallel.collectives.grad_sync import GradientSync, gradients_of
+from rankdeck.parallel.fsdp.blank import BlankModel
+from rankdeck.parallel.fsdp.blocks import reshard_blocks, sent_bytes_per_step, shard_blocks, sharded_modules
+from rankdeck.parallel.mesh import Mesh, device_mesh
+from rankdeck.parallel.tensor.apply import LayerSplit, names_by_weight, tie_again
+from rankdeck.parallel.tensor.gradients import add_up_partial, clip_over_ranks, whole_tensors
+from rankdeck.parallel.tensor.loss import over_split_classes
+from rankdeck.parallel.tensor.plan import Plan, make_plan
 from rankdeck.strategies.base import (
     Batch,
     HeldoutSums,
@@ -178,7 +178,7 @@ class Hybrid(Strategy):
         for axis in (self._axes.shard, self._axes.data):
             if buffers and axis is not None:
                 with self.phase("communication"):
-                    follow_first(buffers, axis.get_group())
+                    broadcast_from_rank_0(buffers, axis.get_group())
 
     def sent_bytes_per_step(self) -> tuple[str, int, bool] | None:
         """What every axis sends, added up; by formula unless all of it was counted."""
@@ -285,7 +285,7 @@ class _Whole(Strategy):
         inputs, targets = self.to_device(first_samples(batch, num_valid))
         with self.evaluating():
             found = self.heldout_sums(call(self._module, inputs), targets)
-        let_go(self._module)
+        reshard_blocks(self._module)
         return found
 
     def sent_bytes_per_step(self) -> tuple[str, int, bool] | None:
@@ -403,7 +403,7 @@ class _Staged(Pipeline):
                 module.unshard()
         found = super().evaluate(batch, num_valid)
         for runner in self._runners:
-            let_go(runner)
+            reshard_blocks(runner)
         return found
 
 

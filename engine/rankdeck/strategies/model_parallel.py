@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from rankdeck.memory.virtual import VirtualDevices
-from rankdeck.mesh import Mesh
-from rankdeck.partition.chain import Received
-from rankdeck.partition.cutting import cut_model, move_in_place
-from rankdeck.spans import Mark, SpanRecorder
+from rankdeck.parallel.mesh import Mesh
+from rankdeck.parallel.pipelining.chain import Received
+from rankdeck.parallel.pipelining.cutting import cut_model, move_in_place
+from rankdeck.profiling.spans import Mark, SpanRecorder
 from rankdeck.strategies.base import (
     Batch,
     HeldoutSums,

@@ -11,7 +11,8 @@ device, on slow links. Breaks: few microbatches, uneven stages, batch norms (eac
 time).
 
 The schedules are torch's (torch.distributed.pipelining), driven with static shapes, so that no forward is run
-to find them out. Read ../partition/schedules.py and ../partition/relay.py before, pipeline_async.py after.
+to find them out. Read ../parallel/pipelining/schedules.py and communication.py there before, and
+pipeline_async.py after.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torch_schedules
 
-from rankdeck import microbatches as rules
-from rankdeck.errors import ConfigError
-from rankdeck.mesh import Mesh
-from rankdeck.partition.building import build_stages
-from rankdeck.partition.costs import Boundary
-from rankdeck.partition.schedules import make_schedule, rank_of_stages, theory_bubble
-from rankdeck.spans import SpanRecorder
+from rankdeck.base.errors import ConfigError
+from rankdeck.config import microbatches as rules
+from rankdeck.parallel.mesh import Mesh
+from rankdeck.parallel.pipelining.building import build_stages
+from rankdeck.parallel.pipelining.costs import Boundary
+from rankdeck.parallel.pipelining.schedules import make_schedule, rank_of_stages, theory_bubble
+from rankdeck.profiling.spans import SpanRecorder
 from rankdeck.strategies.base import (
     Batch,
     HeldoutSums,

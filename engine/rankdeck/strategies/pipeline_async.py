@@ -15,7 +15,7 @@ moment has them all.
 
 An evaluation or a checkpoint drains the pipe first: all stages then stand at the same update. Source: Harlap
 et al., PipeDream, 2018; Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, 2021 (2BW). Read
-../partition/versions.py and pipeline.py before.
+../parallel/pipelining/versions.py and pipeline.py before.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rankdeck.errors import ModelError
-from rankdeck.mesh import Mesh
-from rankdeck.partition.building import build_stages
-from rankdeck.partition.versions import WeightVersions
+from rankdeck.base.errors import ModelError
+from rankdeck.parallel.mesh import Mesh
+from rankdeck.parallel.pipelining.building import build_stages
+from rankdeck.parallel.pipelining.versions import WeightVersions
 from rankdeck.strategies.base import (
     Batch,
     HeldoutSums,

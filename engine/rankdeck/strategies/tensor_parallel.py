@@ -11,7 +11,8 @@ the embedding, and the logits once (a few numbers per token with loss_parallel).
 one device, on links as fast as NVLink. Breaks: slow links, since every sum is waited for; heads that do not
 divide; what is no Linear or Embedding. Source: Shoeybi et al., "Megatron-LM" (2019).
 
-What is split is data in ../split/plan.py; how is ../split/apply.py. Read ddp.py before, hybrid.py after.
+What is split is data in ../parallel/tensor/plan.py; how is ../parallel/tensor/apply.py. Read ddp.py before,
+hybrid.py after.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import loss_parallel
 
-from rankdeck.blocks import repeated_blocks
-from rankdeck.collectives.counted import CountedCollectives
-from rankdeck.mesh import Mesh, device_mesh
-from rankdeck.sharded.blank import BlankModel
-from rankdeck.split.apply import LayerSplit
-from rankdeck.split.gradients import add_up_partial, clip_over_ranks, whole_tensors
-from rankdeck.split.loss import over_split_classes
-from rankdeck.split.plan import make_plan
+from rankdeck.models.blocks import repeated_blocks
+from rankdeck.parallel.collectives.counted import CountedCollectives
+from rankdeck.parallel.fsdp.blank import BlankModel
+from rankdeck.parallel.mesh import Mesh, device_mesh
+from rankdeck.parallel.tensor.apply import LayerSplit
+from rankdeck.parallel.tensor.gradients import add_up_partial, clip_over_ranks, whole_tensors
+from rankdeck.parallel.tensor.loss import over_split_classes
+from rankdeck.parallel.tensor.plan import make_plan
 from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy, call, first_samples
 
 

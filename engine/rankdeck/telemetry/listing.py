@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from rankdeck.errors import MachineError
-from rankdeck.telemetry.board import Board
+from rankdeck.base.errors import MachineError
 from rankdeck.telemetry.readings import METRICS, Device, Notice
+from rankdeck.telemetry.registry import DeviceRegistry
 from rankdeck.telemetry.sampler_process import SamplerProcess
 
 HIDDEN_BYTES = 2**30
@@ -113,23 +113,23 @@ def ask_once(patience_s: float = PATIENCE_S) -> Listing:
     Raises:
         MachineError: there is no driver, or it does not answer at all.
     """
-    board = Board()
+    registry = DeviceRegistry()
     sampler = SamplerProcess(["--once"], piped=True)
     end_s = time.monotonic() + patience_s
     try:
         while sampler.exit_code is None and time.monotonic() < end_s:
             for _, line in sampler.wait_for_lines(min(0.5, patience_s)):
                 if line is not None:
-                    board.feed(line, time.monotonic())
+                    registry.feed(line, time.monotonic())
             for notice in sampler.look():
-                board.feed(notice, time.monotonic())
+                registry.feed(notice, time.monotonic())
     finally:
         sampler.stop(grace_s=0.1)
-    if board.told is None:
-        raise _no_answer(board.notices, patience_s)
+    if registry.told is None:
+        raise _no_answer(registry.notices, patience_s)
     now_s = time.monotonic()
-    gpus = [gpu_of(device, board, now_s, keeps=True) for device in board.devices]
-    return Listing(gpus, board.notices, board.told.driver, board.told.simulated)
+    gpus = [gpu_of(device, registry, now_s, keeps=True) for device in registry.devices]
+    return Listing(gpus, registry.notices, registry.told.driver, registry.told.simulated)
 
 
 def _no_answer(notices: list[Notice], patience_s: float) -> MachineError:
@@ -142,9 +142,9 @@ def _no_answer(notices: list[Notice], patience_s: float) -> MachineError:
     )
 
 
-def gpu_of(device: Device, board: Board, now_s: float, *, keeps: bool = False) -> Gpu:
-    """A device as the board knows it. `keeps`: what was read during one slow listing is not called stale."""
-    readings = {name: board.reading(device.uuid, name, now_s) for name in METRICS}
+def gpu_of(device: Device, registry: DeviceRegistry, now_s: float, *, keeps: bool = False) -> Gpu:
+    """A device as the registry knows it. `keeps`: what one slow listing read is not called stale."""
+    readings = {name: registry.reading(device.uuid, name, now_s) for name in METRICS}
     if keeps and device.lost_at is None:
         readings = {
             name: msgspec.structs.replace(reading, state="value") if reading.state == "stale" else reading
@@ -152,7 +152,7 @@ def gpu_of(device: Device, board: Board, now_s: float, *, keeps: bool = False) -
         }
     values = {name: r.value if r.state == "value" else None for name, r in readings.items()}
     ages = [reading.age_s for reading in readings.values() if reading.value is not None]
-    on_it = board.processes(device.uuid)
+    on_it = registry.processes(device.uuid)
     states: dict[str, str] = {name: r.state for name, r in readings.items() if r.state != "value"}
     if on_it.processes is None:
         states["processes"] = on_it.state

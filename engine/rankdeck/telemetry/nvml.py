@@ -16,7 +16,7 @@ from typing import Any
 
 import pynvml
 
-from rankdeck.errors import MachineError
+from rankdeck.base.errors import MachineError
 from rankdeck.telemetry import xid
 from rankdeck.telemetry.attribution import ProcessNames
 from rankdeck.telemetry.nvml_calls import (

@@ -13,7 +13,7 @@ from typing import Any
 
 import pynvml
 
-from rankdeck.errors import MachineError
+from rankdeck.base.errors import MachineError
 from rankdeck.telemetry.readings import Device, Reading
 
 SONAME = "libnvidia-ml.so.1"

@@ -16,7 +16,7 @@
 
 Everything is keyed by UUID. What is left out has the default that the struct below gives it. A reading is a
 value, or says why there is none; it is never 0 for what is not known. A sample holds what was read since the
-last one: what it leaves out is as it was. Read board.py next: it folds lines into what is true now.
+last one: what it leaves out is as it was. Read registry.py next: it folds lines into what is true now.
 """
 
 from __future__ import annotations

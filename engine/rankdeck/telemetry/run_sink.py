@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from rankdeck import events
-from rankdeck.errors import Problem
+from rankdeck.base.errors import Problem
 from rankdeck.rundir import RunDir
 from rankdeck.telemetry.host import virtual_uuid
 from rankdeck.telemetry.readings import (

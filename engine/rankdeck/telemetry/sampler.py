@@ -22,10 +22,10 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import NoReturn
 
-from rankdeck.errors import MachineError
-from rankdeck.heartbeat import die_with_parent
-from rankdeck.leases import lease_holder
-from rankdeck.telemetry.crumb import Crumb
+from rankdeck.base.errors import MachineError
+from rankdeck.base.heartbeat import die_with_parent
+from rankdeck.base.leases import lease_holder
+from rankdeck.telemetry.last_call import LastCall
 from rankdeck.telemetry.provider import DeviceLostError, Provider
 from rankdeck.telemetry.readings import (
     METRICS,
@@ -67,12 +67,12 @@ class Sampler:
         provider: Provider,
         write: Sink,
         *,
-        crumb: Crumb | None = None,
+        last_call: LastCall | None = None,
         only: Sequence[str] | None = None,
     ) -> None:
         self._provider = provider
         self._write = write
-        self._drop = crumb.drop if crumb is not None else lambda _: None
+        self._drop = last_call.note if last_call is not None else lambda _: None
         self._only = only
         self._devices: list[Device] = []
         self._lost: set[str] = set()
@@ -261,7 +261,7 @@ def _listen_to_signals() -> Callable[[float], bool]:
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="rankdeck.telemetry.sampler")
     parser.add_argument("--once", action="store_true", help="read everything once and end")
-    parser.add_argument("--crumb", type=int, help="the descriptor of the memory that says what is asked")
+    parser.add_argument("--last-call", type=int, help="the descriptor of the memory that says what is asked")
     parser.add_argument("--parent", type=int, help="the process that this one ends with")
     parser.add_argument("--skip", action="append", default=[], help="a device that is not to be asked")
     parser.add_argument("--run", type=Path, help="write events into this run's directory")
@@ -275,7 +275,7 @@ def main(argv: Sequence[str]) -> int:
     asked = _parse(argv)
     die_with_parent(asked.parent)
     wait = _listen_to_signals()
-    crumb = None if asked.crumb is None else Crumb(asked.crumb)
+    last_call = None if asked.last_call is None else LastCall(asked.last_call)
     write: Sink = _write_line
     only: list[str] | None = None
     pids = [int(pid) for pid in asked.ranks.split(",") if pid]
@@ -294,9 +294,9 @@ def main(argv: Sequence[str]) -> int:
             from rankdeck.telemetry.nvml import NvmlProvider
 
             named = os.environ.get("RANKDECK_NVML")
-            mark = crumb.drop if crumb is not None else lambda _: None
+            mark = last_call.note if last_call is not None else lambda _: None
             provider = NvmlProvider(Path(named).absolute() if named else None, asked.skip, mark)
-        sampler = Sampler(provider, write, crumb=crumb, only=only)
+        sampler = Sampler(provider, write, last_call=last_call, only=only)
         sampler.begin()
     except MachineError as error:
         write(_driver_notice(error))

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from rankdeck.telemetry.crumb import Crumb
+from rankdeck.telemetry.last_call import LastCall
 from rankdeck.telemetry.readings import AnyLine, Notice, decode
 from rankdeck.telemetry.sampler import EXIT_CHANGED
 
@@ -51,7 +51,7 @@ class SamplerProcess:
         self._at_end = False
         self._left: list[subprocess.Popen[bytes]] = []
         self._process: subprocess.Popen[bytes] | None = None
-        self._crumb = Crumb.new()
+        self._last_call = LastCall.new()
         self.exit_code: int | None = None
         self._begin()
 
@@ -60,10 +60,10 @@ class SamplerProcess:
         return None if self._process is None else self._process.pid
 
     def _begin(self) -> None:
-        self._crumb.clear()
+        self._last_call.clear()
         self._at_end = False
         command = [sys.executable, "-P", "-m", "rankdeck.telemetry.sampler", *self._arguments]
-        command += ["--crumb", str(self._crumb.handle), "--parent", str(os.getpid())]
+        command += ["--last-call", str(self._last_call.handle), "--parent", str(os.getpid())]
         for device in self._skip:
             command += ["--skip", device]
         self._began_s = time.monotonic()
@@ -71,7 +71,7 @@ class SamplerProcess:
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if self._piped else subprocess.DEVNULL,
-            pass_fds=[self._crumb.handle],
+            pass_fds=[self._last_call.handle],
             env=None if self._environment is None else dict(self._environment),
         )
 
@@ -92,7 +92,7 @@ class SamplerProcess:
                 self._begin_again()
             return []
         code = self._process.poll()
-        device, age_s = self._crumb.read()
+        device, age_s = self._last_call.read()
         self._worked = self._worked or age_s is not None
         if code is not None:
             # Its last lines are taken first.
@@ -173,7 +173,7 @@ class SamplerProcess:
         self._left = []
         if self.exit_code is None:
             self.exit_code = 0
-        self._crumb.close()
+        self._last_call.close()
 
 
 def _how(code: int, device: str, *, hangs: bool) -> str:

@@ -13,8 +13,8 @@ import sys
 from PySide6.QtCore import QPoint, QSocketNotifier
 from PySide6.QtWidgets import QApplication, QWidget
 
-from rankdeck_app.running import make_app
-from rankdeck_app.services import make_services
+from rankdeck_app.application import make_app
+from rankdeck_app.shell.services import make_services
 from rankdeck_app.shell.window import MainWindow
 from tests.app.shell.pages import NotePage
 

@@ -4,7 +4,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from rankdeck_app.commands import Command
+from rankdeck_app.commands.table import Command
 from rankdeck_app.shell.palette import QuickItem, QuickProvider
 from rankdeck_app.shell.window import MainWindow
 from tests.app.shell.pages import NotePage

@@ -9,7 +9,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QAbstractButton, QApplication, QLabel, QLineEdit, QToolButton, QWidget
 from pytestqt.qtbot import QtBot
 
-from rankdeck_app.commands import Command
+from rankdeck_app.commands.table import Command
 from rankdeck_app.shell.panel import PanelTab
 from rankdeck_app.shell.side_bar import Activity, SideBarView
 from rankdeck_app.shell.window import MainWindow

@@ -9,8 +9,8 @@ from PySide6.QtCore import QPoint, Qt
 from PySide6.QtWidgets import QApplication, QLabel, QPushButton, QWidget
 from pytestqt.qtbot import QtBot
 
-from rankdeck_app.services import Services, make_services
 from rankdeck_app.shell.panel import PanelTab
+from rankdeck_app.shell.services import Services, make_services
 from rankdeck_app.shell.side_bar import Activity, SideBarView
 from rankdeck_app.shell.window import MainWindow
 from tests.app.shell.pages import NotePage, add_frame_pages

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rankdeck.errors import Problem
-from rankdeck.imbalance import imbalance_of
+from rankdeck.base.errors import Problem
+from rankdeck.run.imbalance import imbalance_of
 from rankdeck_app.state.imbalance_alert import ImbalanceAlert, causes
 
 MIB = 1 << 20

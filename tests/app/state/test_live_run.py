@@ -12,7 +12,7 @@ import pytest
 from PySide6.QtCore import QCoreApplication
 
 from rankdeck import events
-from rankdeck.errors import Problem
+from rankdeck.base.errors import Problem
 from rankdeck_app.state.live_run import Changed, LiveRun
 from tests.helpers.waiting import wait_until
 from tests.helpers.written_run import MIB, WrittenRun, device_infos

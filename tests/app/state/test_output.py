@@ -8,7 +8,7 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from rankdeck import events
-from rankdeck.errors import Problem
+from rankdeck.base.errors import Problem
 from rankdeck.rundir import RunDir
 from rankdeck_app.state.output import Line, OutputModel, OutputTail, line_of
 from tests.helpers.waiting import wait_until

@@ -10,7 +10,7 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from rankdeck.config import from_dict
-from rankdeck.plan_lines import DOES_NOT_FIT, FITS, StepTime
+from rankdeck.run.plan_lines import DOES_NOT_FIT, FITS, StepTime
 from rankdeck_app.state.plan import choose
 from rankdeck_app.state.plan_process import PlanProcess
 from tests.helpers.told_plan import GIB, TOLD, PlanWorld, line

@@ -9,7 +9,7 @@ import pytest
 from PySide6.QtWidgets import QApplication
 
 from rankdeck_app.composition import App
-from rankdeck_app.services import Services, make_services
+from rankdeck_app.shell.services import Services, make_services
 from rankdeck_app.shell.window import MainWindow
 
 

@@ -12,7 +12,7 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QPushButton
 from pytestqt.qtbot import QtBot
 
-from rankdeck.errors import Problem
+from rankdeck.base.errors import Problem
 from rankdeck_app.composition import App
 from rankdeck_app.state.output import Line
 from rankdeck_app.state.problem_list import LAUNCH

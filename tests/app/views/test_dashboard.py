@@ -11,10 +11,11 @@ import pytest
 from PySide6.QtCore import QCoreApplication, QEvent, QObject, QRect
 from pytestqt.qtbot import QtBot
 
-from rankdeck import events, plan_lines
-from rankdeck.errors import Problem
-from rankdeck.plan_lines import FITS, PlanLine, PlannedDevice
-from rankdeck.report import prediction_file
+from rankdeck import events
+from rankdeck.base.errors import Problem
+from rankdeck.run import plan_lines
+from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice
+from rankdeck.run.report import prediction_file
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.live_run import LiveRun

@@ -9,8 +9,8 @@ import pytest
 from PySide6.QtCore import QObject, Qt
 from pytestqt.qtbot import QtBot
 
-from rankdeck import presets
-from rankdeck.catalog import STRATEGIES
+from rankdeck.config import presets
+from rankdeck.config.catalog import STRATEGIES
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.engine_process import Engine
 from rankdeck_app.state.gpus import Gpus

@@ -10,7 +10,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QPushButton
 from pytestqt.qtbot import QtBot
 
-from rankdeck.plan_lines import CANNOT, DOES_NOT_FIT, PlanLine, PlannedDevice
+from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, PlanLine, PlannedDevice
 from rankdeck_app.composition import App
 from rankdeck_app.state.plan import Plan
 from rankdeck_app.theme import Theme

@@ -6,7 +6,7 @@ import pytest
 from PySide6.QtGui import QColor
 from pytestqt.qtbot import QtBot
 
-from rankdeck.anatomy import Span
+from rankdeck.run.anatomy import Span
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.anatomy import AnatomyFigure, AnatomyRow, StepAnatomyChart
 

@@ -6,7 +6,7 @@ import pytest
 from PySide6.QtGui import QColor, QImage
 from pytestqt.qtbot import QtBot
 
-from rankdeck.imbalance import imbalance_of
+from rankdeck.run.imbalance import imbalance_of
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.vram_bars import BarsFigure, DeviceBar, VramBars
 

@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 
 from rankdeck import events
+from rankdeck.base.errors import Problem
 from rankdeck.cli.app import run as command
 from rankdeck.cli.display import evaluation_in_words, kinds_in_words, loss_in_words
 from rankdeck.cli.live import bar, device_bars
-from rankdeck.errors import Problem
-from rankdeck.report import RunFigures, read_figures
+from rankdeck.run.report import RunFigures, read_figures
 from rankdeck.rundir import enter_in_index
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 

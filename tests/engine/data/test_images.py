@@ -8,11 +8,11 @@ import pytest
 import torch
 from PIL import Image
 
+from rankdeck.base.errors import DataError
 from rankdeck.data.base import Draw
 from rankdeck.data.images import Images
 from rankdeck.data.loader import build_loader
 from rankdeck.data.sampling import StepBatches
-from rankdeck.errors import DataError
 
 COLOURS = {"blue": (0, 0, 255), "red": (255, 0, 0)}
 

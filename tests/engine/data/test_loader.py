@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from rankdeck.base.errors import DataError, TrainingError
 from rankdeck.data.base import Draw
 from rankdeck.data.digits import Digits
 from rankdeck.data.loader import build_loader
 from rankdeck.data.sampling import HeldoutBatches, StepBatches
-from rankdeck.errors import DataError, TrainingError
 
 
 class Squares:

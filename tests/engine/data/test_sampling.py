@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from rankdeck.base.errors import ConfigError, DataError
 from rankdeck.data.base import MASKED, Draw
 from rankdeck.data.sampling import HeldoutBatches, StepBatches, epoch_order, mask_padding
-from rankdeck.errors import ConfigError, DataError
 
 
 def steps_of(num_ranks: int, accumulate: int = 1, **more: Any) -> list[list[int]]:

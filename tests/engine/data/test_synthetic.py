@@ -6,11 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from rankdeck.base.errors import DataError
 from rankdeck.data.base import MASKED
 from rankdeck.data.loader import build_loader
 from rankdeck.data.sampling import StepBatches
 from rankdeck.data.synthetic import POOL_BYTES, InputSpec, Synthetic, spec_for
-from rankdeck.errors import DataError
 from rankdeck.models import gpt, mlp
 
 SPECS = [

@@ -12,10 +12,10 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from rankdeck.base.errors import DataError
 from rankdeck.data import corpus
 from rankdeck.data.corpus import corpus_files, ensure_tokens
 from rankdeck.data.text import MAX_HELDOUT_WINDOWS, Text
-from rankdeck.errors import DataError
 
 WORDS = "the quick brown fox jumps over the lazy dog, said no one at all\n"
 

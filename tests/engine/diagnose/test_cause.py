@@ -7,12 +7,12 @@ from itertools import permutations
 
 import pytest
 
+from rankdeck.base.errors import DataError, Problem
+from rankdeck.base.heartbeat import Beat
 from rankdeck.diagnose.cause import RankEvidence, find_cause
 from rankdeck.diagnose.exceptions import describe
 from rankdeck.diagnose.hang import Frame
-from rankdeck.errors import DataError, Problem
 from rankdeck.events import RankFailed
-from rankdeck.heartbeat import Beat
 
 CLOSED = "[third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:30350"
 TIMEOUT = (

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rankdeck.base.errors import DataError, TrainingError
 from rankdeck.diagnose.exceptions import describe, is_communication, last_lines, read_last_lines
-from rankdeck.errors import DataError, TrainingError
 from rankdeck.events import RankFailed, decode, encode
 
 COMMUNICATION = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rankdeck.base.heartbeat import Beat
 from rankdeck.diagnose.hang import (
     PATIENCE_S,
     WARM_UP_PATIENCE_S,
@@ -14,7 +15,6 @@ from rankdeck.diagnose.hang import (
     parse_stack,
     suspicion,
 )
-from rankdeck.heartbeat import Beat
 
 WAITING = [Frame("/lib/torch/autograd/graph.py", 979, "_engine_run_backward"), Frame("train.py", 3, "step")]
 AWAY = [Frame("mine.py", 11, "loss"), Frame("train.py", 2, "step")]

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from rankdeck.errors import DeviceError, MachineError
+from rankdeck.base.errors import DeviceError, MachineError
+from rankdeck.base.leases import lease_holder, lease_path
 from rankdeck.launch.choose import choose_devices
-from rankdeck.leases import lease_holder, lease_path
 from rankdeck.telemetry.listing import Gpu, GpuProcess
 from tests.helpers.launching import small_config
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rankdeck.errors import ConfigError, DataError, DeviceError, MachineError, ModelError, RankdeckError
+from rankdeck.base.errors import ConfigError, DataError, DeviceError, MachineError, ModelError, RankdeckError
 from rankdeck.launch.control import request_stop
 from rankdeck.launch.start import NotResumableError, resume
 from rankdeck.rundir import list_runs

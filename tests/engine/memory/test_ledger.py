@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
-from rankdeck.collectives.fan_out import ReplicaThreads
 from rankdeck.events import MEMORY_KINDS
 from rankdeck.memory.entries import DeviceBytes, DeviceMixError
 from rankdeck.memory.ledger import Ledger
 from rankdeck.memory.virtual import VirtualDevices
+from rankdeck.parallel.collectives.fan_out import ReplicaThreads
 from tests.helpers import tiny_training as tiny
 
 Backward = Callable[[nn.Module, tiny.Batch, ReplicaThreads], float]

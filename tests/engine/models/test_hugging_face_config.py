@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rankdeck.base.errors import ModelError
 from rankdeck.config import from_text
-from rankdeck.errors import ModelError
 from rankdeck.models import hugging_face
 from rankdeck.planner.fake_pass import Question, fake_pass
 

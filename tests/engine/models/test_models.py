@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rankdeck.errors import ModelError
+from rankdeck.base.errors import ModelError
 from rankdeck.models import gpt, mlp, resnet
 from rankdeck.models.base import HasBlocks, HasUnits
 

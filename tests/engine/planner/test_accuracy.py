@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from rankdeck import plan_lines, report
-from rankdeck.plan_lines import PlanLine, PlannedDevice, StepTime
 from rankdeck.planner.accuracy import compare, measured_scale, spread_of
 from rankdeck.planner.targets import Target, TargetDevice
+from rankdeck.run import plan_lines, report
+from rankdeck.run.plan_lines import PlanLine, PlannedDevice, StepTime
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 
 HERE = Target("1 x H100", (TargetDevice("NVIDIA H100 80GB HBM3", None),), like_cuda=True)

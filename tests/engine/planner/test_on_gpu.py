@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rankdeck.gpu_models import GpuModel, find_gpu
+from rankdeck.config.gpu_models import GpuModel, find_gpu
 from rankdeck.planner.answer import line_of, pass_rank, ranks_to_pass
 from rankdeck.planner.rows import Row
 from rankdeck.planner.targets import Target, TargetDevice

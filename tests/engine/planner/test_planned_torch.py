@@ -11,8 +11,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 
-import rankdeck.mesh
-import rankdeck.sharded.blank
+import rankdeck.parallel.fsdp.blank
+import rankdeck.parallel.mesh
 import rankdeck.strategies.ddp
 from rankdeck.config import from_text
 from rankdeck.planner.answer import pass_rank
@@ -61,8 +61,8 @@ def test_everything_is_put_back() -> None:
         (nn.Module, "_apply"),
         (dist, "broadcast_object_list"),
         (dist, "isend"),
-        (rankdeck.mesh, "init_device_mesh"),
-        (rankdeck.sharded.blank, "_on_meta"),
+        (rankdeck.parallel.mesh, "init_device_mesh"),
+        (rankdeck.parallel.fsdp.blank, "_on_meta"),
         (rankdeck.strategies.ddp, "DistributedDataParallel"),
     ]
     before = [getattr(owner, name) for owner, name in places]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from rankdeck.base.errors import ConfigError
 from rankdeck.config import from_text
-from rankdeck.errors import ConfigError
 from tests.helpers.parity import configuration
 from tests.helpers.parity import of_one_device as of_one
 from tests.helpers.ranks import RankSet, largest_difference

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from rankdeck import events
-from rankdeck import workload as workloads
 from rankdeck.config import from_text
 from rankdeck.memory.sampling import SamplingBudget
 from rankdeck.rundir import EventWriter
-from rankdeck.train import Trainer, assemble
+from rankdeck.training import workload as workloads
+from rankdeck.training.loop import Trainer, assemble
 from tests.helpers.tiny_training import allocator_rise_bytes
 
 WIDE = """

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 from torch import Tensor
 
-from rankdeck.collectives import replicate
+from rankdeck.parallel.collectives import replicate
 from tests.helpers import parity
 from tests.helpers.rank_main import train_once
 from tests.helpers.ranks import RankSet, largest_difference

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rankdeck import events
-from rankdeck.microbatches import stages_per_device
+from rankdeck.config.microbatches import stages_per_device
 from tests.helpers.parity import BARS, MUST_DIFFER, configuration, of_one_device
 from tests.helpers.rank_main import train_once
 from tests.helpers.ranks import RankSet, largest_difference

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from rankdeck.leases import lease_path
+from rankdeck.base.leases import lease_path
 from rankdeck.telemetry import sampler_process
 from rankdeck.telemetry.readings import METRICS, PROCESSES_HZ, Devices
 from rankdeck.telemetry.sampler_process import SamplerProcess

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rankdeck.anatomy import SIMULATED_TIME
-from rankdeck.report import failed_problem, lost_problem
-from rankdeck.units import format_bytes, format_count, format_duration
+from rankdeck.base.units import format_bytes, format_count, format_duration
+from rankdeck.run.anatomy import SIMULATED_TIME
+from rankdeck.run.report import failed_problem, lost_problem
 from rankdeck_app.state.live_run import DeviceState, LiveRun
 from rankdeck_app.widgets.anatomy import AnatomyFigure, AnatomyRow
 from rankdeck_app.widgets.band_chart import BandFigure, Limit

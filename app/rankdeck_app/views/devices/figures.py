@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from rankdeck.base.units import format_bytes
 from rankdeck.events import DeviceMemory
 from rankdeck.telemetry.readings import METRICS
-from rankdeck.units import format_bytes
 from rankdeck_app.state.gpus import Gpu, Gpus
 from rankdeck_app.state.series import Series
 from rankdeck_app.views.devices.who import MemoryOf, holders, peak_words

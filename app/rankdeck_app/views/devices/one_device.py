@@ -20,10 +20,10 @@ from rankdeck_app.widgets.device_tracks import Limit, Mark, Track, TracksFigure
 def tracks(gpus: Gpus, gpu: Gpu, span_s: float) -> TracksFigure:
     """Every metric of one device, with its limits and what happened to it."""
     now_s = gpus.now_s
-    device = gpus.board.device(gpu.uuid)
+    device = gpus.registry.device(gpu.uuid)
     power_limit = (device.power_limit_w if device is not None else None) or 0.0
     total = float(gpu.total_bytes or 0)
-    peak = float(gpus.board.peak_bytes.get(gpu.uuid) or 0)
+    peak = float(gpus.registry.peak_bytes.get(gpu.uuid) or 0)
     vram_limits = [Limit(total), Limit(peak, is_hard=False)]
     power_top, clock_top = 1.1 * top_of(gpus, "power_w"), _clock_top(gpus, gpu)
     found = [
@@ -91,7 +91,7 @@ def _marks(gpus: Gpus, gpu: Gpu) -> list[Mark]:
     since = time.time() - gpus.now_s
     words = {"lost": "lost", "back": "back", "slow": "slow"}
     found = []
-    for notice in gpus.board.notices:
+    for notice in gpus.registry.notices:
         if notice.uuid not in (gpu.uuid, None):
             continue
         text = f"XID {notice.xid}" if notice.xid is not None else words.get(notice.code)

@@ -1,4 +1,4 @@
-"""The table of every metric: from the sampler's board and history to a row per device."""
+"""The table of every metric: from the device registry and history to a row per device."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def table(gpus: Gpus, span_s: float) -> TableFigure:
 
 def top_of(gpus: Gpus, metric: str) -> float:
     """One scale for all devices: the highest limit, or the highest value of now."""
-    limits = [device.power_limit_w or 0.0 for device in gpus.board.devices] if metric == "power_w" else []
+    limits = [device.power_limit_w or 0.0 for device in gpus.registry.devices] if metric == "power_w" else []
     values = [float(gpus.reading(gpu.uuid, metric).value or 0) for gpu in gpus.devices]
     return max([1.0, *limits, *(1.1 * value for value in values)])
 
@@ -53,7 +53,7 @@ def _row(gpus: Gpus, gpu: Gpu, tops: dict[str, float], is_lead: bool) -> Row:
             gpus,
             gpu,
             "used_bytes",
-            float(gpu.total_bytes or gpus.board.peak_bytes.get(gpu.uuid) or 1),
+            float(gpu.total_bytes or gpus.registry.peak_bytes.get(gpu.uuid) or 1),
             is_lead,
         ),
         _cell(gpus, gpu, "utilisation", 1.0),

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from rankdeck.breakdown import break_down
+from rankdeck.base.units import format_bytes
 from rankdeck.events import DeviceMemory
+from rankdeck.run.breakdown import break_down
 from rankdeck.telemetry.readings import Device
-from rankdeck.units import format_bytes
 from rankdeck_app.state.gpus import Gpu, Gpus
 from rankdeck_app.views.devices.words import UNKNOWN, clock_time
 from rankdeck_app.widgets.chart_colors import KIND_LABELS
@@ -33,7 +33,7 @@ def holders(gpus: Gpus, gpu: Gpu, memory: DeviceMemory | None = None) -> Holders
 
     `memory` is what torch told of the run that holds the device: then its part is shown by kind.
     """
-    device = gpus.board.device(gpu.uuid)
+    device = gpus.registry.device(gpu.uuid)
     if gpu.lost_at is not None or device is None:
         facts = [("lost at", clock_time(gpu.lost_at or 0.0)), ("UUID", gpu.uuid)]
         return HoldersFigure((), None, facts)
@@ -115,7 +115,7 @@ def _facts(gpus: Gpus, gpu: Gpu) -> Sequence[tuple[str, str]]:
 
 
 def peak_words(gpus: Gpus, gpu: Gpu) -> str:
-    peak = gpus.board.peak_bytes.get(gpu.uuid)
+    peak = gpus.registry.peak_bytes.get(gpu.uuid)
     return UNKNOWN if peak is None else format_bytes(peak)
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 
+from rankdeck.base.units import format_bytes
 from rankdeck.telemetry.readings import METRICS, Reading, throttle_words
-from rankdeck.units import format_bytes
 from rankdeck_app.state.gpus import Gpu, Gpus
 
 UNKNOWN = "–"
@@ -56,7 +56,9 @@ def throttled_by(gpus: Gpus, uuid: str) -> tuple[str, str]:
 
 def errors_of(gpus: Gpus, gpu: Gpu) -> tuple[str, str]:
     """(XID errors since the start and uncorrected memory errors, tone)."""
-    xids = [notice.xid for notice in gpus.board.notices if notice.uuid == gpu.uuid and notice.xid is not None]
+    xids = [
+        notice.xid for notice in gpus.registry.notices if notice.uuid == gpu.uuid and notice.xid is not None
+    ]
     reading = gpus.reading(gpu.uuid, "ecc_errors")
     parts = [f"XID {xid}" for xid in dict.fromkeys(reversed(xids))]
     if reading.value:

@@ -14,7 +14,7 @@ from PySide6.QtCore import QEvent, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QEnterEvent, QKeyEvent, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QAbstractButton, QGridLayout, QWidget
 
-from rankdeck.units import format_bytes
+from rankdeck.base.units import format_bytes
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.controls import paint_check
 

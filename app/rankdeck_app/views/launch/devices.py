@@ -22,9 +22,9 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from rankdeck.devices import DeviceSelection, parse_devices
-from rankdeck.errors import DeviceError
-from rankdeck.units import format_bytes
+from rankdeck.base.errors import DeviceError
+from rankdeck.base.units import format_bytes
+from rankdeck.config.devices import DeviceSelection, parse_devices
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.gpus import Gpu, Gpus
 from rankdeck_app.theme import Theme

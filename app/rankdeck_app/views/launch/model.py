@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
-from rankdeck.presets import PresetCard
+from rankdeck.config.presets import PresetCard
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.controls import ComboBox

@@ -7,7 +7,7 @@ from typing import Any
 
 from PySide6.QtCore import Signal
 
-from rankdeck.presets import PresetCard
+from rankdeck.config.presets import PresetCard
 from rankdeck_app.shell.side_bar import SideBarView
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.gpus import Gpus

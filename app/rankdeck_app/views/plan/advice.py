@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from PySide6.QtWidgets import QGridLayout, QLabel, QPushButton, QWidget
 
-from rankdeck.plan_lines import PlanLine
+from rankdeck.run.plan_lines import PlanLine
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.controls import ElidedLabel
 

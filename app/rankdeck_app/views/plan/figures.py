@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rankdeck.catalog import STRATEGIES
-from rankdeck.imbalance import imbalance_of
-from rankdeck.plan_lines import PlanLine, PlannedDevice
-from rankdeck.units import format_bytes
+from rankdeck.base.units import format_bytes
+from rankdeck.config.catalog import STRATEGIES
+from rankdeck.run.imbalance import imbalance_of
+from rankdeck.run.plan_lines import PlanLine, PlannedDevice
 from rankdeck_app.state.plan import Plan, PlanRow
 from rankdeck_app.state.plan_words import (
     VERDICTS,

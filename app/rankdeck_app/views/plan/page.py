@@ -13,8 +13,8 @@ from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QSizePolicy, QToolButton, QVBoxLayout, QWidget
 
-from rankdeck.gpu_models import GPU_MODELS
-from rankdeck.plan_lines import PREDICTED, PlanLine
+from rankdeck.config.gpu_models import GPU_MODELS
+from rankdeck.run.plan_lines import PREDICTED, PlanLine
 from rankdeck_app.shell.page import Page
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.plan import Plan, can_choose, choose

@@ -22,7 +22,7 @@ from PySide6.QtCore import (
 from PySide6.QtGui import QBrush, QColor, QFontMetrics, QKeyEvent, QPainter, QPen, QResizeEvent
 from PySide6.QtWidgets import QListView, QStyle, QStyledItemDelegate, QStyleOptionViewItem, QWidget
 
-from rankdeck.plan_lines import CANNOT, DOES_NOT_FIT, FITS, TIGHT
+from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, FITS, TIGHT
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.views.plan.figures import (
     CONSTANTS,

@@ -1,0 +1,89 @@
+"""One run of the app: the QApplication, its window, and a clean end on SIGINT and SIGTERM."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from PySide6.QtCore import QObject, QSocketNotifier, QTimer
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QApplication
+
+from rankdeck_app.shell.services import make_services
+from rankdeck_app.shell.window import APP_NAME, MainWindow
+
+
+class SignalBridge(QObject):
+    """Closes the window on SIGINT or SIGTERM.
+
+    Python runs its signal handlers only between bytecodes, and Qt's loop runs none while idle: the wake-up
+    descriptor turns a signal into an event.
+    """
+
+    def __init__(self, window: MainWindow) -> None:
+        super().__init__(window)
+        self._window = window
+        self._inner, self._outer = socket.socketpair()
+        self._inner.setblocking(False)
+        self._outer.setblocking(False)
+        self._notifier = QSocketNotifier(self._inner.fileno(), QSocketNotifier.Type.Read, self)
+        self._notifier.activated.connect(self._on_signal)
+        self._before = {sig: signal.signal(sig, self._noted) for sig in (signal.SIGINT, signal.SIGTERM)}
+        self._wakeup_before = signal.set_wakeup_fd(self._outer.fileno())
+
+    def _noted(self, _signum: int, _frame: object) -> None:
+        pass
+
+    def _on_signal(self) -> None:
+        self._inner.recv(64)
+        self._window.close()
+        QApplication.quit()
+
+    def release(self) -> None:
+        """Give the signals back as they were."""
+        self._notifier.setEnabled(False)
+        signal.set_wakeup_fd(self._wakeup_before)
+        for sig, handler in self._before.items():
+            signal.signal(sig, handler)
+        self._inner.close()
+        self._outer.close()
+
+
+def make_app(argv: list[str] | None = None) -> QApplication:
+    """The QApplication with our name; the platform's own theme is left out, Fusion and theme/ draw
+    everything.
+    """
+    QGuiApplication.setDesktopFileName("rankdeck")
+    app = QApplication(argv or ["rankdeck-app"])
+    app.setApplicationName("rankdeck")
+    app.setApplicationDisplayName(APP_NAME)
+    return app
+
+
+def compose_later(window: MainWindow) -> None:
+    """Plug the views in once the frame is on screen."""
+
+    def on_first_paint() -> None:
+        from rankdeck_app.composition import compose
+
+        compose(window)
+        # What is there now lives as long as the app: going through all of it would cost a frame each time.
+        gc.collect()
+        gc.freeze()
+
+    window.first_painted.connect(on_first_paint)
+
+
+def run_app(runs: Path | None, workspace: Path | None, open_path: Path | None) -> int:
+    """Open the window and run the event loop; the exit code."""
+    app = make_app(sys.argv[:1])
+    window = MainWindow(make_services(runs, workspace, open_path))
+    signals = SignalBridge(window)
+    compose_later(window)
+    QTimer.singleShot(0, window, window.show)
+    code = app.exec()
+    signals.release()
+    return code

@@ -1,0 +1,138 @@
+"""Everything that a person can make the app do, in one table.
+
+A `Command` says its id, title, keys, when it applies, where in the menus it stands, and what it does. The
+palette, the menus, the tool buttons and the keymap are all drawn from the table, so a command is added in one
+place:
+
+    window.commands.register(
+        Command("run.stop", "Run: Stop", keys=("Shift+F5",), when="activeRunAlive", menu="Run/1_control",
+        run=stop)
+    )
+
+`Context` holds the facts that `when` speaks of. A command whose `when` does not hold is not offered anywhere.
+No widgets
+here: read keymap.py for how keys arrive, shell/title_bar.py for menus and shell/palette.py for the palette.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from PySide6.QtCore import QObject, Signal
+
+from rankdeck_app.commands.when import Test, names_in, parse_when
+
+
+@dataclass(frozen=True)
+class Command:
+    """One row of the table.
+
+    id: dotted and stable ("view.toggleSideBar"); it is what the keymap file names.
+    title: "Category: What it does"; the palette shows all of it, menus and tooltips the part after the colon.
+    keys: default shortcuts; chords as "Ctrl+K Ctrl+S".
+    when: expression over the context (when.py); empty means always.
+    menu: "Menu/group", e.g. "View/2_layout"; groups are sorted by name and parted by a line. Empty: in no
+        menu.
+    run: called without arguments.
+    checked: for commands that switch something; menus show a check mark by it.
+    palette: False keeps it out of the palette (one that only makes sense by its key).
+    """
+
+    id: str
+    title: str
+    run: Callable[[], object]
+    keys: tuple[str, ...] = ()
+    when: str = ""
+    menu: str = ""
+    checked: Callable[[], bool] | None = None
+    palette: bool = True
+
+    @property
+    def label(self) -> str:
+        """The title without its category."""
+        return self.title.split(": ", 1)[-1]
+
+
+class Context(QObject):
+    """Named facts about the window: what is visible, focused, selected.
+
+    Setting an unchanged fact costs nothing.
+    """
+
+    changed = Signal(set)
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.facts: dict[str, object] = {}
+
+    def set(self, key: str, value: object) -> None:
+        self.update({key: value})
+
+    def update(self, facts: dict[str, object]) -> None:
+        """Set several facts; `changed` is emitted once, with the keys whose value is new."""
+        fresh = {key for key, value in facts.items() if self.facts.get(key) != value}
+        if fresh:
+            self.facts.update(facts)
+            self.changed.emit(fresh)
+
+    def get(self, key: str) -> object:
+        return self.facts.get(key)
+
+    def holds(self, when: str) -> bool:
+        return parse_when(when)(self.facts)
+
+
+class CommandTable(QObject):
+    """The table itself, and the only way to run a command.
+
+    `changed` is emitted when rows come or go, `ran` with the id after a command ran.
+    """
+
+    changed = Signal()
+    ran = Signal(str)
+
+    def __init__(self, context: Context, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.context = context
+        self._rows: dict[str, Command] = {}
+        self._tests: dict[str, Test] = {}
+
+    def register(self, *commands: Command) -> None:
+        """Add rows. An id that is taken is an error of ours, a `when` that cannot be read too."""
+        for command in commands:
+            assert command.id not in self._rows, f"command {command.id} is registered twice"
+            self._tests[command.id] = parse_when(command.when)
+            self._rows[command.id] = command
+        self.changed.emit()
+
+    def unregister(self, ids: Iterable[str]) -> None:
+        for command_id in ids:
+            self._rows.pop(command_id, None)
+            self._tests.pop(command_id, None)
+        self.changed.emit()
+
+    def __iter__(self) -> Iterator[Command]:
+        return iter(self._rows.values())
+
+    def __contains__(self, command_id: str) -> bool:
+        return command_id in self._rows
+
+    def __getitem__(self, command_id: str) -> Command:
+        return self._rows[command_id]
+
+    def enabled(self, command_id: str) -> bool:
+        """Whether the command exists and applies now."""
+        test = self._tests.get(command_id)
+        return test is not None and test(self.context.facts)
+
+    def depends_on(self, command_id: str) -> set[str]:
+        return names_in(self._rows[command_id].when)
+
+    def run(self, command_id: str) -> bool:
+        """Run a command if it applies now; whether it did."""
+        if not self.enabled(command_id):
+            return False
+        self._rows[command_id].run()
+        self.ran.emit(command_id)
+        return True

@@ -1,0 +1,129 @@
+"""What the frame shows of the machine's GPUs: status bar, problems, toasts, and the tab with everything.
+
+Readings come from state/gpus.py. A problem is what a person has to know: a GPU is lost, the driver reported
+an error, or what reads the GPUs ended. It goes when it is over, or is dismissed.
+"""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QObject
+
+from rankdeck.base.errors import Problem
+from rankdeck.base.units import format_bytes
+from rankdeck.events import DeviceMemory
+from rankdeck.telemetry.readings import Notice
+from rankdeck_app.controllers.run_tabs import RunTabs
+from rankdeck_app.controllers.session import Session
+from rankdeck_app.shell.page import Page
+from rankdeck_app.shell.window import MainWindow
+from rankdeck_app.state.gpus import Gpu
+from rankdeck_app.state.problem_list import DEVICES
+from rankdeck_app.widgets.chart_colors import byte_unit
+
+PAGE_ID = "devices:"
+_PROBLEMS = ("lost", "xid", "slow", "silent", "restarted", "driver")
+
+
+class DeviceWatch(QObject):
+    """Follows the desk's GPUs for as long as the window lives."""
+
+    def __init__(self, window: MainWindow, desk: Session, tabs: RunTabs) -> None:
+        super().__init__(window)
+        self._window = window
+        self._desk = desk
+        self._tabs = tabs
+        self._lost: set[str] = set()
+        self._open: dict[tuple[str, str | None, int | None], Problem] = {}
+        window.editor.register_page_kind("devices", lambda _id: self._make_page())
+        desk.gpus.noticed.connect(self._noticed)
+        desk.gpus.changed.connect(self._changed)
+        desk.gpus.read.connect(self._show_status)
+
+    def show(self) -> None:
+        """Open the tab, or bring it to the front."""
+        self._window.editor.open(PAGE_ID)
+
+    def dismiss(self) -> None:
+        self._open.clear()
+        self._list()
+
+    def _make_page(self) -> Page:
+        from rankdeck_app.views.devices.page import DevicesPage  # brings the plots
+
+        return DevicesPage(self._desk.gpus, self._window.theme, self._window.clock, self._memory_of)
+
+    def _memory_of(self, gpu: Gpu) -> DeviceMemory | None:
+        """What the run that holds the GPU told of its memory, if a tab shows that run."""
+        for run in self._tabs.open_runs.all() if gpu.run is not None else ():
+            for device in run.devices if str(run.run.path) == gpu.run else ():
+                if device.info.uuid == gpu.uuid:
+                    return run.memory_of(device)
+        return None
+
+    # Problems
+
+    def _noticed(self, notice: Notice) -> None:
+        if notice.code in _PROBLEMS:
+            severity = "error" if notice.code in ("lost", "driver") else "warning"
+            problem = Problem(notice.code, notice.message, advice=notice.advice, severity=severity)
+            self._open[(notice.code, notice.uuid, notice.xid)] = problem
+        if notice.code in ("lost", "driver") or (notice.code == "xid" and notice.severity == "error"):
+            active = self._window.editor.active_page()
+            if active is None or active.page_id != PAGE_ID:
+                self._window.toasts.show(notice.message, "error", [("Show Devices", self.show)])
+        self._list()
+
+    def _changed(self) -> None:
+        gpus = self._desk.gpus
+        if gpus.devices:
+            self._open.pop(("driver", None, None), None)
+        lost = {gpu.uuid: gpu for gpu in gpus.whole if gpu.lost_at is not None}
+        for uuid in lost.keys() - self._lost:
+            words, advice = (
+                f"{lost[uuid].label} is lost: it answers no more.",
+                "See the kernel's log (dmesg).",
+            )
+            self._open.setdefault(("lost", uuid, None), Problem("lost", words, advice=advice))
+        for uuid in self._lost - lost.keys():
+            self._open.pop(("lost", uuid, None), None)
+        self._lost = set(lost)
+        if not any(gpu.is_stale for gpu in gpus.devices):
+            self._open.pop(("silent", None, None), None)
+        self._list()
+        self._show_status()
+
+    def _list(self) -> None:
+        self._desk.problems.set(DEVICES, "devices", list(self._open.values()))
+
+    # The status bar
+
+    def _show_status(self) -> None:
+        gpus = self._desk.gpus.whole
+        item = self._window.status.item("gpus", "right", 1)
+        if not gpus:
+            item.set_text("")
+            return
+        item.set_text(status_text(gpus))
+        item.set_tone("error" if any(gpu.lost_at is not None for gpu in gpus) else "normal")
+        item.set_tooltip("VRAM in use on this machine's GPUs. A click opens Devices")
+        item.set_command("devices.show")
+
+
+def status_text(gpus: list[Gpu]) -> str:
+    """'8 GPUs · 141.6 of 640 GiB'; of a machine that tells nothing, only how many."""
+    lost = sum(gpu.lost_at is not None for gpu in gpus)
+    there = [gpu for gpu in gpus if gpu.lost_at is None]
+    kind = "simulated GPU" if any(gpu.is_simulated for gpu in gpus) else "GPU"
+    name = f"{len(gpus)} {kind}{'s' if len(gpus) > 1 else ''}" + (f", {lost} lost" if lost else "")
+    if there and all(gpu.is_stale for gpu in there):
+        return f"{name} · readings are old"
+    used = [None if gpu.is_stale else gpu.used_bytes for gpu in there]
+    known = [num_bytes for num_bytes in used if num_bytes is not None]
+    if not known:
+        return name
+    if len(known) < len(used):
+        return f"{name} · {format_bytes(sum(known))} on {len(known)} of them"
+    totals = [gpu.total_bytes for gpu in there if gpu.total_bytes is not None]
+    divisor, unit = byte_unit(max([*totals, *known]))
+    of = f" of {sum(totals) / divisor:.0f}" if len(totals) == len(there) else ""
+    return f"{name} · {sum(known) / divisor:.1f}{of} {unit}"

@@ -1,0 +1,250 @@
+"""From a press of Launch, or Resume, to a run in a tab: what stands in the way, the trust question, the
+engine, the tab.
+
+A launch never stops another run, and nothing of the person's code runs before its folder is trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from PySide6.QtCore import QObject, Signal
+
+from rankdeck.base.errors import ConfigError, DeviceError, Problem
+from rankdeck.config import RunConfig, load
+from rankdeck.config.devices import parse_devices
+from rankdeck.rundir import RunDir
+from rankdeck_app.controllers.run_tabs import RunTabs
+from rankdeck_app.controllers.session import Session
+from rankdeck_app.shell.page import Page, PageUnavailable
+from rankdeck_app.shell.window import MainWindow
+from rankdeck_app.state.engine_process import Launch
+from rankdeck_app.state.gpus import Gpu
+from rankdeck_app.state.problem_list import DRAFT, LAUNCH
+from rankdeck_app.state.suggestion import Suggestion
+from rankdeck_app.views.launch.devices import NONE_CHOSEN, PLACE
+from rankdeck_app.views.launch.trust_question import TrustQuestion
+from rankdeck_app.views.starting import PAGE_KIND, StartingPage
+
+
+class Launching(QObject):
+    """`changed`: what stands in the way, or what is starting, is new."""
+
+    changed = Signal()
+
+    def __init__(self, window: MainWindow, desk: Session, tabs: RunTabs) -> None:
+        super().__init__(window)
+        self._window = window
+        self._desk = desk
+        self._tabs = tabs
+        self._count = 0
+        self._pending: dict[str, Launch] = {}
+        self._resuming: dict[Path, Launch] = {}
+        self.question: TrustQuestion | None = None
+        window.editor.register_page_kind(PAGE_KIND, self._make_page)
+        desk.draft.changed.connect(self._draft_changed)
+        desk.gpus.changed.connect(self._draft_changed)
+        self._draft_changed()
+
+    # What stands in the way
+
+    @property
+    def num_pending(self) -> int:
+        return len(self._pending) + len(self._resuming)
+
+    def blocker(self) -> Problem | None:
+        """Why the draft cannot be launched, or None."""
+        draft, gpus = self._desk.draft, self._desk.gpus
+        if draft.value(PLACE) == NONE_CHOSEN:
+            return Problem(
+                "no-device", "No GPU is chosen.", path="devices.use", advice="Choose at least one."
+            )
+        if draft.problems:
+            return draft.problems[0]
+        return self._missing_gpu() if gpus.known else None
+
+    def _missing_gpu(self) -> Problem | None:
+        """The draft asks for GPUs that this machine does not have."""
+        try:
+            selection = parse_devices(str(self._desk.draft.value(PLACE) or "auto"))
+        except DeviceError:
+            return None
+        gpus = self._desk.gpus
+        if selection.kind != "gpu":
+            return None
+        if not gpus.devices:
+            advice = "Switch Devices to Rehearsal."
+            return Problem("no-gpu", f"{gpus.reason}.", path="devices.use", advice=advice)
+        named = {str(gpu.index): gpu for gpu in gpus.whole} | {gpu.uuid: gpu for gpu in gpus.devices}
+        missing = [name for name in selection.gpus if name not in named]
+        if missing:
+            there = ", ".join(str(gpu.index) for gpu in gpus.whole)
+            return Problem(
+                "no-gpu", f"There is no GPU {missing[0]}.", path="devices.use", advice=f"There are {there}."
+            )
+        chosen = [named[name] for name in selection.gpus] or [gpu for gpu in gpus.whole if not gpu.is_split]
+        return _unusable(chosen)
+
+    def _draft_changed(self) -> None:
+        blocker = self.blocker()
+        problems = list(self._desk.draft.problems)
+        if blocker is not None and blocker not in problems:
+            problems.insert(0, blocker)
+        self._desk.problems.set(DRAFT, "configuration", problems)
+        self._window.context.set("launchable", blocker is None)
+        self.changed.emit()
+
+    # Launching
+
+    def launch_draft(self) -> None:
+        config = self._desk.draft.config
+        if config is not None and self.blocker() is None:
+            self.launch(config)
+
+    def launch_suggestion(self, suggestion: Suggestion) -> None:
+        """A preset on devices of its own; the draft stays as it is."""
+        try:
+            config = load(suggestion.preset.path, devices=suggestion.devices)
+        except ConfigError as error:
+            self._refused(suggestion.preset.name, error.problems)
+        else:
+            self.launch(config)
+
+    def launch(self, config: RunConfig) -> None:
+        """Start a run of this configuration, asking first where its own code is not trusted yet."""
+        folders = self._desk.trust.untrusted(config.code_folders())
+        if folders:
+            self._ask_trust(folders, lambda: self._begin(config))
+        else:
+            self._begin(config)
+
+    def ask_trust_of_draft(self, go_on: Callable[[], object]) -> None:
+        """Ask whether the draft's own code may run, and go on if it may."""
+        config = self._desk.draft.config
+        if config is not None:
+            self._ask_trust(self._desk.trust.untrusted(config.code_folders()), go_on)
+
+    def resume(self, path: Path) -> None:
+        """Go on with a run that is over, asking first where its own code is not trusted yet."""
+        try:
+            folders = self._desk.trust.untrusted(RunDir(path).config().code_folders())
+        except ConfigError as error:
+            self._refused(path.name, error.problems)
+            return
+        if folders:
+            self._ask_trust(folders, lambda: self._begin_resume(path))
+        else:
+            self._begin_resume(path)
+
+    def _begin_resume(self, path: Path) -> None:
+        if path in self._resuming:
+            return
+        launch = self._desk.engine.resume(path, workspace=self._desk.workspace.folder)
+        self._resuming[path] = launch
+        self._desk.problems.set(LAUNCH, launch.name, [])
+        launch.arrived.connect(lambda _: self._resumed(path))
+        launch.refused.connect(lambda problems: self._resume_refused(path, problems))
+        self.changed.emit()
+
+    def _resumed(self, path: Path) -> None:
+        self._resuming.pop(path, None)
+        self._tabs.open(path)
+        self._desk.runs.rescan()
+        self.changed.emit()
+
+    def _resume_refused(self, path: Path, problems: list[Problem]) -> None:
+        self._resuming.pop(path, None)
+        self._refused(path.name, problems)
+        self.changed.emit()
+
+    def _ask_trust(self, folders: list[Path], go_on: Callable[[], object]) -> None:
+        question = TrustQuestion(folders, self._window)
+        self.question = question
+
+        def answered(trusted: int) -> None:
+            self.question = None
+            question.deleteLater()
+            if not trusted:
+                return
+            try:
+                for folder in folders:
+                    self._desk.trust.add(folder)
+            except OSError as error:
+                self._window.toasts.warn(f"The answer could not be remembered: {error}.")
+            go_on()
+
+        question.finished.connect(answered)
+        question.open()
+
+    def _begin(self, config: RunConfig) -> None:
+        workspace = self._desk.workspace
+        try:
+            launch = self._desk.engine.launch(
+                config.name, config.to_toml(), runs=workspace.runs_folder, workspace=workspace.folder
+            )
+        except OSError as error:
+            text = f"The run could not be started: {error}."
+            self._refused(
+                config.name, [Problem("launch", text, advice="Free the disk or choose another folder.")]
+            )
+            return
+        self._count += 1
+        page_id = f"{PAGE_KIND}:{self._count}"
+        self._pending[page_id] = launch
+        self._desk.problems.set(LAUNCH, config.name, [])
+        launch.arrived.connect(lambda path: self._arrived(page_id, path))
+        launch.refused.connect(lambda problems: self._launch_refused(page_id, launch, problems))
+        self._window.editor.open(page_id)
+        self.changed.emit()
+
+    def _make_page(self, page_id: str) -> Page:
+        launch = self._pending.get(page_id)
+        if launch is None:
+            raise PageUnavailable("This launch is over.")
+        return StartingPage(page_id, launch, self._window.theme)
+
+    def _arrived(self, page_id: str, path: Path) -> None:
+        """The run is there: its tab takes the place of the one that waited."""
+        self._pending.pop(page_id, None)
+        editor = self._window.editor
+        active = editor.active_page()
+        waiting = editor.page(page_id)
+        self._tabs.open(path, focus=waiting is not None and waiting is active)
+        editor.close_page(page_id)
+        self._desk.runs.rescan()
+        self.changed.emit()
+
+    def _launch_refused(self, page_id: str, launch: Launch, problems: list[Problem]) -> None:
+        self._pending.pop(page_id, None)
+        if problems[0].code == "cancelled":
+            self._window.editor.close_page(page_id)
+            self._window.toasts.info(problems[0].message)
+        else:
+            self._refused(launch.name, problems)
+        self.changed.emit()
+
+    def _refused(self, name: str, problems: list[Problem]) -> None:
+        self._desk.problems.set(LAUNCH, name, problems)
+        show = ("Show Problems", lambda: self._window.show_panel("problems"))
+        self._window.toasts.show(f"{name} did not start: {problems[0].message}", "error", [show])
+        self._window.show_panel("problems")
+
+
+def _unusable(gpus: Sequence[Gpu]) -> Problem | None:
+    """What the engine would refuse these GPUs for."""
+    for gpu in gpus:
+        if gpu.is_simulated:
+            message = "These GPUs are simulated (RANKDECK_NVML): nothing can run on them."
+            return Problem("no-gpu", message, path="devices.use", advice="Switch Devices to Rehearsal.")
+        if gpu.lost_at is not None:
+            message, advice = f"{gpu.label} is lost: it answers no more.", "Choose others."
+        elif gpu.is_split:
+            message, advice = f"{gpu.label} is split into MIG instances.", "Choose one of its instances."
+        elif gpu.run is not None:
+            message = f"{gpu.label} is used by the run {gpu.run_name()}."
+            advice = "Stop that run, or choose other GPUs."
+        else:
+            continue
+        return Problem("device-busy", message, path="devices.use", advice=advice)
+    return None

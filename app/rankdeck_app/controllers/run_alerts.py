@@ -1,0 +1,91 @@
+"""Alerts of the open runs: imbalance, in the Problems panel, with the button that changes the strategy.
+
+A run's own problems are what its directory says (run_tabs.py); an alert is what the app sees in its figures.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QObject
+
+from rankdeck.base.errors import Problem
+from rankdeck_app.controllers.run_tabs import RunTabs
+from rankdeck_app.controllers.session import Session
+from rankdeck_app.shell.window import MainWindow
+from rankdeck_app.state.imbalance_alert import BETTER, ImbalanceAlert
+from rankdeck_app.widgets.run_list import strategy_title
+
+if TYPE_CHECKING:
+    from rankdeck_app.state.live_run import LiveRun
+
+
+class RunAlerts(QObject):
+    """Follows every open run, in front or not."""
+
+    def __init__(self, window: MainWindow, desk: Session, tabs: RunTabs) -> None:
+        super().__init__(window)
+        self._window = window
+        self._desk = desk
+        self._tabs = tabs
+        self._alerts: dict[Path, ImbalanceAlert] = {}
+        self._told: set[Path] = set()
+        tabs.open_runs.opened.connect(self._opened)
+        tabs.open_runs.closed.connect(self._closed)
+
+    def _opened(self, run: LiveRun) -> None:
+        self._alerts[run.run.path] = ImbalanceAlert()
+        run.changed.connect(lambda _what: self._look(run))
+
+    def _closed(self, run: LiveRun) -> None:
+        self._alerts.pop(run.run.path, None)
+        self._desk.problems.set(_owner(run.run.path), "", [])
+
+    def _look(self, run: LiveRun) -> None:
+        alert = self._alerts.get(run.run.path)
+        if alert is None:
+            return
+        kinds = {}
+        for place, device in enumerate(run.devices):
+            memory = run.memory_of(device)
+            if memory is not None and memory.peak_by_kind is not None:
+                kinds[place] = memory.peak_by_kind
+        labels = {place: device.label for place, device in enumerate(run.devices)}
+        problem = alert.look(run.imbalance, labels, kinds, run.strategy)
+        title = run.config.name if run.config is not None else run.name
+        found = [] if problem is None else [problem]
+        self._desk.problems.set(_owner(run.run.path), title, found, run.run.path)
+        if problem is not None and run.is_live and run.run.path not in self._told:
+            self._told.add(run.run.path)
+            self._say(run, problem)
+
+    def _say(self, run: LiveRun, problem: Problem) -> None:
+        """Once for a run that trains: what is wrong, and the strategy that does without it."""
+        better = BETTER.get(run.strategy or "")
+        if better is None:
+            return
+        path = run.run.path
+        use = (f"Use {strategy_title(better)}", lambda: self.use_strategy(path, better))
+        self._window.toasts.show(problem.message, "warning", [use])
+
+    def better_for(self, path: Path | None) -> str | None:
+        """The strategy that does what this run does, without its imbalance."""
+        for run in self._tabs.open_runs.all():
+            if run.run.path == path:
+                return BETTER.get(run.strategy or "")
+        return None
+
+    def use_strategy(self, path: Path, strategy: str) -> None:
+        """Make the run's configuration with another strategy the draft; a changed one can be brought back."""
+        draft = self._desk.draft
+        before, was_edited = draft.snapshot(), draft.is_edited
+        self._tabs.use_configuration(path)
+        draft.choose(("strategy",), strategy)
+        text = f"The next run uses {strategy_title(strategy)}; Launch starts it."
+        undo = ("Bring Mine Back", lambda: draft.bring_back(before))
+        self._window.toasts.show(text, actions=[undo] if was_edited else [])
+
+
+def _owner(path: Path) -> str:
+    return f"{path}#imbalance"

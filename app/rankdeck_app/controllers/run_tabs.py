@@ -1,0 +1,259 @@
+"""Tabs of runs, and what the frame shows of the run in the active one.
+
+The current run is that of the active tab, or of the last one that was active and is still open: the panel's
+output, the status bar and the device cards follow it. Commands act on the active tab only.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QObject, QUrl, Signal
+from PySide6.QtGui import QDesktopServices, QGuiApplication
+
+from rankdeck.base.units import format_bytes, format_count
+from rankdeck.run import report
+from rankdeck.rundir import RunDir, is_run
+from rankdeck_app.controllers.session import Session
+from rankdeck_app.shell.page import Page, PageUnavailable
+from rankdeck_app.shell.window import MainWindow
+from rankdeck_app.state.open_runs import OpenRuns
+from rankdeck_app.state.runs import RESUMABLE, RunInfo
+from rankdeck_app.widgets.run_list import outcome_look, strategy_title
+
+if TYPE_CHECKING:
+    from rankdeck_app.state.live_run import LiveRun
+
+PAGE_KIND = "run"
+# Text that changes faster cannot be read.
+FIGURES_EVERY_S = 0.25
+
+
+class RunTabs(QObject):
+    """`current_changed` carries the current LiveRun or None; `figures_changed` comes a few times a second."""
+
+    current_changed = Signal(object)
+    figures_changed = Signal()
+
+    def __init__(self, window: MainWindow, desk: Session) -> None:
+        super().__init__(window)
+        self._window = window
+        self._desk = desk
+        self.open_runs = OpenRuns(self)
+        self.current: LiveRun | None = None
+        self._told_s = 0.0
+        self.open_runs.opened.connect(self._opened)
+        self.open_runs.closed.connect(self._closed)
+        window.editor.register_page_kind(PAGE_KIND, self._make_page)
+        window.editor.active_page_changed.connect(self._follow)
+        desk.runs.ended.connect(self._say_ended)
+
+    # Opening
+
+    def open(self, path: Path, *, focus: bool = True) -> None:
+        """Show a run; a folder that is none is said in a toast."""
+        path = path.absolute()
+        if not is_run(path):
+            self._window.toasts.error(f"{path} is not the folder of a run.")
+            return
+        self._window.editor.open(f"{PAGE_KIND}:{path}", focus=focus)
+
+    def _make_page(self, wanted_id: str) -> Page:
+        path = Path(wanted_id.partition(":")[2])
+        if not is_run(path):
+            raise PageUnavailable(f"The run's folder is gone: {path}")
+        from rankdeck_app.views.dashboard.page import RunPage  # brings the plots
+
+        return RunPage(
+            self.open_runs.acquire(path),
+            self._window.theme,
+            self._window.clock,
+            stop_command="run.stop",
+            save_command="run.checkpoint",
+            resume_command="run.resume",
+            closed=lambda: self.open_runs.release(path),
+        )
+
+    def _opened(self, run: LiveRun) -> None:
+        self._desk.predictions.follow(run)
+        run.changed.connect(self._changed)
+        run.outcome_changed.connect(lambda _outcome: self._list_problems(run))
+        run.outcome_changed.connect(lambda _outcome: self._follow(self._window.editor.active_page()))
+        run.problem_raised.connect(lambda _problem: self._list_problems(run))
+
+    def _closed(self, run: LiveRun) -> None:
+        self._desk.predictions.forget(run)
+        self._desk.problems.set(str(run.run.path), run.name, [])
+        if run is self.current:
+            self._set_current(None)
+
+    # The active one
+
+    def active(self) -> LiveRun | None:
+        """The run of the active tab."""
+        return _run_of(self._window.editor.active_page())
+
+    def _follow(self, page: Page | None) -> None:
+        run = _run_of(page)
+        self._window.context.update(
+            {
+                "activeRun": run is not None,
+                "activeRunAlive": run is not None and run.is_live,
+                "activeRunResumable": run is not None and run.outcome in RESUMABLE,
+            }
+        )
+        if run is not None and run is not self.current:
+            self._set_current(run)
+
+    def _set_current(self, run: LiveRun | None) -> None:
+        self.current = run
+        self.current_changed.emit(run)
+        self._show_figures()
+
+    def _changed(self, _what: object) -> None:
+        run = self.sender()
+        if run is not self.current:
+            return
+        now_s = time.monotonic()
+        if now_s - self._told_s >= FIGURES_EVERY_S or not self.current.is_live:
+            self._told_s = now_s
+            self._show_figures()
+
+    # Acting on it
+
+    def stop(self, path: Path, *, now: bool = False) -> None:
+        question = self._desk.engine.stop(path, now=now)
+        question.answered.connect(lambda code, _out, err: code and self._window.toasts.error(_first(err)))
+
+    def save_checkpoint(self, path: Path) -> None:
+        """Save a running run after its step; a toast says how it went."""
+        question = self._desk.engine.checkpoint(path)
+        toasts = self._window.toasts
+
+        def answered(code: int, _out: str, err: str) -> None:
+            if code:
+                toasts.error(_first(err))
+            else:
+                toasts.info(f"Checkpoint of {err.strip()}")
+
+        question.answered.connect(answered)
+
+    def stop_active(self, *, now: bool = False) -> None:
+        run = self.active()
+        if run is not None:
+            self.stop(run.run.path, now=now)
+
+    def use_configuration(self, path: Path) -> None:
+        """Make the run's resolved configuration the draft."""
+        file = RunDir(path).config_file
+        try:
+            text = file.read_text(encoding="utf-8")
+        except OSError as error:
+            self._window.toasts.error(f"{file} cannot be read: {error.strerror}.")
+            return
+        self._desk.draft.replace(text, folder=path, stem=path.name, origin=f"run {path.name}")
+        self._window.show_activity("launch")
+
+    def reveal(self, path: Path) -> None:
+        QDesktopServices.openUrl(QUrl.fromLocalFile(str(path)))
+
+    def copy_path(self, path: Path) -> None:
+        QGuiApplication.clipboard().setText(str(path))
+
+    # What the frame shows
+
+    def _list_problems(self, run: LiveRun) -> None:
+        problems = list(run.problems)
+        if run.outcome == "lost":
+            problems.append(report.lost_problem(run.run))
+        elif run.outcome == "failed" and not problems:
+            problems.append(report.failed_problem(run.run))
+        title = run.config.name if run.config is not None else run.name
+        self._desk.problems.set(str(run.run.path), title, problems, run.run.path)
+
+    def _say_ended(self, info: RunInfo) -> None:
+        """A run that is not on show is over."""
+        active = self.active()
+        if active is not None and active.run.path == info.path:
+            return
+        failed = info.outcome in ("failed", "lost")
+        _, _, word = outcome_look(info.outcome)
+        self._window.toasts.show(
+            f"{info.title}: {word}", "error" if failed else "info", [("Show", lambda: self.open(info.path))]
+        )
+
+    def usage(self) -> tuple[str, dict[int, tuple[int | None, float | None, bool]]]:
+        """What the current run uses: ("gpu" | "virtual", index -> (bytes, share of the scale, leads))."""
+        run = self.current
+        if run is None or not run.devices:
+            return "", {}
+        totals = [run.total_bytes_of(device) for device in run.devices]
+        scale = run.capacity_bytes or max((total or 0 for total in totals), default=0)
+        imbalance = run.imbalance
+        lead = imbalance.device if imbalance is not None and imbalance.is_notable else None
+        by_uuid = {gpu.uuid: gpu.index for gpu in self._desk.gpus.devices}
+        usage: dict[int, tuple[int | None, float | None, bool]] = {}
+        for place, (device, total) in enumerate(zip(run.devices, totals, strict=True)):
+            index = by_uuid.get(device.info.uuid or "", device.info.index)
+            share = total / scale if total is not None and scale else None
+            usage[index] = (total, share, place == lead)
+        return run.devices[0].info.kind, usage
+
+    def _show_figures(self) -> None:
+        run, status = self.current, self._window.status
+        state = status.item("run", "left", 90)
+        devices = status.item("devices", "right", 2)
+        loss, rate = status.item("loss", "right", 4, mono=True), status.item("rate", "right", 6, mono=True)
+        if run is None:
+            for item in (state, devices, loss, rate):
+                item.set_text("")
+        else:
+            icon, _, word = outcome_look(run.outcome or "running")
+            state.set_text(" · ".join(filter(None, (word.split(":")[0].capitalize(), *_progress(run)))), icon)
+            state.set_tooltip(f"{run.config.name if run.config else run.name}\n{run.run.path}")
+            state.set_command("view.panel.output")
+            # GPUs of this machine stand in the status bar already.
+            shown = run.is_rehearsal or not self._desk.gpus.devices
+            devices.set_text(_devices(run) if shown else "")
+            loss.set_text("" if run.loss is None else f"loss {run.loss:.4f}")
+            rate.set_text("" if run.samples_per_s is None else f"{run.samples_per_s:.0f} samples/s")
+            devices.set_tooltip(run.source or "")
+            loss.set_tooltip("Training loss, smoothed")
+            rate.set_tooltip("Samples per second of all devices together")
+        self.figures_changed.emit()
+
+    def close(self) -> None:
+        self.open_runs.close()
+
+
+def _run_of(page: Page | None) -> LiveRun | None:
+    run: LiveRun | None = getattr(page, "run", None) if page is not None and page.kind == PAGE_KIND else None
+    return run
+
+
+def _progress(run: LiveRun) -> list[str]:
+    strategy = strategy_title(run.strategy) if run.strategy else ""
+    if run.step is None:
+        return [strategy, run.phase() or ""]
+    steps = f" / {format_count(run.steps)}" if run.steps else ""
+    return [strategy, f"step {format_count(run.step)}{steps}"]
+
+
+def _devices(run: LiveRun) -> str:
+    """'8 GPUs · 141.6 GiB of 640.0 GiB', '4 virtual · 1.2 GiB'."""
+    if not run.devices:
+        return ""
+    count = len(run.devices)
+    name = f"{count} virtual" if run.is_rehearsal else f"{count} GPU{'s' if count > 1 else ''}"
+    known = [total for total in map(run.total_bytes_of, run.devices) if total is not None]
+    if not known:
+        return name
+    capacity = run.capacity_bytes
+    of = f" of {format_bytes(capacity * count)}" if capacity else ""
+    return f"{name} · {format_bytes(sum(known))}{of}"
+
+
+def _first(text: str) -> str:
+    return text.strip() or "The run could not be stopped."

@@ -1,0 +1,74 @@
+"""Where words go: results to stdout, the rest to stderr; problems as sentences or as JSON.
+
+Piped output is not cut to a terminal's width. A reader that goes away (`| head`) ends the command without a
+word.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterable
+from typing import Any, NoReturn, TextIO
+
+from rich.console import Console
+from rich.text import Text
+
+from rankdeck.base.errors import Problem
+
+_PIPED_WIDTH = 400
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> NoReturn:
+        raise BrokenPipeError
+
+
+def _console(stream: TextIO) -> Console:
+    width = None if stream.isatty() else _PIPED_WIDTH
+    return _Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+
+
+def out() -> Console:
+    """The console of results."""
+    return _console(sys.stdout)
+
+
+def err() -> Console:
+    """The console of everything that is no result."""
+    return _console(sys.stderr)
+
+
+def problem(found: Problem, file: str | None = None) -> None:
+    """One problem on stderr: what and where, what to do next, then the rank's own last lines."""
+    style = "yellow" if found.severity == "warning" else "bold red"
+    words = Text(found.headline(file), style=style)
+    if found.advice:
+        words.append(f"\n{found.advice}", style="default not bold")
+    # A rank that failed for a reason of ours wrote just these words.
+    for line in (line for line in found.last_lines if line.strip() not in words.plain):
+        words.append(f"\n  | {line}", style="default dim not bold")
+    err().print(words, soft_wrap=True)
+
+
+def problems_json(found: Iterable[Problem]) -> None:
+    """`{problems: [{code, path, line, message, advice}]}` on stdout."""
+    keys = ("code", "path", "line", "message", "advice")
+    as_json({"problems": [{key: getattr(item, key) for key in keys} for item in found]})
+
+
+def as_json(value: Any, *, indent: int | None = None) -> None:
+    """One JSON document on stdout. What is not finite becomes null: JSON has no word for it."""
+    sys.stdout.write(json.dumps(_finite(value), indent=indent, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,35 @@
+"""What a person asks for: configuration files, the catalogue behind them, and what goes together.
+
+`from rankdeck.config import RunConfig, load` is for users too. Read schema.py first, then loading.py.
+"""
+
+from rankdeck.config.loading import from_dict, from_text, load
+from rankdeck.config.rules import batch_problems, on_devices
+from rankdeck.config.schema import (
+    Choice,
+    DataConfig,
+    DevicesConfig,
+    LaunchConfig,
+    LossConfig,
+    ModelConfig,
+    RehearsalConfig,
+    RunConfig,
+    TrainConfig,
+)
+
+__all__ = [
+    "Choice",
+    "DataConfig",
+    "DevicesConfig",
+    "LaunchConfig",
+    "LossConfig",
+    "ModelConfig",
+    "RehearsalConfig",
+    "RunConfig",
+    "TrainConfig",
+    "batch_problems",
+    "from_dict",
+    "from_text",
+    "load",
+    "on_devices",
+]

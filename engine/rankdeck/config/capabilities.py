@@ -1,0 +1,150 @@
+"""What does not combine, as a table: one row per pair, with the reason and what to use instead.
+
+A row is a predicate over `Facts`, read before anything starts; rules.py tells what it finds with path and
+line. What is not in the table works, and a test shows it. Add a row where a test shows that it cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What rows look at: parts of a validated configuration. `num_devices` is None where only the launch
+    can tell, `device_kind` (cpu | gpu) likewise."""
+
+    strategy: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    model: str = ""
+    model_args: Mapping[str, Any] = field(default_factory=dict)
+    accumulate: int = 1
+    precision: str = "fp32"
+    clip_norm: float = 0.0
+    activation_checkpointing: bool = False
+    compile: bool = False
+    device_kind: str | None = None
+    num_devices: int | None = None
+
+    def asks(self, option: str) -> bool:
+        """Whether an option of the strategy is given and on."""
+        return bool(self.options.get(option))
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """One row. `strategies` empty: of all; `place` is the dotted path that is blamed."""
+
+    strategies: tuple[str, ...]
+    place: str
+    applies: Callable[[Facts], bool]
+    why: str
+    instead: str
+
+
+def _own_sync(facts: Facts) -> bool:
+    return bool(facts.options.get("sync", "native") != "native")
+
+
+_SPLIT_BACKWARD = ("interleaved-zero-bubble", "zbv", "dualpipev")
+
+WITH_FP16 = ("single", "dp", "ddp", "model")
+WITH_COMPILE = ("single", "ddp")
+
+REFUSALS: tuple[Refusal, ...] = (
+    Refusal(
+        (),
+        "train.precision",
+        lambda facts: facts.precision == "fp16" and facts.device_kind == "cpu",
+        "train.precision = fp16 is for CUDA: a CPU has no fast fp16.",
+        "Use bf16 or fp32, or gpu devices.",
+    ),
+    Refusal(
+        (),
+        "train.precision",
+        lambda facts: facts.precision == "fp16" and facts.strategy not in WITH_FP16,
+        "train.precision = fp16 needs a gradient scaler that sees the whole gradient on every rank.",
+        "Use bf16, which needs no scaler, or strategy.use = single, dp, ddp or model.",
+    ),
+    Refusal(
+        (),
+        "train.compile",
+        lambda facts: facts.compile and facts.strategy not in WITH_COMPILE,
+        "train.compile works on a model that stays whole and in its place.",
+        "Leave it out, or use strategy.use = single or ddp.",
+    ),
+    Refusal(
+        (),
+        "train.compile",
+        lambda facts: facts.compile and facts.activation_checkpointing,
+        "train.compile decides by itself what to compute again in backward.",
+        "Leave train.activation_checkpointing out.",
+    ),
+    Refusal(
+        ("ddp",),
+        "strategy.static_graph",
+        lambda facts: facts.asks("static_graph") and facts.accumulate > 1,
+        "strategy.static_graph cannot skip the sync of the first parts of an accumulated batch: torch's "
+        "wrapper stops there with an internal error.",
+        "Set train.accumulate = 1, or leave strategy.static_graph out.",
+    ),
+    Refusal(
+        ("ddp",),
+        "strategy.find_unused_parameters",
+        lambda facts: facts.asks("static_graph") and facts.asks("find_unused_parameters"),
+        "strategy.static_graph learns in the first step which parameters are unused; "
+        "strategy.find_unused_parameters asks in every step.",
+        "Keep one of them: static_graph where the same parameters are unused in every step.",
+    ),
+    Refusal(
+        ("ddp",),
+        "strategy.static_graph",
+        lambda facts: facts.asks("static_graph") and _own_sync(facts),
+        "strategy.static_graph is an option of torch's own wrapper; every other sync starts after "
+        "backward and needs no graph.",
+        'Leave it out, or set strategy.sync = "native".',
+    ),
+    Refusal(
+        ("pipeline",),
+        "train.activation_checkpointing",
+        lambda facts: facts.activation_checkpointing and facts.options.get("schedule") in _SPLIT_BACKWARD,
+        "A schedule that splits backward in two goes through the graph twice, and a checkpointed block "
+        "recomputes its forward only once.",
+        'Set strategy.schedule = "1f1b" or "interleaved-1f1b", or train.activation_checkpointing = false.',
+    ),
+    Refusal(
+        ("pipeline-async",),
+        "train.clip_norm",
+        lambda facts: facts.clip_norm > 0,
+        "train.clip_norm needs the norm over all gradients of one update, and in a pipeline without a flush "
+        "no moment has them all.",
+        'Set train.clip_norm = 0, or strategy.use = "pipeline".',
+    ),
+    Refusal(
+        ("pipeline-async",),
+        "model.args.tied",
+        lambda facts: bool(facts.model_args.get("tied")),
+        "The first and the last stage of a pipeline without a flush update a tied weight at different times: "
+        "its copies would drift apart.",
+        'Set model.args.tied = false, or strategy.use = "pipeline".',
+    ),
+    Refusal(
+        ("ddp",),
+        "strategy.gradient_as_bucket_view",
+        lambda facts: facts.asks("gradient_as_bucket_view") and _own_sync(facts),
+        "strategy.gradient_as_bucket_view is an option of torch's own wrapper; every other sync makes its "
+        "buckets after backward and drops them.",
+        'Leave it out, or set strategy.sync = "native".',
+    ),
+)
+
+
+def refusals(facts: Facts) -> list[Refusal]:
+    """The rows that hold for this configuration, in the order of the table."""
+    return [
+        row
+        for row in REFUSALS
+        if (not row.strategies or facts.strategy in row.strategies) and row.applies(facts)
+    ]

@@ -1,0 +1,621 @@
+"""Tables of what can be chosen: strategies, models, data sets, losses, optimizers, schedules.
+
+Each row is a card: a name, words for people, the options as a pydantic model, and a lazy target
+("package.module:attribute") that is imported only by the rank that needs it. Adding a row here is what makes
+a thing appear in configurations, the command line and the app. A registry is this table; nothing is found by
+scanning. Read schema.py next.
+"""
+
+from __future__ import annotations
+
+import importlib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Options(BaseModel):
+    """Options of one card. Unknown names are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=False, allow_inf_nan=False)
+
+
+Positive = Annotated[int, Field(ge=1, lt=2**31)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Rate = Annotated[float, Field(gt=0)]
+
+
+class NoOptions(Options):
+    pass
+
+
+class DpOptions(Options):
+    parallel_loss: bool = Field(
+        False, description="Compute the loss inside the forward, so that only losses are gathered."
+    )
+
+
+class DdpOptions(Options):
+    sync: Literal["native", "ring", "reduce-broadcast", "all-to-all"] = Field(
+        "native",
+        description="How gradients meet. native: bucketed all-reduce while backward runs; the others are "
+        "explicit and start after it.",
+    )
+    compress: Literal["none", "fp16", "bf16", "powersgd"] = Field(
+        "none",
+        description="What gradients travel as: fp16 and bf16 halve them, powersgd sends thin sketches.",
+    )
+    powersgd_rank: Annotated[int, Field(ge=1, le=64)] = Field(
+        4, description="Columns of PowerSGD's thin matrices: more are closer, and cost more bytes."
+    )
+    bucket_mb: Annotated[float, Field(gt=0, le=1024)] = Field(
+        25.0, description="MiB of gradients that travel together; native powersgd always takes one bucket."
+    )
+    find_unused_parameters: bool = Field(
+        False, description="Allow parameters that take no part in a loss; ranks ask each other in each step."
+    )
+    static_graph: bool = Field(
+        False, description="Promise that every step uses the same parameters: native learns them once."
+    )
+    gradient_as_bucket_view: bool = Field(
+        False, description="Gradients are views of the buckets: one copy less."
+    )
+    sync_batchnorm: bool = Field(
+        False, description="Batch norm over the batches of all ranks, as one device would compute it."
+    )
+
+
+class FsdpOptions(Options):
+    reshard: bool = Field(
+        True,
+        description="Let a block's gathered weights go after its forward and gather them again for its "
+        "backward: less memory, more bytes.",
+    )
+    find_unused_parameters: bool = Field(
+        False, description="Allow ranks to use different parameters: one without a gradient counts as zero."
+    )
+    sync_batchnorm: bool = Field(
+        False, description="Batch norm over the batches of all ranks, as one device would compute it."
+    )
+
+
+class TensorOptions(Options):
+    plan: dict[str, Literal["column", "row"]] | None = Field(
+        None,
+        description="Layers to split, as name patterns; found for transformer blocks where it is not given.",
+    )
+    sequence_parallel: bool = Field(
+        False, description="Cut the stream between layers along the sequence: less memory, the same bytes."
+    )
+    loss_parallel: bool = Field(
+        False, description="Compute cross entropy on split classes: logits are never gathered."
+    )
+
+
+class CutOptions(Options):
+    cuts: list[str | int] | None = Field(
+        None, description="Units that a stage begins with, by name or index; balanced where not given."
+    )
+    balance: Literal["parameters", "time", "activations"] = Field(
+        "parameters", description="What stages are made even in: weights, measured forward time, or memory."
+    )
+
+
+class PipelineOptions(CutOptions):
+    schedule: Literal[
+        "gpipe",
+        "1f1b",
+        "interleaved-1f1b",
+        "looped-bfs",
+        "interleaved-zero-bubble",
+        "zbv",
+        "dualpipev",
+    ] = Field("1f1b", description="In which order stages run forward and backward of the microbatches.")
+    microbatches: Positive | None = Field(
+        None, description="Parts of the batch in the pipe; a divisor near 2 x stages where not given."
+    )
+
+
+class _MeshOptions(Options):
+    data: Positive = Field(1, description="Replicas: gradients are summed over this axis after backward.")
+    shard: Positive = Field(1, description="Slices of every weight, put together block by block, as in fsdp.")
+    stage: Positive = Field(1, description="Stages of layers with microbatches between them, as in pipeline.")
+    tensor: Positive = Field(1, description="Slices of every large layer, as in tensor.")
+
+
+class HybridOptions(PipelineOptions, _MeshOptions):
+    sync: Literal["native", "ring", "reduce-broadcast", "all-to-all"] = Field(
+        "native", description="How gradients meet over data."
+    )
+    compress: Literal["none", "fp16", "bf16", "powersgd"] = Field(
+        "none", description="What gradients travel as over data."
+    )
+    reshard: bool = Field(
+        True, description="shard: gather a block's weights again for its backward. Stages keep theirs."
+    )
+    plan: dict[str, Literal["column", "row"]] | None = Field(
+        None, description="tensor: layers to split, as name patterns; found where it is not given."
+    )
+    sequence_parallel: bool = Field(False, description="tensor: cut the stream between layers as well.")
+    loss_parallel: bool = Field(False, description="tensor: cross entropy on split classes.")
+
+
+class AsyncPipelineOptions(CutOptions):
+    mode: Literal["stash", "2bw"] = Field(
+        "stash",
+        description="stash: weights kept per microbatch under way; 2bw: two versions, one update behind.",
+    )
+
+
+class MlpArgs(Options):
+    hidden: list[Positive] = Field([256, 256], description="Widths of the hidden layers.")
+    classes: Positive | None = Field(None, description="Follows from the data where it is not given.")
+    dropout: Fraction = 0.0
+
+
+class GptArgs(Options):
+    layers: Positive = 4
+    heads: Positive = 4
+    width: Positive = 128
+    context: Positive = 128
+    vocabulary: Positive | None = Field(None, description="Follows from the data where it is not given.")
+    tied: bool = Field(False, description="The output layer shares the embedding's weights.")
+    dropout: Fraction = 0.0
+
+
+class ResnetArgs(Options):
+    depth: Literal[18, 34, 50, 101] = 18
+    classes: Positive | None = Field(None, description="Follows from the data where it is not given.")
+    stem: Literal["imagenet", "small"] = Field(
+        "imagenet", description="small: a 3x3 convolution, for small pictures."
+    )
+
+
+class TextArgs(Options):
+    path: str = Field(
+        "@stdlib", description="A file or a folder; @stdlib is the source of the running Python."
+    )
+    vocabulary: Annotated[int, Field(ge=256, le=65536)] = Field(
+        256, description="256: bytes; above that a BPE vocabulary."
+    )
+    context: Positive | None = Field(
+        None, description="Tokens per sample; follows from the model where it is not given."
+    )
+
+
+class ImagesArgs(Options):
+    path: str = Field(description="A folder with one folder per class, or with train/ and val/ above those.")
+    size: Annotated[int, Field(ge=8, le=1024)] = Field(224, description="Pixels per side.")
+
+
+class SyntheticArgs(Options):
+    samples: Positive = 4096
+    classes: Positive | None = None
+    masked: Fraction = Field(0.0, description="Share of targets that are masked (-100).")
+
+
+class SgdArgs(Options):
+    lr: Rate = 0.1
+    momentum: Fraction = 0.0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    nesterov: bool = False
+
+
+class AdamArgs(Options):
+    lr: Rate = 1e-3
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    eps: Rate = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+
+
+class AdamwArgs(AdamArgs):
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+
+
+class WarmupArgs(Options):
+    warmup: Annotated[int, Field(ge=0)] = Field(
+        0, description="Steps over which the rate rises from 0; 0 is off."
+    )
+
+
+class CosineArgs(WarmupArgs):
+    final: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0, description="The last rate as a share of the first."
+    )
+
+
+class OneCycleArgs(Options):
+    rise: Fraction = Field(0.3, description="Share of the steps over which the rate rises.")
+
+
+@dataclass(frozen=True)
+class Card:
+    """One row.
+
+    `target` is "module:attribute", `hint` at most four words.
+    """
+
+    name: str
+    title: str
+    hint: str
+    summary: str
+    target: str
+    options: type[Options] = NoOptions
+
+    def load(self) -> Any:
+        """The object behind the target, imported now."""
+        module, _, attribute = self.target.partition(":")
+        return getattr(importlib.import_module(module), attribute)
+
+
+@dataclass(frozen=True)
+class StrategyCard(Card):
+    """`one_process`: one rank drives all devices. `one_device`: it uses the first of them only.
+    `batch_shards`: the batch is cut by the number of devices. `min_devices`: fewer make no sense.
+    """
+
+    one_process: bool = False
+    one_device: bool = False
+    batch_shards: bool = True
+    min_devices: int = 1
+    icon: str = "server"
+    lives: str = ""
+    sends: str = ""
+    wins: str = ""
+    breaks: str = ""
+
+
+def _table(*cards: Any) -> Mapping[str, Any]:
+    return types.MappingProxyType({card.name: card for card in cards})
+
+
+STRATEGIES: Mapping[str, StrategyCard] = _table(
+    StrategyCard(
+        "single",
+        "Single",
+        "one device",
+        "The reference: one device holds everything.",
+        "rankdeck.strategies.single:Single",
+        one_process=True,
+        one_device=True,
+        batch_shards=False,
+        icon="primitive-square",
+        lives="Everything lives on one device.",
+        sends="0 bytes per step.",
+        wins="Whenever the model and its batch fit one device and one device is fast enough.",
+        breaks="The first byte that does not fit.",
+    ),
+    StrategyCard(
+        "dp",
+        "DP",
+        "threads, device 0 gathers",
+        "DataParallel: one process scatters the batch, copies the model to every device each step and "
+        "gathers the outputs on device 0.",
+        "rankdeck.strategies.data_parallel:DataParallel",
+        DpOptions,
+        one_process=True,
+        icon="type-hierarchy",
+        lives="Weights, gradients and optimizer state on device 0; during each step a copy of the weights on "
+        "every device.",
+        sends="Per step and other device: P bytes of weights out, P bytes of gradients back, inputs out and "
+        "outputs back.",
+        wins="Hardly ever: a quick try on two devices. parallel_loss gathers losses instead of outputs.",
+        breaks="Device 0 runs out of memory first (gathered outputs, loss, optimizer), while others idle.",
+    ),
+    StrategyCard(
+        "ddp",
+        "DDP",
+        "one process per device",
+        "DistributedDataParallel: every rank holds a replica; gradients are all-reduced in buckets while "
+        "backward still runs.",
+        "rankdeck.strategies.ddp:Ddp",
+        DdpOptions,
+        icon="multiple-windows",
+        lives="Weights, gradients and optimizer state in full on every device, and buckets of gradients.",
+        sends="Per rank and step, for G bytes of gradients: 2(n-1)/n x G (native, ring), (n-1) x G "
+        "(all-to-all), (n-1) x G by rank 0 and G by each other (reduce-broadcast). fp16 and bf16 halve G.",
+        wins="Whenever the model fits one device: equal memory, near-linear speed-up.",
+        breaks="A model whose weights, gradients and optimizer state do not fit one device; slow links with "
+        "small batches.",
+    ),
+    StrategyCard(
+        "fsdp",
+        "FSDP",
+        "weights in slices",
+        "Fully sharded data parallel: every rank keeps a slice of every weight and puts one block together "
+        "at a time, only while it computes with it.",
+        "rankdeck.strategies.fsdp:Fsdp",
+        FsdpOptions,
+        icon="table",
+        lives="1/n of weights, gradients and optimizer state on every device, plus the block that is "
+        "gathered now and what lies in no block (embeddings, head).",
+        sends="Per rank and step, for P bytes of weights and G of gradients: (n-1)/n x (2P + G); without "
+        "reshard (n-1)/n x (P + G). On gloo 2G instead of G.",
+        wins="A model that fits no single device; memory falls with the number of devices.",
+        breaks="Slow links: weights travel in every forward and backward. Models without repeated blocks are "
+        "gathered whole.",
+    ),
+    StrategyCard(
+        "model",
+        "Model parallel",
+        "layers on different devices",
+        "Layer split: one process holds each part of the layers on a device of its own, and takes one batch "
+        "after another through all of them.",
+        "rankdeck.strategies.model_parallel:ModelParallel",
+        CutOptions,
+        one_process=True,
+        batch_shards=False,
+        icon="layers",
+        lives="On each device the weights, gradients, optimizer state and activations of its own layers.",
+        sends="Per step and cut 2 x A bytes: A bytes of activations of the whole batch on, A bytes of "
+        "gradients back; tied weights travel once more.",
+        wins="A model that does not fit one device, without any change of its mathematics: equal to single, "
+        "batch norms included.",
+        breaks="Speed: only one device works at a time. Uneven layers: the fullest device decides.",
+    ),
+    StrategyCard(
+        "pipeline",
+        "Pipeline",
+        "microbatches through stages",
+        "Pipeline parallel: each rank holds a stage (or two) of the layers, and microbatches flow through "
+        "them so that all ranks work at once.",
+        "rankdeck.strategies.pipeline:Pipeline",
+        PipelineOptions,
+        batch_shards=False,
+        min_devices=2,
+        icon="split-vertical",
+        lives="On each rank the weights, gradients and optimizer state of its own stages, and the "
+        "activations of the microbatches under way: gpipe m of them, 1f1b p - s on stage s.",
+        sends="Per rank and step m x a bytes of activations on and m x a bytes of gradients back for each "
+        "cut to another rank, for microbatches of a bytes at the cut.",
+        wins="Models too deep for one device on slow links: little is sent, and only to neighbours. The "
+        "bubble is (p-1)/(m+p-1) of the step; interleaved and zero-bubble schedules shrink it.",
+        breaks="Few microbatches (the bubble grows), uneven stages (all wait for the slowest), and batch "
+        "norms (they see one microbatch at a time).",
+    ),
+    StrategyCard(
+        "pipeline-async",
+        "Async pipeline",
+        "no flush, stale weights",
+        "PipeDream: microbatches never wait for a flush; each stage updates its weights as soon as a "
+        "gradient arrives, and keeps the older weights that microbatches under way began with.",
+        "rankdeck.strategies.pipeline_async:AsyncPipeline",
+        AsyncPipelineOptions,
+        batch_shards=False,
+        min_devices=2,
+        icon="rocket",
+        lives="On stage s of p its weights, gradients and optimizer state, p - s versions of its weights "
+        "(2bw: two), and the activations of p - s microbatches.",
+        sends="Per rank and microbatch a bytes of activations on and a bytes of gradients back for each cut, "
+        "for microbatches of a bytes at the cut.",
+        wins="Deep pipelines with no bubble at all, where training bears weights that are p - 1 - s updates "
+        "old (2bw: exactly one).",
+        breaks="Large learning rates: stale gradients overshoot. Tied weights and one norm over all "
+        "gradients (clip_norm), because no moment sees all stages at the same update.",
+    ),
+    StrategyCard(
+        "tensor",
+        "Tensor parallel",
+        "layers split over devices",
+        "Tensor parallel: every device computes the same batch with its columns or rows of each large layer, "
+        "and the parts are added up inside every block.",
+        "rankdeck.strategies.tensor_parallel:TensorParallel",
+        TensorOptions,
+        batch_shards=False,
+        icon="split-horizontal",
+        lives="1/n of the split weights with their gradients and optimizer state on every device, and all of "
+        "the rest (norms, positions); the activations between the two layers of a pair are split too.",
+        sends="Per rank and step 4 x 2(n-1)/n x A bytes per block, for A = batch x tokens x width x 4 bytes; "
+        "once more for the embedding, and (n-1)/n x the logits unless loss_parallel.",
+        wins="Layers too large for one device, on links as fast as NVLink: few ranks of one machine.",
+        breaks="Slow links: every block waits for its sums. Heads that the devices do not divide, and layers "
+        "that are neither Linear nor Embedding (convolutions, fused Conv1D).",
+    ),
+    StrategyCard(
+        "hybrid",
+        "Hybrid",
+        "several axes at once",
+        "A mesh of devices with an axis for each kind of parallelism: data x shard x stage x tensor. Without "
+        "any size: two stages, and the rest replicas.",
+        "rankdeck.strategies.hybrid:Hybrid",
+        HybridOptions,
+        batch_shards=False,
+        min_devices=2,
+        icon="type-hierarchy-sub",
+        lives="1/(shard x stage x tensor) of weights, gradients and optimizer state on every device; every "
+        "replica along data holds the same.",
+        sends="Per rank and step the sum of what the axes send: data 2(n-1)/n x g for the g bytes of "
+        "gradients that the rank holds, shard as fsdp, stage as pipeline, tensor as tensor.",
+        wins="Models that no single axis fits: tensor inside a machine, stages and replicas across machines.",
+        breaks="The limits of every axis, and a mesh that leaves each device too little to do.",
+    ),
+)
+
+MODELS: Mapping[str, Card] = _table(
+    Card(
+        "mlp",
+        "MLP",
+        "fully connected",
+        "Linear layers with GELU between them.",
+        "rankdeck.models.mlp:build",
+        MlpArgs,
+    ),
+    Card(
+        "gpt",
+        "GPT",
+        "decoder transformer",
+        "A pre-norm decoder with causal attention.",
+        "rankdeck.models.gpt:build",
+        GptArgs,
+    ),
+    Card(
+        "resnet",
+        "ResNet",
+        "convolutions, batch norm",
+        "Residual networks of depth 18, 34, 50 and 101.",
+        "rankdeck.models.resnet:build",
+        ResnetArgs,
+    ),
+)
+
+DATA: Mapping[str, Card] = _table(
+    Card(
+        "digits",
+        "Digits",
+        "8x8 handwritten digits",
+        "1797 handwritten digits that come with scikit-learn.",
+        "rankdeck.data.digits:Digits",
+    ),
+    Card(
+        "text",
+        "Text",
+        "files as tokens",
+        "Windows of a text; bytes or a BPE vocabulary.",
+        "rankdeck.data.text:Text",
+        TextArgs,
+    ),
+    Card(
+        "images",
+        "Images",
+        "a folder per class",
+        "Pictures in one folder per class.",
+        "rankdeck.data.images:Images",
+        ImagesArgs,
+    ),
+    Card(
+        "synthetic",
+        "Synthetic",
+        "made up, adapts",
+        "Random inputs that fit the model, with targets that can be learnt.",
+        "rankdeck.data.synthetic:Synthetic",
+        SyntheticArgs,
+    ),
+)
+
+LOSSES: Mapping[str, Card] = _table(
+    Card(
+        "cross_entropy",
+        "Cross entropy",
+        "classes or tokens",
+        "Summed over targets that are not -100.",
+        "rankdeck.models.losses:cross_entropy",
+    ),
+    Card(
+        "mse",
+        "Mean squared error",
+        "numbers",
+        "Summed over the elements of the targets.",
+        "rankdeck.models.losses:mse",
+    ),
+    Card(
+        "model",
+        "The model's own",
+        "outputs.loss",
+        "The loss that the model itself returns.",
+        "rankdeck.models.losses:model_loss",
+    ),
+)
+
+OPTIMIZERS: Mapping[str, Card] = _table(
+    Card("sgd", "SGD", "momentum optional", "Stochastic gradient descent.", "torch.optim:SGD", SgdArgs),
+    Card(
+        "adamw",
+        "AdamW",
+        "decoupled decay",
+        "Adam with decoupled weight decay.",
+        "torch.optim:AdamW",
+        AdamwArgs,
+    ),
+    Card("adam", "Adam", "adaptive", "Adam.", "torch.optim:Adam", AdamArgs),
+)
+
+SCHEDULES: Mapping[str, Card] = _table(
+    Card(
+        "constant",
+        "Constant",
+        "after warm-up",
+        "The rate stays.",
+        "rankdeck.training.schedules:constant",
+        WarmupArgs,
+    ),
+    Card(
+        "cosine",
+        "Cosine",
+        "half a wave down",
+        "The rate falls along half a cosine.",
+        "rankdeck.training.schedules:cosine",
+        CosineArgs,
+    ),
+    Card(
+        "linear",
+        "Linear",
+        "straight down",
+        "The rate falls in a straight line.",
+        "rankdeck.training.schedules:linear",
+        CosineArgs,
+    ),
+    Card(
+        "one-cycle",
+        "One cycle",
+        "up, then down",
+        "The rate rises to its peak, then falls to 0.",
+        "rankdeck.training.schedules:one_cycle",
+        OneCycleArgs,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class OptionField:
+    """One option as a form needs it. `kind`: bool | int | float | choice | text | list | table."""
+
+    name: str
+    kind: str
+    default: Any
+    text: str = ""
+    choices: tuple[Any, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+    optional: bool = False
+
+
+def option_fields(options: type[BaseModel]) -> list[OptionField]:
+    """The fields of an options model, in order, with their bounds and choices."""
+    return [_option_field(name, info.annotation, info) for name, info in options.model_fields.items()]
+
+
+def _option_field(name: str, annotation: Any, info: Any) -> OptionField:
+    minimum = maximum = None
+    optional = False
+    metadata = list(info.metadata)
+    while True:
+        origin = typing.get_origin(annotation)
+        if origin is Annotated:
+            annotation, *more = typing.get_args(annotation)
+            for item in more:
+                metadata.extend(getattr(item, "metadata", [item]))
+        elif origin in (typing.Union, types.UnionType):
+            optional = True
+            annotation = next(arg for arg in typing.get_args(annotation) if arg is not type(None))
+        else:
+            break
+    for item in metadata:
+        for bound in ("ge", "gt"):
+            minimum = getattr(item, bound, minimum)
+        for bound in ("le", "lt"):
+            maximum = getattr(item, bound, maximum)
+    choices: tuple[Any, ...] = ()
+    if typing.get_origin(annotation) is Literal:
+        kind, choices = "choice", typing.get_args(annotation)
+    elif typing.get_origin(annotation) in (list, tuple):
+        kind = "list"
+    elif typing.get_origin(annotation) is dict:
+        kind = "table"
+    else:
+        kind = {bool: "bool", int: "int", float: "float"}.get(annotation, "text")
+    default = None if info.is_required() else info.get_default(call_default_factory=True)
+    return OptionField(name, kind, default, info.description or "", choices, minimum, maximum, optional)

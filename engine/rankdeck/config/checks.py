@@ -1,0 +1,207 @@
+"""Problems of a configuration, found all at once and said in words, each with its path and line.
+
+`Findings` gathers; `choice` and `card_options` check what the catalogue's cards offer. rules.py decides what
+is checked where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from rankdeck.base.errors import Problem, did_you_mean, one_of
+from rankdeck.config.catalog import DATA, LOSSES, MODELS, OPTIMIZERS, SCHEDULES, STRATEGIES, Card
+from rankdeck.config.toml_lines import Place, line_of
+
+CARDS: dict[Place, tuple[str, Mapping[str, Card]]] = {
+    ("model",): ("model", MODELS),
+    ("data",): ("data set", DATA),
+    ("loss",): ("loss", LOSSES),
+    ("train", "optimizer"): ("optimizer", OPTIMIZERS),
+    ("train", "schedule"): ("schedule", SCHEDULES),
+    ("strategy",): ("strategy", STRATEGIES),
+}
+OWN_CODE = {("model",), ("data",), ("loss",), ("train", "optimizer")}
+
+
+class Findings:
+    """Problems found so far, each with the line of its path."""
+
+    def __init__(self, lines: dict[Place, int | None], problems: list[Problem]) -> None:
+        self.lines = lines
+        self.problems = list(problems)
+
+    def add(self, code: str, place: Place, message: str, advice: str | None = None) -> None:
+        dotted = ".".join(place)
+        self.problems.append(
+            Problem(code, message, path=dotted, line=line_of(self.lines, place), advice=advice)
+        )
+
+    def validate(
+        self, table_type: type[BaseModel], place: Place, values: Any, owner: str = ""
+    ) -> BaseModel | None:
+        if not isinstance(values, dict):
+            self.add(
+                "wrong-type",
+                place,
+                f"{'.'.join(place)} must be a table.",
+                f"Write [{'.'.join(place)}] above its options.",
+            )
+            return None
+        try:
+            return table_type.model_validate(values)
+        except ValidationError as error:
+            for item in error.errors():
+                # A union or a tuple adds names of types to the place; only keys and indices are a person's.
+                inner = tuple(
+                    str(part) for part in item["loc"] if str(part).isidentifier() or isinstance(part, int)
+                )
+                self._add_pydantic(table_type, place + inner, item, owner)
+            return None
+
+    def _add_pydantic(self, table_type: type[BaseModel], place: Place, item: Any, owner: str) -> None:
+        dotted, kind = ".".join(place), item["type"]
+        if kind == "extra_forbidden":
+            known = [name for name in table_type.model_fields if name != "options"]
+            whose = f" of {owner}" if owner else ""
+            advice = did_you_mean(place[-1], known) or (
+                f"Known: {one_of(known)}." if known else "It has no options."
+            )
+            self.add("unknown-option", place, f"{dotted} is not an option{whose}.", advice)
+        elif kind == "missing":
+            self.add("missing", place, f"{dotted} is missing.", f"Add {place[-1]} = ...")
+        else:
+            self.add(
+                "wrong-value",
+                place,
+                f"{dotted} = {_shown(item['input'])} {_wrong(kind, item)}.",
+                _right(kind, item),
+            )
+
+
+def _shown(value: Any) -> str:
+    text = f'"{value}"' if isinstance(value, str) else str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _wrong(kind: str, item: Any) -> str:
+    words = {
+        "int_parsing": "is not a whole number",
+        "int_type": "is not a whole number",
+        "int_from_float": "is not a whole number",
+        "float_parsing": "is not a number",
+        "float_type": "is not a number",
+        "finite_number": "is not a finite number",
+        "bool_parsing": "is neither true nor false",
+        "bool_type": "is neither true nor false",
+        "string_type": "is not text in quotes",
+        "list_type": "is not a list",
+        "tuple_type": "is not a list",
+        "too_short": "has too few entries",
+        "too_long": "has too many entries",
+        "dict_type": "is not a table",
+        "model_type": "is not a table",
+        "literal_error": "is not one of the choices",
+        "greater_than_equal": "is too small",
+        "greater_than": "is too small",
+        "less_than_equal": "is too large",
+        "less_than": "is too large",
+    }
+    return words.get(kind, f"is not valid ({item['msg']})")
+
+
+def _right(kind: str, item: Any) -> str | None:
+    context = item.get("ctx", {})
+    if kind == "literal_error":
+        choices = context["expected"].replace("'", "")
+        close = did_you_mean(str(item["input"]), choices.replace(" or ", ", ").split(", "))
+        return f"{close + ' ' if close else ''}Use {choices}."
+    bounds = {
+        "greater_than_equal": ("ge", "at least"),
+        "greater_than": ("gt", "more than"),
+        "less_than_equal": ("le", "at most"),
+        "less_than": ("lt", "less than"),
+    }
+    if kind in bounds:
+        key, words = bounds[kind]
+        return f"Use {words} {context[key]}."
+    return _FORMS.get(kind.partition("_")[0])
+
+
+_FORMS = {
+    "int": "Write a whole number, as in 32.",
+    "float": "Write a number, as in 0.1.",
+    "finite": "Write a number, as in 0.1.",
+    "bool": "Write true or false.",
+    "string": 'Write text in quotes, as in "gpt".',
+    "list": "Write a list, as in [256, 256].",
+    "tuple": "Write a list, as in [0.9, 0.999].",
+    "dict": "Write a table, as in { layers = 4 }.",
+    "model": "Write a table, as in { layers = 4 }.",
+}
+
+
+def find_card(found: Findings, place: Place, what: str, cards: Mapping[str, Card], use: str) -> Card | None:
+    card = cards.get(use)
+    if card is None:
+        advice = did_you_mean(use, cards) or f"Use {one_of(cards)}."
+        if place in OWN_CODE:
+            advice += ' Your own is written "module:name".'
+        found.add("unknown-choice", (*place, "use"), f'There is no {what} called "{use}".', advice)
+    return card
+
+
+def choice(found: Findings, place: Place, values: Any, default: str) -> tuple[str, dict[str, Any]] | None:
+    """A `use` (the default where none is given) with the card's options beside it, validated:
+
+    (use, options).
+    """
+    dotted = ".".join(place)
+    what, cards = CARDS[place]
+    if isinstance(values, str):
+        values = {"use": values}
+    if not isinstance(values, dict):
+        found.add(
+            "wrong-type",
+            place,
+            f"{dotted} must be a table.",
+            f'Write {dotted} = {{ use = "{next(iter(cards))}" }}.',
+        )
+        return None
+    use = values.get("use", default)
+    if not isinstance(use, str):
+        found.add(
+            "wrong-type", (*place, "use"), f"{dotted}.use is not text in quotes.", f"Use {one_of(cards)}."
+        )
+        return None
+    given = {key: value for key, value in values.items() if key != "use"}
+    if ":" in use and place in OWN_CODE:
+        return use, given
+    card = find_card(found, place, what, cards, use)
+    if card is None:
+        return None
+    foreign = _foreign_options(cards, card, given)
+    for key, owners in foreign.items():
+        advice = f"Leave it out, or set {dotted}.use to {one_of(owners)}."
+        found.add(
+            "foreign-option",
+            (*place, key),
+            f"{dotted}.{key} is an option of {one_of(owners)}, not of {use}.",
+            advice,
+        )
+    own = {key: value for key, value in given.items() if key not in foreign}
+    options = found.validate(card.options, place, own, owner=f"{what} {use}")
+    return None if options is None else (use, options.model_dump(exclude_none=True, mode="json"))
+
+
+def _foreign_options(cards: Mapping[str, Card], card: Card, given: Iterable[str]) -> dict[str, list[str]]:
+    """Options that other cards have and this one has not: {option: [cards that have it]}."""
+    foreign: dict[str, list[str]] = {}
+    for key in given:
+        if key not in card.options.model_fields:
+            owners = [other.name for other in cards.values() if key in other.options.model_fields]
+            if owners:
+                foreign[key] = owners
+    return foreign

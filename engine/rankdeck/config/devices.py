@@ -1,0 +1,70 @@
+"""What a person writes to choose devices: `auto`, `cpu:4`, `gpu:all`, `gpu:0,2`, `gpu:GPU-<uuid>,...`.
+
+This file only reads the words. telemetry/nvml.py knows what is there, and launch/ turns a selection into
+devices of a run.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from rankdeck.base.errors import DeviceError
+
+MAX_VIRTUAL_DEVICES = 64
+_FORMS = "Use auto, cpu:N (a rehearsal on N virtual devices), gpu:all, gpu:0,2 or gpu:GPU-<uuid>."
+
+
+@dataclass(frozen=True)
+class DeviceSelection:
+    """`kind`:
+
+    auto | cpu | gpu. `count` is set for cpu; `gpus` holds indices or UUIDs as typed, empty for gpu:all.
+    """
+
+    kind: str
+    count: int | None = None
+    gpus: tuple[str, ...] = ()
+
+    @property
+    def known_count(self) -> int | None:
+        """The number of devices where it does not depend on the machine."""
+        return self.count if self.kind == "cpu" else (len(self.gpus) or None)
+
+
+def parse_devices(text: str) -> DeviceSelection:
+    """The selection that the text names.
+
+    Raises:
+        DeviceError: the text is none of the forms above; the message says which there are.
+    """
+    kind, colon, rest = text.strip().partition(":")
+    if kind == "auto" and not colon:
+        return DeviceSelection("auto")
+    if kind == "cpu":
+        if not colon:
+            return DeviceSelection("cpu", 1)
+        if re.fullmatch(r"[0-9]+", rest) and 1 <= int(rest) <= MAX_VIRTUAL_DEVICES:
+            return DeviceSelection("cpu", int(rest))
+        raise DeviceError(
+            f'"{text}" does not name virtual devices.',
+            advice=f"Use cpu:1 to cpu:{MAX_VIRTUAL_DEVICES}.",
+            path="devices.use",
+        )
+    if kind in ("gpu", "cuda") and rest == "all":
+        return DeviceSelection("gpu")
+    if kind in ("gpu", "cuda") and rest:
+        names = tuple(name.strip() for name in rest.split(","))
+        bad = [name for name in names if not re.fullmatch(r"[0-9]+|(GPU|MIG)-[0-9a-fA-F-]+", name)]
+        if bad:
+            raise DeviceError(
+                f'"{bad[0]}" in "{text}" is neither a GPU\'s index nor its UUID.',
+                advice=_FORMS,
+                path="devices.use",
+            )
+        if len(set(names)) < len(names):
+            raise DeviceError(
+                f'"{text}" names a GPU twice.', advice="Name each GPU once.", path="devices.use"
+            )
+        return DeviceSelection("gpu", gpus=names)
+    raise DeviceError(f'"{text}" is not a choice of devices.', advice=_FORMS, path="devices.use")

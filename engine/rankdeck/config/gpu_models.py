@@ -1,0 +1,170 @@
+"""GPUs that one can plan for by name, with or without having them: size, speed, and what the driver takes.
+
+    total_bytes      what nvidia-smi calls total, not what the box says
+    fp32, half       floating point operations per second at best: fp32 outside tensor cores (torch's default
+                     does not use TF32), and dense fp16 or bf16 inside them
+    bandwidth        bytes per second of the GPU's own memory
+    link             bytes per second to another GPU of the same machine, one way: NVLink or PCIe
+    context_bytes    of a process: driver, kernels, libraries
+    workspace_bytes  of each cuBLAS handle, of which a training process has two (forward, backward)
+
+Nothing here imports torch. Sources: NVIDIA's data sheets for sizes and speeds; torch's CublasHandlePool.cpp
+for workspaces (2 x 4096 + 8 x 16 KiB, 32 MiB from Hopper on). Contexts depend on the driver and on what has
+been loaded: these are estimates on the high side, which `make test-all` on a machine with GPUs measures.
+NCCL's buffers grow with channels and peers (github.com/NVIDIA/nccl/issues/864 and 986): estimates as well.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from rankdeck.base.errors import DeviceError, did_you_mean
+from rankdeck.base.units import parse_bytes
+
+_MIB = 2**20
+_TERA = 10**12
+_GIGA = 10**9
+_OLD_WORKSPACE = (2 * 4096 + 8 * 16) * 1024
+_NEW_WORKSPACE = 32 * _MIB
+MAX_PLANNED = 64
+
+
+@dataclass(frozen=True)
+class GpuModel:
+    """See the top of this file. `fp32`, `half`, `bandwidth` and `link` are None where nobody knows."""
+
+    name: str
+    total_bytes: int
+    fp32: float | None = None
+    half: float | None = None
+    bandwidth: float | None = None
+    link: float | None = None
+    context_bytes: int = 512 * _MIB
+    workspace_bytes: int = _OLD_WORKSPACE
+    nccl_bytes: int = 256 * _MIB
+
+    @property
+    def rates(self) -> Rates | None:
+        if self.fp32 is None or self.half is None or self.bandwidth is None:
+            return None
+        return Rates(self.fp32, self.half, self.bandwidth)
+
+    @property
+    def workspaces_bytes(self) -> int:
+        """What cuBLAS holds inside torch's allocator in a training process."""
+        return 2 * self.workspace_bytes
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a device does at best: floating point operations per second in fp32 and in 16 bits, bytes/s."""
+
+    flops_per_s: float
+    half_flops_per_s: float
+    bytes_per_s: float
+
+
+def _gpu(
+    name: str, mib: int, fp32: float, half: float, gigabytes_per_s: int, link: int, *, hopper: bool = False
+) -> GpuModel:
+    """A row: MiB, TFLOP/s, TFLOP/s, GB/s, GB/s."""
+    by_nvlink = link > 64
+    return GpuModel(
+        name,
+        mib * _MIB,
+        fp32 * _TERA,
+        half * _TERA,
+        gigabytes_per_s * _GIGA,
+        link * _GIGA,
+        context_bytes=(640 if hopper else 512) * _MIB,
+        workspace_bytes=_NEW_WORKSPACE if hopper else _OLD_WORKSPACE,
+        nccl_bytes=(1024 if hopper else 512 if by_nvlink else 256) * _MIB,
+    )
+
+
+GPU_MODELS: tuple[GpuModel, ...] = (
+    _gpu("V100-16GB", 16160, 15.7, 125, 900, 150),
+    _gpu("V100-32GB", 32510, 15.7, 125, 900, 150),
+    _gpu("T4", 15360, 8.1, 65, 320, 16),
+    _gpu("A10", 23028, 31.2, 125, 600, 32),
+    _gpu("A30", 24576, 10.3, 165, 933, 100),
+    _gpu("A40", 46068, 37.4, 149.7, 696, 56),
+    _gpu("A100-40GB", 40960, 19.5, 312, 1555, 300),
+    _gpu("A100-80GB", 81920, 19.5, 312, 2039, 300),
+    _gpu("L4", 23034, 30.3, 121, 300, 32),
+    _gpu("L40S", 46068, 91.6, 362, 864, 32),
+    _gpu("H100-80GB", 81559, 67, 989, 3350, 450, hopper=True),
+    _gpu("H200", 143771, 67, 989, 4800, 450, hopper=True),
+    _gpu("B200", 183359, 75, 2250, 8000, 900, hopper=True),
+    _gpu("RTX-2080-Ti", 11264, 13.4, 53.8, 616, 16),
+    _gpu("RTX-3060", 12288, 12.7, 51, 360, 16),
+    _gpu("RTX-3080", 10240, 29.8, 59.5, 760, 16),
+    _gpu("RTX-3090", 24576, 35.6, 71, 936, 56),
+    _gpu("RTX-4080", 16376, 48.7, 97.5, 717, 32),
+    _gpu("RTX-4090", 24564, 82.6, 165, 1008, 32),
+    _gpu("RTX-5090", 32607, 104.8, 209.5, 1792, 64),
+    _gpu("RTX-A6000", 49140, 38.7, 155, 768, 56),
+    _gpu("RTX-6000-Ada", 49140, 91.1, 364, 960, 32),
+)
+
+
+def find_gpu(name: str, total_bytes: int | None = None) -> GpuModel | None:
+    """The row of a GPU by its name here or in nvidia-smi ("NVIDIA A100-SXM4-80GB"), None for an unknown one.
+
+    Of models that come in sizes `total_bytes` decides, else the name's own number.
+    """
+    words = _words(name)
+    fitting = [model for model in GPU_MODELS if _chip(model.name) <= words]
+    if not fitting:
+        return None
+    longest = max(len(_chip(model.name)) for model in fitting)
+    fitting = [model for model in fitting if len(_chip(model.name)) == longest]
+    if total_bytes is not None:
+        nearest = min(fitting, key=lambda model: abs(model.total_bytes - total_bytes))
+        return replace(nearest, total_bytes=total_bytes)
+    named = [model for model in fitting if _words(model.name) <= words]
+    return named[-1] if named else fitting[-1]
+
+
+def _words(name: str) -> set[str]:
+    return set(re.findall(r"[a-z]+[0-9]*[a-z]*|[0-9]+[a-z]*", name.lower()))
+
+
+def _chip(name: str) -> set[str]:
+    """Words that name the chip, without its size."""
+    return {word for word in _words(name) if not word.endswith("gb")}
+
+
+def parse_planned(text: str) -> list[GpuModel] | None:
+    """The GPUs of "8 x A100-80GB" or "4 x 24GiB", in order; None where the text is of another form.
+
+    Raises:
+        DeviceError: the form is right and the GPU is not known, or there are too many.
+    """
+    match = re.fullmatch(r"\s*([0-9]+)\s*[x*]\s*(.+?)\s*", text)
+    if match is None:
+        return None
+    count, name = int(match[1]), match[2]
+    if not 1 <= count <= MAX_PLANNED:
+        raise DeviceError(
+            f"{count} GPUs cannot be planned for.", path="devices.use", advice=f"Use 1 to {MAX_PLANNED}."
+        )
+    model = find_gpu(name) or _of_size(name)
+    if model is None:
+        known = [known.name for known in GPU_MODELS]
+        raise DeviceError(
+            f'"{name}" is no GPU that is known here.',
+            code="unknown-gpu",
+            path="devices.use",
+            advice=did_you_mean(name, known)
+            or f'Give a size ("{count} x 24GiB"), or one of {", ".join(known)}.',
+        )
+    return [model] * count
+
+
+def _of_size(text: str) -> GpuModel | None:
+    try:
+        return GpuModel(text, parse_bytes(text)) if re.search("[a-zA-Z]", text) else None
+    except ValueError:
+        return None

@@ -1,0 +1,270 @@
+"""From a person's TOML to a RunConfig, or to every problem of the file at once: path, line, what to write.
+
+A file may be short: everything has a default. What is checked within one table or between several is in
+rules.py.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rankdeck.base.errors import ConfigError, Problem, did_you_mean, one_of
+from rankdeck.config.checks import CARDS, Findings, choice, find_card
+from rankdeck.config.rules import TABLE_RULES, check_together
+from rankdeck.config.schema import (
+    Choice,
+    DataConfig,
+    DevicesConfig,
+    LaunchConfig,
+    LossConfig,
+    ModelConfig,
+    RehearsalConfig,
+    RunConfig,
+    Table,
+    TrainConfig,
+)
+from rankdeck.config.toml_lines import Place, key_lines
+
+_SECTIONS: dict[str, type[Table]] = {
+    "model": ModelConfig,
+    "data": DataConfig,
+    "loss": LossConfig,
+    "train": TrainConfig,
+    "devices": DevicesConfig,
+    "rehearsal": RehearsalConfig,
+    "launch": LaunchConfig,
+}
+_TOP_LEVEL = ("name", "folder", *_SECTIONS, "strategy")
+
+
+def load(
+    path: Path,
+    *,
+    strategy: str | None = None,
+    devices: str | None = None,
+    name: str | None = None,
+    overrides: Iterable[str] = (),
+    folder: Path | None = None,
+) -> RunConfig:
+    """The configuration in a file, with the command line's changes applied: first `strategy` (which replaces
+    the whole table), then `devices`, then every "train.steps=50" of `overrides`. Relative paths start in
+    `folder`, by default the file's own.
+
+    Raises:
+        ConfigError: every problem of the file and of the changes, with path, line and advice.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise ConfigError(f"{path} cannot be read: {reason}.", code="unreadable", path=str(path)) from None
+    try:
+        return from_text(
+            text,
+            folder=folder or path.resolve().parent,
+            stem=path.stem,
+            strategy=strategy,
+            devices=devices,
+            name=name,
+            overrides=overrides,
+        )
+    except ConfigError as error:
+        error.file = str(path)
+        raise
+
+
+def from_text(
+    text: str,
+    *,
+    folder: Path,
+    stem: str = "run",
+    strategy: str | None = None,
+    devices: str | None = None,
+    name: str | None = None,
+    overrides: Iterable[str] = (),
+) -> RunConfig:
+    """As `load`, for text that is not in a file yet (the app's editor)."""
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(
+            f"This is not TOML: {error}.",
+            code="toml",
+            line=_toml_error_line(str(error), text),
+            advice="Mend that line.",
+        ) from None
+    lines = key_lines(text)
+    given = {
+        "strategy": None if strategy is None else {"use": strategy},
+        "devices": None if devices is None else {"use": devices},
+        "name": name,
+    }
+    for key, value in given.items():
+        if value is not None:
+            tables[key] = value
+            _not_in_file(lines, (key,))
+    problems = []
+    for override in overrides:
+        place = _override_place(override)
+        if problem := _apply_override(tables, override):
+            problems.append(problem)
+        else:
+            _not_in_file(lines, place)
+    return from_dict(tables, folder=folder, stem=stem, lines=lines, problems=problems)
+
+
+def _override_place(override: str) -> Place:
+    return tuple(part.strip() for part in override.partition("=")[0].split("."))
+
+
+def _not_in_file(lines: dict[Place, int | None], place: Place) -> None:
+    """The command line gave this: no line of the file may be blamed for it."""
+    for inside in [known for known in lines if known[: len(place)] == place]:
+        del lines[inside]
+    lines[place] = None
+
+
+def from_dict(
+    tables: dict[str, Any],
+    *,
+    folder: Path,
+    stem: str = "run",
+    lines: dict[Place, int | None] | None = None,
+    problems: list[Problem] | None = None,
+) -> RunConfig:
+    """The configuration in nested tables as `to_dict` gives them.
+
+    Raises:
+        ConfigError: every problem at once.
+    """
+    found = Findings(lines or {}, problems or [])
+    raw_folder = tables.get("folder")
+    base = Path(raw_folder) if isinstance(raw_folder, str) else folder
+    values: dict[str, Any] = {"folder": str(base.resolve())}
+    for key in tables:
+        if key not in _TOP_LEVEL:
+            found.add(
+                "unknown-option",
+                (key,),
+                f"{key} is not a table of a configuration.",
+                did_you_mean(key, _TOP_LEVEL) or f"Known: {one_of(_TOP_LEVEL)}.",
+            )
+    raw_name = tables.get("name", stem)
+    if isinstance(raw_name, str):
+        values["name"] = raw_name.strip() or stem
+    else:
+        found.add("wrong-type", ("name",), "name must be text in quotes.", 'Write name = "my run".')
+    if raw_folder is not None and not isinstance(raw_folder, str):
+        found.add("wrong-type", ("folder",), "folder must be text in quotes.", 'Write folder = "path".')
+    for section in _SECTIONS:
+        values[section] = _section(found, section, tables.get(section, {}))
+    values["strategy"] = _choice(found, ("strategy",), tables.get("strategy", {}), "single")
+    if all(values[key] is not None for key in ("train", "strategy", "devices")):
+        check_together(found, values)
+    if found.problems:
+        problems = sorted(found.problems, key=lambda problem: problem.line or 0)
+        raise ConfigError(problems[0].message, problems=problems)
+    return RunConfig(**_absolute_paths(values, base))
+
+
+def _section(found: Findings, section: str, values: Any) -> Any:
+    """One table, validated with the choices or the card's args inside it; None when it has a problem."""
+    table_type = _SECTIONS[section]
+    if not isinstance(values, dict):
+        return found.validate(table_type, (section,), values)
+    values = dict(values)
+    before = len(found.problems)
+    if section == "train":
+        for key, default in (("optimizer", "adamw"), ("schedule", "constant")):
+            values[key] = _choice(found, (section, key), values.get(key, {}), default) or Choice(use=default)
+    table: Any = found.validate(table_type, (section,), values)
+    if table is None:
+        return None
+    if section in ("model", "data", "loss"):
+        table = _card_table(found, section, table)
+    elif section in TABLE_RULES:
+        TABLE_RULES[section](found, table)
+    return None if len(found.problems) > before else table
+
+
+def _choice(found: Findings, place: Place, values: Any, default: str) -> Choice | None:
+    chosen = choice(found, place, values, default)
+    return None if chosen is None else Choice(use=chosen[0], options=chosen[1])
+
+
+def _card_table(found: Findings, section: str, table: Any) -> Any:
+    """The catalogue's own options checked and completed; a person's own factory gets its args as they are."""
+    what, cards = CARDS[(section,)]
+    if ":" in table.use:
+        return table
+    card = find_card(found, (section,), what, cards, table.use)
+    if card is None or section == "loss":
+        return card and table
+    args = found.validate(card.options, (section, "args"), table.args, owner=f"{what} {table.use}")
+    return (
+        None
+        if args is None
+        else table.model_copy(update={"args": args.model_dump(exclude_none=True, mode="json")})
+    )
+
+
+def _apply_override(tables: dict[str, Any], override: str) -> Problem | None:
+    """One "--set key=value" applied to the tables. A value that is not TOML is taken as text."""
+    key, equals, raw = override.partition("=")
+    parts = _override_place(override)
+    if not equals or not all(parts):
+        return Problem(
+            "override", f'--set "{override}" is not key=value.', advice="Write it as --set train.steps=50."
+        )
+    try:
+        value = tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = raw.strip()
+    table = tables
+    for part in parts[:-1]:
+        inner = table.get(part)
+        if inner is None or isinstance(inner, str):
+            inner = {} if inner is None else {"use": inner}
+            table[part] = inner
+        if not isinstance(inner, dict):
+            return Problem(
+                "override",
+                f'--set "{override}": {part} is not a table.',
+                path=key,
+                advice=f"Set {part} itself, or leave it out.",
+            )
+        table = inner
+    table[parts[-1]] = value
+    if parts in (("train", "steps"), ("train", "epochs")):
+        table.pop("epochs" if parts[-1] == "steps" else "steps", None)
+    return None
+
+
+def _absolute_paths(values: dict[str, Any], base: Path) -> dict[str, Any]:
+    """Paths in args made absolute, and "path/to/file.py:factory" too: the resolved copy runs alone."""
+    for section in ("model", "data", "loss"):
+        table = values[section]
+        update: dict[str, Any] = {"use": _absolute_code(table.use, base)}
+        args = getattr(table, "args", {})
+        path = args.get("path")
+        if isinstance(path, str) and not path.startswith("@"):
+            update["args"] = {**args, "path": str((base / Path(path).expanduser()).resolve())}
+        values[section] = table.model_copy(update=update)
+    return values
+
+
+def _absolute_code(use: str, base: Path) -> str:
+    module, colon, attribute = use.rpartition(":")
+    if colon and module.endswith(".py"):
+        return f"{(base / Path(module).expanduser()).resolve()}:{attribute}"
+    return use
+
+
+def _toml_error_line(message: str, text: str) -> int | None:
+    _, found, rest = message.rpartition("(at line ")
+    if found:
+        return int(rest.split(",")[0])
+    return len(text.splitlines()) if "end of document" in message else None

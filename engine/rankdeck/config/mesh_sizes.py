@@ -1,0 +1,70 @@
+"""What the sizes of a hybrid's mesh mean, said before anything starts: nothing here imports torch.
+
+data x shard x stage x tensor = number of devices;  data x shard slices of every batch
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rankdeck.base.errors import Problem
+
+AXES = ("data", "shard", "stage", "tensor")
+_SHOWN_CHOICES = 6
+
+
+def sizes_of(options: Mapping[str, Any]) -> dict[str, int]:
+    """The size of every axis; 1 where it is not given."""
+    return {axis: int(options.get(axis, 1)) for axis in AXES}
+
+
+def batch_slices(options: Mapping[str, Any]) -> int:
+    """Into how many slices the ranks cut a batch: ranks of one pipeline or one tensor group share theirs."""
+    sizes = sizes_of(options)
+    return sizes["data"] * sizes["shard"]
+
+
+def usual_sizes(num_devices: int) -> dict[str, int]:
+    """A mesh to begin with: pipelines of two stages where the devices are even in number, else replicas."""
+    if num_devices > 2 and num_devices % 2 == 0:
+        return {"data": num_devices // 2, "stage": 2}
+    return {"data": num_devices}
+
+
+def problem(options: Mapping[str, Any], num_devices: int) -> Problem | None:
+    """Sizes that do not multiply to the number of devices, with those that do."""
+    sizes = sizes_of(options)
+    product = math.prod(sizes.values())
+    if product == num_devices:
+        return None
+    named = {axis: size for axis, size in sizes.items() if size > 1}
+    shown = " x ".join(f"{axis} {size}" for axis, size in named.items()) or "data 1"
+    axes = tuple(named) if len(named) > 1 else ("data", *(named or {"stage": 1}))
+    axes = tuple(dict.fromkeys(axes)) if len(set(axes)) > 1 else ("data", "stage")
+    choices = sorted(_factors(num_devices, len(axes)), key=lambda found: (found.count(1), found))
+    words = [
+        ", ".join(f"{axis} = {size}" for axis, size in zip(axes, found, strict=True))
+        for found in choices[:_SHOWN_CHOICES]
+    ]
+    if product > 1:
+        words.append(f"devices.use = cpu:{product}")
+    there = "there is 1 device" if num_devices == 1 else f"there are {num_devices} devices"
+    return Problem(
+        "mesh",
+        f"The mesh of strategy.use = hybrid has {shown} = {product} place{'s' * (product > 1)}, and {there}.",
+        path="strategy",
+        advice=f"Set in strategy: {'; or '.join(words)}.",
+    )
+
+
+def _factors(number: int, count: int) -> Iterator[tuple[int, ...]]:
+    """All ways to write a number as an ordered product of `count` factors."""
+    if count == 1:
+        yield (number,)
+        return
+    for first in range(1, number + 1):
+        if number % first == 0:
+            for rest in _factors(number // first, count - 1):
+                yield (first, *rest)

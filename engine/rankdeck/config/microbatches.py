@@ -1,0 +1,90 @@
+"""How many microbatches a pipeline may cut its batch into: said before anything starts.
+
+Each schedule has its own rule, from how its actions are laid out; `stages_per_device` is how many stages a
+device holds under it. Source: torch.distributed.pipelining.schedules. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from rankdeck.base.errors import Problem, one_of
+
+stages_per_device = {
+    "gpipe": 1,
+    "1f1b": 1,
+    "interleaved-1f1b": 2,
+    "looped-bfs": 2,
+    "interleaved-zero-bubble": 2,
+    "zbv": 2,
+    "dualpipev": 2,
+}
+
+
+def fits(schedule: str, num_devices: int, microbatches: int) -> bool:
+    """Whether the schedule can be laid out for so many microbatches."""
+    if schedule == "1f1b":
+        return microbatches >= num_devices
+    if schedule == "dualpipev":
+        return microbatches >= 2 * num_devices
+    if schedule in ("interleaved-1f1b", "interleaved-zero-bubble"):
+        return microbatches % max(1, microbatches // num_devices) == 0
+    return True
+
+
+def choices(schedule: str, num_devices: int, part_batch: int) -> list[int]:
+    """Numbers of microbatches that a batch of `part_batch` samples can be cut into."""
+    return [m for m in range(1, part_batch + 1) if part_batch % m == 0 and fits(schedule, num_devices, m)]
+
+
+def default(schedule: str, num_devices: int, part_batch: int) -> int | None:
+    """The choice nearest to twice the number of stages, the larger of two; None where there is none."""
+    wanted = 2 * num_devices * stages_per_device[schedule]
+    return min(choices(schedule, num_devices, part_batch), key=lambda m: (abs(m - wanted), -m), default=None)
+
+
+def problem(
+    schedule: str, num_devices: int, global_batch: int, accumulate: int, microbatches: int | None
+) -> Problem | None:
+    """What is wrong with strategy.microbatches, None given meaning the default."""
+    part_batch = global_batch // accumulate
+    batch = f"train.global_batch = {global_batch}"
+    if accumulate > 1:
+        batch += f" / train.accumulate = {accumulate}"
+    possible = choices(schedule, num_devices, part_batch)
+    if not possible:
+        least = 2 * num_devices if schedule == "dualpipev" else num_devices
+        return Problem(
+            "microbatches",
+            f"{batch} cannot be cut into microbatches for {schedule} on {num_devices} devices.",
+            path="train.global_batch",
+            advice=f"Use a multiple of {least} per part, or schedule = gpipe.",
+        )
+    if microbatches is None or microbatches in possible:
+        return None
+    if part_batch % microbatches:
+        message = f"strategy.microbatches = {microbatches} does not divide {batch}."
+    else:
+        message = f"strategy.microbatches = {microbatches} does not fit {schedule} on {num_devices} devices."
+    return Problem(
+        "microbatches", message, path="strategy.microbatches", advice=f"Use {one_of(map(str, possible))}."
+    )
+
+
+def async_problem(mode: str, num_devices: int, accumulate: int) -> Problem | None:
+    """What is wrong with train.accumulate for a pipeline without a flush."""
+    if mode == "stash" and accumulate > 1:
+        return Problem(
+            "microbatches",
+            f"train.accumulate = {accumulate}, but with mode = stash each microbatch of train.global_batch "
+            "is an update of its own.",
+            path="train.accumulate",
+            advice='Set train.accumulate = 1, or strategy.mode = "2bw".',
+        )
+    if mode == "2bw" and accumulate < num_devices:
+        return Problem(
+            "microbatches",
+            f"train.accumulate = {accumulate} is fewer parts than the {num_devices} stages: two versions of "
+            "the weights are not enough for that.",
+            path="train.accumulate",
+            advice=f"Set train.accumulate = {num_devices} or more.",
+        )
+    return None

@@ -1,0 +1,101 @@
+"""Ready configurations: where they live and what each is for.
+
+A preset is a TOML file whose leading comment says what one learns from it. In a wheel they lie in
+`rankdeck/_presets`, in a checkout in its `presets` folder. Listing them runs no code and reads no data.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rankdeck.base.errors import ConfigError, did_you_mean, one_of
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class PresetCard:
+    """One preset as a list shows it. `text` is its leading comment, `devices` and `strategy` as written."""
+
+    name: str
+    title: str
+    text: str
+    path: Path
+    strategy: str
+    devices: str
+    needs_gpu: bool
+
+
+def folder() -> Path:
+    """The folder of the presets: the wheel's, else the checkout's."""
+    packed = _PACKAGE / "_presets"
+    return packed if packed.is_dir() else _PACKAGE.parents[1] / "presets"
+
+
+def all() -> list[PresetCard]:  # noqa: A001 - read as presets.all()
+    """Every preset, by name.
+
+    A file that cannot be read is left out: a list must not fail over one of them.
+    """
+    cards = []
+    for path in sorted(folder().glob("*.toml"), key=lambda path: path.stem):
+        try:
+            cards.append(_card(path))
+        except (OSError, ValueError):
+            continue
+    return cards
+
+
+def find(name: str) -> Path:
+    """The file of a preset.
+
+    Raises:
+        ConfigError: there is no preset of this name; the message says which there are.
+    """
+    paths = {path.stem: path for path in folder().glob("*.toml")}
+    if name in paths:
+        return paths[name]
+    names = sorted(paths)
+    raise ConfigError(
+        f'There is no preset called "{name}".',
+        code="unknown-preset",
+        advice=did_you_mean(name, names) or f"Use {one_of(names)}.",
+    )
+
+
+def _card(path: Path) -> PresetCard:
+    source = path.read_text(encoding="utf-8")
+    tables = tomllib.loads(source)
+    strategy = _use(tables, "strategy", "single")
+    devices = _use(tables, "devices", "auto")
+    return PresetCard(
+        name=path.stem,
+        title=str(tables.get("name", path.stem)),
+        text=_leading_comment(source),
+        path=path,
+        strategy=strategy,
+        devices=devices,
+        needs_gpu=devices.startswith("gpu"),
+    )
+
+
+def _use(tables: dict[str, Any], section: str, default: str) -> str:
+    table = tables.get(section, {})
+    use = table.get("use", default) if isinstance(table, dict) else None
+    if not isinstance(use, str):
+        raise ValueError(f"{section} is not what a configuration has")
+    return use
+
+
+def _leading_comment(source: str) -> str:
+    """The comment lines above the first line that is none, joined; an empty comment line parts paragraphs."""
+    lines = []
+    for line in source.splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.removeprefix("#").strip())
+    paragraphs = "\n".join(lines).strip().split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split("\n")) for paragraph in paragraphs)

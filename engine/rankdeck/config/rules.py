@@ -1,0 +1,181 @@
+"""What goes together in a configuration: within one table, between tables, and with the devices of a run.
+
+What features combine with which is data in capabilities.py; sizes of meshes and microbatches have their own
+rules in mesh_sizes.py and microbatches.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from rankdeck.base.errors import ConfigError, DeviceError, Problem, one_of
+from rankdeck.base.units import parse_bytes
+from rankdeck.config import mesh_sizes, microbatches
+from rankdeck.config.capabilities import Facts, refusals
+from rankdeck.config.catalog import STRATEGIES
+from rankdeck.config.checks import Findings
+from rankdeck.config.devices import parse_devices
+from rankdeck.config.schema import Choice, DevicesConfig, RehearsalConfig, RunConfig, TrainConfig
+
+
+def _check_train(found: Findings, train: TrainConfig) -> None:
+    if train.steps is not None and train.epochs is not None:
+        found.add(
+            "both-given",
+            ("train", "epochs"),
+            "train.steps and train.epochs are both given.",
+            "Keep one of them.",
+        )
+
+
+def _check_devices(found: Findings, devices: DevicesConfig) -> None:
+    try:
+        parse_devices(devices.use)
+    except DeviceError as error:
+        found.add("device", ("devices", "use"), error.message, error.advice)
+
+
+def _check_rehearsal(found: Findings, rehearsal: RehearsalConfig) -> None:
+    if rehearsal.device_gflops is not None and rehearsal.pace == "real":
+        found.add(
+            "does-not-combine",
+            ("rehearsal", "device_gflops"),
+            "rehearsal.device_gflops is the rate of a simulated pace, and the pace is real.",
+            'Add pace = "simulated", or leave it out.',
+        )
+    try:
+        parse_bytes(rehearsal.capacity or 0)
+    except ValueError as error:
+        found.add(
+            "wrong-value", ("rehearsal", "capacity"), f"rehearsal.capacity: {error}.", 'Write it as "24GiB".'
+        )
+
+
+TABLE_RULES: dict[str, Callable[[Findings, Any], None]] = {
+    "train": _check_train,
+    "devices": _check_devices,
+    "rehearsal": _check_rehearsal,
+}
+
+
+def check_together(found: Findings, values: dict[str, Any]) -> None:
+    """What one table alone cannot tell."""
+    selection = parse_devices(values["devices"].use)
+    _check_on(found, values, None if selection.kind == "auto" else selection.kind, selection.known_count)
+
+
+def on_devices(config: RunConfig, kind: str, num_devices: int) -> RunConfig:
+    """The configuration on the devices (cpu | gpu) that it has got: only the launch knows them where it names
+    none.
+
+    Raises:
+        ConfigError: something in it does not go with them.
+    """
+    found = Findings({}, [])
+    values = {name: getattr(config, name) for name in ("model", "train", "strategy", "rehearsal")}
+    _check_on(found, values, kind, num_devices)
+    if found.problems:
+        raise ConfigError(found.problems[0].message, problems=found.problems)
+    return config.model_copy(update={"strategy": values["strategy"]})
+
+
+def _check_on(found: Findings, values: dict[str, Any], kind: str | None, num_devices: int | None) -> None:
+    """What does not go together on such devices; None for what is not known yet."""
+    train: TrainConfig = values["train"]
+    if num_devices is not None:
+        values["strategy"] = _with_mesh(values["strategy"], num_devices)
+    for row in refusals(_facts(values, kind, num_devices)):
+        found.add("does-not-combine", tuple(row.place.split(".")), row.why, row.instead)
+    if kind == "gpu" and train.precision == "fp64":
+        advice = "Use fp32, or cpu:N for a rehearsal."
+        found.add(
+            "precision", ("train", "precision"), "train.precision = fp64 is for rehearsals on CPU.", advice
+        )
+    if kind == "gpu" and values["rehearsal"] and values["rehearsal"].pace == "simulated":
+        message = "rehearsal.pace = simulated is for virtual devices, and devices.use asks for GPUs."
+        advice = 'Use pace = "real", or devices.use = "cpu:4".'
+        found.add("does-not-combine", ("rehearsal", "pace"), message, advice)
+    if num_devices is not None:
+        for problem in batch_problems(train, values["strategy"], num_devices):
+            found.add(problem.code, tuple((problem.path or "").split(".")), problem.message, problem.advice)
+
+
+def _with_mesh(strategy: Choice, num_devices: int) -> Choice:
+    """A hybrid whose axes nobody gave gets a mesh to begin with."""
+    if strategy.use != "hybrid" or math.prod(mesh_sizes.sizes_of(strategy.options).values()) > 1:
+        return strategy
+    return Choice(use=strategy.use, options={**strategy.options, **mesh_sizes.usual_sizes(num_devices)})
+
+
+def _facts(values: dict[str, Any], kind: str | None, num_devices: int | None) -> Facts:
+    train, model = values["train"], values["model"]
+    return Facts(
+        strategy=values["strategy"].use,
+        options=values["strategy"].options,
+        model=model.use if model else "",
+        model_args=model.args if model else {},
+        accumulate=train.accumulate,
+        precision=train.precision,
+        clip_norm=train.clip_norm,
+        activation_checkpointing=train.activation_checkpointing,
+        compile=train.compile,
+        device_kind=kind,
+        num_devices=num_devices,
+    )
+
+
+def batch_problems(train: TrainConfig, strategy: Choice, num_devices: int) -> list[Problem]:
+    """Whether the global batch can be cut by accumulate, the devices and the stages; empty when it can."""
+    card = STRATEGIES[strategy.use]
+    if num_devices < card.min_devices:
+        return [
+            Problem(
+                "too-few-devices",
+                f"strategy.use = {card.name} needs {card.min_devices} devices; there is {num_devices}.",
+                path="devices.use",
+                advice=f'Use cpu:{card.min_devices} for a rehearsal, or strategy.use = "single".',
+            )
+        ]
+    is_mesh = card.name == "hybrid"
+    if is_mesh and (found := mesh_sizes.problem(strategy.options, num_devices)):
+        return [found]
+    shards = num_devices if card.batch_shards else 1
+    cut_by = f"{shards} devices"
+    if is_mesh:
+        shards = mesh_sizes.batch_slices(strategy.options)
+        cut_by = f"data x shard {shards}"
+    parts = train.accumulate * shards
+    if train.global_batch % parts == 0:
+        return _stage_problems(train, strategy, num_devices)
+    below = train.global_batch // parts * parts
+    choices = [str(below)] if below else []
+    choices.append(str(below + parts))
+    return [
+        Problem(
+            "batch",
+            f"train.global_batch = {train.global_batch} does not divide into {parts} equal parts "
+            f"(train.accumulate {train.accumulate} x {cut_by}).",
+            path="train.global_batch",
+            advice=f"Use {one_of(choices)}.",
+        )
+    ]
+
+
+def _stage_problems(train: TrainConfig, strategy: Choice, num_devices: int) -> list[Problem]:
+    """Whether a pipeline can be fed: microbatches that fit its schedule, parts enough for two versions."""
+    options = strategy.options
+    if strategy.use == "pipeline":
+        schedule, wanted = options["schedule"], options.get("microbatches")
+        found = microbatches.problem(schedule, num_devices, train.global_batch, train.accumulate, wanted)
+        return [] if found is None else [found]
+    if strategy.use == "hybrid" and options["stage"] > 1:
+        per_pipeline = train.global_batch // mesh_sizes.batch_slices(options)
+        schedule, wanted = options["schedule"], options.get("microbatches")
+        found = microbatches.problem(schedule, options["stage"], per_pipeline, train.accumulate, wanted)
+        return [] if found is None else [found]
+    if strategy.use == "pipeline-async":
+        found = microbatches.async_problem(options["mode"], num_devices, train.accumulate)
+        return [] if found is None else [found]
+    return []

@@ -1,0 +1,168 @@
+"""The tables of a configuration as validated models, whole in `RunConfig`.
+
+`RunConfig.to_toml` writes the resolved copy that a run keeps: all defaults spelled out, paths absolute,
+enough to run it again alone. Options of a card (a model, a strategy) are validated by the card in catalog.py.
+Read loading.py next.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomlkit
+from pydantic import BaseModel, ConfigDict, Field
+
+from rankdeck.base.units import parse_bytes
+from rankdeck.config.catalog import STRATEGIES, StrategyCard
+from rankdeck.config.devices import DeviceSelection, parse_devices
+
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+AtLeastOne = Annotated[int, Field(ge=1, lt=2**53)]  # what JSON and a double still count exactly
+
+
+class Table(BaseModel):
+    """A table that refuses what it does not know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Choice(Table):
+    """A card by name with its options beside it: `{ use = "adamw", lr = 3e-4 }`."""
+
+    use: str
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class ModelConfig(Table):
+    use: str = Field(
+        "mlp",
+        description='A catalogue name, or your own "package.module:factory" or "path/to/file.py:factory".',
+    )
+    args: dict[str, Any] = Field(default_factory=dict)
+
+
+class DataConfig(Table):
+    use: str = Field("digits", description='digits, text, images, synthetic, or your own "module:factory".')
+    args: dict[str, Any] = Field(default_factory=dict)
+    workers: Annotated[int, Field(ge=0, le=64)] = Field(0, description="DataLoader workers per rank.")
+    pin_memory: bool = Field(True, description="Page-locked batches, on GPUs.")
+
+
+class LossConfig(Table):
+    use: str = Field("cross_entropy", description='cross_entropy, mse, model, or your own "module:function".')
+
+
+class TrainConfig(Table):
+    steps: AtLeastOne | None = Field(
+        None, description="Optimizer steps; 500 where neither steps nor epochs is given."
+    )
+    epochs: AtLeastOne | None = Field(None, description="Passes over the training data, instead of steps.")
+    global_batch: AtLeastOne = Field(
+        32, description="Samples that one optimizer step sees, on all devices together."
+    )
+    accumulate: AtLeastOne = Field(
+        1, description="Parts that the global batch is cut into, one after another."
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    precision: Literal["fp32", "fp64", "bf16", "fp16"] = "fp32"
+    optimizer: Choice = Choice(use="adamw")
+    schedule: Choice = Choice(use="constant")
+    clip_norm: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="Largest norm of all gradients together; 0 is off."
+    )
+    activation_checkpointing: bool = Field(
+        False, description="Recompute activations in backward: less memory, more time."
+    )
+    compile: bool = False
+    checkpoint_every: Count = Field(0, description="Steps between checkpoints; 0 is off.")
+    keep_checkpoints: AtLeastOne = 3
+    evaluate_every: Count = Field(
+        100, description="Steps between evaluations; 0 is off. A last evaluation always runs."
+    )
+
+
+class DevicesConfig(Table):
+    use: str = Field("auto", description="auto, cpu:4, gpu:all, gpu:0,2 or gpu:GPU-<uuid>.")
+
+
+class RehearsalConfig(Table):
+    pace: Literal["real", "simulated"] = Field(
+        "real", description="simulated: each virtual device takes the time that its FLOPs need, in its shape."
+    )
+    device_gflops: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="How fast a virtual device pretends to be; chosen so that it holds by default."
+    )
+    capacity: str | None = Field(
+        None, description='The size that virtual devices pretend to have, as in "24GiB".'
+    )
+
+
+class LaunchConfig(Table):
+    timeout_s: Annotated[float, Field(gt=0, le=1e6)] = Field(
+        60.0, description="Longest wait in a collective, after warm-up."
+    )
+    max_restarts: Count = Field(
+        0, description="How often a run goes on by itself after a rank failed, from its newest checkpoint."
+    )
+
+
+class RunConfig(Table):
+    """One run, whole and validated. Make it with `load` or `from_dict`, never by hand."""
+
+    name: str = Field("", description="What the run is called; from the file's name where it is not given.")
+    folder: str | None = Field(
+        None, description="Where relative paths start and your own modules are looked for."
+    )
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    loss: LossConfig = LossConfig()
+    train: TrainConfig = TrainConfig()
+    strategy: Choice = Choice(use="single")
+    devices: DevicesConfig = DevicesConfig()
+    rehearsal: RehearsalConfig = RehearsalConfig()
+    launch: LaunchConfig = LaunchConfig()
+
+    @property
+    def selection(self) -> DeviceSelection:
+        return parse_devices(self.devices.use)
+
+    @property
+    def strategy_card(self) -> StrategyCard:
+        return STRATEGIES[self.strategy.use]
+
+    @property
+    def capacity_bytes(self) -> int | None:
+        return None if self.rehearsal.capacity is None else parse_bytes(self.rehearsal.capacity)
+
+    def code_folders(self) -> list[Path]:
+        """Folders whose Python code this run imports, resolved;
+
+        empty for a catalogue run. Trust is asked for these.
+        """
+        folders: list[Path] = []
+        base = Path(self.folder or ".")
+        for use in (self.model.use, self.data.use, self.loss.use, self.train.optimizer.use):
+            module, colon, _ = use.rpartition(":")
+            if colon:
+                folder = (base / module).parent if module.endswith(".py") else base
+                folder = folder.resolve()
+                if folder not in folders:
+                    folders.append(folder)
+        return folders
+
+    def to_dict(self) -> dict[str, Any]:
+        """The tables as a person writes them: options of a choice beside its `use`, nothing that is None."""
+        tables = self.model_dump(exclude_none=True)
+        train = tables["train"]
+        train["optimizer"] = _beside(train["optimizer"])
+        train["schedule"] = _beside(train["schedule"])
+        tables["strategy"] = _beside(tables["strategy"])
+        return tables
+
+    def to_toml(self) -> str:
+        return tomlkit.dumps(self.to_dict())
+
+
+def _beside(choice: dict[str, Any]) -> dict[str, Any]:
+    return {"use": choice["use"], **choice["options"]}

@@ -1,0 +1,181 @@
+"""Losses as a SUM and a count, never as a mean.
+
+A mean of means is wrong as soon as ranks hold different numbers of targets (4e-3 on masked text); sums add up
+whatever the cut is. The loop divides once, by the count of the whole global batch. Source: the sum form is
+what Megatron-LM and torchtitan use for the same reason. Read training/loop.py next.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rankdeck.base.errors import ModelError
+
+MASKED = -100
+
+LossFunction = Callable[[Any, Any], tuple[Tensor, Any]]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What is minimised. `function(outputs, targets)` gives (sum, count); count is an int or a 0-dim tensor.
+
+    `nominal_count(targets)` is the count that a batch without masked targets has; None where only the forward
+    can tell. `correct(outputs, targets)` counts right answers; None where there are no classes.
+    """
+
+    name: str
+    function: LossFunction
+    nominal_count: Callable[[Any], int | None]
+    correct: Callable[[Any, Any], Tensor] | None = None
+    inside: bool = False
+    """Whether the model computes it in its forward, from the batch that it is given."""
+
+
+def _class_last(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits as (N, C) and targets as (N,), from (B, ..., C) or torch's own (B, C, ...).
+
+    Raises: ModelError when the shapes do not belong together.
+    """
+    if not isinstance(outputs, Tensor):
+        raise ModelError(
+            f"cross_entropy needs the model's output to be one tensor; it is a {type(outputs).__name__}.",
+            path="loss.use",
+            advice='Use loss.use = "model" or your own "module:function".',
+        )
+    if outputs.shape[:-1] == targets.shape:
+        return outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1)
+    if outputs.ndim > 2 and outputs.shape[:1] + outputs.shape[2:] == targets.shape:
+        return outputs.movedim(1, -1).reshape(-1, outputs.shape[1]), targets.reshape(-1)
+    raise ModelError(
+        f"cross_entropy cannot pair outputs {tuple(outputs.shape)} with targets {tuple(targets.shape)}.",
+        path="loss.use",
+        advice="Outputs need one more dim than targets, for the classes.",
+    )
+
+
+def _sum_cross_entropy(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits (B, ..., C) and class indices (B, ...); targets of -100 count nothing."""
+    logits, classes = _class_last(outputs, targets)
+    total = F.cross_entropy(logits, classes, ignore_index=MASKED, reduction="sum")
+    return total, (classes != MASKED).sum()
+
+
+def _correct_classes(outputs: Tensor, targets: Tensor) -> Tensor:
+    logits, classes = _class_last(outputs, targets)
+    return ((logits.argmax(-1) == classes) & (classes != MASKED)).sum()
+
+
+def _sum_squares(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
+    """Outputs and targets of one shape (B, ...)."""
+    if not isinstance(outputs, Tensor) or outputs.shape != targets.shape:
+        shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise ModelError(
+            f"mse cannot pair outputs {shape} with targets {tuple(targets.shape)}.",
+            path="loss.use",
+            advice='Give targets the outputs\' shape; for classes use loss.use = "cross_entropy".',
+        )
+    return F.mse_loss(outputs, targets.to(outputs.dtype), reduction="sum"), targets.numel()
+
+
+def _field(outputs: Any, name: str) -> Any:
+    return outputs.get(name) if isinstance(outputs, Mapping) else getattr(outputs, name, None)
+
+
+def _own_loss(outputs: Any, targets: Any) -> tuple[Tensor, Any]:
+    """The model's `.loss`, a mean over `.count` targets; without a count, over the labels that are not
+    masked.
+
+    A Hugging Face decoder (its output's class is a CausalLM...) shifts its labels by one inside, so the
+    first label of each row counts nothing.
+    """
+    loss = _field(outputs, "loss")
+    if not isinstance(loss, Tensor):
+        raise ModelError(
+            'loss.use = "model", but the model\'s output has no loss.',
+            path="loss.use",
+            advice="Return an object or a dict with `loss` (a mean) and, where it can differ, `count`.",
+        )
+    count = _field(outputs, "count")
+    if count is None:
+        labels = targets.get("labels") if isinstance(targets, Mapping) else targets
+        if not isinstance(labels, Tensor):
+            raise ModelError(
+                'loss.use = "model": it is not known how many targets the loss is a mean of.',
+                path="loss.use",
+                advice="Give the output a `count`, or the batch `labels`.",
+            )
+        shifted = type(outputs).__name__.startswith("CausalLM")
+        count = ((labels[:, 1:] if shifted else labels) != MASKED).sum()
+    # An all-masked batch has a mean of NaN; its sum, and what goes backward from it, is 0.
+    some = torch.as_tensor(count, device=loss.device) > 0
+    return torch.where(some, loss, torch.nan_to_num(loss)) * count, count
+
+
+def _numel(targets: Any) -> int | None:
+    return targets.numel() if isinstance(targets, Tensor) else None
+
+
+def cross_entropy() -> Loss:
+    return Loss("cross_entropy", _sum_cross_entropy, _numel, _correct_classes)
+
+
+def mse() -> Loss:
+    return Loss("mse", _sum_squares, _numel)
+
+
+def model_loss() -> Loss:
+    return Loss("model", _own_loss, lambda targets: None, inside=True)
+
+
+def own_loss(name: str, function: Any) -> Loss:
+    """A person's `function(outputs, targets) -> (sum, count)`.
+
+    Raises: ModelError when it cannot be called so.
+    """
+    if not callable(function):
+        raise ModelError(f"{name} is not a function.", path="loss.use", advice="Name a function.")
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError:
+        raise ModelError(
+            f"{name} does not take (outputs, targets).",
+            path="loss.use",
+            advice="Write it as def loss(outputs, targets): ... return total, count.",
+        ) from None
+    except ValueError:
+        pass  # a builtin without a signature: the first call tells
+
+    def checked(outputs: Any, targets: Any) -> tuple[Tensor, Any]:
+        result = function(outputs, targets)
+        if not _is_sum_and_count(result):
+            raise ModelError(
+                f"{name} must return (sum, count): a tensor without dims, and a number or such a tensor.",
+                path="loss.use",
+                advice="Return the loss summed over its targets, and how many targets there were.",
+            )
+        total: Tensor = result[0]
+        if torch.is_grad_enabled() and not total.requires_grad:
+            raise ModelError(
+                f"The sum that {name} returned does not depend on the model: nothing can be learned from it.",
+                path="loss.use",
+                advice="Compute it from the outputs, without detach() or float().",
+            )
+        return total, result[1]
+
+    return Loss(name, checked, lambda targets: None)
+
+
+def _is_sum_and_count(result: Any) -> bool:
+    if not (isinstance(result, tuple) and len(result) == 2):
+        return False
+    total, count = result
+    counts = count.ndim == 0 if isinstance(count, Tensor) else isinstance(count, int | float) and count >= 0
+    return isinstance(total, Tensor) and total.ndim == 0 and counts

@@ -1,0 +1,1 @@
+"""How tensors and gradients move between ranks: the mesh, collectives, pipelining, tensor, fsdp."""

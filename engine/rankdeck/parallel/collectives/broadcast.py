@@ -1,0 +1,27 @@
+"""What all ranks take from the first one: initial weights, and buffers that each rank's own data changed.
+
+Batch norm's running statistics follow each rank's own slice of the batch. As DistributedDataParallel does,
+replicas go on with those of rank 0, which are also what is saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rankdeck.memory.ledger import local_part
+from rankdeck.parallel.collectives.buckets import in_buckets
+from rankdeck.parallel.collectives.grad_sync import DEFAULT_BUCKET_BYTES
+
+
+@torch.no_grad()
+def broadcast_from_rank_0(tensors: Iterable[Tensor], group: dist.ProcessGroup | None = None) -> None:
+    """Give each tensor the values that rank 0 of the group holds, in place. Every rank calls it."""
+    group = group if group is not None else dist.group.WORLD
+    assert group is not None
+    first = dist.get_process_group_ranks(group)[0]
+    own = [local_part(tensor.detach()) for tensor in tensors]
+    in_buckets(own, DEFAULT_BUCKET_BYTES, lambda flat: dist.broadcast(flat, first, group=group))

@@ -1,0 +1,106 @@
+"""DistributedDataParallel's own compression, and what its own log knows of a backward.
+
+Two traps of torch are met here: `bf16_compress_hook` refuses to run without NCCL although the function below
+it does not need it; PowerSGD's hook hangs with more than one bucket, because ranks chain its rounds in
+different orders. Read strategies/ddp.py next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Module
+from torch.nn.parallel import DistributedDataParallel
+
+from rankdeck.parallel.collectives.compress import HALVES
+from rankdeck.parallel.collectives.grad_sync import SyncTimes
+
+if TYPE_CHECKING:
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
+
+_MEMORIES = ("error_dict", "p_memory_dict", "q_memory_dict")
+_MIB = 2**20
+_NS = 1e-9
+_TORCH_SAMPLE_RATE = 100
+FIRST_POWERSGD_STEP = 2
+"""Torch's least: the buckets are made anew after the first step."""
+
+
+def compress_with_hook(
+    ddp: DistributedDataParallel, compress: str, group: dist.ProcessGroup | None, powersgd_rank: int
+) -> PowerSGDState | None:
+    """Register torch's hook for `compress` (fp16 | bf16 | powersgd); what PowerSGD keeps between steps."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    if compress == "powersgd":
+        state = powerSGD_hook.PowerSGDState(
+            group, matrix_approximation_rank=powersgd_rank, start_powerSGD_iter=FIRST_POWERSGD_STEP
+        )
+        ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        return state
+    dtype = HALVES[compress]
+
+    def hook(state: Any, bucket: Any) -> Any:
+        return default_hooks._compress_hook(dtype, state, bucket)
+
+    hook.__annotations__.clear()  # torch compares them with classes, and here they are words
+    ddp.register_comm_hook(group if group is not None else dist.group.WORLD, hook)
+    return None
+
+
+def powersgd_tensors(state: PowerSGDState) -> dict[str, Tensor]:
+    """What torch's PowerSGD begins the next step with."""
+    kept = {f"{name}.{bucket}": t for name in _MEMORIES for bucket, t in getattr(state, name).items()}
+    return {"iter": torch.tensor([state.iter]), **kept}
+
+
+def put_powersgd_tensors(state: PowerSGDState, tensors: Mapping[str, Tensor], device: torch.device) -> None:
+    """What `powersgd_tensors` gave."""
+    for name, tensor in tensors.items():
+        memory, _, bucket = name.partition(".")
+        if memory == "iter":
+            state.iter = int(tensor)
+        else:
+            getattr(state, memory)[int(bucket)] = tensor.to(device, copy=True)
+
+
+def one_bucket_mb(module: Module) -> float:
+    """A bucket size that holds all gradients of a module."""
+    num_bytes = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
+    return num_bytes / _MIB + 1
+
+
+def backward_times(ddp: DistributedDataParallel) -> SyncTimes | None:
+    """The mean over the steps that torch itself timed (the first ten, then every hundredth).
+
+    From the first bucket's start to the last one's end, and how much of that lay under backward's computing.
+    None before the third step, or where this version of torch does not tell.
+    """
+    try:
+        told = ddp._get_ddp_logging_data()
+        seconds = told["avg_backward_comm_time"] * _NS
+        overlapped_s = told["avg_backward_compute_comm_overlap_time"] * _NS
+    except (AttributeError, AssertionError, KeyError, TypeError):
+        return None
+    return SyncTimes(seconds, min(overlapped_s, seconds)) if seconds > 0 else None
+
+
+def time_every_backward(ddp: DistributedDataParallel, wanted: bool) -> None:
+    """Have torch time each backward, or again every hundredth. On GPUs it would wait for the device."""
+    if next(ddp.parameters()).device.type == "cpu":
+        ddp._set_ddp_runtime_logging_sample_rate(1 if wanted else _TORCH_SAMPLE_RATE)
+
+
+def last_sync(ddp: DistributedDataParallel) -> tuple[float, float] | None:
+    """(Unix time of the first bucket's start, seconds to the last one's end) in the backward before the last
+    forward; None on GPUs, whose log has no moments, and where torch did not time it."""
+    try:
+        told = ddp._get_ddp_logging_data()
+        start_ns, end_ns = told["backward_comm_time_start"], told["backward_comm_time_end"]
+    except (AttributeError, AssertionError, KeyError, TypeError):
+        return None
+    return (start_ns * _NS, (end_ns - start_ns) * _NS) if 0 < start_ns < end_ns else None

@@ -1,0 +1,169 @@
+"""How DataParallel moves tensors: out from device 0 to all, and back to device 0, in every step.
+
+    forward:   scatter the batch -> replicate the model -> parallel_apply -> gather the outputs on device 0
+    backward:  gather sends each device its part of the gradient
+               -> each replica goes backward on its own device
+               -> replicate adds the gradients of all replicas up on device 0
+
+Each step is one autograd function, so the backward is the forward mirrored. Device 0 pays for what it
+gathers: the outputs of the whole batch, and all that the loss makes of them. Per step, (n - 1) x parameters
+travel out and as many gradients back, and (n - 1) / n of the outputs, each way. Read
+strategies/data_parallel.py next.
+
+Source: torch.nn.parallel (replicate, parallel_apply, scatter_gather), which needs CUDA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from rankdeck.base.errors import ModelError
+from rankdeck.memory.virtual import VirtualDevices
+from rankdeck.parallel.collectives.parallel_apply import HANDED_OVER, parallel_apply
+from rankdeck.parallel.collectives.replica_threads import ReplicaError, ReplicaThreads
+from rankdeck.parallel.collectives.replicate import Replicas, replicate
+
+__all__ = [
+    "ReplicaError",
+    "ReplicaThreads",
+    "Replicas",
+    "data_parallel",
+    "gather",
+    "parallel_apply",
+    "replicate",
+    "scatter",
+]
+
+
+def data_parallel(module: nn.Module, inputs: tuple[Any, ...], threads: ReplicaThreads) -> Any:
+    """`module(*inputs)` on all devices, each with its slice of the batch; the outputs meet on device 0.
+
+    Raises:
+        ModelError: inputs cannot be cut, or outputs cannot be joined, along their first dim.
+        ReplicaError: a replica raised.
+    """
+    with threads.moving("scatter"):
+        slices = scatter(inputs, threads.devices)
+    with threads.moving("replicate"):
+        replicas = replicate(module, threads.devices, len(slices))
+    outputs = parallel_apply(replicas, slices, threads)
+    with threads.moving("gather"):
+        return gather(outputs, threads.devices)
+
+
+def scatter(inputs: Any, devices: VirtualDevices) -> list[Any]:
+    """Cut the batch of the host along dim 0: one structure per device, each tensor (B / n, ...).
+
+    Tensors may sit in tuples, lists and dicts. What is no tensor, and 0-dim tensors, go to every device. As
+    torch.chunk does, a batch smaller than the number of devices reaches fewer of them.
+
+    Raises:
+        ModelError: the tensors disagree on the batch.
+    """
+    leaves, spec = tree_flatten(inputs)
+    cut = [_chunks(leaf, devices) for leaf in leaves]
+    counts = {len(parts) for parts in cut if parts is not None}
+    if len(counts) > 1:
+        shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves if isinstance(leaf, Tensor))
+        raise ModelError(
+            f"The batch's tensors have different first dims and cannot be scattered together: {shapes}.",
+            advice="Give every tensor of a batch the same first dim.",
+        )
+    num_slices = counts.pop() if counts else 1
+    return [
+        tree_unflatten(
+            [_on_device(leaf, parts, device, devices) for leaf, parts in zip(leaves, cut, strict=True)], spec
+        )
+        for device in range(num_slices)
+    ]
+
+
+def _chunks(leaf: Any, devices: VirtualDevices) -> tuple[Tensor, ...] | None:
+    return leaf.chunk(devices.num_devices) if isinstance(leaf, Tensor) and leaf.dim() else None
+
+
+def _on_device(leaf: Any, parts: tuple[Tensor, ...] | None, device: int, devices: VirtualDevices) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    part = leaf if parts is None else parts[device]
+    if part.requires_grad and torch.is_grad_enabled():
+        return devices.transfer(part, 0, device, "inputs")
+    return devices.copy(part, None, device, "inputs")
+
+
+def gather(outputs: Sequence[Any], devices: VirtualDevices, target: int = 0) -> Any:
+    """Join the replicas' outputs on `target` as "gathered": (B / n, ...) become (B, ...), n scalars become
+    (n,).
+
+    Outputs may be tensors or tuples, lists and dicts of tensors, the same on every replica. The first
+    gradient that passes back through here ends the phase "gathered" of the calling thread: what follows are
+    the replicas' own.
+
+    Raises:
+        ModelError: the replicas returned different structures or shapes.
+    """
+    if len(outputs) == 1:
+        return outputs[0]
+    flat = [tree_flatten(output) for output in outputs]
+    spec = flat[0][1]
+    if any(other != spec for _, other in flat):
+        raise ModelError("The replicas returned different structures, which cannot be gathered.")
+    groups = list(zip(*(leaves for leaves, _ in flat), strict=True))
+    for group in groups:
+        if len({(leaf.dtype, leaf.shape[1:]) for leaf in group}) > 1:
+            shapes = ", ".join(str(tuple(leaf.shape)) for leaf in group)
+            raise ModelError(
+                f"The replicas returned outputs that cannot be joined along their first dim: {shapes}.",
+                advice="Pad to a fixed length, or compute the loss inside the forward (parallel_loss).",
+            )
+    leaves = [leaf for group in groups for leaf in group]
+    if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves):
+        joined: Sequence[Tensor] = _Gather.apply(devices, target, len(outputs), *leaves)
+    else:
+        joined = [_join(group, devices, target) for group in groups]
+    return tree_unflatten(list(joined), spec)
+
+
+def _join(group: Sequence[Tensor], devices: VirtualDevices, target: int) -> Tensor:
+    for device, part in enumerate(group):
+        devices.count_moved(device, target, part.numel() * part.element_size())
+    with devices.crossing(target, "gathered"):
+        return torch.cat([part if part.dim() else part.unsqueeze(0) for part in group])
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, devices: VirtualDevices, target: int, num_parts: int, *leaves: Tensor) -> Any:
+        ctx.devices, ctx.target = devices, target
+        ctx.set_materialize_grads(False)
+        groups = [leaves[start : start + num_parts] for start in range(0, len(leaves), num_parts)]
+        ctx.shapes = [[part.shape for part in group] for group in groups]
+        joined = [_join(group, devices, target) for group in groups]
+        wanted = zip(joined, groups, strict=True)
+        ctx.mark_non_differentiable(
+            *[out for out, group in wanted if not any(p.requires_grad for p in group)]
+        )
+        return tuple(joined)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        devices: VirtualDevices = ctx.devices
+        parts: list[Tensor | None] = []
+        for grad, shapes in zip(grads, ctx.shapes, strict=True):
+            if grad is None:
+                parts += [None] * len(shapes)
+                continue
+            pieces = grad.split([shape[0] if shape else 1 for shape in shapes])
+            for device, (piece, shape) in enumerate(zip(pieces, shapes, strict=True)):
+                part = devices.copy(piece.view(shape), ctx.target, device, "temporary")
+                setattr(part, HANDED_OVER, True)
+                parts.append(part)
+        devices.end_phase("gathered")
+        return None, None, None, *parts

@@ -1,0 +1,197 @@
+"""How gradients meet: one function over a process group, applied after backward.
+
+    GradientSync(group, algorithm, compress).sync(gradients)     each becomes the sum over the group, in place
+
+It asks for nothing but a list of tensors, so it composes with whatever made them: a replica, a stage of a
+pipeline, the local parts of DTensors. Gradients are sums here as losses are: nothing divides.
+
+    algorithm         sent per rank and step, for G bytes of gradients on n ranks
+    native            2(n-1)/n x G (the backend's own all-reduce)
+    ring              2(n-1)/n x G
+    reduce-broadcast  (n-1) x G by rank 0, G by the others
+    all-to-all        (n-1) x G
+
+Compression (compress.py) makes G smaller and works with all four. Read buckets.py and peers.py before,
+ring.py for the algorithm that everybody uses.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from rankdeck.base.errors import ModelError
+from rankdeck.memory.ledger import local_part
+from rankdeck.parallel.collectives.all_to_all import all_to_all_sum
+from rankdeck.parallel.collectives.buckets import in_buckets
+from rankdeck.parallel.collectives.compress import HALVES, PowerSgd, thin_shape
+from rankdeck.parallel.collectives.peers import Peers
+from rankdeck.parallel.collectives.reduce_broadcast import star_sum
+from rankdeck.parallel.collectives.ring import ring_sum
+
+DEFAULT_BUCKET_BYTES = 25 * 2**20
+
+
+def _native_sum(flat: Tensor, peers: Peers) -> None:
+    dist.all_reduce(flat, group=peers.group)
+
+
+ALGORITHMS: Mapping[str, Callable[[Tensor, Peers], None]] = {
+    "native": _native_sum,
+    "reduce-broadcast": star_sum,
+    "all-to-all": all_to_all_sum,
+    "ring": ring_sum,
+}
+
+
+@dataclass(frozen=True)
+class SyncTimes:
+    """One rank's sync in one step: how long it took, and how much of that backward was still computing."""
+
+    seconds: float
+    overlapped_s: float
+
+
+class GradientSync:
+    """Sums gradients over `group`, always the same ones in the same order."""
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        *,
+        algorithm: str = "native",
+        compress: str = "none",
+        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        powersgd_rank: int = 4,
+    ) -> None:
+        self.peers = Peers(group)
+        self.algorithm = algorithm
+        self.times: SyncTimes | None = None
+        """Of the last sync, on CPU; None on GPUs, whose clock is not the host's."""
+        self._sum_flat = ALGORITHMS[algorithm]
+        self._compress = compress
+        self._bucket_bytes = bucket_bytes
+        self._powersgd_rank = powersgd_rank
+        self._powersgd = PowerSgd(powersgd_rank) if compress == "powersgd" else None
+        self._native_bytes = 0
+
+    def sync(self, gradients: Sequence[Tensor]) -> None:
+        """Make each gradient the sum over the group, in place; the same bits on every rank.
+
+        All ranks give gradients of the same shapes in the same order.
+        """
+        self.peers.reset()
+        started_s = time.perf_counter()
+        if self._powersgd is not None:
+            self._powersgd.sync(gradients, self._sum_up)
+        else:
+            self._sum_up(gradients, HALVES.get(self._compress))
+        if self.algorithm == "native":
+            num_bytes = travelling_bytes(gradients, self._compress, self._powersgd_rank)
+            self._native_bytes = all_reduce_bytes(num_bytes, self.peers.size)
+        on_cpu = all(gradient.device.type == "cpu" for gradient in gradients)
+        self.times = SyncTimes(time.perf_counter() - started_s, 0.0) if on_cpu else None
+
+    def _sum_up(self, tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> None:
+        in_buckets(tensors, self._bucket_bytes, lambda flat: self._sum_flat(flat, self.peers), dtype=dtype)
+
+    def state(self) -> dict[str, Tensor]:
+        """What PowerSGD keeps from step to step; empty for the rest."""
+        return {} if self._powersgd is None else self._powersgd.state()
+
+    def put_state(self, state: Mapping[str, Tensor], device: torch.device) -> None:
+        """What `state` gave."""
+        if self._powersgd is not None:
+            self._powersgd.put_state(state, device)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether `sent_bytes` were counted message by message; the backend's own follow from a formula."""
+        return self.algorithm != "native"
+
+    @property
+    def sent_bytes(self) -> int:
+        """What this rank sent in the last sync."""
+        return sum(self.peers.sent_bytes) if self.is_measured else self._native_bytes
+
+    def sent_by_peer(self) -> dict[str, int] | None:
+        """The same by the run's rank that received it; None where it follows from a formula."""
+        if not self.is_measured:
+            return None
+        pairs = zip(self.peers.global_ranks, self.peers.sent_bytes, strict=True)
+        return {str(rank): num_bytes for rank, num_bytes in pairs if num_bytes}
+
+    def describe(self) -> str:
+        """The algorithm in words, e.g. 'ring, bf16'."""
+        name = self.algorithm if self.is_measured else f"native ({self.peers.backend})"
+        return name if self._compress == "none" else f"{name}, {self._compress}"
+
+
+def travelling_bytes(tensors: Sequence[Tensor], compress: str = "none", powersgd_rank: int = 4) -> int:
+    """Bytes of gradients like `tensors` once they are compressed."""
+    return sum(_compressed_numel(t, compress, powersgd_rank) * _element_bytes(t, compress) for t in tensors)
+
+
+def _compressed_numel(tensor: Tensor, compress: str, powersgd_rank: int) -> int:
+    shape = thin_shape(tensor.shape, powersgd_rank) if compress == "powersgd" else None
+    return tensor.numel() if shape is None else powersgd_rank * sum(shape)
+
+
+def _element_bytes(tensor: Tensor, compress: str) -> int:
+    return HALVES[compress].itemsize if compress in HALVES else tensor.element_size()
+
+
+def all_reduce_bytes(num_bytes: int, num_ranks: int) -> int:
+    """What one rank sends in a bandwidth-optimal all-reduce of `num_bytes`: 2(n-1)/n of them."""
+    return round(2 * (num_ranks - 1) / num_ranks * num_bytes)
+
+
+def gradients_of(
+    module: nn.Module, group: dist.ProcessGroup | None = None, *, find_unused: bool = False
+) -> list[Tensor]:
+    """The gradients of a module's parameters as this rank holds them (of a DTensor, its local part).
+
+    With `find_unused` ranks agree on which parameters took part anywhere: there a rank without a gradient
+    gives zeros, and a parameter that took part nowhere keeps none.
+
+    Raises:
+        ModelError: a gradient is missing without `find_unused`, or is sparse.
+    """
+    parameters = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    if find_unused:
+        parameters = _used_anywhere(parameters, group)
+    gradients = []
+    for name, parameter in parameters:
+        if parameter.grad is None:
+            raise ModelError(
+                f"Parameter {name} took no part in the loss, so this rank has no gradient to send for it.",
+                path="strategy.find_unused_parameters",
+                advice="Set strategy.find_unused_parameters = true, or freeze the parameter "
+                "(requires_grad = False).",
+            )
+        if parameter.grad.is_sparse:
+            raise ModelError(
+                f"The gradient of {name} is sparse (an embedding with sparse=True?), which no bucket holds.",
+                advice="Build the embedding with sparse=False.",
+            )
+        gradients.append(local_part(parameter.grad))
+    return gradients
+
+
+def _used_anywhere(
+    parameters: list[tuple[str, nn.Parameter]], group: dist.ProcessGroup | None
+) -> list[tuple[str, nn.Parameter]]:
+    """Those with a gradient on any rank of the group; a rank that has none gets zeros."""
+    device = local_part(parameters[0][1]).device
+    used = torch.tensor([p.grad is not None for _, p in parameters], dtype=torch.uint8, device=device)
+    dist.all_reduce(used, op=dist.ReduceOp.MAX, group=group)
+    kept = [pair for pair, is_used in zip(parameters, used.tolist(), strict=True) if is_used]
+    for _, parameter in kept:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    return kept

@@ -1,0 +1,235 @@
+"""One thread per virtual device, as GPUs work side by side: parallel_apply and its backward run here.
+
+Each thread takes over the caller's grad mode, autocast and ledger, and measures its own CPU time, which is
+what a virtual device's utilisation means. The threads live until `close`.
+
+Random numbers: host operations share one generator, so threads that draw side by side would never draw the
+same twice. Each device therefore owns a random state, and while forwards draw they take turns, each with
+its own state. Whether they draw is seen from the generator itself: the first run in each mode (training,
+evaluation) always takes turns.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from rankdeck.base.errors import RankdeckError, TrainingError
+from rankdeck.memory.virtual import VirtualDevices
+from rankdeck.profiling.spans import Mark, SpanRecorder
+
+T = TypeVar("T")
+
+_STREAM_STRIDE = 0x9E3779B97F4A7C15
+_SEED_MASK = 2**63 - 1
+
+
+class ReplicaError(TrainingError):
+    """One replica raised. `replica` is its index, `__cause__` what it raised."""
+
+    code = "replica-failed"
+
+    def __init__(self, replica: int, cause: BaseException) -> None:
+        message = f"Replica {replica} (virtual device {replica}) raised {type(cause).__name__}: {cause}"
+        advice = cause.advice if isinstance(cause, RankdeckError) else None
+        super().__init__(message, advice=advice or "The first traceback says where in the model.")
+        self.replica = replica
+
+
+class ReplicaThreads:
+    """A thread, a random state and a busy time per device of `devices`. Close it, or use it as a context.
+
+    While a ledger follows, replicas take turns: the sum of all devices' bytes then rises the same way each
+    time, as the allocator sees it. Each device's own figures do not depend on it.
+    """
+
+    def __init__(self, devices: VirtualDevices, spans: SpanRecorder | None = None) -> None:
+        self.devices = devices
+        self.spans = spans or SpanRecorder()
+        self.lead_phase: Mark | None = None
+        """What device 0 is in before its thread begins a backward: the loss's own backward."""
+        self.busy_s = [0.0] * devices.num_devices
+        """CPU seconds that each device has computed so far. Not the helpers of torch's own thread pool."""
+        self.random_states: list[Tensor | None] = [None] * devices.num_devices
+        """Device 0 draws from the process's generator (None); the others get theirs with their first draw."""
+        self._draws: dict[bool, bool] = {}
+        self._has_drawn = False
+        self._lock = threading.Lock()
+        share = max(1, torch.get_num_threads() // devices.num_devices)
+        self._threads = [
+            ThreadPoolExecutor(1, f"device-{i}", torch.set_num_threads, (share,))
+            for i in range(devices.num_devices)
+        ]
+
+    def __enter__(self) -> ReplicaThreads:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the threads, after what they do now. Closing twice is harmless."""
+        for thread in self._threads:
+            thread.shutdown(wait=True)
+
+    def run(self, jobs: Sequence[Callable[[], T]], phase: str = "forward") -> list[T]:
+        """Run job i on device i, all side by side, and return what they return; `phase` is what it is.
+
+        Raises:
+            ReplicaError: of the first job that raised; all have ended by then.
+        """
+        futures = [self._submit(device, job, phase) for device, job in enumerate(jobs)]
+        return [_result(device, future) for device, future in enumerate(_all_done(futures))]
+
+    def run_in_turn(self, jobs: Sequence[Callable[[], T]], phase: str) -> list[T]:
+        """Run job i on device i, one after another, each drawing from its device's random state.
+
+        Raises:
+            ReplicaError: of the first job that raised; the later ones have not run.
+        """
+        results = []
+        for device, job in enumerate(jobs):
+            with self._random_state_of(device):
+                results.append(_result(device, self._submit(device, job, phase)))
+        return results
+
+    def run_forwards(self, jobs: Sequence[Callable[[], T]], *, training: bool) -> tuple[list[T], bool]:
+        """Run the replicas' forwards side by side, or in turn if they draw random numbers in this mode.
+
+        Returns what they return, and whether their backwards have to take turns as well: activation
+        checkpointing draws again there.
+        """
+        self._has_drawn = False
+        in_turn = self.devices.is_following
+        if in_turn or self._draws.get(training, True):
+            results = self.run_in_turn(jobs, "forward")
+        else:
+            with self._noticing_draws():
+                results = self.run(jobs, "forward")
+        self._draws[training] = self._has_drawn or self._draws.get(training, False)
+        return results, in_turn or self._draws[training]
+
+    @contextmanager
+    def busy_on(self, device: int) -> Iterator[None]:
+        """Count the calling thread's CPU time as `device`'s: the loss and the optimizer of device 0, say."""
+        started_s = time.thread_time()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.busy_s[device] += time.thread_time() - started_s
+
+    @contextmanager
+    def moving(self, name: str) -> Iterator[None]:
+        """A phase of device 0 in which bytes cross between devices; they are counted."""
+        with self.spans.phase(0, name) as mark:
+            before = self._num_moved_bytes() if mark is not None else 0
+            yield
+            if mark is not None:
+                mark.num_bytes = self._num_moved_bytes() - before or None
+
+    def _num_moved_bytes(self) -> int:
+        return sum(self.devices.moved_bytes.values())
+
+    def begin_lead_phase(self, name: str) -> None:
+        """Device 0 is in a phase of the calling thread, until `end_lead_phase` somewhere inside autograd."""
+        self.lead_phase = self.spans.start(0, name)
+
+    def end_lead_phase(self) -> None:
+        self.spans.stop(self.lead_phase)
+        self.lead_phase = None
+
+    def _submit(self, device: int, job: Callable[[], T], phase: str) -> Future[T]:
+        enter = _settings_of_this_thread(self.devices)
+
+        def work() -> T:
+            with self.busy_on(device), ExitStack() as stack:
+                enter(stack)
+                stack.enter_context(self.devices.on(device))
+                stack.enter_context(self.spans.phase(device, phase))
+                return job()
+
+        return self._threads[device].submit(work)
+
+    @contextmanager
+    def _noticing_draws(self) -> Iterator[None]:
+        with self.devices.unfollowed():
+            before = torch.get_rng_state()
+        yield
+        with self.devices.unfollowed():
+            self._has_drawn = self._has_drawn or not _is_same_state(before, torch.get_rng_state())
+
+    @contextmanager
+    def _random_state_of(self, device: int) -> Iterator[None]:
+        """The process's generator stands at the device's state, and goes back to its own afterwards."""
+        if device == 0:
+            with self._noticing_draws():
+                yield
+            return
+        with self.devices.unfollowed():
+            of_process = torch.get_rng_state()
+            own = self.random_states[device]
+            before = _first_state(device) if own is None else own
+            torch.set_rng_state(before)
+        try:
+            yield
+        finally:
+            with self.devices.unfollowed():
+                after = torch.get_rng_state()
+                if not _is_same_state(before, after):
+                    self._has_drawn = True
+                    self.random_states[device] = after
+                torch.set_rng_state(of_process)
+
+
+def _is_same_state(first: Tensor, second: Tensor) -> bool:
+    """By their bytes, with no operation of torch's: under a plan those compute nothing."""
+    return ctypes.string_at(first.data_ptr(), first.nbytes) == ctypes.string_at(
+        second.data_ptr(), second.nbytes
+    )
+
+
+def _first_state(device: int) -> Tensor:
+    seed = (torch.initial_seed() + device * _STREAM_STRIDE) & _SEED_MASK
+    return torch.Generator().manual_seed(seed).get_state()
+
+
+def _settings_of_this_thread(devices: VirtualDevices) -> Callable[[ExitStack], None]:
+    grad = torch.is_grad_enabled()
+    inference = torch.is_inference_mode_enabled()
+    autocast = torch.is_autocast_enabled("cpu")
+    dtype = torch.get_autocast_dtype("cpu")
+    cache = torch.is_autocast_cache_enabled()
+    ledger = devices.ledger if devices.is_following else None
+
+    def enter(stack: ExitStack) -> None:
+        if inference:
+            stack.enter_context(torch.inference_mode())
+        stack.enter_context(torch.set_grad_enabled(grad))
+        if autocast:
+            stack.enter_context(torch.autocast("cpu", dtype, cache_enabled=cache))
+        if ledger is not None:
+            stack.enter_context(ledger.following())
+
+    return enter
+
+
+def _all_done(futures: list[Future[T]]) -> list[Future[T]]:
+    for future in futures:
+        future.exception()
+    return futures
+
+
+def _result(device: int, future: Future[T]) -> T:
+    cause = future.exception()
+    if cause is not None:
+        raise ReplicaError(device, cause) from cause
+    return future.result()

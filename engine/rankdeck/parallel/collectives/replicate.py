@@ -1,0 +1,175 @@
+"""The second step of a fan-out: the model of device 0 to every device, and the sum of gradients back.
+
+Parameters travel in buckets: those of device 0 are laid end to end, sent as one, and cut up again where
+they arrive. The backward does the same with gradients, in the other direction, and device 0 adds them up in
+the order of the devices. Read fan_out.py first.
+
+Source: torch.nn.parallel.replicate and its Broadcast and ReduceAddCoalesced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from rankdeck.base.errors import ModelError
+from rankdeck.memory.virtual import VirtualDevices
+from rankdeck.parallel.collectives.buckets import buckets_of, flatten, unflatten
+
+BUCKET_BYTES = 10 * 2**20
+
+
+@dataclass
+class Replicas:
+    """Copies of one module, one per device, whose parameters are leaves of their own.
+
+    `sent` are the tensors by which autograd knows the parameters of replica r, flat: sent[r * P + p].
+    """
+
+    modules: list[nn.Module]
+    leaves: list[list[Tensor]]
+    sent: tuple[Tensor, ...]
+
+    @property
+    def training(self) -> bool:
+        return self.modules[0].training
+
+
+def replicate(module: nn.Module, devices: VirtualDevices, num_replicas: int) -> Replicas:
+    """Copy the module of device 0 to the first `num_replicas` devices, parameters in buckets of 10 MiB.
+
+    Replica 0 works on the module's own buffers, so what it writes there persists; the other replicas'
+    copies are dropped with them. Make replicas anew in every step: devices other than 0 keep nothing
+    between steps.
+    """
+    parameters = list(module.parameters())
+    if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters):
+        sent: tuple[Tensor, ...] = _Broadcast.apply(devices, num_replicas, *parameters)
+        flat = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in sent]
+    else:
+        sent = ()
+        flat = [
+            copy for copies in _broadcast(parameters, devices, num_replicas, "parameters") for copy in copies
+        ]
+    leaves = [flat[r * len(parameters) : (r + 1) * len(parameters)] for r in range(num_replicas)]
+    with torch.no_grad():
+        buffers = _broadcast(list(module.buffers()), devices, num_replicas, "buffers")
+    return Replicas(_clone(module, leaves, buffers), leaves, sent)
+
+
+def _clone(
+    module: nn.Module, parameters: Sequence[Sequence[Tensor]], buffers: Sequence[Sequence[Tensor]]
+) -> list[nn.Module]:
+    """Shallow copies of a module tree, with other parameters and buffers; a tied parameter stays tied."""
+    tree = list(module.modules())
+    place = {child: index for index, child in enumerate(tree)}
+    parameter_place = {parameter: index for index, parameter in enumerate(module.parameters())}
+    buffer_place = {buffer: index for index, buffer in enumerate(module.buffers())}
+    roots = []
+    for own_parameters, own_buffers in zip(parameters, buffers, strict=True):
+        clones: list[Any] = [child._replicate_for_data_parallel() for child in tree]
+        for child, clone in zip(tree, clones, strict=True):
+            clone._former_parameters = {}
+            for name, grandchild in child._modules.items():
+                clone._modules[name] = None if grandchild is None else clones[place[grandchild]]
+            for name, parameter in child._parameters.items():
+                if parameter is None:
+                    clone._parameters[name] = None
+                    continue
+                # By setattr, because RNNs keep a list of their weights up to date in it.
+                setattr(clone, name, own_parameters[parameter_place[parameter]])
+                clone._former_parameters[name] = own_parameters[parameter_place[parameter]]
+            for name, buffer in child._buffers.items():
+                clone._buffers[name] = None if buffer is None else own_buffers[buffer_place[buffer]]
+        roots.append(clones[0])
+    return roots
+
+
+class _Broadcast(torch.autograd.Function):
+    """Parameters out, the sum of their gradients back."""
+
+    @staticmethod
+    def forward(ctx: Any, devices: VirtualDevices, num_replicas: int, *parameters: Tensor) -> Any:
+        ctx.devices, ctx.num_replicas = devices, num_replicas
+        ctx.set_materialize_grads(False)
+        copies = _broadcast([p.detach() for p in parameters], devices, num_replicas, "parameters")
+        frozen = [
+            copy
+            for own in copies
+            for copy, parameter in zip(own, parameters, strict=True)
+            if not parameter.requires_grad
+        ]
+        ctx.mark_non_differentiable(*frozen)
+        return tuple(copy for own in copies for copy in own)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        num_parameters = len(grads) // ctx.num_replicas
+        by_replica = [
+            list(grads[start : start + num_parameters]) for start in range(0, len(grads), num_parameters)
+        ]
+        return None, None, *reduce_to_first(by_replica, ctx.devices)
+
+
+def _broadcast(
+    tensors: Sequence[Tensor], devices: VirtualDevices, num_replicas: int, kind: str
+) -> list[list[Tensor]]:
+    """The tensors of device 0 on each device, by device; on device 0 themselves."""
+    copies = [list(tensors) for _ in range(num_replicas)]
+    if num_replicas == 1:
+        return copies
+    for bucket in buckets_of(tensors, BUCKET_BYTES):
+        group = [tensors[index] for index in bucket]
+        with devices.phase("communication"):
+            flat = flatten(group)
+        for device in range(1, num_replicas):
+            for index, part in zip(
+                bucket, unflatten(devices.copy(flat, 0, device, kind), group), strict=True
+            ):
+                copies[device][index] = part
+    return copies
+
+
+def reduce_to_first(grads: Sequence[Sequence[Tensor | None]], devices: VirtualDevices) -> list[Tensor | None]:
+    """The sum over devices of grads[device][p], on device 0, added in the order of the devices, in buckets.
+
+    A gradient that some devices lack counts as zero there; one that all lack stays None.
+
+    Raises:
+        ModelError: a gradient is sparse.
+    """
+    if any(grad is not None and grad.is_sparse for own in grads for grad in own):
+        raise ModelError(
+            "A gradient is sparse (an embedding with sparse=True?), which dp cannot lay into its buckets.",
+            advice="Build the embedding with sparse=False.",
+        )
+    summed: list[Tensor | None] = [None] * len(grads[0])
+    present = [p for p in range(len(summed)) if any(own[p] is not None for own in grads)]
+    likes = [next(own[p] for own in grads if own[p] is not None) for p in present]
+    for bucket in buckets_of([like for like in likes if like is not None], BUCKET_BYTES):
+        places = [present[index] for index in bucket]
+        shapes = [like for like in (likes[index] for index in bucket) if like is not None]
+        total = _bucket_on(0, [grads[0][p] for p in places], shapes, devices)
+        for device in range(1, len(grads)):
+            flat = _bucket_on(device, [grads[device][p] for p in places], shapes, devices)
+            moved = devices.copy(flat, device, 0, "communication")
+            # In place only into what was copied here: device 0's own gradients may be others' too.
+            total = moved.add_(total) if device == 1 else total.add_(moved)
+            del flat, moved
+        for p, part in zip(places, unflatten(total, shapes), strict=True):
+            summed[p] = part
+    return summed
+
+
+def _bucket_on(
+    device: int, grads: Sequence[Tensor | None], likes: Sequence[Tensor], devices: VirtualDevices
+) -> Tensor:
+    with devices.on(device), devices.phase("communication"):
+        pairs = zip(grads, likes, strict=True)
+        return flatten([torch.zeros(like.shape, dtype=like.dtype) if g is None else g for g, like in pairs])

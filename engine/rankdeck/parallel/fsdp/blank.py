@@ -1,0 +1,88 @@
+"""A model that no device has to hold whole: rank 0 builds it on the host, the others build shapes only.
+
+    rank 0   model_fn()               real weights, from the seed, in host memory
+    others   model_fn() on "meta"     shapes without bytes
+    then, block by block: memory on the device, rank 0's values to all, and the block may be cut
+
+So every rank starts from the very weights that a single device has, and none but rank 0's host ever holds
+more than one block beside its slices. A person's factory that cannot run on "meta" (it reads a checkpoint, or
+asks a tensor for its value) runs for real on every rank; rank 0's weights still win. Read blocks.py next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from rankdeck.parallel.collectives.broadcast import broadcast_from_rank_0
+
+Owner = tuple[nn.Module, str]
+
+
+class BlankModel:
+    """`module` under its original names; `fill` gives the weights of a part of it their memory and values."""
+
+    def __init__(
+        self,
+        model_fn: Callable[[], nn.Module],
+        *,
+        rank: int,
+        device: torch.device,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """`dtype` is that of floating weights, by default as the model has them."""
+        self.module = (model_fn() if rank == 0 else _on_meta(model_fn)).train()
+        self._device = device
+        self._dtype = dtype
+        self._filled: dict[Tensor, Tensor] = {}
+        self._done: set[nn.Module] = set()
+
+    def fill(self, part: nn.Module) -> None:
+        """Put the weights and buffers of `part` on the device, with rank 0's values; all ranks call it.
+
+        Modules that were filled before are left as they are. A tied weight stays tied.
+        """
+        owners = list(self._owners(part))
+        fresh = {id(old): old for _, _, old in owners if old not in self._filled}
+        for old in fresh.values():
+            self._filled[old] = self._copy(old)
+        broadcast_from_rank_0(self._filled[old] for old in fresh.values())
+        for module, name, old in owners:
+            setattr(module, name, self._filled[old])
+        self._done.update(part.modules())
+
+    def _owners(self, part: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+        for module in part.modules():
+            if module not in self._done:
+                for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
+                    if tensor is not None:
+                        yield module, name, tensor
+
+    def _copy(self, old: Tensor) -> Tensor:
+        dtype = self._dtype if self._dtype is not None and old.is_floating_point() else old.dtype
+        new = torch.empty_like(old, device=self._device, dtype=dtype, requires_grad=False)
+        if not old.is_meta:
+            new.copy_(old.detach())
+        return nn.Parameter(new, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else new
+
+
+def _on_meta(model_fn: Callable[[], nn.Module]) -> nn.Module:
+    """The model without memory, or with it where it cannot do without."""
+    with contextlib.suppress(Exception):  # whatever a factory cannot do there, it can do for real
+        with torch.device("meta"):
+            model = model_fn()
+        if not _hides_shapes(model):
+            return model
+    return model_fn()
+
+
+def _hides_shapes(model: nn.Module) -> bool:
+    """Whether a module keeps a tensor that is neither parameter nor buffer: nothing would fill it."""
+    return any(
+        isinstance(value, Tensor) and value.is_meta
+        for module in model.modules()
+        for value in vars(module).values()
+    )

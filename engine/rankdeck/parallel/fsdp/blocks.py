@@ -1,0 +1,154 @@
+"""torch's fully_shard over the blocks of any model, with gradients that are sums, and what it sends.
+
+Each block is a group of its own: its weights are gathered before its forward and let go after it. What lies
+in no block (embeddings, head) is the root's group, which stays gathered from forward to backward. A block
+whose weight is tied to something outside belongs to the root's group. Read blank.py before.
+
+Source: torch.distributed.fsdp.fully_shard; Rajbhandari et al., "ZeRO" (2020), stage 3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from rankdeck.models.blocks import repeated_blocks
+
+HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+"""Weights are gathered in half the bytes; each rank's slice and the sums of gradients stay fp32."""
+
+
+def shard_blocks(
+    model: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    reshard: bool = True,
+    half: bool = False,
+    find_unused: bool = False,
+    prepare: Callable[[nn.Module], None] = lambda part: None,
+) -> list[nn.Parameter]:
+    """Cut the model's weights over `mesh`, in place; returns those that stay whole on every rank (scalars).
+
+    `prepare(part)` is called before a part is cut (see BlankModel.fill). `find_unused`: a weight without a
+    gradient counts as zero, so that ranks may use different ones.
+    """
+    policy = HALF if half else MixedPrecisionPolicy()
+    for block in _blocks_apart(model):
+        prepare(block)
+        _shard_norms(block, mesh, half)
+        fully_shard(
+            block,
+            mesh=mesh,
+            reshard_after_forward=reshard,
+            mp_policy=policy,
+            ignored_params=set(_scalars(block)),
+        )
+    prepare(model)
+    _shard_norms(model, mesh, half)
+    whole = _scalars(model)
+    fully_shard(model, mesh=mesh, mp_policy=policy, ignored_params=set(whole))
+    for module in sharded_modules(model):
+        # A sum needs no division: torch's mean would need the loss to be scaled up first.
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+        module.set_reduce_scatter_unused_params(find_unused, recurse=False)
+    return whole
+
+
+def sharded_modules(model: nn.Module) -> Iterator[FSDPModule]:
+    """The root and every block that was cut by itself."""
+    return (module for module in model.modules() if isinstance(module, FSDPModule))
+
+
+def reshard_blocks(model: nn.Module) -> None:
+    """Give up all gathered weights, also after a forward alone: `parameters()` are slices again."""
+    for module in sharded_modules(model):
+        module.reshard()
+
+
+def sent_bytes_per_step(
+    model: nn.Module, num_ranks: int, *, parts: int, reshard: bool, half: bool, backend: str
+) -> int:
+    """What one rank sends for weights and gradients in one step of `parts` forwards and backwards.
+
+    Gathering P bytes costs (n-1)/n x P, twice a part for a block that lets go in between. Gradients are
+    scattered once: (n-1)/n x G by NCCL, 2(n-1)/n x G by gloo, which all-reduces them and drops the rest.
+    """
+    share = (num_ranks - 1) / num_ranks
+    scatter_factor = 2 if backend == "gloo" else 1
+    total = 0.0
+    for module in model.modules():
+        if not isinstance(module, FSDPModule):
+            continue
+        is_block = module is not model and reshard
+        travels_as_half = half and not _is_norm(module)
+        for parameter in _own_parameters(module):
+            numel = _padded_numel(parameter, num_ranks)
+            gathered = 2 if travels_as_half else parameter.element_size()
+            total += parts * (2 if is_block else 1) * numel * gathered
+            total += scatter_factor * numel * parameter.element_size() if parameter.requires_grad else 0
+    return round(share * total)
+
+
+def _blocks_apart(model: nn.Module) -> list[nn.Module]:
+    """Blocks that share no weight with the rest of the model."""
+    holders: dict[nn.Parameter, int] = {}
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                holders[parameter] = holders.get(parameter, 0) + 1
+    return [
+        block
+        for block in repeated_blocks(model)
+        if block is not model and _holds_all(block, holders) and any(True for _ in block.parameters())
+    ]
+
+
+def _holds_all(block: nn.Module, holders: dict[nn.Parameter, int]) -> bool:
+    inside: dict[nn.Parameter, int] = {}
+    for module in block.modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                inside[parameter] = inside.get(parameter, 0) + 1
+    return all(holders[parameter] == count for parameter, count in inside.items())
+
+
+def _shard_norms(part: nn.Module, mesh: DeviceMesh, half: bool) -> None:
+    """Batch norms are groups of their own under `half`: their weights stay fp32, as their statistics are."""
+    for module in part.modules() if half else ():
+        is_cut = isinstance(module, FSDPModule)
+        if _is_norm(module) and module.affine and not is_cut and module is not part:
+            fully_shard(module, mesh=mesh)
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return isinstance(module, _BatchNorm)
+
+
+def _scalars(part: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in part.parameters() if parameter.ndim == 0]
+
+
+def _own_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
+    """Those of a group: of the module and what is inside it, up to the next group."""
+    seen: set[nn.Parameter] = set()
+    waiting = [module]
+    while waiting:
+        current = waiting.pop()
+        for parameter in current._parameters.values():
+            if parameter is not None and parameter.ndim and parameter not in seen:
+                seen.add(parameter)
+                yield parameter
+        waiting.extend(child for child in current.children() if not isinstance(child, FSDPModule))
+
+
+def _padded_numel(parameter: nn.Parameter, num_ranks: int) -> int:
+    """Numbers of a weight once its rows are filled up to a multiple of the ranks."""
+    rows = math.ceil(parameter.shape[0] / num_ranks) * num_ranks
+    return rows * math.prod(parameter.shape[1:])

@@ -1,0 +1,177 @@
+"""What travels between the ranks of a pipeline outside its training schedule: activations in evaluation,
+gradients of tied weights, norms, and weights on their way to rank 0.
+
+Rank and stage numbers are those of the pipeline's group; `rank_of[i]` is where stage i lives. All ranks of
+the group call each function here together. Read strategies/pipeline.py next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from rankdeck.memory.ledger import local_part
+from rankdeck.parallel.pipelining.chain import Received
+from rankdeck.parallel.pipelining.costs import Boundary
+from rankdeck.parallel.pipelining.cutting import CutModel
+from rankdeck.parallel.tensor.gradients import whole
+
+
+class StageCommunication:
+    """The ranks of one pipeline, in `group` (None: all ranks).
+
+    `pipelines` are the ranks of every pipeline of the run, which are cut alike; by default this one alone.
+    """
+
+    def __init__(
+        self,
+        cut: CutModel,
+        rank_of: Sequence[int],
+        device: torch.device,
+        group: dist.ProcessGroup | None,
+        pipelines: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        self.cut = cut
+        self.rank_of = list(rank_of)
+        self.device = device
+        self.group = group
+        self.rank = dist.get_rank(group)
+        self.own = [stage for stage, rank in enumerate(rank_of) if rank == self.rank]
+        self._tied = self._groups_of_tied_weights(pipelines or [range(dist.get_world_size(group))])
+
+    def _groups_of_tied_weights(self, pipelines: Sequence[Sequence[int]]) -> list[tuple[str, Any]]:
+        """Names of weights that other ranks hold too, each with the group of these ranks.
+
+        All ranks of the run make all groups, in one order: a group that its members make among themselves is
+        named after the number of groups that each has made before, and unequal numbers never meet.
+        """
+        names = {id(parameter): name for name, parameter in self.cut.model.named_parameters()}
+        groups: dict[tuple[int, ...], Any] = {}
+        found = []
+        for parameter, stages in self.cut.shared_parameters():
+            ranks = tuple(sorted({self.rank_of[stage] for stage in stages}))
+            if len(ranks) == 1:
+                continue
+            if ranks not in groups:
+                made = {
+                    tuple(ranks_of): dist.new_group([ranks_of[rank] for rank in ranks])
+                    for ranks_of in pipelines
+                }
+                groups[ranks] = made[self._members]
+            if self.rank in ranks:
+                found.append((names[id(parameter)], groups[ranks]))
+        return found
+
+    @property
+    def _members(self) -> tuple[int, ...]:
+        """The ranks of this pipeline, by their numbers in the run."""
+        return tuple(self._global_rank(rank) for rank in range(dist.get_world_size(self.group)))
+
+    def tied(self) -> list[tuple[nn.Parameter, dist.ProcessGroup]]:
+        """Weights of this rank that other ranks hold too; looked up by name, since a hybrid replaces them."""
+        return [(self.cut.model.get_parameter(name), group) for name, group in self._tied]
+
+    def _global_rank(self, rank: int) -> int:
+        return rank if self.group is None else dist.get_global_rank(self.group, rank)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this rank holds the last stage, and so the loss."""
+        return self.rank_of[-1] == self.rank
+
+    def sum_tied_gradients(self) -> None:
+        """Stages that share a weight each found a part of its gradient; all of them get the sum."""
+        for parameter, group in self.tied():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(local_part(parameter.grad), group=group)
+
+    def tied_bytes(self) -> int:
+        """Sent per step by this rank for tied weights, by the formula of an all-reduce."""
+        total = 0.0
+        for parameter, group in self.tied():
+            size = dist.get_world_size(group)
+            total += 2 * (size - 1) / size * local_part(parameter).numel() * parameter.element_size()
+        return round(total)
+
+    def clip(self, max_norm: float) -> Tensor:
+        """One norm over the gradients of all stages; a tied weight counts once, where it is owned."""
+        owned = [p.grad for p in self.cut.owned_by(self.own) if p.grad is not None]
+        squares = torch.zeros((), dtype=torch.float64, device=self.device)
+        for gradient in owned:
+            squares += gradient.double().pow(2).sum()
+        dist.all_reduce(squares, group=self.group)
+        norm = squares.sqrt()
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for parameter in self.cut.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor.to(parameter.grad.dtype))
+        return norm
+
+    def run(self, batches: Sequence[tuple[Any, int]], finish: Callable[[int, Any], None]) -> None:
+        """Forward of microbatches through all stages, each stage taking all of them before the next.
+
+        `batches` are (inputs, samples); `finish(index, outputs)` is called on the rank of the last stage.
+        """
+        local: list[Received] = [None] * len(batches)
+        sending: list[tuple[dist.Work | None, Tensor]] = []
+        last = len(self.rank_of) - 1
+        for stage in self.own:
+            before, after = stage - 1, stage + 1
+            for index, (inputs, samples) in enumerate(batches):
+                received = local[index]
+                if stage and self.rank_of[before] != self.rank:
+                    received = self.receive(self.cut.boundaries[stage], samples, self.rank_of[before])
+                output = self.cut.stages[stage](received if stage else None, inputs)
+                if stage == last:
+                    finish(index, output)
+                elif self.rank_of[after] == self.rank:
+                    local[index] = output
+                else:
+                    sending += self.send(output, self.rank_of[after])
+        for work, _ in sending:
+            if work is not None:
+                work.wait()
+
+    def receive(
+        self, boundary: Boundary, samples: int, rank: int, group: dist.ProcessGroup | None = None
+    ) -> tuple[Tensor, ...]:
+        """The tensors of a boundary, for a batch of `samples`, from a rank."""
+        received = []
+        for shape in boundary:
+            shape = shape.of_batch(samples)
+            tensor = torch.empty(shape.shape, dtype=shape.dtype, device=self.device)
+            dist.recv(tensor, self._global_rank(rank), group=group or self.group)
+            received.append(tensor)
+        return tuple(received)
+
+    def send(
+        self, tensors: Sequence[Tensor], rank: int, group: dist.ProcessGroup | None = None
+    ) -> list[tuple[dist.Work | None, Tensor]]:
+        """Start to send tensors. Keep what is returned until its work is done: it holds the memory."""
+        target = self._global_rank(rank)
+        sending = []
+        for tensor in tensors:
+            tensor = tensor.detach().contiguous()
+            sending.append((dist.isend(tensor, target, group=group or self.group), tensor))
+        return sending
+
+    def gather_weights(self) -> dict[str, Tensor]:
+        """All weights under the model's names, on the host of the group's rank 0; nothing on the others."""
+        own = self.cut.model.state_dict(keep_vars=True)
+        gathered: dict[str, Tensor] = {}
+        for weight in self.cut.weights:
+            owner = self.rank_of[weight.stages[0]]
+            if owner == self.rank == 0:
+                gathered[weight.name] = whole(own[weight.name])
+            elif owner == self.rank:
+                dist.send(whole(own[weight.name]).contiguous(), self._global_rank(0), group=self.group)
+            elif self.rank == 0:
+                tensor = torch.empty(weight.shape, dtype=weight.dtype, device=self.device)
+                dist.recv(tensor, self._global_rank(owner), group=self.group)
+                gathered[weight.name] = tensor.cpu()
+        return gathered

@@ -1,0 +1,150 @@
+"""What a unit costs, by which stages are balanced, and the shapes that enter each unit.
+
+    parameters     numbers in its weights; a weight that several units share counts in the first
+    time           seconds of its forward, on the device that will run it
+    activations    bytes that its forward keeps for its backward
+
+Read cuts.py next.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankdeck.base.errors import ModelError
+from rankdeck.parallel.pipelining.chain import Chain, Received
+from rankdeck.parallel.pipelining.probing import on_shapes, without_effects
+
+_TIMED_RUNS = 3
+
+
+@dataclass(frozen=True)
+class TensorShape:
+    """A tensor that crosses a cut, without its values."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+    def of_batch(self, num_samples: int) -> TensorShape:
+        """The same for another number of samples."""
+        return TensorShape((num_samples, *self.shape[1:]), self.dtype)
+
+
+Boundary = tuple[TensorShape, ...]
+
+
+def boundaries(chain: Chain, inputs: Any, num_samples: int) -> list[Boundary]:
+    """What enters each unit, for a batch of `num_samples`; nothing enters the first.
+
+    Raises: ModelError when a tensor that enters a unit does not have the batch as its first dim.
+    """
+
+    def run(shapes: Any) -> list[Boundary]:
+        found: list[Boundary] = [()]
+        passing: Received = None
+        for index in range(len(chain) - 1):
+            passing = chain.stage(index, index + 1)(passing, shapes)
+            assert passing is not None
+            found.append(tuple(TensorShape(tuple(tensor.shape), tensor.dtype) for tensor in passing))
+        return found
+
+    with without_effects(chain.model), torch.no_grad():
+        found = on_shapes(run, inputs)
+    for name, boundary in zip(chain.names, found, strict=True):
+        for tensor in boundary:
+            if tensor.shape[:1] != (num_samples,):
+                raise ModelError(
+                    f"Unit {name} receives a tensor of shape {tensor.shape} for {num_samples} samples; "
+                    "only tensors whose first dim is the batch can cross a cut.",
+                    path="strategy.cuts",
+                    advice="Hand the batch on as the first dim, or cut elsewhere.",
+                )
+    return found
+
+
+def parameter_costs(chain: Chain) -> list[float]:
+    counted: set[int] = set()
+    costs = []
+    for index in range(len(chain)):
+        fresh = [p for p in chain.stage(index, index + 1).parameters() if id(p) not in counted]
+        counted.update(map(id, fresh))
+        costs.append(float(sum(parameter.numel() for parameter in fresh)))
+    return costs
+
+
+def time_costs(chain: Chain, inputs: Any, device: torch.device) -> list[float]:
+    """Seconds of each unit's forward: the fastest of a few. One unit at a time is on the device."""
+    passing: Received = None
+    costs = []
+    inputs = _moved(inputs, device)
+    with without_effects(chain.model), torch.no_grad():
+        for index in range(len(chain)):
+            unit = chain.stage(index, index + 1)
+            home = next((p.device for p in unit.parameters()), torch.device("cpu"))
+            output: Any = None
+            fastest_s = float("inf")
+            unit.to(device)
+            for _ in range(1 + _TIMED_RUNS):
+                started_s = time.perf_counter()
+                output = unit(passing, inputs)
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
+                fastest_s = min(fastest_s, time.perf_counter() - started_s)
+            unit.to(home)
+            costs.append(fastest_s)
+            passing = output
+    return costs
+
+
+def activation_costs(chain: Chain, inputs: Any) -> list[float]:
+    """Bytes that each unit's forward saves for backward; weights do not count."""
+
+    def run(shapes: Any) -> list[float]:
+        passing: Received = None
+        costs = []
+        for index in range(len(chain)):
+            unit = chain.stage(index, index + 1)
+            saved, output = _saved_bytes(unit, passing, shapes)
+            costs.append(float(saved))
+            if isinstance(output, tuple):
+                passing = tuple(
+                    tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in output
+                )
+        return costs
+
+    with without_effects(chain.model), torch.enable_grad():
+        return on_shapes(run, inputs)
+
+
+def _saved_bytes(unit: nn.Module, passing: Received, inputs: Any) -> tuple[int, Any]:
+    own = {id(parameter) for parameter in unit.parameters()}
+    saved: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if id(tensor) not in own and not isinstance(tensor, nn.Parameter):
+            storage = tensor.untyped_storage()
+            saved[storage._cdata] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = unit(passing, inputs)
+    return sum(saved.values()), output
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: _moved(item, device) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(_moved(item, device) for item in value)
+    return value

@@ -1,0 +1,123 @@
+"""Where to cut a row of units into stages: balanced by what they cost, or where a person says.
+
+A cut is the index of the unit that it stands before. Balanced means that the most expensive stage is as cheap
+as it can be, and then that the stages are as even as they can be. Read costs.py for what a unit costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+from rankdeck.base.errors import ConfigError, ModelError, did_you_mean, one_of
+
+_SHOWN_UNITS = 12
+
+
+def balanced_cuts(costs: Sequence[float], num_stages: int, holds_weights: Sequence[bool]) -> list[int]:
+    """`num_stages` - 1 cuts in rising order; every stage holds at least one unit with weights.
+
+    Raises: ModelError when the units do not reach for that many stages.
+    """
+    num_units = len(costs)
+    total = [0.0]
+    weighted = [0]
+    for cost, holds in zip(costs, holds_weights, strict=True):
+        total.append(total[-1] + cost)
+        weighted.append(weighted[-1] + holds)
+    if weighted[-1] < num_stages:
+        raise ModelError(
+            f"The model has {weighted[-1]} units with weights, too few for {num_stages} stages.",
+            path="strategy.use",
+            advice=f"Use at most {weighted[-1]} stages, or a deeper model.",
+        )
+
+    @cache
+    def best(start: int, stages: int) -> tuple[float, float, int] | None:
+        """(largest stage, sum of squares, end of the first stage) for units from `start` on."""
+        if stages == 1:
+            cost = total[num_units] - total[start]
+            return (cost, cost**2, num_units) if weighted[num_units] > weighted[start] else None
+        found = None
+        for end in range(start + 1, num_units - stages + 2):
+            rest = best(end, stages - 1) if weighted[end] > weighted[start] else None
+            if rest is None:
+                continue
+            cost = total[end] - total[start]
+            option = (max(cost, rest[0]), cost**2 + rest[1], end)
+            if found is None or option < found:
+                found = option
+        return found
+
+    cuts, start = [], 0
+    for stages in range(num_stages, 1, -1):
+        found = best(start, stages)
+        assert found is not None, "there are enough units with weights"
+        start = found[2]
+        cuts.append(start)
+    return cuts
+
+
+def given_cuts(
+    wanted: Sequence[str | int], names: Sequence[str], num_stages: int, holds_weights: Sequence[bool]
+) -> list[int]:
+    """The cuts that a person gives: each the name or the index of the unit that a stage begins with. A name
+    may be that of a module that holds several units: "layer3" cuts before "layer3.0".
+
+    Raises: ConfigError.
+    """
+    if len(wanted) != num_stages - 1:
+        raise ConfigError(
+            f"strategy.cuts has {_count(len(wanted), 'cut')}, which make {len(wanted) + 1} stages; "
+            f"there are {num_stages}.",
+            path="strategy.cuts",
+            advice=f"Give {_count(num_stages - 1, 'cut')}, or leave them out.",
+        )
+    cuts = [_place(cut, names) for cut in wanted]
+    ends = [*cuts, len(names)]
+    for start, end in zip([0, *cuts], ends, strict=True):
+        if end <= start:
+            raise ConfigError(
+                f"strategy.cuts = {list(wanted)} leaves a stage without a unit.",
+                path="strategy.cuts",
+                advice=f"Name units in the model's order: {_some(names)}.",
+            )
+        if not any(holds_weights[start:end]):
+            raise ConfigError(
+                f"strategy.cuts = {list(wanted)} leaves a stage without weights: "
+                f"{', '.join(names[start:end])}.",
+                path="strategy.cuts",
+                advice="Move a cut so that each stage holds weights that can be trained.",
+            )
+    return cuts
+
+
+def _place(cut: str | int, names: Sequence[str]) -> int:
+    if isinstance(cut, str) and cut.lstrip("-").isdigit():
+        cut = int(cut)
+    if isinstance(cut, int):
+        if 0 < cut < len(names):
+            return cut
+        raise ConfigError(
+            f"strategy.cuts: there is no cut before unit {cut} of {len(names)}.",
+            path="strategy.cuts",
+            advice=f"Use 1 to {len(names) - 1}, or names: {_some(names)}.",
+        )
+    for index, name in enumerate(names):
+        if index and (name == cut or name.startswith(cut + ".")):
+            return index
+    raise ConfigError(
+        f'strategy.cuts: the model has no unit "{cut}" that a stage could begin with.',
+        path="strategy.cuts",
+        advice=did_you_mean(cut, names) or f"Its units: {_some(names)}.",
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    if len(names) <= _SHOWN_UNITS:
+        return one_of(names)
+    return f"{', '.join(names[: _SHOWN_UNITS - 1])}, ... {names[-1]}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,147 @@
+"""A model cut into stages: which units each stage runs, which weights it holds, what crosses each cut.
+
+Weights keep the model's own names: a stage holds the very Parameters of the model, and a name is looked up by
+the tensor behind it. A weight that several stages use (a tied embedding) is held by each of them. A tensor
+that no unit uses belongs to the first stage. Read communication.py next, then the strategies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankdeck.parallel.pipelining import costs
+from rankdeck.parallel.pipelining.chain import Chain
+from rankdeck.parallel.pipelining.costs import Boundary
+from rankdeck.parallel.pipelining.cuts import balanced_cuts, given_cuts
+from rankdeck.parallel.pipelining.find import find_chain
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One entry of the model's state dict: what it is, and the stages that hold it, the owner first."""
+
+    name: str
+    shape: torch.Size
+    dtype: torch.dtype
+    stages: tuple[int, ...]
+
+
+class CutModel:
+    """`stages[i]` is called as chain.py says. `boundaries[i]` enters it, for batches of the sample's size."""
+
+    def __init__(self, chain: Chain, cuts: list[int], boundaries: list[Boundary]) -> None:
+        starts, ends = [0, *cuts], [*cuts, len(chain)]
+        self.model = chain.model
+        self.takes_any_batch = chain.takes_any_batch
+        self.reads_inputs = chain.reads_inputs
+        self.units = [chain.names[start:end] for start, end in zip(starts, ends, strict=True)]
+        self.boundaries = [boundaries[start] for start in starts]
+        self.stages = [chain.stage(start, end) for start, end in zip(starts, ends, strict=True)]
+        self._holders = self._find_holders()
+        self.weights = [
+            Weight(name, tensor.shape, tensor.dtype, self._holders.get(id(tensor), (0,)))
+            for name, tensor in self.model.state_dict(keep_vars=True).items()
+        ]
+
+    def _find_holders(self) -> dict[int, tuple[int, ...]]:
+        holders: dict[int, tuple[int, ...]] = {}
+        for index, stage in enumerate(self.stages):
+            for tensor in tensors_of(stage):
+                holders[id(tensor)] = (*holders.get(id(tensor), ()), index)
+        return holders
+
+    def shared_parameters(self) -> list[tuple[nn.Parameter, tuple[int, ...]]]:
+        """Parameters that several stages hold, with those stages, in the model's order."""
+        held = [(parameter, self._holders.get(id(parameter), (0,))) for parameter in self.model.parameters()]
+        return [(parameter, stages) for parameter, stages in held if len(stages) > 1]
+
+    def owned_by(self, stages: Iterable[int]) -> list[nn.Parameter]:
+        """Parameters that one of the stages owns: each parameter of the model has one owner."""
+        wanted = set(stages)
+        return [p for p in self.model.parameters() if self._holders.get(id(p), (0,))[0] in wanted]
+
+    def held_by(self, stages: Iterable[int]) -> list[Tensor]:
+        """Parameters and buffers that any of the stages needs, each once."""
+        wanted = set(stages)
+        found: dict[int, Tensor] = {}
+        for stage in wanted:
+            found.update((id(tensor), tensor) for tensor in tensors_of(self.stages[stage]))
+        if 0 in wanted:
+            found.update((id(t), t) for t in tensors_of(self.model) if id(t) not in self._holders)
+        return list(found.values())
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Eval mode for the model and its stages, which are modules of their own over the same weights."""
+        for module in (self.model, *self.stages):
+            module.eval()
+        try:
+            yield
+        finally:
+            for module in (self.model, *self.stages):
+                module.train()
+
+    def keep_only(self, stages: Iterable[int]) -> None:
+        """Drop what other stages hold: the model stays a tree of the same names with holes in it."""
+        kept = {id(tensor) for tensor in self.held_by(stages)}
+        for module in self.model.modules():
+            for tensors in (module._parameters, module._buffers):
+                for name, tensor in tensors.items():
+                    if tensor is not None and id(tensor) not in kept:
+                        tensors[name] = None
+        wanted = set(stages)
+        self.stages = [stage if index in wanted else nn.Module() for index, stage in enumerate(self.stages)]
+
+
+def cut_model(
+    model: nn.Module,
+    num_stages: int,
+    options: Mapping[str, Any],
+    inputs: Any,
+    num_samples: int,
+    *,
+    device: torch.device,
+    agree: Callable[[list[float]], list[float]] = lambda costs: costs,
+) -> CutModel:
+    """The model in `num_stages` stages, cut as strategy.cuts or strategy.balance say.
+
+    `inputs` is a batch of `num_samples` as each stage will see it. `agree` makes measured times the same on
+    all ranks, which must cut alike.
+
+    Raises: ModelError, ConfigError.
+    """
+    chain = find_chain(model, inputs, num_samples)
+    given = options.get("cuts")
+    holds_weights = chain.holds_weights()
+    if given:
+        cuts = given_cuts(given, chain.names, num_stages, holds_weights)
+    else:
+        balance = options.get("balance", "parameters")
+        measured = unit_costs(chain, balance, inputs, device)
+        cuts = balanced_cuts(agree(measured), num_stages, holds_weights)
+    return CutModel(chain, cuts, costs.boundaries(chain, inputs, num_samples))
+
+
+def unit_costs(chain: Chain, balance: str, inputs: Any, device: torch.device) -> list[float]:
+    if balance == "time":
+        return costs.time_costs(chain, inputs, device)
+    if balance == "activations":
+        return costs.activation_costs(chain, inputs)
+    return costs.parameter_costs(chain)
+
+
+def tensors_of(module: nn.Module) -> list[Tensor]:
+    """Parameters, then buffers, each once."""
+    return [*module.parameters(), *module.buffers()]
+
+
+def move_in_place(tensors: Iterable[Tensor], device: torch.device) -> None:
+    """Tensors on a device, still the same objects: stages and the model go on sharing them."""
+    for tensor in tensors:
+        tensor.data = tensor.data.to(device)

@@ -1,0 +1,84 @@
+"""Where a model's units come from, in this order:
+
+    1. the model says them itself: pipeline_units() -> [(name, module), ...]
+    2. an nn.Sequential, opened
+    3. its modules run in a row (observed.py): Hugging Face decoders, BERT, ResNets, ...
+    4. a trace of its graph (traced.py)
+
+What 3 finds is run once against the model, so that a model that only looks like a row goes on to 4. Read
+costs.py next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankdeck.base.errors import ModelError
+from rankdeck.parallel.pipelining.chain import Chain, Received, UnitChain
+from rankdeck.parallel.pipelining.observed import ObservedChain, observe
+from rankdeck.parallel.pipelining.probing import call_model, without_effects
+from rankdeck.parallel.pipelining.traced import trace
+
+
+def find_chain(model: nn.Module, inputs: Any, num_samples: int) -> Chain:
+    """The model as a row of units. `inputs` is a batch of `num_samples` as training will see it.
+
+    Raises: ModelError when the model cannot be cut.
+    """
+    own = getattr(model, "pipeline_units", None)
+    if callable(own):
+        return UnitChain(model, _checked(own(), model))
+    if type(model).forward is nn.Sequential.forward:
+        return UnitChain(model, list(_opened(model, "")))
+    seen = observe(model, inputs)
+    if any(unit.can_cut for unit in seen):
+        chain = ObservedChain(model, seen, num_samples)
+        if _computes_the_same(chain, model, inputs):
+            return chain
+    return trace(model, inputs, [unit.name for unit in seen[1:]])
+
+
+def _checked(units: Any, model: nn.Module) -> list[tuple[str, nn.Module]]:
+    is_list = isinstance(units, list) and all(isinstance(unit, tuple) and len(unit) == 2 for unit in units)
+    if units and is_list and all(isinstance(unit, nn.Module) for _, unit in units):
+        return [(str(name), unit) for name, unit in units]
+    raise ModelError(
+        f"{type(model).__name__}.pipeline_units() must return a list of (name, module).",
+        path="model.use",
+        advice="Return the modules in the order in which they run, each fed what the one before returned.",
+    )
+
+
+def _opened(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+    for name, child in module.named_children():
+        if type(child).forward is nn.Sequential.forward and len(list(child.children())):
+            yield from _opened(child, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", child
+
+
+def _computes_the_same(chain: Chain, model: nn.Module, inputs: Any) -> bool:
+    passing: Received = None
+    try:
+        with without_effects(model), torch.no_grad():
+            wanted = call_model(model, inputs)
+            for index in range(len(chain)):
+                passing = chain.stage(index, index + 1)(passing, inputs)
+    except Exception:  # a stage that lacks what it needs may fail in any way: then it is no such row
+        return False
+    pairs = list(zip(_tensors(wanted), _tensors(passing), strict=False))
+    return bool(pairs) and all(
+        left.shape == right.shape and torch.allclose(left, right, rtol=1e-4, atol=1e-6)
+        for left, right in pairs
+    )
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value] if value.is_floating_point() else []
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    return [tensor for item in items for tensor in _tensors(item)]

@@ -1,0 +1,199 @@
+"""A plan carried out: weights become this rank's slices, and hooks send what the slices lack.
+
+    column   input whole on every rank, weight cut by outputs; backward adds the input's gradient up
+    row      input is the columns' slice, weight cut by inputs; forward adds the outputs up
+
+Two sums per attention and two per feed-forward, one in forward and one in backward, each of (B, T, C). With
+sequence_parallel the stream between the layers is cut along T instead of repeated (sequence.py), and each sum
+becomes a reduce-scatter with an all-gather on the other side: the same bytes, 1/n of the activations.
+
+Ties are cut by torch when it replaces weights: they are tied again here. Read plan.py before, gradients.py
+after. Source: torch.distributed.tensor.parallel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from rankdeck.base.errors import ModelError
+from rankdeck.parallel.tensor.plan import Plan, SplitLayer
+from rankdeck.parallel.tensor.sequence import SEQUENCE, bound_sequence, with_hidden
+
+
+class LayerSplit:
+    """The layers of one model, split over the ranks of `mesh`, part by part.
+
+    Make it before anything is split, with the plan of the whole model; call `split` for parts whose weights
+    are on the device, with equal values on all ranks, and `finish` once. Parts may be any modules of the
+    model, of which this rank may hold some only; the model itself is the last one.
+
+    Raises:
+        ModelError: the plan and an option do not go together.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan,
+        mesh: DeviceMesh,
+        *,
+        sequence_parallel: bool = False,
+        loss_parallel: bool = False,
+    ) -> None:
+        _require_options(plan, sequence_parallel=sequence_parallel, loss_parallel=loss_parallel)
+        self.mesh = mesh
+        self._model = model
+        self._plan = plan = plan.held_by(model)
+        self._sequence_parallel = sequence_parallel
+        self._loss_parallel = loss_parallel
+        self._ties = names_by_weight(model)
+        self._left = list(plan.layers)
+        self._partial: list[str] = []
+
+    def split(self, part: nn.Module) -> None:
+        """Cut the weights of the planned layers inside a part. What it does not hold is left for another.
+
+        Raises:
+            ModelError: a tied weight cannot be tied again.
+        """
+        inside = set(part.modules())
+        chosen = [layer for layer in self._left if self._model.get_submodule(layer.name) in inside]
+        for layer in chosen:
+            style = self._style(self._model.get_submodule(layer.name), layer)
+            parallelize_module(self._model, self.mesh, {layer.name: style}, src_data_rank=None)
+            self._left.remove(layer)
+        if not self._left:
+            self._tie_again()
+
+    def finish(self, rows_of_blocks: Sequence[Sequence[str]] | None = None) -> None:
+        """Adapt the modules' own numbers of heads, and place the hooks between split layers.
+
+        `rows_of_blocks` are runs of blocks that this rank computes one after another, all where not given.
+        """
+        for count in self._plan.heads:
+            setattr(self._model.get_submodule(count.module), count.attribute, count.count)
+        for name in self._plan.entries:
+            in_sequence = self._in_sequence(f"{name}.")
+            _enter(
+                self._model.get_submodule(name), self.mesh, Shard(SEQUENCE) if in_sequence else Replicate()
+            )
+        if not self._sequence_parallel:
+            return
+        for row in [self._plan.blocks] if rows_of_blocks is None else rows_of_blocks:
+            if row:
+                bound_sequence(self._model, row, self.mesh)
+                self._partial += [name for block in row for name in self._whole_weights(block)]
+
+    def partial_gradients(self) -> list[Tensor]:
+        """Gradients of whole weights that saw only this rank's part of the sequence."""
+        found = [self._model.get_parameter(name).grad for name in self._partial]
+        return [gradient for gradient in found if gradient is not None]
+
+    def _in_sequence(self, name: str) -> bool:
+        return self._sequence_parallel and any(name.startswith(f"{block}.") for block in self._plan.blocks)
+
+    def _style(self, module: nn.Module, layer: SplitLayer) -> ParallelStyle:
+        """How torch cuts one layer, and what it does to the layer's input and output."""
+        stream = Shard(SEQUENCE) if self._in_sequence(layer.name) else Replicate()
+        if isinstance(module, nn.Embedding):
+            table = RowwiseParallel if layer.kind == "row" else ColwiseParallel
+            return table(input_layouts=Replicate(), output_layouts=Replicate())
+        if layer.kind == "row":
+            return RowwiseParallel(output_layouts=stream)
+        if layer.name == self._plan.output and self._loss_parallel:
+            return ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
+        if layer.gathers:
+            return ColwiseParallel(output_layouts=Replicate())
+        # Behind an entry the input arrives whole already.
+        has_entry = layer.name.rpartition(".")[0] in self._plan.entries
+        return ColwiseParallel(input_layouts=Replicate() if has_entry else stream)
+
+    def _whole_weights(self, block: str) -> list[str]:
+        """Names of a block's weights that no plan splits (norms), cut into shards or not."""
+        split = {layer.name for layer in self._plan.layers}
+        names = [f"{block}.{name}" for name, _ in self._model.get_submodule(block).named_parameters()]
+        return [name for name in names if name.rpartition(".")[0] not in split]
+
+    def _tie_again(self) -> None:
+        tie_again(self._model, self._ties)
+
+
+def _require_options(plan: Plan, *, sequence_parallel: bool, loss_parallel: bool) -> None:
+    if sequence_parallel and not plan.blocks:
+        why = "the plan is given by hand" if not plan.found else "the model has no transformer blocks"
+        raise ModelError(
+            f"strategy.sequence_parallel cuts the stream between transformer blocks, and {why}.",
+            path="strategy.sequence_parallel",
+            advice="Leave it out, or leave strategy.plan out.",
+        )
+    if loss_parallel and plan.output is None:
+        raise ModelError(
+            "strategy.loss_parallel needs an output layer whose classes are split, and the plan has none.",
+            path="strategy.loss_parallel",
+            advice="Leave it out, or give the model a vocabulary that divides by the ranks.",
+        )
+
+
+def names_by_weight(module: nn.Module) -> list[list[str]]:
+    """The names of each weight that has several."""
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    return [own for own in names.values() if len(own) > 1]
+
+
+def tie_again(model: nn.Module, ties: Sequence[Sequence[str]], cut: Collection[str] | None = None) -> None:
+    """One weight under all its names again, after layers were replaced; among the names that this rank holds.
+
+    `cut` are the names that were replaced, all where not given: the others follow one of these.
+
+    Raises:
+        ModelError: the names were split in different ways.
+    """
+    for names in ties:
+        held = [name for name in names if _holds(model, name)]
+        first = next((name for name in held if cut is None or name in cut), None)
+        if first is None:
+            continue
+        kept = model.get_parameter(first)
+        for name in held:
+            if cut is None and _placements(model.get_parameter(name)) != _placements(kept):
+                raise ModelError(
+                    f"{first} and {name} are one weight, but the plan splits them in different ways.",
+                    path="strategy.plan",
+                    advice='An embedding as "row" goes with its output layer as "column".',
+                )
+            owner, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(owner), attribute, kept)
+
+
+def _holds(model: nn.Module, name: str) -> bool:
+    owner, _, attribute = name.rpartition(".")
+    return getattr(model.get_submodule(owner), attribute, None) is not None
+
+
+def _placements(tensor: Tensor) -> Any:
+    return tensor.placements if isinstance(tensor, DTensor) else None
+
+
+def _enter(module: nn.Module, mesh: DeviceMesh, stream: Replicate | Shard) -> None:
+    """Make the input of several columns a DTensor once, so that its gradient is added up once."""
+
+    def whole(hidden: Tensor) -> Tensor:
+        part = DTensor.from_local(hidden, mesh, [stream], run_check=False)
+        return part.redistribute(placements=[Replicate()])
+
+    module.register_forward_pre_hook(
+        lambda _, args, kwargs: with_hidden(args, kwargs, whole), with_kwargs=True
+    )

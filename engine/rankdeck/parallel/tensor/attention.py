@@ -1,0 +1,171 @@
+"""Attention found by structure: three linear layers named as query, key and value beside each other, and the
+layer behind them that takes what they give.
+
+Names say which three they are (families differ in words, not in kind); shapes say which layer is the output,
+wherever it stands (BERT keeps it in a module of its own). Heads are split whole, so their number must divide
+by the ranks. Read plan.py before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+from rankdeck.base.errors import ModelError, one_of
+
+QUERY = ("query", "q_proj", "q", "wq", "q_lin", "to_q", "query_proj", "linear_q")
+KEY = ("key", "k_proj", "k", "wk", "k_lin", "to_k", "key_proj", "linear_k")
+VALUE = ("value", "v_proj", "v", "wv", "v_lin", "to_v", "value_proj", "linear_v")
+HEAD_WIDTHS = ("head_dim", "head_width", "attention_head_size", "dim_head", "d_kv", "head_size")
+HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
+KEY_VALUE_COUNTS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
+WIDTHS = ("all_head_size", "inner_dim")
+
+
+@dataclass(frozen=True)
+class HeadCount:
+    """A number that a module keeps about its heads, and what it is on one rank."""
+
+    module: str
+    attribute: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One attention: its split layers, the block around it, and the numbers to adapt."""
+
+    name: str
+    block: str
+    columns: tuple[str, str, str]
+    row: str
+    counts: tuple[HeadCount, ...]
+
+
+def find_attentions(model: nn.Module, num_ranks: int) -> list[Attention]:
+    """All attentions of a model, in its order.
+
+    Raises:
+        ModelError: heads do not divide by the ranks, or a fused layer cannot be cut by heads.
+    """
+    _refuse_fused(model)
+    found = []
+    for name, module in model.named_modules():
+        children = {child: part for child, part in module.named_children() if isinstance(part, nn.Linear)}
+        names = [next((n for n in known if n in children), None) for known in (QUERY, KEY, VALUE)]
+        query, key, value = names
+        if query is None or key is None or value is None:
+            continue
+        columns = (_join(name, query), _join(name, key), _join(name, value))
+        block = enclosing_block(model, name)
+        row = _output_layer(model, block, columns)
+        if row is None:
+            continue
+        _refuse_other_weights(module, name, {query, key, value, row.removeprefix(f"{name}.")})
+        counts = _counts(module, name, children[query], children[key], num_ranks)
+        found.append(Attention(name, block, columns, row, counts))
+    return found
+
+
+def enclosing_block(model: nn.Module, name: str) -> str:
+    """The item of a list that a module lies in (a transformer block); the module's parent where none is."""
+    parts = name.split(".")
+    modules = dict(model.named_modules())
+    for end in range(len(parts) - 1, 0, -1):
+        if isinstance(modules[".".join(parts[:end])], nn.ModuleList | nn.Sequential):
+            return ".".join(parts[: end + 1])
+    return ".".join(parts[:-1])
+
+
+def linears_of(model: nn.Module, block: str) -> Iterator[tuple[str, nn.Linear]]:
+    """The linear layers of a block under the model's names, in order."""
+    for name, module in model.get_submodule(block).named_modules():
+        if isinstance(module, nn.Linear):
+            yield _join(block, name), module
+
+
+def _join(parent: str, child: str) -> str:
+    return f"{parent}.{child}" if parent and child else parent or child
+
+
+def _output_layer(model: nn.Module, block: str, columns: tuple[str, str, str]) -> str | None:
+    """The next layer in the block that takes the values of all heads and gives the block's width."""
+    query = model.get_submodule(columns[0])
+    assert isinstance(query, nn.Linear)
+    passed = 0
+    for name, layer in linears_of(model, block):
+        if passed == 3 and (layer.in_features, layer.out_features) == (query.out_features, query.in_features):
+            return name
+        passed += name in columns
+    return None
+
+
+def _counts(
+    module: nn.Module, name: str, query: nn.Linear, key: nn.Linear, num_ranks: int
+) -> tuple[HeadCount, ...]:
+    """What the module's own numbers of heads become on one rank."""
+    heads = _num_heads(module, query)
+    if heads is None:
+        raise ModelError(
+            f"tensor cannot tell how many heads {name} has.",
+            path="strategy.use",
+            advice="Give the module an attribute head_dim or num_heads.",
+        )
+    key_heads = key.out_features * heads // query.out_features
+    if heads % num_ranks or key_heads % num_ranks:
+        fitting = [str(n) for n in range(1, key_heads + 1) if heads % n == 0 and key_heads % n == 0]
+        words = f"{heads} heads" if heads == key_heads else f"{heads} heads ({key_heads} of keys and values)"
+        raise ModelError(
+            f"{name} has {words}, which cannot be split over {num_ranks} ranks.",
+            code="tensor-heads",
+            path="strategy.use",
+            advice=f"Use {one_of(fitting)} devices along tensor, or another number of heads.",
+        )
+    full = dict.fromkeys(HEAD_COUNTS, heads) | dict.fromkeys(KEY_VALUE_COUNTS, key_heads)
+    full |= dict.fromkeys(WIDTHS, query.out_features)
+    return tuple(
+        HeadCount(name, attribute, count // num_ranks)
+        for attribute, count in full.items()
+        if getattr(module, attribute, None) == count
+    )
+
+
+def _num_heads(module: nn.Module, query: nn.Linear) -> int | None:
+    for holder in (module, getattr(module, "config", None)):
+        for attribute in HEAD_WIDTHS:
+            width = getattr(holder, attribute, None)
+            if isinstance(width, int) and width > 0 and query.out_features % width == 0:
+                return query.out_features // width
+        for attribute in HEAD_COUNTS:
+            count = getattr(holder, attribute, None)
+            if isinstance(count, int) and count > 0 and query.out_features % count == 0:
+                return count
+    return None
+
+
+def _refuse_other_weights(module: nn.Module, name: str, split: set[str]) -> None:
+    """A weight between split layers sees one rank's heads: its gradient would be a part, silently."""
+    for own, _ in module.named_parameters():
+        if own.rpartition(".")[0] not in split:
+            raise ModelError(
+                f"{name}.{own} stands between layers that tensor would split, "
+                "and its gradient would miss the heads of the other ranks.",
+                path="strategy.use",
+                advice="Use ddp, fsdp or pipeline instead.",
+            )
+
+
+def _refuse_fused(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if kind == "Conv1D" or (isinstance(module, nn.MultiheadAttention) and module._qkv_same_embed_dim):
+            what = f"{name} is a fused {kind}" if kind == "Conv1D" else f"{name} fuses query, key and value"
+            raise ModelError(
+                f"tensor splits Linear and Embedding layers; {what}, which a plain slice would cut across "
+                "query, key and value.",
+                code="tensor-plan",
+                path="strategy.use",
+                advice="Use ddp, fsdp or pipeline, or a model with three linear layers (gpt, Llama, BERT).",
+            )

@@ -1,0 +1,108 @@
+"""Gradients and weights that lie in parts on several ranks: added up where each rank has a share, measured
+as one vector, put together under their own names.
+
+The norm of all gradients counts every number once, wherever it lives: each rank adds the squares of what it
+holds, divided by how many ranks hold the same, and one sum over all ranks is the square of the norm. That is
+right for whole tensors beside DTensors, over any mesh. Read apply.py before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
+
+from rankdeck.memory.ledger import local_part
+from rankdeck.parallel.collectives.buckets import in_buckets
+from rankdeck.parallel.collectives.grad_sync import DEFAULT_BUCKET_BYTES
+
+
+def add_up_partial(parameters: Iterable[nn.Parameter], partial: Sequence[Tensor], mesh: DeviceMesh) -> None:
+    """Make every gradient that is a share on each rank of the mesh the sum of all shares.
+
+    `partial` are such gradients of whole weights; DTensors say it themselves.
+    """
+    for parameter in parameters:
+        gradient = parameter.grad
+        if not isinstance(gradient, DTensor) or not isinstance(parameter, DTensor):
+            continue
+        if gradient.placements != parameter.placements:
+            parameter.grad = gradient.redistribute(placements=parameter.placements)
+    group = mesh.get_group()
+    in_buckets(
+        [local_part(gradient) for gradient in partial],
+        DEFAULT_BUCKET_BYTES,
+        lambda flat: dist.all_reduce(flat, group=group),
+    )
+
+
+def num_parts(tensor: Tensor) -> int:
+    """Into how many different parts a tensor is cut: 1 for one that every rank holds whole."""
+    if not isinstance(tensor, DTensor):
+        return 1
+    sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
+    return math.prod(size for size, place in sizes if not place.is_replicate())
+
+
+def clip_over_ranks(
+    parameters: Iterable[nn.Parameter],
+    max_norm: float,
+    *,
+    world_size: int,
+    num_stages: int = 1,
+    owners: Mapping[nn.Parameter, int] | None = None,
+) -> Tensor:
+    """Scale all gradients so that their common norm is at most `max_norm`; returns the norm before.
+
+    Each of `num_stages` holds weights of its own; `owners` says of a weight that lives on several of them
+    (a tied one) on how many. Every rank calls this once.
+    """
+    found = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
+    device = found[0][1].device if found else torch.device("cpu")
+    square = torch.zeros((), dtype=torch.float64, device=device)
+    for parameter, gradient in found:
+        stages = num_stages / (owners or {}).get(parameter, 1)
+        holders = world_size / (num_parts(gradient) * stages)
+        square += torch.linalg.vector_norm(local_part(gradient), dtype=torch.float64) ** 2 / holders
+    if world_size > 1:
+        dist.all_reduce(square)
+    norm = square.sqrt()
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for _, gradient in found:
+        part = local_part(gradient)
+        part.mul_(factor.to(part.dtype))
+    return norm
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor with its parts put together, by all ranks that hold some of it; a whole one as it is."""
+    if not isinstance(tensor, DTensor):
+        return tensor.detach()
+    placements = list(tensor.placements)
+    # Slices over shard were cut last, from those over tensor: they are put together first.
+    for axis in range(len(placements)):
+        placements[axis] = Replicate()
+        tensor = tensor.redistribute(placements=placements)
+    return tensor.to_local().detach()
+
+
+def whole_tensors(module: nn.Module, *, keep: bool) -> dict[str, Tensor]:
+    """Weights and persistent buffers with their parts put together, under every name; all ranks call this.
+
+    What was in parts ends on the host: no device needs to hold it whole. Where `keep` is false they are
+    dropped one by one.
+    """
+    found: dict[str, Tensor] = {}
+    put_together: dict[int, Tensor] = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if id(tensor) not in put_together:
+            together = whole(tensor).cpu() if isinstance(tensor, DTensor) else tensor.detach()
+            put_together[id(tensor)] = together if keep else together.new_empty(0)
+        if keep:
+            found[name] = put_together[id(tensor)]
+    return found

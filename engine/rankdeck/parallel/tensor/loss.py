@@ -1,0 +1,46 @@
+"""Cross entropy on logits whose classes are split: each rank sums over its own classes, and a few numbers per
+token travel instead of the logits.
+
+Read apply.py before. Source: torch.distributed.tensor.parallel.loss_parallel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from rankdeck.base.errors import ModelError
+from rankdeck.models.losses import Loss
+
+
+def over_split_classes(loss: Loss) -> Loss:
+    """The loss for split logits. In training call it, and the backward, inside torch's `loss_parallel()`; in
+    evaluation logits are put together.
+
+    Raises:
+        ModelError: the loss is none that can be split.
+    """
+    if loss.name != "cross_entropy":
+        raise ModelError(
+            f"strategy.loss_parallel splits cross entropy, and loss.use = {loss.name}.",
+            path="strategy.loss_parallel",
+            advice='Leave it out, or set loss.use = "cross_entropy".',
+        )
+    correct = loss.correct
+    assert correct is not None
+
+    def function(outputs: Any, targets: Any) -> tuple[Tensor, Any]:
+        total, count = loss.function(outputs if torch.is_grad_enabled() else _whole(outputs), targets)
+        return total.to_local() if isinstance(total, DTensor) else total, count
+
+    return dataclasses.replace(
+        loss, function=function, correct=lambda outputs, targets: correct(_whole(outputs), targets)
+    )
+
+
+def _whole(outputs: Any) -> Any:
+    return outputs.full_tensor() if isinstance(outputs, DTensor) else outputs

@@ -1,0 +1,280 @@
+"""Which linear layers of a model are split, and how: data, before anything moves.
+
+A column-wise layer keeps all inputs and a slice of the outputs; a row-wise layer takes such a slice as its
+input and adds the partial outputs up over the ranks. One column after another row by row would send every
+output; a column followed by a row sends once:
+
+    attention       query, key, value: columns (whole heads)      output: row
+    feed-forward    up (and gate): columns                        down: row
+    vocabulary      embedding: rows of the table                  output layer: columns
+
+The plan of transformer blocks is found in attention.py and pairs.py, or a person gives it as name patterns.
+Read apply.py next. Source: Shoeybi et al., "Megatron-LM" (2019), section 3.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Literal
+
+from torch import nn
+
+from rankdeck.base.errors import ModelError, did_you_mean
+from rankdeck.parallel.tensor.attention import HeadCount, find_attentions
+from rankdeck.parallel.tensor.pairs import chain_pairs, feed_forward_pairs
+
+Kind = Literal["column", "row"]
+INSTEAD = "Use ddp, fsdp or pipeline instead."
+
+
+@dataclass(frozen=True)
+class SplitLayer:
+    """One Linear or Embedding. `gathers`: a column whose outputs are put together again behind it."""
+
+    name: str
+    kind: Kind
+    gathers: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a model is split over `num_ranks`.
+
+    `entries` are modules whose input feeds several columns, so that its gradient is added up once. `blocks`
+    are the transformer blocks in order; `output` names the layer whose columns are the classes.
+    """
+
+    num_ranks: int
+    layers: tuple[SplitLayer, ...]
+    entries: tuple[str, ...] = ()
+    blocks: tuple[str, ...] = ()
+    heads: tuple[HeadCount, ...] = ()
+    output: str | None = None
+    found: bool = field(default=True)
+
+    def held_by(self, model: nn.Module) -> Plan:
+        """What of the plan concerns a model in which other ranks' weights have been dropped."""
+        held = {name.rpartition(".")[0] for name, _ in model.named_parameters(remove_duplicate=False)}
+        parents = {".".join(name.split(".")[:end]) for name in held for end in range(1, name.count(".") + 2)}
+        return replace(
+            self,
+            layers=tuple(layer for layer in self.layers if layer.name in held),
+            entries=tuple(name for name in self.entries if name in parents),
+            blocks=tuple(name for name in self.blocks if name in parents),
+            heads=tuple(count for count in self.heads if count.module in parents),
+        )
+
+    def inside(self, model: nn.Module, parts: Sequence[Collection[nn.Module]]) -> Plan:
+        """What of the plan lies whole in one of the parts, which hand on whole activations.
+
+        Columns and the row behind them are split together or not at all: between them lies a slice.
+        """
+        layers: list[SplitLayer] = []
+        for group in self._groups():
+            modules = {model.get_submodule(layer.name) for layer in group}
+            if len(group) == 1 or any(modules <= set(part) for part in parts):
+                layers += group
+        return replace(
+            self,
+            layers=tuple(layers),
+            entries=tuple(name for name in self.entries if _any_in(layers, name)),
+            blocks=tuple(name for name in self.blocks if _any_in(layers, name)),
+            heads=tuple(count for count in self.heads if _any_in(layers, count.module)),
+        )
+
+    def _groups(self) -> Iterator[list[SplitLayer]]:
+        """Runs of columns with the row behind them; a layer that gathers stands alone."""
+        group: list[SplitLayer] = []
+        for layer in self.layers:
+            if layer.gathers:
+                yield [layer]
+                continue
+            group.append(layer)
+            if layer.kind == "row":
+                yield group
+                group = []
+        yield from ([layer] for layer in group)
+
+
+def _any_in(layers: Iterable[SplitLayer], module: str) -> bool:
+    return any(layer.name == module or layer.name.startswith(f"{module}.") for layer in layers)
+
+
+def make_plan(model: nn.Module, num_ranks: int, given: Mapping[str, Kind] | None) -> Plan:
+    """The person's plan where there is one, else what the model's structure says.
+
+    Raises:
+        ModelError: nothing can be split, or not by this number of ranks.
+    """
+    return given_plan(model, num_ranks, given) if given else find_plan(model, num_ranks)
+
+
+def find_plan(model: nn.Module, num_ranks: int) -> Plan:
+    """The plan of a model's transformer blocks; of its chain of linear layers where it has none.
+
+    Raises:
+        ModelError: nothing can be split, or the heads do not divide by the ranks.
+    """
+    attentions = find_attentions(model, num_ranks)
+    layers: list[SplitLayer] = []
+    blocks = list(dict.fromkeys(attention.block for attention in attentions))
+    taken: set[str] = set()
+    for attention in attentions:
+        layers += [SplitLayer(name, "column") for name in attention.columns]
+        layers.append(SplitLayer(attention.row, "row"))
+        taken |= {*attention.columns, attention.row}
+    pairs = feed_forward_pairs(model, blocks, taken) if blocks else chain_pairs(model)
+    for pair in pairs:
+        if pair.width % num_ranks == 0:
+            layers += [SplitLayer(name, "column") for name in pair.columns]
+            layers.append(SplitLayer(pair.row, "row"))
+    if not layers:
+        raise _nothing_to_split(model, num_ranks)
+    vocabulary, output = _vocabulary(model, num_ranks, blocks) if blocks else ([], None)
+    counts = tuple(count for attention in attentions for count in attention.counts)
+    layers += vocabulary
+    return Plan(num_ranks, tuple(layers), _entries(model, layers), tuple(blocks), counts, output)
+
+
+def given_plan(model: nn.Module, num_ranks: int, given: Mapping[str, Kind]) -> Plan:
+    """A person's plan: name patterns ("blocks.*.up") to "column" or "row".
+
+    A column that no row follows, in the model's order, is put together again behind it.
+
+    Raises:
+        ModelError: a pattern matches nothing that can be split, or a weight of it is also used elsewhere.
+    """
+    kinds: dict[str, Kind] = {}
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Embedding)]
+    for pattern, kind in given.items():
+        matching = fnmatch.filter(names, pattern)
+        if not matching:
+            raise ModelError(
+                f'strategy.plan: "{pattern}" matches no linear layer or embedding of the model.',
+                path="strategy.plan",
+                advice=did_you_mean(pattern, names) or "Names are those of model.named_modules().",
+            )
+        kinds |= dict.fromkeys(matching, kind)
+    modules = dict(model.named_modules())
+    layers = []
+    split = [name for name in names if name in kinds]
+    for place, name in enumerate(split):
+        _check_divides(name, modules[name], kinds[name], num_ranks)
+        embeds = isinstance(modules[name], nn.Embedding)
+        rows_follow = any(
+            kinds[later] == "row" and not isinstance(modules[later], nn.Embedding)
+            for later in split[place + 1 :]
+        )
+        layers.append(SplitLayer(name, kinds[name], kinds[name] == "column" and (embeds or not rows_follow)))
+    if loose := _loose_ties(model, set(split)):
+        raise ModelError(
+            f"strategy.plan splits a weight that {loose} shares and does not split.",
+            path="strategy.plan",
+            advice=f"Name {loose} in the plan too, or neither.",
+        )
+    return Plan(num_ranks, tuple(layers), found=False)
+
+
+def _check_divides(name: str, module: nn.Module, kind: Kind, num_ranks: int) -> None:
+    if isinstance(module, nn.Linear):
+        width = module.out_features if kind == "column" else module.in_features
+    else:
+        assert isinstance(module, nn.Embedding)
+        width = module.embedding_dim if kind == "column" else module.num_embeddings
+    if width % num_ranks:
+        raise ModelError(
+            f'strategy.plan: {name} as "{kind}" is {width} wide, which does not divide by {num_ranks} ranks.',
+            path="strategy.plan",
+            advice="Leave it out of the plan, or use a number of devices that divides it.",
+        )
+
+
+def _entries(model: nn.Module, layers: Iterable[SplitLayer]) -> tuple[str, ...]:
+    """Parents of several columns that hold no weights but those of split layers."""
+    split = {layer.name for layer in layers}
+    parents = Counter(layer.name.rpartition(".")[0] for layer in layers if layer.kind == "column")
+    modules = dict(model.named_modules())
+    entries = []
+    for parent, num_columns in parents.items():
+        inside = {
+            (f"{parent}.{name}" if parent else name).rpartition(".")[0]
+            for name, _ in modules[parent].named_parameters(remove_duplicate=False)
+        }
+        if num_columns > 1 and inside <= split:
+            entries.append(parent)
+    return tuple(entries)
+
+
+def _vocabulary(model: nn.Module, num_ranks: int, blocks: list[str]) -> tuple[list[SplitLayer], str | None]:
+    """The embedding's rows and the output layer's columns, where both speak of the same vocabulary.
+
+    A tied weight is split under all its names or not at all.
+    """
+    embeddings = {n: m for n, m in model.named_modules() if isinstance(m, nn.Embedding)}
+    linears = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
+    name, last = linears[-1]
+    if any(name.startswith(f"{block}.") for block in blocks) or last.out_features % num_ranks:
+        return [], None
+    tables = [n for n, m in embeddings.items() if m.num_embeddings == last.out_features]
+    if not tables:
+        return [], None
+    output = SplitLayer(name, "column", gathers=True)
+    # A padding index would count from each rank's own first row.
+    rows = [SplitLayer(table, "row") for table in tables[:1] if embeddings[table].padding_idx is None]
+    for chosen in ([*rows, output], [output], rows):
+        if not _loose_ties(model, {layer.name for layer in chosen}):
+            return chosen, name if output in chosen else None
+    return [], None
+
+
+def _loose_ties(model: nn.Module, split: set[str]) -> str | None:
+    """A module outside of `split` that shares a weight with one inside."""
+    owners: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owners.setdefault(parameter, []).append(name.rpartition(".")[0])
+    for names in owners.values():
+        outside = [name for name in names if name not in split]
+        if outside and len(outside) < len(names):
+            return outside[0]
+    return None
+
+
+def _example(model: nn.Module) -> str:
+    """A plan in the words of a configuration, with the names of two layers of this model that follow each
+    other if there are any."""
+    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    follow = [
+        (name, after)
+        for (name, module), (after, next_module) in pairwise(layers)
+        if module.out_features == next_module.in_features
+    ]
+    column, row = follow[0] if follow else ("layers.*.up", "layers.*.down")
+    return f'strategy.plan = {{ "{column}" = "column", "{row}" = "row" }}'
+
+
+def _nothing_to_split(model: nn.Module, num_ranks: int) -> ModelError:
+    kinds = Counter(
+        type(module).__name__
+        for module in model.modules()
+        if any(True for _ in module.parameters(recurse=False))
+    )
+    most = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(3))
+    name = type(model).__name__
+    if {"Linear", "Embedding"} & kinds.keys() and not {"Conv1D", "Conv2d", "Conv3d"} & kinds.keys():
+        return ModelError(
+            f"tensor found nothing to split in {name} ({most}).",
+            code="tensor-plan",
+            path="strategy.plan",
+            advice=f"Name its layers: {_example(model)}. The width between the two must divide by the ranks, "
+            f"of which there are {num_ranks}.",
+        )
+    return ModelError(
+        f"tensor splits Linear and Embedding layers, and {name} keeps its weights in others ({most}).",
+        code="tensor-plan",
+        path="strategy.use",
+        advice=INSTEAD,
+    )

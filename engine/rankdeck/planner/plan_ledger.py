@@ -1,0 +1,78 @@
+"""The ledger of a plan: the same book as a rehearsal's, over fake tensors, with a log for the allocator.
+
+A thread that follows it also enters fake mode, so that the replicas' threads make no real tensor. Under the
+rules of a GPU storages are rounded as CUDA's allocator rounds, and what an optimizer keeps on the host (its
+step counters) is left out. Read fake_pass.py first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rankdeck.memory.entries import kind_index
+from rankdeck.memory.ledger import Ledger, local_part
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from rankdeck.memory.entries import Entry
+
+CUDA_ROUNDING_BYTES = 512
+
+Change = tuple[int, int, bool]
+"""(key of a storage, bytes it has from now on, 0 when it is gone; whether it is communication)."""
+
+
+class PlanLedger(Ledger):
+    """`logs[device]` are the changes of a device's storages, in order."""
+
+    def __init__(
+        self, num_devices: int, fake: FakeTensorMode, above: TorchDispatchMode, *, like_cuda: bool
+    ) -> None:
+        super().__init__(num_devices, round_to_bytes=CUDA_ROUNDING_BYTES if like_cuda else 1)
+        self.logs: list[list[Change]] = [[] for _ in range(num_devices)]
+        self.fake = fake
+        self._above = above
+        self._like_cuda = like_cuda
+        self._communication = kind_index("communication")
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        if self.is_following:
+            with super().following():
+                yield
+            return
+        with self.fake, self._above, super().following():
+            yield
+
+    def adopt(self, tensors: Iterable[Tensor], device: int, kind: str) -> None:
+        if self._like_cuda and kind == "optimizer":
+            tensors = list(tensors)
+            for counter in (tensor for tensor in tensors if tensor.dim() == 0):
+                self._leave_out(counter)
+            tensors = [tensor for tensor in tensors if tensor.dim()]
+        super().adopt(tensors, device, kind)
+
+    def _leave_out(self, tensor: Tensor) -> None:
+        entry = self.live.get(local_part(tensor).untyped_storage()._cdata)
+        if entry is not None and entry.num_bytes:
+            self._change(entry, 0)
+
+    def _change(self, entry: Entry, num_bytes: int) -> None:
+        if self._like_cuda and num_bytes != entry.num_bytes:
+            log = self.logs[entry.device]
+            is_communication = entry.kind == self._communication
+            if entry.num_bytes:
+                log.append((entry.key, 0, is_communication))
+            if num_bytes:
+                log.append((entry.key, num_bytes, is_communication))
+        super()._change(entry, num_bytes)
+
+    def _gone(self, ref: Entry) -> None:
+        if self._like_cuda and ref.num_bytes and self.live.get(ref.key) is ref:
+            self.logs[ref.device].append((ref.key, 0, ref.kind == self._communication))
+        super()._gone(ref)

@@ -1,0 +1,209 @@
+"""Rows answered side by side, each rank's pass in a process of its own: a crash or a time-out is one line.
+
+    this process imports torch once -> forks a child per pass, a few at a time -> reads its answer from a pipe
+
+Forking is safe while this process has one thread and no process group, and spares each pass the import and
+whatever torch keeps of the pass before. A person's model may print, call exit or die of a signal: none of it
+reaches the other rows, nor stdout. Read answer.py before.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import IO
+
+import msgspec
+
+from rankdeck.base.errors import ConfigError
+from rankdeck.base.heartbeat import die_with_parent
+from rankdeck.config import RunConfig
+from rankdeck.planner.answer import Passed, empty_line, line_of, pass_rank, ranks_to_pass
+from rankdeck.planner.preload import ready
+from rankdeck.planner.rows import Row
+from rankdeck.planner.targets import Target
+from rankdeck.run.plan_lines import PlanLine
+
+ROW_TIMEOUT_S = 180.0
+MOST_AT_ONCE = 4
+_CHUNK = 1 << 16
+_COMPILED = "train.compile is left out: what a compiled graph keeps is not known before it runs."
+
+Passing = Callable[[RunConfig, int, Target], Passed]
+
+
+def answers(
+    base: RunConfig,
+    rows: Sequence[Row],
+    target: Target,
+    *,
+    scale: float | None = None,
+    timeout_s: float = ROW_TIMEOUT_S,
+    passing: Passing = pass_rank,
+) -> Iterator[PlanLine]:
+    """The lines of all rows as they come, which need not be their order. `scale`: see step_time.py."""
+    ready()
+    asked = []
+    for row in rows:
+        try:
+            asked.append(_Asked(row, row.config(base, target), target, base.train.compile))
+        except ConfigError as error:
+            yield empty_line(row, target, " ".join(filter(None, (error.message, error.advice))))
+    waiting = [(one, rank) for one in asked for rank in one.to_start()]
+    running: list[_Child] = []
+    most = max(1, min(MOST_AT_ONCE, len(os.sched_getaffinity(0))))
+    try:
+        with selectors.DefaultSelector() as selector:
+            while waiting or running:
+                while waiting and len(running) < most:
+                    one, rank = waiting.pop(0)
+                    child = _Child.start(one, rank, passing)
+                    running.append(child)
+                    selector.register(child.pipe, selectors.EVENT_READ, child)
+                for child in _ended(selector, running, timeout_s):
+                    selector.unregister(child.pipe)
+                    running.remove(child)
+                    child.asked.passed[child.rank] = child.answer()
+                    waiting[:0] = [(child.asked, rank) for rank in child.asked.to_start()]
+                    if child.asked.is_answered:
+                        yield child.asked.line(scale)
+    finally:
+        for child in running:
+            child.kill()
+
+
+@dataclass(eq=False)
+class _Asked:
+    """A row on its way to a line."""
+
+    row: Row
+    config: RunConfig
+    target: Target
+    is_compiled: bool = False
+    passed: dict[int, Passed] = field(default_factory=dict)
+    begun: set[int] = field(default_factory=set)
+    started_s: float | None = None
+
+    def to_start(self) -> list[int]:
+        """Ranks that have to be passed, as far as is known now, and have not been asked for before."""
+        wanted = ranks_to_pass(self.config, self.target.num_devices, self.passed)
+        found = [rank for rank in wanted if rank not in self.begun]
+        self.begun.update(found)
+        return found
+
+    @property
+    def is_answered(self) -> bool:
+        return len(self.passed) == len(self.begun)
+
+    def line(self, scale: float | None) -> PlanLine:
+        line = line_of(self.row, self.config, self.target, self.passed, scale)
+        if self.is_compiled:
+            line.notes.append(_COMPILED)
+        line.seconds = time.monotonic() - (self.started_s or 0.0)
+        return line
+
+
+def _ended(selector: selectors.BaseSelector, running: Sequence[_Child], timeout_s: float) -> list[_Child]:
+    """Children that have ended by now, or took too long; waits for something to happen."""
+    now_s = time.monotonic()
+    patience_s = max(0.0, min(child.started_s for child in running) + timeout_s - now_s)
+    for key, _ in selector.select(patience_s):
+        child: _Child = key.data
+        child.read()
+    for child in running:
+        if time.monotonic() - child.started_s >= timeout_s and not child.is_done:
+            child.kill()
+            child.timed_out_s = timeout_s
+    return [child for child in running if child.is_done]
+
+
+@dataclass(eq=False)
+class _Child:
+    """A process that passes one rank of a row."""
+
+    asked: _Asked
+    rank: int
+    pid: int
+    pipe: int
+    errors: IO[bytes]
+    started_s: float = field(default_factory=time.monotonic)
+    said: bytes = b""
+    is_done: bool = False
+    status: int = 0
+    timed_out_s: float | None = None
+
+    @classmethod
+    def start(cls, asked: _Asked, rank: int, passing: Passing) -> _Child:
+        errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the child's answer is read
+        reading, writing = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            _be_child(lambda: passing(asked.config, rank, asked.target), writing, errors.fileno())
+        os.close(writing)
+        child = cls(asked, rank, pid, reading, errors)
+        asked.started_s = asked.started_s or child.started_s
+        return child
+
+    def read(self) -> None:
+        chunk = os.read(self.pipe, _CHUNK)
+        self.said += chunk
+        if not chunk:
+            self._end()
+
+    def kill(self) -> None:
+        if not self.is_done:
+            os.kill(self.pid, signal.SIGKILL)
+            self._end()
+
+    def _end(self) -> None:
+        _, self.status = os.waitpid(self.pid, 0)
+        self.is_done = True
+
+    def answer(self) -> Passed:
+        """What the child said, or what became of it."""
+        os.close(self.pipe)
+        with self.errors:
+            if self.status == 0 and self.timed_out_s is None and self.said:
+                return msgspec.msgpack.decode(self.said, type=Passed)
+            return Passed(reason=self._end_in_words())
+
+    def _end_in_words(self) -> str:
+        if self.timed_out_s is not None:
+            return f"The planner had no answer after {self.timed_out_s:.0f} s."
+        if os.WIFSIGNALED(self.status):
+            how = signal.Signals(os.WTERMSIG(self.status)).name
+        else:
+            how = f"exit code {os.WEXITSTATUS(self.status)}"
+        self.errors.seek(0)
+        last = [line for line in self.errors.read().decode(errors="replace").splitlines() if line.strip()]
+        return f"The planner's process ended without an answer ({how})" + (
+            f": {last[-1].strip()[:200]}" if last else "."
+        )
+
+
+def _be_child(passing: Callable[[], Passed], writing: int, errors: int) -> None:
+    """Answer and leave, without any of the parent's own ends: buffers, handlers, tests."""
+    code = 1
+    try:
+        die_with_parent()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.dup2(errors, 1)
+        os.dup2(errors, 2)
+        with os.fdopen(writing, "wb") as pipe:
+            pipe.write(msgspec.msgpack.encode(passing()))
+        code = 0
+    except BaseException:
+        import traceback
+
+        os.write(2, traceback.format_exc().encode())
+    finally:
+        os._exit(code)

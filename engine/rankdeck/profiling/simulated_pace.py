@@ -1,0 +1,316 @@
+"""Simulated time: each virtual device takes as long as its floating point operations need at a given rate.
+
+    slot = FLOPs of a forward or backward / rate       it computes, then sleeps for the rest of its slot
+
+Two cores cannot show a bubble or an overlap; four sleeping devices can. In the first step the FLOPs of every
+slot are counted, in the second the real computing is timed, and from the third on the pace is held. A slot
+must be 50 ms or more and its real computing below 5 % of it, else the shape is not true: such a rate is
+refused, and where none is given one is chosen. Everything else (the optimizer, copies, gloo) takes the time
+that it takes. Read spans.py before: its marks are the slots.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from rankdeck.base.errors import ConfigError
+from rankdeck.base.units import format_duration
+from rankdeck.config import RunConfig
+
+PACED = ("forward", "backward", "backward-input", "backward-weight")
+LEAST_SLOT_S = 0.05
+MOST_COMPUTE_SHARE = 0.05
+_MARGIN = 1.25
+_COUNTING, _TIMING, _HOLDING = "counting", "timing", "holding"
+
+_Key = tuple[int, str, int | None]
+Agree = Callable[[list[float]], list[float]]
+"""The largest of each number over all ranks."""
+
+
+@dataclass
+class _Slot:
+    """What is known of one kind of slot: sums over the times that it was seen."""
+
+    flops: int = 0
+    num_counted: int = 0
+    computing_s: float = 0.0
+    num_timed: int = 0
+
+    @property
+    def flops_each(self) -> float:
+        return self.flops / self.num_counted if self.num_counted else 0.0
+
+    @property
+    def computing_each_s(self) -> float:
+        return self.computing_s / self.num_timed if self.num_timed else 0.0
+
+
+@dataclass
+class _Open:
+    """A slot that a thread is in."""
+
+    key: _Key
+    slot: _Slot
+    started_s: float
+    cpu_started_s: float
+    mode: TorchDispatchMode | None = None
+    slept_s: float = 0.0
+    done_share: float = 0.0
+
+
+@dataclass
+class _Thread(threading.local):
+    stack: list[_Open] = field(default_factory=list)
+    is_counted: bool = False
+
+
+class SimulatedPace:
+    """Holds the slots of one rank's devices to a rate that all ranks share.
+
+    `device_gflops` is the rate of one device in 1e9 operations a second, or None to choose one. With
+    `waits_inside`, a slot may wait for other ranks in its middle, and that time is not its own computing.
+    """
+
+    def __init__(
+        self,
+        device_gflops: float | None = None,
+        *,
+        agree: Agree = lambda values: values,
+        waits_inside: bool = False,
+        longest_s: float = 60.0,
+    ) -> None:
+        self._asked_gflops = device_gflops
+        self._agree = agree
+        self._waits_inside = waits_inside
+        self._longest_s = longest_s
+        self._state = _COUNTING
+        self._slots: dict[_Key, _Slot] = defaultdict(_Slot)
+        self._s_per_flop = 0.0
+        self._thread = _Thread()
+        self._mode: _CountFlops | None = None
+
+    @property
+    def is_holding(self) -> bool:
+        return self._state == _HOLDING
+
+    @property
+    def device_gflops(self) -> float | None:
+        """The rate that is held; None before it is."""
+        return 1e-9 / self._s_per_flop if self.is_holding else None
+
+    def begin_step(self) -> None:
+        if self._state == _COUNTING:
+            self._mode = _CountFlops(self._thread)
+            self._mode.__enter__()
+            self._thread.is_counted = True
+
+    def end_step(self) -> None:
+        """Go on to the next state.
+
+        Raises:
+            ConfigError: the rate that was asked for cannot be held.
+        """
+        if self._mode is not None:
+            self._mode.__exit__(None, None, None)
+            self._mode, self._thread.is_counted = None, False
+            self._state = _TIMING
+        elif self._state == _TIMING:
+            self._calibrate()
+            self._state = _HOLDING
+
+    def open(self, device: int, name: str, stage: int | None) -> None:
+        """The calling thread begins a phase of a device."""
+        key = (device, name, stage)
+        entered = _Open(key, self._slots[key], time.perf_counter(), time.thread_time())
+        if self._state == _COUNTING and not self._thread.is_counted:
+            entered.mode = _CountFlops(self._thread)
+            entered.mode.__enter__()
+            self._thread.is_counted = True
+        self._thread.stack.append(entered)
+
+    def close(self) -> None:
+        """The phase that this thread began last is computed: sleep until its slot is over."""
+        left = self._thread.stack.pop()
+        if left.mode is not None:
+            left.mode.__exit__(None, None, None)
+            self._thread.is_counted = False
+        slot = left.slot
+        if self._state == _COUNTING:
+            slot.num_counted += 1
+        elif self._state == _TIMING:
+            slot.computing_s += time.thread_time() - left.cpu_started_s
+            slot.num_timed += 1
+        elif left.key[1] in PACED and not left.done_share:
+            self._sleep_up_to(left, 1.0)
+
+    def _sleep_up_to(self, inside: _Open, share: float) -> None:
+        """Sleep until a share of the slot is over."""
+        goal_s = inside.slot.flops_each * self._s_per_flop * share
+        if self._waits_inside:
+            spent_s = time.thread_time() - inside.cpu_started_s + inside.slept_s
+        else:
+            spent_s = time.perf_counter() - inside.started_s
+        if goal_s > spent_s:
+            time.sleep(goal_s - spent_s)
+            inside.slept_s += goal_s - spent_s
+
+    def spread_backward(self, module: nn.Module) -> None:
+        """Let gradients appear one after another over a backward's slot, each when its share of the work is
+        done, so that what is sent from within the backward is seen under it."""
+        shares = _shares_of_work(module)
+
+        def ready(parameter: torch.Tensor) -> None:
+            stack = self._thread.stack
+            if self.is_holding and stack and stack[-1].key[1] == "backward":
+                inside = stack[-1]
+                inside.done_share += shares[id(parameter)]
+                self._sleep_up_to(inside, inside.done_share)
+
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(ready)
+
+    def _calibrate(self) -> None:
+        paced = {key: slot for key, slot in self._slots.items() if key[1] in PACED}
+        flops = sum(slot.flops_each for slot in paced.values())
+        computing_s = sum(slot.computing_each_s for slot in paced.values() if slot.flops_each)
+        forward = max((slot.flops_each for key, slot in paced.items() if key[1] == "forward"), default=0.0)
+        largest = max((slot.flops_each for slot in paced.values()), default=0.0)
+        cost, forward, largest = self._agree([computing_s / flops if flops else 0.0, forward, largest])
+        if not forward:
+            raise ConfigError(
+                "rehearsal.pace = simulated: this model has no matrix product or convolution whose time "
+                "could be told from its FLOPs.",
+                code="pace-not-held",
+                path="rehearsal.pace",
+                advice='Use rehearsal.pace = "real".',
+            )
+        slowest = max(LEAST_SLOT_S / forward, cost / MOST_COMPUTE_SHARE)
+        if self._asked_gflops is None:
+            self._s_per_flop = max(LEAST_SLOT_S / forward, _MARGIN * cost / MOST_COMPUTE_SHARE)
+        else:
+            self._s_per_flop = 1e-9 / self._asked_gflops
+            if self._s_per_flop < slowest:
+                self._refuse(forward, cost, slowest)
+        if largest * self._s_per_flop > self._longest_s:
+            raise ConfigError(
+                f"rehearsal.pace = simulated: one slot would take {largest * self._s_per_flop:.0f} s, longer "
+                f"than the ranks wait for each other ({format_duration(self._longest_s)}).",
+                code="pace-not-held",
+                path="rehearsal.pace",
+                advice="Lower train.global_batch, make the model smaller, or raise launch.timeout_s.",
+            )
+
+    def _refuse(self, forward: float, cost: float, slowest: float) -> None:
+        slot_s = forward * self._s_per_flop
+        if slot_s < LEAST_SLOT_S:
+            reason = f"a forward would take {slot_s * 1e3:.2g} ms, and the shape is true from 50 ms on"
+        else:
+            share = cost / self._s_per_flop
+            reason = f"computing takes {share:.0%} of a slot here, and at most 5 % leaves the shape true"
+        most = _rounded_down(1e-9 / slowest / _MARGIN)
+        raise ConfigError(
+            f"rehearsal.device_gflops = {self._asked_gflops:g} cannot be held: {reason}.",
+            code="pace-not-held",
+            path="rehearsal.device_gflops",
+            advice=f"Use at most {most:g}, or leave it out to have one chosen.",
+        )
+
+
+def pace_of(
+    config: RunConfig, device: torch.device, world_size: int, *, waits_inside: bool
+) -> SimulatedPace | None:
+    """What holds a rank's devices to a simulated pace, where the configuration asks for one.
+
+    Raises:
+        ConfigError: the devices are GPUs, which have a pace of their own.
+    """
+    if config.rehearsal.pace != "simulated":
+        return None
+    if device.type != "cpu":
+        raise ConfigError(
+            "rehearsal.pace = simulated is for virtual devices, and this run has GPUs.",
+            path="rehearsal.pace",
+            advice='Use rehearsal.pace = "real", or devices.use = "cpu:4".',
+        )
+
+    def largest(values: list[float]) -> list[float]:
+        if world_size == 1:
+            return values
+        shared = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+        return [float(value) for value in shared]
+
+    return SimulatedPace(
+        config.rehearsal.device_gflops,
+        agree=largest,
+        waits_inside=waits_inside,
+        longest_s=config.launch.timeout_s,
+    )
+
+
+def _rounded_down(value: float) -> float:
+    """To two digits, for a person to type."""
+    shown = float(f"{value:.2g}")
+    return shown if shown <= value else float(f"{value * 0.95:.2g}")
+
+
+def _shares_of_work(module: nn.Module) -> dict[int, float]:
+    """How much of a backward each parameter stands for, by its size; looking rows up costs nothing."""
+    free = {id(p) for m in module.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
+    sizes = {id(p): 0 if id(p) in free else p.numel() for p in module.parameters() if p.requires_grad}
+    total = sum(sizes.values()) or 1
+    return {key: size / total for key, size in sizes.items()}
+
+
+class _CountFlops(TorchDispatchMode):
+    """Books the FLOPs of matrix products, convolutions and attention on the slot that the thread is in."""
+
+    def __init__(self, thread: _Thread) -> None:
+        from torch.distributed.tensor import DTensor  # half a second, which runs at a real pace do not pay
+
+        super().__init__()
+        self._thread = thread
+        self._wrapper = DTensor
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if any(issubclass(kind, self._wrapper) for kind in types):
+            return NotImplemented  # it unwraps itself, and its local parts come back here
+        out = func(*args, **(kwargs or {}))
+        count = flops_formula(func._overloadpacket)
+        if count is not None and self._thread.stack:
+            self._thread.stack[-1].slot.flops += count(*args, **(kwargs or {}), out_val=out)
+        return out
+
+
+_aten = torch.ops.aten
+_ON_CPU = {
+    _aten._scaled_dot_product_flash_attention_for_cpu: _aten._scaled_dot_product_flash_attention,
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+        _aten._scaled_dot_product_flash_attention_backward
+    ),
+}
+
+
+def flops_formula(packet: Any) -> Callable[..., int] | None:
+    """torch's own formula of an operation; attention on CPU counts as on a GPU."""
+    found: Callable[..., int] | None = flop_registry.get(_ON_CPU.get(packet, packet))
+    return found

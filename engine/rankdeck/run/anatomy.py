@@ -1,0 +1,213 @@
+"""The anatomy of one step: what every rank told of it (events.Spans), put together on one clock.
+
+`StepAnatomy` is what the report, the trace export and the app show: a row of phases per device, the idle time
+between them, and for a pipeline the bubble. Ranks of one machine share a clock, so their Unix times may be
+compared. report.py and export.py read it next.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from rankdeck.events import Spans
+
+PHASES = (
+    "data",
+    "scatter",
+    "replicate",
+    "forward",
+    "gather",
+    "loss",
+    "backward",
+    "backward-input",
+    "backward-weight",
+    "all-reduce",
+    "reduce",
+    "step",
+)
+"""In the order of a step. Strategies may add others."""
+COMMUNICATION = ("all-reduce",)
+"""Phases that may run under another one of the same device."""
+SIMULATED_TIME = "simulated time"
+_LEAST_IDLE_S = 5e-6
+_MOST_WAITING = 64
+_NUM_BUBBLES = 512
+_SAME_STEP_S = 120.0
+
+
+@dataclass(frozen=True)
+class Span:
+    """One phase of one device; `start_s` counts from the beginning of the step's anatomy."""
+
+    name: str
+    start_s: float
+    duration_s: float
+    stage: int | None = None
+    microbatch: int | None = None
+    num_bytes: int | None = None
+
+    @property
+    def end_s(self) -> float:
+        return self.start_s + self.duration_s
+
+
+@dataclass(frozen=True)
+class DeviceRow:
+    """The phases of one device in the order of their starts, idle time left out.
+
+    `step_s` is the whole step of its rank.
+    """
+
+    device: int
+    rank: int
+    spans: Sequence[Span]
+    step_s: float = 0.0
+
+    def idle(self, until_s: float) -> list[Span]:
+        """The gaps from 0 to `until_s`, as phases named idle."""
+        gaps, free_s = [], 0.0
+        for span in self.spans:
+            if span.start_s - free_s > _LEAST_IDLE_S:
+                gaps.append(Span("idle", free_s, span.start_s - free_s))
+            free_s = max(free_s, span.end_s)
+        if until_s - free_s > _LEAST_IDLE_S:
+            gaps.append(Span("idle", free_s, until_s - free_s))
+        return gaps
+
+    @property
+    def is_pipeline(self) -> bool:
+        return any(span.microbatch is not None for span in self.spans)
+
+    def microbatch_work(self) -> list[Span]:
+        """What a device of a pipeline computes for microbatches."""
+        return [span for span in self.spans if span.microbatch is not None]
+
+
+@dataclass(frozen=True)
+class StepAnatomy:
+    """One sampled step of all devices. `began` is Unix time."""
+
+    step: int
+    began: float
+    seconds: float
+    rows: Sequence[DeviceRow]
+    simulated: bool = False
+    followed: bool = False
+
+    @property
+    def is_pipeline(self) -> bool:
+        return any(row.is_pipeline for row in self.rows)
+
+    @property
+    def pipeline_window(self) -> tuple[float, float] | None:
+        """From a pipeline's first forward to its last backward; None for what is no pipeline."""
+        work = [span for row in self.rows for span in row.microbatch_work()]
+        return (min(span.start_s for span in work), max(span.end_s for span in work)) if work else None
+
+    def bubble(self, *, flushes: bool = True) -> float | None:
+        """The idle share of the devices of a pipeline, from its first forward to its last backward.
+
+        Where nothing is flushed, pipelines of consecutive steps overlap: there each device's share of its own
+        step counts. None for what is no pipeline.
+        """
+        window = self.pipeline_window
+        if window is None:
+            return None
+        rows = [row for row in self.rows if row.is_pipeline]
+        busy_s = sum(span.duration_s for row in rows for span in row.microbatch_work())
+        whole_s = len(rows) * (window[1] - window[0]) if flushes else sum(row.step_s for row in rows)
+        return max(0.0, 1.0 - busy_s / whole_s) if whole_s > 0 else None
+
+
+def put_together(shares: Iterable[Spans]) -> StepAnatomy:
+    """The anatomy of the ranks' shares of one step; it begins with the first of them."""
+    ranks = sorted(shares, key=lambda share: share.rank)
+    began = min(share.began for share in ranks)
+    rows = [row for share in ranks for row in _rows(share, share.began - began)]
+    ends = [share.began - began + share.seconds for share in ranks]
+    last_s = max([*ends, *(span.end_s for row in rows for span in row.spans)])
+    return StepAnatomy(
+        step=ranks[0].step,
+        began=began,
+        seconds=last_s,
+        rows=sorted(rows, key=lambda row: row.device),
+        simulated=any(share.simulated for share in ranks),
+        followed=any(share.followed for share in ranks),
+    )
+
+
+def _rows(share: Spans, offset_s: float) -> list[DeviceRow]:
+    spans: dict[int, list[Span]] = {}
+    num_spans = len(share.name)
+    columns = zip(
+        share.name,
+        share.device,
+        share.start_us,
+        share.duration_us,
+        share.stage or [None] * num_spans,
+        share.microbatch or [None] * num_spans,
+        share.num_bytes or [None] * num_spans,
+        strict=True,
+    )
+    for name, device, start_us, duration_us, stage, microbatch, num_bytes in columns:
+        span = Span(
+            share.names[name], offset_s + start_us / 1e6, duration_us / 1e6, stage, microbatch, num_bytes
+        )
+        spans.setdefault(device, []).append(span)
+    return [DeviceRow(device, share.rank, own, share.seconds) for device, own in spans.items()]
+
+
+@dataclass
+class Anatomies:
+    """Folds shares of ranks into whole steps as they come. `world_size` may be set late.
+
+    A step is whole once every rank has told its share; those that stay incomplete are dropped in time.
+    """
+
+    world_size: int | None = None
+    last: StepAnatomy | None = None
+    """The newest whole step; one that the ledger slowed down only while there is no other."""
+    _bubbles: dict[bool, deque[tuple[float, float]]] = field(
+        default_factory=lambda: {followed: deque(maxlen=_NUM_BUBBLES) for followed in (False, True)}
+    )
+    _waiting: dict[int, dict[int, Spans]] = field(default_factory=dict)
+
+    def add(self, share: Spans) -> StepAnatomy | None:
+        """Fold one share in; the step that it completes."""
+        ranks = self._waiting.setdefault(share.step, {})
+        for rank in [rank for rank, other in ranks.items() if abs(other.began - share.began) > _SAME_STEP_S]:
+            del ranks[rank]  # another attempt's
+        ranks[share.rank] = share
+        while len(self._waiting) > _MOST_WAITING:
+            del self._waiting[min(self._waiting)]
+        if self.world_size is None or len(ranks) < self.world_size:
+            return None
+        whole = put_together(self._waiting.pop(share.step).values())
+        if self.last is None or self.last.followed or not whole.followed:
+            self.last = whole
+        flushed, unflushed = whole.bubble(), whole.bubble(flushes=False)
+        if flushed is not None and unflushed is not None:
+            self._bubbles[whole.followed].append((flushed, unflushed))
+        return whole
+
+    def bubble(self, *, flushes: bool = True) -> float | None:
+        """The median over the sampled steps, those that the ledger left alone where there are any."""
+        known = self._bubbles[False] or self._bubbles[True]
+        return median(pair[0 if flushes else 1] for pair in known) if known else None
+
+
+def kinds_of_phases(rows: Sequence[DeviceRow]) -> list[str]:
+    """The names that occur, in the order of a step."""
+    names = {span.name for row in rows for span in row.spans}
+    return [name for name in PHASES if name in names] + sorted(names - set(PHASES))
+
+
+def totals_s(row: DeviceRow) -> Mapping[str, float]:
+    """Seconds by phase."""
+    sums: dict[str, float] = {}
+    for span in row.spans:
+        sums[span.name] = sums.get(span.name, 0.0) + span.duration_s
+    return sums

@@ -1,0 +1,165 @@
+"""A run's weights and figures as one file that other programs read.
+
+A file appears whole or not at all: it is written beside its place and renamed.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from rankdeck.base.errors import ConfigError, MachineError, RankdeckError
+from rankdeck.checkpoint_files import list_checkpoints
+from rankdeck.events import AnyEvent, Spans
+from rankdeck.run.report import read_figures, summarise
+from rankdeck.run.step_columns import Row
+from rankdeck.run.trace import trace_of
+from rankdeck.rundir import EventReader, RunDir
+
+
+def weights(run: RunDir, file: Path) -> None:
+    """The final weights under the model's original names, as safetensors.
+
+    Raises:
+        ConfigError: the run has none (yet), or the file cannot be written.
+    """
+    if not run.weights.is_file():
+        outcome = run.outcome()
+        waiting = outcome == "running"
+        reason = " yet" if waiting else f": it {_how(outcome)} before they were saved"
+        raise ConfigError(
+            f"{run.name} has no weights{reason}.",
+            code="no-weights",
+            path=str(run.weights),
+            advice=f"They are saved after the last step: rankdeck watch {run.name}" if waiting else None,
+        )
+    write_whole(file, lambda target: shutil.copyfile(run.weights, target))
+
+
+def is_behind(run: RunDir) -> bool:
+    """Whether an ended run has a checkpoint later than its final weights, as one that was stopped has."""
+    saved = list_checkpoints(run.checkpoints_folder)
+    return bool(saved) and not run.is_alive() and saved[0].step > _step_of(run.weights)
+
+
+def _step_of(weights: Path) -> int:
+    """The step that a file of weights is of; -1 where there is none that can be read."""
+    try:
+        with safe_open(weights, framework="numpy") as file:
+            return int((file.metadata() or {})["step"])
+    except (OSError, SafetensorError, KeyError, ValueError):
+        return -1
+
+
+def steps_csv(run: RunDir, file: Path) -> None:
+    """One row per complete step; an empty cell is unknown.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    rows = read_figures(run).steps.rows()
+
+    def write(target: Path) -> None:
+        with open(target, "w", newline="", encoding="utf-8") as stream:
+            table = csv.writer(stream)
+            table.writerow(Row._fields)
+            table.writerows(["" if value is None else value for value in _cells(row)] for row in rows)
+
+    write_whole(file, write)
+
+
+def everything_json(run: RunDir, file: Path) -> None:
+    """`{"summary": what show tells, "steps": [one object per complete step]}`.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    figures = read_figures(run)
+    steps = [dict(zip(Row._fields, _cells(row), strict=True)) for row in figures.steps.rows()]
+    text = json.dumps({"summary": summarise(run, figures), "steps": steps}, indent=1, allow_nan=False)
+    write_whole(file, lambda target: target.write_text(text + "\n", encoding="utf-8"))
+
+
+def trace(run: RunDir, file: Path) -> None:
+    """The sampled steps for the Perfetto viewer.
+
+    Raises:
+        ConfigError: no step was sampled (yet), or the file cannot be written.
+    """
+    reader, told = EventReader(run), list[AnyEvent]()
+    while found := reader.read():
+        told += [event for _, event in found]
+    if not any(isinstance(event, Spans) for event in told):
+        raise ConfigError(
+            f"{run.name} has no sampled step.",
+            code="no-spans",
+            path=str(run.events_folder),
+            advice="Steps 2 to 4 are sampled always: run four steps or more.",
+        )
+    text = json.dumps(trace_of(told), allow_nan=False, separators=(",", ":"))
+    write_whole(file, lambda target: target.write_text(text, encoding="utf-8"))
+
+
+def _cells(row: Row) -> list[Any]:
+    """The row with None for what is unknown; samples are a whole number again."""
+    known = [value if math.isfinite(value) else None for value in row]
+    samples = Row._fields.index("samples")
+    count = known[samples]
+    known[samples] = None if count is None else int(count)
+    return known
+
+
+def _how(outcome: str) -> str:
+    return {"lost": "was killed", "stopped": "was stopped"}.get(outcome, "ended")
+
+
+def write_whole(file: Path, fill: Callable[[Path], object]) -> None:
+    """Let `fill` write to a path beside `file`, which appears only when that is done.
+
+    Raises:
+        ConfigError: the file cannot be written.
+        MachineError: the disk is full.
+    """
+    file = file.expanduser()
+    if file.is_dir():
+        raise ConfigError(f"{file} is a folder.", code="unwritable", path=str(file), advice="Name a file.")
+    if file.exists() and not file.is_file():
+        # A device or a pipe (/dev/stdout) is written into: a rename would put a file in its place.
+        try:
+            fill(file)
+        except OSError as error:
+            raise _unwritable(file, error) from None
+        return
+    file = file.resolve()
+    beside = file.with_name(f".{file.name}.{os.getpid()}.new")
+    try:
+        fill(beside)
+        beside.replace(file)
+    except OSError as error:
+        raise _unwritable(file, error) from None
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _unwritable(file: Path, error: OSError) -> RankdeckError:
+    import errno
+
+    reason = f"{file} cannot be written: {error.strerror or error}."
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return MachineError(
+            reason, code="disk-full", path=str(file), advice="Make room, or name another disk."
+        )
+    advice = (
+        f"Make the folder first: mkdir -p {file.parent}"
+        if error.errno == errno.ENOENT
+        else "Name another file."
+    )
+    return ConfigError(reason, code="unwritable", path=str(file), advice=advice)

@@ -1,0 +1,196 @@
+"""What the planner says: one JSON line per strategy that was asked about, as soon as it is known.
+
+Every line is whole: it names a strategy with its options, says for each device what a step would need, and
+gives a verdict. A line with `changes` is advice: the same run with one thing changed, and what that saves.
+Which lines are the cheapest and the recommended one can be said only when all are there: `marks`. Everything
+in a line is predicted, and nothing in it was measured unless its name says so. Read cli/plan.py next, which
+prints these lines, or planner/pool.py, which makes them.
+
+An example (one line, wrapped here; kinds that are 0 are left out of `by_kind`):
+
+    {"kind": "plan", "strategy": "ddp", "options": {"sync": "native", "bucket_mb": 25.0}, "label": "ddp",
+     "verdict": "fits", "reason": null, "seconds": 1.21, "configured": true, "target": "8 x A100-80GB",
+     "devices": [{"device": 0, "name": "A100-80GB", "active_bytes": 6905921536, "reserved_bytes": 7044333568,
+       "constants_bytes": 1073741824, "total_bytes": 8118075392, "capacity_bytes": 85899345920,
+       "others_bytes": 0, "by_kind": {"parameters": 497759232, "gradients": 497759232, "activations": ...}}],
+     "step": {"low_s": 0.11, "high_s": 0.29, "calibrated": false}}
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from rankdeck.base.units import format_bytes
+
+FITS, TIGHT, DOES_NOT_FIT, CANNOT = "fits", "tight", "does-not-fit", "cannot"
+VERDICTS = (FITS, TIGHT, DOES_NOT_FIT, CANNOT)
+PREDICTED = "predicted"
+TIGHT_SHARE = 0.92
+"""From this share of a device's capacity on, a plan is tight: it is within the planner's own error."""
+
+
+class PlannedDevice(msgspec.Struct, kw_only=True):
+    """One device in the step that needs the most of it, in bytes.
+
+    `active_bytes` is the peak of live tensors; `by_kind` (see events.MEMORY_KINDS) adds up to it.
+    `reserved_bytes` is what torch's allocator would hold to serve it, None in a rehearsal, which has none.
+    `constants_bytes` are the driver's context and NCCL's buffers, 0 in a rehearsal. `total_bytes` is what the
+    verdict compares with `capacity_bytes` less `others_bytes` (what other processes hold now); the capacity
+    is None where nobody named one.
+    """
+
+    device: int
+    name: str | None = None
+    active_bytes: int
+    reserved_bytes: int | None = None
+    constants_bytes: int = 0
+    total_bytes: int
+    capacity_bytes: int | None = None
+    others_bytes: int = 0
+    by_kind: dict[str, int] = {}
+
+    @property
+    def room_bytes(self) -> int | None:
+        """What is left of the device for this run; negative where it does not fit."""
+        if self.capacity_bytes is None:
+            return None
+        return self.capacity_bytes - self.others_bytes - self.total_bytes
+
+
+class StepTime(msgspec.Struct, kw_only=True):
+    """A predicted step in seconds, as a range. `calibrated`: a measured step of this model is behind it."""
+
+    low_s: float
+    high_s: float
+    calibrated: bool = False
+
+
+class PlanLine(msgspec.Struct, kw_only=True, tag_field="kind", tag="plan"):
+    """One strategy with its options, and what it would need.
+
+    `label` names it for people, with the options that are not its default ones. `verdict` is one of VERDICTS
+    and `reason` says why it is not "fits". `devices` is empty where nothing could be predicted. `configured`:
+    this is what the configuration itself asks for. `changes` are dotted keys of the configuration that differ
+    from it beside the strategy ("train.activation_checkpointing": true); with them the line is advice,
+    `saves_bytes` is what the fullest device would need less, and `advice` says so in a sentence.
+    `is_bound`: the figures are a lower bound, because part of the run could not be followed; `notes`
+    say what else is less exact. `largest_batch` is the largest train.global_batch that still fits, where it
+    was asked for. `seconds` is how long the answer took.
+    """
+
+    strategy: str
+    options: dict[str, Any]
+    label: str
+    verdict: str
+    reason: str | None = None
+    seconds: float = 0.0
+    devices: list[PlannedDevice] = []
+    target: str = ""
+    configured: bool = False
+    source: str = PREDICTED
+    is_bound: bool = False
+    notes: list[str] = []
+    step: StepTime | None = None
+    changes: dict[str, Any] = {}
+    advice: str | None = None
+    saves_bytes: int | None = None
+    largest_batch: int | None = None
+
+    @property
+    def fullest(self) -> PlannedDevice | None:
+        """The device that decides: least room, or most bytes where no capacity is known."""
+        if not self.devices:
+            return None
+        return max(self.devices, key=lambda device: device.total_bytes + device.others_bytes)
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(PlanLine)
+
+
+def encode(line: PlanLine) -> bytes:
+    """One JSON line with its line feed."""
+    return _encoder.encode(line) + b"\n"
+
+
+def decode(line: bytes) -> PlanLine:
+    """The line behind some JSON; keys that this version does not know are skipped.
+
+    Raises:
+        msgspec.DecodeError: it is no line of a plan (a command's problems come as one object on one line).
+    """
+    return _decoder.decode(line)
+
+
+def verdict_of(devices: Sequence[PlannedDevice], host_bytes: int | None = None) -> tuple[str, str | None]:
+    """(verdict, reason) of devices whose bytes are known. Without a capacity a plan fits, as long as the host
+    has the bytes of all devices together where they are its own.
+    """
+    together = sum(device.total_bytes for device in devices)
+    if host_bytes is not None and together > host_bytes:
+        words = f"The devices need {format_bytes(together)} of this machine's memory together, which has "
+        return DOES_NOT_FIT, f"{words}{format_bytes(host_bytes)} left."
+    limited = [device for device in devices if device.room_bytes is not None]
+    if not limited:
+        return FITS, None
+    worst = min(limited, key=lambda device: _room(device))
+    room, total = _room(worst), worst.total_bytes
+    capacity = (worst.capacity_bytes or 0) - worst.others_bytes
+    name = f"device {worst.device}" + (f" ({worst.name})" if worst.name else "")
+    others = f" beside {format_bytes(worst.others_bytes)} of other processes" if worst.others_bytes else ""
+    if room < 0:
+        return (
+            DOES_NOT_FIT,
+            f"{name} lacks {format_bytes(-room)}: it would need {format_bytes(total)}{others}.",
+        )
+    if total > TIGHT_SHARE * capacity:
+        return TIGHT, f"{name} would have {format_bytes(room)} to spare{others}."
+    return FITS, None
+
+
+def _room(device: PlannedDevice) -> int:
+    room = device.room_bytes
+    assert room is not None
+    return room
+
+
+class Marks(msgspec.Struct, frozen=True):
+    """Places of lines in a list: `cheapest` needs the least of its fullest device, `recommended` is what to
+    take; None where no line has figures, or nothing fits."""
+
+    cheapest: int | None
+    recommended: int | None
+
+
+def marks(lines: Iterable[PlanLine]) -> Marks:
+    """Which of the lines to mark; lines of advice are left out.
+
+    Recommended is the fastest by the prediction among those that fit (else those that are tight). Ranges that
+    overlap the fastest one count as equally fast: then the one that needs the least memory wins.
+    """
+    known = [(i, line) for i, line in enumerate(lines) if line.devices and not line.changes]
+    cheapest = min(known, key=lambda item: _need(item[1]), default=None)
+    for verdict in (FITS, TIGHT):
+        possible = [item for item in known if item[1].verdict == verdict]
+        if possible:
+            fastest_s = min(_middle_s(line) for _, line in possible)
+            close = [item for item in possible if _low_s(item[1]) <= fastest_s]
+            best = min(close, key=lambda item: _need(item[1]))
+            return Marks(cheapest and cheapest[0], best[0])
+    return Marks(cheapest and cheapest[0], None)
+
+
+def _need(line: PlanLine) -> int:
+    return max(device.total_bytes for device in line.devices)
+
+
+def _low_s(line: PlanLine) -> float:
+    return math.inf if line.step is None else line.step.low_s
+
+
+def _middle_s(line: PlanLine) -> float:
+    return math.inf if line.step is None else math.sqrt(line.step.low_s * line.step.high_s)

@@ -1,0 +1,29 @@
+"""The directory of a run: create it, append events to it, read them back, find runs.
+
+Other programs import it. Read directory.py first.
+"""
+
+from rankdeck.rundir.directory import OUTCOMES, End, RunDir, add_attempt, create, final_path, slug
+from rankdeck.rundir.lines import attempt_of
+from rankdeck.rundir.listing import default_runs_folder, enter_in_index, find_run, is_run, list_runs
+from rankdeck.rundir.reading import Cursor, EventReader
+from rankdeck.rundir.writing import EventWriter
+
+__all__ = [
+    "OUTCOMES",
+    "Cursor",
+    "End",
+    "EventReader",
+    "EventWriter",
+    "RunDir",
+    "add_attempt",
+    "attempt_of",
+    "create",
+    "default_runs_folder",
+    "enter_in_index",
+    "final_path",
+    "find_run",
+    "is_run",
+    "list_runs",
+    "slug",
+]

@@ -1,0 +1,227 @@
+"""The directory of a run: create, append, read back, list.
+
+    <runs>/<YYYYMMDD-HHMMSS>-<slug>-<4 hex>/
+      config.toml  environment.json         of attempt 0; one that was resumed has config.<attempt>.toml ...
+      events/rank-<r>.<attempt>.jsonl   events/supervisor.<attempt>.jsonl   events/sampler.<attempt>.jsonl
+      logs/rank-<r>.<attempt>.out .err  logs/supervisor.<attempt>.err
+      checkpoints/<step>/  weights.safetensors
+      guard.lock (flock = alive)  control.sock  end.json
+
+The app and the command line know a run by this directory alone. Read writing.py and reading.py next.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankdeck import events
+from rankdeck.base.errors import ConfigError
+from rankdeck.rundir.lines import attempt_of, decode_or_none
+from rankdeck.rundir.writing import EventWriter
+
+if TYPE_CHECKING:
+    from rankdeck.config import RunConfig
+
+OUTCOMES = ("running", "completed", "failed", "stopped", "lost")
+HIDDEN = ".new-"
+
+
+def slug(name: str) -> str:
+    """A run's name as part of a folder's name: lower case, at most 40 characters."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40].strip("-") or "run"
+
+
+@dataclass(frozen=True)
+class End:
+    """What the guard wrote when nothing of the run was left."""
+
+    outcome: str
+    exit_code: int
+    ended: float
+    reason: str | None = None
+
+
+class RunDir:
+    """A run by its directory. Everything is read when asked for; nothing is cached."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+
+    def __repr__(self) -> str:
+        return f"RunDir({str(self.path)!r})"
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def events_folder(self) -> Path:
+        return self.path / "events"
+
+    @property
+    def logs_folder(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def checkpoints_folder(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def requests_folder(self) -> Path:
+        """What a person asked for in between (agreement.py); emptied when an attempt begins."""
+        return self.path / "requests"
+
+    @property
+    def weights(self) -> Path:
+        return self.path / "weights.safetensors"
+
+    @property
+    def config_file(self) -> Path:
+        """The resolved configuration of the latest attempt."""
+        return self._latest("config", "toml")
+
+    @property
+    def config_to_go_on_with(self) -> Path:
+        """The resolved configuration of the latest attempt that was not refused as bad input: what a person
+        mistyped for one attempt is none of the next one's business."""
+        files = sorted(self.path.glob("config.*.toml"), key=lambda path: attempt_of(path.name), reverse=True)
+        return next(
+            (file for file in files if not self._was_refused(attempt_of(file.name))),
+            self.path / "config.toml",
+        )
+
+    def _was_refused(self, attempt: int) -> bool:
+        try:
+            lines = (self.events_folder / f"supervisor.{attempt}.jsonl").read_bytes().splitlines()
+        except OSError:
+            return False
+        ends = [event for line in lines if isinstance(event := decode_or_none(line), events.RunEnded)]
+        return bool(ends) and ends[-1].exit_code == 2
+
+    def config(self) -> RunConfig:
+        """The resolved configuration of the latest attempt.
+
+        Raises:
+            ConfigError: it is missing or damaged.
+        """
+        from rankdeck.config import load
+
+        return load(self.config_file)
+
+    def environment(self) -> dict[str, Any]:
+        """Versions, devices, commit, command line of the latest attempt; empty when it cannot be read."""
+        try:
+            value = json.loads(self._latest("environment", "json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return value if isinstance(value, dict) else {}
+
+    def _latest(self, stem: str, suffix: str) -> Path:
+        """A file that an attempt that was resumed brought along, else the run's first one."""
+        found = list(self.path.glob(f"{stem}.*.{suffix}"))
+        return max(found, key=lambda path: attempt_of(path.name), default=self.path / f"{stem}.{suffix}")
+
+    def next_attempt(self) -> int:
+        """The number of an attempt that has left no file yet."""
+        names = [path.name for path in self.events_folder.glob("supervisor.*.jsonl")]
+        names += [path.name for path in self.path.glob("config.*.toml")]
+        return 1 + max(map(attempt_of, names), default=0)
+
+    def end(self) -> End | None:
+        """The guard's last word, or None while there is none."""
+        try:
+            value = json.loads((self.path / "end.json").read_text(encoding="utf-8"))
+            return End(value["outcome"], value["exit_code"], value["ended"], value.get("reason"))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def is_alive(self) -> bool:
+        """Whether a guard holds the run's lock."""
+        try:
+            handle = os.open(self.path / "guard.lock", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(handle)
+        return False
+
+    def outcome(self) -> str:
+        """running | completed | failed | stopped | lost (no last word and nobody holds the lock)."""
+        end = self.end()
+        if end is not None:
+            return end.outcome
+        if self.is_alive():
+            return "running"
+        end = self.end()  # it may have ended between the two looks
+        return end.outcome if end is not None else "lost"
+
+    def writer(self, name: str, attempt: int = 0) -> EventWriter:
+        return EventWriter(self.events_folder / f"{name}.{attempt}.jsonl")
+
+
+def add_attempt(run: RunDir, config: RunConfig, environment: dict[str, Any]) -> tuple[int, list[Path]]:
+    """The files of the next attempt: its number, and what to remove if it never begins.
+
+    Raises:
+        ConfigError: they cannot be written, or another command is just doing the same.
+    """
+    attempt = run.next_attempt()
+    contents = {
+        run.path / f"config.{attempt}.toml": config.to_toml(),
+        run.path / f"environment.{attempt}.json": json.dumps(environment, indent=2) + "\n",
+    }
+    try:
+        for path, text in contents.items():
+            with open(path, "x", encoding="utf-8") as file:
+                file.write(text)
+    except FileExistsError:
+        raise ConfigError(
+            f"{run.name} is being resumed by another command.", code="running", advice="Wait for that one."
+        ) from None
+    except OSError as error:
+        for path in contents:
+            path.unlink(missing_ok=True)
+        raise ConfigError(
+            f"{run.path} cannot be written: {error.strerror}.",
+            code="run-folder",
+            advice="Free space on the disk, or mend the folder's permissions.",
+        ) from None
+    return attempt, list(contents)
+
+
+def create(runs: Path, config: RunConfig, environment: dict[str, Any]) -> RunDir:
+    """A new run's directory under a hidden name; the guard gives it its final one once its lock is held.
+
+    Raises:
+        ConfigError: the folder of runs cannot be written.
+    """
+    final = runs.absolute() / f"{time.strftime('%Y%m%d-%H%M%S')}-{slug(config.name)}-{secrets.token_hex(2)}"
+    hidden = final.with_name(HIDDEN + final.name)
+    try:
+        for folder in (hidden / "events", hidden / "logs"):
+            folder.mkdir(parents=True)
+        (hidden / "config.toml").write_text(config.to_toml(), encoding="utf-8")
+        (hidden / "environment.json").write_text(json.dumps(environment, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{runs} cannot hold runs: {error.strerror}.",
+            code="runs-folder",
+            advice="Name another folder with --runs.",
+        ) from None
+    return RunDir(hidden)
+
+
+def final_path(hidden: RunDir) -> Path:
+    return hidden.path.with_name(hidden.path.name.removeprefix(HIDDEN))

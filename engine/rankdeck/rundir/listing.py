@@ -1,0 +1,110 @@
+"""Finding runs: in a folder, in the index that remembers runs wherever they are, by what a person types."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rankdeck.base.errors import ConfigError, RunNotFoundError, one_of
+from rankdeck.base.home import state_dir
+from rankdeck.rundir.directory import HIDDEN, RunDir, slug
+
+
+def default_runs_folder() -> Path:
+    """RANKDECK_RUNS, else `runs` in the current folder. Nothing is created."""
+    named = os.environ.get("RANKDECK_RUNS")
+    return Path(named).expanduser().absolute() if named else Path.cwd() / "runs"
+
+
+def _index_file() -> Path:
+    return state_dir() / "runs.index"
+
+
+def enter_in_index(run: RunDir) -> None:
+    """Remember a run wherever it is, so that it is found from everywhere. A failure costs only that."""
+    try:
+        _index_file().parent.mkdir(parents=True, exist_ok=True)
+        with open(_index_file(), "a", encoding="utf-8") as index:
+            index.write(f"{run.path}\n")
+    except OSError:
+        pass
+
+
+def list_runs(folder: Path | None = None) -> list[RunDir]:
+    """Every run of the folder and of the index that still exists, newest first by name."""
+    paths: dict[Path, None] = {}
+    if folder is not None and folder.is_dir():
+        paths |= dict.fromkeys(folder.absolute().iterdir())
+    try:
+        paths |= dict.fromkeys(
+            Path(line) for line in _index_file().read_text(encoding="utf-8").splitlines() if line
+        )
+    except OSError:
+        pass
+    runs = [RunDir(path) for path in paths if is_run(path)]
+    return sorted(runs, key=lambda run: run.name, reverse=True)
+
+
+def is_run(path: Path) -> bool:
+    return (
+        not path.name.startswith(HIDDEN) and (path / "config.toml").is_file() and (path / "events").is_dir()
+    )
+
+
+def find_run(text: str, folder: Path | None = None) -> RunDir:
+    """The run that `text` names: a directory, `last`, a folder's name or the name in its configuration.
+
+    Raises:
+        RunNotFoundError: no run, or several, are called so; the message lists them.
+    """
+    if (path := _as_directory(text)) is not None:
+        return RunDir(path)
+    runs = list_runs(folder)
+    if text == "last":
+        if runs:
+            return runs[0]
+        raise RunNotFoundError("There is no run yet.", advice="Start one with: rankdeck train digits-mlp")
+    for called in (_is_folder, _is_named, _has_in_name):
+        matching = [run for run in runs if called(run, text)]
+        if matching:
+            break
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        raise RunNotFoundError(
+            f'"{text}" names {len(matching)} runs.',
+            code="ambiguous-run",
+            advice=f"Use {one_of(run.name for run in matching[:10])}."
+            + (" All of them: rankdeck runs." if len(matching) > 10 else ""),
+        )
+    known = ", ".join(run.name for run in runs[:5])
+    raise RunNotFoundError(
+        f'There is no run called "{text if len(text) < 200 else text[:200] + "..."}".',
+        advice=f"The latest: {known}." if known else "There is no run yet.",
+    )
+
+
+def _as_directory(text: str) -> Path | None:
+    """The run's directory that the text spells out; None for a name, and for what can be no path at all."""
+    try:
+        path = Path(text).expanduser()
+        return path if path.is_dir() and is_run(path.absolute()) else None
+    except (OSError, RuntimeError, ValueError):  # too long, a home that nobody has, a null byte
+        return None
+
+
+def _is_folder(run: RunDir, text: str) -> bool:
+    return run.name == text
+
+
+def _is_named(run: RunDir, text: str) -> bool:
+    if text and slug(text) == run.name[16:-5]:
+        return True
+    try:
+        return run.config().name == text
+    except ConfigError:
+        return False
+
+
+def _has_in_name(run: RunDir, text: str) -> bool:
+    return bool(text) and text in run.name

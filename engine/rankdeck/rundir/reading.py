@@ -1,0 +1,116 @@
+"""Reading events as they come: a reader keeps (file, offset, seq) and goes on from there.
+
+It may be killed at any time and loses and doubles nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from rankdeck import events
+from rankdeck.rundir.directory import RunDir
+from rankdeck.rundir.lines import attempt_of, decode_or_none
+
+_CHUNK_BYTES = 1 << 20
+
+
+class Cursor(msgspec.Struct):
+    """Where a reader is in one file: the byte to go on from and the `seq` expected there."""
+
+    offset: int = 0
+    seq: int = 0
+
+
+@dataclass
+class EventReader:
+    """Reads a run's events as they come; `cursors` (file name -> Cursor) is all that has to be kept to go on
+    later.
+
+    `missing` counts the lines that gaps in `seq` reveal, per file.
+    """
+
+    run: RunDir
+    cursors: dict[str, Cursor] = field(default_factory=dict)
+    missing: dict[str, int] = field(default_factory=dict)
+
+    def read(self, max_bytes: int = 16 << 20) -> list[tuple[str, events.AnyEvent]]:
+        """New events as (writer, event), every file in its own order; writer is "rank-0", "supervisor" or
+        "sampler".
+
+        At most about `max_bytes` are read; call again until the list is empty. An unterminated last line
+        waits.
+        """
+        return [(name.rsplit(".", 2)[0], event) for name, batch in self.batches(max_bytes) for event in batch]
+
+    def batches(
+        self, max_bytes: int = 16 << 20, chunk_bytes: int = _CHUNK_BYTES
+    ) -> Iterator[tuple[str, list[events.AnyEvent]]]:
+        """The same as `read`, a list per chunk with the name of its file; the cursor moves chunk by chunk.
+
+        An attempt is read to its end before the next one, which began after it. Files of an attempt take
+        turns, the supervisor's first, so that no rank is read to its end while another waits.
+        """
+        by_attempt: dict[int, list[str]] = {}
+        for name in sorted(self._files(), key=lambda name: not name.startswith("supervisor")):
+            by_attempt.setdefault(attempt_of(name), []).append(name)
+        for attempt in sorted(by_attempt):
+            waiting = by_attempt[attempt]
+            while waiting and max_bytes > 0:
+                for name in list(waiting):
+                    cursor = self.cursors.setdefault(name, Cursor())
+                    chunk = self._chunk(name, cursor, chunk_bytes)
+                    max_bytes -= len(chunk)
+                    if chunk:
+                        yield name, self._decode(name, cursor, chunk)
+                    else:
+                        waiting.remove(name)
+
+    def _files(self) -> list[str]:
+        try:
+            return sorted(path.name for path in self.run.events_folder.glob("*.jsonl"))
+        except OSError:
+            return []
+
+    def _chunk(self, name: str, cursor: Cursor, num_bytes: int) -> bytes:
+        """Whole lines from the cursor on; empty when there is none yet."""
+        try:
+            handle = os.open(self.run.events_folder / name, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return b""
+        try:
+            while True:
+                data = os.pread(handle, num_bytes, cursor.offset)
+                end = data.rfind(b"\n") + 1
+                if end or len(data) < num_bytes:
+                    return data[:end]
+                num_bytes *= 4  # one line longer than a chunk
+        finally:
+            os.close(handle)
+
+    def _decode(self, name: str, cursor: Cursor, chunk: bytes) -> list[events.AnyEvent]:
+        cursor.offset += len(chunk)
+        try:
+            decoded = events.decode_lines(chunk)
+        except msgspec.DecodeError:
+            decoded = [decode_or_none(line) for line in chunk.splitlines()]
+        known = [event for event in decoded if event is not None]
+        # The usual chunk is whole, and its two ends tell so: a million events are read in a second.
+        if (
+            known
+            and len(known) == len(decoded) == known[-1].seq - cursor.seq + 1
+            and known[0].seq == cursor.seq
+        ):
+            cursor.seq += len(known)
+            return known
+        for event in decoded:
+            if event is None:
+                cursor.seq += 1
+                continue
+            if event.seq > cursor.seq:
+                self.missing[name] = self.missing.get(name, 0) + event.seq - cursor.seq
+            cursor.seq = event.seq + 1
+        return known

@@ -1,0 +1,99 @@
+"""Appending events: each writer owns its files, so nothing is ever locked to write."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from rankdeck import events
+from rankdeck.rundir.lines import decode_or_none
+
+_TAIL_BYTES = 1 << 20
+
+
+class EventWriter:
+    """Appends events to one file: one line per event, one write per line, `seq` without gaps. Of a file that
+    is there already, it goes on where that ends.
+
+    A full disk never raises: the line is dropped, counted, and said as soon as there is room again. `dropped`
+    counts them.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._seq = _next_seq(self._handle)
+        self._unsaid = 0
+        self._reason = ""
+        self.dropped = 0
+
+    def write(self, event: events.Event, *, sync: bool = False) -> bool:
+        """Whether the event is in the file.
+
+        `sync` also waits for the disk (life-cycle events only: 150 us).
+        """
+        if self._unsaid and not self._put(events.Dropped(lines=self._unsaid, reason=self._reason)):
+            return self._drop(None)
+        self._unsaid = 0
+        if not self._put(event):
+            return self._drop(None)
+        if sync:
+            try:
+                os.fdatasync(self._handle)
+            except OSError as error:
+                self._reason = error.strerror or str(error)
+        return True
+
+    def _put(self, event: events.Event) -> bool:
+        event.seq = self._seq
+        event.t = time.time()
+        line = events.encode(event)
+        try:
+            written = os.write(self._handle, line)
+        except OSError as error:
+            self._reason = error.strerror or str(error)
+            return False
+        if written < len(line):
+            # The disk filled up in the middle of the line: take the torn part back, so that no reader sees
+            # half a fact.
+            self._reason = "no space left on the disk"
+            try:
+                os.ftruncate(self._handle, os.fstat(self._handle).st_size - written)
+            except OSError:
+                pass
+            return False
+        self._seq += 1
+        return True
+
+    def _drop(self, _: None) -> bool:
+        # A dropped line leaves a gap in seq: a reader sees that something is missing even if this is never
+        # said.
+        self._seq += 1
+        self._unsaid += 1
+        self.dropped += 1
+        return False
+
+    @property
+    def drop_reason(self) -> str:
+        return self._reason
+
+    def close(self) -> None:
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+
+def _next_seq(handle: int) -> int:
+    """The number after that of the last line; a line that its writer did not end is ended here."""
+    size = os.fstat(handle).st_size
+    if not size:
+        return 0
+    tail = os.pread(handle, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+    if not tail.endswith(b"\n"):
+        os.write(handle, b"\n")
+    for lines_after, line in enumerate(reversed(tail.splitlines())):
+        event = decode_or_none(line)
+        if event is not None:
+            return event.seq + 1 + lines_after
+    return 0

@@ -1,0 +1,133 @@
+"""What is true of every device now, folded from lines (readings.py): for the app's cards and for the table.
+
+A reading keeps the moment it was taken and turns stale by itself, so a sampler that hangs or is gone never
+leaves a number on screen that looks new. A device that vanished stays, marked as lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from rankdeck.telemetry.readings import (
+    METRICS,
+    AnyLine,
+    Device,
+    DeviceProcesses,
+    Devices,
+    Notice,
+    Processes,
+    Reading,
+    Sample,
+)
+
+_NEVER = Reading(state="error", detail="not read yet")
+_MAX_NOTICES = 100
+LOST = "the GPU is lost"
+
+
+class DeviceRegistry:
+    """Feed it lines in order, with the moment they came (CLOCK_MONOTONIC seconds).
+
+    `devices` are in nvidia-smi's order, lost ones among them. `told` is the last `devices` line, None before
+    the first. `notices` are the last ones, oldest first.
+    """
+
+    def __init__(self) -> None:
+        self.devices: list[Device] = []
+        self.told: Devices | None = None
+        self.notices: list[Notice] = []
+        self.peak_bytes: dict[str, int] = {}
+        self._readings: dict[str, dict[str, tuple[Reading, float]]] = {}
+        self._processes: dict[str, DeviceProcesses] = {}
+
+    def feed(self, line: AnyLine, now_s: float) -> None:
+        match line:
+            case Sample():
+                for entry in line.devices:
+                    self._add(entry.uuid, entry.readings, now_s)
+            case Processes():
+                self._processes |= {entry.uuid: entry for entry in line.devices}
+            case Devices():
+                self._replace(line)
+            case Notice():
+                self.notices = [*self.notices[1 - _MAX_NOTICES :], line]
+                if line.uuid is not None and line.code in ("lost", "back"):
+                    self._mark(line.uuid, line.t if line.code == "lost" else None)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether every device that can be read has been, once."""
+        return self.told is not None and all(
+            device.uuid in self._processes or device.lost_at is not None for device in self.devices
+        )
+
+    def device(self, uuid: str) -> Device | None:
+        return next((device for device in self.devices if device.uuid == uuid), None)
+
+    def reading(self, uuid: str, metric: str, now_s: float) -> Reading:
+        """The metric as it is known now, with its age; never a value that only looks new."""
+        reading, taken_s = self._readings.get(uuid, {}).get(metric, (_NEVER, now_s))
+        if reading is _NEVER:
+            return reading
+        age_s = max(0.0, now_s - taken_s)
+        state = reading.state
+        device = self.device(uuid)
+        is_old = age_s > METRICS[metric].stale_after_s or (device is not None and device.lost_at is not None)
+        if state == "value" and is_old:
+            state = "stale"
+        return msgspec.structs.replace(reading, state=state, age_s=age_s)
+
+    def value(self, uuid: str, metric: str, now_s: float) -> float | int | None:
+        """The metric's value while it is true, else None."""
+        reading = self.reading(uuid, metric, now_s)
+        return reading.value if reading.state == "value" else None
+
+    def processes(self, uuid: str) -> DeviceProcesses:
+        """Who was on the device when that was last asked; not known before the first answer."""
+        return self._processes.get(uuid) or DeviceProcesses(uuid, state="error")
+
+    def _add(self, uuid: str, readings: dict[str, Reading], now_s: float) -> None:
+        known = self._readings.setdefault(uuid, {})
+        for metric, reading in readings.items():
+            if metric in METRICS:
+                known[metric] = (reading, now_s - reading.age_s)
+        used = readings.get("used_bytes")
+        if used is not None and used.state == "value" and used.value is not None:
+            self.peak_bytes[uuid] = max(int(used.value), self.peak_bytes.get(uuid, 0))
+
+    def _replace(self, line: Devices) -> None:
+        """The new list, and what is no longer there, as lost; a MIG split that was undone is not."""
+        known = {device.uuid: device for device in self.devices}
+        by_index = {device.index for device in self.devices if device.parent is None}
+        found = []
+        for device in line.devices:
+            before = known.get(device.uuid)
+            if device.lost_at is not None and before is None and device.index in by_index:
+                continue  # a lost GPU cannot tell even its UUID; it is known from before
+            if device.lost_at is not None and before is not None:
+                lost_at = before.lost_at or device.lost_at
+                device = msgspec.structs.replace(before, lost_at=lost_at)
+            found.append(device)
+        there = {device.uuid for device in found}
+        gone = [
+            device if device.lost_at is not None else msgspec.structs.replace(device, lost_at=line.t)
+            for device in self.devices
+            if device.uuid not in there and device.parent not in there
+        ]
+        self.told = line
+        self.devices = in_order([*found, *gone])
+
+    def _mark(self, uuid: str, lost_at: float | None) -> None:
+        self.devices = [
+            msgspec.structs.replace(device, lost_at=lost_at)
+            if uuid in (device.uuid, device.parent)
+            else device
+            for device in self.devices
+        ]
+
+
+def in_order(devices: Sequence[Device]) -> list[Device]:
+    """nvidia-smi's order, MIG instances after the GPU that they are parts of."""
+    return sorted(devices, key=lambda device: (device.index, device.parent is not None))

@@ -1,0 +1,1 @@
+"""One rank's work: what is trained, the loop, evaluation, reporting and saving."""

@@ -1,0 +1,279 @@
+"""The user's own model, data, loss or optimizer: found by "module:name" or "path/to/file.py:name", called,
+and checked.
+
+A module is looked for in the configuration's folder, which stands on sys.path right after the standard
+library: a `queue.py` of the user's hides nothing that Python needs, and their `datasets.py` is found before
+an installed package of that name. What their code raises becomes an error with its type, its text and the
+last line of their own code, without a line of ours.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from rankdeck.base.errors import ConfigError, DataError, ModelError, RankdeckError, did_you_mean
+from rankdeck.data.base import SampleSet
+from rankdeck.diagnose.exceptions import own_place
+
+ErrorClass = type[RankdeckError]
+
+
+def is_user_code(use: str) -> bool:
+    """Whether a `use` names code of the user's rather than a row of the catalogue."""
+    return ":" in use
+
+
+def build_model(target: str, args: Mapping[str, Any], folder: Path) -> nn.Module:
+    """The model that `factory(**args)` returns.
+
+    Raises: ModelError when it is not found, raises, or returns something else.
+    """
+    model = _call(target, args, folder, "model", ModelError)
+    if not isinstance(model, nn.Module):
+        raise ModelError(
+            f"model.use = {target!r} returned {_kind(model)}, not an nn.Module.",
+            path="model.use",
+            advice="Let the factory return the model itself.",
+        )
+    return model
+
+
+def build_data(target: str, args: Mapping[str, Any], folder: Path) -> tuple[SampleSet, SampleSet | None]:
+    """The (train, heldout or None) that `factory(**args)` returns.
+
+    Raises: DataError when it is not found, raises, or returns something else.
+    """
+    pair = _call(target, args, folder, "data", DataError)
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise DataError(
+            f"data.use = {target!r} returned {_kind(pair)}, not a pair (train, heldout).",
+            path="data.use",
+            advice="Return two data sets, or (train, None) where nothing is held out.",
+        )
+    train, heldout = pair
+    _check_samples(train, f"data.use = {target!r}: train")
+    if heldout is not None:
+        _check_samples(heldout, f"data.use = {target!r}: heldout")
+    return train, heldout
+
+
+def build_loss(target: str, folder: Path) -> Callable[..., Any]:
+    """The function `(outputs, targets) -> (sum, count)`. Raises: ConfigError when it is not found or not
+    callable.
+    """
+    return _find(target, folder, "loss", ConfigError)
+
+
+def build_optimizer_class(target: str, folder: Path) -> Callable[..., Optimizer]:
+    """A subclass of torch's Optimizer. Raises: ConfigError when it is not found or something else."""
+    found = _find(target, folder, "train.optimizer", ConfigError)
+    if not (inspect.isclass(found) and issubclass(found, Optimizer)):
+        raise ConfigError(
+            f"train.optimizer.use = {target!r} is {_kind(found)}, not a subclass of torch.optim.Optimizer.",
+            path="train.optimizer.use",
+            advice="Name the class itself, not an instance or a function.",
+        )
+    return found
+
+
+def _call(target: str, args: Mapping[str, Any], folder: Path, section: str, error_class: ErrorClass) -> Any:
+    factory = _find(target, folder, section, error_class)
+    _check_args(factory, target, args, section, error_class)
+    try:
+        return factory(**args)
+    except (Exception, SystemExit) as error:
+        raise raised_by_user(error, f"{section}.use = {target!r} raised", error_class) from error
+
+
+def _find(target: str, folder: Path, section: str, error_class: ErrorClass) -> Callable[..., Any]:
+    """The callable behind a target. Raises: `error_class`."""
+    key = f"{section}.use"
+    place, _, name = target.rpartition(":")
+    if not place or not name.isidentifier():
+        raise error_class(
+            f"{key} = {target!r} is neither in the catalogue nor of the form module:name.",
+            path=key,
+            advice='Write "package.module:name" or "path/to/file.py:name".',
+        )
+    module = _import(place, target, folder, key, error_class)
+    try:
+        found = getattr(module, name)
+    except AttributeError:
+        raise _missing_name(module, place, name, key, error_class) from None
+    if not callable(found):
+        raise error_class(
+            f"{key} = {target!r} is {_kind(found)}, which cannot be called.",
+            path=key,
+            advice="Name a function or a class.",
+        )
+    callable_found: Callable[..., Any] = found
+    return callable_found
+
+
+def _import(place: str, target: str, folder: Path, key: str, error_class: ErrorClass) -> ModuleType:
+    _add_to_path(folder)
+    try:
+        return _import_file(place, folder) if place.endswith(".py") else importlib.import_module(place)
+    except FileNotFoundError as error:
+        file = folder / place
+        if file.exists():
+            raise raised_by_user(error, f"{key} = {target!r}: the import raised", error_class) from error
+        raise error_class(
+            f"{key} = {target!r}: there is no file {file}.",
+            path=key,
+            advice=_similar(place, folder) or "Give the path relative to the configuration's folder.",
+        ) from None
+    except ModuleNotFoundError as error:
+        if error.name is None or not (place + ".").startswith(error.name + "."):
+            raise raised_by_user(error, f"{key} = {target!r}: the import raised", error_class) from error
+        raise error_class(
+            f"{key} = {target!r}: there is no module {error.name!r} in {folder}, nor an installed one.",
+            path=key,
+            advice=_similar(place, folder)
+            or f'Write "path/to/file.py:{target.rpartition(":")[2]}", or install the package.',
+        ) from None
+    except (Exception, SystemExit) as error:
+        raise raised_by_user(error, f"{key} = {target!r}: the import raised", error_class) from error
+
+
+def _import_file(place: str, folder: Path) -> ModuleType:
+    """A file as a module whose name no other module has; its own folder joins sys.path, so that it finds its
+    siblings.
+    """
+    file = (folder / place).resolve()
+    if not file.is_file():
+        raise FileNotFoundError(place)
+    name = f"rankdeck_user_{hashlib.blake2b(os.fsencode(file), digest_size=4).hexdigest()}_{file.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    _add_to_path(file.parent)
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _add_to_path(folder: Path) -> None:
+    """Puts a folder on sys.path right behind the standard library, once."""
+    entry = str(folder.resolve())
+    if entry in sys.path:
+        return
+    paths = sysconfig.get_paths()
+    library = {paths["stdlib"], paths["platstdlib"], str(Path(paths["platstdlib"], "lib-dynload"))}
+    last = max((index for index, path in enumerate(sys.path) if path in library), default=len(sys.path) - 1)
+    sys.path.insert(last + 1, entry)
+    importlib.invalidate_caches()
+
+
+def _missing_name(
+    module: ModuleType, place: str, name: str, key: str, error_class: ErrorClass
+) -> RankdeckError:
+    if place.partition(".")[0] in sys.stdlib_module_names:
+        advice = f'{place} is a module of Python itself. For a file of your own write "{place}.py:{name}".'
+    else:
+        public = [word for word in vars(module) if word[0] != "_"]
+        advice = (
+            did_you_mean(name, public) or f"It has {', '.join(sorted(public)[:12]) or 'no public names'}."
+        )
+    return error_class(f"{key}: {place} has no {name!r}.", path=key, advice=advice)
+
+
+def _check_args(
+    factory: Callable[..., Any], target: str, args: Mapping[str, Any], section: str, error_class: ErrorClass
+) -> None:
+    """Raises `error_class` for arguments that the factory does not take, before its own code runs."""
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(**args)
+    except TypeError as error:
+        unknown = [name for name in args if name not in signature.parameters]
+        hint = did_you_mean(unknown[0], signature.parameters) if unknown else None
+        taken = ", ".join(str(parameter) for parameter in signature.parameters.values()) or "nothing"
+        raise error_class(
+            f"{section}.args do not fit {target!r}: {error}.",
+            path=f"{section}.args",
+            advice=" ".join(filter(None, [hint, f"It takes {taken}."])),
+        ) from None
+
+
+def raised_by_user(error: BaseException, what: str, error_class: ErrorClass) -> RankdeckError:
+    """What the user's code raised, as an error with the file and line of the last frame that is theirs.
+
+    An error of ours that passed through their code (a catalogue model called with bad arguments, say) keeps
+    its own words.
+    """
+    if isinstance(error, RankdeckError):
+        return error
+    file: str | None
+    line: int | None
+    if isinstance(error, SyntaxError) and error.filename:
+        file, line, text = error.filename, error.lineno, error.msg
+    else:
+        file, line = own_place(error)
+        text = str(error)
+    where = f" ({file}, line {line})" if file else ""
+    return error_class(
+        f"{what} {type(error).__name__}: {text}{where}" if text else f"{what} {type(error).__name__}{where}",
+        path=file,
+        line=line,
+        advice="Mend the code there, then start again." if file else None,
+    )
+
+
+def _similar(place: str, folder: Path) -> str | None:
+    """Which file of the folder was probably meant."""
+    wanted = place if place.endswith(".py") else place.replace(".", "/") + ".py"
+    try:
+        known = [
+            str(file.relative_to(folder)) for pattern in ("*.py", "*/*.py") for file in folder.glob(pattern)
+        ]
+    except OSError:
+        return None
+    close = difflib.get_close_matches(wanted, known, n=1, cutoff=0.6)
+    if not close:
+        return None
+    if place.endswith(".py"):
+        return f'Did you mean "{close[0]}"?'
+    return f'Did you mean "{close[0][:-3].replace("/", ".")}"?'
+
+
+def _check_samples(dataset: object, what: str) -> None:
+    missing = [name for name in ("__len__", "__getitem__") if not hasattr(dataset, name)]
+    if missing:
+        raise DataError(
+            f"{what} is {_kind(dataset)} without {' and '.join(missing)}.",
+            path="data.use",
+            advice="Return map-style data sets: len(dataset) samples, dataset[i] one of them.",
+        )
+    if len(dataset) == 0:  # type: ignore[arg-type]  # it has a length, as just seen
+        raise DataError(f"{what} is empty.", path="data.use", advice="Return at least one sample.")
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

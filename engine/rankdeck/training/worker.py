@@ -1,0 +1,343 @@
+"""What a rank does from start to exit.
+
+Started by the supervisor as `python -P -m rankdeck.training.worker`; its environment says which run, which
+rank, and where to beat. Whatever ends it is told in its own event file before it exits:
+
+    0 done    1 the run failed    2 bad input    3 the machine lacks something    130 asked to stop
+
+Read loop.py for the loop and launch/ for who starts and ends ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from rankdeck import events
+from rankdeck.base.errors import MachineError, Problem, RankdeckError
+from rankdeck.base.heartbeat import HeartbeatWriter, die_with_parent
+from rankdeck.checkpoint_files import Checkpoint, newest_whole
+from rankdeck.diagnose.exceptions import describe
+from rankdeck.rundir import EventWriter, RunDir
+
+if TYPE_CHECKING:
+    import torch
+
+    from rankdeck.config import RunConfig
+    from rankdeck.strategies.base import Strategy
+    from rankdeck.training.saving import Saver
+
+EXIT_STOPPED = 130
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which rank this is, of which run."""
+
+    run: RunDir
+    rank: int
+    world_size: int
+    local_rank: int
+    attempt: int
+    heartbeat: str | None
+
+    @classmethod
+    def from_environment(cls) -> Place:
+        env = os.environ
+        return cls(
+            run=RunDir(Path(env["RANKDECK_RUN"])),
+            rank=int(env.get("RANK", "0")),
+            world_size=int(env.get("WORLD_SIZE", "1")),
+            local_rank=int(env.get("LOCAL_RANK", "0")),
+            attempt=int(env.get("RANKDECK_ATTEMPT", "0")),
+            heartbeat=env.get("RANKDECK_HEARTBEAT"),
+        )
+
+
+class _Stop:
+    """Set by SIGTERM; the loop looks at it between steps."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        signal.signal(signal.SIGTERM, self._ask)
+        # Ctrl-C goes to the whole terminal's group; ranks are ended by their supervisor alone.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def _ask(self, *_: object) -> None:
+        self.requested = True
+
+    def __call__(self) -> bool:
+        return self.requested
+
+
+def main() -> NoReturn:
+    supervisor = os.environ.get("RANKDECK_SUPERVISOR_PID")
+    die_with_parent(None if supervisor is None else int(supervisor))
+    place = Place.from_environment()
+    stop = _Stop()
+    writer = place.run.writer(f"rank-{place.rank}", place.attempt)
+    code = _run_and_tell(place, writer, stop)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The interpreter's own exit with gloo's groups alive takes seconds and may hang.
+    os._exit(code)
+
+
+def _run_and_tell(place: Place, writer: EventWriter, stop: _Stop) -> int:
+    """The exit code, with the problem and the end written down."""
+    rank = Rank(place, writer, stop)
+    reason, code = "completed", 0
+    try:
+        rank.work()
+    except BaseException as error:  # whatever it is, the person is told
+        if _is_stop(error):
+            reason, code = "stopped", EXIT_STOPPED
+        else:
+            reason, code = "failed", _tell_failure(error, place.rank, writer)
+    writer.write(events.RankEnded(rank=place.rank, reason=reason, step=rank.step), sync=True)
+    if writer.dropped:
+        print(f"{writer.dropped} event lines could not be written: {writer.drop_reason}", file=sys.stderr)
+    rank.leave(clean=code == 0)
+    return code
+
+
+def _is_stop(error: BaseException) -> bool:
+    return type(error).__name__ == "StopRequested"
+
+
+def _tell_failure(error: BaseException, rank: int, writer: EventWriter) -> int:
+    """What ended the rank, for the supervisor, which names one cause for the run; returns the exit code."""
+    failure = describe(error, rank)
+    if not isinstance(error, RankdeckError):
+        traceback.print_exception(error, file=sys.stderr)
+    else:
+        behind = error.__cause__ or error.__context__
+        if behind is not None:
+            traceback.print_exception(behind, file=sys.stderr)
+        print(failure.problem.text(), file=sys.stderr)
+    writer.write(failure, sync=True)
+    return failure.exit_code
+
+
+class Rank:
+    """One rank's work. `step` is the last step that began."""
+
+    def __init__(self, place: Place, writer: EventWriter, stop: _Stop) -> None:
+        self._place = place
+        self._writer = writer
+        self._stop = stop
+        self._heart = _heart(place)
+        self._strategy: Strategy | None = None
+        self.step = 0
+
+    def _phase(self, phase: str, steps: int | None = None) -> None:
+        self._writer.write(events.Phase(rank=self._place.rank, phase=phase, steps=steps))
+        self._beat(self.step, phase)
+        if self._stop.requested:
+            from rankdeck.training.saving import StopRequested
+
+            raise StopRequested
+
+    def _beat(self, step: int, phase: str) -> None:
+        self.step = step
+        if self._heart is not None:
+            self._heart.beat(step, phase)
+
+    def work(self) -> None:
+        """Load, build, train, evaluate, save."""
+        place = self._place
+        self._phase("importing torch")
+        import torch
+
+        from rankdeck.memory.sampling import SamplingBudget
+        from rankdeck.training import workload as workloads
+        from rankdeck.training.loop import assemble
+
+        config = place.run.config()
+        run_devices = [_device_info(entry) for entry in place.run.environment()["devices"]]
+        card = config.strategy_card
+        mine = list(range(len(run_devices))) if card.one_process else [place.rank]
+        if card.one_device:
+            mine = mine[:1]
+        devices = self._torch_devices(torch, [run_devices[index] for index in mine])
+        if not card.one_process:
+            self._join(torch, devices[0], config.launch.timeout_s)
+        self._phase("loading data")
+        workload = workloads.load(config)
+        self._phase("building the model")
+        always = os.environ.get("RANKDECK_LEDGER") == "always"
+        trainer = assemble(
+            workload,
+            rank=place.rank,
+            world_size=place.world_size,
+            devices=devices,
+            places=mine,
+            writer=self._writer,
+            sampling=SamplingBudget(always=always),
+            beat=self._beat,
+            saver=self._saver(config, len(run_devices)),
+        )
+        self._strategy = trainer.strategy
+        self._phase("training", steps=workload.steps)
+        trainer.run()
+        self._save(trainer.strategy)
+
+    def _torch_devices(self, torch: Any, infos: list[events.DeviceInfo]) -> list[torch.device]:
+        """The torch devices behind this rank's devices, and a RankStarted with what they say of themselves.
+
+        Raises: MachineError when a GPU is not the one that was chosen.
+        """
+        place = self._place
+        if infos[0].kind == "virtual":
+            found: list[str | None] = [None] * len(infos)
+            devices = [torch.device("cpu")] * len(infos)
+        else:
+            if torch.cuda.device_count() < len(infos):
+                raise MachineError(
+                    f"torch sees {torch.cuda.device_count()} CUDA devices where {len(infos)} were chosen.",
+                    advice="Install a CUDA build of torch that fits the driver, or rehearse on cpu:N.",
+                )
+            first = 0 if len(infos) > 1 else place.local_rank
+            devices = [torch.device("cuda", first + index) for index in range(len(infos))]
+            found = [_uuid_of(torch, device, info) for device, info in zip(devices, infos, strict=True)]
+            for info, uuid in zip(infos, found, strict=True):
+                if info.uuid is not None and info.uuid != uuid:
+                    raise MachineError(
+                        f"{info.name} was chosen as {info.uuid}, but torch's device is {uuid}.",
+                        advice="Unset CUDA_VISIBLE_DEVICES, or choose the GPU by its UUID.",
+                    )
+            torch.cuda.set_device(devices[0])
+        self._writer.write(
+            events.RankStarted(
+                rank=place.rank, pid=os.getpid(), devices=[info.index for info in infos], uuids=found
+            ),
+            sync=True,
+        )
+        return devices
+
+    def _join(self, torch: Any, device: torch.device, timeout_s: float) -> None:
+        """The process group of all ranks; one rank that has nobody to meet makes one with itself."""
+        import datetime
+
+        self._phase("joining the other ranks")
+        alone = self._place.world_size == 1
+        torch.distributed.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            timeout=datetime.timedelta(seconds=timeout_s),
+            store=torch.distributed.HashStore() if alone else None,
+            rank=0 if alone else -1,
+            world_size=1 if alone else -1,
+            device_id=device if device.type == "cuda" else None,
+        )
+
+    def _saver(self, config: RunConfig, num_devices: int) -> Saver:
+        """What saves this run, and where it goes on from:
+
+        the newest whole checkpoint, on any attempt but the first.
+        """
+        from rankdeck.checkpoint.store import CheckpointStore
+        from rankdeck.training.agreement import Agreement
+        from rankdeck.training.saving import Saver
+
+        place = self._place
+        layout = f"{config.strategy.use} {sorted(config.strategy.options.items())} on {num_devices}"
+        folder = place.run.checkpoints_folder
+        keeper = CheckpointStore(
+            folder,
+            rank=place.rank,
+            world_size=place.world_size,
+            layout=layout,
+            keep=config.train.keep_checkpoints,
+        )
+        lead = 0 if place.world_size == 1 else 1
+        return Saver(
+            keeper=keeper,
+            agreement=Agreement(place.run.requests_folder, place.rank, lead),
+            writer=self._writer,
+            rank=place.rank,
+            every=config.train.checkpoint_every,
+            stop_requested=self._stop,
+            start=self._newest_checkpoint() if place.attempt else None,
+        )
+
+    def _newest_checkpoint(self) -> Checkpoint | None:
+        """Found by rank 0 for all; damaged ones that it passed over are told."""
+        found: Checkpoint | None = None
+        complaints: list[str] = []
+        if self._place.rank == 0:
+            found, complaints = newest_whole(self._place.run.checkpoints_folder)
+        for complaint in complaints:
+            advice = "An older checkpoint is used. Look at the disk." if found else "The run begins anew."
+            problem = Problem("checkpoint-damaged", complaint, advice=advice, severity="warning")
+            self._writer.write(events.ProblemRaised(problem=problem), sync=True)
+        if self._place.world_size == 1:
+            return found
+        import torch.distributed as dist
+
+        answer = [found]
+        dist.broadcast_object_list(answer, src=0)
+        return answer[0]
+
+    def _save(self, strategy: Strategy) -> None:
+        """Final weights, by the rank that holds them all.
+
+        Raises: MachineError when the disk is full: without weights the run has failed.
+        """
+        from rankdeck.checkpoint.weights import save_weights
+
+        weights = strategy.weights()
+        if self._place.rank != 0:
+            return
+        self._phase("saving weights")
+        path = self._place.run.weights
+        try:
+            num_bytes = save_weights(path, weights, {"run": self._place.run.name, "step": str(self.step)})
+        except OSError as error:
+            raise RankdeckError(
+                f"The final weights could not be saved to {path}: {error.strerror}.",
+                code="weights-not-saved",
+                advice="Free space on the disk, then run again.",
+                rank=self._place.rank,
+            ) from None
+        self._writer.write(events.WeightsSaved(path=path.name, num_bytes=num_bytes), sync=True)
+
+    def leave(self, *, clean: bool) -> None:
+        """Leave the group in order after success;
+
+        after a failure the others are ended by the supervisor, so nothing is awaited.
+        """
+        if "torch" not in sys.modules:
+            return
+        import torch.distributed as dist
+
+        if self._strategy is not None:
+            self._strategy.close()
+        if clean and dist.is_available() and dist.is_initialized():
+            dist.barrier()
+            dist.destroy_process_group()
+
+
+def _uuid_of(torch: Any, device: Any, info: events.DeviceInfo) -> str:
+    """The UUID that torch tells of a device, written as NVML writes it: torch leaves out what it names."""
+    kind = "MIG" if (info.uuid or "").startswith("MIG-") else "GPU"
+    told = str(torch.cuda.get_device_properties(device).uuid)
+    return told if told.startswith(("GPU-", "MIG-")) else f"{kind}-{told}"
+
+
+def _heart(place: Place) -> HeartbeatWriter | None:
+    return HeartbeatWriter(place.heartbeat) if place.heartbeat else None
+
+
+def _device_info(entry: dict[str, Any]) -> events.DeviceInfo:
+    import msgspec
+
+    return msgspec.convert(entry, events.DeviceInfo)
+
+
+if __name__ == "__main__":
+    main()

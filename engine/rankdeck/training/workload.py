@@ -1,0 +1,264 @@
+"""From a RunConfig to what is trained: model, data, loss, optimizer, schedule.
+
+Nothing here knows of strategies. What the model needs and the configuration leaves out (classes, vocabulary,
+channels) follows from the data's card, or from the first sample of a person's own data; what the data leaves
+out (context) follows from the model's arguments.
+Read loop.py next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from rankdeck.base.errors import ConfigError, DataError, ModelError
+from rankdeck.config import RunConfig
+from rankdeck.config.catalog import DATA, LOSSES, MODELS, OPTIMIZERS, SCHEDULES
+from rankdeck.data.base import DataCard, DataSource, SampleSet
+from rankdeck.data.loader import first_batch
+from rankdeck.data.synthetic import Synthetic, spec_for
+from rankdeck.models.checkpointing import checkpoint_blocks
+from rankdeck.models.losses import Loss, own_loss
+from rankdeck.training import user_code
+from rankdeck.training.schedules import Factor
+
+
+@dataclass
+class Workload:
+    """What one run trains. `card` is None for a person's own data; `steps` is settled."""
+
+    config: RunConfig
+    card: DataCard | None
+    train: SampleSet
+    heldout: SampleSet | None
+    loss: Loss
+    steps: int
+    schedule: Factor
+
+    @property
+    def counts_vary(self) -> bool:
+        """Whether the number of targets of a batch is known only after its forward, so that ranks must
+        agree on it.
+        """
+        if self.card is None or self.card.may_mask:
+            return True
+        return self.config.loss.use not in ("cross_entropy", "mse")
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether accuracy means something: targets name classes. Next tokens do not."""
+        return self.card is None or self.card.classes is not None
+
+    def build_model(self) -> nn.Module:
+        """The model, seeded: the same weights whoever builds it.
+
+        Raises: ModelError.
+        """
+        torch.manual_seed(self.config.train.seed)
+        model = _model(self.config, self.card, self.train)
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise ModelError(
+                "The model has no parameter that can be trained.",
+                path="model.use",
+                advice="Leave requires_grad on for what is to learn.",
+            )
+        if self.config.train.activation_checkpointing:
+            checkpoint_blocks(model)
+        return model
+
+    def build_optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        """The optimizer over parameters that are where they will stay.
+
+        Raises: ConfigError when a person's own class does not take the options given.
+        """
+        chosen = self.config.train.optimizer
+        options = {key: tuple(v) if isinstance(v, list) else v for key, v in chosen.options.items()}
+        if not user_code.is_user_code(chosen.use):
+            made: Optimizer = OPTIMIZERS[chosen.use].load()(parameters, **options)
+            return made
+        try:
+            return user_code.build_optimizer_class(chosen.use, _folder(self.config))(parameters, **options)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"train.optimizer {chosen.use}: {error}.", path="train.optimizer", advice="Check its options."
+            ) from None
+
+
+def _folder(config: RunConfig) -> Path:
+    return Path(config.folder or ".")
+
+
+def source(config: RunConfig) -> DataSource | None:
+    """The catalogue's data set with its arguments; None for a person's own."""
+    if user_code.is_user_code(config.data.use):
+        return None
+    args = dict(config.data.args)
+    if config.data.use == "text" and "context" not in args and "context" in config.model.args:
+        args["context"] = config.model.args["context"]
+    if config.data.use == "synthetic":
+        return Synthetic(args, spec_for(config.model.use, config.model.args))
+    made: DataSource = DATA[config.data.use].load()(args)
+    return made
+
+
+def prepare(config: RunConfig) -> None:
+    """What is made once, before ranks start: a vocabulary. Runs no code of a person's.
+
+    Raises: DataError.
+    """
+    data = source(config)
+    if data is not None:
+        data.prepare()
+
+
+def load(config: RunConfig) -> Workload:
+    """Everything but the model and the optimizer, which a strategy builds where they belong.
+
+    Raises: DataError, ModelError, ConfigError.
+    """
+    data = source(config)
+    if data is None:
+        card = None
+        train, heldout = user_code.build_data(config.data.use, config.data.args, _folder(config))
+    else:
+        card = data.describe()
+        train, heldout = data.load()
+    return _workload(config, card, train, heldout)
+
+
+def load_shapes(config: RunConfig, stand_in: Callable[[Any, int], SampleSet]) -> Workload:
+    """As `load`, without reading the catalogue's data: `stand_in(sample, num_samples)` takes its place.
+
+    `sample` is one sample as a batch, (1, ...) for each tensor, with shapes and dtypes only: from the data's
+    card, or from the first sample of a person's own data.
+    """
+    data = source(config)
+    if data is None:
+        train, _ = user_code.build_data(config.data.use, config.data.args, _folder(config))
+        inputs, targets = first_batch(train, 1)
+        sample = inputs if isinstance(inputs, dict) else (inputs, targets)
+        return _workload(config, None, stand_in(sample, len(train)), None)
+    card = data.describe()
+    sample = (
+        torch.empty((1, *card.input_shape), dtype=card.input_dtype, device="meta"),
+        torch.empty((1, *card.target_shape), dtype=card.target_dtype, device="meta"),
+    )
+    num_samples = card.train_samples or config.train.global_batch
+    return _workload(config, card, stand_in(sample, num_samples), None)
+
+
+def _workload(
+    config: RunConfig, card: DataCard | None, train: SampleSet, heldout: SampleSet | None
+) -> Workload:
+    if card is not None and (problem := _mismatch(config, card) or _too_few(config, card)):
+        raise problem
+    steps = _steps(config, len(train))
+    options = config.train.schedule.options
+    schedule: Factor = SCHEDULES[config.train.schedule.use].load()(steps, **options)
+    return Workload(config, card, train, heldout, _loss(config), steps, schedule)
+
+
+def _steps(config: RunConfig, num_samples: int) -> int:
+    train = config.train
+    if num_samples < train.global_batch:
+        raise DataError(
+            f"The training data has {num_samples} samples, fewer than train.global_batch = "
+            f"{train.global_batch}.",
+            path="train.global_batch",
+            advice=f"Use a global batch of at most {num_samples}, or more data.",
+        )
+    if train.epochs is not None:
+        return train.epochs * (num_samples // train.global_batch)
+    return train.steps if train.steps is not None else 500
+
+
+def _loss(config: RunConfig) -> Loss:
+    use = config.loss.use
+    if user_code.is_user_code(use):
+        return own_loss(use, user_code.build_loss(use, _folder(config)))
+    made: Loss = LOSSES[use].load()()
+    return made
+
+
+def _model(config: RunConfig, card: DataCard | None, train: SampleSet) -> nn.Module:
+    use = config.model.use
+    if user_code.is_user_code(use):
+        return user_code.build_model(use, config.model.args, _folder(config))
+    args = {**_follows(config, card, train), **config.model.args}
+    missing = [name for name in _NEEDS[use] if name not in args]
+    if missing:
+        told = ", ".join(missing)
+        raise ModelError(
+            f"Model {use} needs to know: {told}. Your own data does not tell.",
+            path="model.args",
+            advice=f"Give {told} in model.args, or take a model of your own.",
+        )
+    model: nn.Module = MODELS[use].load()(**args)
+    return model
+
+
+_NEEDS = {"mlp": ("inputs", "classes"), "gpt": ("vocabulary",), "resnet": ("classes", "in_channels")}
+
+
+def _follows(config: RunConfig, card: DataCard | None, train: SampleSet) -> dict[str, Any]:
+    """Arguments of a catalogue model that follow from the data."""
+    if card is None:
+        inputs, _ = first_batch(train, 1)
+        shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else ()
+        known = {"inputs": math.prod(shape), "in_channels": shape[0]} if shape else {}
+        return {name: value for name, value in known.items() if name in _NEEDS[config.model.use]}
+    found: dict[str, Callable[[], Any]] = {
+        "inputs": lambda: math.prod(card.input_shape),
+        "classes": lambda: card.classes or card.vocabulary,
+        "vocabulary": lambda: card.vocabulary,
+        "in_channels": lambda: card.input_shape[0],
+    }
+    values = {name: found[name]() for name in _NEEDS[config.model.use]}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _mismatch(config: RunConfig, card: DataCard) -> ModelError | None:
+    """A catalogue model on catalogue data that it cannot read."""
+    use, data = config.model.use, config.data.use
+    fits = {
+        "mlp": card.vocabulary is None,
+        "gpt": card.vocabulary is not None,
+        "resnet": len(card.input_shape) == 3,
+    }
+    if fits.get(use, True):
+        return None
+    better = {"mlp": "digits", "gpt": "text", "resnet": "images or digits"}[use]
+    return ModelError(
+        f"Model {use} cannot read data {data}, whose samples are {_shape_words(card)}.",
+        path="model.use",
+        advice=f"Use data.use = {better}, or another model.",
+    )
+
+
+def _too_few(config: RunConfig, card: DataCard) -> ModelError | None:
+    """A catalogue model that is told fewer classes or tokens than its data has; more are no harm."""
+    if config.model.use not in _NEEDS:
+        return None
+    known = {"classes": card.classes, "vocabulary": card.vocabulary}
+    for name, least in known.items():
+        given = config.model.args.get(name)
+        if given is not None and least is not None and given < least:
+            return ModelError(
+                f"model.args.{name} is {given}, and data {config.data.use} has {least}.",
+                path=f"model.args.{name}",
+                advice="Leave it out: it follows from the data.",
+            )
+    return None
+
+
+def _shape_words(card: DataCard) -> str:
+    if card.vocabulary is not None:
+        return f"sequences of {card.input_shape[0]} tokens"
+    return f"numbers of shape {tuple(card.input_shape)}"

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+
+from rankdeck_app.commands.table import Command, CommandTable, Context
+from rankdeck_app.commands.when import WhenError
+
+
+def test_a_command_runs_only_while_its_when_holds() -> None:
+    context, ran = Context(), list[str]()
+    table = CommandTable(context)
+    table.register(Command("run.stop", "Run: Stop", lambda: ran.append("stop"), when="alive"))
+    assert not table.run("run.stop")
+    context.set("alive", True)
+    assert table.run("run.stop")
+    assert ran == ["stop"]
+    assert table["run.stop"].label == "Stop"
+
+
+def test_an_unknown_command_does_not_run() -> None:
+    assert not CommandTable(Context()).run("no.such")
+
+
+def test_who_listens_hears_what_ran_and_what_came() -> None:
+    table = CommandTable(Context())
+    heard: list[str] = []
+    table.ran.connect(heard.append)
+    table.changed.connect(lambda: heard.append("changed"))
+    table.register(Command("a.b", "A: B", lambda: None))
+    table.run("a.b")
+    table.unregister(["a.b"])
+    assert heard == ["changed", "a.b", "changed"]
+    assert "a.b" not in table
+
+
+def test_setting_an_equal_fact_is_silent() -> None:
+    context, heard = Context(), list[set[str]]()
+    context.changed.connect(heard.append)
+    context.update({"a": 1, "b": 2})
+    context.update({"a": 1, "b": 3})
+    context.set("b", 3)
+    assert heard == [{"a", "b"}, {"b"}]
+
+
+def test_a_second_row_of_one_id_and_a_broken_when_are_errors_of_ours() -> None:
+    table = CommandTable(Context())
+    table.register(Command("a.b", "A: B", lambda: None))
+    with pytest.raises(AssertionError, match="registered twice"):
+        table.register(Command("a.b", "A: C", lambda: None))
+    with pytest.raises(WhenError):
+        table.register(Command("a.c", "A: C", lambda: None, when="a &&"))

@@ -1,0 +1,62 @@
+"""Problems say what, where and what next."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankdeck.base.errors import (
+    ConfigError,
+    DataError,
+    DeviceError,
+    MachineError,
+    ModelError,
+    Problem,
+    RankdeckError,
+    RunNotFoundError,
+    TrainingError,
+    did_you_mean,
+    one_of,
+)
+
+
+def test_a_headline_names_the_file_and_the_line_inside_the_sentence() -> None:
+    problem = Problem("x", "train.step is not an option.", line=8, advice="Leave it out.")
+    assert problem.headline("run.toml") == "train.step is not an option (run.toml, line 8)."
+    assert problem.text() == "train.step is not an option (line 8).\nLeave it out."
+
+
+def test_a_headline_names_the_rank() -> None:
+    assert Problem("x", "The loss is not finite.", rank=2).headline() == "rank 2: The loss is not finite."
+
+
+def test_an_error_without_problems_is_one_problem_itself() -> None:
+    error = ConfigError("It is wrong.", advice="Mend it.", path="train.steps", line=3)
+    assert error.problems == [Problem("config", "It is wrong.", "train.steps", 3, "Mend it.")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        (ConfigError, 2),
+        (DataError, 2),
+        (ModelError, 2),
+        (DeviceError, 2),
+        (RunNotFoundError, 2),
+        (MachineError, 3),
+        (TrainingError, 1),
+    ],
+)
+def test_every_kind_of_error_has_its_exit_code(kind: type[RankdeckError], code: int) -> None:
+    assert kind("x").exit_code == code
+
+
+def test_did_you_mean_finds_what_is_close_and_nothing_else() -> None:
+    assert did_you_mean("Step", ["steps", "seed"]) == 'Did you mean "steps"?'
+    assert did_you_mean("zzz", ["steps", "seed"]) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "text"), [([], ""), (["a"], "a"), (["a", "b"], "a or b"), (["a", "b", "c"], "a, b or c")]
+)
+def test_one_of_reads_as_a_sentence_does(words: list[str], text: str) -> None:
+    assert one_of(words) == text

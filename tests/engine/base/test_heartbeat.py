@@ -1,0 +1,86 @@
+"""A rank beats without ever waiting, whatever the other end does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from rankdeck.base.heartbeat import Beat, HeartbeatReader, HeartbeatWriter
+
+
+@pytest.fixture
+def reader() -> Iterator[HeartbeatReader]:
+    made = HeartbeatReader()
+    yield made
+    made.close()
+
+
+def test_the_newest_beat_is_read(reader: HeartbeatReader) -> None:
+    assert reader.read() is None
+    writer = HeartbeatWriter(reader.path)
+    before_s = time.monotonic()
+    for step in range(1, 101):
+        writer.beat(step, "step")
+    beat = reader.read()
+    assert beat is not None and (beat.step, beat.phase) == (100, "step")
+    assert before_s <= beat.at_s <= time.monotonic()
+    writer.close()
+    assert reader.read() == beat
+
+
+def test_a_full_pipe_drops_beats_and_never_waits(reader: HeartbeatReader) -> None:
+    writer = HeartbeatWriter(reader.path)
+    began = time.monotonic()
+    for step in range(100_000):
+        writer.beat(step, "step")
+    assert time.monotonic() - began < 2
+    beat = reader.read()
+    assert beat is not None and 0 < beat.step < 99_999
+    writer.beat(100_000, "after the flood")
+    assert reader.read() == reader.last != beat
+    writer.close()
+
+
+def test_a_reader_that_is_gone_is_no_error() -> None:
+    reader = HeartbeatReader()
+    writer = HeartbeatWriter(reader.path)
+    reader.close()
+    for _ in range(3):
+        writer.beat(1, "step")
+    HeartbeatWriter("/nowhere/at/all").beat(1, "step")
+
+
+def test_a_rank_that_is_killed_leaves_whole_beats(reader: HeartbeatReader) -> None:
+    child = os.fork()
+    if child == 0:
+        writer = HeartbeatWriter(reader.path)
+        for step in range(1 << 62):
+            writer.beat(step, "forever")
+    deadline_s = time.monotonic() + 5
+    while reader.read() is None and time.monotonic() < deadline_s:
+        pass
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert isinstance(reader.read(), Beat) and reader.last is not None and reader.last.phase == "forever"
+
+
+def test_long_phases_are_cut_between_characters(reader: HeartbeatReader) -> None:
+    writer = HeartbeatWriter(reader.path)
+    writer.beat(1, "é" * 30)
+    assert reader.read() is not None and reader.last is not None and reader.last.phase == "é" * 12
+    writer.close()
+
+
+def test_the_longest_gap_is_of_the_steps_only(reader: HeartbeatReader) -> None:
+    writer = HeartbeatWriter(reader.path)
+    writer.beat(0, "loading data")
+    time.sleep(0.05)
+    writer.beat(1, "step")
+    writer.beat(2, "step")
+    reader.read()
+    assert reader.longest_gap_s < 0.04
+    writer.close()

@@ -1,0 +1,49 @@
+"""Sizes, durations and counts as people write and read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankdeck.base.units import format_bytes, format_count, format_duration, format_short, parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [
+        ("24GiB", 24 * 2**30),
+        ("512 MiB", 512 * 2**20),
+        ("1.5GB", 1_500_000_000),
+        ("7", 7),
+        (7, 7),
+        ("2kib", 2048),
+    ],
+)
+def test_sizes_are_read_in_binary_and_decimal_units(text: str | int, num_bytes: int) -> None:
+    assert parse_bytes(text) == num_bytes
+
+
+@pytest.mark.parametrize("text", ["", "lots", "5 parsecs", "-1GiB", "1,5GiB"])
+def test_a_size_that_is_none_is_refused_with_the_forms(text: str) -> None:
+    with pytest.raises(ValueError, match="24GiB"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (2**20 * 285.6, "285.6 MiB"), (2**60, "1048576.0 TiB")],
+)
+def test_bytes_are_printed_in_binary_units(num_bytes: float, text: str) -> None:
+    assert format_bytes(num_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-1, "00:00"), (41, "00:41"), (401, "06:41"), (4402, "1:13:22"), (2 * 86400 + 11400, "2 d 03:10")],
+)
+def test_durations_grow_with_what_they_say(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+def test_counts_are_grouped_and_numbers_of_parameters_shortened() -> None:
+    assert format_count(12000) == "12\u2009000"
+    assert [format_short(count) for count in (12, 12_500, 774e6, 1.3e9)] == ["12", "12.5 k", "774 M", "1.3 B"]

@@ -1,0 +1,200 @@
+"""A checkpoint is whole or does not exist, and what was damaged is never used."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import random
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rankdeck.base.errors import ConfigError
+from rankdeck.checkpoint.store import CheckpointStore, read_weights
+from rankdeck.checkpoint_files import COMMIT, CheckpointError, checksum, list_checkpoints, newest_whole
+
+
+def keeper(folder: Path, *, keep: int = 3, layout: str = "single") -> CheckpointStore:
+    return CheckpointStore(folder, rank=0, world_size=1, layout=layout, keep=keep)
+
+
+def trained(num_steps: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 50), nn.BatchNorm1d(50), nn.Linear(50, 30))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(num_steps):
+        one_step(model, optimizer)
+    return model, optimizer
+
+
+def one_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
+    optimizer.zero_grad()
+    loss = model(torch.randn(16, 40)).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def test_training_goes_on_to_the_bit(tmp_path: Path) -> None:
+    model, optimizer = trained(3)
+    keeper(tmp_path).save(3, model, optimizer, {"mine": torch.arange(3)})
+    expected = [one_step(model, optimizer) for _ in range(3)]
+    draws = (random.random(), float(np.random.rand()))
+    fresh, fresh_optimizer = trained(0)
+    checkpoint, complaints = newest_whole(tmp_path)
+    assert checkpoint is not None and not complaints
+    restored = keeper(tmp_path).restore(checkpoint, fresh, fresh_optimizer)
+    assert restored.step == 3 and torch.equal(restored.extra()["mine"], torch.arange(3))
+    torch.rand(5)
+    restored.put_random_states()
+    assert [one_step(fresh, fresh_optimizer) for _ in range(3)] == expected
+    assert (random.random(), float(np.random.rand())) == draws
+
+
+def test_without_the_random_states_the_losses_differ(tmp_path: Path) -> None:
+    model, optimizer = trained(3)
+    keeper(tmp_path).save(3, model, optimizer, {})
+    expected = one_step(model, optimizer)
+    fresh, fresh_optimizer = trained(0)
+    checkpoint, _ = newest_whole(tmp_path)
+    assert checkpoint is not None
+    keeper(tmp_path).restore(checkpoint, fresh, fresh_optimizer)
+    assert one_step(fresh, fresh_optimizer) != expected
+
+
+def test_another_layout_gets_weights_but_no_random_states(tmp_path: Path) -> None:
+    model, optimizer = trained(2)
+    keeper(tmp_path).save(2, model, optimizer, {})
+    fresh, fresh_optimizer = trained(0)
+    checkpoint, _ = newest_whole(tmp_path)
+    assert checkpoint is not None
+    restored = keeper(tmp_path, layout="other").restore(checkpoint, fresh, fresh_optimizer)
+    assert not restored.same_layout
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(model.state_dict().values(), fresh.state_dict().values(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_damaged_block_is_detected_and_the_one_before_is_used(tmp_path: Path, seed: int) -> None:
+    model, optimizer = trained(1)
+    keeper(tmp_path).save(1, model, optimizer, {})
+    keeper(tmp_path).save(2, model, optimizer, {})
+    damage(random.Random(seed), tmp_path / "2")
+    found, complaints = newest_whole(tmp_path)
+    assert found is not None and found.step == 1
+    # A torn COMMIT may leave nothing that claims to be a checkpoint; everything else is said.
+    assert complaints or not (tmp_path / "2" / COMMIT).exists()
+
+
+def damage(choose: random.Random, folder: Path) -> None:
+    """Truncate a file, or zero or flip a block of it, so that at least one byte changes."""
+    file = choose.choice(sorted(folder.iterdir()))
+    data = bytearray(file.read_bytes())
+    before = bytes(data)
+    while bytes(data) == before:
+        start = choose.randrange(len(data))
+        end = min(len(data), start + choose.choice([1, 64, 4096]))
+        how = choose.choice(["truncate", "zero", "flip"])
+        if how == "truncate":
+            del data[start:]
+        elif how == "zero":
+            data[start:end] = bytes(end - start)
+        else:
+            data[start] ^= 1 << choose.randrange(8)
+    file.write_bytes(data)
+
+
+def test_a_directory_without_commit_does_not_exist(tmp_path: Path) -> None:
+    model, optimizer = trained(1)
+    keeper(tmp_path).save(1, model, optimizer, {})
+    keeper(tmp_path).save(2, model, optimizer, {})
+    (tmp_path / "2" / COMMIT).unlink()
+    assert [checkpoint.step for checkpoint in list_checkpoints(tmp_path)] == [1]
+
+
+def test_the_newest_ones_are_kept(tmp_path: Path) -> None:
+    model, optimizer = trained(1)
+    for step in (5, 10, 15, 20):
+        keeper(tmp_path, keep=2).save(step, model, optimizer, {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["15", "20"]
+
+
+def test_a_failed_save_raises_in_words_and_leaves_the_last_good_one(tmp_path: Path) -> None:
+    model, optimizer = trained(1)
+    keeper(tmp_path).save(1, model, optimizer, {})
+    with (
+        files_of_at_most(4096),
+        pytest.raises(CheckpointError, match="step 2 could not be written: File too large"),
+    ):
+        keeper(tmp_path).save(2, model, optimizer, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]
+    assert newest_whole(tmp_path)[0] is not None
+
+
+@contextlib.contextmanager
+def files_of_at_most(num_bytes: int) -> Iterator[None]:
+    """No file may grow beyond this: what a full disk does to a writer, in this process only."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_stage_without_its_batch_norm_takes_its_own_part(tmp_path: Path) -> None:
+    """Where weights and buffers of other stages are dropped, torch must not add what old versions lack."""
+    model, optimizer = trained(2)
+    keeper(tmp_path).save(2, model, optimizer, {})
+    (checkpoint,) = list_checkpoints(tmp_path)
+    stage, _ = trained(0)
+    for tensors in (stage[1]._parameters, stage[1]._buffers):
+        tensors.update(dict.fromkeys(tensors))
+    keeper(tmp_path).restore(checkpoint, stage, torch.optim.AdamW(stage.parameters(), lr=1e-2))
+    assert torch.equal(stage.state_dict()["0.weight"], model.state_dict()["0.weight"])
+
+
+def test_a_file_that_cannot_be_read_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = trained(1)
+    for step in (1, 2):
+        keeper(tmp_path).save(step, model, optimizer, {})
+
+    def unreadable(path: Path) -> str:
+        if path.parent.name == "2":
+            raise OSError(errno.EIO, "Input/output error")
+        return checksum(path)
+
+    monkeypatch.setattr("rankdeck.checkpoint_files.checksum", unreadable)
+    found, complaints = newest_whole(tmp_path)
+    assert found is not None and found.step == 1
+    assert "cannot be read: Input/output error" in complaints[0]
+
+
+def test_weights_alone_are_read_into_the_same_model_only(tmp_path: Path) -> None:
+    model, optimizer = trained(2)
+    keeper(tmp_path).save(2, model, optimizer, {})
+    (checkpoint,) = list_checkpoints(tmp_path)
+    fresh, _ = trained(0)
+    read_weights(checkpoint, fresh)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(fresh.state_dict()[name], tensor), name
+    for other in (nn.Sequential(nn.Linear(40, 50)), nn.Sequential(nn.Linear(40, 51))):
+        with pytest.raises(ConfigError, match="does not fit"):
+            read_weights(checkpoint, other)
+
+
+def test_another_model_is_refused_in_words(tmp_path: Path) -> None:
+    model, optimizer = trained(1)
+    keeper(tmp_path).save(1, model, optimizer, {})
+    other = nn.Linear(3, 3)
+    checkpoint, _ = newest_whole(tmp_path)
+    assert checkpoint is not None
+    with pytest.raises(ConfigError, match="does not fit this model"):
+        keeper(tmp_path).restore(checkpoint, other, torch.optim.SGD(other.parameters(), lr=0.1))

@@ -1,0 +1,59 @@
+"""What does not combine is refused with the reason and a way out, before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rankdeck.base.errors import ConfigError, Problem
+from rankdeck.config import from_text
+from rankdeck.config.capabilities import REFUSALS, Facts, refusals
+from rankdeck.config.catalog import STRATEGIES
+
+
+def problems_of(strategy: str, train: str = "") -> list[Problem]:
+    text = f"[strategy]\n{strategy}\n[train]\n{train}"
+    with pytest.raises(ConfigError) as caught:
+        from_text(text, folder=Path("/somewhere"))
+    return caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("strategy", "train", "path", "words"),
+    [
+        ('use = "ddp"\nstatic_graph = true', "accumulate = 2", "strategy.static_graph", "accumulate = 1"),
+        (
+            'use = "ddp"\nstatic_graph = true\nfind_unused_parameters = true',
+            "",
+            "strategy.find_unused_parameters",
+            "Keep one",
+        ),
+        ('use = "ddp"\nsync = "ring"\nstatic_graph = true', "", "strategy.static_graph", '"native"'),
+        (
+            'use = "ddp"\nsync = "ring"\ngradient_as_bucket_view = true',
+            "",
+            "strategy.gradient_as_bucket_view",
+            '"native"',
+        ),
+    ],
+)
+def test_a_bad_pair_is_refused_with_its_line_and_a_way_out(
+    strategy: str, train: str, path: str, words: str
+) -> None:
+    (found,) = problems_of(strategy, train)
+    assert (found.code, found.path) == ("does-not-combine", path)
+    assert found.line is not None and found.advice is not None and words in found.advice
+
+
+def test_what_is_not_in_the_table_is_not_refused() -> None:
+    text = '[strategy]\nuse = "ddp"\nstatic_graph = true\ncompress = "powersgd"'
+    assert from_text(text, folder=Path("/somewhere")).strategy.options["static_graph"]
+    assert refusals(Facts("single", accumulate=4)) == []
+
+
+@pytest.mark.parametrize("row", REFUSALS, ids=lambda row: row.place)
+def test_every_row_names_strategies_that_exist_says_why_and_what_instead(row: object) -> None:
+    assert isinstance(row, type(REFUSALS[0]))
+    assert set(row.strategies) <= set(STRATEGIES)
+    assert row.why.endswith(".") and row.instead.endswith(".")

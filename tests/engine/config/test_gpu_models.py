@@ -1,0 +1,55 @@
+"""GPUs by name: as people write them, as nvidia-smi writes them, by size alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankdeck.base.errors import DeviceError
+from rankdeck.config.gpu_models import GPU_MODELS, find_gpu, parse_planned
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
+        ("NVIDIA A100-PCIE-40GB", "A100-40GB"),
+        ("NVIDIA H100 80GB HBM3", "H100-80GB"),
+        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+        ("NVIDIA GeForce RTX 2080 Ti", "RTX-2080-Ti"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX-6000-Ada"),
+        ("NVIDIA RTX A6000", "RTX-A6000"),
+        ("Tesla V100-SXM2-32GB", "V100-32GB"),
+        ("Tesla T4", "T4"),
+        ("rtx-4090", "RTX-4090"),
+    ],
+)
+def test_a_gpu_is_found_by_the_drivers_name(words: str, name: str) -> None:
+    found = find_gpu(words)
+    assert found is not None and found.name == name
+
+
+def test_every_row_is_found_by_its_own_name() -> None:
+    for model in GPU_MODELS:
+        assert find_gpu(model.name) == model
+
+
+def test_the_size_that_the_driver_tells_wins() -> None:
+    found = find_gpu("NVIDIA A100-SXM4", 81_000 * 2**20)
+    assert found is not None and found.name == "A100-80GB" and found.total_bytes == 81_000 * 2**20
+    assert find_gpu("Radeon Pro") is None
+
+
+def test_planned_gpus_are_named_or_have_a_size() -> None:
+    named = parse_planned("8 x A100-80GB")
+    assert named is not None and len(named) == 8 and named[0].name == "A100-80GB"
+    sized = parse_planned("4 x 24GiB")
+    assert sized is not None and sized[0].total_bytes == 24 * 2**30 and sized[0].rates is None
+    assert parse_planned("gpu:0,1") is None
+
+
+def test_an_unknown_gpu_is_refused_with_a_likely_one() -> None:
+    with pytest.raises(DeviceError) as caught:
+        parse_planned("2 x RTX-490")
+    assert "RTX-4090" in (caught.value.advice or "")
+    with pytest.raises(DeviceError, match="cannot be planned for"):
+        parse_planned("0 x T4")

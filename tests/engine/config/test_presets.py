@@ -1,0 +1,99 @@
+"""Every preset is whole, says what one learns from it, and is found by its name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rankdeck.base.errors import ConfigError
+from rankdeck.config import load, presets
+from rankdeck.config.catalog import STRATEGIES
+from rankdeck.rundir import slug
+
+CARDS = presets.all()
+NAMES = [
+    "digits-ddp",
+    "digits-mlp",
+    "digits-resnet18-ddp",
+    "gpt-async-pipeline",
+    "gpt-ddp",
+    "gpt-ddp-all-to-all",
+    "gpt-ddp-bf16-compression",
+    "gpt-ddp-powersgd",
+    "gpt-ddp-reduce-broadcast",
+    "gpt-ddp-ring",
+    "gpt-dp",
+    "gpt-dp-parallel-loss",
+    "gpt-fsdp",
+    "gpt-hybrid-ddp-pipeline",
+    "gpt-hybrid-fsdp-tensor",
+    "gpt-model-parallel",
+    "gpt-pipeline-1f1b",
+    "gpt-pipeline-gpipe",
+    "gpt-pipeline-interleaved",
+    "gpt-pipeline-zero-bubble",
+    "gpt-stdlib",
+    "gpt-tensor-parallel",
+    "resnet50-images",
+    "resnet50-model-parallel",
+]
+
+
+def test_the_presets_are_there_by_name() -> None:
+    assert [card.name for card in CARDS] == NAMES
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
+def test_a_preset_is_valid_and_its_card_says_what_it_holds(card: presets.PresetCard) -> None:
+    config = load(card.path)
+    assert (config.strategy.use, config.devices.use) == (card.strategy, card.devices)
+    assert config.name == card.title and slug(card.title) == card.name
+    assert card.needs_gpu == (card.name == "resnet50-images")
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
+def test_a_preset_says_what_one_learns_and_its_lines_fit(card: presets.PresetCard) -> None:
+    assert re.search(r"Learn from it", card.text)
+    assert all(len(line) <= 110 for line in card.path.read_text().splitlines())
+    assert "#" not in card.text
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
+@pytest.mark.parametrize("num_devices", [1, 2, 4])
+def test_a_preset_divides_over_the_usual_numbers_of_devices(
+    card: presets.PresetCard, num_devices: int
+) -> None:
+    if num_devices < STRATEGIES[card.strategy].min_devices:
+        with pytest.raises(ConfigError, match=r"needs 2 devices"):
+            load(card.path, devices=f"cpu:{num_devices}")
+        return
+    if card.strategy == "hybrid" and num_devices != 4:
+        with pytest.raises(ConfigError, match=r"2 x .* 2 = 4 places"):
+            load(card.path, devices=f"cpu:{num_devices}")
+        return
+    config = load(card.path, devices=f"cpu:{num_devices}")
+    assert config.selection.count == num_devices
+
+
+def test_a_preset_is_found_and_one_that_is_none_gets_a_suggestion() -> None:
+    assert presets.find("digits-mlp").name == "digits-mlp.toml"
+    with pytest.raises(ConfigError) as caught:
+        presets.find("digits-mpl")
+    assert caught.value.advice == 'Did you mean "digits-mlp"?'
+
+
+@pytest.mark.parametrize("name", ["../presets/digits-mlp", "", "/etc/passwd"])
+def test_a_preset_is_a_name_and_no_path(name: str) -> None:
+    with pytest.raises(ConfigError):
+        presets.find(name)
+
+
+def test_a_damaged_file_hides_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "good.toml").write_text("# One.\n#\n# Two,\n# three.\nname = 'Good'\n# not this\n")
+    (tmp_path / "bad.toml").write_text("= 5")
+    (tmp_path / "odd.toml").write_text("strategy = 5")
+    monkeypatch.setattr(presets, "folder", lambda: tmp_path)
+    (card,) = presets.all()
+    assert (card.name, card.title, card.text) == ("good", "Good", "One.\n\nTwo, three.")

@@ -1,0 +1,229 @@
+"""Which layers are split: found in the families that people use, given by hand, or refused in words."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from rankdeck.base.errors import ModelError
+from rankdeck.models.gpt import Gpt
+from rankdeck.models.mlp import Mlp
+from rankdeck.models.resnet import build as build_resnet
+from rankdeck.parallel.tensor.apply import LayerSplit
+from rankdeck.parallel.tensor.plan import SplitLayer, find_plan, given_plan, make_plan
+
+
+def gpt(**changed: int | bool) -> Gpt:
+    sizes: dict[str, int] = {"vocabulary": 64, "layers": 2, "heads": 4, "width": 32, "context": 16}
+    return Gpt(**{**sizes, **changed})  # type: ignore[arg-type]
+
+
+class _LlamaAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head_dim, self.num_key_value_groups = 8, 2
+        self.q_proj, self.k_proj = nn.Linear(32, 32, bias=False), nn.Linear(32, 16, bias=False)
+        self.v_proj, self.o_proj = nn.Linear(32, 16, bias=False), nn.Linear(32, 32, bias=False)
+
+
+class _LlamaMlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(32, 88, bias=False), nn.Linear(32, 88, bias=False)
+        self.down_proj, self.act_fn = nn.Linear(88, 32, bias=False), nn.SiLU()
+
+
+class _LlamaLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.self_attn, self.mlp = _LlamaAttention(), _LlamaMlp()
+        self.input_layernorm, self.post_attention_layernorm = nn.RMSNorm(32), nn.RMSNorm(32)
+
+
+class LlamaShaped(nn.Module):
+    """Modules named and shaped as Hugging Face's Llama has them, grouped queries included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Module()
+        self.model.embed_tokens = nn.Embedding(96, 32)
+        self.model.layers = nn.ModuleList(_LlamaLayer() for _ in range(2))
+        self.model.norm = nn.RMSNorm(32)
+        self.lm_head = nn.Linear(32, 96, bias=False)
+
+
+class _BertLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        own = nn.Module()
+        own.num_attention_heads, own.attention_head_size, own.all_head_size = 4, 8, 32
+        own.query, own.key, own.value = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32)
+        self.attention, self.intermediate, self.output = nn.Module(), nn.Module(), nn.Module()
+        self.attention.self, self.attention.output = own, nn.Module()
+        self.attention.output.dense, self.attention.output.LayerNorm = nn.Linear(32, 32), nn.LayerNorm(32)
+        self.intermediate.dense, self.intermediate.intermediate_act_fn = nn.Linear(32, 128), nn.GELU()
+        self.output.dense, self.output.LayerNorm = nn.Linear(128, 32), nn.LayerNorm(32)
+
+
+class BertShaped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Module()
+        self.encoder.layer = nn.ModuleList(_BertLayer() for _ in range(2))
+        self.classifier = nn.Linear(32, 2)
+
+
+def kinds(plan: object) -> dict[str, str]:
+    return {layer.name: layer.kind for layer in plan.layers}  # type: ignore[attr-defined]
+
+
+def test_a_gpt_is_split_in_pairs_and_by_its_vocabulary() -> None:
+    plan = find_plan(gpt(layers=1), 4)
+    assert kinds(plan) == {
+        "blocks.0.attention.query": "column",
+        "blocks.0.attention.key": "column",
+        "blocks.0.attention.value": "column",
+        "blocks.0.attention.out": "row",
+        "blocks.0.feed_forward.up": "column",
+        "blocks.0.feed_forward.down": "row",
+        "embed.token": "row",
+        "head.output": "column",
+    }
+    assert plan.entries == ("blocks.0.attention",)
+    assert (plan.blocks, plan.output) == (("blocks.0",), "head.output")
+
+
+def test_a_vocabulary_that_does_not_divide_stays_whole() -> None:
+    plan = find_plan(gpt(vocabulary=65, layers=1), 2)
+    assert plan.output is None and len(plan.layers) == 6
+
+
+def test_llama_is_split_with_its_gate_and_its_grouped_queries() -> None:
+    plan = find_plan(LlamaShaped(), 2)
+    layer = "model.layers.1"
+    found = kinds(plan)
+    assert {name for name, kind in found.items() if name.startswith(layer) and kind == "column"} == {
+        f"{layer}.{name}"
+        for name in (
+            "self_attn.q_proj",
+            "self_attn.k_proj",
+            "self_attn.v_proj",
+            "mlp.gate_proj",
+            "mlp.up_proj",
+        )
+    }
+    assert found[f"{layer}.self_attn.o_proj"] == found[f"{layer}.mlp.down_proj"] == "row"
+    assert f"{layer}.mlp" in plan.entries and f"{layer}.self_attn" in plan.entries
+    with pytest.raises(ModelError, match=r"4 heads \(2 of keys and values\).*4 ranks") as refused:
+        find_plan(LlamaShaped(), 4)
+    assert "Use 1 or 2 devices" in str(refused.value.advice)
+
+
+def test_bert_is_split_across_its_modules_and_its_counts_follow() -> None:
+    plan = find_plan(BertShaped(), 2)
+    layer = "encoder.layer.0"
+    found = kinds(plan)
+    assert found[f"{layer}.attention.output.dense"] == found[f"{layer}.output.dense"] == "row"
+    assert found[f"{layer}.intermediate.dense"] == "column" and "classifier" not in found
+    counts = {count.attribute: count.count for count in plan.heads if count.module.startswith(layer)}
+    assert counts == {"num_attention_heads": 2, "all_head_size": 16}
+
+
+def test_a_chain_of_linear_layers_is_split_two_by_two() -> None:
+    plan = find_plan(Mlp(64, 10, [32, 32, 32]), 2)
+    assert list(kinds(plan).items()) == [
+        ("blocks.0.linear", "column"),
+        ("blocks.1.linear", "row"),
+        ("blocks.2.linear", "column"),
+        ("head", "row"),
+    ]
+    normed = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    assert kinds(find_plan(normed, 2)) == {"2": "column", "4": "row"}
+
+
+def test_what_is_neither_linear_nor_embedding_is_refused_with_what_to_use() -> None:
+    with pytest.raises(ModelError, match="Resnet keeps its weights in others") as refused:
+        find_plan(build_resnet(depth=18, classes=10, stem="small"), 2)
+    assert "ddp, fsdp or pipeline" in str(refused.value.advice)
+
+
+def test_where_no_pair_divides_the_advice_has_the_models_own_names() -> None:
+    model = nn.Module()
+    model.first, model.second = nn.Linear(64, 33), nn.Linear(33, 10)
+    with pytest.raises(ModelError) as told:
+        make_plan(model, 2, None)
+    assert told.value.advice is not None
+    assert 'strategy.plan = { "first" = "column", "second" = "row" }' in told.value.advice
+
+
+def test_a_fused_layer_is_refused_by_name() -> None:
+    class Conv1D(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(32, 96))
+
+    fused = nn.Sequential(Conv1D(), nn.Linear(96, 32))
+    with pytest.raises(ModelError, match="0 is a fused Conv1D"):
+        find_plan(fused, 2)
+    with pytest.raises(ModelError, match="fuses query, key and value"):
+        find_plan(nn.Sequential(nn.MultiheadAttention(32, 4)), 2)
+
+
+def test_weights_between_split_layers_are_refused() -> None:
+    model = gpt()
+    model.blocks[0].attention.query_norm = nn.LayerNorm(8)
+    with pytest.raises(ModelError, match="query_norm"):
+        find_plan(model, 2)
+
+
+def test_heads_that_do_not_divide_are_refused_with_those_that_do() -> None:
+    with pytest.raises(ModelError, match="4 heads, which cannot be split over 3 ranks") as refused:
+        find_plan(gpt(width=36), 3)
+    assert "Use 1, 2 or 4 devices" in str(refused.value.advice)
+
+
+def test_a_given_plan_gathers_the_column_that_no_row_follows() -> None:
+    given = {"blocks.*.up": "column", "blocks.*.down": "row", "head.output": "column"}
+    plan = make_plan(gpt(layers=1), 2, given)  # type: ignore[arg-type]
+    assert plan.layers == (
+        SplitLayer("blocks.0.feed_forward.up", "column"),
+        SplitLayer("blocks.0.feed_forward.down", "row"),
+        SplitLayer("head.output", "column", gathers=True),
+    )
+
+
+def test_options_that_a_plan_cannot_carry_are_refused() -> None:
+    model, no_mesh = gpt(), cast(DeviceMesh, None)
+    by_hand = given_plan(model, 2, {"blocks.*.up": "column", "blocks.*.down": "row"})
+    with pytest.raises(ModelError, match="given by hand"):
+        LayerSplit(model, by_hand, no_mesh, sequence_parallel=True)
+    with pytest.raises(ModelError, match="output layer"):
+        LayerSplit(model, by_hand, no_mesh, loss_parallel=True)
+    chain = Mlp(64, 10, [32])
+    with pytest.raises(ModelError, match="no transformer blocks"):
+        LayerSplit(chain, find_plan(chain, 2), no_mesh, sequence_parallel=True)
+
+
+def test_what_other_ranks_hold_is_no_part_of_the_plan() -> None:
+    model = gpt()
+    plan = find_plan(model, 2)
+    for module in model.blocks[0].modules():
+        for name in list(module._parameters):
+            module._parameters[name] = None
+    held = plan.held_by(model)
+    assert held.blocks == ("blocks.1",) and held.entries == ("blocks.1.attention",)
+    assert all(not layer.name.startswith("blocks.0") for layer in held.layers) and held.output == plan.output
+
+
+def test_a_given_plan_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ModelError, match="matches no linear layer") as refused:
+        given_plan(gpt(), 2, {"blocks.0.feed_forward.upp": "column"})
+    assert "blocks.0.feed_forward.up" in str(refused.value.advice)
+    with pytest.raises(ModelError, match="does not divide by 3"):
+        given_plan(gpt(), 3, {"head.output": "column"})
+    with pytest.raises(ModelError, match=r"splits a weight that embed\.token shares"):
+        given_plan(gpt(tied=True), 2, {"head.output": "column"})

@@ -1,0 +1,31 @@
+"""Where a rank stands on the axes of a mesh."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankdeck.parallel.mesh import Mesh
+
+
+def test_the_last_axis_runs_fastest() -> None:
+    places = [
+        (m.coordinate("data"), m.coordinate("stage")) for m in (Mesh.of(r, data=2, stage=3) for r in range(6))
+    ]
+    assert places == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+
+
+def test_an_axis_that_is_left_out_has_one_place() -> None:
+    mesh = Mesh.of(3, data=4)
+    assert (mesh.size("tensor"), mesh.coordinate("tensor"), mesh.world_size) == (1, 0, 4)
+
+
+def test_an_unknown_axis_is_our_own_mistake() -> None:
+    with pytest.raises(AssertionError, match="stages"):
+        Mesh.of(0, stages=2)
+
+
+def test_lines_along_an_axis_hold_every_rank_once_in_its_order() -> None:
+    mesh = Mesh.of(0, data=2, stage=2, tensor=2)
+    assert mesh.lines("stage") == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert mesh.lines("data") == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert mesh.lines("shard") == [[rank] for rank in range(8)]

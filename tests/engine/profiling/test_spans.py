@@ -1,0 +1,125 @@
+"""Phases are kept of sampled steps only, and which steps those are the ranks know without asking."""
+
+from __future__ import annotations
+
+import threading
+import time
+from itertools import pairwise
+
+import pytest
+import torch
+
+from rankdeck import events
+from rankdeck.profiling.spans import LateSpan, SpanBudget, SpanRecorder
+
+
+def recorded(spans: SpanRecorder, *, wait: bool = True) -> list[events.Spans]:
+    return [event for event, _ in spans.take(rank=0, places=[3, 4], wait=wait)]
+
+
+def names_of(event: events.Spans) -> list[str]:
+    return [event.names[index] for index in event.name]
+
+
+def test_a_sampled_step_is_told_as_columns_in_the_order_of_its_phases() -> None:
+    spans = SpanRecorder([torch.device("cpu")] * 2)
+    spans.begin_step(7, record=True)
+    with spans.phase(0, "forward", stage=1, microbatch=2) as mark:
+        assert mark is not None
+        mark.num_bytes = 12
+    with spans.phase(1, "backward"):
+        pass
+    spans.end_step()
+    (event,) = recorded(spans)
+    assert (event.step, names_of(event), event.device) == (7, ["forward", "backward"], [3, 4])
+    assert (event.stage, event.microbatch, event.num_bytes) == ([1, None], [2, None], [12, None])
+    assert event.began == pytest.approx(time.time(), abs=5)
+    assert 0 <= event.start_us[0] <= event.start_us[1] <= event.seconds * 1e6
+
+
+def test_outside_a_sampled_step_a_mark_is_nothing() -> None:
+    spans = SpanRecorder()
+    assert spans.phase(0, "forward") is spans.phase(0, "backward")
+    spans.begin_step(1, record=False)
+    with spans.phase(0, "forward") as mark:
+        assert mark is None
+    spans.end_step()
+    assert recorded(spans) == []
+
+
+def test_threads_mark_side_by_side() -> None:
+    spans = SpanRecorder([torch.device("cpu")] * 2)
+    spans.begin_step(1, record=True)
+    both = threading.Barrier(2)
+
+    def work(device: int) -> None:
+        with spans.phase(device, "forward"):
+            both.wait(10)
+
+    threads = [threading.Thread(target=work, args=(device,)) for device in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    spans.end_step()
+    (event,) = recorded(spans)
+    starts, ends = event.start_us, [s + d for s, d in zip(event.start_us, event.duration_us, strict=True)]
+    assert sorted(event.device) == [3, 4]
+    assert max(starts) <= min(ends)
+
+
+def test_what_is_known_only_a_step_later_joins_its_own_step() -> None:
+    spans = SpanRecorder()
+    spans.late = lambda: [LateSpan(0, "all-reduce", began, 0.0001, num_bytes=8)]
+    spans.begin_step(1, record=True)
+    began = time.time()
+    with spans.phase(0, "backward"):
+        pass
+    spans.end_step()
+    assert recorded(spans, wait=False) == []
+    spans.begin_step(2, record=False)
+    spans.end_step()
+    (event,) = recorded(spans, wait=False)
+    assert sorted(names_of(event)) == ["all-reduce", "backward"]
+
+
+def test_a_late_phase_of_another_step_is_left_out() -> None:
+    spans = SpanRecorder()
+    spans.late = lambda: [LateSpan(0, "all-reduce", time.time() - 60.0, 0.001)]
+    for step in (1, 2):
+        spans.begin_step(step, record=step == 1)
+        with spans.phase(0, "backward"):
+            pass
+        spans.end_step()
+    assert names_of(recorded(spans)[0]) == ["backward"]
+
+
+def sampled(step_s: float, num_steps: int, cost_s: float = 0.0) -> list[int]:
+    budget = SpanBudget()
+    found = []
+    for step in range(1, num_steps + 1):
+        if budget.should_record(step):
+            found.append(step)
+            budget.add_cost(cost_s)
+        budget.add_step(step_s)
+    return found
+
+
+def test_the_first_steps_are_always_sampled_and_slow_ones_all() -> None:
+    assert sampled(1.0, 8) == [2, 3, 4, 5, 6, 7, 8]
+    assert sampled(0.001, 100)[:3] == [2, 3, 4]
+
+
+def test_samples_of_fast_steps_are_half_a_second_apart() -> None:
+    steps = [step for step in sampled(0.001, 4000) if step > 4]
+    assert {after - before for before, after in pairwise(steps)} == {512}
+
+
+def test_a_dear_sample_is_taken_so_rarely_that_it_costs_half_a_percent() -> None:
+    steps = [step for step in sampled(0.01, 4000, cost_s=0.02) if step > 4]
+    assert len(steps) * 0.02 <= 0.005 * 4000 * 0.01
+
+
+def test_ranks_that_disagree_about_the_pace_share_every_sample_of_the_slower_one() -> None:
+    fast, slow = sampled(0.0030, 4000), sampled(0.0045, 4000)
+    assert set(fast) < set(slow)

@@ -1,0 +1,241 @@
+"""The figures of a run, from event files that the real writer wrote."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from rankdeck import events
+from rankdeck.base.errors import Problem
+from rankdeck.run.report import RunFigures, read_figures, summarise
+from rankdeck.run.row import glance, last_event
+from rankdeck.rundir import EventReader
+from tests.helpers.written_run import MIB, WrittenRun, device_infos
+
+PROMISED = {
+    "run", "path", "outcome", "strategy", "options", "steps", "attempts", "loss", "evaluation",
+    "samples_per_s", "step_s", "first_step_s", "devices", "imbalance", "comm", "bubble", "problems",
+}  # fmt: skip
+PROMISED_OF_A_DEVICE = {"device", "uuid", "kind", "peak_bytes", "peak_by_kind", "utilisation_mean"}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> WrittenRun:
+    """Ten steps of 32 samples of a dp run on four devices, 0.5 s each, device 0 far ahead."""
+    run = WrittenRun(tmp_path / "runs")
+    run.begin(1, device_infos(4), steps=10)
+    run.steps(0, 1, [10.0 - step for step in range(10)], count=32.0, step_s=0.5)
+    low = {"parameters": 10 * MIB, "activations": 20 * MIB}
+    run.memory(0, 1, {0: {"parameters": 10 * MIB}, **dict.fromkeys((1, 2, 3), low)})
+    run.memory(0, 2, {0: {"parameters": 10 * MIB, "gathered": 80 * MIB}})
+    run.memory(0, 3, {0: {"parameters": 10 * MIB, "gathered": 50 * MIB}})
+    return run
+
+
+def test_the_summary_keeps_the_contract(run: WrittenRun) -> None:
+    run.end()
+    facts = summarise(run.dir)
+    assert set(facts) >= PROMISED
+    assert (facts["run"], facts["path"], facts["outcome"]) == (run.dir.name, str(run.path), "completed")
+    assert (facts["strategy"], facts["steps"], facts["attempts"]) == ("dp", 10, 1)
+    assert facts["loss"] == {"first": 10.0, "last": 1.0}
+    assert facts["first_step_s"] == pytest.approx(0.5)
+    assert facts["step_s"] == {"median": pytest.approx(0.5), "p99": pytest.approx(0.5)}
+    assert all(set(device) >= PROMISED_OF_A_DEVICE for device in facts["devices"])
+    json.dumps(facts, allow_nan=False)
+
+
+def test_samples_per_second_leave_the_first_fifth_out(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path / "runs")
+    run.begin(1, steps=10)
+    run.steps(0, 1, [1.0, 1.0], step_s=9.0)
+    slow = run.started + 18.0
+    run.started = slow - 0.5 * 2
+    run.steps(0, 3, [1.0] * 8, step_s=0.5)
+    run.end()
+    # 8 steps of 16 samples in 8 x 0.5 s, after two slow ones.
+    assert summarise(run.dir)["samples_per_s"] == pytest.approx(32.0)
+
+
+def test_the_peak_keeps_the_kinds_of_its_own_moment(run: WrittenRun) -> None:
+    run.end()
+    lead = summarise(run.dir)["devices"][0]
+    assert lead["peak_bytes"] == 90 * MIB
+    assert lead["peak_by_kind"] == {"parameters": 10 * MIB, "gathered": 80 * MIB}
+    assert sum(lead["peak_by_kind"].values()) == lead["peak_bytes"]
+
+
+def test_the_lead_device_stands_against_the_median_of_the_others(run: WrittenRun) -> None:
+    run.end()
+    assert summarise(run.dir)["imbalance"] == {"device": 0, "excess_bytes": 60 * MIB, "ratio": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("peaks", "device", "excess_bytes"),
+    [([100, 100, 105], 2, 5), ([100, 98, 98], 0, 2), ([100, 100, 120], 2, 20), ([0, 0], 0, 0)],
+)
+def test_the_fullest_device_leads_and_among_equals_the_first(
+    peaks: list[int], device: int, excess_bytes: int
+) -> None:
+    figures = RunFigures()
+    for index, peak in enumerate(peaks):
+        figures.device(index).peak_bytes = peak
+    imbalance = figures.imbalance()
+    assert imbalance is not None
+    assert (imbalance.device, imbalance.excess_bytes) == (device, excess_bytes)
+
+
+def test_imbalance_needs_two_known_peaks() -> None:
+    figures = RunFigures()
+    figures.device(0).peak_bytes = 5
+    figures.device(1)
+    assert figures.imbalance() is None
+
+
+def test_unknown_is_none_and_never_zero(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path / "runs", config={"strategy": {"use": "ddp"}})
+    run.end("failed", 2, reason="The machine said no.")
+    facts = summarise(run.dir)
+    assert facts["strategy"] == "ddp"
+    for key in ("samples_per_s", "first_step_s", "imbalance", "comm", "bubble", "evaluation", "source"):
+        assert facts[key] is None, key
+    assert facts["loss"] == {"first": None, "last": None}
+    assert facts["step_s"] == {"median": None, "p99": None}
+    assert [problem["message"] for problem in facts["problems"]] == ["The machine said no."]
+
+
+def test_a_last_loss_that_is_no_number_is_unknown(run: WrittenRun) -> None:
+    run.steps(0, 11, [None])
+    run.end()
+    assert summarise(run.dir)["loss"] == {"first": 10.0, "last": None}
+
+
+def test_utilisation_is_a_mean_over_time_and_a_missing_reading_counts_for_nothing(run: WrittenRun) -> None:
+    for share, seconds in ((1.0, 3.0), (0.0, 1.0), (None, 100.0)):
+        sample = events.DeviceSample(device=1, utilisation=share)
+        run.writer("rank-0").write(events.Sample(devices=[sample], interval_s=seconds, rank=0))
+    run.end()
+    devices = summarise(run.dir)["devices"]
+    assert devices[1]["utilisation_mean"] == pytest.approx(0.75)
+    assert devices[0]["utilisation_mean"] is None
+
+
+def test_the_last_evaluation_and_the_bytes_of_every_rank_are_told(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path / "runs")
+    run.begin(2, device_infos(2), strategy="ddp")
+    for rank in (0, 1):
+        run.steps(rank, 1, [1.0])
+        run.writer(f"rank-{rank}").write(
+            events.Comm(
+                rank=rank, step=3, algorithm="native", sent_bytes=100 + rank, sync_s=0.2, overlapped_s=0.1
+            )
+        )
+    for step, accuracy in ((1, 0.5), (2, 0.75)):
+        run.writer("rank-0").write(
+            events.Evaluation(step=step, loss=1.0, samples=8, seconds=0.1, accuracy=accuracy)
+        )
+    run.end()
+    facts = summarise(run.dir)
+    assert facts["comm"] == {
+        "algorithm": "native",
+        "sent_bytes_per_step": [100, 101],
+        "sync_s": [0.2, 0.2],
+        "overlapped_s": [0.1, 0.1],
+    }
+    assert (facts["evaluation"]["accuracy"], facts["evaluation"]["step"]) == (0.75, 2)
+
+
+def test_problems_come_with_code_rank_message_and_advice(run: WrittenRun) -> None:
+    problem = Problem("nan", "The loss is not finite.", rank=1, advice="Lower the rate.", last_lines=("a",))
+    run.writer("supervisor").write(events.ProblemRaised(problem=problem))
+    run.end("failed", 1)
+    (told,) = summarise(run.dir)["problems"]
+    wanted = {"code": "nan", "rank": 1, "message": "The loss is not finite.", "advice": "Lower the rate."}
+    assert {key: told[key] for key in wanted} == wanted
+
+
+def test_a_run_that_was_killed_says_so(run: WrittenRun) -> None:
+    run.lose()
+    facts = summarise(run.dir)
+    assert facts["outcome"] == "lost"
+    assert facts["problems"][-1]["code"] == "lost"
+
+
+def test_without_a_named_cause_what_the_ranks_saw_is_told(run: WrittenRun) -> None:
+    seen = Problem("exception", "Rank 0 raised ValueError: no", rank=0)
+    run.writer("rank-0").write(events.RankFailed(rank=0, problem=seen))
+    run.end("failed", 1)
+    assert [problem["code"] for problem in summarise(run.dir)["problems"]] == ["exception"]
+
+
+def test_figures_folded_live_are_those_of_the_finished_run(run: WrittenRun) -> None:
+    figures, reader = RunFigures(), EventReader(run.dir)
+    for step in range(11, 31):
+        run.steps(0, step, [1.0], step_s=0.5)
+        for writer, event in reader.read(max_bytes=300):
+            figures.feed(writer, event)
+    run.end()
+    for writer, event in reader.read():
+        figures.feed(writer, event)
+    assert summarise(run.dir, figures) == summarise(run.dir, read_figures(run.dir))
+
+
+def test_rate_and_remaining_time_follow_the_last_steps(run: WrittenRun) -> None:
+    figures = read_figures(run.dir)
+    assert figures.recent_samples_per_s() == pytest.approx(32.0)
+    assert figures.remaining_s() == 0.0
+    assert figures.started is not None
+    figures.started.steps = 20
+    assert figures.remaining_s() == pytest.approx(10 * 32 / 32.0)
+    run.end()
+    assert RunFigures().remaining_s() is None and RunFigures().recent_samples_per_s() is None
+
+
+def test_epochs_become_steps_once_the_ranks_have_counted_them(run: WrittenRun) -> None:
+    figures = RunFigures()
+    figures.feed("rank-0", events.Phase(rank=0, phase="training", steps=90))
+    assert figures.num_steps_planned == 90
+    for writer, event in EventReader(run.dir).read():
+        figures.feed(writer, event)
+    run.end()
+    assert figures.num_steps_planned == 10
+
+
+def test_dropped_lines_are_counted(run: WrittenRun) -> None:
+    run.writer("rank-0").write(events.Dropped(lines=7, reason="full"))
+    figures = read_figures(run.dir)
+    run.end()
+    assert figures.dropped_lines == 7
+    assert not math.isnan(figures.steps.loss[0])
+
+
+def test_a_glance_tells_the_row_of_a_list(run: WrittenRun) -> None:
+    run.end()
+    assert glance(run.dir) == {
+        "run": run.dir.name,
+        "path": str(run.path),
+        "outcome": "completed",
+        "strategy": "dp",
+        "started": run.started,
+        "steps": 10,
+    }
+
+
+def test_a_glance_at_a_run_that_never_started_falls_back_on_its_configuration(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path / "runs", config={"strategy": {"use": "ddp"}})
+    run.end("failed", 2)
+    row = glance(run.dir)
+    assert (row["strategy"], row["steps"], row["started"]) == ("ddp", 0, None)
+
+
+def test_the_last_event_is_found_behind_many_others_and_an_unfinished_line(run: WrittenRun) -> None:
+    for _ in range(4000):
+        run.writer("rank-0").write(events.Sample(devices=[events.DeviceSample(0)], interval_s=0.25, rank=0))
+    run.end()
+    with open(run.path / "events" / "rank-0.0.jsonl", "a") as file:
+        file.write('{"kind":"st')
+    last = last_event(run.dir, "rank-0", events.Steps)
+    assert last is not None and last.first == 1

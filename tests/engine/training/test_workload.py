@@ -1,0 +1,80 @@
+"""What a catalogue model needs and a configuration leaves out follows from the data, a person's own too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rankdeck.base.errors import ModelError
+from rankdeck.config import from_text
+from rankdeck.training import workload
+
+Load = Callable[..., workload.Workload]
+
+_OWN = """
+import torch
+
+def pictures():
+    return [(torch.zeros(3, 4, 4), 1)] * 8, None
+
+def names():
+    return [({"name": torch.zeros(3)}, 1)] * 8, None
+"""
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    (tmp_path / "own.py").write_text(_OWN)
+
+    def loaded(model: str, args: str, factory: str = "pictures") -> workload.Workload:
+        toml = f'model = {{ use = "{model}", args = {{ {args} }} }}\ndata = {{ use = "own.py:{factory}" }}\n'
+        return workload.load(from_text(toml + "train = { global_batch = 4 }\n", folder=tmp_path))
+
+    return loaded
+
+
+def test_own_data_tells_a_catalogue_model_its_inputs(load: Load) -> None:
+    shapes = {name: tuple(p.shape) for name, p in load("mlp", "classes = 5").build_model().named_parameters()}
+    assert shapes["blocks.0.linear.weight"] == (256, 3 * 4 * 4)
+    assert shapes["head.weight"] == (5, 256)
+    resnet = load("resnet", 'classes = 5, stem = "small"').build_model()
+    assert next(resnet.parameters()).shape[1] == 3
+
+
+@pytest.mark.parametrize(
+    ("model", "factory", "needs"),
+    [
+        ("mlp", "pictures", "classes"),
+        ("resnet", "pictures", "classes"),
+        ("gpt", "pictures", "vocabulary"),
+        ("mlp", "names", "inputs, classes"),
+    ],
+)
+def test_what_own_data_does_not_tell_is_asked_for(load: Load, model: str, factory: str, needs: str) -> None:
+    with pytest.raises(ModelError) as told:
+        load(model, "", factory).build_model()
+    assert f"needs to know: {needs}." in told.value.message
+    assert told.value.advice is not None and needs in told.value.advice
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "args", "words"),
+    [
+        ("gpt", '"text"', "vocabulary = 64", "model.args.vocabulary is 64, and data text has 256."),
+        ("mlp", '"digits"', "classes = 5", "model.args.classes is 5, and data digits has 10."),
+        ("resnet", '"digits"', "classes = 5", "model.args.classes is 5, and data digits has 10."),
+    ],
+)
+def test_sizes_that_the_data_does_not_have_are_refused(model: str, data: str, args: str, words: str) -> None:
+    toml = f'model = {{ use = "{model}", args = {{ {args} }} }}\ndata = {{ use = {data} }}\n'
+    with pytest.raises(ModelError) as told:
+        workload.load(from_text(toml, folder=Path.cwd()))
+    assert told.value.message == words
+
+
+def test_more_classes_or_tokens_than_the_data_has_are_no_harm() -> None:
+    toml = 'model = { use = "mlp", args = { classes = 12 } }\ndata = { use = "digits" }\n'
+    model = workload.load(from_text(toml, folder=Path.cwd())).build_model()
+    assert dict(model.named_parameters())["head.weight"].shape[0] == 12
