@@ -75,7 +75,7 @@ def test_the_engine_runs_from_the_wheel_alone_without_qt(wheel: zipfile.ZipFile,
         "            raise ModuleNotFoundError(name)\n"
         "sys.meta_path.insert(0, NoQt())\n"
         "sys.path.insert(0, sys.argv.pop(1))\n"
-        "from rankdeck import presets\n"
+        "from rankdeck.config import presets\n"
         "assert presets.__file__.startswith(sys.path[0]), presets.__file__\n"
         "from rankdeck.__main__ import main\n"
         "sys.argv = ['rankdeck', 'presets']\n"
