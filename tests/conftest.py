@@ -70,7 +70,7 @@ def _no_process_left(_own_home: None, request: pytest.FixtureRequest) -> Iterato
 
 
 def pytest_collection_finish() -> None:
-    """Qt tests collect garbage; what importing all tests brought (torch, numpy) is none and is not gone over."""
+    """Qt tests collect garbage; what importing all tests brought is none and is not gone over."""
     gc.collect()
     gc.freeze()
 
