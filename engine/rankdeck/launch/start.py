@@ -35,8 +35,6 @@ from rankdeck.rundir import RunDir
 _READY_S = 30.0
 _LETTING_GO_S = 20.0
 """How long a run that has said its last word may take until nothing of it is left."""
-DEFAULT_STEPS = 500
-"""Where a configuration names neither steps nor epochs."""
 _SET_BY_RUNS = {
     "RANKDECK_RUN",
     guard.GUARD,
@@ -131,7 +129,7 @@ def _check_resumable(run: RunDir, config: RunConfig) -> None:
             advice="A run is saved when it is stopped, every train.checkpoint_every steps, and by rankdeck "
             f"checkpoint. Begin anew with: rankdeck train {run.config_file}",
         )
-    steps = config.train.steps or (None if config.train.epochs else DEFAULT_STEPS)
+    steps = config.train.known_steps
     if steps is not None and found.step >= steps:
         raise NotResumableError(
             f"{run.name} is at its last step already: {found.step} of {steps}.",

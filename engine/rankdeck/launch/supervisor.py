@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
-import importlib.util
 import json
 import os
 import shutil
@@ -125,7 +124,6 @@ class Supervisor:
         train = config.train
         # When the person's command began; nobody asked for a restart.
         started = None if self._options.restarts else self._environment.get("started")
-        steps = train.steps if train.steps is not None or train.epochs is not None else 500
         self._writer.write(
             events.RunStarted(
                 run=self._run.name,
@@ -134,7 +132,7 @@ class Supervisor:
                 options=config.strategy.options,
                 world_size=self._world_size,
                 devices=self._devices,
-                steps=steps,
+                steps=train.known_steps,
                 global_batch=train.global_batch,
                 started=float(started) if started is not None else time.time(),
                 pace=config.rehearsal.pace,
@@ -169,10 +167,10 @@ class Supervisor:
 
     def _prepare_data(self) -> None:
         """What is made once for all ranks (a vocabulary). Threads that it starts come after the fork."""
-        if importlib.util.find_spec("rankdeck.training.workload") is None:
-            return
+        from rankdeck.training import workload
+
         self._tell_phase("preparing data")
-        importlib.import_module("rankdeck.training.workload").prepare(self._config)
+        workload.prepare(self._config)
 
     def _run_ranks(self) -> bool:
         """Release the ranks and wait for them; whether all did their work."""
