@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from rankdeck import rundir
+from rankdeck import __version__, rundir
 from rankdeck.base.errors import ConfigError, DataError, MachineError, ModelError, RankdeckError
 from rankdeck.checkpoint_files import newest_whole
 from rankdeck.config import RunConfig, on_devices
@@ -45,7 +45,7 @@ _SET_BY_RUNS = {
     # A run is on real devices: whoever looks at simulated ones does not hand them to ranks.
     "RANKDECK_NVML",
 }
-_VERSIONED = ("rankdeck", "torch", "numpy", "safetensors", "tokenizers", "nvidia-ml-py")
+_VERSIONED = ("torch", "numpy", "safetensors", "tokenizers", "nvidia-ml-py")
 
 
 class NotResumableError(RankdeckError):
@@ -190,7 +190,7 @@ def _environment(
 ) -> dict[str, Any]:
     """environment.json. `problems` are warnings that the supervisor passes on as events."""
     return {
-        "versions": {name: _version(name) for name in _VERSIONED},
+        "versions": {"rankdeck": __version__, **{name: _version(name) for name in _VERSIONED}},
         "devices": msgspec.to_builtins(choice.devices),
         "commit": _commit(config.folder),
         "command_line": list(command_line),
