@@ -144,9 +144,9 @@ class RunConfig(Table):
         return None if self.rehearsal.capacity is None else parse_bytes(self.rehearsal.capacity)
 
     def code_folders(self) -> list[Path]:
-        """Folders whose Python code this run imports, resolved;
+        """Folders, resolved, whose Python code this run imports; a person is asked to trust these.
 
-        empty for a catalogue run. Trust is asked for these.
+        Empty for a run that uses the catalogue alone.
         """
         folders: list[Path] = []
         base = Path(self.folder or ".")

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from rankdeck.launch.guard import GUARD
-
 
 class ProcessRow(NamedTuple):
     """One line of /proc. `state` is R, S, D, T (suspended) or Z (a zombie)."""
@@ -56,15 +54,3 @@ def environment_of(pid: int) -> dict[str, str]:
         return {}
     pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if entry)
     return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
-
-
-def processes_of_run(run: Path) -> list[int]:
-    """Live processes that were started for this run."""
-    wanted = str(run)
-    return [row.pid for row in all_processes() if row.state != "Z" and wanted in _runs_of(row.pid)]
-
-
-def _runs_of(pid: int) -> set[str | None]:
-    """The run that a process belongs to, or that it guards."""
-    environment = environment_of(pid)
-    return {environment.get("RANKDECK_RUN"), environment.get(GUARD)}

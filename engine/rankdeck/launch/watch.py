@@ -19,7 +19,7 @@ from rankdeck.base.heartbeat import Beat, HeartbeatReader
 from rankdeck.diagnose.cause import RankEvidence
 from rankdeck.diagnose.exceptions import read_last_lines
 from rankdeck.diagnose.hang import Frame, find_laggard, is_still, parse_stack, suspicion
-from rankdeck.launch.ranks import RankProcess
+from rankdeck.launch.rank_processes import RankProcess
 from rankdeck.rundir import RunDir
 
 LOOK_S = 1.0
