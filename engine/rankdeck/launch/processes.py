@@ -37,13 +37,13 @@ def all_processes() -> Iterator[ProcessRow]:
 
 def signal_sessions(sessions: set[int], number: int) -> int:
     """Send a signal to every process of these sessions, whatever its group; how many there were."""
-    found = [row.pid for row in all_processes() if row.session in sessions and row.state != "Z"]
-    for pid in found:
+    members = [row.pid for row in all_processes() if row.session in sessions and row.state != "Z"]
+    for pid in members:
         try:
             os.kill(pid, number)
         except OSError:
             pass
-    return len(found)
+    return len(members)
 
 
 def environment_of(pid: int) -> dict[str, str]:

@@ -121,8 +121,8 @@ def _check_resumable(run: RunDir, config: RunConfig) -> None:
     is_ending = run.end() is not None
     if run.is_alive() and not (is_ending and wait_ended(run, _LETTING_GO_S)):
         raise _alive_error(run)
-    found, complaints = newest_whole(run.checkpoints_folder)
-    if found is None:
+    checkpoint, complaints = newest_whole(run.checkpoints_folder)
+    if checkpoint is None:
         raise NotResumableError(
             " ".join([f"{run.name} has no checkpoint to go on from.", *complaints]),
             code="no-checkpoint",
@@ -130,11 +130,11 @@ def _check_resumable(run: RunDir, config: RunConfig) -> None:
             f"checkpoint. Begin anew with: rankdeck train {run.config_file}",
         )
     steps = config.train.known_steps
-    if steps is not None and found.step >= steps:
+    if steps is not None and checkpoint.step >= steps:
         raise NotResumableError(
-            f"{run.name} is at its last step already: {found.step} of {steps}.",
+            f"{run.name} is at its last step already: {checkpoint.step} of {steps}.",
             code="nothing-left",
-            advice=f"Give it more steps: --set train.steps={2 * found.step}",
+            advice=f"Give it more steps: --set train.steps={2 * checkpoint.step}",
         )
 
 

@@ -239,8 +239,10 @@ class Supervisor:
         return left > 0 and cause.exit_code == 1 and cause.problem.code != "loss-not-finite"
 
     def _restart_problem(self, cause: Problem) -> Problem:
-        found, _ = newest_whole(self._run.checkpoints_folder)
-        where = f"after step {found.step}" if found else "from the beginning: there is no checkpoint"
+        checkpoint, _ = newest_whole(self._run.checkpoints_folder)
+        where = (
+            f"after step {checkpoint.step}" if checkpoint else "from the beginning: there is no checkpoint"
+        )
         count = f"{self._arguments.restarts + 1} of {self._config.launch.max_restarts}"
         return msgspec.structs.replace(
             cause,
@@ -289,10 +291,10 @@ class Supervisor:
 def _is_full(folder: Path) -> bool:
     """Whether the disk has no room for another page of events."""
     try:
-        found = os.statvfs(folder)
+        usage = os.statvfs(folder)
     except OSError:
         return False
-    return found.f_bavail * found.f_frsize < _PAGE_BYTES
+    return usage.f_bavail * usage.f_frsize < _PAGE_BYTES
 
 
 def _disk_problem(dropped: int) -> Problem:
@@ -347,8 +349,8 @@ def _parse(argv: list[str]) -> Arguments:
     )
     parser.add_argument("--words", type=int, help="a pipe for the reason of a failure")
     parser.add_argument("--restarts", type=int, default=0, help="attempts begun without being asked")
-    found = parser.parse_args(argv)
-    return Arguments(RunDir(found.run), found.attempt, found.worker, found.words, found.restarts)
+    given = parser.parse_args(argv)
+    return Arguments(RunDir(given.run), given.attempt, given.worker, given.words, given.restarts)
 
 
 def main() -> NoReturn:
