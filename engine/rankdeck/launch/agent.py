@@ -26,7 +26,7 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.events.api import Event, EventSource
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from rankdeck.launch.ranks import GRACE_S, RankProcess, end_ranks
+from rankdeck.launch.rank_processes import GRACE_S, RankProcess, end_ranks
 
 MONITOR_S = 0.05
 LOOPBACK = "127.0.0.1"
