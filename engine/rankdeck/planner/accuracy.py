@@ -18,8 +18,8 @@ from rankdeck.base.errors import ConfigError
 from rankdeck.config import RunConfig
 from rankdeck.config.gpu_models import GpuModel, find_gpu
 from rankdeck.events import DeviceInfo
-from rankdeck.planner.pool import answers
-from rankdeck.planner.rows import Row
+from rankdeck.planner.candidates import Candidate
+from rankdeck.planner.pool import plan_lines_of
 from rankdeck.planner.targets import Target, TargetDevice
 from rankdeck.run import plan_lines, report
 from rankdeck.run.plan_lines import PlanLine
@@ -54,8 +54,8 @@ def predict(run: RunDir) -> PlanLine | None:
     if not infos:
         return None
     config = run.config()
-    row = Row(config.strategy.use, dict(config.strategy.options), configured=True)
-    (line,) = answers(config, [row], _target(infos))
+    candidate = Candidate(config.strategy.use, dict(config.strategy.options), configured=True)
+    (line,) = plan_lines_of(config, [candidate], _target(infos))
     report.prediction_file(run).write_bytes(plan_lines.encode(line))
     return line
 
