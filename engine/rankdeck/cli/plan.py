@@ -62,11 +62,22 @@ def plan(
 
     chosen = load_config(config, overrides=overrides or ())
     target = target_of(chosen, devices, capacity)
+    _warn_of_torch()
     told = Told(as_json=as_json)
     for line in _lines(chosen, strategy, target, fit_batch=fit_batch):
         told.add(line)
     told.close()
     return 0
+
+
+def _warn_of_torch() -> None:
+    """Say on stderr that the installed torch is an unknown one, if it is."""
+    from rankdeck.cli import console
+    from rankdeck.torch_compat.versions import version_problem
+
+    problem = version_problem()
+    if problem is not None:
+        console.problem(problem)
 
 
 def _lines(config: RunConfig, strategy: str | None, target: Target, *, fit_batch: bool) -> Iterator[PlanLine]:

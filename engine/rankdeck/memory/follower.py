@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rankdeck.memory.entries import DeviceMixError, Entry, kind_index
+from rankdeck.memory.entries import DeviceMixError, StorageEntry, kind_index
 from rankdeck.memory.scopes import ThreadState
 from rankdeck.memory.storages import Storages
 from rankdeck.torch_compat.dispatch import (
@@ -47,7 +47,7 @@ class Follower(DispatchMode):
     def __init__(self, storages: Storages, state: ThreadState) -> None:
         super().__init__()
         self._storages = storages
-        self._live: dict[int, Entry] = storages.live
+        self._live: dict[int, StorageEntry] = storages.live
         self._state = state
         self._has_many_devices = storages.num_devices > 1
 
@@ -150,7 +150,7 @@ class Follower(DispatchMode):
             return device
         return scalar_device if scalar_device != _NOWHERE else self._state.device
 
-    def _entry_of(self, tensor: Any) -> Entry | None:
+    def _entry_of(self, tensor: Any) -> StorageEntry | None:
         if not isinstance(tensor, Tensor):
             return None
         try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rankdeck.memory.entries import Account, DeviceBytes, Entry, kind_index
+from rankdeck.memory.entries import Account, DeviceBytes, StorageEntry, kind_index
 from rankdeck.torch_compat.dispatch import storage_key
 from rankdeck.torch_compat.dtensors import local_part
 
@@ -32,7 +32,7 @@ class Storages:
         self.num_devices = num_devices
         self.moved_bytes: dict[tuple[int, int], int] = {}
         """Bytes that crossed while following, by (source, target)."""
-        self.live: dict[int, Entry] = {}
+        self.live: dict[int, StorageEntry] = {}
         """Entries by the key of their storage; for the follower, which reads it without the lock."""
         self._round_to_bytes = round_to_bytes
         self._accounts = [Account() for _ in range(num_devices)]
@@ -80,7 +80,7 @@ class Storages:
         with self._lock:
             if key in self.live:
                 return
-            entry = Entry(storage, self._gone)
+            entry = StorageEntry(storage, self._gone)
             entry.key = key
             entry.device = device
             entry.kind = kind
@@ -97,7 +97,7 @@ class Storages:
                 if num_bytes != entry.num_bytes:
                     self._change(entry, num_bytes)
 
-    def _change(self, entry: Entry, num_bytes: int) -> None:
+    def _change(self, entry: StorageEntry, num_bytes: int) -> None:
         delta = num_bytes - entry.num_bytes
         entry.num_bytes = num_bytes
         self._changes += 1
@@ -111,7 +111,7 @@ class Storages:
         if self._live_bytes > self._peak_bytes:
             self._peak_bytes = self._live_bytes
 
-    def _gone(self, ref: Entry) -> None:
+    def _gone(self, ref: StorageEntry) -> None:
         with self._lock:
             if self.live.get(ref.key) is not ref:
                 return

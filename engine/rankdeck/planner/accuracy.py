@@ -119,8 +119,8 @@ def measured_scale(runs: Iterable[RunDir], config: RunConfig, target: Target) ->
 
 def _chip(name: str | None) -> str | None:
     """A GPU by its name here, however the driver writes it."""
-    found = find_gpu(name or "")
-    return name if found is None else found.name
+    gpu = find_gpu(name or "")
+    return name if gpu is None else gpu.name
 
 
 @dataclass(frozen=True)

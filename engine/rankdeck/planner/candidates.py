@@ -124,12 +124,12 @@ def representatives(
         return {rank: slices[rank] for rank in range(num_devices)}
     if strategy == "hybrid":
         shard, stage, tensor = (int(options.get(axis, 1)) for axis in ("shard", "stage", "tensor"))
-        found = {}
+        same = {}
         for rank in range(num_devices):
             at_stage = rank // tensor % stage
             at_shard = slices[rank // (tensor * stage) % shard]
-            found[rank] = (at_shard * stage + at_stage) * tensor
-        return found
+            same[rank] = (at_shard * stage + at_stage) * tensor
+        return same
     return {rank: rank for rank in range(num_devices)}
 
 

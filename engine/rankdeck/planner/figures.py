@@ -30,7 +30,7 @@ _BOUND = "At least this much: weights, gradients and optimizer state alone."
 _DDP_FALLBACK = "torch's DDP could not be followed: single's figures and a set of buckets."
 
 
-class DeviceFigures(msgspec.Struct):
+class DeviceNeeds(msgspec.Struct):
     """A device as one rank saw it; `reserved_bytes` is None in a rehearsal, `work` where nothing ran."""
 
     place: int
@@ -40,13 +40,13 @@ class DeviceFigures(msgspec.Struct):
     work: Work | None = None
 
 
-class RankFigures(msgspec.Struct):
+class RankNeeds(msgspec.Struct):
     """What one rank's devices need, or in `reason` why that is not known.
 
     `is_bound`: the devices say only what is certain. `alike`: see representatives in candidates.py.
     """
 
-    devices: list[DeviceFigures] = []
+    devices: list[DeviceNeeds] = []
     alike: tuple[int, ...] = ()
     sent_bytes: int = 0
     bubble: float = 0.0
@@ -56,7 +56,7 @@ class RankFigures(msgspec.Struct):
 
 
 def ranks_to_plan(
-    config: RunConfig, num_devices: int, planned: Mapping[int, RankFigures] | None = None
+    config: RunConfig, num_devices: int, planned: Mapping[int, RankNeeds] | None = None
 ) -> list[int]:
     """One rank of each kind, as far as is known: rank 0 says which slices of weights are alike."""
     if config.strategy_card.one_process:
@@ -64,31 +64,31 @@ def ranks_to_plan(
     return sorted(set(_standing(config, num_devices, planned or {}).values()))
 
 
-def _standing(config: RunConfig, num_devices: int, planned: Mapping[int, RankFigures]) -> dict[int, int]:
+def _standing(config: RunConfig, num_devices: int, planned: Mapping[int, RankNeeds]) -> dict[int, int]:
     """For every rank the one that is planned for it."""
     alike = planned[0].alike if 0 in planned else ()
     return representatives(config.strategy.use, config.strategy.options, num_devices, alike)
 
 
-def plan_rank(config: RunConfig, rank: int, target: Target) -> RankFigures:
+def plan_rank(config: RunConfig, rank: int, target: Target) -> RankNeeds:
     """A rank's figures; whatever goes wrong is said in them."""
     try:
         return _planned_rank(_request(config, target, rank), target)
     except RankdeckError as error:
-        return RankFigures(reason=" ".join(filter(None, (error.message, error.advice))))
+        return RankNeeds(reason=" ".join(filter(None, (error.message, error.advice))))
     except NotFollowedError as error:
         certain = [_certain(place, device) for place, device in error.certain.items()]
-        return RankFigures(certain, notes=[_BOUND], reason=in_words(error.cause), is_bound=True)
+        return RankNeeds(certain, notes=[_BOUND], reason=in_words(error.cause), is_bound=True)
     except Exception as error:
         if config.strategy.use == "ddp" and config.strategy.options["sync"] == "native":
             return _ddp_from_single(config, target)
-        return RankFigures(reason=in_words(error))
+        return RankNeeds(reason=in_words(error))
 
 
-def _certain(place: int, device: DeviceBytes) -> DeviceFigures:
+def _certain(place: int, device: DeviceBytes) -> DeviceNeeds:
     """What stays from step to step. The error that ended the pass may still hold other tensors."""
     by_kind = {kind: device.live_by_kind[kind] for kind in _KEPT if device.live_by_kind[kind]}
-    return DeviceFigures(place, sum(by_kind.values()), by_kind)
+    return DeviceNeeds(place, sum(by_kind.values()), by_kind)
 
 
 def _request(config: RunConfig, target: Target, rank: int) -> PassRequest:
@@ -96,10 +96,10 @@ def _request(config: RunConfig, target: Target, rank: int) -> PassRequest:
     return PassRequest(config, target.num_devices, rank, like_cuda=target.like_cuda, rates=device.rates)
 
 
-def _planned_rank(request: PassRequest, target: Target) -> RankFigures:
+def _planned_rank(request: PassRequest, target: Target) -> RankNeeds:
     result = fake_pass(request)
     facts = result.pipeline
-    return RankFigures(
+    return RankNeeds(
         [_device(result, place, request, target) for place in result.devices],
         alike=result.alike,
         sent_bytes=result.sent_bytes,
@@ -109,12 +109,12 @@ def _planned_rank(request: PassRequest, target: Target) -> RankFigures:
     )
 
 
-def _device(result: PassResult, place: int, request: PassRequest, target: Target) -> DeviceFigures:
+def _device(result: PassResult, place: int, request: PassRequest, target: Target) -> DeviceNeeds:
     """cuBLAS' workspaces lie inside the allocator, from the first product on."""
     bytes_of, gpu = result.devices[place], target.devices[place].gpu
     by_kind = _known(bytes_of.peak_by_kind)
     if gpu is None:
-        return DeviceFigures(place, bytes_of.peak_bytes, by_kind, work=result.work[place])
+        return DeviceNeeds(place, bytes_of.peak_bytes, by_kind, work=result.work[place])
     by_kind["temporary"] = by_kind.get("temporary", 0) + gpu.workspaces_bytes
     reserved = reserved_bytes(
         result.logs[place],
@@ -122,14 +122,14 @@ def _device(result: PassResult, place: int, request: PassRequest, target: Target
         side_streams=request.config.strategy.use in _SIDE_STREAMS,
     )
     active_bytes = bytes_of.peak_bytes + gpu.workspaces_bytes
-    return DeviceFigures(place, active_bytes, by_kind, reserved, result.work[place])
+    return DeviceNeeds(place, active_bytes, by_kind, reserved, result.work[place])
 
 
 def _known(by_kind: Mapping[str, int]) -> dict[str, int]:
     return {kind: num_bytes for kind, num_bytes in by_kind.items() if num_bytes}
 
 
-def _ddp_from_single(config: RunConfig, target: Target) -> RankFigures:
+def _ddp_from_single(config: RunConfig, target: Target) -> RankNeeds:
     """A rank of ddp as a single device with its share of the batch, and buckets of the gradients' size."""
     share = config.train.global_batch // target.num_devices
     single = Candidate("single", changes={"train.global_batch": share}).config(config, target)
@@ -162,7 +162,7 @@ def line_of(
     candidate: Candidate,
     config: RunConfig,
     target: Target,
-    planned: Mapping[int, RankFigures],
+    planned: Mapping[int, RankNeeds],
     scale: float | None = None,
 ) -> PlanLine:
     """The line of a candidate from the figures of its ranks. `scale`: see step_time.py."""
@@ -184,7 +184,7 @@ def line_of(
 
 
 def _planned_devices(
-    config: RunConfig, target: Target, planned: Mapping[int, RankFigures]
+    config: RunConfig, target: Target, planned: Mapping[int, RankNeeds]
 ) -> list[PlannedDevice]:
     """Every device of the run, equal ones with equal figures."""
     if config.strategy_card.one_process:
@@ -196,7 +196,7 @@ def _planned_devices(
     return [_planned(device, index, target, talks=talks) for index, device in by_device.items()]
 
 
-def _planned(planned: DeviceFigures, index: int, target: Target, *, talks: bool) -> PlannedDevice:
+def _planned(planned: DeviceNeeds, index: int, target: Target, *, talks: bool) -> PlannedDevice:
     device = target.devices[index]
     constants_bytes = _constants_bytes(device.gpu, talks=talks)
     held_bytes = planned.active_bytes if planned.reserved_bytes is None else planned.reserved_bytes
@@ -220,8 +220,8 @@ def _constants_bytes(gpu: GpuModel | None, *, talks: bool) -> int:
     return gpu.context_bytes + (gpu.nccl_bytes if talks else 0)
 
 
-def _step(config: RunConfig, target: Target, planned: Mapping[int, RankFigures]) -> StepCosts:
-    ranks: Sequence[RankFigures] = list(planned.values())
+def _step(config: RunConfig, target: Target, planned: Mapping[int, RankNeeds]) -> StepCosts:
+    ranks: Sequence[RankNeeds] = list(planned.values())
     gpu = target.devices[0].gpu
     return StepCosts(
         strategy=config.strategy.use,

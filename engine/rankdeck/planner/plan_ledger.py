@@ -19,7 +19,7 @@ from rankdeck.torch_compat.dtensors import local_part
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rankdeck.memory.entries import Entry
+    from rankdeck.memory.entries import StorageEntry
     from rankdeck.torch_compat.dispatch import DispatchMode
     from rankdeck.torch_compat.fake_tensors import FakeTensorMode
 
@@ -64,7 +64,7 @@ class PlanLedger(Ledger):
         if entry is not None and entry.num_bytes:
             self._change(entry, 0)
 
-    def _change(self, entry: Entry, num_bytes: int) -> None:
+    def _change(self, entry: StorageEntry, num_bytes: int) -> None:
         if self._like_cuda and num_bytes != entry.num_bytes:
             log = self.logs[entry.device]
             is_communication = entry.kind == self._communication
@@ -74,7 +74,7 @@ class PlanLedger(Ledger):
                 log.append((entry.key, num_bytes, is_communication))
         super()._change(entry, num_bytes)
 
-    def _gone(self, ref: Entry) -> None:
+    def _gone(self, ref: StorageEntry) -> None:
         if self._like_cuda and ref.num_bytes and self.live.get(ref.key) is ref:
             self.logs[ref.device].append((ref.key, 0, ref.kind == self._communication))
         super()._gone(ref)

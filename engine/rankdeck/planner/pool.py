@@ -25,7 +25,7 @@ from rankdeck.base.errors import ConfigError
 from rankdeck.base.heartbeat import die_with_parent
 from rankdeck.config import RunConfig
 from rankdeck.planner.candidates import Candidate
-from rankdeck.planner.figures import RankFigures, empty_line, line_of, plan_rank, ranks_to_plan
+from rankdeck.planner.figures import RankNeeds, empty_line, line_of, plan_rank, ranks_to_plan
 from rankdeck.planner.preload import preload
 from rankdeck.planner.targets import Target
 from rankdeck.run.plan_lines import PlanLine
@@ -35,7 +35,7 @@ MOST_AT_ONCE = 4
 _CHUNK = 1 << 16
 _COMPILED = "train.compile is left out: what a compiled graph keeps is not known before it runs."
 
-RankPlanner = Callable[[RunConfig, int, Target], RankFigures]
+RankPlanner = Callable[[RunConfig, int, Target], RankNeeds]
 
 
 def plan_lines_of(
@@ -86,7 +86,7 @@ class _Pending:
     config: RunConfig
     target: Target
     is_compiled: bool = False
-    figures: dict[int, RankFigures] = field(default_factory=dict)
+    figures: dict[int, RankNeeds] = field(default_factory=dict)
     started: set[int] = field(default_factory=set)
     started_s: float | None = None
 
@@ -167,13 +167,13 @@ class _Child:
         _, self.status = os.waitpid(self.pid, 0)
         self.is_done = True
 
-    def figures(self) -> RankFigures:
+    def figures(self) -> RankNeeds:
         """What the child wrote, or what became of it."""
         os.close(self.pipe)
         with self.errors:
             if self.status == 0 and self.timed_out_s is None and self.output:
-                return msgspec.msgpack.decode(self.output, type=RankFigures)
-            return RankFigures(reason=self._end_in_words())
+                return msgspec.msgpack.decode(self.output, type=RankNeeds)
+            return RankNeeds(reason=self._end_in_words())
 
     def _end_in_words(self) -> str:
         if self.timed_out_s is not None:
@@ -189,7 +189,7 @@ class _Child:
         )
 
 
-def _be_child(plan: Callable[[], RankFigures], writing: int, errors: int) -> None:
+def _be_child(plan: Callable[[], RankNeeds], writing: int, errors: int) -> None:
     """Write the figures and leave, without any of the parent's own ends: buffers, handlers, tests."""
     code = 1
     try:

@@ -1,4 +1,4 @@
-"""What a fake tensor says when it is asked for its value, which it does not have.
+"""Values of fake tensors, which have none: what is given to whoever reads one.
 
 Read torch_compat/fake_tensors.py and shape_memo.py before, fake_pass.py next.
 """

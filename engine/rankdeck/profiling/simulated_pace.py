@@ -312,5 +312,5 @@ _ON_CPU = {
 
 def flops_formula(packet: Any) -> Callable[..., int] | None:
     """torch's own formula of an operation; attention on CPU counts as on a GPU."""
-    found: Callable[..., int] | None = flop_registry.get(_ON_CPU.get(packet, packet))
-    return found
+    formula: Callable[..., int] | None = flop_registry.get(_ON_CPU.get(packet, packet))
+    return formula

@@ -25,7 +25,7 @@ from rankdeck.memory.virtual import VirtualDevices
 from rankdeck.parallel.mesh import Mesh
 from rankdeck.parallel.pipelining.chain import Received
 from rankdeck.parallel.pipelining.cutting import cut_model, move_in_place
-from rankdeck.profiling.spans import Mark, SpanRecorder
+from rankdeck.profiling.spans import PhaseSpan, SpanRecorder
 from rankdeck.strategies.base import (
     Batch,
     HeldoutSums,
@@ -209,7 +209,7 @@ class _DeviceClock:
     def __init__(self, num_devices: int, spans: SpanRecorder) -> None:
         self.busy_s = [0.0] * num_devices
         self._spans = spans
-        self._mark: Mark | None = None
+        self._mark: PhaseSpan | None = None
         self._device: int | None = None
         self._phase = ""
         self._since_s = 0.0

@@ -10,17 +10,17 @@ from typing import Any
 import torch
 import torch.distributed.distributed_c10d as c10d
 
-from rankdeck.torch_compat.places import Place
+from rankdeck.torch_compat.places import Private
 
 NAMESPACE = "_c10d_functional"
 _BYTES = "bytes that tensor and hybrid send are unknown"
 PLACES = (
-    Place("torch.distributed.distributed_c10d:_resolve_process_group", _BYTES),
+    Private("torch.distributed.distributed_c10d:_resolve_process_group", _BYTES),
     *(
-        Place(f"torch.ops:{NAMESPACE}.{name}.default", _BYTES)
+        Private(f"torch.ops:{NAMESPACE}.{name}.default", _BYTES)
         for name in ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
     ),
-    Place(
+    Private(
         "torch.ops._c10d_functional.wait_tensor",
         "plans of tensor are too large",
         look=lambda: torch.ops._c10d_functional.wait_tensor.default,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from rankdeck.torch_compat.places import Place
+from rankdeck.torch_compat.places import Private
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
@@ -23,11 +23,11 @@ _SYNC_TIMES = "times of gradient syncs under ddp are unknown"
 _HALVES = "ddp cannot compress to 16 bits"
 _PLANS = "plans of ddp are single's with a set of buckets"
 PLACES = (
-    Place(f"{_DDP}._get_ddp_logging_data", _SYNC_TIMES, takes=("self",)),
-    Place(f"{_DDP}._set_ddp_runtime_logging_sample_rate", _SYNC_TIMES, takes=("self", "sample_rate")),
-    Place(f"{_DDP}.register_comm_hook", _HALVES, takes=("self", "state", "hook")),
-    Place("torch.distributed:Reducer._rebuild_buckets", _PLANS),
-    Place(
+    Private(f"{_DDP}._get_ddp_logging_data", _SYNC_TIMES, takes=("self",)),
+    Private(f"{_DDP}._set_ddp_runtime_logging_sample_rate", _SYNC_TIMES, takes=("self", "sample_rate")),
+    Private(f"{_DDP}.register_comm_hook", _HALVES, takes=("self", "state", "hook")),
+    Private("torch.distributed:Reducer._rebuild_buckets", _PLANS),
+    Private(
         "torch.distributed.algorithms.ddp_comm_hooks.default_hooks:_compress_hook",
         _HALVES,
         takes=("dtype", "process_group", "bucket"),

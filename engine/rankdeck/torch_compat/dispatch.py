@@ -19,32 +19,32 @@ from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map as tree_map
 from torch.utils._pytree import tree_unflatten as tree_unflatten
 
-from rankdeck.torch_compat.places import Place
+from rankdeck.torch_compat.places import Private
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload as OpOverload
 
 VIEWS, WRITES, CREATES, RESIZES, PER_ITEM = range(5)
 EFFECTS: dict[OpOverload, int] = {}
-"""What `effect_of` has found, for callers in a hurry."""
+"""The results of `effect_of`, for callers in a hurry."""
 _NO_BACKWARD = -1
 _CHANGE_MORE = ("resize_", "resize_as_", "set_", "detach_")
 
 _LEDGER = "memory by kind in rehearsals, and plans, cannot be trusted"
 PLACES = (
-    Place("torch.utils._python_dispatch:TorchDispatchMode._should_skip_dynamo", _LEDGER),
-    Place("torch.utils._python_dispatch:_disable_current_modes", "plans of meshes fail", takes=()),
-    Place("torch.utils._pytree:tree_leaves", _LEDGER, takes=("tree",)),
-    Place("torch.utils._pytree:tree_flatten", "dp cannot cut batches", takes=("tree",)),
-    Place("torch.utils._pytree:tree_unflatten", "dp cannot cut batches", takes=("leaves", "treespec")),
-    Place("torch.utils._pytree:TreeSpec.num_leaves", "dp cannot gather what replicas return"),
-    Place("torch.utils._pytree:tree_map", "models cannot be cut into stages", takes=("func", "tree")),
-    Place("torch._C:_current_graph_task_id", _LEDGER),
-    Place("torch._C:_disabled_torch_dispatch_impl", _LEDGER),
-    Place("the _cdata of a storage", _LEDGER, look=lambda: torch.empty(1).untyped_storage()._cdata),
-    Place("the _schema of an operation", _LEDGER, look=lambda: torch.ops.aten.add_.Tensor._schema.returns),
-    Place("the _overloadname of one", _LEDGER, look=lambda: torch.ops.aten.add.out._overloadname),
-    Place("the _overloadpacket of one", _LEDGER, look=lambda: torch.ops.aten.add.out._overloadpacket),
+    Private("torch.utils._python_dispatch:TorchDispatchMode._should_skip_dynamo", _LEDGER),
+    Private("torch.utils._python_dispatch:_disable_current_modes", "plans of meshes fail", takes=()),
+    Private("torch.utils._pytree:tree_leaves", _LEDGER, takes=("tree",)),
+    Private("torch.utils._pytree:tree_flatten", "dp cannot cut batches", takes=("tree",)),
+    Private("torch.utils._pytree:tree_unflatten", "dp cannot cut batches", takes=("leaves", "treespec")),
+    Private("torch.utils._pytree:TreeSpec.num_leaves", "dp cannot gather what replicas return"),
+    Private("torch.utils._pytree:tree_map", "models cannot be cut into stages", takes=("func", "tree")),
+    Private("torch._C:_current_graph_task_id", _LEDGER),
+    Private("torch._C:_disabled_torch_dispatch_impl", _LEDGER),
+    Private("the _cdata of a storage", _LEDGER, look=lambda: torch.empty(1).untyped_storage()._cdata),
+    Private("the _schema of an operation", _LEDGER, look=lambda: torch.ops.aten.add_.Tensor._schema.returns),
+    Private("the _overloadname of one", _LEDGER, look=lambda: torch.ops.aten.add.out._overloadname),
+    Private("the _overloadpacket of one", _LEDGER, look=lambda: torch.ops.aten.add.out._overloadpacket),
 )
 
 

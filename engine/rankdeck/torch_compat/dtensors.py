@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rankdeck.torch_compat.places import Place
+from rankdeck.torch_compat.places import Private
 
 
 def _a_local_tensor() -> Any:
@@ -16,7 +16,7 @@ def _a_local_tensor() -> Any:
 
 
 PLACES = (
-    Place("the _local_tensor of a DTensor", "fsdp, tensor and hybrid are miscounted", look=_a_local_tensor),
+    Private("the _local_tensor of a DTensor", "fsdp, tensor and hybrid are miscounted", look=_a_local_tensor),
 )
 
 

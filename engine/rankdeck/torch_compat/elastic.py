@@ -27,25 +27,25 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.events.api import Event, EventSource
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from rankdeck.torch_compat.places import Place
+from rankdeck.torch_compat.places import Private
 
 LOOPBACK = "127.0.0.1"
 _STORE_TIMEOUT = timedelta(seconds=60)
 _AGENT = "torch.distributed.elastic.agent.server.api:SimpleElasticAgent"
 _RUNS = "runs cannot start, or do not end as they should"
 PLACES = (
-    Place(f"{_AGENT}._start_workers", _RUNS, takes=("self", "worker_group")),
-    Place(f"{_AGENT}._monitor_workers", _RUNS, takes=("self", "worker_group")),
-    Place(f"{_AGENT}._stop_workers", _RUNS),
-    Place(f"{_AGENT}._shutdown", _RUNS),
-    Place(f"{_AGENT}._construct_event", "runs take seconds to start", takes=("self", "state", "source")),
-    Place("torch.distributed.elastic.events.api:Event", _RUNS, takes=("name", "source")),
-    Place(
+    Private(f"{_AGENT}._start_workers", _RUNS, takes=("self", "worker_group")),
+    Private(f"{_AGENT}._monitor_workers", _RUNS, takes=("self", "worker_group")),
+    Private(f"{_AGENT}._stop_workers", _RUNS),
+    Private(f"{_AGENT}._shutdown", _RUNS),
+    Private(f"{_AGENT}._construct_event", "runs take seconds to start", takes=("self", "state", "source")),
+    Private("torch.distributed.elastic.events.api:Event", _RUNS, takes=("name", "source")),
+    Private(
         "torch.distributed.elastic.rendezvous:RendezvousStoreInfo",
         _RUNS,
         takes=("master_addr", "master_port"),
     ),
-    Place(
+    Private(
         "torch.distributed.elastic.rendezvous:RendezvousInfo",
         _RUNS,
         takes=("store", "rank", "world_size", "bootstrap_store_info"),

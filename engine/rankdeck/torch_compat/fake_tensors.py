@@ -13,7 +13,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 
-from rankdeck.torch_compat.places import Place
+from rankdeck.torch_compat.places import Private
 
 _PLANS = "plans cannot be made"
 _SLOW = "plans take half as long again"
@@ -25,20 +25,22 @@ def _a_fake_tensor() -> Any:
 
 
 PLACES = (
-    Place("torch._subclasses.fake_tensor:FakeTensorMode.from_tensor", _PLANS, takes=("self", "tensor")),
-    Place("torch._subclasses.fake_tensor:in_kernel_invocation_manager", _SLOW, takes=("fake_mode",)),
-    Place("torch._subclasses.fake_tensor:DataDependentOutputException", "some refusals are badly worded"),
-    Place("torch._subclasses.fake_tensor:DynamicOutputShapeException", "some refusals are badly worded"),
-    Place("torch._C:_get_dispatch_mode", _SLOW),
-    Place("torch._C:_TorchDispatchModeKey.FAKE", _SLOW),
-    Place("the fake_device of a fake tensor", _PLANS, look=lambda: _a_fake_tensor().fake_device),
-    Place("the fake_mode of a fake tensor", _SLOW, look=lambda: _a_fake_tensor().fake_mode),
-    Place("the constant of a fake tensor", _SLOW, look=lambda: _a_fake_tensor().constant),
-    Place("whether its sizes are symbols", _SLOW, look=lambda: _a_fake_tensor()._has_symbolic_sizes_strides),
-    Place("torch.testing._internal.distributed.fake_pg:FakeStore", "plans over ranks cannot be made"),
-    Place("torch.ops:prim.device.default", _PLANS),
-    Place("torch.ops:aten._local_scalar_dense.default", _PLANS),
-    Place("torch.ops:aten.mkldnn_rnn_layer.default", "plans of LSTMs are too small"),
+    Private("torch._subclasses.fake_tensor:FakeTensorMode.from_tensor", _PLANS, takes=("self", "tensor")),
+    Private("torch._subclasses.fake_tensor:in_kernel_invocation_manager", _SLOW, takes=("fake_mode",)),
+    Private("torch._subclasses.fake_tensor:DataDependentOutputException", "some refusals are badly worded"),
+    Private("torch._subclasses.fake_tensor:DynamicOutputShapeException", "some refusals are badly worded"),
+    Private("torch._C:_get_dispatch_mode", _SLOW),
+    Private("torch._C:_TorchDispatchModeKey.FAKE", _SLOW),
+    Private("the fake_device of a fake tensor", _PLANS, look=lambda: _a_fake_tensor().fake_device),
+    Private("the fake_mode of a fake tensor", _SLOW, look=lambda: _a_fake_tensor().fake_mode),
+    Private("the constant of a fake tensor", _SLOW, look=lambda: _a_fake_tensor().constant),
+    Private(
+        "whether its sizes are symbols", _SLOW, look=lambda: _a_fake_tensor()._has_symbolic_sizes_strides
+    ),
+    Private("torch.testing._internal.distributed.fake_pg:FakeStore", "plans over ranks cannot be made"),
+    Private("torch.ops:prim.device.default", _PLANS),
+    Private("torch.ops:aten._local_scalar_dense.default", _PLANS),
+    Private("torch.ops:aten.mkldnn_rnn_layer.default", "plans of LSTMs are too small"),
 )
 
 in_kernel = getattr(fake_tensor, "in_kernel_invocation_manager", None)

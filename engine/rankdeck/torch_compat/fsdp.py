@@ -14,7 +14,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
-from rankdeck.torch_compat.places import Place
+from rankdeck.torch_compat.places import Private
 
 _SETTER = "set_reduce_scatter_unused_params"
 
@@ -25,8 +25,8 @@ def _way() -> Any:
 
 
 PLACES = (
-    Place("the way to unused weights of fsdp", "fsdp's find_unused_parameters fails", look=_way),
-    Place(
+    Private("the way to unused weights of fsdp", "fsdp's find_unused_parameters fails", look=_way),
+    Private(
         "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup.post_backward",
         "fsdp's find_unused_parameters fails",
     ),

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rankdeck.torch_compat.places import Place
+from rankdeck.torch_compat.places import Private
 
 _PROPAGATION = "torch.distributed.tensor._sharding_prop"
 _PROPAGATE = "_propagate_tensor_meta_non_cached"
@@ -21,10 +21,10 @@ _FSDP_GROUP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 _FSDP_MOVES = ("unshard", "wait_for_unshard", "post_backward")
 
 PLACES = (
-    Place("torch:UntypedStorage.resize_", "memory of fsdp is overstated"),
-    Place(f"{_PROPAGATION}:ShardingPropagator.{_PROPAGATE}", "memory of tensor is overstated"),
+    Private("torch:UntypedStorage.resize_", "memory of fsdp is overstated"),
+    Private(f"{_PROPAGATION}:ShardingPropagator.{_PROPAGATE}", "memory of tensor is overstated"),
     *(
-        Place(f"{_FSDP_GROUP}:FSDPParamGroup.{name}", "fsdp's communication is shown as activations")
+        Private(f"{_FSDP_GROUP}:FSDPParamGroup.{name}", "fsdp's communication is shown as activations")
         for name in _FSDP_MOVES
     ),
 )

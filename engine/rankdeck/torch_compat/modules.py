@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from rankdeck.torch_compat.places import Place
+from rankdeck.torch_compat.places import Private
 
 BatchNorm = _BatchNorm
 """What every batch norm is."""
@@ -15,15 +15,15 @@ NormBase = _NormBase
 """What every norm with running statistics is."""
 _CUTS = "stages of pipelines and replicas of dp cannot be built"
 PLACES = (
-    Place("the tables of a module", _CUTS, look=lambda: vars(nn.Module())["_parameters"]),
-    Place("its table of buffers", _CUTS, look=lambda: vars(nn.Module())["_buffers"]),
-    Place("its table of children", _CUTS, look=lambda: vars(nn.Module())["_modules"]),
-    Place("torch.nn:Module._replicate_for_data_parallel", "dp cannot make replicas", takes=("self",)),
-    Place("torch.nn:Module._apply", "plans fail", takes=("self", "fn", "recurse")),
-    Place("torch.nn:BatchNorm1d._check_input_dim", "batch norms over ranks fail", takes=("self", "input")),
-    Place("torch.nn.modules.batchnorm:_BatchNorm", "batch norms over ranks fail"),
-    Place("torch.nn.modules.batchnorm:_NormBase", "checkpointing of activations fails"),
-    Place(
+    Private("the tables of a module", _CUTS, look=lambda: vars(nn.Module())["_parameters"]),
+    Private("its table of buffers", _CUTS, look=lambda: vars(nn.Module())["_buffers"]),
+    Private("its table of children", _CUTS, look=lambda: vars(nn.Module())["_modules"]),
+    Private("torch.nn:Module._replicate_for_data_parallel", "dp cannot make replicas", takes=("self",)),
+    Private("torch.nn:Module._apply", "plans fail", takes=("self", "fn", "recurse")),
+    Private("torch.nn:BatchNorm1d._check_input_dim", "batch norms over ranks fail", takes=("self", "input")),
+    Private("torch.nn.modules.batchnorm:_BatchNorm", "batch norms over ranks fail"),
+    Private("torch.nn.modules.batchnorm:_NormBase", "checkpointing of activations fails"),
+    Private(
         "the _qkv_same_embed_dim of nn.MultiheadAttention",
         "tensor cannot split attention",
         look=lambda: nn.MultiheadAttention(2, 1)._qkv_same_embed_dim,

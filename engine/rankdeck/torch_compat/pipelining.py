@@ -13,27 +13,27 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, schedules
 
-from rankdeck.torch_compat.places import Place
+from rankdeck.torch_compat.places import Private
 
 _STAGE = "torch.distributed.pipelining:PipelineStage"
 _SCHEDULES = "torch.distributed.pipelining.schedules"
 _STEPS = "pipelines cannot train, or their figures are wrong"
 _DRAWN = "schedules cannot be drawn"
 PLACES = (
-    Place(f"{_STAGE}.forward_one_chunk", _STEPS, takes=("self", "fwd_chunk_id", "args")),
-    Place(
+    Private(f"{_STAGE}.forward_one_chunk", _STEPS, takes=("self", "fwd_chunk_id", "args")),
+    Private(
         f"{_STAGE}.backward_one_chunk",
         _STEPS,
         takes=("self", "bwd_chunk_id", "loss", "full_backward", "last_backward"),
     ),
-    Place(f"{_STAGE}.backward_weight_one_chunk", _STEPS, takes=("self", "bwd_chunk_id", "last_backward")),
-    Place(f"{_STAGE}.get_fwd_send_ops", _STEPS, takes=("self", "fwd_chunk_id")),
-    Place(f"{_STAGE}.get_bwd_send_ops", _STEPS, takes=("self", "bwd_chunk_id")),
-    Place(f"{_SCHEDULES}:get_schedule_class", _STEPS, takes=("schedule_name",)),
-    Place(f"{_SCHEDULES}:logger", "failures inside a stage print torch's whole schedule"),
-    Place(f"{_SCHEDULES}:_Action.sub_actions", _DRAWN),
-    Place(f"{_SCHEDULES}:_Action.computation_type", _DRAWN),
-    Place("torch.distributed.pipelining.stage:_RecvInfo", "buffers of pipelines are shown as activations"),
+    Private(f"{_STAGE}.backward_weight_one_chunk", _STEPS, takes=("self", "bwd_chunk_id", "last_backward")),
+    Private(f"{_STAGE}.get_fwd_send_ops", _STEPS, takes=("self", "fwd_chunk_id")),
+    Private(f"{_STAGE}.get_bwd_send_ops", _STEPS, takes=("self", "bwd_chunk_id")),
+    Private(f"{_SCHEDULES}:get_schedule_class", _STEPS, takes=("schedule_name",)),
+    Private(f"{_SCHEDULES}:logger", "failures inside a stage print torch's whole schedule"),
+    Private(f"{_SCHEDULES}:_Action.sub_actions", _DRAWN),
+    Private(f"{_SCHEDULES}:_Action.computation_type", _DRAWN),
+    Private("torch.distributed.pipelining.stage:_RecvInfo", "buffers of pipelines are shown as activations"),
 )
 
 

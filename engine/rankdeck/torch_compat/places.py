@@ -1,4 +1,4 @@
-"""A place: something of torch that has no promise behind it, and how to see that it is still there."""
+"""Private parts of torch: what has no promise behind it, and how to see that it is still there."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 CHECKED = ("2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
-"""Versions of torch under which every place was found as it is used here."""
+"""Versions of torch under which all of them were as they are used here."""
 
 
 @dataclass(frozen=True)
-class Place:
+class Private:
     """`path` is "module:Class.attribute", or words beside a `look` that finds it on a living object.
 
     `takes`: names of arguments that the engine counts on, in their order and before all others.
@@ -29,13 +29,13 @@ class Place:
     def moved(self) -> str | None:
         """How the installed torch differs here, in words; None where it does not."""
         try:
-            found = self.look() if self.look is not None else _resolve(self.path)
+            part = self.look() if self.look is not None else _resolve(self.path)
         except (ImportError, AttributeError) as error:
             return f"{self.path} is gone ({error})"
         if self.takes is None:
             return None
         try:
-            parameters = list(inspect.signature(found).parameters.values())
+            parameters = list(inspect.signature(part).parameters.values())
         except ValueError:  # a built-in function does not say what it takes
             return None
         names = tuple(parameter.name for parameter in parameters)
@@ -55,7 +55,7 @@ _OPEN_ENDED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 def _resolve(path: str) -> Any:
     """Raises: ImportError, AttributeError where there is no such thing."""
     module, _, names = path.partition(":")
-    found: Any = importlib.import_module(module)
+    part: Any = importlib.import_module(module)
     for name in filter(None, names.split(".")):
-        found = getattr(found, name)
-    return found
+        part = getattr(part, name)
+    return part

@@ -23,15 +23,17 @@ from torch import Tensor, nn
 
 from rankdeck.torch_compat.dispatch import without_modes
 from rankdeck.torch_compat.modules import own_tensors
-from rankdeck.torch_compat.places import Place
+from rankdeck.torch_compat.places import Private
 
 _MESH = ("__init__", "__getitem__", "_concatenate", "_flatten", "_unflatten")
 _MESHES = "plans of fsdp, tensor and hybrid fail"
 PLACES = (
-    *(Place(f"torch.distributed.device_mesh:DeviceMesh.{name}", _MESHES) for name in _MESH),
-    Place("torch.distributed:broadcast_object_list", "plans over ranks fail", takes=("object_list",)),
-    Place("torch.distributed.distributed_c10d:isend", "plans of pipelines are too small", takes=("tensor",)),
-    Place("torch.nn.init:kaiming_uniform_", "plans take longer", takes=("tensor",)),
+    *(Private(f"torch.distributed.device_mesh:DeviceMesh.{name}", _MESHES) for name in _MESH),
+    Private("torch.distributed:broadcast_object_list", "plans over ranks fail", takes=("object_list",)),
+    Private(
+        "torch.distributed.distributed_c10d:isend", "plans of pipelines are too small", takes=("tensor",)
+    ),
+    Private("torch.nn.init:kaiming_uniform_", "plans take longer", takes=("tensor",)),
 )
 
 

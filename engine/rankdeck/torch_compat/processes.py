@@ -9,11 +9,11 @@ import contextlib
 import sys
 from typing import Any
 
-from rankdeck.torch_compat.places import Place
+from rankdeck.torch_compat.places import Private
 
 PLACES = (
-    Place("torch.cuda:_is_in_bad_fork", "runs on CPUs may start with broken CUDA", takes=()),
-    Place(
+    Private("torch.cuda:_is_in_bad_fork", "runs on CPUs may start with broken CUDA", takes=()),
+    Private(
         "torch.utils.data.dataloader:_MultiProcessingDataLoaderIter._shutdown_workers",
         "workers of a loader live on for a while",
         takes=("self",),

@@ -1,11 +1,11 @@
-"""Operations on fake tensors that need no answer of torch's: the same one on the same shapes has been asked.
+"""Operations on fake tensors that need not be computed: the same one on the same shapes was before.
 
 torch remembers them too, under keys that take longer to make than all else that a pass does. Here a key is
 made only where it is certain: for operations of aten, on fake tensors of plain memory and on plain values.
-The first answer to each is torch's own. Of it are kept the shapes, strides and types, and for a view its
+The first result of each is torch's own. Of it are kept the shapes, strides and types, and for a view its
 place in the storage of the first argument; whatever else an operation may do (hand an argument back, put two
 results into one storage) is left to torch each time. A plan is made in two thirds of the time with it, and
-a torch that has moved what `_again` needs is asked always. Read fake_tensors.py before.
+a torch that has moved what `_again` needs computes always. Read fake_tensors.py before.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Outputs:
 
 
 class ShapeMemo:
-    """Answers operations, from memory where it can. Made for one pass, and shared by its threads."""
+    """Results of operations, from memory where it can. Made for one pass, and shared by its threads."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], _Outputs | None] = {}
@@ -55,8 +55,8 @@ class ShapeMemo:
     def __call__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         """What `func(*args, **kwargs)` returns, which may be wrapped in fake mode."""
         key = _key(func, args, kwargs)
-        answer = None if key is None else self._known.get(key)
-        if answer is not None and (again := _again(answer, args)) is not None:
+        known = None if key is None else self._known.get(key)
+        if known is not None and (again := _again(known, args)) is not None:
             return again
         out = func(*args, **kwargs) if kwargs else func(*args)
         if key is not None and key not in self._known:
@@ -65,7 +65,7 @@ class ShapeMemo:
 
 
 def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[Any, ...] | None:
-    """All that an answer depends on; None where that is not certain."""
+    """All that a result depends on; None where that is not certain."""
     if func.namespace != "aten" or not args or in_kernel is None:
         return None
     first = _first_tensor(args)
@@ -118,13 +118,13 @@ def _is_plain(tensor: FakeTensor) -> bool:
 
 
 def _outputs_of(func: Any, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> _Outputs | None:
-    """What to keep of an answer of torch's; None where torch has to be asked each time."""
+    """What to keep of a result of torch's; None where torch has to compute each time."""
     outputs: Sequence[Any] = out if isinstance(out, (list, tuple)) else (out,)
     given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     taken = {_storage(tensor) for tensor in given}
     results: list[_Output | None] = []
     for output in outputs:
-        if output is None:  # a gradient that nobody asked for
+        if output is None:  # a gradient that nobody wants
             results.append(None)
             continue
         if type(output) is not FakeTensor or not _is_plain(output):
@@ -154,22 +154,22 @@ def _fills_its_storage(tensor: Tensor) -> bool:
     return tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == num_bytes
 
 
-def _again(answer: _Outputs, args: tuple[Any, ...]) -> Any:
-    """New fake tensors, as the answer says; None where a view would not lie inside its storage: FSDP's are
+def _again(known: _Outputs, args: tuple[Any, ...]) -> Any:
+    """New fake tensors, as is known; None where a view would not lie inside its storage: FSDP's are
     empty at times, and torch makes views of them all the same.
     """
     first = _first_tensor(args)
     assert first is not None and in_kernel is not None
     with in_kernel(first.fake_mode):
         try:
-            blanks = [_blank(result, first, is_view=answer.is_view) for result in answer.results]
+            blanks = [_blank(result, first, is_view=known.is_view) for result in known.results]
         except RuntimeError:
             return None
     made = [
         None if blank is None or result is None else FakeTensor(first.fake_mode, blank, result.device)
-        for blank, result in zip(blanks, answer.results, strict=True)
+        for blank, result in zip(blanks, known.results, strict=True)
     ]
-    return made[0] if answer.listed is None else answer.listed(made)
+    return made[0] if known.listed is None else known.listed(made)
 
 
 def _blank(result: _Output | None, owner: Tensor, *, is_view: bool) -> Tensor | None:

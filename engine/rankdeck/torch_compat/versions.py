@@ -10,7 +10,7 @@ import importlib
 from importlib import metadata
 
 from rankdeck.base.errors import Problem
-from rankdeck.torch_compat.places import CHECKED, Place
+from rankdeck.torch_compat.places import CHECKED, Private
 
 SUBJECTS = (
     "dispatch",
@@ -28,7 +28,7 @@ SUBJECTS = (
 )
 
 
-def places() -> list[Place]:
+def places() -> list[Private]:
     """Every place that the engine touches."""
     modules = [importlib.import_module(f"rankdeck.torch_compat.{subject}") for subject in SUBJECTS]
     return [place for module in modules for place in module.PLACES]
@@ -46,7 +46,10 @@ def _minor(version: str) -> tuple[str, ...]:
 @functools.cache
 def version_problem(version: str | None = None) -> Problem | None:
     """A warning about the installed torch, or about `version` in its place; None where it is known."""
-    installed = metadata.version("torch") if version is None else version
+    try:
+        installed = metadata.version("torch") if version is None else version
+    except metadata.PackageNotFoundError:
+        return None  # a torch that no package manager knows
     if is_known(installed):
         return None
     moved = [place for place in places() if place.moved() is not None]

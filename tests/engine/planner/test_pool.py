@@ -10,7 +10,7 @@ import pytest
 from rankdeck.config import RunConfig, from_text
 from rankdeck.config.gpu_models import GpuModel
 from rankdeck.planner.candidates import Candidate, candidates_for
-from rankdeck.planner.figures import RankFigures, plan_rank
+from rankdeck.planner.figures import RankNeeds, plan_rank
 from rankdeck.planner.pool import plan_lines_of
 from rankdeck.planner.targets import Target, TargetDevice
 from tests.helpers import eager_gpt
@@ -39,7 +39,7 @@ train = {{ global_batch = 16 }}
 
 
 def test_a_crash_and_a_time_out_are_lines_and_the_others_stand() -> None:
-    def planner(config: RunConfig, rank: int, target: Target) -> RankFigures:
+    def planner(config: RunConfig, rank: int, target: Target) -> RankNeeds:
         if config.strategy.use == "dp":
             import os
             import signal

@@ -13,14 +13,14 @@ import pytest
 
 import rankdeck
 from rankdeck.torch_compat import versions
-from rankdeck.torch_compat.places import CHECKED, Place
+from rankdeck.torch_compat.places import CHECKED, Private
 
 ENGINE = Path(rankdeck.__file__).parent
 ROOM = ENGINE / "torch_compat"
 
 
 @pytest.mark.parametrize("place", versions.places(), ids=lambda place: place.path)
-def test_a_place_is_as_the_engine_uses_it(place: Place) -> None:
+def test_a_place_is_as_the_engine_uses_it(place: Private) -> None:
     assert place.moved() is None
     assert place.without and set(place.checked) <= set(CHECKED)
 
@@ -31,14 +31,14 @@ def test_every_module_of_the_room_that_has_places_is_asked() -> None:
 
 
 def test_a_place_that_has_moved_is_seen() -> None:
-    assert "is gone" in (Place("torch:no_such_thing", "").moved() or "")
-    assert "is gone" in (Place("torch.no_such_module:thing", "").moved() or "")
+    assert "is gone" in (Private("torch:no_such_thing", "").moved() or "")
+    assert "is gone" in (Private("torch.no_such_module:thing", "").moved() or "")
     assert "is gone" in (
-        Place("words", "", look=lambda: importlib.import_module("torch").nothing).moved() or ""
+        Private("words", "", look=lambda: importlib.import_module("torch").nothing).moved() or ""
     )
     tree_map = "torch.utils._pytree:tree_map"
-    assert "takes (func, tree" in (Place(tree_map, "", takes=("tree", "func")).moved() or "")
-    assert Place(tree_map, "", takes=("func",)).moved() == f"{tree_map} wants tree besides"
+    assert "takes (func, tree" in (Private(tree_map, "", takes=("tree", "func")).moved() or "")
+    assert Private(tree_map, "", takes=("func",)).moved() == f"{tree_map} wants tree besides"
 
 
 @pytest.mark.parametrize("version", ["2.11.0", "2.13.0+cu130", "2.14.9", "2.15.0a0+git"])
@@ -55,7 +55,7 @@ def test_a_person_hears_of_an_unknown_torch(version: str) -> None:
 
 
 def test_a_person_hears_what_may_be_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "places", lambda: [Place("torch:gone", "plans cannot be made")])
+    monkeypatch.setattr(versions, "places", lambda: [Private("torch:gone", "plans cannot be made")])
     problem = versions.version_problem("2.99.0")
     assert problem is not None and "plans cannot be made" in problem.message
 
