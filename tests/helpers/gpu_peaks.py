@@ -42,15 +42,15 @@ def peaks(
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    from rankdeck.planner.candidates import Candidate
     from rankdeck.planner.planned_torch import planned
-    from rankdeck.planner.rows import Row
     from rankdeck.planner.targets import Target, TargetDevice
     from rankdeck.rundir import EventWriter
     from rankdeck.training import workload as workloads
     from rankdeck.training.loop import assemble
 
     target = Target("one GPU", (TargetDevice(None, None),) * num_ranks, like_cuda=True)
-    chosen = Row(strategy, options).config(config(precision), target)
+    chosen = Candidate(strategy, options).config(config(precision), target)
     has_ranks = not chosen.strategy_card.one_process
     device = torch.device("cuda", 0)
     if has_ranks:

@@ -11,7 +11,7 @@ from PySide6.QtCore import QObject
 from rankdeck.base.errors import Problem
 from rankdeck.base.units import format_bytes
 from rankdeck.events import DeviceMemory
-from rankdeck.telemetry.readings import Notice
+from rankdeck.telemetry.readings import NoticeLine
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.shell.page import Page
@@ -62,7 +62,7 @@ class DeviceWatch(QObject):
 
     # Problems
 
-    def _noticed(self, notice: Notice) -> None:
+    def _noticed(self, notice: NoticeLine) -> None:
         if notice.code in _PROBLEMS:
             severity = "error" if notice.code in ("lost", "driver") else "warning"
             problem = Problem(notice.code, notice.message, advice=notice.advice, severity=severity)

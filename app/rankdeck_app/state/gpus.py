@@ -18,7 +18,15 @@ from rankdeck.base.units import format_bytes
 from rankdeck.events import ProcessUse
 from rankdeck.run.imbalance import Imbalance, imbalance_of
 from rankdeck.telemetry.listing import HIDDEN_BYTES
-from rankdeck.telemetry.readings import AnyLine, Device, Devices, Notice, Processes, Reading, Sample
+from rankdeck.telemetry.readings import (
+    AnyLine,
+    Device,
+    DevicesLine,
+    NoticeLine,
+    ProcessesLine,
+    Reading,
+    SampleLine,
+)
 from rankdeck.telemetry.registry import DeviceRegistry
 from rankdeck_app.state.device_feed import DeviceFeed
 from rankdeck_app.state.engine_process import Engine
@@ -154,7 +162,7 @@ class Gpus(QObject):
 
     @property
     def driver(self) -> str | None:
-        return self.registry.told.driver if self.registry.told is not None else None
+        return self.registry.listed.driver if self.registry.listed is not None else None
 
     @property
     def now_s(self) -> float:
@@ -194,18 +202,18 @@ class Gpus(QObject):
         """One line of the sampler."""
         now_s = time.monotonic()
         self.registry.feed(line, now_s)
-        if isinstance(line, Sample):
+        if isinstance(line, SampleLine):
             self._keep(line, now_s)
-        elif isinstance(line, Devices):
+        elif isinstance(line, DevicesLine):
             self._looking.start()
-        elif isinstance(line, Notice):
+        elif isinstance(line, NoticeLine):
             self.noticed.emit(line)
-        if isinstance(line, Notice) or (isinstance(line, Processes) and not self.known):
+        if isinstance(line, NoticeLine) or (isinstance(line, ProcessesLine) and not self.known):
             self.look()
-        if isinstance(line, Notice) and self.registry.told is None and line.code == "restarted":
+        if isinstance(line, NoticeLine) and self.registry.listed is None and line.code == "restarted":
             self._say(line.message)
 
-    def _keep(self, line: Sample, now_s: float) -> None:
+    def _keep(self, line: SampleLine, now_s: float) -> None:
         if self.history is None:
             from rankdeck_app.state.device_history import DeviceHistory  # brings numpy
 
@@ -227,7 +235,7 @@ class Gpus(QObject):
 
     def look(self) -> None:
         """Make the figures anew; says so where they differ."""
-        told = self.registry.told
+        told = self.registry.listed
         if told is None:
             return
         now_s = time.monotonic()

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from rankdeck.base.errors import MachineError
-from rankdeck.telemetry.readings import METRICS, Device, Notice
+from rankdeck.telemetry.readings import METRICS, Device, NoticeLine
 from rankdeck.telemetry.registry import DeviceRegistry
 from rankdeck.telemetry.sampler_process import SamplerProcess
 
@@ -39,7 +39,7 @@ class GpuProcess:
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuStatus:
     """One GPU, or MIG instance of one, at one moment. Ratios are 0..1; None is what is not known.
 
     `state`: ok | lost. `states`: why a metric is None (unsupported | error | stale). `mig`: it is split, so
@@ -92,13 +92,13 @@ class Gpu:
 class Listing:
     """`notices` are what happened while the driver was asked: a lost GPU, a crash, a slow call."""
 
-    gpus: list[Gpu]
-    notices: list[Notice]
+    gpus: list[GpuStatus]
+    notices: list[NoticeLine]
     driver: str | None = None
     simulated: bool = False
 
 
-def list_gpus() -> list[Gpu]:
+def list_gpus() -> list[GpuStatus]:
     """Every GPU of the machine, in nvidia-smi's order; empty when the driver knows none.
 
     Raises:
@@ -125,14 +125,14 @@ def ask_once(patience_s: float = PATIENCE_S) -> Listing:
                 registry.feed(notice, time.monotonic())
     finally:
         sampler.stop(grace_s=0.1)
-    if registry.told is None:
+    if registry.listed is None:
         raise _no_answer(registry.notices, patience_s)
     now_s = time.monotonic()
     gpus = [gpu_of(device, registry, now_s, keeps=True) for device in registry.devices]
-    return Listing(gpus, registry.notices, registry.told.driver, registry.told.simulated)
+    return Listing(gpus, registry.notices, registry.listed.driver, registry.listed.simulated)
 
 
-def _no_answer(notices: list[Notice], patience_s: float) -> MachineError:
+def _no_answer(notices: list[NoticeLine], patience_s: float) -> MachineError:
     for notice in notices:
         if notice.code in ("no-driver", "driver", "restarted"):
             code = "driver" if notice.code == "restarted" else notice.code
@@ -142,7 +142,7 @@ def _no_answer(notices: list[Notice], patience_s: float) -> MachineError:
     )
 
 
-def gpu_of(device: Device, registry: DeviceRegistry, now_s: float, *, keeps: bool = False) -> Gpu:
+def gpu_of(device: Device, registry: DeviceRegistry, now_s: float, *, keeps: bool = False) -> GpuStatus:
     """A device as the registry knows it. `keeps`: what one slow listing read is not called stale."""
     readings = {name: registry.reading(device.uuid, name, now_s) for name in METRICS}
     if keeps and device.lost_at is None:
@@ -157,7 +157,7 @@ def gpu_of(device: Device, registry: DeviceRegistry, now_s: float, *, keeps: boo
     if on_it.processes is None:
         states["processes"] = on_it.state
     fields: dict[str, Any] = dict(values)
-    return Gpu(
+    return GpuStatus(
         index=device.index,
         uuid=device.uuid,
         name=device.name,
