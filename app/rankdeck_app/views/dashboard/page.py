@@ -18,7 +18,7 @@ from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.shell.page import Page, PageAction
 from rankdeck_app.state.live_run import Changed, LiveRun
 from rankdeck_app.state.runs import RESUMABLE
-from rankdeck_app.views.dashboard import figures
+from rankdeck_app.views.dashboard import run_figures
 from rankdeck_app.views.dashboard.banner import Banner
 from rankdeck_app.views.dashboard.card_grid import CardGrid
 from rankdeck_app.widgets.anatomy import StepAnatomyChart
@@ -88,12 +88,12 @@ class RunPage(Page):
         self._cards = {
             name: self._card(theme, title, body, partial(rows, run))
             for name, title, body, rows in (
-                ("bars", "VRAM per device", self._bars, figures.bars_rows),
-                ("band", "VRAM over time", self._band, figures.band_rows),
-                ("heat", "Utilisation", self._heat, figures.heat_rows),
-                ("anatomy", "Step anatomy", self._anatomy, figures.anatomy_rows),
-                ("loss", "Training loss", self._loss, figures.loss_rows),
-                ("rate", "Throughput", self._rate, figures.rate_rows),
+                ("bars", "VRAM per device", self._bars, run_figures.bars_rows),
+                ("band", "VRAM over time", self._band, run_figures.band_rows),
+                ("heat", "Utilisation", self._heat, run_figures.heat_rows),
+                ("anatomy", "Step anatomy", self._anatomy, run_figures.anatomy_rows),
+                ("loss", "Training loss", self._loss, run_figures.loss_rows),
+                ("rate", "Throughput", self._rate, run_figures.rate_rows),
             )
         }
         above = [self._cards[name] for name in ("bars", "band", "heat")]
@@ -169,18 +169,18 @@ class RunPage(Page):
         now = time.monotonic()
         if now - self._stats_at >= _STATS_EVERY_S or pending & Changed.STATE:
             self._stats_at = now
-            self._strip.set_stats(figures.stats(run))
+            self._strip.set_figure(run_figures.stats(run))
         if pending & (Changed.STATE | Changed.PROBLEMS | Changed.STEPS):
-            self._banner.say(figures.headline(run))
+            self._banner.say(run_figures.headline(run))
         if pending & (Changed.STATE | Changed.EVALUATION):
             self._show_devices()
         if pending & (Changed.MEMORY | Changed.STATE | Changed.READINGS):
             self._show_memory(pending)
         if pending & (Changed.READINGS | Changed.STATE):
-            self._heat.set_figure(figures.heat(run))
+            self._heat.set_figure(run_figures.heat(run))
         if pending & (Changed.ANATOMY | Changed.STATE):
-            self._anatomy.set_figure(figures.anatomy(run))
-            self._cards["anatomy"].set_subtitle(*figures.anatomy_subtitle(run))
+            self._anatomy.set_figure(run_figures.anatomy(run))
+            self._cards["anatomy"].set_subtitle(*run_figures.anatomy_subtitle(run))
         if pending & (Changed.STEPS | Changed.STATE | Changed.EVALUATION):
             for plot in (self._loss, self._rate):
                 plot.set_last_step(run.steps)
@@ -193,16 +193,16 @@ class RunPage(Page):
     def _show_memory(self, pending: Changed) -> None:
         run = self.run
         if pending & (Changed.MEMORY | Changed.STATE):
-            self._bars.set_figure(figures.bars(run))
-            self._cards["bars"].set_subtitle(figures.bars_subtitle(run))
-        figure = figures.band(run)
+            self._bars.set_figure(run_figures.bars(run))
+            self._cards["bars"].set_subtitle(run_figures.bars_subtitle(run))
+        figure = run_figures.band(run)
         self._band.set_figure(figure)
-        self._cards["band"].set_subtitle(figures.band_subtitle(run, figure))
+        self._cards["band"].set_subtitle(run_figures.band_subtitle(run, figure))
 
     def _show_devices(self) -> None:
         """What the figures are, and room for as many devices as there are."""
         run = self.run
-        of_memory, of_others = figures.sources(run)
+        of_memory, of_others = run_figures.sources(run)
         for name, card in self._cards.items():
             card.set_source(*(of_memory if name in ("bars", "band") else of_others))
         what = "thread busy" if run.is_rehearsal else "% SM"

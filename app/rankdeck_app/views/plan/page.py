@@ -19,10 +19,9 @@ from rankdeck_app.shell.page import Page
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.plan import Plan, can_choose, choose
 from rankdeck_app.theme import Theme
-from rankdeck_app.views.plan import figures
+from rankdeck_app.views.plan import plan_figures
 from rankdeck_app.views.plan.advice import AdviceList
-from rankdeck_app.views.plan.frame import ColumnNames, Legend
-from rankdeck_app.views.plan.table import PlanTable
+from rankdeck_app.views.plan.table import ColumnNames, PlanLegend, PlanTable, SeenKinds
 from rankdeck_app.widgets.card import HEADER_HEIGHT, Card
 from rankdeck_app.widgets.controls import ComboBox
 from rankdeck_app.widgets.stat_strip import StatStrip
@@ -47,10 +46,10 @@ class PlanPage(Page):
         self.strip.setAccessibleName("The plan in figures")
         self.table = PlanTable(theme)
         self.table.picked.connect(self._pick)
-        self._legend = Legend(theme, lambda kind: self.table.brush(kind, leads=True))
+        self._legend = PlanLegend(theme, lambda kind: self.table.brush(kind, leads=True))
         self._names = ColumnNames(theme, lambda: self.table.viewport().width())
         self._card = Card("VRAM by strategy", theme)
-        self._card.set_body(self._body(), lambda: figures.csv_rows(self.plan))
+        self._card.set_body(self._body(), lambda: plan_figures.csv_rows(self.plan))
         self._card.set_source(PREDICTED)
         self.advice = AdviceList(theme, self._take)
         self._advice_card = Card("What would help", theme)
@@ -174,14 +173,13 @@ class PlanPage(Page):
             return
         plan = self.plan
         lines = plan.lines
-        scale = figures.scale(lines)
-        self.strip.set_stats(figures.stats(plan))
-        self.table.set_rows(figures.rows(plan), scale)
-        self._legend.show_kinds(
-            figures.legend_kinds(lines, scale.end_bytes), has_capacity=scale.capacity_bytes is not None
-        )
-        self._card.set_subtitle(*figures.subtitle(plan))
-        advice = figures.advice(plan)
+        scale = plan_figures.scale(lines)
+        self.strip.set_figure(plan_figures.stats(plan))
+        self.table.set_rows(plan_figures.rows(plan), scale)
+        kinds = tuple(plan_figures.legend_kinds(lines, scale.end_bytes))
+        self._legend.set_figure(SeenKinds(kinds, has_capacity=scale.capacity_bytes is not None))
+        self._card.set_subtitle(*plan_figures.subtitle(plan))
+        advice = plan_figures.advice(plan)
         self.advice.show_lines(advice)
         self._advice_card.setVisible(bool(advice))
         self._advice_card.setMaximumHeight(HEADER_HEIGHT + self.advice.height() + 10)

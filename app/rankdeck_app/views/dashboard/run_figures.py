@@ -32,7 +32,7 @@ _BAND_SPAN_S = 60.0
 _DENSE = 10
 
 
-def stats(run: LiveRun) -> list[Stat]:
+def stats(run: LiveRun) -> tuple[Stat, ...]:
     """The cells of the strip. While the run lives the fifth is its ETA, then its held-out loss."""
     total = f" / {format_count(run.steps)}" if run.steps is not None else ""
     step = UNKNOWN if run.step is None else format_count(run.step)
@@ -40,14 +40,14 @@ def stats(run: LiveRun) -> list[Stat]:
     rate = UNKNOWN if run.samples_per_s is None else _rate(run.samples_per_s)
     elapsed = UNKNOWN if run.elapsed_s is None else format_duration(run.elapsed_s)
     widest_step = "8" * len(step) if run.steps is None else format_count(run.steps)
-    return [
+    return (
         Stat("Step", step + total, widest_step + total),
         Stat("Loss (EMA)", loss, "88.8888"),
         Stat("Samples/s", rate, "88 888"),
         Stat("Elapsed", elapsed, "8:88:88"),
         _outlook(run),
         _balance(run),
-    ]
+    )
 
 
 def _rate(samples_per_s: float) -> str:

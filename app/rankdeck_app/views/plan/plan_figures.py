@@ -213,18 +213,18 @@ def tooltip(line: PlanLine) -> str:
     return "<br>".join([head, *said, peak]) + f"<table>{table}</table>"
 
 
-def stats(plan: Plan) -> list[Stat]:
+def stats(plan: Plan) -> tuple[Stat, ...]:
     """What is planned for, the chosen strategy, the marked ones, and how many answers there are."""
     lines = plan.lines
     cheapest, recommended = plan.marks
     target = lines[0].target if lines else plan.devices or UNKNOWN
-    return [
+    return (
         Stat("Predicted for", target, target),
         _stat("Chosen", plan.chosen, is_hot=plan.chosen is not None and is_trouble(plan.chosen)),
         _stat(RECOMMENDED, recommended),
         _stat(LEAST_MEMORY, cheapest),
         Stat("Answers so far" if plan.is_asking else "Answers", str(len(lines)), "88"),
-    ]
+    )
 
 
 def _stat(word: str, line: PlanLine | None, *, is_hot: bool = False) -> Stat:

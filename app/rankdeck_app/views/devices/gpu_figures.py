@@ -28,7 +28,7 @@ _HEAT_COLUMNS = 240
 _LABELS = {**KIND_LABELS, **HOLDER_LABELS}
 
 
-def stats(gpus: Gpus) -> list[Stat]:
+def stats(gpus: Gpus) -> tuple[Stat, ...]:
     there = [gpu for gpu in gpus.whole if gpu.lost_at is None and not gpu.is_stale]
     used = [gpu.used_bytes for gpu in there if gpu.used_bytes is not None]
     totals = [gpu.total_bytes for gpu in there if gpu.total_bytes is not None]
@@ -44,7 +44,7 @@ def stats(gpus: Gpus) -> list[Stat]:
         default=None,
     )
     is_hot = hottest is not None and (hottest.temperature_c or 0) >= HOT_C
-    return [
+    return (
         Stat("VRAM in use", vram, "888.8 / 8888 GiB"),
         Stat("Busy, mean", f"{100 * sum(busy) / len(busy):.0f}%" if busy else UNKNOWN, "100%"),
         Stat("Power", _watts(sum(watts)) if watts else UNKNOWN, "88.88 kW"),
@@ -56,7 +56,7 @@ def stats(gpus: Gpus) -> list[Stat]:
         ),
         _health(gpus),
         _balance(gpus),
-    ]
+    )
 
 
 def _watts(watts: float) -> str:
