@@ -102,7 +102,7 @@ def main() -> None:
     workspace, draft = Path(sys.argv[1]), Path(sys.argv[2])
     qt = make_app()
     app = open_app(workspace)
-    app.desk.draft.open_file(draft)
+    app.session.draft.open_file(draft)
     app.launching.launch_draft()
     run = launched(app)
     wait_for(lambda: (run.step or 0) > 0, 60, "the first step")

@@ -36,7 +36,7 @@ def _tokens(text: str) -> list[str]:
     return found
 
 
-class _Reader:
+class _WhenReader:
     """Recursive descent; one method per strength."""
 
     def __init__(self, text: str) -> None:
@@ -99,7 +99,7 @@ def parse_when(text: str) -> Test:
     """
     if not text.strip():
         return lambda facts: True
-    reader = _Reader(text)
+    reader = _WhenReader(text)
     test = reader.any_of()
     if reader.rest:
         raise WhenError(f"when: {reader.rest[0]!r} is out of place in {text!r}.")

@@ -1,8 +1,8 @@
 """The GPUs of this machine as they are now: what the sampler's lines (device_feed.py) come to.
 
-`Gpu` is one device at one moment. Absence is None, never 0: a reading that is old is `is_stale` and one that
-the device does not have is None. Until the first answer nothing is known; without a GPU `reason` says why in
-one line. Figures are made anew at most four times a second: text that changes faster cannot be read.
+`GpuState` is one device at one moment. Absence is None, never 0: a reading that is old is `is_stale` and one
+that the device does not have is None. Until the first answer nothing is known; without a GPU `reason` says
+why in one line. Figures are made anew at most four times a second: text that changes faster cannot be read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LOOK_EVERY_S = 0.25
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuState:
     """One GPU, or MIG instance of one (`parent` is then its GPU's UUID), at one moment.
 
     `label` is unique: "GPU 3", "GPU 3.1" for the second instance of GPU 3. `processes` is None where it is
@@ -128,7 +128,7 @@ class Gpus(QObject):
     def __init__(self, engine: Engine, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.known = False
-        self.devices: list[Gpu] = []
+        self.devices: list[GpuState] = []
         self.reason: str | None = None
         self.registry = DeviceRegistry()
         self.history: DeviceHistory | None = None
@@ -144,7 +144,7 @@ class Gpus(QObject):
         return self._feed.pid
 
     @property
-    def whole(self) -> list[Gpu]:
+    def whole(self) -> list[GpuState]:
         """The GPUs without the MIG instances."""
         return [gpu for gpu in self.devices if gpu.parent is None]
 
@@ -241,14 +241,14 @@ class Gpus(QObject):
             self.read.emit()
 
 
-def _key(gpu: Gpu) -> tuple[object, ...]:
+def _key(gpu: GpuState) -> tuple[object, ...]:
     """What a choice of devices depends on."""
     users = None if gpu.processes is None else [(item.pid, item.name) for item in gpu.processes]
     state = gpu.lost_at, gpu.is_split, gpu.is_stale, gpu.is_free
     return gpu.uuid, gpu.label, state, gpu.run, users
 
 
-def _devices(registry: DeviceRegistry, now_s: float) -> list[Gpu]:
+def _devices(registry: DeviceRegistry, now_s: float) -> list[GpuState]:
     instances: dict[str, int] = {}
     found = []
     for device in registry.devices:
@@ -261,12 +261,12 @@ def _devices(registry: DeviceRegistry, now_s: float) -> list[Gpu]:
     return found
 
 
-def _gpu(device: Device, label: str, registry: DeviceRegistry, now_s: float) -> Gpu:
+def _gpu(device: Device, label: str, registry: DeviceRegistry, now_s: float) -> GpuState:
     uuid = device.uuid
     used = registry.reading(uuid, "used_bytes", now_s)
     on_it = registry.processes(uuid)
     bytes_known = used.value if used.state in ("value", "stale") else None
-    return Gpu(
+    return GpuState(
         index=device.index,
         uuid=uuid,
         name=device.name,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rankdeck.config.presets import PresetCard
-from rankdeck_app.state.gpus import Gpu
+from rankdeck_app.state.gpus import GpuState
 
 REHEARSAL = "cpu:4"
 
@@ -20,7 +20,7 @@ class Suggestion:
     text: str
 
 
-def suggest(presets: Sequence[PresetCard], gpus: Sequence[Gpu]) -> Suggestion | None:
+def suggest(presets: Sequence[PresetCard], gpus: Sequence[GpuState]) -> Suggestion | None:
     """gpt-dp: on the free GPUs where there are two or more, else in rehearsal on four virtual devices. None
     when the presets are not there.
     """
@@ -36,7 +36,7 @@ def suggest(presets: Sequence[PresetCard], gpus: Sequence[Gpu]) -> Suggestion | 
     return Suggestion(preset, REHEARSAL, text)
 
 
-def default_devices(strategy: str, gpus: Sequence[Gpu]) -> str:
+def default_devices(strategy: str, gpus: Sequence[GpuState]) -> str:
     """What a configuration that names no devices runs on, when it is opened in the app."""
     if any(gpu.is_for_auto for gpu in gpus):
         return "auto"

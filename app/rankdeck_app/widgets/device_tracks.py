@@ -26,7 +26,7 @@ _LEAST_PLOT = 34
 
 
 @dataclass(frozen=True)
-class Limit:
+class TrackLimit:
     """A dashed line; `is_hard` is a wall (capacity, power limit), else it is a memory (the peak)."""
 
     value: float
@@ -34,7 +34,7 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Mark:
+class TrackMark:
     """Something that happened at `at_s`."""
 
     at_s: float
@@ -51,8 +51,8 @@ class Track:
     top: float
     hold_s: float = 1.5
     second: Series | None = None
-    limits: Sequence[Limit] = ()
-    marks: Sequence[Mark] = ()
+    limits: Sequence[TrackLimit] = ()
+    marks: Sequence[TrackMark] = ()
     tone: str = ""
 
 

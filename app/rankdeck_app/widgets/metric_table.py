@@ -36,7 +36,7 @@ _LEAST_CURVE = 26.0
 
 
 @dataclass(frozen=True)
-class Column:
+class MetricColumn:
     """`widest` is a text as wide as any number of the column. `weight` shares the room for curves; without
     one the column has none. Columns of low `keep` go first where there is no room.
     """
@@ -50,7 +50,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Cell:
+class MetricCell:
     """`tone`: "" | muted | hot | error. `curve` is drawn from 0 to `top`, each value for `hold_s` at most."""
 
     text: str
@@ -62,12 +62,12 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class MetricRow:
     """A device. `is_part`: of the one above it (a MIG instance). One that `is_lost` shows its note only."""
 
     uuid: str
     label: str
-    cells: Sequence[Cell]
+    cells: Sequence[MetricCell]
     note: str = ""
     is_part: bool = False
     is_lost: bool = False
@@ -80,9 +80,9 @@ class TableFigure:
     in their places.
     """
 
-    rows: Sequence[Row] = ()
+    rows: Sequence[MetricRow] = ()
     x_range: tuple[float, float] = (0.0, 60.0)
-    columns: Sequence[Column] = field(default_factory=tuple)
+    columns: Sequence[MetricColumn] = field(default_factory=tuple)
 
 
 class MetricTable(Chart[TableFigure]):
@@ -91,7 +91,9 @@ class MetricTable(Chart[TableFigure]):
     chosen = Signal(str)
     activated = Signal(str)
 
-    def __init__(self, theme: ThemeColors, columns: Sequence[Column], parent: QWidget | None = None) -> None:
+    def __init__(
+        self, theme: ThemeColors, columns: Sequence[MetricColumn], parent: QWidget | None = None
+    ) -> None:
         self._columns = tuple(columns)
         self._selected = ""
         self._images: dict[int, tuple[tuple[int, int], QImage]] = {}
@@ -121,7 +123,7 @@ class MetricTable(Chart[TableFigure]):
             for row in self._figure.rows
         )
 
-    def _pairs(self, row: Row) -> list[tuple[Column, Cell]]:
+    def _pairs(self, row: MetricRow) -> list[tuple[MetricColumn, MetricCell]]:
         return list(zip(self._columns, row.cells, strict=True))
 
     def _retheme(self) -> None:
@@ -210,7 +212,7 @@ class MetricTable(Chart[TableFigure]):
             )
 
     def _paint_row(
-        self, painter: QPainter, places: Sequence[tuple[int, QRectF, QRectF]], row: Row, box: QRectF
+        self, painter: QPainter, places: Sequence[tuple[int, QRectF, QRectF]], row: MetricRow, box: QRectF
     ) -> None:
         colors, px = self._colors, self._text_px()
         is_selected = row.uuid == self._selected

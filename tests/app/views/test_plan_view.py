@@ -12,7 +12,7 @@ from pytestqt.qtbot import QtBot
 
 from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, PlanLine, PlannedDevice
 from rankdeck_app.composition import App
-from rankdeck_app.state.plan import Plan
+from rankdeck_app.state.plan import DraftPlan
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.launch.footer import LaunchFooter
 from rankdeck_app.views.plan import plan_figures
@@ -32,7 +32,7 @@ def world(qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 @pytest.fixture
 def page(qtbot: QtBot, world: PlanWorld) -> Iterator[PlanPage]:
-    elsewhere = Plan(world.draft, world.planner, world.parent)
+    elsewhere = DraftPlan(world.draft, world.planner, world.parent)
     page = PlanPage(Theme(), world.draft, world.plan, elsewhere)
     qtbot.addWidget(page)
     page.resize(1091, 601)

@@ -23,7 +23,7 @@ from rankdeck_app.views.dashboard.banner import Banner
 from rankdeck_app.views.dashboard.card_grid import CardGrid
 from rankdeck_app.widgets.anatomy import StepAnatomyChart
 from rankdeck_app.widgets.band_chart import BandChart
-from rankdeck_app.widgets.card import Card, CsvRows
+from rankdeck_app.widgets.card import ChartCard, CsvRows
 from rankdeck_app.widgets.chart_colors import ThemeColors
 from rankdeck_app.widgets.curve_plot import CurvePlot
 from rankdeck_app.widgets.heat_strip import HeatStrip
@@ -112,12 +112,12 @@ class RunPage(Page):
         self._refresh()
 
     @staticmethod
-    def _card(theme: ThemeColors, title: str, body: QWidget, rows: CsvRows) -> Card:
-        card = Card(title, theme)
+    def _card(theme: ThemeColors, title: str, body: QWidget, rows: CsvRows) -> ChartCard:
+        card = ChartCard(title, theme)
         card.set_body(body, rows)
         return card
 
-    def card(self, name: str) -> Card:
+    def card(self, name: str) -> ChartCard:
         """bars, band, heat, anatomy, loss or rate."""
         return self._cards[name]
 

@@ -15,7 +15,7 @@ from rankdeck.run.anatomy import SIMULATED_TIME
 from rankdeck.run.report import failed_problem, lost_problem
 from rankdeck_app.state.live_run import DeviceState, LiveRun
 from rankdeck_app.widgets.anatomy import AnatomyFigure, AnatomyRow
-from rankdeck_app.widgets.band_chart import BandFigure, Limit
+from rankdeck_app.widgets.band_chart import BandFigure, MemoryLimit
 from rankdeck_app.widgets.chart_colors import KIND_LABELS, byte_unit
 from rankdeck_app.widgets.heat_strip import HeatFigure, shares_of
 from rankdeck_app.widgets.stat_strip import Stat
@@ -130,11 +130,11 @@ def band(run: LiveRun) -> BandFigure:
     now_s = run.elapsed_s or 0.0
     limits = []
     if run.capacity_bytes is not None:
-        limits.append(Limit(f"capacity {format_bytes(run.capacity_bytes, 0)}", run.capacity_bytes))
+        limits.append(MemoryLimit(f"capacity {format_bytes(run.capacity_bytes, 0)}", run.capacity_bytes))
     predicted_bytes = _predicted_peak(run)
     if predicted_bytes is not None:
         name = f"predicted peak {format_bytes(predicted_bytes)}"
-        limits.append(Limit(name, predicted_bytes, is_hard=False))
+        limits.append(MemoryLimit(name, predicted_bytes, is_hard=False))
     is_dense = bool(histories) and len(histories[0].window(now_s - _BAND_SPAN_S, now_s, 200).x) >= _DENSE
     is_live = run.outcome in (None, "running")
     return BandFigure(

@@ -30,10 +30,10 @@ from PySide6.QtWidgets import (
 
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.shell.page import Page
-from rankdeck_app.state.gpus import Gpu, Gpus
+from rankdeck_app.state.gpus import Gpus, GpuState
 from rankdeck_app.views.devices import gpu_figures, one_device, rows, who, words
 from rankdeck_app.widgets.band_chart import BandChart
-from rankdeck_app.widgets.card import Card, CsvRows
+from rankdeck_app.widgets.card import ChartCard, CsvRows
 from rankdeck_app.widgets.chart_colors import ThemeColors
 from rankdeck_app.widgets.device_tracks import DeviceTracks, span_words
 from rankdeck_app.widgets.heat_strip import HeatStrip
@@ -87,8 +87,8 @@ class DevicesPage(Page):
         self._show_which()
 
     @staticmethod
-    def _card(theme: ThemeColors, title: str, body: QWidget, csv_rows: CsvRows) -> Card:
-        card = Card(title, theme)
+    def _card(theme: ThemeColors, title: str, body: QWidget, csv_rows: CsvRows) -> ChartCard:
+        card = ChartCard(title, theme)
         card.set_body(body, csv_rows)
         return card
 
@@ -142,11 +142,11 @@ class DevicesPage(Page):
     # What is shown
 
     @property
-    def chosen(self) -> Gpu | None:
+    def chosen(self) -> GpuState | None:
         """The device that is shown in full, or None for all of them."""
         return next((gpu for gpu in self._gpus.devices if gpu.uuid == self.table.selected), None)
 
-    def card(self, name: str) -> Card:
+    def card(self, name: str) -> ChartCard:
         """bars, band, heat, tracks, holders or table."""
         return self._cards[name]
 
@@ -272,7 +272,7 @@ _PARTS_OF_ONE = ("strip", "table", "one")
 _OVERVIEW = (("bars", 42), ("band", 29), ("heat", 29))
 
 
-def _side_by_side(*parts: tuple[Card, int]) -> QWidget:
+def _side_by_side(*parts: tuple[ChartCard, int]) -> QWidget:
     box = QWidget()
     row = QHBoxLayout(box)
     row.setContentsMargins(0, 0, 0, 0)

@@ -17,12 +17,12 @@ from rankdeck.config.gpu_models import GPU_MODELS
 from rankdeck.run.plan_lines import PREDICTED, PlanLine
 from rankdeck_app.shell.page import Page
 from rankdeck_app.state.draft import Draft
-from rankdeck_app.state.plan import Plan, can_choose, choose
+from rankdeck_app.state.plan import DraftPlan, can_choose, choose
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.plan import plan_figures
 from rankdeck_app.views.plan.advice import AdviceList
 from rankdeck_app.views.plan.table import ColumnNames, PlanLegend, PlanTable, SeenKinds
-from rankdeck_app.widgets.card import HEADER_HEIGHT, Card
+from rankdeck_app.widgets.card import HEADER_HEIGHT, ChartCard
 from rankdeck_app.widgets.controls import ComboBox
 from rankdeck_app.widgets.stat_strip import StatStrip
 
@@ -37,7 +37,7 @@ class PlanPage(Page):
     trust_asked = Signal()
     can_split = False
 
-    def __init__(self, theme: Theme, draft: Draft, plan: Plan, elsewhere: Plan) -> None:
+    def __init__(self, theme: Theme, draft: Draft, plan: DraftPlan, elsewhere: DraftPlan) -> None:
         """`plan` is for the draft's devices, `elsewhere` for those that are named on the page."""
         super().__init__(PAGE_ID, title="VRAM Plan", icon="layers")
         self._draft = draft
@@ -48,11 +48,11 @@ class PlanPage(Page):
         self.table.picked.connect(self._pick)
         self._legend = PlanLegend(theme, lambda kind: self.table.brush(kind, leads=True))
         self._names = ColumnNames(theme, lambda: self.table.viewport().width())
-        self._card = Card("VRAM by strategy", theme)
+        self._card = ChartCard("VRAM by strategy", theme)
         self._card.set_body(self._body(), lambda: plan_figures.csv_rows(self.plan))
         self._card.set_source(PREDICTED)
         self.advice = AdviceList(theme, self._take)
-        self._advice_card = Card("What would help", theme)
+        self._advice_card = ChartCard("What would help", theme)
         self._advice_card.set_body(self.advice)
         self._advice_card.set_source(PREDICTED)
         self._advice_card.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Maximum)
@@ -114,7 +114,7 @@ class PlanPage(Page):
         return body
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> DraftPlan:
         """The one on show."""
         return self._here if self._elsewhere.devices is None else self._elsewhere
 

@@ -81,7 +81,7 @@ def bar_sizes(num_bars: int) -> tuple[int, int]:
     return 1, 0
 
 
-class RowDelegate(QStyledItemDelegate):
+class PlanRowDelegate(QStyledItemDelegate):
     """Paints a RowFigure under FIGURE_ROLE; `scale` is what every bar is drawn against."""
 
     def __init__(self, theme: Theme, parent: QWidget) -> None:

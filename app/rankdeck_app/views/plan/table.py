@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QListView, QSizePolicy, QStyleOptionViewItem, QWid
 
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.plan.plan_figures import SEGMENT_LABELS, RowFigure, Scale
-from rankdeck_app.views.plan.row_delegate import CAPACITY_DASHES, FIGURE_ROLE, Columns, Index, RowDelegate
+from rankdeck_app.views.plan.row_delegate import CAPACITY_DASHES, FIGURE_ROLE, Columns, Index, PlanRowDelegate
 from rankdeck_app.widgets.chart import LEFT, RIGHT, Chart, dashed_line
 from rankdeck_app.widgets.chart_colors import ChartColors, chart_font
 from rankdeck_app.widgets.legend import LegendEntry, paint_entries, place_entries
@@ -65,7 +65,7 @@ class PlanTable(QListView):
         super().__init__()
         self._theme = theme
         self.plan_model = PlanModel(self)
-        self._delegate = RowDelegate(theme, self)
+        self._delegate = PlanRowDelegate(theme, self)
         self.setModel(self.plan_model)
         self.setItemDelegate(self._delegate)
         self.setMouseTracking(True)
