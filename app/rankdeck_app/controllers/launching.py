@@ -15,6 +15,7 @@ from rankdeck.base.errors import ConfigError, DeviceError, Problem
 from rankdeck.config import RunConfig, load
 from rankdeck.config.devices import parse_devices
 from rankdeck.rundir import RunDir
+from rankdeck.telemetry.availability import Refusal
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.shell.page import Page, PageUnavailable
@@ -83,8 +84,10 @@ class Launching(QObject):
             return Problem(
                 "no-gpu", f"There is no GPU {missing[0]}.", path="devices.use", advice=f"There are {there}."
             )
-        chosen = [named[name] for name in selection.gpus] or [gpu for gpu in gpus.whole if not gpu.is_split]
-        return _unusable(chosen)
+        if selection.gpus:
+            return _refusal([named[name] for name in selection.gpus])
+        # As the engine does: all that can be used, and where there is none, why the first cannot.
+        return _refusal([gpu for gpu in gpus.whole if gpu.availability.is_for_all] or gpus.whole[:1])
 
     def _draft_changed(self) -> None:
         blocker = self.blocker()
@@ -231,20 +234,21 @@ class Launching(QObject):
         self._window.show_panel("problems")
 
 
-def _unusable(gpus: Sequence[GpuState]) -> Problem | None:
+def _refusal(gpus: Sequence[GpuState]) -> Problem | None:
     """What the engine would refuse these GPUs for."""
     for gpu in gpus:
-        if gpu.is_simulated:
-            message = "These GPUs are simulated (RANKDECK_NVML): nothing can run on them."
-            return Problem("no-gpu", message, path="devices.use", advice="Switch Devices to Rehearsal.")
-        if gpu.lost_at is not None:
-            message, advice = f"{gpu.label} is lost: it answers no more.", "Choose others."
-        elif gpu.is_split:
-            message, advice = f"{gpu.label} is split into MIG instances.", "Choose one of its instances."
-        elif gpu.run is not None:
-            message = f"{gpu.label} is used by the run {gpu.run_name()}."
-            advice = "Stop that run, or choose other GPUs."
-        else:
-            continue
+        match gpu.availability.refusal:
+            case None:
+                continue
+            case Refusal.SIMULATED:
+                message = "These GPUs are simulated (RANKDECK_NVML): nothing can run on them."
+                return Problem("no-gpu", message, path="devices.use", advice="Switch Devices to Rehearsal.")
+            case Refusal.LOST:
+                message, advice = f"{gpu.label} is lost: it answers no more.", "Choose others."
+            case Refusal.SPLIT:
+                message, advice = f"{gpu.label} is split into MIG instances.", "Choose one of its instances."
+            case Refusal.HELD:
+                message = f"{gpu.label} is used by the run {gpu.run_name()}."
+                advice = "Stop that run, or choose other GPUs."
         return Problem("device-busy", message, path="devices.use", advice=advice)
     return None

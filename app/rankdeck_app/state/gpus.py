@@ -17,7 +17,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from rankdeck.base.units import format_bytes
 from rankdeck.events import ProcessUse
 from rankdeck.run.imbalance import Imbalance, imbalance_of
-from rankdeck.telemetry.listing import HIDDEN_BYTES
+from rankdeck.telemetry.availability import Availability
 from rankdeck.telemetry.readings import AnyLine, Device, Devices, Notice, Processes, Reading, Sample
 from rankdeck.telemetry.registry import DeviceRegistry
 from rankdeck_app.state.device_feed import DeviceFeed
@@ -63,40 +63,27 @@ class GpuState:
         return tuple(item for item in self.processes or () if item.type == "compute")
 
     @property
-    def hidden_bytes(self) -> int | None:
-        """What is in use by nobody that the driver names (another container's), None where nothing much is,
-        where somebody else is named, or where that cannot be told.
-        """
-        users = self.processes
-        if self.used_bytes is None or self.run is not None or self.is_split or users is None or self.others:
-            return None
-        known = [item.used_bytes for item in users if item.used_bytes is not None]
-        rest = self.used_bytes - sum(known)
-        return rest if len(known) == len(users) and rest > HIDDEN_BYTES else None
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether a run can be started on it: there, whole or an instance, and no simulation."""
-        return self.lost_at is None and not self.is_split and not self.is_simulated
-
-    @property
-    def is_free(self) -> bool:
-        is_there = self.lost_at is None and not self.is_split
-        return is_there and self.run is None and not self.others and self.hidden_bytes is None
-
-    @property
-    def is_for_auto(self) -> bool:
-        """Whether `auto` takes it."""
-        return self.is_usable and self.is_free and self.parent is None
+    def availability(self) -> Availability:
+        """What decides whether a run may take it."""
+        return Availability(
+            is_lost=self.lost_at is not None,
+            is_split=self.is_split,
+            is_simulated=self.is_simulated,
+            is_instance=self.parent is not None,
+            held_by=self.run,
+            used_bytes=self.used_bytes,
+            users=None if self.processes is None else [(one.type, one.used_bytes) for one in self.processes],
+        )
 
     def busy_words(self) -> str:
         """Who uses it, in words: 'python 12 GiB', 'outside this namespace 3 GiB'; empty for nobody."""
-        words = []
-        for name, known in _by_name(self.others).items():
-            words.append(name if known is None else f"{name} {format_bytes(known, 0)}")
-        if self.hidden_bytes is not None:
-            words.append(f"unnamed {format_bytes(self.hidden_bytes, 0)}")
-        return ", ".join(words)
+        hidden_bytes = self.availability.hidden_bytes
+        if self.run is None and not self.others and hidden_bytes is not None:
+            return f"unnamed {format_bytes(hidden_bytes, 0)}"
+        return ", ".join(
+            name if known is None else f"{name} {format_bytes(known, 0)}"
+            for name, known in _by_name(self.others).items()
+        )
 
     def run_name(self) -> str:
         return "" if self.run is None else Path(self.run).name
@@ -244,7 +231,7 @@ class Gpus(QObject):
 def _key(gpu: GpuState) -> tuple[object, ...]:
     """What a choice of devices depends on."""
     users = None if gpu.processes is None else [(item.pid, item.name) for item in gpu.processes]
-    state = gpu.lost_at, gpu.is_split, gpu.is_stale, gpu.is_free
+    state = gpu.lost_at, gpu.is_split, gpu.is_stale, gpu.availability.is_free
     return gpu.uuid, gpu.label, state, gpu.run, users
 
 

@@ -27,7 +27,7 @@ def suggest(presets: Sequence[PresetCard], gpus: Sequence[GpuState]) -> Suggesti
     preset = next((card for card in presets if card.name == "gpt-dp"), None)
     if preset is None:
         return None
-    free = [gpu for gpu in gpus if gpu.is_for_auto]
+    free = [gpu for gpu in gpus if gpu.availability.is_for_auto]
     if len(free) > 1:
         devices = f"gpu:{','.join(str(gpu.index) for gpu in free)}"
         text = f"{preset.title} on {len(free)} GPUs: watch GPU 0 lead while the others idle."
@@ -38,6 +38,6 @@ def suggest(presets: Sequence[PresetCard], gpus: Sequence[GpuState]) -> Suggesti
 
 def default_devices(strategy: str, gpus: Sequence[GpuState]) -> str:
     """What a configuration that names no devices runs on, when it is opened in the app."""
-    if any(gpu.is_for_auto for gpu in gpus):
+    if any(gpu.availability.is_for_auto for gpu in gpus):
         return "auto"
     return "cpu:1" if strategy == "single" else REHEARSAL

@@ -260,3 +260,14 @@ def test_an_uneven_rehearsal_is_a_problem_whose_button_changes_the_strategy(qtbo
     app.window.editor.close_page(f"run:{written.path}")
     settle()
     assert not view.rows
+
+
+def test_all_gpus_means_those_that_are_there_and_a_lost_one_that_is_named_blocks(app: App) -> None:
+    gpus = app.session.gpus
+    feed_machine(gpus, 2)
+    gpus.take(device_lines.notice("lost", "GPU-0001", "GPU 1 is lost."))
+    app.session.draft.set_value(("devices", "use"), "gpu:all")
+    assert app.launching.blocker() is None
+    app.session.draft.set_value(("devices", "use"), "gpu:1")
+    blocker = app.launching.blocker()
+    assert blocker is not None and blocker.message == "GPU 1 is lost: it answers no more."

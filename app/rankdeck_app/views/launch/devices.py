@@ -126,7 +126,7 @@ class DevicesSection(QWidget):
         self.all_button = _link("All", "Choose all GPUs", lambda: self._choose(self._choosable()))
         free = "Choose the GPUs that no other process uses"
         self.free_button = _link(
-            "Free", free, lambda: self._choose([gpu for gpu in self._choosable() if gpu.is_free])
+            "Free", free, lambda: self._choose([gpu for gpu in self._choosable() if gpu.availability.is_free])
         )
         self.none_button = _link("None", "Choose no GPU", lambda: self._choose([]))
         self.open_button = QToolButton()
@@ -187,7 +187,7 @@ class DevicesSection(QWidget):
         if selection is None:
             return "gpu" if str(self._draft.value(PLACE)).startswith("gpu") else "cpu"
         if selection.kind == "auto":
-            return "gpu" if any(gpu.is_for_auto for gpu in self._gpus.devices) else "cpu"
+            return "gpu" if any(gpu.availability.is_for_auto for gpu in self._gpus.devices) else "cpu"
         return selection.kind
 
     def _choosable(self) -> list[GpuState]:
@@ -198,7 +198,7 @@ class DevicesSection(QWidget):
         if selection is None:
             return False
         if selection.kind == "auto":
-            return gpu.is_for_auto
+            return gpu.availability.is_for_auto
         if not selection.gpus:
             return gpu in self._choosable()
         return gpu.uuid in selection.gpus or (gpu.parent is None and str(gpu.index) in selection.gpus)
