@@ -58,7 +58,7 @@ def app(qtbot: QtBot, tmp_path: Path) -> Iterator[App]:
 def buttons(app: App) -> list[str]:
     page = app.window.editor.active_page()
     assert isinstance(page, RunPage)
-    return [action.command for action in page.actions_for_tab()]
+    return [action.command for action in page.tab_actions()]
 
 
 def said(app: App, words: str) -> bool:

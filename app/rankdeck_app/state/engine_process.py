@@ -175,10 +175,6 @@ class Launch(QObject):
         question.setParent(self)
         question.answered.connect(self._answered)
 
-    @property
-    def is_pending(self) -> bool:
-        return self.path is None and not self.problems
-
     def cancel(self) -> None:
         """Give up while the engine is still starting; a run that has begun is stopped, not cancelled."""
         self._cancelled = True

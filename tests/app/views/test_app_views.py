@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QPushButton
+from PySide6.QtWidgets import QPushButton, QToolButton
 from pytestqt.qtbot import QtBot
 
 from rankdeck.base.errors import Problem
@@ -52,7 +52,7 @@ def test_a_preset_from_the_welcome_page_becomes_the_draft(qtbot: QtBot, app: App
     button = next(button for button in page.preset_buttons if button.text() == "digits-mlp")
     qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
     draft = app.session.draft
-    assert draft.origin == "digits-mlp" and draft.is_valid
+    assert draft.origin == "digits-mlp" and draft.config is not None
     assert draft.value(("devices", "use")) == "cpu:1"
 
 
@@ -139,7 +139,21 @@ def test_runs_are_listed_filtered_opened_and_reused(
     app.window.commands.run("run.copyPath")
     assert QGuiApplication.clipboard().text() == str(written.path)
     app.window.commands.run("run.reuse")
-    assert app.session.draft.origin == f"run {written.path.name}" and app.session.draft.is_valid
+    assert app.session.draft.origin == f"run {written.path.name}" and app.session.draft.config is not None
+
+
+def test_a_living_run_is_saved_and_stopped_by_the_buttons_beside_its_tab(
+    qtbot: QtBot, written: WrittenRun, app: App
+) -> None:
+    written.begin()
+    app.tabs.open(written.path)
+
+    def names() -> list[str]:
+        buttons = app.window.editor.active_group.findChildren(QToolButton)
+        return [button.accessibleName() for button in buttons if button.isVisible()]
+
+    wanted = {"Save a checkpoint now", "Stop this run"}
+    qtbot.waitUntil(lambda: wanted <= {name.split(" (")[0] for name in names()})
 
 
 def test_runs_that_are_alive_are_named_at_the_start(

@@ -216,7 +216,7 @@ def test_a_failure_is_on_top_with_its_advice(
     qtbot.waitUntil(
         lambda: page._banner.text == "Rank 1: ValueError: 12 classes in the labels.\nSet classes."
     )
-    assert page.icon_color == "errorForeground" and page.actions_for_tab() == []
+    assert page.icon_color == "errorForeground" and page.tab_actions() == []
 
 
 @pytest.mark.parametrize(

@@ -255,7 +255,7 @@ def test_an_uneven_rehearsal_is_a_problem_whose_button_changes_the_strategy(qtbo
     (button,) = [button for button in row.buttons if button.text() == "Use DDP"]
     assert isinstance(button, QPushButton)
     qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
-    assert app.session.draft.value(("strategy", "use")) == "ddp" and app.session.draft.is_valid
+    assert app.session.draft.value(("strategy", "use")) == "ddp" and app.session.draft.config is not None
     written.lose()
     app.window.editor.close_page(f"run:{written.path}")
     settle()

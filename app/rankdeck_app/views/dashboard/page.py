@@ -72,6 +72,7 @@ class RunPage(Page):
             if command is not None
         ]
         self._resume_command = resume_command
+        self._shown_actions: list[PageAction] = []
         self._pending = ~Changed.NOTHING
         self._stats_at = 0.0
         self._known_devices = 0
@@ -131,7 +132,7 @@ class RunPage(Page):
     def tooltip(self) -> str:
         return str(self.run.run.path)
 
-    def actions_for_tab(self) -> list[PageAction]:
+    def tab_actions(self) -> list[PageAction]:
         if self.run.is_live:
             return list(self._live_actions)
         if self._resume_command is None or self.run.outcome not in RESUMABLE:
@@ -162,6 +163,8 @@ class RunPage(Page):
         title = config.name if config is not None else self.run.name
         if (title, color) != (self.title, self.icon_color):
             self.set_title(title, icon_color=color)
+        if (actions := self.tab_actions()) != self._shown_actions:
+            self._shown_actions = actions
             self.actions_changed.emit()
 
     def _refresh(self) -> None:
