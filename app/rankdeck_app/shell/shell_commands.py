@@ -4,29 +4,19 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QWidget
 
-from rankdeck_app.commands.table import Command, CommandTable
+from rankdeck_app.commands.table import Command
 from rankdeck_app.shell.palette import QuickItem
 from rankdeck_app.shell.title_bar import MENU_ORDER
+from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.theme import BUILT_IN, ThemeError
-
-if TYPE_CHECKING:
-    from rankdeck_app.shell.window import MainWindow
 
 KEYS_PAGE = "keys:"
 NOTIFICATIONS_PAGE = "notifications:"
 SETTINGS_PAGE = "settings:"
-
-_GEAR = ("palette.commands", "preferences.settings", "preferences.keys", "theme.choose")
-
-
-def gear_commands(table: CommandTable) -> list[Command]:
-    """What the gear at the bottom of the activity bar offers."""
-    return [table[command_id] for command_id in _GEAR if command_id in table]
 
 
 def shell_commands(window: MainWindow) -> list[Command]:

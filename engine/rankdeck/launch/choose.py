@@ -17,6 +17,7 @@ from rankdeck.base.units import format_bytes
 from rankdeck.config import RunConfig
 from rankdeck.events import DeviceInfo
 from rankdeck.launch.visible import VARIABLE, visible_gpus
+from rankdeck.telemetry.availability import Unusable
 from rankdeck.telemetry.listing import GpuProcess, GpuStatus, list_gpus
 
 
@@ -87,14 +88,8 @@ def _gpus(gpus: Sequence[GpuStatus]) -> Choice:
 
 def free_gpus() -> list[GpuStatus]:
     """What `auto` takes: GPUs that nobody uses. Empty without a driver."""
-    there = [gpu for gpu in visible_gpus(_gpus_or_none(), os.environ) if _is_usable(gpu)]
-    free = [gpu for gpu in there if not lease_holder(gpu.uuid) and not _foreign(gpu)]
-    return [gpu for gpu in free if gpu.hidden_bytes is None]
-
-
-def _is_usable(gpu: GpuStatus) -> bool:
-    """Whether a run may take it without being told its name: a whole GPU that is there."""
-    return gpu.state == "ok" and gpu.parent is None and not gpu.mig and not gpu.simulated
+    there = visible_gpus(_gpus_or_none(), os.environ)
+    return [gpu for gpu in there if gpu.availability(lease_holder(gpu.uuid) or None).is_for_auto]
 
 
 def _gpus_or_none() -> list[GpuStatus]:
@@ -147,7 +142,7 @@ def _all(gpus: list[GpuStatus]) -> list[GpuStatus]:
     if not visible:
         hidden = f"{VARIABLE}={os.environ.get(VARIABLE)} leaves none of the {len(gpus)} GPUs."
         raise DeviceError(hidden, path="devices.use", advice="Unset it, or name GPUs: --devices gpu:0.")
-    usable = [gpu for gpu in visible if _is_usable(gpu)]
+    usable = [gpu for gpu in visible if gpu.availability().is_for_all]
     if not usable:
         _refuse_unusable(visible[0], gpus)
     return usable
@@ -160,13 +155,14 @@ def _refuse_none(gpus: Sequence[GpuStatus]) -> None:
 
 def _refuse_unusable(gpu: GpuStatus, gpus: Sequence[GpuStatus]) -> None:
     """Raises: DeviceError for a GPU that no rank could use."""
-    if gpu.simulated:
+    refusal = gpu.availability().unusable
+    if refusal is Unusable.SIMULATED:
         message = "These GPUs are simulated (RANKDECK_NVML): nothing can run on them."
         advice = "Rehearse on virtual devices: --devices cpu:2, or unset RANKDECK_NVML."
-    elif gpu.state != "ok":
+    elif refusal is Unusable.LOST:
         message = f"GPU {gpu.index} ({gpu.name}) is lost: the driver does not reach it any more."
         advice = "Choose another one. It may need a reset, or the machine a restart."
-    elif gpu.mig:
+    elif refusal is Unusable.SPLIT:
         message = f"GPU {gpu.index} ({gpu.name}) is split into MIG instances and cannot be used as a whole."
         parts = [part.uuid for part in gpus if part.parent == gpu.uuid]
         advice = f"Choose one of its instances: gpu:{one_of(parts)}." if parts else "It has no instance yet."

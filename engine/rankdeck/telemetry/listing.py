@@ -13,12 +13,11 @@ from typing import Any
 import msgspec
 
 from rankdeck.base.errors import MachineError
+from rankdeck.telemetry.availability import Availability
 from rankdeck.telemetry.readings import METRICS, Device, NoticeLine
 from rankdeck.telemetry.registry import DeviceRegistry
 from rankdeck.telemetry.sampler_process import SamplerProcess
 
-HIDDEN_BYTES = 2**30
-"""Memory in use that no process accounts for: up to this much is the driver's and the display's."""
 PATIENCE_S = 20.0
 """How long a driver may take to answer everything once."""
 
@@ -74,14 +73,22 @@ class GpuStatus:
     run: str | None = None
     age_s: float | None = 0.0
 
+    def availability(self, held_by: str | None = None) -> Availability:
+        """What decides whether a run may take it; `held_by` is the run that holds its lease now."""
+        return Availability(
+            is_lost=self.state != "ok",
+            is_split=self.mig,
+            is_simulated=self.simulated,
+            is_instance=self.parent is not None,
+            held_by=held_by,
+            used_bytes=self.used_bytes,
+            users=tuple((process.kind, process.used_bytes) for process in self.processes),
+        )
+
     @property
     def hidden_bytes(self) -> int | None:
-        """What is in use by nobody that the driver names (processes of other containers), None where nothing
-        much is, or where a process does not tell its bytes."""
-        if self.used_bytes is None or any(process.used_bytes is None for process in self.processes):
-            return None
-        rest = self.used_bytes - sum(process.used_bytes or 0 for process in self.processes)
-        return rest if rest > HIDDEN_BYTES else None
+        """What is in use by nobody that the driver names; see availability.py."""
+        return self.availability().hidden_bytes
 
     def as_json(self) -> dict[str, Any]:
         """The row of `rankdeck devices --json`."""
