@@ -51,9 +51,16 @@ class AppCommands:
         self.show_plan = show_plan
 
     def rows(self) -> list[Command]:
-        return [*self._run_rows(), *self._file_rows(), *self._other_rows()]
+        return [
+            *self._control_rows(),
+            *self._configure_rows(),
+            *self._active_run_rows(),
+            *self._file_rows(),
+            *self._other_rows(),
+        ]
 
-    def _run_rows(self) -> list[Command]:
+    def _control_rows(self) -> list[Command]:
+        """Start, stop and save a run."""
         tabs = self.tabs
         return [
             Command(
@@ -94,6 +101,11 @@ class AppCommands:
                 when="activeRunResumable",
                 menu="Run/1_control",
             ),
+        ]
+
+    def _configure_rows(self) -> list[Command]:
+        """What the next run will be."""
+        return [
             Command(
                 "run.startFrom",
                 "Run: Start From Preset…",
@@ -121,6 +133,12 @@ class AppCommands:
                 self.session.gpus.ask,
                 menu="Run/2_configure",
             ),
+        ]
+
+    def _active_run_rows(self) -> list[Command]:
+        """What can be had of the run in the active tab."""
+        tabs = self.tabs
+        return [
             Command(
                 "run.reuse",
                 "Run: Use the Configuration of This Run",

@@ -24,7 +24,9 @@ def shell_commands(window: MainWindow) -> list[Command]:
         *_file(window),
         *_palette(window),
         *_view(window),
-        *_editor(window),
+        *_focus(window),
+        *_closing(window),
+        *_tab_order(window),
         *_groups(window),
         *_menus(window),
     ]
@@ -164,6 +166,11 @@ def _view(window: MainWindow) -> list[Command]:
             keys=("Escape Escape",),
             when="zenMode && !paletteOpen",
         ),
+    ]
+
+
+def _focus(window: MainWindow) -> list[Command]:
+    return [
         Command("view.fullScreen", "View: Toggle Full Screen", lambda: _full_screen(window), keys=("F11",)),
         Command("view.focusNextPart", "View: Focus Next Part", lambda: focus_part(window, 1), keys=("F6",)),
         Command(
@@ -175,7 +182,8 @@ def _view(window: MainWindow) -> list[Command]:
     ]
 
 
-def _editor(window: MainWindow) -> list[Command]:
+def _closing(window: MainWindow) -> list[Command]:
+    """Close, reopen and pin tabs."""
     editor = window.editor
     return [
         Command(
@@ -220,6 +228,12 @@ def _editor(window: MainWindow) -> list[Command]:
             keys=("Ctrl+K Shift+Return",),
             when="editorOpen",
         ),
+    ]
+
+
+def _tab_order(window: MainWindow) -> list[Command]:
+    editor = window.editor
+    return [
         Command(
             "editor.next",
             "View: Next Tab",

@@ -78,6 +78,22 @@ class RunPage(Page):
         self._known_devices = 0
         self._strip = StatStrip(theme)
         self._banner = Banner(theme)
+        self._make_charts(theme)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(16, 2, 16, 12)
+        layout.setSpacing(10)
+        for part in (self._strip, self._banner):
+            layout.addWidget(part)
+        layout.addWidget(self._grid, 1)
+        run.changed.connect(self._note)
+        if closed is not None:
+            self.destroyed.connect(lambda *_: closed())
+        clock.subscribe(self._frame)
+        self._refresh()
+
+    def _make_charts(self, theme: ThemeColors) -> None:
+        """Every chart in its card, and the cards in their grid."""
+        run = self.run
         self._bars, self._heat = VramBars(theme), HeatStrip(theme)
         self._anatomy = StepAnatomyChart(theme)
         self._band = BandChart(theme, "Memory over time")
@@ -100,17 +116,6 @@ class RunPage(Page):
         above = [self._cards[name] for name in ("bars", "band", "heat")]
         below = [self._cards[name] for name in ("anatomy", "loss", "rate")]
         self._grid = CardGrid(above, below, ((44, 28, 28), (45, 29, 26)))
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(16, 2, 16, 12)
-        layout.setSpacing(10)
-        for part in (self._strip, self._banner):
-            layout.addWidget(part)
-        layout.addWidget(self._grid, 1)
-        run.changed.connect(self._note)
-        if closed is not None:
-            self.destroyed.connect(lambda *_: closed())
-        clock.subscribe(self._frame)
-        self._refresh()
 
     @staticmethod
     def _card(theme: ThemeColors, title: str, body: QWidget, rows: CsvRows) -> ChartCard:
