@@ -25,7 +25,7 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QToolTip, QWidget
 
-from rankdeck_app.state.series import Series
+from rankdeck.run.series import Series
 from rankdeck_app.widgets.chart_colors import ChartColors, ThemeColors, chart_font
 from rankdeck_app.widgets.tracks import area_image, held
 
