@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QObject, QUrl, Signal
 from PySide6.QtGui import QDesktopServices, QGuiApplication
 
+from rankdeck.base import files
 from rankdeck.base.units import format_bytes, format_count
 from rankdeck.run.problems import failed_problem, lost_problem
 from rankdeck.run.row import RESUMABLE, RunInfo
@@ -149,7 +150,7 @@ class RunTabs(QObject):
         """Make the run's resolved configuration the draft."""
         file = RunDir(path).config_file
         try:
-            text = file.read_text(encoding="utf-8")
+            text = files.read_text(file)
         except OSError as error:
             self._window.toasts.error(f"{file} cannot be read: {error.strerror}.")
             return

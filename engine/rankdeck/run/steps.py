@@ -11,10 +11,10 @@ missing. fold.py keeps a joiner and a table per attempt; rates.py reads the tabl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -86,33 +86,24 @@ def blocks_of(steps: Sequence[Steps]) -> tuple[list[Block], int]:
 
 
 def _is_one_block(steps: Sequence[Steps]) -> bool:
-    """The usual case, seen without a loop of ours, since a million lines must not cost a second: one rank,
-    consecutive, and every column of every line as long as the others."""
+    """The usual case, seen without a loop of ours, since a million lines must not cost a second: one rank
+    whose lines are equally long and follow each other, all with a loss or none."""
     first, last = steps[0], steps[-1]
-    is_silent = first.loss_sum is None
-    columns = [get for name, get in zip(_SHARES, _GET, strict=True) if name not in ("loss_sum", "count")]
-    if not is_silent:
-        columns += [_GET[_LOSS_SUM], _GET[_COUNT]]
-    try:
-        lengths = [set(map(len, map(get, steps))) for get in columns]
-    except TypeError:  # a line with a loss among lines without one
-        return False
-    if any(len(length) != 1 for length in lengths) or len(set.union(*lengths)) != 1:
-        return False
-    num_steps = lengths[0].pop() * len(steps)
-    if is_silent and set(map(_GET[_LOSS_SUM], steps)) != {None}:
-        return False
+    lengths = set(map(len, map(_GET[_ENDED], steps)))
+    num_steps = len(first.ended) * len(steps)
     return (
-        num_steps > 0
+        len(lengths) == 1
+        and num_steps > 0
+        and len(set(map(type, map(_GET[_LOSS_SUM], steps)))) == 1
         and first.first >= 1
-        and last.first + len(last.ended) - first.first == num_steps <= LARGEST_STEP
         and last.first <= LARGEST_STEP
+        and last.first + len(last.ended) - first.first == num_steps
         and 0 <= first.rank < MOST_RANKS
     )
 
 
 def _block(steps: Sequence[Steps]) -> Block | None:
-    """The lines as one block; None where a number is none that a double can hold."""
+    """The lines as one block; None where columns differ in length or a number is none that a double holds."""
     reports_loss = steps[0].loss_sum is not None
     num_steps = len(steps) * len(steps[0].ended)
     values = np.full((len(_SHARES), num_steps), np.nan)
@@ -120,12 +111,22 @@ def _block(steps: Sequence[Steps]) -> Block | None:
         if row in (_LOSS_SUM, _COUNT) and not reports_loss:
             continue
         try:
-            values[row] = np.fromiter(chain.from_iterable(map(get, steps)), np.float64, num_steps)
-        except (TypeError, ValueError):  # None: a loss that was not finite
-            values[row] = np.array(list(chain.from_iterable(map(get, steps))), dtype=np.float64)
-        except OverflowError:
+            column = _column(map(get, steps))
+        except (TypeError, OverflowError):
             return None
+        if len(column) != num_steps:
+            return None
+        values[row] = column
     return Block(steps[0].rank, steps[0].first, values, reports_loss)
+
+
+def _column(parts: Iterable[Any]) -> Floats:
+    """One column of all lines; None (a loss that was not finite) becomes NaN."""
+    numbers = list(chain.from_iterable(parts))
+    try:
+        return np.fromiter(numbers, np.float64, len(numbers))
+    except TypeError:
+        return np.array(numbers, dtype=np.float64)
 
 
 def _block_of_line(line: Steps) -> Block | None:
@@ -324,9 +325,10 @@ class StepTable:
                 self.first_loss = (float(rows[0, known[0]]), float(rows[1, known[0]]))
         if self._end + num_rows > self._rows.shape[1]:
             held = self._end - self._begin
-            larger = np.empty((len(COLUMNS), 2 * (held + num_rows)))
-            larger[:, :held] = self.rows
-            self._rows, self._begin, self._end = larger, 0, held
+            is_roomy = held + num_rows <= self._begin
+            target = self._rows if is_roomy else np.empty((len(COLUMNS), 2 * (held + num_rows)))
+            target[:, :held] = self.rows
+            self._rows, self._begin, self._end = target, 0, held
         self._rows[:, self._end : self._end + num_rows] = rows
         self._end += num_rows
         surplus = 0 if self._rows_held is None else self._end - self._begin - self._rows_held

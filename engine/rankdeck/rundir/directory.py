@@ -112,6 +112,10 @@ class RunDir:
         """
         from rankdeck.config import load
 
+        if not files.is_regular(self.config_file):
+            raise ConfigError(
+                f"{self.config_file} is no regular file.", code="unreadable", path=str(self.config_file)
+            )
         return load(self.config_file)
 
     def environment(self) -> dict[str, Any]:
