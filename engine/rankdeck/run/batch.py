@@ -28,13 +28,13 @@ class Source(NamedTuple):
 
 @dataclass
 class Readings:
-    """Samples of one device as columns; NaN is unknown. `busy_s` of `read_s` seconds it was busy."""
+    """Samples of one device as columns; NaN is unknown. It was busy for `busy_s` of `read_s` seconds."""
 
     t: list[float] = field(default_factory=list)
     utilisation: list[float] = field(default_factory=list)
     used_bytes: list[float] = field(default_factory=list)
-    busy_s: float = 0.0
-    read_s: float = 0.0
+    busy_s: list[float] = field(default_factory=list)
+    read_s: list[float] = field(default_factory=list)
     interval_s: float = 0.0
     now: dict[str, Any] = field(default_factory=dict)
     """What was told last of used_bytes, utilisation, processes and missing; what was not told is not here."""
@@ -53,8 +53,8 @@ class Readings:
             self.now["processes"] = sample.processes
         if sample.utilisation is not None:
             self.now["utilisation"] = sample.utilisation
-            self.busy_s += sample.utilisation * event.interval_s
-            self.read_s += event.interval_s
+            self.busy_s.append(sample.utilisation * event.interval_s)
+            self.read_s.append(event.interval_s)
 
 
 @dataclass

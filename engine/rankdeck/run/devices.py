@@ -55,8 +55,9 @@ class AttemptDevice:
     def take_readings(self, readings: Readings) -> None:
         x, busy, used = np.array(readings.t), np.array(readings.utilisation), np.array(readings.used_bytes)
         self.now |= readings.now
-        self.busy_s += readings.busy_s
-        self.read_s += readings.read_s
+        # One by one, so that sums do not depend on where batches were cut.
+        self.busy_s = float(np.cumsum([self.busy_s, *readings.busy_s])[-1])
+        self.read_s = float(np.cumsum([self.read_s, *readings.read_s])[-1])
         known = np.isfinite(busy)
         if known.any():
             self.utilisation_history.append_many(x[known], busy[known])
