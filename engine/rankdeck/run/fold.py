@@ -228,8 +228,6 @@ class Fold:
         counted = (one.steps_counted for one in reversed(self._in_order()))
         return asked if asked is not None else next((steps for steps in counted if steps), None)
 
-    # Steps.
-
     def _with_rows(self) -> list[rates.Attempted]:
         return [
             rates.Attempted(one.table, float(one.started.global_batch) if one.started else np.nan)
@@ -303,8 +301,6 @@ class Fold:
         """The evaluation of the latest step."""
         told = [(one.evaluations[-1].step, one.number) for one in self._in_order() if one.evaluations]
         return self.attempts[max(told)[1]].evaluations[-1] if told else None
-
-    # What attempts measured together.
 
     @property
     def _measured(self) -> list[Attempt]:
