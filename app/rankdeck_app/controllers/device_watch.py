@@ -56,7 +56,7 @@ class DeviceWatch(QObject):
         """What the run that holds the GPU told of its memory, if a tab shows that run."""
         for run in self._tabs.open_runs.all() if gpu.run is not None else ():
             for device in run.devices if str(run.run.path) == gpu.run else ():
-                if device.info.uuid == gpu.uuid:
+                if device.uuid == gpu.uuid:
                     return run.memory_of(device)
         return None
 

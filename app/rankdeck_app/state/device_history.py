@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 
+from rankdeck.run.series import Series
 from rankdeck.telemetry.readings import METRICS, SampleLine, throttle_words
-from rankdeck_app.state.series import Series
 
 THROTTLED = "throttled"
 _RAW_POINTS, _TIER_BINS = 4_096, 2_048

@@ -17,9 +17,10 @@ from PySide6.QtWidgets import (
 )
 
 from rankdeck.config.presets import PresetCard
+from rankdeck.run.row import RunInfo
 from rankdeck_app.shell.page import Page
 from rankdeck_app.state.gpus import Gpus
-from rankdeck_app.state.runs import RunInfo, Runs
+from rankdeck_app.state.runs import Runs
 from rankdeck_app.state.suggestion import Suggestion, suggest
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.controls import ElidedLabel

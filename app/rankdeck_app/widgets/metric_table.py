@@ -24,7 +24,7 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QWidget
 
-from rankdeck_app.state.series import Series
+from rankdeck.run.series import Series
 from rankdeck_app.widgets.chart import LEFT, RIGHT, Chart
 from rankdeck_app.widgets.chart_colors import ThemeColors, chart_font
 from rankdeck_app.widgets.tracks import area_image, held

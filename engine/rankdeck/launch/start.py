@@ -29,7 +29,7 @@ from rankdeck.config import RunConfig, on_devices
 from rankdeck.launch import choose, guard
 from rankdeck.launch.control import wait_ended
 from rankdeck.launch.leftovers import end_leftovers
-from rankdeck.run import report
+from rankdeck.run.prediction import prediction_file
 from rankdeck.rundir import RunDir
 
 _READY_S = 30.0
@@ -111,7 +111,7 @@ def resume(
             file.unlink(missing_ok=True)
         raise
     # What was predicted was for the attempt before, which may have had another strategy.
-    report.prediction_file(run).unlink(missing_ok=True)
+    prediction_file(run).unlink(missing_ok=True)
     # Whoever watches the index looks again at this run.
     rundir.enter_in_index(run)
     return run

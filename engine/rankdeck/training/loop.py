@@ -115,6 +115,7 @@ class Trainer:
             StopRequested: the person asked for it.
         """
         first = self._first_step = self._restore()
+        self._job.writer.write(events.Restored(rank=self._job.rank, step=first))
         loader = self.loader(first)
         evaluator = self._evaluator()
         steps = self._job.workload.steps

@@ -12,8 +12,9 @@ import numpy as np
 
 from rankdeck.base.units import format_bytes, format_count, format_duration
 from rankdeck.run.anatomy import SIMULATED_TIME
-from rankdeck.run.report import failed_problem, lost_problem
-from rankdeck_app.state.live_run import DeviceState, LiveRun
+from rankdeck.run.devices import DeviceFigures
+from rankdeck.run.problems import failed_problem, lost_problem
+from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.widgets.anatomy import AnatomyFigure, AnatomyRow
 from rankdeck_app.widgets.band_chart import BandFigure, MemoryLimit
 from rankdeck_app.widgets.chart_colors import KIND_LABELS, byte_unit
@@ -86,7 +87,7 @@ def bars(run: LiveRun) -> BarsFigure:
     return BarsFigure(tuple(_bar(run, device) for device in run.devices), run.imbalance, run.capacity_bytes)
 
 
-def _bar(run: LiveRun, device: DeviceState) -> DeviceBar:
+def _bar(run: LiveRun, device: DeviceFigures) -> DeviceBar:
     memory, predicted = run.memory_of(device), run.predicted_bytes_of(device)
     if memory is None:
         return DeviceBar(device.label, device.used_bytes, note="in use now", predicted_bytes=predicted)
@@ -182,7 +183,7 @@ def heat(run: LiveRun) -> HeatFigure:
     return HeatFigure(labels, shares, values, _HEAT_SPAN_S, lead)
 
 
-def _value_now(device: DeviceState, newest: float) -> float | None:
+def _value_now(device: DeviceFigures, newest: float) -> float | None:
     """The mean of the last second, or None when the device has said nothing for longer than the others."""
     history = device.utilisation_history
     if history.last_x is None or history.last_x < newest - _STALE_S:
@@ -198,7 +199,7 @@ def anatomy(run: LiveRun) -> AnatomyFigure:
     if found is None:
         return AnatomyFigure([AnatomyRow(label) for label in labels])
     spans = {row.device: row.spans for row in found.rows}
-    rows = [AnatomyRow(device.label, spans.get(device.info.index, ())) for device in run.devices]
+    rows = [AnatomyRow(device.label, spans.get(device.device, ())) for device in run.devices]
     window = found.pipeline_window if _flushes(run) else None
     start_s, end_s = window or (min(row.spans[0].start_s for row in found.rows), found.seconds)
     return AnatomyFigure(rows, start_s, end_s, is_pipeline=found.is_pipeline)

@@ -12,9 +12,9 @@ import numpy as np
 
 from rankdeck.base.units import format_bytes
 from rankdeck.events import DeviceMemory
+from rankdeck.run.series import Series
 from rankdeck.telemetry.readings import METRICS
 from rankdeck_app.state.gpus import Gpus, GpuState
-from rankdeck_app.state.series import Series
 from rankdeck_app.views.devices.who import MemoryOf, holders, peak_words
 from rankdeck_app.views.devices.words import HOT_C, UNKNOWN, clock_time, errors_of, throttled_by
 from rankdeck_app.widgets.band_chart import BandFigure, MemoryLimit
