@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import grimp
+import networkx
 import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -78,3 +80,38 @@ def test_a_virtual_display_takes_a_real_window(x_display: str) -> None:
         check=False,
     )
     assert done.stdout.strip() == "xcb True", done.stderr
+
+
+KNOWN_CIRCLES = (
+    ("rankdeck.cli.display", "rankdeck.cli.lines", "rankdeck.cli.live"),
+    ("rankdeck_app.shell.shell_commands", "rankdeck_app.shell.window", "rankdeck_app.shell.window_state"),
+    ("rankdeck_app.theme.qss", "rankdeck_app.theme.theme"),
+)
+"""Those that are still there. Nothing is added."""
+
+
+def _circles(package: str) -> list[tuple[str, ...]]:
+    """Modules that import each other, also for types only or inside functions."""
+    found = grimp.build_graph(package, exclude_type_checking_imports=False, cache_dir=None)
+    imports = networkx.DiGraph(
+        (module, other)
+        for module in found.modules
+        for other in found.find_modules_directly_imported_by(module)
+    )
+    parts = networkx.strongly_connected_components(imports)
+    return sorted(tuple(sorted(part)) for part in parts if len(part) > 1)
+
+
+@pytest.mark.parametrize("package", ["rankdeck", "rankdeck_app"])
+def test_no_modules_import_each_other(package: str) -> None:
+    assert [circle for circle in _circles(package) if circle not in KNOWN_CIRCLES] == []
+
+
+def test_modules_that_import_each_other_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "going_round"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "one.py").write_text("import typing\nif typing.TYPE_CHECKING:\n    import going_round.two\n")
+    (folder / "two.py").write_text("def later():\n    from going_round import one\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert _circles("going_round") == [("going_round.one", "going_round.two")]
