@@ -7,14 +7,13 @@ keys in it are kept.
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QObject, Signal
 
-from rankdeck.base.files import write_whole
+from rankdeck.base.files import read_toml, write_whole
 
 Value = bool | int | float | str
 
@@ -115,7 +114,7 @@ class Settings(QObject):
 
     def _load(self) -> None:
         try:
-            table = tomllib.loads(self.path.read_text("utf-8"))
+            table = read_toml(self.path)
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:

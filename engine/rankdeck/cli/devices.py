@@ -17,6 +17,7 @@ import typer
 from rankdeck.cli.options import AsJson
 
 if TYPE_CHECKING:
+    from rankdeck.cli.device_table import LiveDevices
     from rankdeck.telemetry.readings import SamplerLine
     from rankdeck.telemetry.registry import DeviceRegistry
     from rankdeck.telemetry.sampler_process import SamplerProcess
@@ -43,16 +44,16 @@ def _list(*, as_json: bool) -> int:
     from rankdeck.cli.device_table import devices_table, tell_notice
     from rankdeck.telemetry.listing import ask_once
 
-    found = ask_once()
+    listing = ask_once()
     if as_json:
-        console.as_json([gpu.as_json() for gpu in found.gpus])
+        console.as_json([gpu.as_json() for gpu in listing.gpus])
         return 0
-    for notice in found.notices:
+    for notice in listing.notices:
         tell_notice(notice)
-    if found.simulated:
+    if listing.simulated:
         console.err().print(SIMULATED, style="yellow")
-    if found.gpus:
-        console.out().print(devices_table(found.gpus))
+    if listing.gpus:
+        console.out().print(devices_table(listing.gpus))
     else:
         console.err().print("NVIDIA's driver knows no GPU. Rehearse on virtual devices: --devices cpu:2")
     return 0
@@ -128,14 +129,11 @@ def _follow_table() -> int:
     return sampler.exit_code or 0
 
 
-def _feed_until_over(sampler: SamplerProcess, registry: DeviceRegistry, view: object) -> None:
-    from rankdeck.cli.device_table import LiveDevices
-
-    assert isinstance(view, LiveDevices)
+def _feed_until_over(sampler: SamplerProcess, registry: DeviceRegistry, view: LiveDevices) -> None:
     drawn_s = 0.0
     while sampler.exit_code is None:
-        found = [line for _, line in sampler.wait_for_lines(REDRAW_S) if line is not None]
-        for line in [*found, *sampler.look()]:
+        lines = [line for _, line in sampler.wait_for_lines(REDRAW_S) if line is not None]
+        for line in [*lines, *sampler.look()]:
             registry.feed(line, time.monotonic())
             view.tell(line)
         if time.monotonic() - drawn_s >= REDRAW_S:

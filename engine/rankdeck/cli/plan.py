@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankdeck.cli.options import AsJson, load_config
+from rankdeck.cli.options import AsJson, Overrides, load_config
 
 if TYPE_CHECKING:
     from rankdeck.config import RunConfig
@@ -38,9 +38,7 @@ def plan(
     accuracy: Annotated[
         bool, typer.Option("--accuracy", help="Instead: predicted beside measured, for every run there is.")
     ] = False,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As in --set train.steps=50.")
-    ] = None,
+    overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> int:
     """Predict the memory of every strategy on every device: fits, tight, or does not fit.
@@ -57,16 +55,16 @@ def plan(
             code="usage",
             advice="Name a TOML file or a preset, or ask for --accuracy.",
         )
-    from rankdeck.cli.plan_tables import Told
+    from rankdeck.cli.plan_tables import PlanOutput
     from rankdeck.cli.plan_target import target_of
 
     chosen = load_config(config, overrides=overrides or ())
     target = target_of(chosen, devices, capacity)
     _warn_of_torch()
-    told = Told(as_json=as_json)
+    output = PlanOutput(as_json=as_json)
     for line in _lines(chosen, strategy, target, fit_batch=fit_batch):
-        told.add(line)
-    told.close()
+        output.add(line)
+    output.close()
     return 0
 
 

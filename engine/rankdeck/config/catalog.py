@@ -233,7 +233,7 @@ class OneCycleArgs(Options):
 
 
 @dataclass(frozen=True)
-class Card:
+class CatalogCard:
     """One row.
 
     `target` is "module:attribute", `hint` at most four words.
@@ -253,7 +253,7 @@ class Card:
 
 
 @dataclass(frozen=True)
-class StrategyCard(Card):
+class StrategyCard(CatalogCard):
     """`one_process`: one rank drives all devices. `one_device`: it uses the first of them only.
     `batch_shards`: the batch is cut by the number of devices. `min_devices`: fewer make no sense.
     """
@@ -435,8 +435,8 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
     ),
 )
 
-MODELS: Mapping[str, Card] = _table(
-    Card(
+MODELS: Mapping[str, CatalogCard] = _table(
+    CatalogCard(
         "mlp",
         "MLP",
         "fully connected",
@@ -444,7 +444,7 @@ MODELS: Mapping[str, Card] = _table(
         "rankdeck.models.mlp:build",
         MlpArgs,
     ),
-    Card(
+    CatalogCard(
         "gpt",
         "GPT",
         "decoder transformer",
@@ -452,7 +452,7 @@ MODELS: Mapping[str, Card] = _table(
         "rankdeck.models.gpt:build",
         GptArgs,
     ),
-    Card(
+    CatalogCard(
         "resnet",
         "ResNet",
         "convolutions, batch norm",
@@ -462,15 +462,15 @@ MODELS: Mapping[str, Card] = _table(
     ),
 )
 
-DATA: Mapping[str, Card] = _table(
-    Card(
+DATA: Mapping[str, CatalogCard] = _table(
+    CatalogCard(
         "digits",
         "Digits",
         "8x8 handwritten digits",
         "1797 handwritten digits that come with scikit-learn.",
         "rankdeck.data.digits:Digits",
     ),
-    Card(
+    CatalogCard(
         "text",
         "Text",
         "files as tokens",
@@ -478,7 +478,7 @@ DATA: Mapping[str, Card] = _table(
         "rankdeck.data.text:Text",
         TextArgs,
     ),
-    Card(
+    CatalogCard(
         "images",
         "Images",
         "a folder per class",
@@ -486,7 +486,7 @@ DATA: Mapping[str, Card] = _table(
         "rankdeck.data.images:Images",
         ImagesArgs,
     ),
-    Card(
+    CatalogCard(
         "synthetic",
         "Synthetic",
         "made up, adapts",
@@ -496,22 +496,22 @@ DATA: Mapping[str, Card] = _table(
     ),
 )
 
-LOSSES: Mapping[str, Card] = _table(
-    Card(
+LOSSES: Mapping[str, CatalogCard] = _table(
+    CatalogCard(
         "cross_entropy",
         "Cross entropy",
         "classes or tokens",
         "Summed over targets that are not -100.",
         "rankdeck.models.losses:cross_entropy",
     ),
-    Card(
+    CatalogCard(
         "mse",
         "Mean squared error",
         "numbers",
         "Summed over the elements of the targets.",
         "rankdeck.models.losses:mse",
     ),
-    Card(
+    CatalogCard(
         "model",
         "The model's own",
         "outputs.loss",
@@ -520,9 +520,11 @@ LOSSES: Mapping[str, Card] = _table(
     ),
 )
 
-OPTIMIZERS: Mapping[str, Card] = _table(
-    Card("sgd", "SGD", "momentum optional", "Stochastic gradient descent.", "torch.optim:SGD", SgdArgs),
-    Card(
+OPTIMIZERS: Mapping[str, CatalogCard] = _table(
+    CatalogCard(
+        "sgd", "SGD", "momentum optional", "Stochastic gradient descent.", "torch.optim:SGD", SgdArgs
+    ),
+    CatalogCard(
         "adamw",
         "AdamW",
         "decoupled decay",
@@ -530,11 +532,11 @@ OPTIMIZERS: Mapping[str, Card] = _table(
         "torch.optim:AdamW",
         AdamwArgs,
     ),
-    Card("adam", "Adam", "adaptive", "Adam.", "torch.optim:Adam", AdamArgs),
+    CatalogCard("adam", "Adam", "adaptive", "Adam.", "torch.optim:Adam", AdamArgs),
 )
 
-SCHEDULES: Mapping[str, Card] = _table(
-    Card(
+SCHEDULES: Mapping[str, CatalogCard] = _table(
+    CatalogCard(
         "constant",
         "Constant",
         "after warm-up",
@@ -542,7 +544,7 @@ SCHEDULES: Mapping[str, Card] = _table(
         "rankdeck.training.schedules:constant",
         WarmupArgs,
     ),
-    Card(
+    CatalogCard(
         "cosine",
         "Cosine",
         "half a wave down",
@@ -550,7 +552,7 @@ SCHEDULES: Mapping[str, Card] = _table(
         "rankdeck.training.schedules:cosine",
         CosineArgs,
     ),
-    Card(
+    CatalogCard(
         "linear",
         "Linear",
         "straight down",
@@ -558,7 +560,7 @@ SCHEDULES: Mapping[str, Card] = _table(
         "rankdeck.training.schedules:linear",
         CosineArgs,
     ),
-    Card(
+    CatalogCard(
         "one-cycle",
         "One cycle",
         "up, then down",

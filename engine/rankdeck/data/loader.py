@@ -129,14 +129,14 @@ class _Reader:
             ) from None
 
 
-def _pair(found: Any) -> tuple[Any, Any]:
-    if isinstance(found, Mapping):
-        return found, found.get("labels", found)
-    if isinstance(found, tuple | list) and len(found) == 2:
-        return found[0], found[1]
-    parts = f" of {len(found)}" if isinstance(found, tuple | list) else ""
+def _pair(sample: Any) -> tuple[Any, Any]:
+    if isinstance(sample, Mapping):
+        return sample, sample.get("labels", sample)
+    if isinstance(sample, tuple | list) and len(sample) == 2:
+        return sample[0], sample[1]
+    parts = f" of {len(sample)}" if isinstance(sample, tuple | list) else ""
     raise DataError(
-        f"A sample is a {type(found).__name__}{parts}, neither (inputs, targets) nor a dict.",
+        f"A sample is a {type(sample).__name__}{parts}, neither (inputs, targets) nor a dict.",
         path="data.use",
         advice="Return (inputs, targets), or a dict of the model's arguments with its labels among them.",
     )
@@ -144,9 +144,11 @@ def _pair(found: Any) -> tuple[Any, Any]:
 
 def _in_worker(error: Exception) -> TrainingError:
     """The person's own error, as the rank would tell it had it read the sample itself."""
-    told = describe(error, rank=0).problem
+    problem = describe(error, rank=0).problem
     advice = "Mend the data set there, then start again; the whole traceback is in the rank's log."
-    return TrainingError(told.message, problems=[msgspec.structs.replace(told, rank=None, advice=advice)])
+    return TrainingError(
+        problem.message, problems=[msgspec.structs.replace(problem, rank=None, advice=advice)]
+    )
 
 
 class _Failure:

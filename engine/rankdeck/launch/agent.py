@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from rankdeck.launch.ranks import GRACE_S, RankProcess, end_ranks
+from rankdeck.launch.rank_processes import GRACE_S, RankProcess, end_ranks
 from rankdeck.torch_compat.elastic import OneHostAgent
 
 MONITOR_S = 0.05

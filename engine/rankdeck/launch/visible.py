@@ -24,7 +24,7 @@ def visible_gpus(gpus: Sequence[GpuStatus], environment: Mapping[str, str]) -> l
     text = environment.get(VARIABLE)
     if text is None:
         return list(gpus)
-    found: list[GpuStatus] = []
+    visible: list[GpuStatus] = []
     for entry in (entry.strip() for entry in text.split(",")):
         if entry.isdecimal():
             _check_order(text, gpus, environment)
@@ -33,8 +33,8 @@ def visible_gpus(gpus: Sequence[GpuStatus], environment: Mapping[str, str]) -> l
             matching = [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)]
         if len(matching) != 1:
             break
-        found.append(matching[0])
-    return found
+        visible.append(matching[0])
+    return visible
 
 
 def _check_order(text: str, gpus: Sequence[GpuStatus], environment: Mapping[str, str]) -> None:

@@ -3,7 +3,7 @@
 The agent brings what torch has settled: the store, ranks and sizes, the environment of a rank. Four methods
 of it are made for subclasses, and one is not: `_construct_event`.
 
-Source: torch/distributed/elastic/agent/server/api.py.
+Source: torch.distributed.elastic.agent.server.api.
 """
 
 from __future__ import annotations
