@@ -91,7 +91,7 @@ def static_pipelines() -> Iterator[None]:
 
 def process_bytes() -> int | None:
     """What the driver says this process holds; None where it does not tell (in most containers)."""
-    from rankdeck.telemetry.nvml import list_gpus
+    from rankdeck.telemetry.listing import list_gpus
 
     own = [process for gpu in list_gpus() for process in gpu.processes if process.pid == os.getpid()]
     return own[0].used_bytes if own else None

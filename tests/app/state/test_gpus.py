@@ -85,7 +85,7 @@ def test_what_is_old_is_called_old_by_its_age_alone(gpus: Gpus) -> None:
     feed_machine(gpus, 1)
     assert not gpus.devices[0].is_stale
     rows = [device_lines.DeviceReadings("GPU-0000", {"used_bytes": Reading(GIB, age_s=9.0)})]
-    gpus.take(device_lines.Sample(t=0.0, devices=rows))
+    gpus.take(device_lines.SampleLine(t=0.0, devices=rows))
     gpus.look()
     assert gpus.devices[0].is_stale and gpus.devices[0].used_bytes == GIB
     assert gpus.devices[0].utilisation == 0.91, "the other readings are new"

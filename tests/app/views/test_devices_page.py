@@ -115,7 +115,7 @@ def test_old_readings_are_grey_and_compared_with_nothing(app: App) -> None:
     page = opened(app)
     old = {uuid: device_lines.Reading(17 * GIB, "stale", age_s=9.0) for uuid in ("GPU-0000", "GPU-0001")}
     rows = [device_lines.DeviceReadings(uuid, {"used_bytes": reading}) for uuid, reading in old.items()]
-    app.desk.gpus.take(device_lines.Sample(t=0.0, devices=rows))
+    app.desk.gpus.take(device_lines.SampleLine(t=0.0, devices=rows))
     redraw(page)
     first, second = page.table.figure.rows[0], page.table.figure.rows[2]
     assert (first.cells[0].tone, first.cells[1].tone, second.cells[0].tone) == ("muted", "", "")

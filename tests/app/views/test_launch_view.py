@@ -192,7 +192,7 @@ def test_old_figures_are_called_old_and_unsupported_ones_are_left_out(
     draft.set_value(("devices", "use"), "gpu:all")
     stale = device_lines.Reading(17 * GIB, "stale", age_s=9.0)
     rows = [device_lines.DeviceReadings("GPU-0000", {"used_bytes": stale})]
-    gpus.take(device_lines.Sample(t=0.0, devices=rows))
+    gpus.take(device_lines.SampleLine(t=0.0, devices=rows))
     gpus.take(device_lines.sample("GPU-0001", {"power_w": "unsupported", "temperature_c": "error"}))
     gpus.look()
     assert "old figures" in described(devices)[0]
