@@ -14,6 +14,8 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
+import grimp
+import networkx
 import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -138,17 +140,12 @@ EXAMPLE_FILES = {
 WRONG_REFERENCES_NOT_YET = {
     ("engine/rankdeck/parallel/collectives/counted.py", "../strategies/tensor_parallel.py")
 }
-# An event is called after its tag on disk, a line of the sampler likewise; the code around them reads
-# `events.Sample`, `readings.Notice`.
-NAMED_BY_THEIR_TAG = {"engine/rankdeck/events.py", "engine/rankdeck/telemetry/readings.py"}
+# An event is called after its tag on disk; the code around them reads `events.Sample`.
+NAMED_BY_THEIR_TAG = {"engine/rankdeck/events.py"}
 SHARED_CLASS_NAMES_NOT_YET = {
     "Choice",
-    "Entry",
-    "Gpu",
     "Limit",
-    "Mark",
     "Plan",
-    "Question",
     "Row",
     "StepColumns",
 }
@@ -266,3 +263,38 @@ def test_no_two_public_classes_have_one_name() -> None:
                 places.setdefault(node.name, []).append(f"{_name(file)}:{node.lineno}")
     shared = {name: found for name, found in places.items() if len(found) > 1}
     assert shared.keys() <= SHARED_CLASS_NAMES_NOT_YET, shared
+
+
+KNOWN_CIRCLES = (
+    ("rankdeck.cli.display", "rankdeck.cli.lines", "rankdeck.cli.live"),
+    ("rankdeck_app.shell.shell_commands", "rankdeck_app.shell.window", "rankdeck_app.shell.window_state"),
+    ("rankdeck_app.theme.qss", "rankdeck_app.theme.theme"),
+)
+"""Those that are still there. Nothing is added."""
+
+
+def _circles(package: str) -> list[tuple[str, ...]]:
+    """Modules that import each other, also for types only or inside functions."""
+    found = grimp.build_graph(package, exclude_type_checking_imports=False, cache_dir=None)
+    imports = networkx.DiGraph(
+        (module, other)
+        for module in found.modules
+        for other in found.find_modules_directly_imported_by(module)
+    )
+    parts = networkx.strongly_connected_components(imports)
+    return sorted(tuple(sorted(part)) for part in parts if len(part) > 1)
+
+
+@pytest.mark.parametrize("package", ["rankdeck", "rankdeck_app"])
+def test_no_modules_import_each_other(package: str) -> None:
+    assert [circle for circle in _circles(package) if circle not in KNOWN_CIRCLES] == []
+
+
+def test_modules_that_import_each_other_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "going_round"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "one.py").write_text("import typing\nif typing.TYPE_CHECKING:\n    import going_round.two\n")
+    (folder / "two.py").write_text("def later():\n    from going_round import one\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert _circles("going_round") == [("going_round.one", "going_round.two")]

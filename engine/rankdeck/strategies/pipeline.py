@@ -46,6 +46,9 @@ from rankdeck.strategies.base import (
 )
 from rankdeck.torch_compat.pipelining import raised_in_a_stage, receive_buffers
 
+_NUMBER = torch.empty(1, dtype=torch.int64, device="meta")
+"""What torch's first stage gets for a microbatch: its number."""
+
 
 class Pipeline(Strategy):
     name = "pipeline"
@@ -113,6 +116,7 @@ class Pipeline(Strategy):
     def _make_stages(self) -> None:
         cut, num_stages = self._cut, len(self._relay.rank_of)
         boundaries = [*cut.boundaries, ()]
+        loss = torch.empty((), dtype=self.setup.dtype, device="meta")
         self._runners = [
             _Runner(self, stage, boundaries[stage + 1], is_last=stage == num_stages - 1)
             for stage in self._relay.own
@@ -125,8 +129,8 @@ class Pipeline(Strategy):
                 stage,
                 num_stages,
                 self.device,
-                input_args=_static(cut.boundaries[stage]) if stage else (torch.empty(1, device="meta"),),
-                output_args=_static(boundaries[stage + 1]) or (torch.empty((), device="meta"),),
+                input_args=_static(cut.boundaries[stage]) if stage else (_NUMBER,),
+                output_args=_static(boundaries[stage + 1]) or (loss,),
                 group=self._group,
             )
             for stage, runner in zip(self._relay.own, self._runners, strict=True)
