@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib.util
 import io
 import os
 import re
@@ -250,8 +251,10 @@ def test_every_file_that_is_named_exists() -> None:
     pages = [*_sources("docs", "engine", suffix=".md"), *sorted(CHECKOUT.glob("*.md"))]
     files = _sources("engine", "app", "tests") + pages
     names = {file.name for file in files}
+    torch = Path(str(importlib.util.find_spec("torch").origin)).parent  # type: ignore[union-attr]
     bases = [
         CHECKOUT,
+        torch.parent,
         *(CHECKOUT / place for place in ("engine", "app", "engine/rankdeck", "app/rankdeck_app")),
     ]
     wrong = []

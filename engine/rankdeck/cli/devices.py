@@ -18,7 +18,7 @@ from rankdeck.cli.options import AsJson
 
 if TYPE_CHECKING:
     from rankdeck.cli.device_table import LiveDevices
-    from rankdeck.telemetry.readings import Line
+    from rankdeck.telemetry.readings import SamplerLine
     from rankdeck.telemetry.registry import DeviceRegistry
     from rankdeck.telemetry.sampler_process import SamplerProcess
 
@@ -93,21 +93,21 @@ def _follow_json() -> int:
     return sampler.exit_code or 0
 
 
-def _silence(registry: DeviceRegistry, heard_s: float, told_s: float, now_s: float) -> list[Line]:
+def _silence(registry: DeviceRegistry, heard_s: float, told_s: float, now_s: float) -> list[SamplerLine]:
     """What the stream says while its sampler says nothing: once that it is silent, and all that is stale."""
-    from rankdeck.telemetry.readings import METRICS, DeviceReadings, Notice, Sample
+    from rankdeck.telemetry.readings import METRICS, DeviceReadings, NoticeLine, SampleLine
 
-    lines: list[Line] = []
-    if told_s == heard_s and registry.told is not None:
+    lines: list[SamplerLine] = []
+    if told_s == heard_s and registry.listed is not None:
         words = "The driver does not answer at the moment: what is shown is old."
-        lines.append(Notice(t=time.time(), code="silent", message=words))
+        lines.append(NoticeLine(t=time.time(), code="silent", message=words))
     rows = []
     for device in registry.devices:
         readings = {name: registry.reading(device.uuid, name, now_s) for name in METRICS}
         stale = {name: reading for name, reading in readings.items() if reading.state == "stale"}
         if stale:
             rows.append(DeviceReadings(device.uuid, stale))
-    return [*lines, Sample(t=time.time(), devices=rows)] if rows else lines
+    return [*lines, SampleLine(t=time.time(), devices=rows)] if rows else lines
 
 
 def _follow_table() -> int:
@@ -123,7 +123,7 @@ def _follow_table() -> int:
             _feed_until_over(sampler, registry, view)
     finally:
         sampler.stop()
-    if sampler.exit_code and registry.told is None and registry.notices:
+    if sampler.exit_code and registry.listed is None and registry.notices:
         last = registry.notices[-1]
         raise MachineError(last.message, code=last.code, advice=last.advice)
     return sampler.exit_code or 0

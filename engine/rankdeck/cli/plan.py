@@ -13,7 +13,7 @@ from rankdeck.cli.options import AsJson, Overrides, load_config
 
 if TYPE_CHECKING:
     from rankdeck.config import RunConfig
-    from rankdeck.planner.rows import Row
+    from rankdeck.planner.candidates import Candidate
     from rankdeck.planner.targets import Target
     from rankdeck.run.plan_lines import PlanLine
 
@@ -60,6 +60,7 @@ def plan(
 
     chosen = load_config(config, overrides=overrides or ())
     target = target_of(chosen, devices, capacity)
+    _warn_of_torch()
     output = PlanOutput(as_json=as_json)
     for line in _lines(chosen, strategy, target, fit_batch=fit_batch):
         output.add(line)
@@ -67,17 +68,27 @@ def plan(
     return 0
 
 
+def _warn_of_torch() -> None:
+    """Say on stderr that the installed torch is an unknown one, if it is."""
+    from rankdeck.cli import console
+    from rankdeck.torch_compat.versions import version_problem
+
+    problem = version_problem()
+    if problem is not None:
+        console.problem(problem)
+
+
 def _lines(config: RunConfig, strategy: str | None, target: Target, *, fit_batch: bool) -> Iterator[PlanLine]:
     """The rows as they come, then advice for the configuration's own."""
     from rankdeck.base.errors import ConfigError
-    from rankdeck.planner.preload import ready
+    from rankdeck.planner.preload import preload
 
-    ready()
+    preload()
     from rankdeck import rundir
     from rankdeck.planner.accuracy import measured_scale
     from rankdeck.planner.advice import advise, largest_batch
-    from rankdeck.planner.pool import answers
-    from rankdeck.planner.rows import rows_for
+    from rankdeck.planner.candidates import candidates_for
+    from rankdeck.planner.pool import plan_lines_of
 
     if fit_batch and any(device.total_bytes is None for device in target.devices):
         raise ConfigError(
@@ -89,10 +100,10 @@ def _lines(config: RunConfig, strategy: str | None, target: Target, *, fit_batch
     known = rundir.list_runs(rundir.default_runs_folder()) if target.like_cuda else []
     scale = measured_scale(known, config, target)
 
-    def ask(rows: Sequence[Row]) -> Iterator[PlanLine]:
-        return answers(config, rows, target, scale=scale)
+    def ask(rows: Sequence[Candidate]) -> Iterator[PlanLine]:
+        return plan_lines_of(config, rows, target, scale=scale)
 
-    rows = rows_for(config, strategy, target.num_devices)
+    rows = candidates_for(config, strategy, target.num_devices)
     by_label = {row.label: row for row in rows}
     own: PlanLine | None = None
     for line in ask(rows):

@@ -14,7 +14,7 @@ from rankdeck.config.devices import parse_devices
 from rankdeck.config.gpu_models import GpuModel, find_gpu, parse_planned
 from rankdeck.launch.choose import free_gpus, selected_gpus
 from rankdeck.planner.targets import Target, TargetDevice
-from rankdeck.telemetry.listing import Gpu, list_gpus
+from rankdeck.telemetry.listing import GpuStatus, list_gpus
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -77,7 +77,7 @@ def _free_host_bytes() -> int:
     return max(0, min(free, limit - used))
 
 
-def _own(gpus: list[Gpu]) -> Target:
+def _own(gpus: list[GpuStatus]) -> Target:
     """This machine's GPUs as they are now: what other processes hold is not there for the run."""
     devices = tuple(
         TargetDevice(

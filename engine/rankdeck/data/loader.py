@@ -9,7 +9,6 @@ base.py and sampling.py first.
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,6 +22,7 @@ from rankdeck.base.errors import DataError, Problem, RankdeckError, TrainingErro
 from rankdeck.base.heartbeat import die_with_parent
 from rankdeck.data.base import Draw, ReadsBatches, SampleSet, needs_epoch
 from rankdeck.diagnose.exceptions import describe
+from rankdeck.torch_compat.processes import shut_down_workers
 
 Indices = list[int] | list[Draw]
 
@@ -49,11 +49,7 @@ class Loader:
     def close(self) -> None:
         """Ends the worker processes; safe to call twice."""
         loader, self._loader = self._loader, None
-        iterator = getattr(loader, "_iterator", None)
-        if iterator is not None:
-            # Dropping the last reference would do, but the loop may still hold a generator over it.
-            with contextlib.suppress(AttributeError):
-                iterator._shutdown_workers()
+        shut_down_workers(loader)
 
 
 def build_loader(

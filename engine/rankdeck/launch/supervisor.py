@@ -38,6 +38,7 @@ from rankdeck.launch.rank_processes import GRACE_S, RankProcess, can_fork_preloa
 from rankdeck.launch.watch import Watch
 from rankdeck.rundir import EventWriter, RunDir
 from rankdeck.telemetry.sampler_process import SamplerProcess
+from rankdeck.torch_compat.versions import version_problem
 from rankdeck.training.agreement import SAVING
 
 DEFAULT_WORKER = "rankdeck.training.worker"
@@ -166,6 +167,9 @@ class Supervisor:
         for rank in range(self._world_size):
             self._ranks.append(RankProcess(rank, self._arguments.worker, fresh=fresh))
         self._watch.begin(self._ranks)
+        problem = version_problem()
+        if problem is not None:
+            self._raise_problem(problem)
 
     def _prepare_data(self) -> None:
         """What is made once for all ranks (a vocabulary). Threads that it starts come after the fork."""

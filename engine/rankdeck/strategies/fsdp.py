@@ -24,7 +24,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from rankdeck.memory.ledger import local_part
 from rankdeck.parallel.collectives.broadcast import broadcast_from_rank_0
 from rankdeck.parallel.collectives.grad_sync import GradientSync
 from rankdeck.parallel.collectives.sync_batch_norm import convert_batch_norms
@@ -33,6 +32,7 @@ from rankdeck.parallel.fsdp.blocks import reshard_blocks, sent_bytes_per_step, s
 from rankdeck.parallel.mesh import Mesh, device_mesh
 from rankdeck.parallel.tensor.gradients import clip_over_ranks, whole_tensors
 from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy, call, first_samples
+from rankdeck.torch_compat.dtensors import local_part
 
 
 class Fsdp(Strategy):

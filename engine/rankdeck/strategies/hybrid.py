@@ -29,7 +29,6 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from rankdeck.base.errors import ConfigError, ModelError
 from rankdeck.config import mesh_sizes
-from rankdeck.memory.ledger import local_part
 from rankdeck.models.blocks import repeated_blocks
 from rankdeck.parallel.collectives.broadcast import broadcast_from_rank_0
 from rankdeck.parallel.collectives.counted import CountedCollectives
@@ -52,6 +51,7 @@ from rankdeck.strategies.base import (
     first_samples,
 )
 from rankdeck.strategies.pipeline import Pipeline
+from rankdeck.torch_compat.dtensors import local_part
 
 
 @dataclasses.dataclass

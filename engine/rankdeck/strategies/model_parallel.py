@@ -25,7 +25,7 @@ from rankdeck.memory.virtual import VirtualDevices
 from rankdeck.parallel.mesh import Mesh
 from rankdeck.parallel.pipelining.chain import Received
 from rankdeck.parallel.pipelining.cutting import cut_model, move_in_place
-from rankdeck.profiling.spans import Mark, SpanRecorder
+from rankdeck.profiling.spans import PhaseSpan, SpanRecorder
 from rankdeck.strategies.base import (
     Batch,
     HeldoutSums,
@@ -36,6 +36,7 @@ from rankdeck.strategies.base import (
     each_tensor,
     first_samples,
 )
+from rankdeck.torch_compat.modules import own_buffers
 
 
 class ModelParallel(Strategy):
@@ -75,9 +76,9 @@ class ModelParallel(Strategy):
         placed: set[int] = set()
         for index, (stage, device) in enumerate(zip(self._stages, self.setup.devices, strict=True)):
             for module in stage.modules():
-                for name, buffer in module._buffers.items():
+                for name, buffer in own_buffers(module).items():
                     if buffer is not None and id(buffer) in placed:
-                        module._buffers[name] = buffer.clone()
+                        own_buffers(module)[name] = buffer.clone()
             own = [tensor for tensor in (*stage.parameters(), *stage.buffers()) if id(tensor) not in placed]
             placed.update(map(id, own))
             move_in_place(own, device)
@@ -208,7 +209,7 @@ class _DeviceClock:
     def __init__(self, num_devices: int, spans: SpanRecorder) -> None:
         self.busy_s = [0.0] * num_devices
         self._spans = spans
-        self._mark: Mark | None = None
+        self._mark: PhaseSpan | None = None
         self._device: int | None = None
         self._phase = ""
         self._since_s = 0.0

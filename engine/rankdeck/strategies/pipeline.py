@@ -18,7 +18,6 @@ pipeline_async.py after.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -26,7 +25,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining import schedules as torch_schedules
 
 from rankdeck.base.errors import ConfigError
 from rankdeck.config import microbatches as rules
@@ -46,6 +44,7 @@ from rankdeck.strategies.base import (
     each_tensor,
     first_samples,
 )
+from rankdeck.torch_compat.pipelining import raised_in_a_stage, receive_buffers
 
 
 class Pipeline(Strategy):
@@ -149,7 +148,7 @@ class Pipeline(Strategy):
         # Every structure of inputs and targets is ours to cut: torch passes numbers of microbatches along.
         numbers = torch.arange(self._num_microbatches)
         args = (numbers,) if 0 in self._relay.own else ()
-        with _raised_in_a_stage():
+        with raised_in_a_stage():
             self._schedule.step(*args, target=numbers if self._relay.is_last else None, return_outputs=False)
         self._name_buffers()
         sums = self._runners[-1].sums
@@ -325,8 +324,7 @@ class _Stage(PipelineStage):
 
     def buffers(self) -> list[Tensor]:
         """What is received into, for every microbatch."""
-        infos = [*self.args_recv_info.values(), *self.grad_recv_info.values()]
-        return [info.buffer for group in infos for info in group if info.buffer is not None]
+        return receive_buffers(self)
 
 
 def _static(boundary: Boundary) -> tuple[Tensor, ...]:
@@ -341,19 +339,3 @@ def _static(boundary: Boundary) -> tuple[Tensor, ...]:
 
 def _cut_batch(value: Any, runs: Sequence[slice]) -> list[Any]:
     return [each_tensor(value, lambda tensor, run=run: tensor[run]) for run in runs]  # type: ignore[misc]
-
-
-@contextlib.contextmanager
-def _raised_in_a_stage() -> Iterator[None]:
-    """What a stage raised, without torch's wrapper around it and without the whole schedule on stderr."""
-    printed = logging.getLogger(torch_schedules.__name__)
-    level = printed.level
-    printed.setLevel(logging.CRITICAL)
-    try:
-        yield
-    except RuntimeError as error:
-        if error.__cause__ is not None:
-            raise error.__cause__ from None
-        raise
-    finally:
-        printed.setLevel(level)

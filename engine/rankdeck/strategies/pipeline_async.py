@@ -45,6 +45,7 @@ from rankdeck.strategies.base import (
     first_samples,
     tensors_of,
 )
+from rankdeck.torch_compat.dispatch import storage_key
 
 
 @dataclass
@@ -329,7 +330,7 @@ class AsyncPipeline(Strategy):
 
 
 def _storages(value: Any) -> frozenset[int]:
-    return frozenset(tensor.untyped_storage()._cdata for tensor in tensors_of(value))
+    return frozenset(storage_key(tensor.untyped_storage()) for tensor in tensors_of(value))
 
 
 def saved_tensors(outputs: tuple[Tensor, ...]) -> list[Tensor]:
