@@ -151,7 +151,7 @@ def _alive_error(run: RunDir) -> NotResumableError:
     )
 
 
-def _check(config: RunConfig) -> tuple[RunConfig, choose.Choice]:
+def _check(config: RunConfig) -> tuple[RunConfig, choose.ChosenDevices]:
     """A run that can begin, and its devices. Leftovers of others are ended on the way."""
     check_paths(config)
     choice = choose.choose_devices(config)
@@ -193,7 +193,7 @@ def check_paths(config: RunConfig) -> None:
 
 
 def _environment(
-    config: RunConfig, choice: choose.Choice, command_line: Sequence[str], started: float
+    config: RunConfig, choice: choose.ChosenDevices, command_line: Sequence[str], started: float
 ) -> dict[str, Any]:
     """environment.json. `problems` are warnings that the supervisor passes on as events."""
     return {
@@ -233,7 +233,7 @@ def _commit(folder: str | None) -> str | None:
 
 
 def _start_guard(
-    hidden: RunDir, choice: choose.Choice, *, detach: bool, worker: str | None, attempt: int = 0
+    hidden: RunDir, choice: choose.ChosenDevices, *, detach: bool, worker: str | None, attempt: int = 0
 ) -> RunDir:
     """The guard is told what to do by its only argument, and answers once through a pipe."""
     run = RunDir(rundir.final_path(hidden))

@@ -271,7 +271,7 @@ def test_the_socket_is_the_owners_and_takes_no_nonsense(tmp_path: Path) -> None:
 
 def test_a_lease_is_held_while_the_run_lives_and_refuses_the_next(tmp_path: Path) -> None:
     config = launching.small_config(tmp_path)
-    choice = choose.Choice([], [choose.lease_path("GPU-1234")])
+    choice = choose.ChosenDevices([], [choose.lease_path("GPU-1234")])
     run = _start_guard(create(tmp_path / "runs", config, {}), choice, detach=True, worker=str(FAKE_WORKER))
     assert choose.lease_holder("GPU-1234") == str(run.path)
     with pytest.raises(Exception, match=run.name):
