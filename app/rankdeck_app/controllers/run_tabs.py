@@ -53,7 +53,7 @@ class RunTabs(QObject):
     # Opening
 
     def open(self, path: Path, *, focus: bool = True) -> None:
-        """Show a run; a folder that is none is said in a toast."""
+        """Show a run; a toast says when the folder holds none."""
         path = path.absolute()
         if not is_run(path):
             self._window.toasts.error(f"{path} is not the folder of a run.")

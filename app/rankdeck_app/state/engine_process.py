@@ -197,9 +197,9 @@ class Launch(QObject):
         problems = parse_problems(out) or parse_problems(err)
         if problems:
             return problems
-        said = " ".join((err.strip() or out.strip()).splitlines()[-3:]) or "it said nothing"
+        output = " ".join((err.strip() or out.strip()).splitlines()[-3:]) or "it said nothing"
         advice = "See that the setting engine.python names a Python with rankdeck installed."
-        return [Problem("engine", f"The engine ended with {exit_code}: {said}", advice=advice)]
+        return [Problem("engine", f"The engine ended with {exit_code}: {output}", advice=advice)]
 
 
 def _run_path(out: str) -> Path | None:

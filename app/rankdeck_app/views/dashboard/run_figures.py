@@ -194,14 +194,14 @@ def _value_now(device: DeviceState, newest: float) -> float | None:
 def anatomy(run: LiveRun) -> AnatomyFigure:
     """The last sampled step, a row for each device of the run; of a pipeline, from its first forward on."""
     labels = [device.label for device in run.devices]
-    found = run.anatomy
-    if found is None:
+    sampled = run.anatomy
+    if sampled is None:
         return AnatomyFigure([AnatomyRow(label) for label in labels])
-    spans = {row.device: row.spans for row in found.rows}
+    spans = {row.device: row.spans for row in sampled.rows}
     rows = [AnatomyRow(device.label, spans.get(device.info.index, ())) for device in run.devices]
-    window = found.pipeline_window if _flushes(run) else None
-    start_s, end_s = window or (min(row.spans[0].start_s for row in found.rows), found.seconds)
-    return AnatomyFigure(rows, start_s, end_s, is_pipeline=found.is_pipeline)
+    window = sampled.pipeline_window if _flushes(run) else None
+    start_s, end_s = window or (min(row.spans[0].start_s for row in sampled.rows), sampled.seconds)
+    return AnatomyFigure(rows, start_s, end_s, is_pipeline=sampled.is_pipeline)
 
 
 def _flushes(run: LiveRun) -> bool:
@@ -210,12 +210,12 @@ def _flushes(run: LiveRun) -> bool:
 
 def anatomy_subtitle(run: LiveRun) -> tuple[str, str]:
     """(text, short text): the step and how long it took, or of a pipeline its bubble."""
-    found = run.anatomy
-    if found is None:
+    sampled = run.anatomy
+    if sampled is None:
         return "", ""
-    seconds = found.seconds
+    seconds = sampled.seconds
     took = f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
-    step = f"step {format_count(found.step)}, {took}"
+    step = f"step {format_count(sampled.step)}, {took}"
     bubble = run.bubble
     if bubble is None or bubble[0] is None:
         return step, step
@@ -230,8 +230,8 @@ def anatomy_subtitle(run: LiveRun) -> tuple[str, str]:
 
 def anatomy_rows(run: LiveRun) -> Iterator[Sequence[object]]:
     yield ("device", "phase", "start_s", "seconds", "stage", "microbatch", "bytes")
-    found = run.anatomy
-    for row in () if found is None else found.rows:
+    sampled = run.anatomy
+    for row in () if sampled is None else sampled.rows:
         for span in row.spans:
             label = run.devices[row.device].label if row.device < len(run.devices) else str(row.device)
             times = (f"{span.start_s:.6f}", f"{span.duration_s:.6f}")

@@ -282,8 +282,8 @@ class DevicesSection(QWidget):
     def _show_gpus(self, selection: DeviceSelection | None) -> None:
         gpus = self._gpus.devices
         chosen = [self._is_chosen(gpu, selection) for gpu in gpus]
-        found = self._gpus.imbalance()
-        lead = self._gpus.whole[found.device] if found is not None and found.is_notable else None
+        imbalance = self._gpus.imbalance()
+        lead = self._gpus.whole[imbalance.device] if imbalance is not None and imbalance.is_notable else None
         self.grid.set_devices([self._gpu_figure(gpu, gpu is lead) for gpu in gpus], chosen)
         if gpus:
             self.summary.setText(f"{sum(chosen)} of {len(self._choosable()) or len(chosen)} ·")
