@@ -124,12 +124,12 @@ class RunTabs(QObject):
     # Acting on it
 
     def stop(self, path: Path, *, now: bool = False) -> None:
-        question = self._session.engine.stop(path, now=now)
-        question.answered.connect(lambda code, _out, err: code and self._window.toasts.error(_first(err)))
+        call = self._session.engine.stop(path, now=now)
+        call.answered.connect(lambda code, _out, err: code and self._window.toasts.error(_first(err)))
 
     def save_checkpoint(self, path: Path) -> None:
         """Save a running run after its step; a toast says how it went."""
-        question = self._session.engine.checkpoint(path)
+        call = self._session.engine.checkpoint(path)
         toasts = self._window.toasts
 
         def answered(code: int, _out: str, err: str) -> None:
@@ -138,7 +138,7 @@ class RunTabs(QObject):
             else:
                 toasts.info(f"Checkpoint of {err.strip()}")
 
-        question.answered.connect(answered)
+        call.answered.connect(answered)
 
     def stop_active(self, *, now: bool = False) -> None:
         run = self.active()
