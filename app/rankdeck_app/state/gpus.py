@@ -94,6 +94,11 @@ class GpuState:
         return rest.partition("-")[2] if stamp.isdecimal() and "-" in rest else self.run_name()
 
 
+def clock_time(unix_s: float) -> str:
+    """When a GPU was lost, as a clock shows it."""
+    return time.strftime("%H:%M:%S", time.localtime(unix_s))
+
+
 def _by_name(processes: tuple[ProcessUse, ...]) -> dict[str, int | None]:
     bytes_by_name: dict[str, int | None] = {}
     for item in processes:

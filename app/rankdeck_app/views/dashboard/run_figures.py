@@ -16,12 +16,12 @@ from rankdeck.run.report import failed_problem, lost_problem
 from rankdeck_app.state.live_run import DeviceState, LiveRun
 from rankdeck_app.widgets.anatomy import AnatomyFigure, AnatomyRow
 from rankdeck_app.widgets.band_chart import BandFigure, MemoryLimit
+from rankdeck_app.widgets.chart import UNKNOWN
 from rankdeck_app.widgets.chart_colors import KIND_LABELS, byte_unit
 from rankdeck_app.widgets.heat_strip import HeatFigure, shares_of
-from rankdeck_app.widgets.stat_strip import Stat
+from rankdeck_app.widgets.stat_strip import Stat, imbalance_stat
 from rankdeck_app.widgets.vram_bars import BarsFigure, DeviceBar, prediction_text
 
-UNKNOWN = "–"
 REHEARSAL_BYTES = "tensor bytes on virtual devices (CPU rehearsal)"
 REHEARSAL = "CPU rehearsal"
 
@@ -70,16 +70,7 @@ def _balance(run: LiveRun) -> Stat:
         total_bytes = run.total_bytes_of(run.devices[0])
         value = UNKNOWN if total_bytes is None else format_bytes(total_bytes)
         return Stat(f"{run.devices[0].label} peak", value, "888.8 MiB")
-    imbalance = run.imbalance
-    if imbalance is None:
-        return Stat("Lead vs median", UNKNOWN, "+888.8 MiB  (8.8×)")
-    ratio = "" if imbalance.ratio is None else f"  ({imbalance.ratio:.1f}×)"
-    return Stat(
-        f"{run.devices[imbalance.device].label} vs median of the others",
-        f"+{format_bytes(imbalance.excess_bytes)}{ratio}",
-        "+888.8 MiB  (8.8×)",
-        is_hot=imbalance.is_notable,
-    )
+    return imbalance_stat(run.imbalance, [device.label for device in run.devices])
 
 
 def bars(run: LiveRun) -> BarsFigure:

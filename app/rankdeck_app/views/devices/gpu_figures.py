@@ -13,15 +13,16 @@ import numpy as np
 from rankdeck.base.units import format_bytes
 from rankdeck.events import DeviceMemory
 from rankdeck.telemetry.readings import METRICS
-from rankdeck_app.state.gpus import Gpus, GpuState
+from rankdeck_app.state.gpus import Gpus, GpuState, clock_time
 from rankdeck_app.state.series import Series
 from rankdeck_app.views.devices.memory_holders import MemoryOf, holders, peak_words
-from rankdeck_app.views.devices.words import HOT_C, UNKNOWN, clock_time, errors_of, throttled_by
+from rankdeck_app.views.devices.words import HOT_C, errors_of, throttled_by
 from rankdeck_app.widgets.band_chart import BandFigure, MemoryLimit
+from rankdeck_app.widgets.chart import UNKNOWN
 from rankdeck_app.widgets.chart_colors import HOLDER_LABELS, KIND_LABELS, byte_unit
 from rankdeck_app.widgets.device_tracks import span_words
 from rankdeck_app.widgets.heat_strip import HeatFigure, shares_of
-from rankdeck_app.widgets.stat_strip import Stat
+from rankdeck_app.widgets.stat_strip import Stat, imbalance_stat
 from rankdeck_app.widgets.vram_bars import BarsFigure, DeviceBar
 
 _HEAT_COLUMNS = 240
@@ -55,7 +56,7 @@ def stats(gpus: Gpus) -> tuple[Stat, ...]:
             is_hot,
         ),
         _health(gpus),
-        _balance(gpus),
+        imbalance_stat(gpus.imbalance(), [gpu.label for gpu in gpus.whole]),
     )
 
 
@@ -84,16 +85,6 @@ def _health(gpus: Gpus) -> Stat:
             "Throttled", slowed[0].label if len(slowed) == 1 else f"{len(slowed)} GPUs", "88 GPUs", True
         )
     return Stat("Trouble", "none" if gpus.devices else UNKNOWN, "88 GPUs")
-
-
-def _balance(gpus: Gpus) -> Stat:
-    imbalance = gpus.imbalance()
-    if imbalance is None:
-        return Stat("Lead vs median", UNKNOWN, "+888.8 GiB  (8.8×)")
-    ratio = "" if imbalance.ratio is None else f"  ({imbalance.ratio:.1f}×)"
-    label = f"{gpus.whole[imbalance.device].label} vs median of the others"
-    value = f"+{format_bytes(imbalance.excess_bytes)}{ratio}"
-    return Stat(label, value, "+888.8 GiB  (8.8×)", imbalance.is_notable)
 
 
 def bars(gpus: Gpus, memory_of: MemoryOf) -> BarsFigure:

@@ -10,8 +10,8 @@ from rankdeck.base.units import format_bytes
 from rankdeck.events import DeviceMemory
 from rankdeck.run.breakdown import break_down
 from rankdeck.telemetry.readings import Device
-from rankdeck_app.state.gpus import Gpus, GpuState
-from rankdeck_app.views.devices.words import UNKNOWN, clock_time
+from rankdeck_app.state.gpus import Gpus, GpuState, clock_time
+from rankdeck_app.widgets.chart import UNKNOWN
 from rankdeck_app.widgets.chart_colors import KIND_LABELS
 from rankdeck_app.widgets.holder_list import Holder, HoldersFigure
 

@@ -30,7 +30,7 @@ from PySide6.QtWidgets import (
 
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.shell.page import Page
-from rankdeck_app.state.gpus import Gpus, GpuState
+from rankdeck_app.state.gpus import Gpus, GpuState, clock_time
 from rankdeck_app.views.devices import gpu_figures, memory_holders, one_device, rows, words
 from rankdeck_app.widgets.band_chart import BandChart
 from rankdeck_app.widgets.card import ChartCard, CsvRows
@@ -261,7 +261,7 @@ class DevicesPage(Page):
         cards["bars"].set_subtitle(gpu_figures.bars_subtitle(self._bars.figure))
         if chosen is not None:
             cards["tracks"].set_title(chosen.label)
-            lost = "" if chosen.lost_at is None else f", lost at {words.clock_time(chosen.lost_at)}"
+            lost = "" if chosen.lost_at is None else f", lost at {clock_time(chosen.lost_at)}"
             cards["tracks"].set_subtitle(f"{chosen.name}{lost}, {span}", chosen.name)
 
     def _holder_rows(self) -> Any:

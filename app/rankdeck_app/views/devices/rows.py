@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from rankdeck.telemetry.readings import METRICS
-from rankdeck_app.state.gpus import Gpus, GpuState
+from rankdeck_app.state.gpus import Gpus, GpuState, clock_time
 from rankdeck_app.views.devices.words import (
     HOT_C,
-    clock_time,
     errors_of,
     held_by,
     reading_words,

@@ -6,7 +6,6 @@ on the cards are the driver's, a few times a second; those of virtual devices ar
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 
 from PySide6.QtCore import QEvent, QObject, Qt, Signal
@@ -26,7 +25,7 @@ from rankdeck.base.errors import DeviceError
 from rankdeck.base.units import format_bytes
 from rankdeck.config.devices import DeviceSelection, parse_devices
 from rankdeck_app.state.draft import Draft
-from rankdeck_app.state.gpus import Gpus, GpuState
+from rankdeck_app.state.gpus import Gpus, GpuState, clock_time
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.launch.device_cards import DeviceFigure, DeviceGrid
 
@@ -324,10 +323,6 @@ class DevicesSection(QWidget):
         if used is not None:
             tooltip += f"\n{format_bytes(used)} of live tensors, measured in rehearsal"
         return DeviceFigure(f"Virtual {index}", str(index), used, share, lead, "", tooltip)
-
-
-def clock_time(unix_s: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(unix_s))
 
 
 def _readings(gpu: GpuState) -> str:

@@ -20,10 +20,10 @@ from rankdeck_app.state.plan_words import (
     step_text,
     strategy_name,
 )
+from rankdeck_app.widgets.chart import UNKNOWN
 from rankdeck_app.widgets.chart_colors import KIND_LABELS
 from rankdeck_app.widgets.stat_strip import Stat
 
-UNKNOWN = "–"
 RESERVED, CONSTANTS, OTHERS = "reserved", "constants", "others"
 # In the order in which the segments of a bar are drawn.
 SEGMENT_LABELS: Mapping[str, str] = {
