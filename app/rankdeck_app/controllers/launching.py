@@ -15,7 +15,7 @@ from rankdeck.base.errors import ConfigError, DeviceError, Problem
 from rankdeck.config import RunConfig, load
 from rankdeck.config.devices import parse_devices
 from rankdeck.rundir import RunDir
-from rankdeck.telemetry.availability import Refusal
+from rankdeck.telemetry.availability import GpuRefusal
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.shell.page import Page, PageUnavailable
@@ -240,14 +240,14 @@ def _refusal(gpus: Sequence[GpuState]) -> Problem | None:
         match gpu.availability.refusal:
             case None:
                 continue
-            case Refusal.SIMULATED:
+            case GpuRefusal.SIMULATED:
                 message = "These GPUs are simulated (RANKDECK_NVML): nothing can run on them."
                 return Problem("no-gpu", message, path="devices.use", advice="Switch Devices to Rehearsal.")
-            case Refusal.LOST:
+            case GpuRefusal.LOST:
                 message, advice = f"{gpu.label} is lost: it answers no more.", "Choose others."
-            case Refusal.SPLIT:
+            case GpuRefusal.SPLIT:
                 message, advice = f"{gpu.label} is split into MIG instances.", "Choose one of its instances."
-            case Refusal.HELD:
+            case GpuRefusal.HELD:
                 message = f"{gpu.label} is used by the run {gpu.run_name()}."
                 advice = "Stop that run, or choose other GPUs."
         return Problem("device-busy", message, path="devices.use", advice=advice)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rankdeck.telemetry.availability import OWN_BYTES, Availability, Refusal
+from rankdeck.telemetry.availability import OWN_BYTES, Availability, GpuRefusal
 
 GIB = 2**30
 FREE = Availability(used_bytes=OWN_BYTES)
@@ -22,16 +22,18 @@ def test_a_whole_gpu_that_nobody_computes_on_is_for_auto() -> None:
 @pytest.mark.parametrize(
     ("change", "refusal", "is_for_all"),
     [
-        ({"is_simulated": True}, Refusal.SIMULATED, False),
-        ({"is_lost": True}, Refusal.LOST, False),
-        ({"is_split": True}, Refusal.SPLIT, False),
+        ({"is_simulated": True}, GpuRefusal.SIMULATED, False),
+        ({"is_lost": True}, GpuRefusal.LOST, False),
+        ({"is_split": True}, GpuRefusal.SPLIT, False),
         ({"is_instance": True}, None, False),
-        ({"held_by": "/runs/one"}, Refusal.HELD, True),
+        ({"held_by": "/runs/one"}, GpuRefusal.HELD, True),
         ({"users": [("compute", None)]}, None, True),
         ({"used_bytes": 6 * GIB}, None, True),
     ],
 )
-def test_auto_takes_nothing_else(change: dict[str, Any], refusal: Refusal | None, is_for_all: bool) -> None:
+def test_auto_takes_nothing_else(
+    change: dict[str, Any], refusal: GpuRefusal | None, is_for_all: bool
+) -> None:
     gpu = replace(FREE, **change)
     assert not gpu.is_for_auto
     assert (gpu.refusal, gpu.is_for_all) == (refusal, is_for_all)
