@@ -54,7 +54,7 @@ class RunTabs(QObject):
     # Opening
 
     def open(self, path: Path, *, focus: bool = True) -> None:
-        """Show a run; a folder that is none is said in a toast."""
+        """Show a run; a toast says when the folder holds none."""
         path = path.absolute()
         if not is_run(path):
             self._window.toasts.error(f"{path} is not the folder of a run.")
@@ -125,12 +125,12 @@ class RunTabs(QObject):
     # Acting on it
 
     def stop(self, path: Path, *, now: bool = False) -> None:
-        question = self._session.engine.stop(path, now=now)
-        question.answered.connect(lambda code, _out, err: code and self._window.toasts.error(_first(err)))
+        call = self._session.engine.stop(path, now=now)
+        call.answered.connect(lambda code, _out, err: code and self._window.toasts.error(_first(err)))
 
     def save_checkpoint(self, path: Path) -> None:
         """Save a running run after its step; a toast says how it went."""
-        question = self._session.engine.checkpoint(path)
+        call = self._session.engine.checkpoint(path)
         toasts = self._window.toasts
 
         def answered(code: int, _out: str, err: str) -> None:
@@ -139,7 +139,7 @@ class RunTabs(QObject):
             else:
                 toasts.info(f"Checkpoint of {err.strip()}")
 
-        question.answered.connect(answered)
+        call.answered.connect(answered)
 
     def stop_active(self, *, now: bool = False) -> None:
         run = self.active()

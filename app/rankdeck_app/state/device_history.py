@@ -24,11 +24,11 @@ class DeviceHistory:
         self._series: dict[tuple[str, str], Series] = {}
 
     def series(self, uuid: str, metric: str) -> Series:
-        """The metric of the device; empty where none was ever told."""
-        found = self._series.get((uuid, metric))
-        if found is None:
-            found = self._series[(uuid, metric)] = Series(_RAW_POINTS, _TIER_BINS)
-        return found
+        """The metric of the device; empty where it was never read."""
+        series = self._series.get((uuid, metric))
+        if series is None:
+            series = self._series[(uuid, metric)] = Series(_RAW_POINTS, _TIER_BINS)
+        return series
 
     def add(self, line: SampleLine, now_s: float) -> None:
         """`now_s`: when the line came, in seconds since the beginning."""

@@ -193,8 +193,8 @@ class WelcomePage(Page):
 
 def lesson(preset: PresetCard) -> str:
     """What one learns from a preset: the sentence that begins with "Learn from it", without these words."""
-    _, found, rest = preset.text.partition("Learn from it ")
-    sentence = rest.split(". ")[0].rstrip(".") if found else preset.title
+    _, mark, rest = preset.text.partition("Learn from it ")
+    sentence = rest.split(". ")[0].rstrip(".") if mark else preset.title
     return sentence.split("\n")[0]
 
 

@@ -17,7 +17,7 @@ from rankdeck.base.units import format_bytes
 from rankdeck.config import RunConfig
 from rankdeck.events import DeviceInfo
 from rankdeck.launch.visible import VARIABLE, visible_gpus
-from rankdeck.telemetry.availability import Unusable
+from rankdeck.telemetry.availability import GpuRefusal
 from rankdeck.telemetry.listing import GpuProcess, GpuStatus, list_gpus
 
 
@@ -155,14 +155,14 @@ def _refuse_none(gpus: Sequence[GpuStatus]) -> None:
 
 def _refuse_unusable(gpu: GpuStatus, gpus: Sequence[GpuStatus]) -> None:
     """Raises: DeviceError for a GPU that no rank could use."""
-    refusal = gpu.availability().unusable
-    if refusal is Unusable.SIMULATED:
+    refusal = gpu.availability().refusal
+    if refusal is GpuRefusal.SIMULATED:
         message = "These GPUs are simulated (RANKDECK_NVML): nothing can run on them."
         advice = "Rehearse on virtual devices: --devices cpu:2, or unset RANKDECK_NVML."
-    elif refusal is Unusable.LOST:
+    elif refusal is GpuRefusal.LOST:
         message = f"GPU {gpu.index} ({gpu.name}) is lost: the driver does not reach it any more."
         advice = "Choose another one. It may need a reset, or the machine a restart."
-    elif refusal is Unusable.SPLIT:
+    elif refusal is GpuRefusal.SPLIT:
         message = f"GPU {gpu.index} ({gpu.name}) is split into MIG instances and cannot be used as a whole."
         parts = [part.uuid for part in gpus if part.parent == gpu.uuid]
         advice = f"Choose one of its instances: gpu:{one_of(parts)}." if parts else "It has no instance yet."
