@@ -72,17 +72,21 @@ def _span(one: Attempted, after: int, *, is_first: bool) -> tuple[float, float]:
     table = one.table
     held = after - table.num_gone
     ended = table.column("ended")
-    samples = table.column("samples")
-    known = np.where(np.isnan(samples), one.batch, samples)
     last = float(ended[-1]) if len(ended) else table.last_gone
     if is_first:
         assert table.first is not None
-        own = float(np.fmax(0.0, table.first.step_s))
-        return last - table.first.ended + own, table.samples_gone + float(known.sum())
+        own_s = float(np.fmax(0.0, table.first.step_s))
+        return last - table.first.ended + own_s, table.samples_gone + _samples(one, 0)
     if held >= 0:
-        return last - float(ended[held]), math.fsum(known[held + 1 :])
+        return last - float(ended[held]), _samples(one, held + 1)
     mark = next((mark for mark in table.marks if mark.row >= after), table.marks[-1])
-    return last - mark.ended, table.samples_gone - mark.samples + float(known.sum())
+    return last - mark.ended, table.samples_gone - mark.samples + _samples(one, 0)
+
+
+def _samples(one: Attempted, begin: int) -> float:
+    """The samples of the rows held from place `begin` on."""
+    samples = one.table.column("samples")[begin:]
+    return float(np.where(np.isnan(samples), one.batch, samples).sum())
 
 
 def step_times(attempts: Sequence[Attempted]) -> dict[str, float | None]:
