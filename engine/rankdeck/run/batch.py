@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rankdeck.events import AnyEvent, DeviceMemory, DeviceSample, Memory, Sample, Steps
-from rankdeck.run.steps import Block, blocks_of
+from rankdeck.run.steps import StepBlock, blocks_of
 from rankdeck.rundir import LineCounts, attempt_of
 
 _NAN = float("nan")
@@ -84,7 +84,7 @@ class Batch:
     `events` are the rare ones; `counts`, where set, what the reader could not take so far.
     """
 
-    steps: list[tuple[int, Block]] = field(default_factory=list)
+    steps: list[tuple[int, StepBlock]] = field(default_factory=list)
     readings: dict[tuple[int, int], Readings] = field(default_factory=dict)
     memory: dict[tuple[int, int], MemoryColumns] = field(default_factory=dict)
     events: list[tuple[Source, AnyEvent]] = field(default_factory=list)

@@ -1,6 +1,6 @@
 """The steps of one attempt: what the ranks wrote each for itself, joined into one row per step.
 
-    events.Steps of a rank -> Block -> Joiner -> rows -> StepTable
+    events.Steps of a rank -> StepBlock -> Joiner -> rows -> StepTable
 
 A rank writes its own share; a step is complete once every rank has written it, and only then gets a row. The
 loss of a row is the sum of `loss_sum` over the sum of `count` of the ranks that report one: no rank ever
@@ -48,7 +48,7 @@ class Row(NamedTuple):
 COLUMNS = Row._fields
 
 
-class Block(NamedTuple):
+class StepBlock(NamedTuple):
     """Consecutive steps of one rank; `values` is (shares, steps)."""
 
     rank: int
@@ -61,12 +61,12 @@ class Block(NamedTuple):
         return self.first + int(self.values.shape[1]) - 1
 
 
-def blocks_of(steps: Sequence[Steps]) -> tuple[list[Block], int]:
+def blocks_of(steps: Sequence[Steps]) -> tuple[list[StepBlock], int]:
     """The lines of one rank, in the order of its file, as blocks; and how many were refused."""
     whole = _block(steps) if _is_one_block(steps) else None
     if whole is not None:
         return [whole], 0
-    blocks: list[Block] = []
+    blocks: list[StepBlock] = []
     num_refused = 0
     for line in steps:
         block = _block_of_line(line)
@@ -102,7 +102,7 @@ def _is_one_block(steps: Sequence[Steps]) -> bool:
     )
 
 
-def _block(steps: Sequence[Steps]) -> Block | None:
+def _block(steps: Sequence[Steps]) -> StepBlock | None:
     """The lines as one block; None where columns differ in length or a number is none that a double holds."""
     reports_loss = steps[0].loss_sum is not None
     num_steps = len(steps) * len(steps[0].ended)
@@ -117,7 +117,7 @@ def _block(steps: Sequence[Steps]) -> Block | None:
         if len(column) != num_steps:
             return None
         values[row] = column
-    return Block(steps[0].rank, steps[0].first, values, reports_loss)
+    return StepBlock(steps[0].rank, steps[0].first, values, reports_loss)
 
 
 def _column(parts: Iterable[Any]) -> Floats:
@@ -129,7 +129,7 @@ def _column(parts: Iterable[Any]) -> Floats:
         return np.array(numbers, dtype=np.float64)
 
 
-def _block_of_line(line: Steps) -> Block | None:
+def _block_of_line(line: Steps) -> StepBlock | None:
     """One line whose columns may differ in length; None where it makes no sense."""
     num_steps = max(len(line.ended), len(line.step_s), len(line.samples))
     if not (1 <= line.first <= LARGEST_STEP and 0 <= line.rank < MOST_RANKS and num_steps):
@@ -141,7 +141,7 @@ def _block_of_line(line: Steps) -> Block | None:
             values[row, : len(column)] = np.array(column, dtype=np.float64)
         except OverflowError:
             return None
-    return Block(line.rank, line.first, values, line.loss_sum is not None)
+    return StepBlock(line.rank, line.first, values, line.loss_sum is not None)
 
 
 class Joiner:
@@ -155,7 +155,7 @@ class Joiner:
         self.world_size: int | None = None
         self.restored: int | None = None
         self.num_refused = 0
-        self._blocks: dict[int, list[Block]] = {}
+        self._blocks: dict[int, list[StepBlock]] = {}
         self._last: dict[int, int] = {}
         self._reports: dict[int, bool] = {}
         self._next: int | None = None
@@ -164,7 +164,7 @@ class Joiner:
         """A rank said, or its first line shows, that it goes on after `step`; the least of all counts."""
         self.restored = step if self.restored is None else min(self.restored, step)
 
-    def add(self, block: Block) -> None:
+    def add(self, block: StepBlock) -> None:
         """The next block of a rank. What it repeats of its own steps is refused."""
         last = self._last.get(block.rank)
         if last is None:
@@ -183,7 +183,7 @@ class Joiner:
         if len(waiting) > 1 and block.last - waiting[0].first > _MOST_PENDING:
             self._forget_surplus(waiting)
 
-    def _forget_surplus(self, waiting: list[Block]) -> None:
+    def _forget_surplus(self, waiting: list[StepBlock]) -> None:
         """A rank that never writes must not make the others' steps pile up for ever."""
         surplus = sum(block.values.shape[1] for block in waiting) - _MOST_PENDING
         while len(waiting) > 1 and surplus > 0:
