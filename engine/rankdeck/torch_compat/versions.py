@@ -55,7 +55,7 @@ def version_problem(version: str | None = None) -> Problem | None:
     moved = [place for place in places() if place.moved() is not None]
     doubts = "; ".join(dict.fromkeys(place.without for place in moved))
     message = f"torch {installed} is not one of the versions that this engine was checked with "
-    message += f"({CHECKED[0]} to {CHECKED[-1]}). "
+    message += f"({', '.join(CHECKED)}). "
     message += (
         f"What has changed in it: {doubts}." if moved else "Nothing that it relies on seems to have moved."
     )

@@ -41,12 +41,12 @@ def test_a_place_that_has_moved_is_seen() -> None:
     assert Private(tree_map, "", takes=("func",)).moved() == f"{tree_map} wants tree besides"
 
 
-@pytest.mark.parametrize("version", ["2.11.0", "2.13.0+cu130", "2.14.9", "2.15.0a0+git"])
+@pytest.mark.parametrize("version", ["2.11.0", "2.13.0+cu130", "2.15.9", "2.15.0a0+git"])
 def test_nothing_is_said_of_a_known_torch(version: str) -> None:
     assert versions.version_problem(version) is None
 
 
-@pytest.mark.parametrize("version", ["2.10.2", "2.16.0+cpu", "3.0"])
+@pytest.mark.parametrize("version", ["2.10.2", "2.14.1", "2.16.0+cpu", "3.0"])
 def test_a_person_hears_of_an_unknown_torch(version: str) -> None:
     problem = versions.version_problem(version)
     assert problem is not None and problem.severity == "warning" and problem.code == "torch-unknown"
