@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -69,6 +69,9 @@ class Ledger:
     itself. `round_to_bytes` rounds each storage up, as an allocator would (512 for CUDA's); 1 counts what
     was asked for.
     """
+
+    can_follow: ClassVar[bool] = True
+    """Whether steps can be followed at all: not with a NullLedger."""
 
     def __init__(self, num_devices: int, *, round_to_bytes: int = 1) -> None:
         assert num_devices >= 1 and round_to_bytes >= 1
