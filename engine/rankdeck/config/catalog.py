@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -109,12 +109,17 @@ class PipelineOptions(CutOptions):
     schedule: Literal[
         "gpipe",
         "1f1b",
+        "1f1b-by-hand",
         "interleaved-1f1b",
         "looped-bfs",
         "interleaved-zero-bubble",
         "zbv",
         "dualpipev",
-    ] = Field("1f1b", description="In which order stages run forward and backward of the microbatches.")
+    ] = Field(
+        "1f1b",
+        description="In which order stages run forward and backward of the microbatches. 1f1b-by-hand is the "
+        "same as 1f1b, written out in one function to be read; the others run in torch.",
+    )
     microbatches: Positive | None = Field(
         None, description="Parts of the batch in the pipe; a divisor near 2 x stages where not given."
     )
@@ -253,6 +258,50 @@ class Card:
 
 
 @dataclass(frozen=True)
+class Planning:
+    """What a plan has to know of a strategy beside running it on shapes.
+
+    `variants(num_devices)`: the options that a plan of all strategies asks about. `less_memory(options)`:
+    options that need less memory than these. `label_option`: the option that names a row with defaults.
+    `equal_ranks`: which ranks need the same: "all", ranks with equal "slices" of weights, those at equal
+    places of the "mesh" but for data and tensor, or "none". `late_steps`: steps before each is like the next.
+    `in_turn`: devices compute one after another, `one_thread` launches their kernels. `waits_for_sends`: the
+    next operation waits for what is sent. `side_streams`: what is sent is allocated on a stream of its own.
+    `uses_nccl`: devices hold NCCL's buffers. `stand_in`: whose figures, with a set of buckets, serve where
+    torch's own wrapper cannot be followed.
+    """
+
+    variants: Callable[[int], list[dict[str, Any]]] = lambda num_devices: [{}]
+    less_memory: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda options: {}
+    label_option: str | None = None
+    equal_ranks: Literal["all", "slices", "mesh", "none"] = "none"
+    late_steps: int = 0
+    in_turn: bool = False
+    one_thread: bool = False
+    waits_for_sends: bool = False
+    side_streams: bool = False
+    uses_nccl: bool = True
+    stand_in: Callable[[Mapping[str, Any]], str | None] = lambda options: None
+
+
+def _usual_meshes(num_devices: int) -> list[dict[str, Any]]:
+    """Pairs of axes over an even number of devices: replicas of pipelines, of slices, and split layers."""
+    half = num_devices // 2
+    if num_devices < 4 or num_devices % 2:
+        return []
+    return [
+        {"data": 2, "stage": half},
+        {"data": 2, "shard": half},
+        {"data": half, "tensor": 2},
+        {"shard": half, "tensor": 2},
+    ]
+
+
+def _is_native(options: Mapping[str, Any]) -> bool:
+    return bool(options["sync"] == "native")
+
+
+@dataclass(frozen=True)
 class StrategyCard(Card):
     """`one_process`: one rank drives all devices. `one_device`: it uses the first of them only.
     `batch_shards`: the batch is cut by the number of devices. `min_devices`: fewer make no sense.
@@ -267,6 +316,7 @@ class StrategyCard(Card):
     sends: str = ""
     wins: str = ""
     breaks: str = ""
+    planning: Planning = Planning()
 
 
 def _table(*cards: Any) -> Mapping[str, Any]:
@@ -288,6 +338,7 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         sends="0 bytes per step.",
         wins="Whenever the model and its batch fit one device and one device is fast enough.",
         breaks="The first byte that does not fit.",
+        planning=Planning(in_turn=True, one_thread=True),
     ),
     StrategyCard(
         "dp",
@@ -305,6 +356,12 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         "outputs back.",
         wins="Hardly ever: a quick try on two devices. parallel_loss gathers losses instead of outputs.",
         breaks="Device 0 runs out of memory first (gathered outputs, loss, optimizer), while others idle.",
+        planning=Planning(
+            variants=lambda num_devices: [{}, {"parallel_loss": True}],
+            less_memory=lambda options: {} if options["parallel_loss"] else {"parallel_loss": True},
+            one_thread=True,
+            waits_for_sends=True,
+        ),
     ),
     StrategyCard(
         "ddp",
@@ -321,6 +378,16 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         wins="Whenever the model fits one device: equal memory, near-linear speed-up.",
         breaks="A model whose weights, gradients and optimizer state do not fit one device; slow links with "
         "small batches.",
+        planning=Planning(
+            variants=lambda num_devices: [{}, {"gradient_as_bucket_view": True}],
+            less_memory=lambda options: (
+                {"gradient_as_bucket_view": True}
+                if _is_native(options) and not options["gradient_as_bucket_view"]
+                else {}
+            ),
+            equal_ranks="all",
+            stand_in=lambda options: "single" if _is_native(options) else None,
+        ),
     ),
     StrategyCard(
         "fsdp",
@@ -338,6 +405,12 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         wins="A model that fits no single device; memory falls with the number of devices.",
         breaks="Slow links: weights travel in every forward and backward. Models without repeated blocks are "
         "gathered whole.",
+        planning=Planning(
+            variants=lambda num_devices: [{}, {"reshard": False}],
+            less_memory=lambda options: {} if options["reshard"] else {"reshard": True},
+            equal_ranks="slices",
+            side_streams=True,
+        ),
     ),
     StrategyCard(
         "model",
@@ -356,6 +429,7 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         wins="A model that does not fit one device, without any change of its mathematics: equal to single, "
         "batch norms included.",
         breaks="Speed: only one device works at a time. Uneven layers: the fullest device decides.",
+        planning=Planning(in_turn=True, one_thread=True, uses_nccl=False),
     ),
     StrategyCard(
         "pipeline",
@@ -363,7 +437,7 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         "microbatches through stages",
         "Pipeline parallel: each rank holds a stage (or two) of the layers, and microbatches flow through "
         "them so that all ranks work at once.",
-        "rankdeck.strategies.pipeline:Pipeline",
+        "rankdeck.strategies.pipeline:PipelineParallel",
         PipelineOptions,
         batch_shards=False,
         min_devices=2,
@@ -376,6 +450,12 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         "bubble is (p-1)/(m+p-1) of the step; interleaved and zero-bubble schedules shrink it.",
         breaks="Few microbatches (the bubble grows), uneven stages (all wait for the slowest), and batch "
         "norms (they see one microbatch at a time).",
+        planning=Planning(
+            variants=lambda num_devices: [
+                {"schedule": schedule} for schedule in ("gpipe", "1f1b", "interleaved-1f1b")
+            ],
+            label_option="schedule",
+        ),
     ),
     StrategyCard(
         "pipeline-async",
@@ -396,6 +476,7 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         "old (2bw: exactly one).",
         breaks="Large learning rates: stale gradients overshoot. Tied weights and one norm over all "
         "gradients (clip_norm), because no moment sees all stages at the same update.",
+        planning=Planning(variants=lambda num_devices: [{"mode": "stash"}], label_option="mode"),
     ),
     StrategyCard(
         "tensor",
@@ -414,6 +495,14 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         wins="Layers too large for one device, on links as fast as NVLink: few ranks of one machine.",
         breaks="Slow links: every block waits for its sums. Heads that the devices do not divide, and layers "
         "that are neither Linear nor Embedding (convolutions, fused Conv1D).",
+        planning=Planning(
+            less_memory=lambda options: (
+                {} if options["sequence_parallel"] else {"sequence_parallel": True, "loss_parallel": True}
+            ),
+            equal_ranks="all",
+            late_steps=1,
+            waits_for_sends=True,
+        ),
     ),
     StrategyCard(
         "hybrid",
@@ -432,6 +521,13 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         "gradients that the rank holds, shard as fsdp, stage as pipeline, tensor as tensor.",
         wins="Models that no single axis fits: tensor inside a machine, stages and replicas across machines.",
         breaks="The limits of every axis, and a mesh that leaves each device too little to do.",
+        planning=Planning(
+            variants=_usual_meshes,
+            equal_ranks="mesh",
+            late_steps=1,
+            waits_for_sends=True,
+            side_streams=True,
+        ),
     ),
 )
 

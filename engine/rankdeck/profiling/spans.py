@@ -75,7 +75,7 @@ class LateSpan:
 
 
 @dataclass
-class Mark:
+class OpenSpan:
     """One phase while it is recorded."""
 
     device: int
@@ -93,7 +93,7 @@ class _Sample:
     followed: bool
     simulated: bool
     clock: StepClock
-    marks: list[Mark] = field(default_factory=list)
+    marks: list[OpenSpan] = field(default_factory=list)
     late: list[LateSpan] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -101,11 +101,11 @@ class _Sample:
 class _Phase:
     """What `phase` returns inside a sampled step, or under a simulated pace."""
 
-    def __init__(self, spans: SpanRecorder, mark: Mark) -> None:
+    def __init__(self, spans: SpanRecorder, mark: OpenSpan) -> None:
         self._spans = spans
         self._mark = mark
 
-    def __enter__(self) -> Mark:
+    def __enter__(self) -> OpenSpan:
         self._spans.open(self._mark)
         return self._mark
 
@@ -144,14 +144,14 @@ class SpanRecorder:
         stage: int | None = None,
         microbatch: int | None = None,
         num_bytes: int | None = None,
-    ) -> AbstractContextManager[Mark | None]:
+    ) -> AbstractContextManager[OpenSpan | None]:
         """A context that is one phase of a device; `num_bytes` are what it moves.
 
         It gives the mark while one is kept, for what is known only at its end.
         """
         if not self._active:
             return _NOTHING
-        return _Phase(self, Mark(device, name, stage, microbatch, num_bytes))
+        return _Phase(self, OpenSpan(device, name, stage, microbatch, num_bytes))
 
     def all_devices(self, name: str) -> AbstractContextManager[object]:
         """A phase that every device of the rank is in, begun and ended by this thread."""
@@ -162,25 +162,25 @@ class SpanRecorder:
             stack.enter_context(self.phase(device, name))
         return stack
 
-    def start(self, device: int, name: str, *, stage: int | None = None) -> Mark | None:
+    def start(self, device: int, name: str, *, stage: int | None = None) -> OpenSpan | None:
         """As `phase`, where the end is somewhere else: give what this returns to `stop`."""
         if not self._active:
             return None
-        mark = Mark(device, name, stage)
+        mark = OpenSpan(device, name, stage)
         self.open(mark)
         return mark
 
-    def stop(self, mark: Mark | None) -> None:
+    def stop(self, mark: OpenSpan | None) -> None:
         if mark is not None:
             self.close(mark)
 
-    def open(self, mark: Mark) -> None:
+    def open(self, mark: OpenSpan) -> None:
         if self._sample is not None:
             mark.start = self._clock.now(mark.device)
         if self.pace is not None:
             self.pace.open(mark.device, mark.name, mark.stage)
 
-    def close(self, mark: Mark) -> None:
+    def close(self, mark: OpenSpan) -> None:
         if self.pace is not None:
             self.pace.close()
         sample = self._sample
@@ -232,7 +232,7 @@ def _event(sample: _Sample, rank: int, places: Sequence[int]) -> events.Spans:
     for late in sample.late:
         start_s = late.started - began
         if start_s >= 0 and start_s + late.seconds <= sample.seconds + 1.0:
-            mark = Mark(late.device, late.name, num_bytes=late.num_bytes)
+            mark = OpenSpan(late.device, late.name, num_bytes=late.num_bytes)
             rows.append((start_s, late.seconds, mark))
     rows.sort(key=lambda row: row[0])
     marks = [mark for _, _, mark in rows]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rankdeck.memory.ledger import local_part
-from rankdeck.strategies.base import call, cast, each_tensor, tensors_of
+from rankdeck.parallel.nested import call, cast, each_tensor, tensors_of
 
 
 class _Found(Exception):  # noqa: N818 - it ends a forward early and is no error

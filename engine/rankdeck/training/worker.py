@@ -90,7 +90,7 @@ def main() -> NoReturn:
 
 def _run_and_tell(place: Place, writer: EventWriter, stop: _Stop) -> int:
     """The exit code, with the problem and the end written down."""
-    rank = Rank(place, writer, stop)
+    rank = Worker(place, writer, stop)
     reason, code = "completed", 0
     try:
         rank.work()
@@ -124,7 +124,7 @@ def _tell_failure(error: BaseException, rank: int, writer: EventWriter) -> int:
     return failure.exit_code
 
 
-class Rank:
+class Worker:
     """One rank's work. `step` is the last step that began."""
 
     def __init__(self, place: Place, writer: EventWriter, stop: _Stop) -> None:
@@ -156,7 +156,7 @@ class Rank:
 
         from rankdeck.memory.sampling import SamplingBudget
         from rankdeck.training import workload as workloads
-        from rankdeck.training.loop import assemble
+        from rankdeck.training.assembly import assemble
 
         config = place.run.config()
         run_devices = [_device_info(entry) for entry in place.run.environment()["devices"]]
@@ -247,7 +247,7 @@ class Rank:
         place = self._place
         layout = f"{config.strategy.use} {sorted(config.strategy.options.items())} on {num_devices}"
         folder = place.run.checkpoints_folder
-        keeper = CheckpointStore(
+        store = CheckpointStore(
             folder,
             rank=place.rank,
             world_size=place.world_size,
@@ -256,7 +256,7 @@ class Rank:
         )
         lead = 0 if place.world_size == 1 else 1
         return Saver(
-            keeper=keeper,
+            store=store,
             agreement=Agreement(place.run.requests_folder, place.rank, lead),
             writer=self._writer,
             rank=place.rank,

@@ -1,0 +1,212 @@
+"""A rank's stages as a schedule drives them: forward and backward of one microbatch at a time, and torch's
+schedules over them.
+
+Outputs live no longer than they must and may be of any kind, because the loss is computed inside the last
+stage. Static shapes are given to torch, so that no forward is run to find them out. Read schedules.py before,
+one_forward_one_backward.py for a schedule without torch's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining import schedules as torch_schedules
+
+from rankdeck.models.losses import Loss
+from rankdeck.parallel.pipelining.costs import Boundary
+from rankdeck.parallel.pipelining.schedules import make_schedule
+from rankdeck.profiling.spans import SpanRecorder
+
+
+class Traffic:
+    """What this rank's stages have under way, what they have sent, and when they worked."""
+
+    def __init__(self, spans: SpanRecorder) -> None:
+        self.spans = spans
+        self.sent_bytes = 0
+        self.in_flight = 0
+        self.most_in_flight = 0
+
+    def forwarded(self) -> None:
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+
+    def backwarded(self) -> None:
+        self.in_flight -= 1
+
+    def count_sent(self, tensors: Sequence[Tensor]) -> None:
+        self.sent_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+class StageRunner(nn.Module):
+    """One stage of the model on the microbatch of the moment, and the loss behind the last stage.
+
+    `leaves` are the shapes and dtypes of what the stage hands on.
+    """
+
+    def __init__(
+        self,
+        stage: nn.Module,
+        index: int,
+        num_stages: int,
+        leaves: Boundary,
+        loss: Loss,
+        autocast: Callable[[], contextlib.AbstractContextManager[Any]],
+    ) -> None:
+        super().__init__()
+        self.stage = stage
+        self.index = index
+        self.is_first = index == 0
+        self.is_last = index == num_stages - 1
+        self.microbatch = 0
+        self.sums: list[tuple[Tensor, Any]] = []
+        self._leaves = leaves
+        self._loss = loss
+        self._autocast = autocast
+        self._inputs: list[Any] = []
+        self._targets: list[Any] = []
+        self._scale: float | Tensor = 1.0
+
+    def start(self, inputs: list[Any], targets: list[Any], scale: float | Tensor) -> None:
+        """A new batch, cut into microbatches."""
+        self._inputs, self._targets, self._scale = inputs, targets, scale
+        self.sums = []
+
+    def forward(self, *received: Tensor) -> Any:
+        """The scaled loss (a tensor without dims) on the last stage, on the others what is handed on."""
+        with self._autocast():
+            output = self.stage(None if self.is_first else received, self._inputs[self.microbatch])
+            if self.is_last:
+                total, count = self._loss.function(output, self._targets[self.microbatch])
+                self.sums.append((total.detach(), count))
+                return total * self._scale
+        return tuple(
+            tensor.to(shape.dtype).contiguous() for tensor, shape in zip(output, self._leaves, strict=True)
+        )
+
+
+class TorchSchedule:
+    """One of torch's schedules over a rank's stages. `boundaries[i]` enters stage i; the last is empty."""
+
+    def __init__(
+        self,
+        name: str,
+        runners: Sequence[StageRunner],
+        boundaries: Sequence[Boundary],
+        num_microbatches: int,
+        *,
+        device: torch.device,
+        group: dist.ProcessGroup | None,
+        traffic: Traffic,
+    ) -> None:
+        self._runners = runners
+        self._num_microbatches = num_microbatches
+        self._stages = [
+            _Stage(
+                traffic,
+                runner,
+                runner.index,
+                len(boundaries) - 1,
+                device,
+                input_args=(
+                    (torch.empty(1, device="meta"),) if runner.is_first else _static(boundaries[runner.index])
+                ),
+                output_args=_static(boundaries[runner.index + 1]) or (torch.empty((), device="meta"),),
+                group=group,
+            )
+            for runner in runners
+        ]
+        self._schedule = make_schedule(name, self._stages, num_microbatches, lambda output, _: output)
+
+    def run(self) -> None:
+        """All microbatches of the batch that the runners have started with."""
+        # Every structure of inputs and targets is ours to cut: torch passes numbers of microbatches along.
+        numbers = torch.arange(self._num_microbatches)
+        args = (numbers,) if any(runner.is_first for runner in self._runners) else ()
+        target = numbers if any(runner.is_last for runner in self._runners) else None
+        with _raised_in_a_stage():
+            self._schedule.step(*args, target=target, return_outputs=False)
+
+    def buffers(self) -> list[Tensor]:
+        """What torch's stages keep to receive into: a tensor per microbatch."""
+        return [tensor for stage in self._stages for tensor in stage.buffers()]
+
+
+class _Stage(PipelineStage):
+    """torch's stage, which tells its runner the number of the microbatch and counts what it does."""
+
+    def __init__(self, traffic: Traffic, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._traffic = traffic
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        assert isinstance(self.submod, StageRunner)
+        self.submod.microbatch = fwd_chunk_id
+        with self._phase("forward", fwd_chunk_id):
+            output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        self._traffic.forwarded()
+        return output
+
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+    ) -> Any:
+        with self._phase("backward" if full_backward else "backward-input", bwd_chunk_id):
+            super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+        if full_backward:
+            self._traffic.backwarded()
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> Any:
+        with self._phase("backward-weight", bwd_chunk_id):
+            super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+        self._traffic.backwarded()
+
+    def _phase(self, name: str, microbatch: int) -> contextlib.AbstractContextManager[object]:
+        return self._traffic.spans.phase(0, name, stage=self.stage_index, microbatch=microbatch)
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._counted(super().get_fwd_send_ops(fwd_chunk_id))
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._counted(super().get_bwd_send_ops(bwd_chunk_id))
+
+    def _counted(self, ops: list[dist.P2POp]) -> list[dist.P2POp]:
+        self._traffic.count_sent([op.tensor for op in ops])
+        return ops
+
+    def buffers(self) -> list[Tensor]:
+        """What is received into, for every microbatch."""
+        infos = [*self.args_recv_info.values(), *self.grad_recv_info.values()]
+        return [info.buffer for group in infos for info in group if info.buffer is not None]
+
+
+def _static(boundary: Boundary) -> tuple[Tensor, ...]:
+    """A boundary as torch's stages want to know it: tensors without memory."""
+    return tuple(
+        torch.empty(
+            shape.shape, dtype=shape.dtype, device="meta", requires_grad=shape.dtype.is_floating_point
+        )
+        for shape in boundary
+    )
+
+
+@contextlib.contextmanager
+def _raised_in_a_stage() -> Iterator[None]:
+    """What a stage raised, without torch's wrapper around it and without the whole schedule on stderr."""
+    printed = logging.getLogger(torch_schedules.__name__)
+    level = printed.level
+    printed.setLevel(logging.CRITICAL)
+    try:
+        yield
+    except RuntimeError as error:
+        if error.__cause__ is not None:
+            raise error.__cause__ from None
+        raise
+    finally:
+        printed.setLevel(level)
