@@ -26,20 +26,15 @@ _ROUNDS = 12
 
 def changes_for(config: RunConfig, target: Target) -> list[dict[str, Any]]:
     """What could be changed about a configuration's memory, one thing each."""
-    train, strategy, options = config.train, config.strategy.use, config.strategy.options
+    train = config.train
     found: list[dict[str, Any]] = []
     if not train.activation_checkpointing:
         found.append({"train.activation_checkpointing": True})
     if target.like_cuda and train.precision == "fp32":
         found.append({"train.precision": "bf16"})
-    if strategy == "dp" and not options.get("parallel_loss"):
-        found.append({"strategy.parallel_loss": True})
-    if strategy == "ddp" and options.get("sync") == "native" and not options.get("gradient_as_bucket_view"):
-        found.append({"strategy.gradient_as_bucket_view": True})
-    if strategy == "fsdp" and not options.get("reshard", True):
-        found.append({"strategy.reshard": True})
-    if strategy == "tensor" and not options.get("sequence_parallel"):
-        found.append({"strategy.sequence_parallel": True, "strategy.loss_parallel": True})
+    less = config.strategy_card.planning.less_memory(config.strategy.options)
+    if less:
+        found.append({f"strategy.{name}": value for name, value in less.items()})
     if train.global_batch // train.accumulate > _unit(config, target.num_devices):
         found.append({"train.accumulate": 2 * train.accumulate})
     return found

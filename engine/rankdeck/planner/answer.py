@@ -25,7 +25,6 @@ from rankdeck.planner.work import Work
 from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, PlanLine, PlannedDevice, verdict_of
 
 _KEPT = ("parameters", "gradients", "optimizer", "buffers")
-_SIDE_STREAMS = ("fsdp", "hybrid")
 _BOUND = "At least this much: weights, gradients and optimizer state alone."
 _DDP_FALLBACK = "torch's DDP could not be followed: single's figures and a set of buckets."
 
@@ -67,7 +66,8 @@ def ranks_to_pass(
 def _standing(config: RunConfig, num_devices: int, passed: Mapping[int, Passed]) -> dict[int, int]:
     """For every rank the one that is passed for it."""
     alike = passed[0].alike if 0 in passed else ()
-    return representatives(config.strategy.use, config.strategy.options, num_devices, alike)
+    equal_ranks = config.strategy_card.planning.equal_ranks
+    return representatives(equal_ranks, config.strategy.options, num_devices, alike)
 
 
 def pass_rank(config: RunConfig, rank: int, target: Target) -> Passed:
@@ -80,8 +80,9 @@ def pass_rank(config: RunConfig, rank: int, target: Target) -> Passed:
         certain = [_certain(place, device) for place, device in error.certain.items()]
         return Passed(certain, notes=[_BOUND], reason=in_words(error.cause), is_bound=True)
     except Exception as error:
-        if config.strategy.use == "ddp" and config.strategy.options["sync"] == "native":
-            return _ddp_from_single(config, target)
+        stand_in = config.strategy_card.planning.stand_in(config.strategy.options)
+        if stand_in is not None:
+            return _from_stand_in(stand_in, config, target)
         return Passed(reason=in_words(error))
 
 
@@ -119,7 +120,7 @@ def _device(found: Found, place: int, question: Question, target: Target) -> Pas
     reserved = reserved_bytes(
         found.logs[place],
         held_bytes=[gpu.workspace_bytes, gpu.workspace_bytes],
-        side_streams=question.config.strategy.use in _SIDE_STREAMS,
+        side_streams=question.config.strategy_card.planning.side_streams,
     )
     active_bytes = bytes_of.peak_bytes + gpu.workspaces_bytes
     return PassedDevice(place, active_bytes, by_kind, reserved, found.work[place])
@@ -129,10 +130,10 @@ def _known(by_kind: Mapping[str, int]) -> dict[str, int]:
     return {kind: num_bytes for kind, num_bytes in by_kind.items() if num_bytes}
 
 
-def _ddp_from_single(config: RunConfig, target: Target) -> Passed:
+def _from_stand_in(strategy: str, config: RunConfig, target: Target) -> Passed:
     """A rank of ddp as a single device with its share of the batch, and buckets of the gradients' size."""
     share = config.train.global_batch // target.num_devices
-    single = Row("single", changes={"train.global_batch": share}).config(config, target)
+    single = Row(strategy, changes={"train.global_batch": share}).config(config, target)
     found = pass_rank(single, 0, target)
     for device in found.devices if not found.is_bound else ():
         buckets_bytes = device.by_kind.get("parameters", 0)
@@ -186,7 +187,7 @@ def _planned_devices(config: RunConfig, target: Target, passed: Mapping[int, Pas
     else:
         standing = _standing(config, target.num_devices, passed)
         found = {rank: passed[same].devices[0] for rank, same in standing.items()}
-    talks = len(found) > 1 and config.strategy.use != "model"
+    talks = len(found) > 1 and config.strategy_card.planning.uses_nccl
     return [_planned(device, index, target, talks=talks) for index, device in found.items()]
 
 

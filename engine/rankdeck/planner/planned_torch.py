@@ -4,10 +4,10 @@
     no initial values    torch.nn.init fills what has no memory: left out
     meshes for real      DeviceMesh looks for this rank's place in a tensor of numbers: computed for real
     one rank's word      broadcast_object_list keeps what this rank says: planned ranks say the same
-    models, masks        no model is built on "meta"; Hugging Face's masks are made as in a run
     sends that hold      in a rehearsal, as gloo does, a handle of a send keeps its tensor
-    plain DDP            torch's wrapper without its first exchange, with buckets that stay and a hook that
-                         is done at once
+
+What strategies ask for themselves they get from `PlannedBackend`: models with fake weights, and torch's DDP
+without its first exchange, with buckets that stay and a hook that is done at once.
 
 If torch moves one of them, `planned` leaves it alone and says so (in a note); what then fails is one line of
 a plan, and ddp falls back to single's figures with a set of buckets (see pool.py). Read fake_pass.py first.
@@ -26,9 +26,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.futures import Future
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rankdeck.parallel.backend import Backend
+from rankdeck.parallel.mesh import Mesh
 from rankdeck.planner.shape_memo import ShapeMemo
 
 if TYPE_CHECKING:
@@ -60,10 +63,11 @@ class Replaced:
 
 
 @contextlib.contextmanager
-def planned(*, like_cuda: bool, initial_values: bool = False) -> Iterator[None]:
+def planned(*, like_cuda: bool, initial_values: bool = False) -> Iterator[PlannedBackend]:
     """A context in which strategies build and train on fake tensors, as over NCCL or as over gloo.
 
-    With `initial_values` real tensors do as well: then weights are filled.
+    It gives what strategies are to ask for their parts. With `initial_values` real tensors do as well: then
+    weights are filled.
     """
     replaced = Replaced()
     try:
@@ -72,12 +76,9 @@ def planned(*, like_cuda: bool, initial_values: bool = False) -> Iterator[None]:
             _no_initial_values(replaced)
         _meshes_for_real(replaced)
         _one_ranks_word(replaced)
-        _plain_ddp(replaced)
-        _no_blank_models(replaced)
-        _masks_as_in_a_run(replaced)
         if not like_cuda:
             _sends_hold(replaced)
-        yield
+        yield PlannedBackend(replaced)
     finally:
         replaced.put_back()
 
@@ -220,9 +221,6 @@ def _no_initial_values(replaced: Replaced) -> None:
 def _meshes_for_real(replaced: Replaced) -> None:
     import torch.distributed.device_mesh as meshes
 
-    import rankdeck.parallel.mesh
-
-    replaced.put(rankdeck.parallel.mesh, "init_device_mesh", _for_real(meshes.init_device_mesh))
     for name in _MESH:
         original = inspect.getattr_static(meshes.DeviceMesh, name, None)
         if isinstance(original, staticmethod):
@@ -263,29 +261,6 @@ def _sends_hold(replaced: Replaced) -> None:
     replaced.put(dist, "isend", holding)
 
 
-def _no_blank_models(replaced: Replaced) -> None:
-    """A model on "meta" holds tensors that are not fake; a fake one costs as little."""
-    import rankdeck.parallel.fsdp.blank as blank
-
-    replaced.put(blank, "_on_meta", lambda model_fn: model_fn())
-
-
-def _masks_as_in_a_run(replaced: Replaced) -> None:
-    """Hugging Face's masks take fake tensors for a graph that is traced, and are never left out then."""
-    import rankdeck.training.user_code as user_code
-
-    build = user_code.build_model
-
-    def built(*args: Any, **kwargs: Any) -> nn.Module:
-        model = build(*args, **kwargs)
-        masking = sys.modules.get(_MASKING)
-        if masking is not None and hasattr(masking, "is_tracing"):
-            replaced.put(masking, "is_tracing", lambda tensor=None: False)
-        return model
-
-    replaced.put(user_code, "build_model", built)
-
-
 class _Sending:
     """A send that is done at once, with its tensor."""
 
@@ -297,10 +272,30 @@ class _Sending:
         return getattr(self._work, name)
 
 
-def _plain_ddp(replaced: Replaced) -> None:
-    import rankdeck.strategies.ddp as ddp
+class PlannedBackend(Backend):
+    """What strategies get on fake tensors."""
 
-    replaced.put(ddp, "DistributedDataParallel", _PlannedDdp)
+    def __init__(self, replaced: Replaced) -> None:
+        self._replaced = replaced
+
+    def model(self, model_fn: Callable[[], nn.Module]) -> nn.Module:
+        """Hugging Face's masks take fake tensors for a graph that is traced, and are never left out then."""
+        model = model_fn()
+        masking = sys.modules.get(_MASKING)
+        if masking is not None and hasattr(masking, "is_tracing"):
+            self._replaced.put(masking, "is_tracing", lambda tensor=None: False)
+        return model
+
+    def model_without_memory(self, model_fn: Callable[[], nn.Module]) -> nn.Module:
+        """A model on "meta" holds tensors that are not fake; a fake one costs as little."""
+        return model_fn()
+
+    def device_mesh(self, mesh: Mesh, device_type: str) -> DeviceMesh:
+        made: DeviceMesh = _for_real(super().device_mesh)(mesh, device_type)
+        return made
+
+    def replicate(self, module: nn.Module, **options: Any) -> nn.parallel.DistributedDataParallel:
+        return _PlannedDdp(module, **options)
 
 
 class _PlannedDdp(nn.parallel.DistributedDataParallel):
