@@ -11,11 +11,14 @@ from __future__ import annotations
 import importlib
 import types
 import typing
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from rankdeck.config import mesh_sizes
+from rankdeck.config.planning import Planning, uses_torchs_ddp, usual_meshes
 
 
 class Options(BaseModel):
@@ -258,50 +261,6 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Planning:
-    """What a plan has to know of a strategy beside running it on shapes.
-
-    `variants(num_devices)`: the options that a plan of all strategies asks about. `less_memory(options)`:
-    options that need less memory than these. `label_option`: the option that names a row with defaults.
-    `equal_ranks`: which ranks need the same: "all", ranks with equal "slices" of weights, those at equal
-    places of the "mesh" but for data and tensor, or "none". `late_steps`: steps before each is like the next.
-    `in_turn`: devices compute one after another, `one_thread` launches their kernels. `waits_for_sends`: the
-    next operation waits for what is sent. `side_streams`: what is sent is allocated on a stream of its own.
-    `uses_nccl`: devices hold NCCL's buffers. `stand_in`: whose figures, with a set of buckets, serve where
-    torch's own wrapper cannot be followed.
-    """
-
-    variants: Callable[[int], list[dict[str, Any]]] = lambda num_devices: [{}]
-    less_memory: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda options: {}
-    label_option: str | None = None
-    equal_ranks: Literal["all", "slices", "mesh", "none"] = "none"
-    late_steps: int = 0
-    in_turn: bool = False
-    one_thread: bool = False
-    waits_for_sends: bool = False
-    side_streams: bool = False
-    uses_nccl: bool = True
-    stand_in: Callable[[Mapping[str, Any]], str | None] = lambda options: None
-
-
-def _usual_meshes(num_devices: int) -> list[dict[str, Any]]:
-    """Pairs of axes over an even number of devices: replicas of pipelines, of slices, and split layers."""
-    half = num_devices // 2
-    if num_devices < 4 or num_devices % 2:
-        return []
-    return [
-        {"data": 2, "stage": half},
-        {"data": 2, "shard": half},
-        {"data": half, "tensor": 2},
-        {"shard": half, "tensor": 2},
-    ]
-
-
-def _is_native(options: Mapping[str, Any]) -> bool:
-    return bool(options["sync"] == "native")
-
-
-@dataclass(frozen=True)
 class StrategyCard(Card):
     """`one_process`: one rank drives all devices. `one_device`: it uses the first of them only.
     `batch_shards`: the batch is cut by the number of devices. `min_devices`: fewer make no sense.
@@ -316,7 +275,13 @@ class StrategyCard(Card):
     sends: str = ""
     wins: str = ""
     breaks: str = ""
-    planning: Planning = Planning()
+    planning: Planning = field(default_factory=Planning)
+
+    def batch_cut(self, options: Mapping[str, Any], num_devices: int) -> tuple[int, int]:
+        """(slices of the batch, stages with microbatches between them)."""
+        if self.planning.batch_cut is not None:
+            return self.planning.batch_cut(options, num_devices)
+        return (num_devices if self.batch_shards else 1), 1
 
 
 def _table(*cards: Any) -> Mapping[str, Any]:
@@ -382,11 +347,11 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
             variants=lambda num_devices: [{}, {"gradient_as_bucket_view": True}],
             less_memory=lambda options: (
                 {"gradient_as_bucket_view": True}
-                if _is_native(options) and not options["gradient_as_bucket_view"]
+                if uses_torchs_ddp(options) and not options["gradient_as_bucket_view"]
                 else {}
             ),
             equal_ranks="all",
-            stand_in=lambda options: "single" if _is_native(options) else None,
+            stand_in=lambda options: "single" if uses_torchs_ddp(options) else None,
         ),
     ),
     StrategyCard(
@@ -455,6 +420,7 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
                 {"schedule": schedule} for schedule in ("gpipe", "1f1b", "interleaved-1f1b")
             ],
             label_option="schedule",
+            batch_cut=lambda options, num_devices: (1, num_devices),
         ),
     ),
     StrategyCard(
@@ -522,7 +488,8 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         wins="Models that no single axis fits: tensor inside a machine, stages and replicas across machines.",
         breaks="The limits of every axis, and a mesh that leaves each device too little to do.",
         planning=Planning(
-            variants=_usual_meshes,
+            variants=usual_meshes,
+            batch_cut=lambda options, num_devices: (mesh_sizes.batch_slices(options), options["stage"]),
             equal_ranks="mesh",
             late_steps=1,
             waits_for_sends=True,

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rankdeck.base.units import format_bytes
-from rankdeck.config import RunConfig, mesh_sizes
-from rankdeck.config.catalog import STRATEGIES
+from rankdeck.config import RunConfig
 from rankdeck.planner.rows import Row
 from rankdeck.planner.targets import Target
 from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, FITS, TIGHT, PlanLine
@@ -89,11 +88,8 @@ def largest_batch(row: Row, base: RunConfig, target: Target, ask: Asking) -> int
 
 def _unit(config: RunConfig, num_devices: int) -> int:
     """The least batch: every device, part and microbatch gets one sample."""
-    options, card = config.strategy.options, STRATEGIES[config.strategy.use]
-    shards = num_devices if card.batch_shards else 1
-    stages = num_devices if config.strategy.use == "pipeline" else 1
-    if config.strategy.use == "hybrid":
-        shards, stages = mesh_sizes.batch_slices(options), int(options.get("stage", 1))
+    options = config.strategy.options
+    shards, stages = config.strategy_card.batch_cut(options, num_devices)
     microbatches = int(options.get("microbatches") or 2 * stages) if stages > 1 else 1
     return math.prod((config.train.accumulate, shards, microbatches))
 

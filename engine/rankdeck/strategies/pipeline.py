@@ -179,19 +179,19 @@ class PipelineParallel(Strategy):
         fed = cut_batch(inputs, size, num_valid if any_batch else len(valid) * size)
         samples = valid if any_batch else [size] * len(valid)
         wanted = cut_batch(targets, size, num_valid)
-        found: list[HeldoutSums] = []
+        parts: list[HeldoutSums] = []
 
         def finish(index: int, outputs: Any) -> None:
             if not any_batch:
                 outputs = first_samples(outputs, valid[index])
-            found.append(self.heldout_sums(outputs, wanted[index]))
+            parts.append(self.heldout_sums(outputs, wanted[index]))
 
         with self.evaluating():
             self.stages.run(list(zip(fed, samples, strict=True)), finish)
-        correct = [sums.correct for sums in found if sums.correct is not None]
+        correct = [sums.correct for sums in parts if sums.correct is not None]
         return HeldoutSums(
-            sum(sums.total for sums in found),
-            sum(sums.count for sums in found),
+            sum(sums.total for sums in parts),
+            sum(sums.count for sums in parts),
             sum(correct) if correct else None,
         )
 

@@ -285,18 +285,18 @@ class AsyncPipeline(Strategy):
         inputs = batch[0] if self.is_first or self.cut.reads_inputs else None
         inputs, targets = self.to_device((inputs, batch[1] if self.is_last else None))
         samples = num_valid if self.cut.takes_any_batch else self.setup.part_batch
-        found = HeldoutSums(0.0, 0.0, None)
+        sums = HeldoutSums(0.0, 0.0, None)
 
         def finish(_: int, outputs: Any) -> None:
-            nonlocal found
-            found = self.heldout_sums(
+            nonlocal sums
+            sums = self.heldout_sums(
                 first_samples(outputs, num_valid) if samples > num_valid else outputs,
                 first_samples(targets, num_valid),
             )
 
         with self.evaluating():
             self.stages.run([(first_samples(inputs, samples), samples)], finish)
-        return found
+        return sums
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:

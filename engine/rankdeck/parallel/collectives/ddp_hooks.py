@@ -81,9 +81,9 @@ def backward_times(ddp: DistributedDataParallel) -> SyncTimes | None:
     None before the third step, or where this version of torch does not tell.
     """
     try:
-        told = ddp._get_ddp_logging_data()
-        seconds = told["avg_backward_comm_time"] * _NS
-        overlapped_s = told["avg_backward_compute_comm_overlap_time"] * _NS
+        log = ddp._get_ddp_logging_data()
+        seconds = log["avg_backward_comm_time"] * _NS
+        overlapped_s = log["avg_backward_compute_comm_overlap_time"] * _NS
     except (AttributeError, AssertionError, KeyError, TypeError):
         return None
     return SyncTimes(seconds, min(overlapped_s, seconds)) if seconds > 0 else None
@@ -99,8 +99,8 @@ def last_sync(ddp: DistributedDataParallel) -> tuple[float, float] | None:
     """(Unix time of the first bucket's start, seconds to the last one's end) in the backward before the last
     forward; None on GPUs, whose log has no moments, and where torch did not time it."""
     try:
-        told = ddp._get_ddp_logging_data()
-        start_ns, end_ns = told["backward_comm_time_start"], told["backward_comm_time_end"]
+        log = ddp._get_ddp_logging_data()
+        start_ns, end_ns = log["backward_comm_time_start"], log["backward_comm_time_end"]
     except (AttributeError, AssertionError, KeyError, TypeError):
         return None
     return (start_ns * _NS, (end_ns - start_ns) * _NS) if 0 < start_ns < end_ns else None

@@ -52,13 +52,13 @@ def build_stages(
                 device=device,
                 agree=_agree,
             )
-        relay = StageCommunication(cut, rank_of, device, group, pipelines)
-        cut.keep_only(relay.own)
-        own = cut.held_by(relay.own)
+        stages = StageCommunication(cut, rank_of, device, group, pipelines)
+        cut.keep_only(stages.own)
+        own = cut.held_by(stages.own)
         move_in_place(own, device)
     ledger.adopt(_that_are(own, is_weight=True), 0, "parameters")
     ledger.adopt(_that_are(own, is_weight=False), 0, "buffers")
-    return relay
+    return stages
 
 
 def _that_are(tensors: Sequence[Tensor], *, is_weight: bool) -> list[Tensor]:
