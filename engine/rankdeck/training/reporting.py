@@ -1,8 +1,8 @@
 """What a rank reports of its steps, without ever waiting for it.
 
 On a GPU a step's loss is copied to the host asynchronously and reported a step or more later; on CPU it is
-there at once. Steps travel as columns, flushed within 50 ms of the first one waiting, so that a step costs the loop
-a few microseconds. No collective: each rank reports its own sum and count, and readers add them.
+there at once. Steps travel as columns, flushed within 50 ms of the first one waiting, so that a step costs
+the loop a few microseconds. No collective: each rank reports its own sum and count, and readers add them.
 """
 
 from __future__ import annotations
