@@ -8,7 +8,8 @@ schedule and metrics; a strategy owns where tensors live, forward and backward, 
     evaluate(batch, num_valid)      held-out sums
     weights()                       name -> tensor under the model's original names
 
-Read single.py first, then data_parallel.py and ddp.py.
+`compute` is the one forward and backward that single, ddp, fsdp, tensor and hybrid share. Read single.py
+first, then data_parallel.py and ddp.py.
 """
 
 from __future__ import annotations
@@ -189,8 +190,6 @@ class Strategy(ABC):
 
     def close(self) -> None:  # noqa: B027
         """Give back threads and groups."""
-
-    # -- shared by strategies that run the whole model on one device --
 
     def to_device(self, batch: Batch, device: torch.device | None = None) -> Batch:
         """The batch on a device, floating inputs in the run's precision."""
