@@ -31,7 +31,7 @@ from rankdeck.parallel.fsdp.blank import BlankModel
 from rankdeck.parallel.mesh import Mesh
 from rankdeck.parallel.nested import call, cast, each_tensor, first_samples, tensors_of
 from rankdeck.profiling.spans import SpanRecorder
-from rankdeck.strategies.facts import Facts
+from rankdeck.strategies.facts import StrategyFacts
 
 Batch = tuple[Any, Any]
 
@@ -106,7 +106,7 @@ class Strategy(ABC):
     steps_itself: ClassVar[bool] = False
     """Whether it steps the optimizer inside its own schedule; gradients are then never the loop's."""
     options: Options
-    facts: Facts
+    facts: StrategyFacts
     """What it sends and how it runs, for whoever reports it."""
 
     def __init__(self, setup: Setup) -> None:
@@ -116,7 +116,7 @@ class Strategy(ABC):
         self.device = setup.devices[0]
         self.spans = setup.spans
         self.ledger = setup.ledger
-        self.facts = Facts()
+        self.facts = StrategyFacts()
 
     def mesh(self) -> Mesh:
         return Mesh.of(self.setup.rank, data=self.setup.world_size)

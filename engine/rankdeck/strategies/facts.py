@@ -61,7 +61,7 @@ class PipelineFacts:
     staleness: int | None = None
 
 
-class Facts:
+class StrategyFacts:
     """What is known of a strategy that sends nothing. Every answer is None where nobody knows."""
 
     def sent(self) -> SentBytes | None:
@@ -80,7 +80,7 @@ class Facts:
         return None
 
 
-class SyncFacts(Facts):
+class SyncFacts(StrategyFacts):
     """Of a sync after backward, which counts what it sends."""
 
     def __init__(self, sync: GradientSync, place: str = "") -> None:
@@ -96,7 +96,7 @@ class SyncFacts(Facts):
         return self._sync.times
 
 
-class DdpFacts(Facts):
+class DdpFacts(StrategyFacts):
     """Of torch's wrapper, whose all-reduces run under backward: it logs them itself."""
 
     def __init__(
@@ -134,7 +134,7 @@ class DdpFacts(Facts):
 
 
 @dataclass(frozen=True)
-class ShardFacts(Facts):
+class ShardFacts(StrategyFacts):
     """Of weights in slices, by the formula of parallel/fsdp/blocks.py."""
 
     model: nn.Module
@@ -157,7 +157,7 @@ class ShardFacts(Facts):
         return SentBytes(self.words, num_bytes)
 
 
-class CollectiveFacts(Facts):
+class CollectiveFacts(StrategyFacts):
     """Of sums inside layers: each collective is seen with its bytes; what a ring sends for them is a formula.
 
     The second step is counted: all steps send the same, and the first also settles layouts.
@@ -178,7 +178,7 @@ class CollectiveFacts(Facts):
         return SentBytes("sums inside layers", self._counted.sent_bytes) if self.steps > 1 else None
 
 
-class StageFacts(Facts):
+class StageFacts(StrategyFacts):
     """Of a pipeline: counted where tensors are handed to the network; tied weights by formula."""
 
     def __init__(
@@ -207,7 +207,7 @@ class StageFacts(Facts):
 
 
 @dataclass
-class AsyncStageFacts(Facts):
+class AsyncStageFacts(StrategyFacts):
     """Of a pipeline without a flush, whose every `parts` microbatches are an update."""
 
     stage: int
@@ -246,7 +246,7 @@ class AsyncStageFacts(Facts):
         )
 
 
-class FanOutFacts(Facts):
+class FanOutFacts(StrategyFacts):
     """Of a rehearsal's replicas: the threads behind its devices count."""
 
     def __init__(self, threads: ReplicaThreads) -> None:
@@ -265,7 +265,7 @@ class FanOutFacts(Facts):
         return [lead + time.thread_time(), *others]
 
 
-class LayerSplitFacts(Facts):
+class LayerSplitFacts(StrategyFacts):
     """Of layers on several devices of one thread: which of them it works for, and what crosses the cuts."""
 
     def __init__(self, num_devices: int, spans: SpanRecorder, *, is_rehearsal: bool) -> None:
@@ -309,10 +309,10 @@ class LayerSplitFacts(Facts):
         return self._busy_s if self._is_rehearsal else None
 
 
-class HybridFacts(Facts):
+class HybridFacts(StrategyFacts):
     """Of several axes: what each of them sends, added up; by formula unless all of it was counted."""
 
-    def __init__(self, axes: list[Facts], collectives: CollectiveFacts) -> None:
+    def __init__(self, axes: list[StrategyFacts], collectives: CollectiveFacts) -> None:
         self._axes = axes
         self._collectives = collectives
 

@@ -43,7 +43,7 @@ from rankdeck.parallel.tensor.loss import over_split_classes
 from rankdeck.parallel.tensor.plan import SplitPlan, make_plan
 from rankdeck.parallel.tensor.stages import require_own_modules, split_stages
 from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy
-from rankdeck.strategies.facts import CollectiveFacts, Facts, HybridFacts, ShardFacts, SyncFacts
+from rankdeck.strategies.facts import CollectiveFacts, HybridFacts, ShardFacts, StrategyFacts, SyncFacts
 from rankdeck.strategies.pipeline import PipelineParallel
 
 
@@ -100,7 +100,7 @@ class Hybrid(Strategy):
             _WholeModel(own, axes) if axes.stage is None else _Stages(own, axes)
         )
         self._inner.build(model_fn)
-        facts: list[Facts] = [self._inner.facts]
+        facts: list[StrategyFacts] = [self._inner.facts]
         # A weight without dims cannot be cut: its ranks along shard sum it up by themselves.
         self._shard_sync = None if axes.shard is None else GradientSync(axes.shard.get_group())
         self._data_sync = None
