@@ -1,6 +1,7 @@
 # Every job sets up .venv first (.ci/setup; nothing to do once .venv/.ready is there). `make` alone lists the jobs.
 #   make run ARGS="folder"          arguments for the app
 #   make test PYTEST="-k reader"    arguments for pytest
+#   make test-torch TORCH=2.11.0    another torch, in an environment of its own (several GB)
 #   PYTHON, TORCH_INDEX             see .ci/setup
 BIN := .venv/bin
 ARGS ?=
@@ -8,7 +9,7 @@ PYTEST ?=
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all coverage lint format bench clean distclean
+.PHONY: help setup run test test-all test-torch coverage lint format bench clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -24,6 +25,9 @@ test: setup ## every test that needs no GPU and no more than seconds
 
 test-all: setup ## the slow ones too, and those that need a GPU where there is one
 	@$(BIN)/python -m pytest -m "" --timeout=1800 $(PYTEST)
+
+test-torch: ## the engine's tests under another torch: TORCH=2.11.0; several GB to download
+	@.ci/test-torch "$(TORCH)" $(PYTEST)
 
 coverage: setup ## make test, with the lines that no test reached
 	@$(BIN)/python -m pytest --cov --cov-report=term-missing:skip-covered $(PYTEST)
@@ -51,5 +55,5 @@ clean: ## remove what builds and checks left, keep .venv
 	rm -rf build dist htmlcov .coverage .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	find engine app tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-distclean: clean ## remove .venv too
-	rm -rf .venv .make
+distclean: clean ## remove .venv and other environments too
+	rm -rf .venv .venv-torch-* .make

@@ -6,6 +6,7 @@ The variables are set before anything imports numpy, torch or Qt, which read the
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import shutil
 import signal
@@ -66,6 +67,12 @@ def _no_process_left(_own_home: None, request: pytest.FixtureRequest) -> Iterato
         told = "\n".join(map(processes.named, leftovers))
         processes.end(leftovers)
         pytest.fail(f"{request.node.nodeid} left processes behind:\n{told}", pytrace=False)
+
+
+def pytest_collection_finish() -> None:
+    """Qt tests collect garbage; what importing all tests brought is none and is not gone over."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 
+from rankdeck import __version__
 from rankdeck_app.shell.preflight import find_obstacle
 
 EXIT_MACHINE = 3
@@ -24,7 +24,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="a run's folder to open")
     parser.add_argument("--runs", type=Path, metavar="DIR", help="where runs are kept (<workspace>/runs)")
     parser.add_argument("--workspace", type=Path, metavar="DIR", help="the folder to work in (~/Rankdeck)")
-    parser.add_argument("--version", action="version", version=f"rankdeck-app {version('rankdeck')}")
+    parser.add_argument("--version", action="version", version=f"rankdeck-app {__version__}")
     return parser.parse_args(argv)
 
 

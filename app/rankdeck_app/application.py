@@ -12,6 +12,7 @@ from PySide6.QtCore import QObject, QSocketNotifier, QTimer
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QApplication
 
+from rankdeck_app.shell.frame import open_window
 from rankdeck_app.shell.services import make_services
 from rankdeck_app.shell.window import APP_NAME, MainWindow
 
@@ -80,7 +81,7 @@ def compose_later(window: MainWindow) -> None:
 def run_app(runs: Path | None, workspace: Path | None, open_path: Path | None) -> int:
     """Open the window and run the event loop; the exit code."""
     app = make_app(sys.argv[:1])
-    window = MainWindow(make_services(runs, workspace, open_path))
+    window = open_window(make_services(runs, workspace, open_path))
     signals = SignalBridge(window)
     compose_later(window)
     QTimer.singleShot(0, window, window.show)

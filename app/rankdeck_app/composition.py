@@ -17,7 +17,7 @@ from rankdeck_app.controllers.launching import Launching
 from rankdeck_app.controllers.remedies import Remedies
 from rankdeck_app.controllers.run_alerts import RunAlerts
 from rankdeck_app.controllers.run_tabs import RunTabs
-from rankdeck_app.controllers.session import Session, open_desk
+from rankdeck_app.controllers.session import Session, open_session
 from rankdeck_app.controllers.view_commands import AppCommands
 from rankdeck_app.shell.keys_page import KeysPage
 from rankdeck_app.shell.notifications_page import NotificationsPage
@@ -38,15 +38,15 @@ class App:
 
     def __init__(self, window: MainWindow) -> None:
         self.window = window
-        self.desk: Session = open_desk(window.services, window)
-        self.tabs = RunTabs(window, self.desk)
-        self.launching = Launching(window, self.desk, self.tabs)
-        self.alerts = RunAlerts(window, self.desk, self.tabs)
-        self.watch = DeviceWatch(window, self.desk, self.tabs)
-        self.remedies = Remedies(window, self.desk, self.tabs, self.alerts, self.watch, self.show_config)
+        self.session: Session = open_session(window.services, window)
+        self.tabs = RunTabs(window, self.session)
+        self.launching = Launching(window, self.session, self.tabs)
+        self.alerts = RunAlerts(window, self.session, self.tabs)
+        self.watch = DeviceWatch(window, self.session, self.tabs)
+        self.remedies = Remedies(window, self.session, self.tabs, self.alerts, self.watch, self.show_config)
         self.actions = AppCommands(
             window,
-            self.desk,
+            self.session,
             self.tabs,
             self.launching,
             use_preset=self.use_preset,
@@ -65,27 +65,27 @@ class App:
         self.window.commands.register(*self.actions.rows())
         for provider in self.actions.providers():
             self.window.palette_box.add_provider(provider)
-        self.desk.problems.changed.connect(self._show_problems)
-        self.desk.workspace.changed.connect(self._show_workspace)
-        self.desk.runs.changed.connect(self._show_alive)
+        self.session.problems.changed.connect(self._show_problems)
+        self.session.workspace.changed.connect(self._show_workspace)
+        self.session.runs.changed.connect(self._show_alive)
         self.window.closing.connect(self._close)
         self._show_workspace()
         self._show_problems()
         self.window.start()
         self._show_first_page()
-        self.desk.start()
+        self.session.start()
 
     # Views
 
     def _register_pages(self) -> None:
-        window, desk = self.window, self.desk
+        window, session = self.window, self.session
         register = window.editor.register_page_kind
         register("keys", lambda page_id: KeysPage(page_id, window))
         register("notifications", lambda page_id: NotificationsPage(page_id, window))
         register("welcome", lambda _id: self._welcome())
-        register("config", lambda _id: config_page.ConfigPage(window.theme, desk.draft))
+        register("config", lambda _id: config_page.ConfigPage(window.theme, session.draft))
         register(
-            "settings", lambda _id: settings_page.SettingsPage(window.theme, window.settings, desk.trust)
+            "settings", lambda _id: settings_page.SettingsPage(window.theme, window.settings, session.trust)
         )
         register(strategy_page.PAGE_KIND, self._strategy_page)
         register("plan", lambda _id: self._plan_page())
@@ -105,9 +105,9 @@ class App:
     def _launch_view(self) -> QWidget:
         from rankdeck_app.views.launch.side_bar import LaunchView
 
-        window, desk = self.window, self.desk
+        window, session = self.window, self.session
         keys = partial(window.keymap.text_for, "run.launch")
-        view = LaunchView(window.theme, desk.draft, desk.gpus, desk.presets, desk.plan, keys)
+        view = LaunchView(window.theme, session.draft, session.gpus, session.presets, session.plan, keys)
         view.plan_opened.connect(self.show_plan)
         view.launch_requested.connect(self.launching.launch_draft)
         view.preset_picked.connect(self.use_preset)
@@ -130,7 +130,7 @@ class App:
     def _runs_view(self) -> QWidget:
         from rankdeck_app.views.runs import RunsView
 
-        view = RunsView(self.window.theme, self.desk.runs)
+        view = RunsView(self.window.theme, self.session.runs)
         view.opened.connect(self.tabs.open)
         view.revealed.connect(self.tabs.reveal)
         view.copied.connect(self.tabs.copy_path)
@@ -150,7 +150,7 @@ class App:
     def _problems_view(self) -> QWidget:
         from rankdeck_app.views.problems import ProblemsView
 
-        return ProblemsView(self.window.theme, self.desk.problems, self.remedies.of)
+        return ProblemsView(self.window.theme, self.session.problems, self.remedies.of)
 
     def _output_view(self) -> QWidget:
         from rankdeck_app.views.output import OutputView
@@ -168,14 +168,14 @@ class App:
         return OutputTools(self.window.theme, view)
 
     def _welcome(self) -> Page:
-        window, desk = self.window, self.desk
+        window, session = self.window, self.session
 
         def hint(command_id: str) -> tuple[str, str]:
             known = command_id in window.commands
             label = window.commands[command_id].label if known else ""
             return label, window.keymap.text_for(command_id)
 
-        page = welcome.WelcomePage(window.theme, desk.runs, desk.gpus, desk.presets, hint)
+        page = welcome.WelcomePage(window.theme, session.runs, session.gpus, session.presets, hint)
         page.launch_suggested.connect(self.launching.launch_suggestion)
         page.preset_picked.connect(self.use_preset)
         page.run_opened.connect(self.tabs.open)
@@ -189,8 +189,8 @@ class App:
     def _plan_page(self) -> Page:
         from rankdeck_app.views.plan.page import PlanPage
 
-        desk = self.desk
-        page = PlanPage(self.window.theme, desk.draft, desk.plan, desk.elsewhere)
+        session = self.session
+        page = PlanPage(self.window.theme, session.draft, session.plan, session.elsewhere)
         page.trust_asked.connect(lambda: self.launching.ask_trust_of_draft(page.ask_again))
         return page
 
@@ -198,21 +198,21 @@ class App:
 
     def use_preset(self, preset: PresetCard) -> None:
         """Make a preset the configuration; the one before can be brought back."""
-        before, was_edited = self.desk.draft.snapshot(), self.desk.draft.is_edited
+        before, was_edited = self.session.draft.snapshot(), self.session.draft.is_edited
         try:
-            self.desk.use_preset(preset)
+            self.session.use_preset(preset)
         except OSError as error:
             self.window.toasts.error(f"{preset.path} cannot be read: {error.strerror}.")
             return
         if self.window.side_bar.shown != "launch" or not self.window.side_bar.isVisible():
             self.window.show_activity("launch")
         if was_edited:
-            undo = ("Bring It Back", lambda: self.desk.draft.bring_back(before))
+            undo = ("Bring It Back", lambda: self.session.draft.bring_back(before))
             text = f"The configuration is now {preset.name}; the one before had changes of yours."
             self.window.toasts.show(text, actions=[undo])
 
     def choose_strategy(self, name: str) -> None:
-        self.desk.draft.choose(("strategy",), name)
+        self.session.draft.choose(("strategy",), name)
         self.window.show_activity("launch")
 
     def explain_strategy(self, name: str) -> None:
@@ -231,7 +231,7 @@ class App:
     # What the frame shows
 
     def _show_problems(self) -> None:
-        problems = self.desk.problems
+        problems = self.session.problems
         errors, warnings = problems.num_errors, problems.num_warnings
         self.window.panel.set_badge("problems", errors + warnings, "error" if errors else "normal")
         for name, icon, count in (("errors", "error", errors), ("warnings", "warning", warnings)):
@@ -241,11 +241,11 @@ class App:
             item.set_command("view.panel.problems")
 
     def _show_workspace(self) -> None:
-        self.window.title_bar.set_center_text(self.desk.workspace.name)
+        self.window.title_bar.set_center_text(self.session.workspace.name)
 
     def _show_alive(self) -> None:
         """A number on the Runs symbol; at the first look, runs that are alive are named."""
-        alive = self.desk.runs.alive
+        alive = self.session.runs.alive
         self.window.activity_bar.set_badge("runs", len(alive))
         waiting = [info for info in alive if self.window.editor.page(f"run:{info.path}") is None]
         if self._greeted:
@@ -281,7 +281,7 @@ class App:
         if self.launching.num_pending:
             self.window.hide()  # a launch that has begun reaches its guard first: up to some seconds
         self.tabs.close()
-        self.desk.close()
+        self.session.close()
 
 
 def compose(window: MainWindow) -> App:

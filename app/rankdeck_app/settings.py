@@ -1,26 +1,25 @@
-"""Every option of the app, declared once as data, and the file that keeps what the person changed.
+"""Every setting of the app, declared once as data, and the file that keeps what the person changed.
 
-An `Option` is a row: key, default, text, and what is allowed. The settings page, the checks and settings.toml
-are all read from the rows. Only values that differ from the default are in the file; comments and unknown
-keys in it are kept.
+A `Setting` is a row: key, default, text, and what is allowed. The settings page, the checks and
+settings.toml are all read from the rows. Only values that differ from the default are in the file; comments
+and unknown keys in it are kept.
 """
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QObject, Signal
 
-from rankdeck.base.files import write_whole
+from rankdeck.base.files import read_toml, write_whole
 
 Value = bool | int | float | str
 
 
 @dataclass(frozen=True)
-class Option:
+class Setting:
     """One setting.
 
     The type is the default's; `choices` and `minimum`..`maximum` narrow it; `text` is a sentence.
@@ -57,35 +56,35 @@ class Option:
 
 _KIND_NAMES: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
-OPTIONS: tuple[Option, ...] = (
-    Option(
+OPTIONS: tuple[Setting, ...] = (
+    Setting(
         "theme.name",
         "Dark Modern",
         "Colour theme: Dark Modern, Light Modern, or the path of a VS Code colour theme (JSON).",
     ),
-    Option(
+    Setting(
         "runs.dir",
         "",
         "Folder in which new runs are kept. Empty: the folder runs in the workspace.",
     ),
-    Option(
+    Setting(
         "engine.python",
         "",
         "Python that runs the engine, with rankdeck installed in it. Empty: the one that runs the app.",
     ),
-    Option(
+    Setting(
         "plan.automatic",
         True,
         "Predict the memory of the run being configured as it changes, in a process of low priority.",
     ),
-    Option("window.restore_tabs", True, "Open the tabs of the last session at start."),
-    Option("window.frame_rate", 30, "Frames per second of live views.", minimum=5, maximum=60),
-    Option(
+    Setting("window.restore_tabs", True, "Open the tabs of the last session at start."),
+    Setting("window.frame_rate", 30, "Frames per second of live views.", minimum=5, maximum=60),
+    Setting(
         "window.show_frame_time",
         True,
         "Show frame rate and frame time in the status bar while live views run.",
     ),
-    Option(
+    Setting(
         "notifications.seconds",
         8.0,
         "How long a notification stays when it asks nothing.",
@@ -104,18 +103,18 @@ class Settings(QObject):
     changed = Signal(str)
 
     def __init__(
-        self, path: Path, options: tuple[Option, ...] = OPTIONS, parent: QObject | None = None
+        self, path: Path, options: tuple[Setting, ...] = OPTIONS, parent: QObject | None = None
     ) -> None:
         super().__init__(parent)
         self.path = path
-        self.options: dict[str, Option] = {option.key: option for option in options}
+        self.options: dict[str, Setting] = {option.key: option for option in options}
         self.problems: list[str] = []
         self._values: dict[str, Value] = {}
         self._load()
 
     def _load(self) -> None:
         try:
-            table = tomllib.loads(self.path.read_text("utf-8"))
+            table = read_toml(self.path)
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import msgspec
 
 from rankdeck.base.errors import RankdeckError
+from rankdeck.base.files import sync_to_disk, write_whole
 
 COMMIT = "COMMIT"
 PROGRESS = "progress.json"
@@ -107,23 +107,6 @@ def _read_commit(path: Path) -> dict[str, tuple[int, str]]:
     return files
 
 
-def write_file(path: Path, data: bytes) -> None:
-    part = path.with_name(f"{path.name}.part")
-    with open(part, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-
-
-def sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def _chunks(path: Path) -> Iterator[bytes]:
     with open(path, "rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
@@ -145,7 +128,7 @@ def write_commit(path: Path, files: Mapping[str, tuple[int, str]]) -> None:
     """Commit a checkpoint whose files are on the disk."""
     body = json.dumps(files, sort_keys=True)
     text = json.dumps({"files": files, "checksum": digest(body.encode())}, sort_keys=True)
-    sync(path)
-    write_file(path / COMMIT, text.encode())
-    sync(path)
-    sync(path.parent)
+    sync_to_disk(path)
+    write_whole(path / COMMIT, text, sync=True, make_folder=False)
+    sync_to_disk(path)
+    sync_to_disk(path.parent)

@@ -87,9 +87,9 @@ class RankStarted(Event, tag="rank_started"):
 
 
 class Phase(Event, tag="phase"):
-    """What a rank is busy with before and after its steps:
+    """What a rank is busy with before and after its steps, as in 'loading data' or 'saving weights'.
 
-    'loading data', 'building the model', 'saving weights'. `steps`: of the whole run, once the data is known.
+    `steps`: of the whole run, once the data is known.
     """
 
     rank: int
@@ -202,7 +202,7 @@ class DeviceNotice(Event, tag="device_notice"):
 
 
 class Comm(Event, tag="comm"):
-    """Bytes that this rank sends per step, by algorithm;
+    """Bytes that this rank sends per step under one algorithm.
 
     `measured` is False where they follow from a formula. `by_peer` is by the rank that receives them.
     `sync_s` is what one step's gradient sync takes from its first byte to its last, `overlapped_s` how much
@@ -271,7 +271,7 @@ class Transfers(Event, tag="transfers"):
 
 
 class Evaluation(Event, tag="evaluation"):
-    """Held-out loss over every held-out sample once, None where no target counts or it is not finite;
+    """Held-out loss over every held-out sample once; None where no target counts or it is not finite.
 
     `accuracy` is None where there are no classes.
     """

@@ -15,6 +15,7 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 from shiboken6 import isValid
 
+from rankdeck_app.shell.frame import open_window
 from rankdeck_app.shell.services import Services, make_services
 from rankdeck_app.shell.window import MainWindow
 
@@ -70,7 +71,7 @@ def make_window(qtbot: QtBot) -> Iterator[Callable[[Services], MainWindow]]:
     opened: list[MainWindow] = []
 
     def make(services: Services, compose: Callable[[MainWindow], object] | None = None) -> MainWindow:
-        window = MainWindow(services)
+        window = open_window(services)
         opened.append(window)
         with qtbot.waitSignal(window.first_painted, timeout=5000), qtbot.waitActive(window):
             window.show()

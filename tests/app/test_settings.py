@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rankdeck_app.settings import OPTIONS, Option, Settings
+from rankdeck_app.settings import OPTIONS, Setting, Settings
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_a_value_that_is_not_allowed_is_refused_with_what_is(path: Path, value: 
 
 
 def test_choices_are_named_in_the_refusal(path: Path) -> None:
-    settings = Settings(path, (Option("a.b", "x", "A choice.", choices=("x", "y")),))
+    settings = Settings(path, (Setting("a.b", "x", "A choice.", choices=("x", "y")),))
     with pytest.raises(ValueError, match="x or y"):
         settings.set("a.b", "z")
 

@@ -14,14 +14,14 @@ from pathlib import Path
 
 _STARTED_S = time.monotonic()
 
-from rankdeck.planner.preload import ready  # noqa: E402 - imports are part of what is timed
+from rankdeck.planner.preload import preload  # noqa: E402 - imports are part of what is timed
 
-ready()
+preload()
 
 from rankdeck.config import RunConfig, from_text  # noqa: E402
 from rankdeck.config.gpu_models import parse_planned  # noqa: E402
-from rankdeck.planner.pool import answers  # noqa: E402
-from rankdeck.planner.rows import Row  # noqa: E402
+from rankdeck.planner.candidates import Candidate  # noqa: E402
+from rankdeck.planner.pool import plan_lines_of  # noqa: E402
 from rankdeck.planner.targets import Target, TargetDevice  # noqa: E402
 
 _GPT = """
@@ -32,15 +32,15 @@ use = "gpt"
 args = {{ {sizes}, context = 1024, vocabulary = 50257, tied = true }}
 """
 ROWS = (
-    Row("single"),
-    Row("dp"),
-    Row("dp", {"parallel_loss": True}),
-    Row("ddp"),
-    Row("fsdp"),
-    Row("model"),
-    Row("pipeline", {"schedule": "gpipe", "microbatches": 4}),
-    Row("pipeline", {"schedule": "1f1b", "microbatches": 4}),
-    Row("tensor"),
+    Candidate("single"),
+    Candidate("dp"),
+    Candidate("dp", {"parallel_loss": True}),
+    Candidate("ddp"),
+    Candidate("fsdp"),
+    Candidate("model"),
+    Candidate("pipeline", {"schedule": "gpipe", "microbatches": 4}),
+    Candidate("pipeline", {"schedule": "1f1b", "microbatches": 4}),
+    Candidate("tensor"),
 )
 
 
@@ -62,14 +62,16 @@ def cpu_s() -> float:
 
 def main() -> None:
     four = target("4 x A100-80GB")
-    for line in answers(gpt(layers=12, heads=12, width=768), ROWS, four):
+    for line in plan_lines_of(gpt(layers=12, heads=12, width=768), ROWS, four):
         active = ", ".join(f"{device.active_bytes / 2**20:.0f}" for device in line.devices)
         since_s = time.monotonic() - _STARTED_S
         print(
             f"{since_s:6.1f} s  {cpu_s():6.1f} CPU s  {line.label:32} {line.verdict} {active} MiB", flush=True
         )
     print("1.3 billion parameters:")
-    for line in answers(gpt(layers=24, heads=16, width=2048), [Row("single"), Row("fsdp")], four):
+    for line in plan_lines_of(
+        gpt(layers=24, heads=16, width=2048), [Candidate("single"), Candidate("fsdp")], four
+    ):
         largest_gib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
         print(
             f"{line.label:16} {line.verdict} {line.seconds:.1f} s, host memory at most {largest_gib:.2f} GiB"

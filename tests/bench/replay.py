@@ -181,15 +181,15 @@ class Bench:
     def __init__(self, folder: Path, num_devices: int, num_points: int) -> None:
         from PySide6.QtWidgets import QApplication
 
+        from rankdeck_app.shell.frame import open_window
         from rankdeck_app.shell.services import make_services
-        from rankdeck_app.shell.window import MainWindow
         from rankdeck_app.views.dashboard.page import RunPage, page_id
 
         self._make_page, self._page_id = RunPage, page_id
         self._app = QApplication([])
         self._runs = folder / "runs"
         self._sizes = (num_devices, num_points)
-        self._window = MainWindow(make_services(self._runs, folder))
+        self._window = open_window(make_services(self._runs, folder))
         self._window.resize(1440, 900)
         self._window.show()
         self._frames = FrameTimes(self._window.clock)

@@ -69,8 +69,8 @@ def cards(app: App) -> list[str]:
 
 
 def wait_known(app: App, count: int = 8) -> None:
-    wait_for(lambda: len(app.desk.gpus.devices) == count, DEADLINE_S, f"{count} GPUs")
-    app.desk.draft.set_value(("devices", "use"), "gpu:all")
+    wait_for(lambda: len(app.session.gpus.devices) == count, DEADLINE_S, f"{count} GPUs")
+    app.session.draft.set_value(("devices", "use"), "gpu:all")
     wait_for(lambda: all("°C" in text for text in cards(app)), DEADLINE_S, "readings on every card")
 
 
@@ -89,13 +89,13 @@ def test_cards_and_tab_follow_the_gpus_while_a_rehearsal_trains(app: App, gpus: 
     assert text.startswith("8 simulated GPUs · ") and text.endswith(" of 637 GiB")
     blocker = app.launching.blocker()
     assert blocker is not None and "simulated" in blocker.message
-    app.desk.draft.set_text(FAST)
+    app.session.draft.set_text(FAST)
     app.launching.launch_draft()
     run = launched(app)
     wait_for(lambda: (run.step or 0) > 3, 60, "steps")
     page = opened(app)
     wait_for(lambda: len(page.table.figure.rows) == 8, DEADLINE_S, "eight rows")
-    wait_for(lambda: app.desk.gpus.reading(gpus.uuid(0), "fan").state == "unsupported", DEADLINE_S, "fan")
+    wait_for(lambda: app.session.gpus.reading(gpus.uuid(0), "fan").state == "unsupported", DEADLINE_S, "fan")
     assert {device.info.kind for device in run.devices} == {"virtual"}, "ranks know nothing of simulated GPUs"
     assert page.breadcrumbs()[-1] == "simulated devices"
 
@@ -107,24 +107,24 @@ def test_what_a_driver_can_do_is_told_and_the_app_goes_on(app: App, gpus: Simula
     gpus.xid(3, 63)
     gpus.fail(5, "ANY", GPU_IS_LOST)
     wait_for(lambda: cards(app)[5].startswith("lost "), DEADLINE_S, "GPU 5 lost")
-    codes = {entry.problem.code for entry in app.desk.problems.entries}
+    codes = {entry.problem.code for entry in app.session.problems.entries}
     assert {"lost", "xid"} <= codes
     gpus.fail(1, "MEMORY", CRASH)
     wait_for(lambda: cards(app)[1].startswith("lost "), DEADLINE_S, "the GPU that crashes the library")
     gpus.device(0).used = 50 * GIB
     wait_for(lambda: "50.0 GiB in use" in cards(app)[0], DEADLINE_S, "GPU 0 after the crash")
-    assert "restarted" in {entry.problem.code for entry in app.desk.problems.entries}
+    assert "restarted" in {entry.problem.code for entry in app.session.problems.entries}
 
 
 def test_a_sampler_that_is_killed_begins_again_and_ends_with_the_app(app: App, gpus: SimulatedGpus) -> None:
     wait_known(app)
-    first = app.desk.gpus.sampler_pid
+    first = app.session.gpus.sampler_pid
     assert first is not None
     os.kill(first, signal.SIGKILL)
-    wait_for(lambda: app.desk.gpus.sampler_pid not in (None, first), DEADLINE_S, "another sampler")
+    wait_for(lambda: app.session.gpus.sampler_pid not in (None, first), DEADLINE_S, "another sampler")
     gpus.device(6).used = 33 * GIB
     wait_for(lambda: "33.0 GiB in use" in cards(app)[6], DEADLINE_S, "readings of the other sampler")
-    pid = app.desk.gpus.sampler_pid
+    pid = app.session.gpus.sampler_pid
     assert pid is not None
     tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
     close_app(app)

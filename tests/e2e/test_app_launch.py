@@ -66,7 +66,7 @@ def configure(
     app: App, tmp_path: Path, steps: int = 40, strategy: str = "single", devices: str = "cpu:1"
 ) -> None:
     text = FAST.format(steps=steps, strategy=strategy, devices=devices)
-    app.desk.draft.replace(text, folder=tmp_path, stem="fast")
+    app.session.draft.replace(text, folder=tmp_path, stem="fast")
 
 
 def test_one_click_on_the_suggestion_draws_a_first_loss(qtbot: QtBot, app: App) -> None:
@@ -95,7 +95,7 @@ def test_a_launched_draft_trains_to_its_end_and_every_event_is_seen(
     assert run.num_events == num_written(run.run)
     wait_for(lambda: "completed, exit code 0" in output_text(app), 10, "the last line of output")
     assert "[rank 1] step 30" in output_text(app)
-    assert app.desk.workspace.folder.is_dir() and run.run.path.parent == runs_folder()
+    assert app.session.workspace.folder.is_dir() and run.run.path.parent == runs_folder()
     assert not list((app.window.folders.state / "launch").iterdir())
 
 
@@ -183,8 +183,8 @@ def test_a_folders_own_code_runs_only_after_it_is_trusted(qtbot: QtBot, app: App
     folder.mkdir()
     (folder / "net.py").write_text(OWN_MODEL)
     configure(app, folder)
-    app.desk.draft.choose(("model",), "net.py:build")
-    assert app.desk.draft.is_valid
+    app.session.draft.choose(("model",), "net.py:build")
+    assert app.session.draft.config is not None
     app.launching.launch_draft()
     question = app.launching.question
     assert question is not None and question.folders == [folder.resolve()]
@@ -206,8 +206,10 @@ def test_a_folders_own_code_runs_only_after_it_is_trusted(qtbot: QtBot, app: App
 
 def test_a_refused_launch_is_explained_in_the_panel_and_in_a_toast(app: App, tmp_path: Path) -> None:
     configure(app, tmp_path)
-    app.desk.draft.set_values({("data", "use"): "text", ("data", "args", "path"): str(tmp_path / "missing")})
-    app.desk.draft.choose(("model",), "gpt")
+    app.session.draft.set_values(
+        {("data", "use"): "text", ("data", "args", "path"): str(tmp_path / "missing")}
+    )
+    app.session.draft.choose(("model",), "gpt")
     app.launching.launch_draft()
     wait_for(lambda: not app.launching.num_pending, STEPS_S, "the engine's answer")
     view = app.window.panel.body("problems")
@@ -232,14 +234,14 @@ def test_a_rank_that_raises_is_a_problem_with_its_rank_and_its_output(app: App, 
                 return Bad(64, 10)
             """)
     )
-    app.desk.trust.add(tmp_path)
+    app.session.trust.add(tmp_path)
     configure(app, tmp_path)
-    app.desk.draft.choose(("model",), "bad.py:build")
+    app.session.draft.choose(("model",), "bad.py:build")
     app.launching.launch_draft()
     run = launched(app)
     wait_for(lambda: run.outcome == "failed" and run.problems, STEPS_S, "the failure")
-    wait_for(lambda: app.desk.problems.num_errors, 5, "the entry")
-    (entry, *_) = app.desk.problems.entries
+    wait_for(lambda: app.session.problems.num_errors, 5, "the entry")
+    (entry, *_) = app.session.problems.entries
     assert "the well is dry" in entry.problem.message + " ".join(entry.problem.last_lines)
     assert app.window.status.item("errors").text() != "0"
     labels = [label for label, _ in app.remedies.of(entry)]

@@ -36,7 +36,7 @@ PLAN_S = 120
 @pytest.fixture
 def app(qtbot: QtBot, tmp_path: Path) -> Iterator[App]:
     app = open_app(tmp_path / "workspace", plans=True)
-    app.desk.draft.replace(TEXT, folder=tmp_path, stem="planned")
+    app.session.draft.replace(TEXT, folder=tmp_path, stem="planned")
     yield app
     close_app(app)
     end_all_runs(Path(os.environ["RANKDECK_RUNS"]))
@@ -45,7 +45,7 @@ def app(qtbot: QtBot, tmp_path: Path) -> Iterator[App]:
 
 
 def test_what_the_footer_predicts_is_what_the_run_then_measures(qtbot: QtBot, app: App) -> None:
-    plan = app.desk.plan
+    plan = app.session.plan
     wait_for(lambda: plan.chosen is not None, PLAN_S, "an estimate")
     said = app.window.side_bar.view("launch").footer.estimate.accessibleName()
     assert said.startswith("Predicted: Virtual 0")

@@ -42,7 +42,7 @@ def side_bar(app: App) -> LaunchView:
 
 
 def check_three_steps(app: App, strategy: str) -> None:
-    app.desk.draft.set_values({("train", "steps"): 3, ("devices", "use"): "cpu:4"})
+    app.session.draft.set_values({("train", "steps"): 3, ("devices", "use"): "cpu:4"})
     section = side_bar(app).strategy
     assert section.list.currentRow() == list(STRATEGIES).index(strategy)
     assert {place[1] for place in section.options.fields} == shown_options(strategy)
@@ -70,6 +70,6 @@ def test_a_preset_starts_from_the_side_bar(app: App, card: presets.PresetCard) -
 @pytest.mark.parametrize("name", ROWS)
 def test_a_row_of_the_strategy_list_starts_as_it_is(app: App, name: str) -> None:
     section = side_bar(app).strategy
-    app.desk.draft.set_value(("devices", "use"), "cpu:4")
+    app.session.draft.set_value(("devices", "use"), "cpu:4")
     section.list.setCurrentRow(list(STRATEGIES).index(name))
     check_three_steps(app, name)

@@ -58,7 +58,7 @@ def app(qtbot: QtBot, tmp_path: Path) -> Iterator[App]:
 def buttons(app: App) -> list[str]:
     page = app.window.editor.active_page()
     assert isinstance(page, RunPage)
-    return [action.command for action in page.actions_for_tab()]
+    return [action.command for action in page.tab_actions()]
 
 
 def said(app: App, words: str) -> bool:
@@ -67,8 +67,8 @@ def said(app: App, words: str) -> bool:
 
 def test_a_run_is_saved_stopped_and_resumed_by_the_buttons_of_its_tab(app: App, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
-    app.desk.trust.add(tmp_path)
-    app.desk.draft.replace(SLOW, folder=tmp_path, stem="slow")
+    app.session.trust.add(tmp_path)
+    app.session.draft.replace(SLOW, folder=tmp_path, stem="slow")
     app.launching.launch_draft()
     run = launched(app)
     wait_for(lambda: (run.step or 0) > 0, WITHIN_S, "the first step")
@@ -87,7 +87,7 @@ def test_a_run_is_saved_stopped_and_resumed_by_the_buttons_of_its_tab(app: App, 
     stopped_at = list_checkpoints(run.run.checkpoints_folder)[0].step
     assert stopped_at > saved
 
-    app.desk.trust.remove(tmp_path.resolve())
+    app.session.trust.remove(tmp_path.resolve())
     app.window.commands.run("run.resume")
     question = app.launching.question
     assert question is not None and question.folders == [tmp_path.resolve()]
@@ -95,22 +95,22 @@ def test_a_run_is_saved_stopped_and_resumed_by_the_buttons_of_its_tab(app: App, 
     wait_for(lambda: run.outcome == "running", WITHIN_S, "the run to be alive again")
     wait_for(lambda: (run.step or 0) > stopped_at, WITHIN_S, "steps of the second attempt")
     assert run.attempt == 1 and len(run.losses) == run.step
-    wait_for(lambda: app.desk.runs.alive, 10, "it among the living runs")
+    wait_for(lambda: app.session.runs.alive, 10, "it among the living runs")
 
 
 def test_a_run_without_a_checkpoint_is_refused_in_words(app: App, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
-    app.desk.trust.add(tmp_path)
-    app.desk.draft.replace(SLOW, folder=tmp_path, stem="slow")
+    app.session.trust.add(tmp_path)
+    app.session.draft.replace(SLOW, folder=tmp_path, stem="slow")
     app.launching.launch_draft()
     run = launched(app)
     wait_for(lambda: (run.step or 0) > 0, WITHIN_S, "the first step")
     app.tabs.stop_active(now=True)
     wait_for(lambda: run.outcome == "stopped", WITHIN_S, "the stop")
-    wait_for(lambda: app.desk.runs.info_of(run.run.path) and not app.desk.runs.alive, 10, "the list")
+    wait_for(lambda: app.session.runs.info_of(run.run.path) and not app.session.runs.alive, 10, "the list")
     view = app.window.show_activity("runs") or app.window.side_bar.findChild(RunsView)
     assert isinstance(view, RunsView)
-    info = app.desk.runs.info_of(run.run.path)
+    info = app.session.runs.info_of(run.run.path)
     assert info is not None
     menu = view.build_menu(info)
     next(action for action in menu.actions() if action.text() == "Resume").trigger()

@@ -19,10 +19,10 @@ import pytest
 
 from rankdeck import events
 from rankdeck.launch.control import request_stop
-from rankdeck.launch.processes import processes_of_run
 from rankdeck.rundir import RunDir, list_runs
 from tests.helpers import launching
 from tests.helpers.cli import rankdeck, start_rankdeck
+from tests.helpers.processes import processes_of_run
 from tests.helpers.waiting import wait_until
 
 MINE = """

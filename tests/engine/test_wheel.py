@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import email
+import json
+import os
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from rankdeck import __version__
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -90,3 +94,55 @@ def test_the_engine_runs_from_the_wheel_alone_without_qt(wheel: zipfile.ZipFile,
         check=False,
     )
     assert "digits-ddp" in done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: zipfile.ZipFile, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The commands of a fresh environment that holds the wheel; what it depends on is taken from ours."""
+    place = tmp_path_factory.mktemp("fresh") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True, timeout=120)
+    python = place / "bin/python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check", "-q"]
+    subprocess.run([*pip, "install", "--no-index", "--no-deps", str(wheel.filename)], check=True, timeout=120)
+    [own] = place.glob("lib/python*/site-packages")
+    # Packages in our folders are found; our .pth files, which lead to the checkout, are not read there.
+    ours = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    (own / "ours.pth").write_text("\n".join(ours) + "\n")
+    return place / "bin"
+
+
+def _output_of(*command: str | Path, folder: Path) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_an_installed_wheel_is_what_a_fresh_environment_imports(installed: Path, tmp_path: Path) -> None:
+    script = "import rankdeck, rankdeck_app; print(rankdeck.__file__); print(rankdeck_app.__file__)"
+    found = _output_of(installed / "python", "-c", script, folder=tmp_path).split()
+    assert len(found) == 2
+    assert all(Path(file).is_relative_to(installed.parent) for file in found), found
+
+
+def test_an_installed_wheel_trains_a_preset(installed: Path, tmp_path: Path) -> None:
+    _output_of(installed / "rankdeck", "train", "digits-mlp", "--set", "train.steps=20", folder=tmp_path)
+    shown = json.loads(_output_of(installed / "rankdeck", "show", "last", "--json", folder=tmp_path))
+    assert (shown["outcome"], shown["steps"]) == ("completed", 20)
+    environment = json.loads((Path(shown["path"]) / "environment.json").read_text())
+    assert environment["versions"]["rankdeck"] == __version__
+
+
+@pytest.mark.parametrize("command", ["rankdeck", "rankdeck-app"])
+def test_both_commands_of_an_installed_wheel_tell_the_same_version(
+    installed: Path, tmp_path: Path, command: str
+) -> None:
+    assert _output_of(installed / command, "--version", folder=tmp_path) == f"{command} {__version__}\n"

@@ -19,8 +19,8 @@ from rankdeck.launch.control import request_stop, wait_ended
 from rankdeck.rundir import RunDir, list_runs
 from rankdeck_app.application import make_app
 from rankdeck_app.composition import App
+from rankdeck_app.shell.frame import open_window
 from rankdeck_app.shell.services import make_services
-from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.views.output import OutputView
 
@@ -29,7 +29,7 @@ def open_app(workspace: Path, *, plans: bool = False) -> App:
     """A window with everything in it, shown. With `plans` it predicts by itself: seconds of a core."""
     services = make_services(workspace=workspace)
     services.settings.set("plan.automatic", plans)
-    window = MainWindow(services)
+    window = open_window(services)
     window.resize(1440, 900)
     window.show()
     app = App(window)
@@ -102,7 +102,7 @@ def main() -> None:
     workspace, draft = Path(sys.argv[1]), Path(sys.argv[2])
     qt = make_app()
     app = open_app(workspace)
-    app.desk.draft.open_file(draft)
+    app.session.draft.open_file(draft)
     app.launching.launch_draft()
     run = launched(app)
     wait_for(lambda: (run.step or 0) > 0, 60, "the first step")

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import nn
 
 from rankdeck.memory.ledger import Ledger
-from rankdeck.memory.torch_hooks import rebuild_ddp_buckets
 from tests.helpers import tiny_training as tiny
 
 NUM_STEPS = 8
@@ -79,7 +78,8 @@ def _train(
 
     def step() -> None:
         if isinstance(net, nn.parallel.DistributedDataParallel):
-            rebuild_ddp_buckets(net, ledger)
+            with ledger.phase("communication"):  # its final buckets, before the second step
+                net.reducer._rebuild_buckets()
         tiny.plain_backward(net, batch)
         optimizer.step()
         optimizer.zero_grad()

@@ -10,12 +10,12 @@ from rankdeck.telemetry.readings import (
     Device,
     DeviceProcesses,
     DeviceReadings,
-    Devices,
-    Notice,
-    Processes,
+    DevicesLine,
+    NoticeLine,
+    ProcessesLine,
     ProcessUse,
     Reading,
-    Sample,
+    SampleLine,
 )
 from rankdeck_app.state.gpus import Gpus
 
@@ -48,33 +48,33 @@ def instance(index: int, place: int, parent: Device) -> Device:
     )  # fmt: skip
 
 
-def devices(*found: Device) -> Devices:
-    return Devices(t=time.time(), devices=list(found), driver="580.00.00")
+def devices(*found: Device) -> DevicesLine:
+    return DevicesLine(t=time.time(), devices=list(found), driver="580.00.00")
 
 
-def sample(uuid: str, states: Mapping[str, str] | None = None, **values: float) -> Sample:
+def sample(uuid: str, states: Mapping[str, str] | None = None, **values: float) -> SampleLine:
     """Readings of one device; `states` names metrics that have no value, and why."""
     readings = {name: Reading(value, unit=METRICS[name].unit) for name, value in values.items()}
     for name, state in (states or {}).items():
         readings[name] = Reading(state=state, unit=METRICS[name].unit)  # type: ignore[arg-type]
-    return Sample(t=time.time(), devices=[DeviceReadings(uuid, readings)])
+    return SampleLine(t=time.time(), devices=[DeviceReadings(uuid, readings)])
 
 
-def samples(uuids: Sequence[str], **values: float) -> Sample:
+def samples(uuids: Sequence[str], **values: float) -> SampleLine:
     """The same readings of many devices."""
     readings = {name: Reading(value, unit=METRICS[name].unit) for name, value in values.items()}
-    return Sample(t=time.time(), devices=[DeviceReadings(uuid, readings) for uuid in uuids])
+    return SampleLine(t=time.time(), devices=[DeviceReadings(uuid, readings) for uuid in uuids])
 
 
-def processes(users: Mapping[str, Sequence[ProcessUse]], run: str | None = None) -> Processes:
+def processes(users: Mapping[str, Sequence[ProcessUse]], run: str | None = None) -> ProcessesLine:
     rows = [DeviceProcesses(uuid, list(found), run=run) for uuid, found in users.items()]
-    return Processes(t=time.time(), devices=rows)
+    return ProcessesLine(t=time.time(), devices=rows)
 
 
 def notice(
     code: str, uuid: str | None = None, message: str = "Something happened.", **more: object
-) -> Notice:
-    return Notice(t=time.time(), code=code, uuid=uuid, message=message, **more)  # type: ignore[arg-type]
+) -> NoticeLine:
+    return NoticeLine(t=time.time(), code=code, uuid=uuid, message=message, **more)  # type: ignore[arg-type]
 
 
 def feed_machine(

@@ -13,7 +13,7 @@ from types import TracebackType
 
 import psutil
 
-from rankdeck.telemetry.readings import AnyLine, Notice, Reading, decode
+from rankdeck.telemetry.readings import AnyLine, NoticeLine, Reading, decode
 from rankdeck.telemetry.registry import DeviceRegistry
 from tests.helpers.waiting import wait_until
 
@@ -78,9 +78,9 @@ class Following:
         with self._lock:
             return self.registry.reading(uuid, metric, time.monotonic())
 
-    def notices(self, code: str) -> list[Notice]:
+    def notices(self, code: str) -> list[NoticeLine]:
         with self._lock:
-            return [line for line in self.lines if isinstance(line, Notice) and line.code == code]
+            return [line for line in self.lines if isinstance(line, NoticeLine) and line.code == code]
 
     def sampler(self) -> psutil.Process | None:
         """The process that asks the driver."""

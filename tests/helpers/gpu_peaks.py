@@ -42,15 +42,15 @@ def peaks(
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    from rankdeck.planner.candidates import Candidate
     from rankdeck.planner.planned_torch import planned
-    from rankdeck.planner.rows import Row
     from rankdeck.planner.targets import Target, TargetDevice
     from rankdeck.rundir import EventWriter
     from rankdeck.training import workload as workloads
     from rankdeck.training.assembly import assemble
 
     target = Target("one GPU", (TargetDevice(None, None),) * num_ranks, like_cuda=True)
-    chosen = Row(strategy, options).config(config(precision), target)
+    chosen = Candidate(strategy, options).config(config(precision), target)
     has_ranks = not chosen.strategy_card.one_process
     device = torch.device("cuda", 0)
     if has_ranks:
@@ -91,7 +91,7 @@ def static_pipelines() -> Iterator[None]:
 
 def process_bytes() -> int | None:
     """What the driver says this process holds; None where it does not tell (in most containers)."""
-    from rankdeck.telemetry.nvml import list_gpus
+    from rankdeck.telemetry.listing import list_gpus
 
     own = [process for gpu in list_gpus() for process in gpu.processes if process.pid == os.getpid()]
     return own[0].used_bytes if own else None

@@ -14,9 +14,10 @@ from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.config import RunConfig, from_dict
 from rankdeck.launch.control import wait_ended
-from rankdeck.launch.processes import processes_of_run, read_process
+from rankdeck.launch.processes import read_process
 from rankdeck.launch.start import start
 from rankdeck.rundir import End, EventReader, RunDir
+from tests.helpers.processes import processes_of_run
 from tests.helpers.waiting import wait_until
 
 FAKE_WORKER = Path(__file__).with_name("fake_worker.py")

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from rankdeck.config import from_text
-from rankdeck.planner.pool import answers
-from rankdeck.planner.rows import Row
+from rankdeck.planner.candidates import Candidate
+from rankdeck.planner.pool import plan_lines_of
 from rankdeck.planner.targets import Target, TargetDevice
 from rankdeck.run import plan_lines
 
@@ -23,8 +23,8 @@ def main() -> None:
         target = Target(
             "rehearsal", (TargetDevice(None, None),) * (config.selection.count or 1), like_cuda=False
         )
-        rows = [Row(config.strategy.use, dict(config.strategy.options))]
-        for line in answers(config, rows, target):
+        rows = [Candidate(config.strategy.use, dict(config.strategy.options))]
+        for line in plan_lines_of(config, rows, target):
             sys.stdout.buffer.write(plan_lines.encode(line))
             sys.stdout.buffer.flush()
 

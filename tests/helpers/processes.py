@@ -12,6 +12,9 @@ from pathlib import Path
 
 import psutil
 
+from rankdeck.launch.guard import GUARD
+from rankdeck.launch.processes import all_processes, environment_of
+
 # Python's own helpers live until the interpreter that started them ends.
 _KEPT_BY_PYTHON = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
@@ -63,3 +66,15 @@ def _counts(process: psutil.Process) -> bool:
     except psutil.Error:
         return False
     return not any(kept in command for kept in _KEPT_BY_PYTHON)
+
+
+def processes_of_run(run: Path) -> list[int]:
+    """Live processes that were started for this run."""
+    wanted = str(run)
+    return [row.pid for row in all_processes() if row.state != "Z" and wanted in _runs_of(row.pid)]
+
+
+def _runs_of(pid: int) -> set[str | None]:
+    """The run that a process belongs to, or that it guards."""
+    environment = environment_of(pid)
+    return {environment.get("RANKDECK_RUN"), environment.get(GUARD)}

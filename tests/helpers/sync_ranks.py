@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from rankdeck.base.errors import ModelError
 from rankdeck.config import from_text
-from rankdeck.memory.ledger import local_part
 from rankdeck.parallel.collectives.grad_sync import GradientSync, gradients_of
 from rankdeck.parallel.collectives.sync_batch_norm import convert_batch_norms
 from rankdeck.rundir import EventWriter
 from rankdeck.strategies.base import Setup, Strategy
+from rankdeck.torch_compat.dtensors import local_part
 from rankdeck.training import workload as workloads
 from rankdeck.training.assembly import assemble
 

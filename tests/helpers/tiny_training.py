@@ -117,7 +117,7 @@ def allocator_rise_bytes(
     Counts the calling thread, and the replicas' threads if given.
     Source: torch.profiler with profile_memory; it knows nothing of the ledger.
     """
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
         if threads is not None:
             threads.run([_profiler_in_thread("27enable")] * len(threads.busy_s))
         step()

@@ -14,7 +14,7 @@ from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice
 from rankdeck_app.settings import Settings
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.engine_process import Engine
-from rankdeck_app.state.plan import Plan
+from rankdeck_app.state.plan import DraftPlan
 from rankdeck_app.state.plan_process import Planner
 from rankdeck_app.state.trust import Trust
 from rankdeck_app.state.workspace import Workspace
@@ -62,7 +62,7 @@ class PlanWorld:
         self.is_automatic = True
         self.trust = Trust(folder / "trusted.toml")
         self.planner = Planner(self.engine, self.trust, workspace, lambda: self.is_automatic)
-        self.plan = Plan(self.draft, self.planner, self.parent)
+        self.plan = DraftPlan(self.draft, self.planner, self.parent)
         monkeypatch.setenv("TOLD_LOG", str(folder / "log"))
         self.tell([])
 
@@ -83,9 +83,9 @@ class PlanWorld:
         self.engine.close()
 
 
-def idle_plan(draft: Draft) -> Plan:
+def idle_plan(draft: Draft) -> DraftPlan:
     """A plan of the draft that asks nobody."""
     folder = draft.folder
     engine = Engine(folder / "launch", draft)
     workspace = Workspace(folder / "ws.json", Settings(folder / "s.toml"), folder=folder, parent=draft)
-    return Plan(draft, Planner(engine, Trust(folder / "trusted.toml"), workspace, lambda: False), draft)
+    return DraftPlan(draft, Planner(engine, Trust(folder / "trusted.toml"), workspace, lambda: False), draft)

@@ -11,7 +11,6 @@ all of its keys; an empty list means none:
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ from PySide6.QtGui import QKeyEvent, QKeySequence, QShortcut
 from PySide6.QtWidgets import QApplication, QWidget
 from shiboken6 import isValid
 
-from rankdeck.base.files import write_whole
+from rankdeck.base.files import read_toml, write_whole
 from rankdeck_app.commands.table import CommandTable
 
 
@@ -67,7 +66,7 @@ class Keymap(QObject):
 
     def _read(self) -> dict[str, tuple[str, ...]]:
         try:
-            table = tomllib.loads(self._path.read_text("utf-8"))
+            table = read_toml(self._path)
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:

@@ -16,12 +16,12 @@ here: read keymap.py for how keys arrive, shell/title_bar.py for menus and shell
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from PySide6.QtCore import QObject, Signal
 
-from rankdeck_app.commands.when import Test, names_in, parse_when
+from rankdeck_app.commands.when import Test, parse_when
 
 
 @dataclass(frozen=True)
@@ -106,12 +106,6 @@ class CommandTable(QObject):
             self._rows[command.id] = command
         self.changed.emit()
 
-    def unregister(self, ids: Iterable[str]) -> None:
-        for command_id in ids:
-            self._rows.pop(command_id, None)
-            self._tests.pop(command_id, None)
-        self.changed.emit()
-
     def __iter__(self) -> Iterator[Command]:
         return iter(self._rows.values())
 
@@ -125,9 +119,6 @@ class CommandTable(QObject):
         """Whether the command exists and applies now."""
         test = self._tests.get(command_id)
         return test is not None and test(self.context.facts)
-
-    def depends_on(self, command_id: str) -> set[str]:
-        return names_in(self._rows[command_id].when)
 
     def run(self, command_id: str) -> bool:
         """Run a command if it applies now; whether it did."""

@@ -36,7 +36,7 @@ def _tokens(text: str) -> list[str]:
     return found
 
 
-class _Reader:
+class _WhenReader:
     """Recursive descent; one method per strength."""
 
     def __init__(self, text: str) -> None:
@@ -99,18 +99,8 @@ def parse_when(text: str) -> Test:
     """
     if not text.strip():
         return lambda facts: True
-    reader = _Reader(text)
+    reader = _WhenReader(text)
     test = reader.any_of()
     if reader.rest:
         raise WhenError(f"when: {reader.rest[0]!r} is out of place in {text!r}.")
     return test
-
-
-def names_in(text: str) -> set[str]:
-    """The facts that an expression reads, so that it is looked at again only when one of them changes."""
-    tokens = _tokens(text)
-    return {
-        token
-        for at, token in enumerate(tokens)
-        if (token[0].isalpha() or token[0] == "_") and (at == 0 or tokens[at - 1] not in ("==", "!="))
-    }

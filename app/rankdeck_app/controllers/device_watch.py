@@ -11,12 +11,12 @@ from PySide6.QtCore import QObject
 from rankdeck.base.errors import Problem
 from rankdeck.base.units import format_bytes
 from rankdeck.events import DeviceMemory
-from rankdeck.telemetry.readings import Notice
+from rankdeck.telemetry.readings import NoticeLine
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.window import MainWindow
-from rankdeck_app.state.gpus import Gpu
+from rankdeck_app.state.gpus import GpuState
 from rankdeck_app.state.problem_list import DEVICES
 from rankdeck_app.widgets.chart_colors import byte_unit
 
@@ -25,19 +25,19 @@ _PROBLEMS = ("lost", "xid", "slow", "silent", "restarted", "driver")
 
 
 class DeviceWatch(QObject):
-    """Follows the desk's GPUs for as long as the window lives."""
+    """Follows the session's GPUs for as long as the window lives."""
 
-    def __init__(self, window: MainWindow, desk: Session, tabs: RunTabs) -> None:
+    def __init__(self, window: MainWindow, session: Session, tabs: RunTabs) -> None:
         super().__init__(window)
         self._window = window
-        self._desk = desk
+        self._session = session
         self._tabs = tabs
         self._lost: set[str] = set()
         self._open: dict[tuple[str, str | None, int | None], Problem] = {}
         window.editor.register_page_kind("devices", lambda _id: self._make_page())
-        desk.gpus.noticed.connect(self._noticed)
-        desk.gpus.changed.connect(self._changed)
-        desk.gpus.read.connect(self._show_status)
+        session.gpus.noticed.connect(self._noticed)
+        session.gpus.changed.connect(self._changed)
+        session.gpus.read.connect(self._show_status)
 
     def show(self) -> None:
         """Open the tab, or bring it to the front."""
@@ -50,9 +50,9 @@ class DeviceWatch(QObject):
     def _make_page(self) -> Page:
         from rankdeck_app.views.devices.page import DevicesPage  # brings the plots
 
-        return DevicesPage(self._desk.gpus, self._window.theme, self._window.clock, self._memory_of)
+        return DevicesPage(self._session.gpus, self._window.theme, self._window.clock, self._memory_of)
 
-    def _memory_of(self, gpu: Gpu) -> DeviceMemory | None:
+    def _memory_of(self, gpu: GpuState) -> DeviceMemory | None:
         """What the run that holds the GPU told of its memory, if a tab shows that run."""
         for run in self._tabs.open_runs.all() if gpu.run is not None else ():
             for device in run.devices if str(run.run.path) == gpu.run else ():
@@ -62,7 +62,7 @@ class DeviceWatch(QObject):
 
     # Problems
 
-    def _noticed(self, notice: Notice) -> None:
+    def _noticed(self, notice: NoticeLine) -> None:
         if notice.code in _PROBLEMS:
             severity = "error" if notice.code in ("lost", "driver") else "warning"
             problem = Problem(notice.code, notice.message, advice=notice.advice, severity=severity)
@@ -74,7 +74,7 @@ class DeviceWatch(QObject):
         self._list()
 
     def _changed(self) -> None:
-        gpus = self._desk.gpus
+        gpus = self._session.gpus
         if gpus.devices:
             self._open.pop(("driver", None, None), None)
         lost = {gpu.uuid: gpu for gpu in gpus.whole if gpu.lost_at is not None}
@@ -93,12 +93,12 @@ class DeviceWatch(QObject):
         self._show_status()
 
     def _list(self) -> None:
-        self._desk.problems.set(DEVICES, "devices", list(self._open.values()))
+        self._session.problems.set(DEVICES, "devices", list(self._open.values()))
 
     # The status bar
 
     def _show_status(self) -> None:
-        gpus = self._desk.gpus.whole
+        gpus = self._session.gpus.whole
         item = self._window.status.item("gpus", "right", 1)
         if not gpus:
             item.set_text("")
@@ -109,7 +109,7 @@ class DeviceWatch(QObject):
         item.set_command("devices.show")
 
 
-def status_text(gpus: list[Gpu]) -> str:
+def status_text(gpus: list[GpuState]) -> str:
     """'8 GPUs · 141.6 of 640 GiB'; of a machine that tells nothing, only how many."""
     lost = sum(gpu.lost_at is not None for gpu in gpus)
     there = [gpu for gpu in gpus if gpu.lost_at is None]

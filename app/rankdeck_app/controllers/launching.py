@@ -15,12 +15,13 @@ from rankdeck.base.errors import ConfigError, DeviceError, Problem
 from rankdeck.config import RunConfig, load
 from rankdeck.config.devices import parse_devices
 from rankdeck.rundir import RunDir
+from rankdeck.telemetry.availability import Unusable
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.shell.page import Page, PageUnavailable
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.engine_process import Launch
-from rankdeck_app.state.gpus import Gpu
+from rankdeck_app.state.gpus import GpuState
 from rankdeck_app.state.problem_list import DRAFT, LAUNCH
 from rankdeck_app.state.suggestion import Suggestion
 from rankdeck_app.views.launch.devices import NONE_CHOSEN, PLACE
@@ -33,18 +34,18 @@ class Launching(QObject):
 
     changed = Signal()
 
-    def __init__(self, window: MainWindow, desk: Session, tabs: RunTabs) -> None:
+    def __init__(self, window: MainWindow, session: Session, tabs: RunTabs) -> None:
         super().__init__(window)
         self._window = window
-        self._desk = desk
+        self._session = session
         self._tabs = tabs
         self._count = 0
         self._pending: dict[str, Launch] = {}
         self._resuming: dict[Path, Launch] = {}
         self.question: TrustQuestion | None = None
         window.editor.register_page_kind(PAGE_KIND, self._make_page)
-        desk.draft.changed.connect(self._draft_changed)
-        desk.gpus.changed.connect(self._draft_changed)
+        session.draft.changed.connect(self._draft_changed)
+        session.gpus.changed.connect(self._draft_changed)
         self._draft_changed()
 
     # What stands in the way
@@ -55,7 +56,7 @@ class Launching(QObject):
 
     def blocker(self) -> Problem | None:
         """Why the draft cannot be launched, or None."""
-        draft, gpus = self._desk.draft, self._desk.gpus
+        draft, gpus = self._session.draft, self._session.gpus
         if draft.value(PLACE) == NONE_CHOSEN:
             return Problem(
                 "no-device", "No GPU is chosen.", path="devices.use", advice="Choose at least one."
@@ -67,10 +68,10 @@ class Launching(QObject):
     def _missing_gpu(self) -> Problem | None:
         """The draft asks for GPUs that this machine does not have."""
         try:
-            selection = parse_devices(str(self._desk.draft.value(PLACE) or "auto"))
+            selection = parse_devices(str(self._session.draft.value(PLACE) or "auto"))
         except DeviceError:
             return None
-        gpus = self._desk.gpus
+        gpus = self._session.gpus
         if selection.kind != "gpu":
             return None
         if not gpus.devices:
@@ -83,22 +84,24 @@ class Launching(QObject):
             return Problem(
                 "no-gpu", f"There is no GPU {missing[0]}.", path="devices.use", advice=f"There are {there}."
             )
-        chosen = [named[name] for name in selection.gpus] or [gpu for gpu in gpus.whole if not gpu.is_split]
-        return _unusable(chosen)
+        if selection.gpus:
+            return _refusal([named[name] for name in selection.gpus])
+        # As the engine does: all that can be used, and where there is none, why the first cannot.
+        return _refusal([gpu for gpu in gpus.whole if gpu.availability.is_for_all] or gpus.whole[:1])
 
     def _draft_changed(self) -> None:
         blocker = self.blocker()
-        problems = list(self._desk.draft.problems)
+        problems = list(self._session.draft.problems)
         if blocker is not None and blocker not in problems:
             problems.insert(0, blocker)
-        self._desk.problems.set(DRAFT, "configuration", problems)
+        self._session.problems.set(DRAFT, "configuration", problems)
         self._window.context.set("launchable", blocker is None)
         self.changed.emit()
 
     # Launching
 
     def launch_draft(self) -> None:
-        config = self._desk.draft.config
+        config = self._session.draft.config
         if config is not None and self.blocker() is None:
             self.launch(config)
 
@@ -113,7 +116,7 @@ class Launching(QObject):
 
     def launch(self, config: RunConfig) -> None:
         """Start a run of this configuration, asking first where its own code is not trusted yet."""
-        folders = self._desk.trust.untrusted(config.code_folders())
+        folders = self._session.trust.untrusted(config.code_folders())
         if folders:
             self._ask_trust(folders, lambda: self._begin(config))
         else:
@@ -121,14 +124,14 @@ class Launching(QObject):
 
     def ask_trust_of_draft(self, go_on: Callable[[], object]) -> None:
         """Ask whether the draft's own code may run, and go on if it may."""
-        config = self._desk.draft.config
+        config = self._session.draft.config
         if config is not None:
-            self._ask_trust(self._desk.trust.untrusted(config.code_folders()), go_on)
+            self._ask_trust(self._session.trust.untrusted(config.code_folders()), go_on)
 
     def resume(self, path: Path) -> None:
         """Go on with a run that is over, asking first where its own code is not trusted yet."""
         try:
-            folders = self._desk.trust.untrusted(RunDir(path).config().code_folders())
+            folders = self._session.trust.untrusted(RunDir(path).config().code_folders())
         except ConfigError as error:
             self._refused(path.name, error.problems)
             return
@@ -140,9 +143,9 @@ class Launching(QObject):
     def _begin_resume(self, path: Path) -> None:
         if path in self._resuming:
             return
-        launch = self._desk.engine.resume(path, workspace=self._desk.workspace.folder)
+        launch = self._session.engine.resume(path, workspace=self._session.workspace.folder)
         self._resuming[path] = launch
-        self._desk.problems.set(LAUNCH, launch.name, [])
+        self._session.problems.set(LAUNCH, launch.name, [])
         launch.arrived.connect(lambda _: self._resumed(path))
         launch.refused.connect(lambda problems: self._resume_refused(path, problems))
         self.changed.emit()
@@ -150,7 +153,7 @@ class Launching(QObject):
     def _resumed(self, path: Path) -> None:
         self._resuming.pop(path, None)
         self._tabs.open(path)
-        self._desk.runs.rescan()
+        self._session.runs.rescan()
         self.changed.emit()
 
     def _resume_refused(self, path: Path, problems: list[Problem]) -> None:
@@ -169,7 +172,7 @@ class Launching(QObject):
                 return
             try:
                 for folder in folders:
-                    self._desk.trust.add(folder)
+                    self._session.trust.add(folder)
             except OSError as error:
                 self._window.toasts.warn(f"The answer could not be remembered: {error}.")
             go_on()
@@ -178,9 +181,9 @@ class Launching(QObject):
         question.open()
 
     def _begin(self, config: RunConfig) -> None:
-        workspace = self._desk.workspace
+        workspace = self._session.workspace
         try:
-            launch = self._desk.engine.launch(
+            launch = self._session.engine.launch(
                 config.name, config.to_toml(), runs=workspace.runs_folder, workspace=workspace.folder
             )
         except OSError as error:
@@ -192,7 +195,7 @@ class Launching(QObject):
         self._count += 1
         page_id = f"{PAGE_KIND}:{self._count}"
         self._pending[page_id] = launch
-        self._desk.problems.set(LAUNCH, config.name, [])
+        self._session.problems.set(LAUNCH, config.name, [])
         launch.arrived.connect(lambda path: self._arrived(page_id, path))
         launch.refused.connect(lambda problems: self._launch_refused(page_id, launch, problems))
         self._window.editor.open(page_id)
@@ -212,7 +215,7 @@ class Launching(QObject):
         waiting = editor.page(page_id)
         self._tabs.open(path, focus=waiting is not None and waiting is active)
         editor.close_page(page_id)
-        self._desk.runs.rescan()
+        self._session.runs.rescan()
         self.changed.emit()
 
     def _launch_refused(self, page_id: str, launch: Launch, problems: list[Problem]) -> None:
@@ -225,26 +228,27 @@ class Launching(QObject):
         self.changed.emit()
 
     def _refused(self, name: str, problems: list[Problem]) -> None:
-        self._desk.problems.set(LAUNCH, name, problems)
+        self._session.problems.set(LAUNCH, name, problems)
         show = ("Show Problems", lambda: self._window.show_panel("problems"))
         self._window.toasts.show(f"{name} did not start: {problems[0].message}", "error", [show])
         self._window.show_panel("problems")
 
 
-def _unusable(gpus: Sequence[Gpu]) -> Problem | None:
+def _refusal(gpus: Sequence[GpuState]) -> Problem | None:
     """What the engine would refuse these GPUs for."""
     for gpu in gpus:
-        if gpu.is_simulated:
-            message = "These GPUs are simulated (RANKDECK_NVML): nothing can run on them."
-            return Problem("no-gpu", message, path="devices.use", advice="Switch Devices to Rehearsal.")
-        if gpu.lost_at is not None:
-            message, advice = f"{gpu.label} is lost: it answers no more.", "Choose others."
-        elif gpu.is_split:
-            message, advice = f"{gpu.label} is split into MIG instances.", "Choose one of its instances."
-        elif gpu.run is not None:
-            message = f"{gpu.label} is used by the run {gpu.run_name()}."
-            advice = "Stop that run, or choose other GPUs."
-        else:
-            continue
+        match gpu.availability.unusable:
+            case None:
+                continue
+            case Unusable.SIMULATED:
+                message = "These GPUs are simulated (RANKDECK_NVML): nothing can run on them."
+                return Problem("no-gpu", message, path="devices.use", advice="Switch Devices to Rehearsal.")
+            case Unusable.LOST:
+                message, advice = f"{gpu.label} is lost: it answers no more.", "Choose others."
+            case Unusable.SPLIT:
+                message, advice = f"{gpu.label} is split into MIG instances.", "Choose one of its instances."
+            case Unusable.HELD:
+                message = f"{gpu.label} is used by the run {gpu.run_name()}."
+                advice = "Stop that run, or choose other GPUs."
         return Problem("device-busy", message, path="devices.use", advice=advice)
     return None

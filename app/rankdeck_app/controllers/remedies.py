@@ -15,7 +15,7 @@ from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.imbalance_alert import BETTER, CODE
-from rankdeck_app.state.problem_list import DEVICES, DRAFT, LAUNCH, Entry
+from rankdeck_app.state.problem_list import DEVICES, DRAFT, LAUNCH, ListedProblem
 from rankdeck_app.state.suggestion import REHEARSAL
 from rankdeck_app.widgets.run_list import strategy_title
 
@@ -24,9 +24,9 @@ Remedy = tuple[str, Callable[[], object]]
 
 @dataclass(frozen=True)
 class _Row:
-    fits: Callable[[Entry], bool]
+    fits: Callable[[ListedProblem], bool]
     label: str
-    act: Callable[[Entry], object]
+    act: Callable[[ListedProblem], object]
 
 
 class Remedies:
@@ -35,14 +35,14 @@ class Remedies:
     def __init__(
         self,
         window: MainWindow,
-        desk: Session,
+        session: Session,
         tabs: RunTabs,
         alerts: RunAlerts,
         watch: DeviceWatch,
         show_config: Callable[[int | None], object],
     ) -> None:
         self._window = window
-        self._desk = desk
+        self._session = session
         self._tabs = tabs
         self._alerts = alerts
         self._rows = (
@@ -60,29 +60,29 @@ class Remedies:
             _Row(_has_output, "Open Its Folder", self._reveal),
         )
 
-    def of(self, entry: Entry) -> list[Remedy]:
+    def of(self, entry: ListedProblem) -> list[Remedy]:
         return [(row.label, lambda row=row: row.act(entry)) for row in self._rows if row.fits(entry)]  # type: ignore[misc]
 
     def _use_row(self, strategy: str) -> _Row:
         """Run again with the strategy that does without the imbalance."""
 
-        def fits(entry: Entry) -> bool:
+        def fits(entry: ListedProblem) -> bool:
             return entry.problem.code == CODE and self._alerts.better_for(entry.run) == strategy
 
-        def use(entry: Entry) -> None:
+        def use(entry: ListedProblem) -> None:
             if entry.run is not None:
                 self._alerts.use_strategy(entry.run, strategy)
 
         return _Row(fits, f"Use {strategy_title(strategy)}", use)
 
     def _rehearse(self) -> None:
-        self._desk.draft.set_value(("devices", "use"), REHEARSAL)
-        self._desk.problems.set(LAUNCH, "", [])
+        self._session.draft.set_value(("devices", "use"), REHEARSAL)
+        self._session.problems.set(LAUNCH, "", [])
 
     def _dismiss(self) -> None:
-        self._desk.problems.set(LAUNCH, "", [])
+        self._session.problems.set(LAUNCH, "", [])
 
-    def _show_output(self, entry: Entry) -> None:
+    def _show_output(self, entry: ListedProblem) -> None:
         from rankdeck_app.views.output import OutputView
 
         if entry.run is not None:
@@ -91,14 +91,14 @@ class Remedies:
         if isinstance(view, OutputView):
             view.set_rank(entry.problem.rank)
 
-    def _reveal(self, entry: Entry) -> None:
+    def _reveal(self, entry: ListedProblem) -> None:
         if entry.run is not None:
             self._tabs.reveal(entry.run)
 
 
-def _needs_rehearsal(entry: Entry) -> bool:
+def _needs_rehearsal(entry: ListedProblem) -> bool:
     return entry.owner in (DRAFT, LAUNCH) and entry.problem.code in ("no-gpu", "no-driver")
 
 
-def _has_output(entry: Entry) -> bool:
+def _has_output(entry: ListedProblem) -> bool:
     return entry.run is not None and entry.problem.code != CODE

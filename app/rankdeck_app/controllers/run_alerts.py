@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 class RunAlerts(QObject):
     """Follows every open run, in front or not."""
 
-    def __init__(self, window: MainWindow, desk: Session, tabs: RunTabs) -> None:
+    def __init__(self, window: MainWindow, session: Session, tabs: RunTabs) -> None:
         super().__init__(window)
         self._window = window
-        self._desk = desk
+        self._session = session
         self._tabs = tabs
         self._alerts: dict[Path, ImbalanceAlert] = {}
         self._told: set[Path] = set()
@@ -40,7 +40,7 @@ class RunAlerts(QObject):
 
     def _closed(self, run: LiveRun) -> None:
         self._alerts.pop(run.run.path, None)
-        self._desk.problems.set(_owner(run.run.path), "", [])
+        self._session.problems.set(_owner(run.run.path), "", [])
 
     def _look(self, run: LiveRun) -> None:
         alert = self._alerts.get(run.run.path)
@@ -55,7 +55,7 @@ class RunAlerts(QObject):
         problem = alert.look(run.imbalance, labels, kinds, run.strategy)
         title = run.config.name if run.config is not None else run.name
         found = [] if problem is None else [problem]
-        self._desk.problems.set(_owner(run.run.path), title, found, run.run.path)
+        self._session.problems.set(_owner(run.run.path), title, found, run.run.path)
         if problem is not None and run.is_live and run.run.path not in self._told:
             self._told.add(run.run.path)
             self._say(run, problem)
@@ -78,7 +78,7 @@ class RunAlerts(QObject):
 
     def use_strategy(self, path: Path, strategy: str) -> None:
         """Make the run's configuration with another strategy the draft; a changed one can be brought back."""
-        draft = self._desk.draft
+        draft = self._session.draft
         before, was_edited = draft.snapshot(), draft.is_edited
         self._tabs.use_configuration(path)
         draft.choose(("strategy",), strategy)

@@ -37,10 +37,10 @@ class RunTabs(QObject):
     current_changed = Signal(object)
     figures_changed = Signal()
 
-    def __init__(self, window: MainWindow, desk: Session) -> None:
+    def __init__(self, window: MainWindow, session: Session) -> None:
         super().__init__(window)
         self._window = window
-        self._desk = desk
+        self._session = session
         self.open_runs = OpenRuns(self)
         self.current: LiveRun | None = None
         self._told_s = 0.0
@@ -48,7 +48,7 @@ class RunTabs(QObject):
         self.open_runs.closed.connect(self._closed)
         window.editor.register_page_kind(PAGE_KIND, self._make_page)
         window.editor.active_page_changed.connect(self._follow)
-        desk.runs.ended.connect(self._say_ended)
+        session.runs.ended.connect(self._say_ended)
 
     # Opening
 
@@ -77,15 +77,15 @@ class RunTabs(QObject):
         )
 
     def _opened(self, run: LiveRun) -> None:
-        self._desk.predictions.follow(run)
+        self._session.predictions.follow(run)
         run.changed.connect(self._changed)
         run.outcome_changed.connect(lambda _outcome: self._list_problems(run))
         run.outcome_changed.connect(lambda _outcome: self._follow(self._window.editor.active_page()))
         run.problem_raised.connect(lambda _problem: self._list_problems(run))
 
     def _closed(self, run: LiveRun) -> None:
-        self._desk.predictions.forget(run)
-        self._desk.problems.set(str(run.run.path), run.name, [])
+        self._session.predictions.forget(run)
+        self._session.problems.set(str(run.run.path), run.name, [])
         if run is self.current:
             self._set_current(None)
 
@@ -124,12 +124,12 @@ class RunTabs(QObject):
     # Acting on it
 
     def stop(self, path: Path, *, now: bool = False) -> None:
-        question = self._desk.engine.stop(path, now=now)
+        question = self._session.engine.stop(path, now=now)
         question.answered.connect(lambda code, _out, err: code and self._window.toasts.error(_first(err)))
 
     def save_checkpoint(self, path: Path) -> None:
         """Save a running run after its step; a toast says how it went."""
-        question = self._desk.engine.checkpoint(path)
+        question = self._session.engine.checkpoint(path)
         toasts = self._window.toasts
 
         def answered(code: int, _out: str, err: str) -> None:
@@ -153,7 +153,7 @@ class RunTabs(QObject):
         except OSError as error:
             self._window.toasts.error(f"{file} cannot be read: {error.strerror}.")
             return
-        self._desk.draft.replace(text, folder=path, stem=path.name, origin=f"run {path.name}")
+        self._session.draft.replace(text, folder=path, stem=path.name, origin=f"run {path.name}")
         self._window.show_activity("launch")
 
     def reveal(self, path: Path) -> None:
@@ -171,7 +171,7 @@ class RunTabs(QObject):
         elif run.outcome == "failed" and not problems:
             problems.append(report.failed_problem(run.run))
         title = run.config.name if run.config is not None else run.name
-        self._desk.problems.set(str(run.run.path), title, problems, run.run.path)
+        self._session.problems.set(str(run.run.path), title, problems, run.run.path)
 
     def _say_ended(self, info: RunInfo) -> None:
         """A run that is not on show is over."""
@@ -193,7 +193,7 @@ class RunTabs(QObject):
         scale = run.capacity_bytes or max((total or 0 for total in totals), default=0)
         imbalance = run.imbalance
         lead = imbalance.device if imbalance is not None and imbalance.is_notable else None
-        by_uuid = {gpu.uuid: gpu.index for gpu in self._desk.gpus.devices}
+        by_uuid = {gpu.uuid: gpu.index for gpu in self._session.gpus.devices}
         usage: dict[int, tuple[int | None, float | None, bool]] = {}
         for place, (device, total) in enumerate(zip(run.devices, totals, strict=True)):
             index = by_uuid.get(device.info.uuid or "", device.info.index)
@@ -215,7 +215,7 @@ class RunTabs(QObject):
             state.set_tooltip(f"{run.config.name if run.config else run.name}\n{run.run.path}")
             state.set_command("view.panel.output")
             # GPUs of this machine stand in the status bar already.
-            shown = run.is_rehearsal or not self._desk.gpus.devices
+            shown = run.is_rehearsal or not self._session.gpus.devices
             devices.set_text(_devices(run) if shown else "")
             loss.set_text("" if run.loss is None else f"loss {run.loss:.4f}")
             rate.set_text("" if run.samples_per_s is None else f"{run.samples_per_s:.0f} samples/s")

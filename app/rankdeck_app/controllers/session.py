@@ -21,7 +21,7 @@ from rankdeck_app.shell.services import Services
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.engine_process import Engine
 from rankdeck_app.state.gpus import Gpus
-from rankdeck_app.state.plan import Plan
+from rankdeck_app.state.plan import DraftPlan
 from rankdeck_app.state.plan_process import Planner
 from rankdeck_app.state.predictions import Predictions
 from rankdeck_app.state.problem_list import ProblemList
@@ -46,8 +46,8 @@ class Session:
     draft: Draft
     problems: ProblemList
     presets: Sequence[PresetCard]
-    plan: Plan
-    elsewhere: Plan
+    plan: DraftPlan
+    elsewhere: DraftPlan
     predictions: Predictions
 
     def start(self) -> None:
@@ -78,8 +78,8 @@ class Session:
         self.runs.close()
 
 
-def open_desk(services: Services, parent: QObject) -> Session:
-    """The desk of one window. Nothing is created on disk."""
+def open_session(services: Services, parent: QObject) -> Session:
+    """The session of one window. Nothing is created on disk."""
     folders = services.folders
     workspace = _workspace(services, parent)
     engine = Engine(folders.state / "launch", parent)
@@ -88,8 +88,8 @@ def open_desk(services: Services, parent: QObject) -> Session:
     draft = Draft(folders.state / "draft.json", workspace.folder, parent)
     is_automatic = partial(services.settings.get_bool, "plan.automatic")
     planner = Planner(engine, trust, workspace, is_automatic)
-    plan = Plan(draft, planner, parent)
-    desk = Session(
+    plan = DraftPlan(draft, planner, parent)
+    session = Session(
         workspace=workspace,
         trust=trust,
         engine=engine,
@@ -99,14 +99,14 @@ def open_desk(services: Services, parent: QObject) -> Session:
         problems=ProblemList(parent),
         presets=engine_presets.all(),
         plan=plan,
-        elsewhere=Plan(draft, planner, parent),
+        elsewhere=DraftPlan(draft, planner, parent),
         predictions=Predictions(planner, plan, parent),
     )
-    workspace.changed.connect(lambda: desk.runs.set_folder(workspace.runs_folder))
-    if not desk.draft.is_restored:
-        _begin_draft(desk)
-        _prefer_gpus(desk, desk.draft.text)
-    return desk
+    workspace.changed.connect(lambda: session.runs.set_folder(workspace.runs_folder))
+    if not session.draft.is_restored:
+        _begin_draft(session)
+        _prefer_gpus(session, session.draft.text)
+    return session
 
 
 def _workspace(services: Services, parent: QObject) -> Workspace:
@@ -133,25 +133,25 @@ def _follow_python(services: Services, engine: Engine) -> None:
     follow("engine.python")
 
 
-def _prefer_gpus(desk: Session, first_text: str) -> None:
+def _prefer_gpus(session: Session, first_text: str) -> None:
     """The first draft was made before the driver answered: with GPUs it trains on them, unless it was
     changed.
     """
 
     def answered() -> None:
-        desk.gpus.changed.disconnect(answered)
-        if desk.gpus.devices and desk.draft.text == first_text:
-            desk.draft.set_value(("devices", "use"), default_devices("dp", desk.gpus.devices))
+        session.gpus.changed.disconnect(answered)
+        if session.gpus.devices and session.draft.text == first_text:
+            session.draft.set_value(("devices", "use"), default_devices("dp", session.gpus.devices))
 
-    desk.gpus.changed.connect(answered)
+    session.gpus.changed.connect(answered)
 
 
-def _begin_draft(desk: Session) -> None:
+def _begin_draft(session: Session) -> None:
     """The first draft of all: the suggested run."""
-    preset = next((card for card in desk.presets if card.name == FIRST_PRESET), None)
+    preset = next((card for card in session.presets if card.name == FIRST_PRESET), None)
     try:
         if preset is not None:
-            return desk.use_preset(preset)
+            return session.use_preset(preset)
     except OSError:
         pass
-    return desk.draft.replace(_FALLBACK, folder=desk.workspace.folder, stem="run")
+    return session.draft.replace(_FALLBACK, folder=session.workspace.folder, stem="run")

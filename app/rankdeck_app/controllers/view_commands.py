@@ -28,7 +28,7 @@ class AppCommands:
     def __init__(
         self,
         window: MainWindow,
-        desk: Session,
+        session: Session,
         tabs: RunTabs,
         launching: Launching,
         *,
@@ -40,7 +40,7 @@ class AppCommands:
         show_plan: Callable[[], object],
     ) -> None:
         self.window = window
-        self.desk = desk
+        self.session = session
         self.tabs = tabs
         self.launching = launching
         self.use_preset = use_preset
@@ -51,9 +51,16 @@ class AppCommands:
         self.show_plan = show_plan
 
     def rows(self) -> list[Command]:
-        return [*self._run_rows(), *self._file_rows(), *self._other_rows()]
+        return [
+            *self._control_rows(),
+            *self._configure_rows(),
+            *self._active_run_rows(),
+            *self._file_rows(),
+            *self._other_rows(),
+        ]
 
-    def _run_rows(self) -> list[Command]:
+    def _control_rows(self) -> list[Command]:
+        """Start, stop and save a run."""
         tabs = self.tabs
         return [
             Command(
@@ -94,6 +101,11 @@ class AppCommands:
                 when="activeRunResumable",
                 menu="Run/1_control",
             ),
+        ]
+
+    def _configure_rows(self) -> list[Command]:
+        """What the next run will be."""
+        return [
             Command(
                 "run.startFrom",
                 "Run: Start From Preset…",
@@ -118,9 +130,15 @@ class AppCommands:
             Command(
                 "devices.refresh",
                 "Run: Look for GPUs",
-                self.desk.gpus.ask,
+                self.session.gpus.ask,
                 menu="Run/2_configure",
             ),
+        ]
+
+    def _active_run_rows(self) -> list[Command]:
+        """What can be had of the run in the active tab."""
+        tabs = self.tabs
+        return [
             Command(
                 "run.reuse",
                 "Run: Use the Configuration of This Run",
@@ -225,23 +243,23 @@ class AppCommands:
                 "run",
                 outcome_look(info.outcome)[0],
             )
-            for info in self.desk.runs.infos
+            for info in self.session.runs.infos
         ]
 
     def preset_items(self) -> list[QuickItem]:
         return [
             QuickItem(preset.name, preset.title, partial(self.use_preset, preset), "preset", "rocket")
-            for preset in self.desk.presets
+            for preset in self.session.presets
         ]
 
     def file_items(self) -> list[QuickItem]:
         """Configurations in the workspace: its own folder and the one below it, not the runs."""
-        folder = self.desk.workspace.folder
+        folder = self.session.workspace.folder
         try:
             found = sorted([*folder.glob("*.toml"), *folder.glob("*/*.toml")])[:MAX_FILES]
         except OSError:
             return []
-        runs = self.desk.workspace.runs_folder
+        runs = self.session.workspace.runs_folder
         return [
             QuickItem(
                 path.name,
@@ -259,7 +277,7 @@ class AppCommands:
     def open_config(self, path: Path) -> None:
         """Make a .toml file the configuration, and show it."""
         try:
-            self.desk.draft.open_file(path)
+            self.session.draft.open_file(path)
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
             self.window.toasts.error(f"{path} cannot be read: {reason}.")
@@ -267,39 +285,39 @@ class AppCommands:
         self.show_config()
 
     def _open_config(self) -> None:
-        folder = str(self.desk.workspace.folder)
+        folder = str(self.session.workspace.folder)
         chosen, _ = QFileDialog.getOpenFileName(self.window, "Open Configuration", folder, _TOML_FILTER)
         if chosen:
             self.open_config(Path(chosen))
 
     def _open_run(self) -> None:
-        folder = str(self.desk.workspace.runs_folder)
+        folder = str(self.session.workspace.runs_folder)
         chosen = QFileDialog.getExistingDirectory(self.window, "Open Run", folder)
         if chosen:
             self.tabs.open(Path(chosen))
 
     def _open_folder(self) -> None:
-        folder = str(self.desk.workspace.folder)
+        folder = str(self.session.workspace.folder)
         chosen = QFileDialog.getExistingDirectory(self.window, "Open Folder", folder)
         if chosen:
             self.open_workspace(Path(chosen))
 
     def open_workspace(self, folder: Path) -> None:
         try:
-            self.desk.workspace.open(folder)
+            self.session.workspace.open(folder)
         except OSError as error:
             self.window.toasts.warn(f"The folder is open, but will not be remembered: {error}.")
 
     def _save(self) -> None:
-        source = self.desk.draft.source
+        source = self.session.draft.source
         if source is None:
             self._save_as()
         else:
             self.save_config(source)
 
     def _save_as(self) -> None:
-        draft = self.desk.draft
-        suggested = draft.source or self.desk.workspace.folder / f"{draft.stem}.toml"
+        draft = self.session.draft
+        suggested = draft.source or self.session.workspace.folder / f"{draft.stem}.toml"
         chosen, _ = QFileDialog.getSaveFileName(
             self.window, "Save Configuration", str(suggested), _TOML_FILTER
         )
@@ -309,7 +327,7 @@ class AppCommands:
 
     def save_config(self, path: Path) -> None:
         try:
-            self.desk.draft.save_as(path)
+            self.session.draft.save_as(path)
         except OSError as error:
             self.window.toasts.error(f"{path} cannot be written: {error.strerror}.")
 

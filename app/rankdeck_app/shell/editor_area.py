@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from PySide6.QtCore import QPoint, Qt, QTimer, Signal
-from PySide6.QtWidgets import QApplication, QMenu, QSplitter, QStackedLayout, QWidget
+from PySide6.QtWidgets import QApplication, QMenu, QStackedLayout, QWidget
 
 from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.services import Services
@@ -21,6 +21,7 @@ from rankdeck_app.shell.tab_group import TabGroup, Zone
 from rankdeck_app.shell.watermark import Watermark
 
 MAX_CLOSED = 30
+_TAB_MENU = "close closeOthers closeRight closeAll", "togglePin", "splitRight splitDown"
 
 
 class EditorArea(QWidget):
@@ -222,7 +223,7 @@ class EditorArea(QWidget):
         tree = state.get("tree")
         if isinstance(tree, dict) and not any(group.tabs for group in self.groups()):
             empty = self._active
-            self._restore_into(self._tree.root, tree)
+            self._tree.restore(tree, self._new_group, self._tabs_from)
             if len(self.groups()) > 1:
                 self._remove_group(empty)
             groups = self.groups()
@@ -230,31 +231,9 @@ class EditorArea(QWidget):
             self._activate(groups[active] if isinstance(active, int) and active < len(groups) else groups[0])
         self._tell()
 
-    def _restore_into(self, splitter: QSplitter, tree: dict[str, Any]) -> None:
-        vertical = tree.get("orientation") == "vertical"
-        splitter.setOrientation(Qt.Orientation.Vertical if vertical else Qt.Orientation.Horizontal)
-        sizes: list[int] = []
-        children = tree.get("children", [])
-        for child, size in zip(children, tree.get("sizes", []), strict=False):
-            if "children" in child:
-                nested = self._tree.new_splitter(Qt.Orientation.Horizontal)
-                self._restore_into(nested, child)
-                if nested.count():
-                    splitter.addWidget(nested)
-                    sizes.append(size)
-                continue
-            tabs = [
-                self._tab_from(record) for record in child.get("tabs", []) if self._kind(record.get("id", ""))
-            ]
-            if tabs:
-                group = self._new_group()
-                splitter.addWidget(group)
-                sizes.append(size)
-                for tab in tabs:
-                    group.insert(tab, len(group.tabs), show=False)
-                group.show_tab(next((tab for tab in tabs if tab.page_id == child.get("current")), tabs[0]))
-        if len(sizes) == splitter.count() and sizes:
-            splitter.setSizes(sizes)
+    def _tabs_from(self, records: list[dict[str, Any]]) -> list[Tab]:
+        """The saved tabs whose kind is known."""
+        return [self._tab_from(record) for record in records if self._kind(record.get("id", ""))]
 
     def _tab_from(self, record: dict[str, Any]) -> Tab:
         return Tab(
@@ -289,8 +268,8 @@ class EditorArea(QWidget):
         group.close_requested.connect(lambda tab: self._close_tab(group, tab))
         group.pin_requested.connect(lambda tab: self._toggle_pin(group, tab))
         group.menu_requested.connect(lambda tab, at: self._open_menu(group, tab, at))
-        group.drag_started.connect(self._begin_drag)
-        group.drag_ended.connect(self._end_drag)
+        group.drag_started.connect(self._set_dragged)
+        group.drag_ended.connect(lambda: self._set_dragged(None))
         group.dropped.connect(lambda zone, index: self._drop(group, zone, index))
         return group
 
@@ -348,11 +327,8 @@ class EditorArea(QWidget):
         group.insert(tab, sum(other.pinned for other in group.tabs))
         self._tell()
 
-    def _begin_drag(self, tab: Tab) -> None:
+    def _set_dragged(self, tab: Tab | None) -> None:
         self._dragged = tab
-
-    def _end_drag(self) -> None:
-        self._dragged = None
 
     def _drop(self, target: TabGroup, zone: Zone, index: int) -> None:
         tab = self._dragged
@@ -387,24 +363,13 @@ class EditorArea(QWidget):
         self._tell()
         menu = QMenu(self)
         menu.aboutToHide.connect(menu.deleteLater)
-        for row in (
-            "close",
-            "closeOthers",
-            "closeRight",
-            "closeAll",
-            "",
-            "togglePin",
-            "",
-            "splitRight",
-            "splitDown",
-        ):
-            command_id = f"editor.{row}"
-            if not row:
-                menu.addSeparator()
-            elif self._services.commands.enabled(command_id):
-                command = self._services.commands[command_id]
-                label = f"{command.label}\t{self._services.keymap.text_for(command_id)}"
-                menu.addAction(label, partial(self._services.commands.run, command_id))
+        for row in _TAB_MENU:
+            for command_id in (f"editor.{name}" for name in row.split()):
+                if self._services.commands.enabled(command_id):
+                    label = self._services.commands[command_id].label
+                    keys = self._services.keymap.text_for(command_id)
+                    menu.addAction(f"{label}\t{keys}", partial(self._services.commands.run, command_id))
+            menu.addSeparator()
         menu.popup(at)
 
     def _tell(self) -> None:

@@ -68,7 +68,7 @@ class QuickProvider:
 
 
 @dataclass(frozen=True)
-class Row:
+class PaletteRow:
     """An item with the places in its label that the typed text matched."""
 
     item: QuickItem
@@ -80,9 +80,9 @@ class RowModel(QAbstractListModel):
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self.rows: list[Row] = []
+        self.rows: list[PaletteRow] = []
 
-    def set_rows(self, rows: list[Row]) -> None:
+    def set_rows(self, rows: list[PaletteRow]) -> None:
         self.beginResetModel()
         self.rows = rows
         self.endResetModel()
@@ -110,7 +110,7 @@ class RowDelegate(QStyledItemDelegate):
     def paint(
         self, painter: QPainter, option: QStyleOptionViewItem, index: QModelIndex | QPersistentModelIndex
     ) -> None:
-        row: Row = index.data(RowModel.ROW)
+        row: PaletteRow = index.data(RowModel.ROW)
         rect: QRect = option.rect
         state: QStyle.StateFlag = option.state
         selected = bool(state & QStyle.StateFlag.State_Selected)
@@ -147,7 +147,9 @@ class RowDelegate(QStyledItemDelegate):
             painter.drawText(area, Qt.AlignmentFlag.AlignVCenter, text)
         painter.restore()
 
-    def _paint_label(self, painter: QPainter, row: Row, area: QRect, ink: QColor, selected: bool) -> int:
+    def _paint_label(
+        self, painter: QPainter, row: PaletteRow, area: QRect, ink: QColor, selected: bool
+    ) -> int:
         """Draw the label with its matched letters lit; where it ended."""
         metrics = painter.fontMetrics()
         label = metrics.elidedText(row.item.label, Qt.TextElideMode.ElideRight, area.width())
@@ -172,7 +174,7 @@ class Palette(QFrame):
         self._services = services
         self._providers: list[QuickProvider] = []
         self._recent: list[str] = []
-        self._rows_for: Callable[[str], list[Row]] = lambda _text: []
+        self._rows_for: Callable[[str], list[PaletteRow]] = lambda _text: []
         self._answer: Callable[[str], object] | None = None
         self._focus_before: QWidget | None = None
         self.setProperty("kind", "floating")
@@ -220,7 +222,7 @@ class Palette(QFrame):
 
     def ask(self, placeholder: str, answer: Callable[[str], object], text: str = "") -> None:
         """Ask for a line of text; `answer` gets it on Enter."""
-        hint = [Row(QuickItem(placeholder, "Enter to accept, Escape to leave"))]
+        hint = [PaletteRow(QuickItem(placeholder, "Enter to accept, Escape to leave"))]
         self._begin(text, placeholder, lambda _text: hint)
         self._answer = answer
         self.input.selectAll()
@@ -229,7 +231,7 @@ class Palette(QFrame):
         """What is listed now."""
         return [row.item.label for row in self._model.rows]
 
-    def _begin(self, text: str, placeholder: str, rows_for: Callable[[str], list[Row]]) -> None:
+    def _begin(self, text: str, placeholder: str, rows_for: Callable[[str], list[PaletteRow]]) -> None:
         if not self.isVisible():
             self._focus_before = QApplication.focusWidget()
         self._answer = None
@@ -265,11 +267,11 @@ class Palette(QFrame):
         self.adjustSize()
         self.move((room.width() - width) // 2, 6)
 
-    def _general_rows(self) -> Callable[[str], list[Row]]:
+    def _general_rows(self) -> Callable[[str], list[PaletteRow]]:
         """Rows for commands and quick open. Providers are asked once per opening."""
         asked: dict[str, Sequence[QuickItem]] = {}
 
-        def rows_for(text: str) -> list[Row]:
+        def rows_for(text: str) -> list[PaletteRow]:
             if text.startswith(COMMAND_PREFIX):
                 return _filtered(text[1:], self._command_items())
             prefixed = [p for p in self._providers if p.prefix and text.startswith(p.prefix)]
@@ -300,7 +302,7 @@ class Palette(QFrame):
 
     def _refilter(self, text: str) -> None:
         rows = self._rows_for(text)
-        self._model.set_rows(rows or [Row(QuickItem("Nothing matches"))])
+        self._model.set_rows(rows or [PaletteRow(QuickItem("Nothing matches"))])
         self.list.setCurrentIndex(self._model.index(0))
         self.place()
 
@@ -351,10 +353,10 @@ def _focused(fallback: QWidget) -> QWidget:
     return QApplication.focusWidget() or fallback.window()
 
 
-def _filtered(text: str, items: Sequence[QuickItem]) -> list[Row]:
+def _filtered(text: str, items: Sequence[QuickItem]) -> list[PaletteRow]:
     """Best matches first; without text, all in their own order."""
     if not text.strip():
-        return [Row(item) for item in items]
+        return [PaletteRow(item) for item in items]
     found = [(match, item) for item in items if (match := fuzzy_match(text, item.label)) is not None]
     found.sort(key=lambda pair: -pair[0].score)
-    return [Row(item, match.at) for match, item in found]
+    return [PaletteRow(item, match.at) for match, item in found]

@@ -4,29 +4,19 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QWidget
 
-from rankdeck_app.commands.table import Command, CommandTable
+from rankdeck_app.commands.table import Command
 from rankdeck_app.shell.palette import QuickItem
 from rankdeck_app.shell.title_bar import MENU_ORDER
+from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.theme import BUILT_IN, ThemeError
-
-if TYPE_CHECKING:
-    from rankdeck_app.shell.window import MainWindow
 
 KEYS_PAGE = "keys:"
 NOTIFICATIONS_PAGE = "notifications:"
 SETTINGS_PAGE = "settings:"
-
-_GEAR = ("palette.commands", "preferences.settings", "preferences.keys", "theme.choose")
-
-
-def gear_commands(table: CommandTable) -> list[Command]:
-    """What the gear at the bottom of the activity bar offers."""
-    return [table[command_id] for command_id in _GEAR if command_id in table]
 
 
 def shell_commands(window: MainWindow) -> list[Command]:
@@ -34,7 +24,9 @@ def shell_commands(window: MainWindow) -> list[Command]:
         *_file(window),
         *_palette(window),
         *_view(window),
-        *_editor(window),
+        *_focus(window),
+        *_closing(window),
+        *_tab_order(window),
         *_groups(window),
         *_menus(window),
     ]
@@ -174,6 +166,11 @@ def _view(window: MainWindow) -> list[Command]:
             keys=("Escape Escape",),
             when="zenMode && !paletteOpen",
         ),
+    ]
+
+
+def _focus(window: MainWindow) -> list[Command]:
+    return [
         Command("view.fullScreen", "View: Toggle Full Screen", lambda: _full_screen(window), keys=("F11",)),
         Command("view.focusNextPart", "View: Focus Next Part", lambda: focus_part(window, 1), keys=("F6",)),
         Command(
@@ -185,7 +182,8 @@ def _view(window: MainWindow) -> list[Command]:
     ]
 
 
-def _editor(window: MainWindow) -> list[Command]:
+def _closing(window: MainWindow) -> list[Command]:
+    """Close, reopen and pin tabs."""
     editor = window.editor
     return [
         Command(
@@ -230,6 +228,12 @@ def _editor(window: MainWindow) -> list[Command]:
             keys=("Ctrl+K Shift+Return",),
             when="editorOpen",
         ),
+    ]
+
+
+def _tab_order(window: MainWindow) -> list[Command]:
+    editor = window.editor
+    return [
         Command(
             "editor.next",
             "View: Next Tab",

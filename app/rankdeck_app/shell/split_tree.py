@@ -1,8 +1,8 @@
 """The tree of the editor's groups: a QSplitter holds groups and splitters of the other orientation.
 
-Only geometry here: where a new group goes, what happens to the tree when one leaves, and the tree as JSON
-values. A splitter that is left with one child gives it to its parent, so that the tree never grows by opening
-and closing.
+Only geometry here: where a new group goes, what happens to the tree when one leaves, and the tree to JSON
+values and back. A splitter that is left with one child gives it to its parent, so that the tree never grows
+by opening and closing.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QSplitter
 
+from rankdeck_app.shell.tab import Tab
 from rankdeck_app.shell.tab_group import TabGroup, Zone
 
 
@@ -76,6 +77,42 @@ class SplitTree:
     def saved(self) -> dict[str, Any]:
         """Orientation, sizes and children, down to each group's tabs."""
         return _saved(self.root)
+
+    def restore(
+        self,
+        saved: dict[str, Any],
+        new_group: Callable[[], TabGroup],
+        tabs_from: Callable[[list[dict[str, Any]]], list[Tab]],
+    ) -> None:
+        """Rebuild what `saved` says below the root; groups of which no tab is left are left out."""
+        self._restore_into(self.root, saved, new_group, tabs_from)
+
+    def _restore_into(
+        self,
+        splitter: QSplitter,
+        saved: dict[str, Any],
+        new_group: Callable[[], TabGroup],
+        tabs_from: Callable[[list[dict[str, Any]]], list[Tab]],
+    ) -> None:
+        vertical = saved.get("orientation") == "vertical"
+        splitter.setOrientation(Qt.Orientation.Vertical if vertical else Qt.Orientation.Horizontal)
+        sizes: list[int] = []
+        for child, size in zip(saved.get("children", []), saved.get("sizes", []), strict=False):
+            if "children" in child:
+                nested = self.new_splitter(Qt.Orientation.Horizontal)
+                self._restore_into(nested, child, new_group, tabs_from)
+                if nested.count():
+                    splitter.addWidget(nested)
+                    sizes.append(size)
+            elif tabs := tabs_from(child.get("tabs", [])):
+                group = new_group()
+                splitter.addWidget(group)
+                sizes.append(size)
+                for tab in tabs:
+                    group.insert(tab, len(group.tabs), show=False)
+                group.show_tab(next((tab for tab in tabs if tab.page_id == child.get("current")), tabs[0]))
+        if sizes and len(sizes) == splitter.count():
+            splitter.setSizes(sizes)
 
 
 def _leaves(splitter: QSplitter) -> list[TabGroup]:

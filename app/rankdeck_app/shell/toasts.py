@@ -35,7 +35,7 @@ TONE_COLOR: dict[ToastTone, str] = {
 
 
 @dataclass(frozen=True)
-class Notice:
+class Notification:
     """What was said, when (seconds since the epoch)."""
 
     text: str
@@ -49,7 +49,7 @@ class Toast(QFrame):
     closed = Signal(object)
 
     def __init__(
-        self, notice: Notice, actions: Sequence[Action], services: Services, parent: QWidget
+        self, notice: Notification, actions: Sequence[Action], services: Services, parent: QWidget
     ) -> None:
         super().__init__(parent)
         self._theme = services.theme
@@ -119,12 +119,12 @@ class Toasts(QObject):
         self._window = window
         self._area = area
         self._shown: list[Toast] = []
-        self.history: list[Notice] = []
+        self.history: list[Notification] = []
         self.unread = 0
 
     def show(self, text: str, tone: ToastTone = "info", actions: Sequence[Action] = ()) -> Toast:
         """Say something. `actions` are (label, callback) buttons; the first one is the suggested one."""
-        notice = Notice(text, tone)
+        notice = Notification(text, tone)
         self.history.append(notice)
         del self.history[:-MAX_HISTORY]
         self.unread += 1

@@ -5,9 +5,9 @@
                  |          | panel
     status bar
 
-It knows no view. Views are plugged in by composition.compose(window) after `first_painted`, through
-`side_bar.register`, `panel.register`, `editor.register_page_kind`, `status.item`, `palette.add_provider` and
-`commands.register`.
+frame.py opens it and adds the frame's own commands. It knows no view. Views are plugged in by
+composition.compose(window) after `first_painted`, through `side_bar.register`, `panel.register`,
+`editor.register_page_kind`, `status.item`, `palette.add_provider` and `commands.register`.
 """
 
 from __future__ import annotations
@@ -28,21 +28,25 @@ from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.palette import Palette
 from rankdeck_app.shell.panel import DEFAULT_HEIGHT, Panel, PanelTab
 from rankdeck_app.shell.services import Services
-from rankdeck_app.shell.shell_commands import gear_commands, shell_commands
 from rankdeck_app.shell.side_bar import DEFAULT_WIDTH, Activity, SideBar
 from rankdeck_app.shell.status_bar import StatusBar
 from rankdeck_app.shell.title_bar import TitleBar, fill_menu
 from rankdeck_app.shell.toasts import Toasts
-from rankdeck_app.shell.window_state import WindowState
 from rankdeck_app.theme import ThemeError
 
 APP_NAME = "Rankdeck"
+# What the gear at the bottom of the activity bar offers; rows of shell_commands.py.
+_GEAR = ("palette.commands", "preferences.settings", "preferences.keys", "theme.choose")
 
 
 class MainWindow(QWidget):
-    """`first_painted` once, after the empty frame is on screen; `closing` when the window is about to go."""
+    """`first_painted` once, after the empty frame is on screen; `started` when the views are plugged in;
+    `layout_changed` when parts fold or are resized; `closing` when the window is about to go.
+    """
 
     first_painted = Signal()
+    started = Signal()
+    layout_changed = Signal()
     closing = Signal()
 
     def __init__(self, services: Services) -> None:
@@ -63,12 +67,9 @@ class MainWindow(QWidget):
         self._painted = False
         self._wanted = {"sideBar": True, "panel": True, "statusBar": True}
         self._build()
-        self.commands.register(*shell_commands(self))
         self._shortcuts = Shortcuts(self, self.commands, self.keymap)
         self._shortcuts.chord_changed.connect(self._show_chord)
         self._connect()
-        self.state = WindowState(self, services.folders.state / "window.json")
-        self.state.restore_frame()
         self._apply_layout()
 
     def _build(self) -> None:
@@ -116,7 +117,7 @@ class MainWindow(QWidget):
         self.activity_bar.add_menu(
             "settings-gear",
             "Manage",
-            lambda menu: fill_menu(menu, gear_commands(self.commands), self.services),
+            lambda menu: fill_menu(menu, [self.commands[one] for one in _GEAR], self.services),
         )
         self.editor.active_page_changed.connect(self._follow_page)
         self.columns.splitterMoved.connect(self._on_splitter)
@@ -137,7 +138,7 @@ class MainWindow(QWidget):
         if not self.side_bar.shown:
             self.side_bar.show_first()
         self.panel.show_first()
-        self.state.restore_tabs()
+        self.started.emit()
         self._apply_layout()
 
     def _on_activity(self, activity: Activity) -> None:
@@ -245,12 +246,11 @@ class MainWindow(QWidget):
             }
         )
         self._place_floating()
-        if hasattr(self, "state"):
-            self.state.save_soon()
+        self.layout_changed.emit()
 
     def _on_splitter(self, _at: int, _index: int) -> None:
         self._place_floating()
-        self.state.save_soon()
+        self.layout_changed.emit()
 
     def _place_floating(self) -> None:
         self.toasts.place()
@@ -322,7 +322,7 @@ class MainWindow(QWidget):
     def resizeEvent(self, event: QResizeEvent) -> None:
         self._place_floating()
         if self._painted:
-            self.state.save_soon()
+            self.layout_changed.emit()
 
     def changeEvent(self, event: QEvent) -> None:
         super().changeEvent(event)
@@ -337,7 +337,6 @@ class MainWindow(QWidget):
 
     def closeEvent(self, event: QCloseEvent) -> None:
         """Never asks, never ends a run."""
-        self.state.save_now()
         self.closing.emit()
         self.clock.stop()
         self.toasts.clear()

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from PySide6.QtCore import QByteArray, QObject, QTimer
 
 from rankdeck.base.files import write_whole
-
-if TYPE_CHECKING:
-    from rankdeck_app.shell.window import MainWindow
+from rankdeck_app.shell.window import MainWindow
 
 DELAY_MS = 1000
 
 
 class WindowState(QObject):
-    """Reads window.json once; `restore_frame` before the first paint, `restore_tabs` when views are known."""
+    """Reads window.json once. `restore_frame` comes before the first paint; the tabs come back when the
+    window starts, for then their views are known.
+    """
 
     def __init__(self, window: MainWindow, path: Path) -> None:
         super().__init__(window)
@@ -33,7 +33,10 @@ class WindowState(QObject):
         self._saved = self._read()
         self._timer = QTimer(self, singleShot=True, interval=DELAY_MS)
         self._timer.timeout.connect(self.save_now)
+        window.started.connect(self._restore_tabs)
+        window.layout_changed.connect(self.save_soon)
         window.editor.layout_changed.connect(self.save_soon)
+        window.closing.connect(self.save_now)
 
     def _read(self) -> dict[str, Any]:
         """The file's content; nothing of it is worth an error: without it the window opens as on the first
@@ -65,7 +68,7 @@ class WindowState(QObject):
         window.side_bar.restore_state(_dict(saved.get("side_bar")))
         window.panel.restore_state(_dict(saved.get("panel")))
 
-    def restore_tabs(self) -> None:
+    def _restore_tabs(self) -> None:
         if self._window.settings.get_bool("window.restore_tabs"):
             self._window.editor.restore_state(_dict(self._saved.get("editor")))
         self._ready = True

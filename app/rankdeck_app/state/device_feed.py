@@ -11,7 +11,7 @@ import time
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from rankdeck.telemetry.readings import Devices, Notice, decode
+from rankdeck.telemetry.readings import DevicesLine, NoticeLine, decode
 from rankdeck_app.state.engine_process import Engine, Stream
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
@@ -74,9 +74,9 @@ class DeviceFeed(QObject):
             line = decode(data)
             if line is None:
                 continue
-            if isinstance(line, Devices):
+            if isinstance(line, DevicesLine):
                 self._has_devices = bool(line.devices)
-            elif isinstance(line, Notice):
+            elif isinstance(line, NoticeLine):
                 self._last_words = line.message
             self.arrived.emit(line)
         if self._has_devices:
@@ -100,6 +100,6 @@ class DeviceFeed(QObject):
         said = err.strip().splitlines()
         why = self._last_words if self._last_words and not said else (said[-1] if said else "")
         message = f"What reads the GPUs has ended. It begins again in {self._pause_s:.0f} s."
-        self.arrived.emit(Notice(t=time.time(), code="restarted", message=message, advice=why or None))
+        self.arrived.emit(NoticeLine(t=time.time(), code="restarted", message=message, advice=why or None))
         self._again.start(round(1e3 * self._pause_s))
         self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)

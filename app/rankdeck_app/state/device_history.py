@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from rankdeck.telemetry.readings import METRICS, Sample, throttle_words
+from rankdeck.telemetry.readings import METRICS, SampleLine, throttle_words
 from rankdeck_app.state.series import Series
 
 THROTTLED = "throttled"
@@ -30,7 +30,7 @@ class DeviceHistory:
             found = self._series[(uuid, metric)] = Series(_RAW_POINTS, _TIER_BINS)
         return found
 
-    def add(self, line: Sample, now_s: float) -> None:
+    def add(self, line: SampleLine, now_s: float) -> None:
         """`now_s`: when the line came, in seconds since the beginning."""
         self.revision += 1
         for entry in line.devices:

@@ -69,10 +69,6 @@ class Draft(QObject):
     # What it says
 
     @property
-    def is_valid(self) -> bool:
-        return self.config is not None
-
-    @property
     def is_toml(self) -> bool:
         """Whether the text can be read at all; without that the form cannot change it."""
         return not any(problem.code == "toml" for problem in self.problems)

@@ -59,7 +59,7 @@ def parse_problems(text: str) -> list[Problem]:
     return []
 
 
-class Question(QObject):
+class EngineCall(QObject):
     """One command of the engine, run to its end. `answered` brings exit code, stdout and stderr; an engine
     that cannot be started at all answers with exit code -1 and the reason as stderr.
     """
@@ -164,7 +164,7 @@ class Launch(QObject):
     arrived = Signal(Path)
     refused = Signal(list)
 
-    def __init__(self, name: str, file: Path | None, question: Question, parent: QObject) -> None:
+    def __init__(self, name: str, file: Path | None, question: EngineCall, parent: QObject) -> None:
         super().__init__(parent)
         self.name = name
         self.path: Path | None = None
@@ -174,10 +174,6 @@ class Launch(QObject):
         self._cancelled = False
         question.setParent(self)
         question.answered.connect(self._answered)
-
-    @property
-    def is_pending(self) -> bool:
-        return self.path is None and not self.problems
 
     def cancel(self) -> None:
         """Give up while the engine is still starting; a run that has begun is stopped, not cancelled."""
@@ -226,7 +222,7 @@ class Engine(QObject):
         self._launch_folder = launch_folder
         self._count = 0
         self._launches: list[Launch] = []
-        self._questions: list[Question] = []
+        self._questions: list[EngineCall] = []
 
     def launch(self, name: str, config_toml: str, *, runs: Path, workspace: Path) -> Launch:
         """Begin a run of the configuration; several may begin at once.
@@ -237,7 +233,7 @@ class Engine(QObject):
         workspace.mkdir(parents=True, exist_ok=True)
         file = self.write_config(config_toml)
         arguments = ["train", str(file), "--runs", str(runs), "--detach", "--json"]
-        return self._begin(Launch(name, file, Question(self.python, arguments, workspace, self), self))
+        return self._begin(Launch(name, file, EngineCall(self.python, arguments, workspace, self), self))
 
     def write_config(self, config_toml: str) -> Path:
         """A file for a command that reads a configuration; who asks for it removes it.
@@ -254,7 +250,7 @@ class Engine(QObject):
     def resume(self, run: Path, *, workspace: Path) -> Launch:
         """Begin the next attempt of a run that is over."""
         arguments = ["resume", str(run), "--detach", "--json"]
-        return self._begin(Launch(run.name, None, Question(self.python, arguments, workspace, self), self))
+        return self._begin(Launch(run.name, None, EngineCall(self.python, arguments, workspace, self), self))
 
     def _begin(self, launch: Launch) -> Launch:
         self._launches.append(launch)
@@ -262,17 +258,17 @@ class Engine(QObject):
         launch.question.start()
         return launch
 
-    def checkpoint(self, run: Path) -> Question:
+    def checkpoint(self, run: Path) -> EngineCall:
         """Save a running run now; the answer comes when it is saved."""
         return self.ask(["checkpoint", str(run)])
 
-    def stop(self, run: Path, *, now: bool = False) -> Question:
+    def stop(self, run: Path, *, now: bool = False) -> EngineCall:
         """Ask a run to end: in order, or at once with `now`."""
         return self.ask(["stop", str(run), *(["--now"] if now else [])])
 
-    def ask(self, arguments: Sequence[str], folder: Path | None = None) -> Question:
+    def ask(self, arguments: Sequence[str], folder: Path | None = None) -> EngineCall:
         """Any other command; the answer comes through `Question.answered`."""
-        question = Question(self.python, arguments, folder or Path.cwd(), self)
+        question = EngineCall(self.python, arguments, folder or Path.cwd(), self)
         self._questions.append(question)
         question.answered.connect(lambda *_: self._questions.remove(question))
         question.answered.connect(question.deleteLater)

@@ -1,8 +1,8 @@
 """The GPUs of this machine as they are now: what the sampler's lines (device_feed.py) come to.
 
-`Gpu` is one device at one moment. Absence is None, never 0: a reading that is old is `is_stale` and one that
-the device does not have is None. Until the first answer nothing is known; without a GPU `reason` says why in
-one line. Figures are made anew at most four times a second: text that changes faster cannot be read.
+`GpuState` is one device at one moment. Absence is None, never 0: a reading that is old is `is_stale` and one
+that the device does not have is None. Until the first answer nothing is known; without a GPU `reason` says
+why in one line. Figures are made anew at most four times a second: text that changes faster cannot be read.
 """
 
 from __future__ import annotations
@@ -17,8 +17,16 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from rankdeck.base.units import format_bytes
 from rankdeck.events import ProcessUse
 from rankdeck.run.imbalance import Imbalance, imbalance_of
-from rankdeck.telemetry.listing import HIDDEN_BYTES
-from rankdeck.telemetry.readings import AnyLine, Device, Devices, Notice, Processes, Reading, Sample
+from rankdeck.telemetry.availability import Availability
+from rankdeck.telemetry.readings import (
+    AnyLine,
+    Device,
+    DevicesLine,
+    NoticeLine,
+    ProcessesLine,
+    Reading,
+    SampleLine,
+)
 from rankdeck.telemetry.registry import DeviceRegistry
 from rankdeck_app.state.device_feed import DeviceFeed
 from rankdeck_app.state.engine_process import Engine
@@ -31,7 +39,7 @@ LOOK_EVERY_S = 0.25
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuState:
     """One GPU, or MIG instance of one (`parent` is then its GPU's UUID), at one moment.
 
     `label` is unique: "GPU 3", "GPU 3.1" for the second instance of GPU 3. `processes` is None where it is
@@ -63,40 +71,27 @@ class Gpu:
         return tuple(item for item in self.processes or () if item.type == "compute")
 
     @property
-    def hidden_bytes(self) -> int | None:
-        """What is in use by nobody that the driver names (another container's), None where nothing much is,
-        where somebody else is named, or where that cannot be told.
-        """
-        users = self.processes
-        if self.used_bytes is None or self.run is not None or self.is_split or users is None or self.others:
-            return None
-        known = [item.used_bytes for item in users if item.used_bytes is not None]
-        rest = self.used_bytes - sum(known)
-        return rest if len(known) == len(users) and rest > HIDDEN_BYTES else None
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether a run can be started on it: there, whole or an instance, and no simulation."""
-        return self.lost_at is None and not self.is_split and not self.is_simulated
-
-    @property
-    def is_free(self) -> bool:
-        is_there = self.lost_at is None and not self.is_split
-        return is_there and self.run is None and not self.others and self.hidden_bytes is None
-
-    @property
-    def is_for_auto(self) -> bool:
-        """Whether `auto` takes it."""
-        return self.is_usable and self.is_free and self.parent is None
+    def availability(self) -> Availability:
+        """What decides whether a run may take it."""
+        return Availability(
+            is_lost=self.lost_at is not None,
+            is_split=self.is_split,
+            is_simulated=self.is_simulated,
+            is_instance=self.parent is not None,
+            held_by=self.run,
+            used_bytes=self.used_bytes,
+            users=None if self.processes is None else [(one.type, one.used_bytes) for one in self.processes],
+        )
 
     def busy_words(self) -> str:
         """Who uses it, in words: 'python 12 GiB', 'outside this namespace 3 GiB'; empty for nobody."""
-        words = []
-        for name, known in _by_name(self.others).items():
-            words.append(name if known is None else f"{name} {format_bytes(known, 0)}")
-        if self.hidden_bytes is not None:
-            words.append(f"unnamed {format_bytes(self.hidden_bytes, 0)}")
-        return ", ".join(words)
+        hidden_bytes = self.availability.hidden_bytes
+        if self.run is None and not self.others and hidden_bytes is not None:
+            return f"unnamed {format_bytes(hidden_bytes, 0)}"
+        return ", ".join(
+            name if known is None else f"{name} {format_bytes(known, 0)}"
+            for name, known in _by_name(self.others).items()
+        )
 
     def run_name(self) -> str:
         return "" if self.run is None else Path(self.run).name
@@ -128,7 +123,7 @@ class Gpus(QObject):
     def __init__(self, engine: Engine, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.known = False
-        self.devices: list[Gpu] = []
+        self.devices: list[GpuState] = []
         self.reason: str | None = None
         self.registry = DeviceRegistry()
         self.history: DeviceHistory | None = None
@@ -144,7 +139,7 @@ class Gpus(QObject):
         return self._feed.pid
 
     @property
-    def whole(self) -> list[Gpu]:
+    def whole(self) -> list[GpuState]:
         """The GPUs without the MIG instances."""
         return [gpu for gpu in self.devices if gpu.parent is None]
 
@@ -154,7 +149,7 @@ class Gpus(QObject):
 
     @property
     def driver(self) -> str | None:
-        return self.registry.told.driver if self.registry.told is not None else None
+        return self.registry.listed.driver if self.registry.listed is not None else None
 
     @property
     def now_s(self) -> float:
@@ -194,18 +189,18 @@ class Gpus(QObject):
         """One line of the sampler."""
         now_s = time.monotonic()
         self.registry.feed(line, now_s)
-        if isinstance(line, Sample):
+        if isinstance(line, SampleLine):
             self._keep(line, now_s)
-        elif isinstance(line, Devices):
+        elif isinstance(line, DevicesLine):
             self._looking.start()
-        elif isinstance(line, Notice):
+        elif isinstance(line, NoticeLine):
             self.noticed.emit(line)
-        if isinstance(line, Notice) or (isinstance(line, Processes) and not self.known):
+        if isinstance(line, NoticeLine) or (isinstance(line, ProcessesLine) and not self.known):
             self.look()
-        if isinstance(line, Notice) and self.registry.told is None and line.code == "restarted":
+        if isinstance(line, NoticeLine) and self.registry.listed is None and line.code == "restarted":
             self._say(line.message)
 
-    def _keep(self, line: Sample, now_s: float) -> None:
+    def _keep(self, line: SampleLine, now_s: float) -> None:
         if self.history is None:
             from rankdeck_app.state.device_history import DeviceHistory  # brings numpy
 
@@ -227,7 +222,7 @@ class Gpus(QObject):
 
     def look(self) -> None:
         """Make the figures anew; says so where they differ."""
-        told = self.registry.told
+        told = self.registry.listed
         if told is None:
             return
         now_s = time.monotonic()
@@ -241,14 +236,14 @@ class Gpus(QObject):
             self.read.emit()
 
 
-def _key(gpu: Gpu) -> tuple[object, ...]:
+def _key(gpu: GpuState) -> tuple[object, ...]:
     """What a choice of devices depends on."""
     users = None if gpu.processes is None else [(item.pid, item.name) for item in gpu.processes]
-    state = gpu.lost_at, gpu.is_split, gpu.is_stale, gpu.is_free
+    state = gpu.lost_at, gpu.is_split, gpu.is_stale, gpu.availability.is_free
     return gpu.uuid, gpu.label, state, gpu.run, users
 
 
-def _devices(registry: DeviceRegistry, now_s: float) -> list[Gpu]:
+def _devices(registry: DeviceRegistry, now_s: float) -> list[GpuState]:
     instances: dict[str, int] = {}
     found = []
     for device in registry.devices:
@@ -261,12 +256,12 @@ def _devices(registry: DeviceRegistry, now_s: float) -> list[Gpu]:
     return found
 
 
-def _gpu(device: Device, label: str, registry: DeviceRegistry, now_s: float) -> Gpu:
+def _gpu(device: Device, label: str, registry: DeviceRegistry, now_s: float) -> GpuState:
     uuid = device.uuid
     used = registry.reading(uuid, "used_bytes", now_s)
     on_it = registry.processes(uuid)
     bytes_known = used.value if used.state in ("value", "stale") else None
-    return Gpu(
+    return GpuState(
         index=device.index,
         uuid=uuid,
         name=device.name,

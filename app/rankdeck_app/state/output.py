@@ -29,7 +29,7 @@ _TRIM = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class OutputLine:
     """`t` is Unix time, None where a log line is older than the reader. `rank` None: the run as a whole."""
 
     t: float | None
@@ -52,7 +52,7 @@ class Line:
         return f"{self.clock} [{self.source}] {self.text}".strip()
 
 
-def line_of(event: events.AnyEvent) -> Line | None:
+def line_of(event: events.AnyEvent) -> OutputLine | None:
     """An event as a line, or None for those that other views show."""
     if isinstance(event, events.Steps):
         return _step_line(event)
@@ -60,29 +60,31 @@ def line_of(event: events.AnyEvent) -> Line | None:
         accuracy = "" if event.accuracy is None else f" accuracy {event.accuracy:.2%}"
         loss = "?" if event.loss is None else f"{event.loss:.4f}"
         text = f"evaluation at step {event.step}: held-out loss {loss}{accuracy}"
-        return Line(event.t, None, text)
+        return OutputLine(event.t, None, text)
     if isinstance(event, events.CheckpointSaved):
         size = format_bytes(event.num_bytes)
         text = f"checkpoint at step {event.step} ({event.reason}): {size} in {event.seconds:.1f} s"
-        return Line(event.t, None, text)
+        return OutputLine(event.t, None, text)
     if isinstance(event, events.ProblemRaised):
         problem = event.problem
         tone = "warning" if problem.severity == "warning" else "error"
         text = f"{problem.severity}: {problem.message} {problem.advice or ''}".strip()
-        return Line(event.t, problem.rank, text, tone)
+        return OutputLine(event.t, problem.rank, text, tone)
     if isinstance(event, events.RankStarted | events.Phase):
-        return Line(event.t, event.rank, event.phase, "dim")
+        return OutputLine(event.t, event.rank, event.phase, "dim")
     if isinstance(event, events.RunStarted):
-        return Line(event.t, None, f"attempt {event.attempt}: {event.strategy}, {event.steps} steps", "dim")
+        return OutputLine(
+            event.t, None, f"attempt {event.attempt}: {event.strategy}, {event.steps} steps", "dim"
+        )
     if isinstance(event, events.RankEnded):
-        return Line(event.t, event.rank, f"{event.reason} at step {event.step}", "dim")
+        return OutputLine(event.t, event.rank, f"{event.reason} at step {event.step}", "dim")
     if isinstance(event, events.RunEnded):
         tone = "error" if event.outcome == "failed" else "dim"
-        return Line(event.t, None, f"{event.outcome}, exit code {event.exit_code}", tone)
+        return OutputLine(event.t, None, f"{event.outcome}, exit code {event.exit_code}", tone)
     return None
 
 
-def _step_line(event: events.Steps) -> Line | None:
+def _step_line(event: events.Steps) -> OutputLine | None:
     """The last step of the batch."""
     num = max(len(event.ended), len(event.samples), len(event.step_s))
     if num == 0:
@@ -95,7 +97,7 @@ def _step_line(event: events.Steps) -> Line | None:
         parts.append(f"lr {event.lr[-1]:.1e}")
     if event.samples and event.step_s and event.step_s[-1] > 0:
         parts.append(f"{event.samples[-1] / event.step_s[-1]:.0f} samples/s")
-    return Line(event.ended[-1] if event.ended else event.t, event.rank, " ".join(parts))
+    return OutputLine(event.ended[-1] if event.ended else event.t, event.rank, " ".join(parts))
 
 
 class OutputTail(threading.Thread):
@@ -103,7 +105,7 @@ class OutputTail(threading.Thread):
 
     def __init__(self, path: Path) -> None:
         super().__init__(name=f"output {path.name}", daemon=True)
-        self.batches: deque[list[Line]] = deque()
+        self.batches: deque[list[OutputLine]] = deque()
         self._run = RunDir(path)
         self._reader = EventReader(self._run)
         self._offsets: dict[Path, int] = {}
@@ -127,7 +129,7 @@ class OutputTail(threading.Thread):
                 self.batches.append(lines)
             self._stopping.wait(POLL_S)
 
-    def _new_event_lines(self) -> Iterator[Line]:
+    def _new_event_lines(self) -> Iterator[OutputLine]:
         for path in self._files(self._run.events_folder, ".jsonl"):
             if path.name not in self._reader.cursors and not path.name.startswith("sampler"):
                 self._reader.cursors[path.name] = Cursor(offset=_near_end(path))
@@ -136,13 +138,13 @@ class OutputTail(threading.Thread):
             if line is not None:
                 yield line
 
-    def _new_log_lines(self, first: bool) -> Iterator[Line]:
+    def _new_log_lines(self, first: bool) -> Iterator[OutputLine]:
         for path in self._files(self._run.logs_folder, ".out", ".err"):
             if path not in self._offsets:
                 self._offsets[path] = _near_end(path)
             yield from self._log_lines(path, first)
 
-    def _log_lines(self, path: Path, first: bool) -> Iterator[Line]:
+    def _log_lines(self, path: Path, first: bool) -> Iterator[OutputLine]:
         try:
             with path.open("rb") as file:
                 file.seek(self._offsets[path])
@@ -158,7 +160,7 @@ class OutputTail(threading.Thread):
         for raw in whole:
             text = raw.decode("utf-8", "replace").rstrip("\r")[:_MAX_LINE_CHARS]
             if text.strip():
-                yield Line(t, rank, text, _log_tone(text))
+                yield OutputLine(t, rank, text, _log_tone(text))
 
     @staticmethod
     def _files(folder: Path, *suffixes: str) -> list[Path]:
@@ -196,8 +198,8 @@ class OutputModel(QAbstractListModel):
 
     def __init__(self, parent: QObject | None = None, max_lines: int = MAX_LINES) -> None:
         super().__init__(parent)
-        self._all: deque[Line] = deque(maxlen=max_lines)
-        self._shown: list[Line] = []
+        self._all: deque[OutputLine] = deque(maxlen=max_lines)
+        self._shown: list[OutputLine] = []
         self._max_lines = max_lines
         self._rank: int | None = None
         self._text = ""
@@ -219,11 +221,11 @@ class OutputModel(QAbstractListModel):
         return line if role == self.LineRole else None
 
     @property
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[OutputLine]:
         """What is on show."""
         return list(self._shown)
 
-    def append(self, lines: Iterable[Line]) -> None:
+    def append(self, lines: Iterable[OutputLine]) -> None:
         """Add lines at the end; the oldest ones go, a good many at a time."""
         fresh = list(lines)
         self._all.extend(fresh)
@@ -254,7 +256,7 @@ class OutputModel(QAbstractListModel):
         self._shown.clear()
         self.endResetModel()
 
-    def _passes(self, line: Line) -> bool:
+    def _passes(self, line: OutputLine) -> bool:
         if self._rank is not None and line.rank != self._rank:
             return False
         return not self._text or self._text in line.text.lower()

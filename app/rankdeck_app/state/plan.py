@@ -41,7 +41,7 @@ class PlanRow:
     failure: str = ""
 
 
-class Plan(QObject):
+class DraftPlan(QObject):
     """`changed`: rows, what is asked, or what stands in the way are new."""
 
     changed = Signal()

@@ -13,7 +13,7 @@ from PySide6.QtCore import QObject
 
 from rankdeck.run.plan_lines import PlanLine
 from rankdeck.run.report import read_prediction
-from rankdeck_app.state.plan import Plan
+from rankdeck_app.state.plan import DraftPlan
 from rankdeck_app.state.plan_process import Planner, PlanProcess
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Predictions(QObject):
     """Tells each run that is followed what was predicted for it, as soon as that is known."""
 
-    def __init__(self, planner: Planner, plan: Plan, parent: QObject | None = None) -> None:
+    def __init__(self, planner: Planner, plan: DraftPlan, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._planner, self._plan = planner, plan
         self._starting: list[LiveRun] = []

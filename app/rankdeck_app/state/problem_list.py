@@ -19,7 +19,7 @@ DEVICES = "devices"
 
 
 @dataclass(frozen=True)
-class Entry:
+class ListedProblem:
     """A problem and whose it is: DRAFT, LAUNCH, DEVICES, or what begins with a run's path (`run` is then its
     directory).
     """
@@ -41,10 +41,10 @@ class ProblemList(QObject):
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self._owners: dict[str, list[Entry]] = {}
+        self._owners: dict[str, list[ListedProblem]] = {}
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[ListedProblem]:
         return [entry for entries in reversed(self._owners.values()) for entry in entries]
 
     @property
@@ -57,7 +57,7 @@ class ProblemList(QObject):
 
     def set(self, owner: str, title: str, problems: Sequence[Problem], run: Path | None = None) -> None:
         """The problems of an owner are these now; none takes the owner off the list."""
-        entries = [Entry(owner, title, problem, run) for problem in problems]
+        entries = [ListedProblem(owner, title, problem, run) for problem in problems]
         if entries == self._owners.get(owner, []):
             return
         if entries:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rankdeck.config.presets import PresetCard
-from rankdeck_app.state.gpus import Gpu
+from rankdeck_app.state.gpus import GpuState
 
 REHEARSAL = "cpu:4"
 
@@ -20,14 +20,14 @@ class Suggestion:
     text: str
 
 
-def suggest(presets: Sequence[PresetCard], gpus: Sequence[Gpu]) -> Suggestion | None:
+def suggest(presets: Sequence[PresetCard], gpus: Sequence[GpuState]) -> Suggestion | None:
     """gpt-dp: on the free GPUs where there are two or more, else in rehearsal on four virtual devices. None
     when the presets are not there.
     """
     preset = next((card for card in presets if card.name == "gpt-dp"), None)
     if preset is None:
         return None
-    free = [gpu for gpu in gpus if gpu.is_for_auto]
+    free = [gpu for gpu in gpus if gpu.availability.is_for_auto]
     if len(free) > 1:
         devices = f"gpu:{','.join(str(gpu.index) for gpu in free)}"
         text = f"{preset.title} on {len(free)} GPUs: watch GPU 0 lead while the others idle."
@@ -36,8 +36,8 @@ def suggest(presets: Sequence[PresetCard], gpus: Sequence[Gpu]) -> Suggestion | 
     return Suggestion(preset, REHEARSAL, text)
 
 
-def default_devices(strategy: str, gpus: Sequence[Gpu]) -> str:
+def default_devices(strategy: str, gpus: Sequence[GpuState]) -> str:
     """What a configuration that names no devices runs on, when it is opened in the app."""
-    if any(gpu.is_for_auto for gpu in gpus):
+    if any(gpu.availability.is_for_auto for gpu in gpus):
         return "auto"
     return "cpu:1" if strategy == "single" else REHEARSAL

@@ -6,11 +6,10 @@ have written it. What needs trust is told by `RunConfig.code_folders`; who asks 
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
-from rankdeck.base.files import write_whole
+from rankdeck.base.files import read_toml, write_whole
 
 
 class Trust:
@@ -22,7 +21,7 @@ class Trust:
     def folders(self) -> list[Path]:
         """Trusted folders, sorted; empty when none was ever trusted or the file cannot be read."""
         try:
-            listed = tomllib.loads(self.path.read_text("utf-8")).get("folders", [])
+            listed = read_toml(self.path).get("folders", [])
         except (OSError, ValueError):
             return []  # unreadable is untrusted: the question is asked again
         return (

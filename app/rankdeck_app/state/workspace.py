@@ -66,14 +66,6 @@ class Workspace(QObject):
         self.changed.emit()
         write_whole(self._state_file, json.dumps({"folder": str(self._folder)}) + "\n")
 
-    def create(self) -> None:
-        """Make the folder, at the first launch.
-
-        Raises:
-            OSError: it cannot be made.
-        """
-        self._folder.mkdir(parents=True, exist_ok=True)
-
     def _remembered(self) -> Path | None:
         try:
             value = json.loads(self._state_file.read_text("utf-8"))["folder"]

@@ -15,13 +15,10 @@ Widgets ask for a look by property, never by a style sheet of their own:
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from PySide6.QtWidgets import QWidget
-
-if TYPE_CHECKING:
-    from rankdeck_app.theme.theme import Theme
 
 _SHEET = """
 QToolTip { background: @editorHoverWidget.background; color: @editorHoverWidget.foreground;
@@ -137,9 +134,9 @@ _IMAGES = (Path(__file__).parent / "images").as_posix()
 _COLOR = re.compile(r"@([A-Za-z]+(?:\.[A-Za-z]+)*)")
 
 
-def style_sheet(theme: Theme) -> str:
-    """The style sheet with every @id replaced by the theme's colour."""
-    return _COLOR.sub(lambda match: theme.hex(match[1]), _SHEET.replace("@images", _IMAGES))
+def style_sheet(hex_of: Callable[[str], str]) -> str:
+    """The style sheet with every @id replaced by the colour that `hex_of` gives for it."""
+    return _COLOR.sub(lambda match: hex_of(match[1]), _SHEET.replace("@images", _IMAGES))
 
 
 def set_look(widget: QWidget, **properties: str) -> None:

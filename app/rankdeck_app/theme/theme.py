@@ -92,7 +92,7 @@ class Theme(QObject):
             app.setProperty("isFusion", True)
         app.setPalette(self.palette())
         app.setFont(self.font())
-        app.setStyleSheet(style_sheet(self))
+        app.setStyleSheet(style_sheet(self.hex))
 
     def palette(self) -> QPalette:
         palette = QPalette()

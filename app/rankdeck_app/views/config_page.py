@@ -103,7 +103,7 @@ class ConfigPage(Page):
     def tooltip(self) -> str:
         return str(self._draft.source or "The run being configured; not in a file yet")
 
-    def actions_for_tab(self) -> list[PageAction]:
+    def tab_actions(self) -> list[PageAction]:
         return [
             PageAction("folder-opened", "Open Configuration", "config.open"),
             PageAction("save", "Save Configuration", "config.save"),

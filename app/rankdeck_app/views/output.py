@@ -24,7 +24,7 @@ from PySide6.QtWidgets import (
 )
 
 from rankdeck_app.shell.controls import tool_button
-from rankdeck_app.state.output import Line, OutputModel, OutputTail
+from rankdeck_app.state.output import OutputLine, OutputModel, OutputTail
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.controls import ComboBox
 
@@ -47,7 +47,7 @@ class _LineDelegate(QStyledItemDelegate):
     def paint(
         self, painter: QPainter, option: QStyleOptionViewItem, index: QModelIndex | QPersistentModelIndex
     ) -> None:
-        line: Line = index.data(OutputModel.LineRole)
+        line: OutputLine = index.data(OutputModel.LineRole)
         color = self._theme.color
         rect: QRect = option.rect
         state: QStyle.StateFlag = option.state

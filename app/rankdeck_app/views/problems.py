@@ -8,13 +8,13 @@ from PySide6.QtCore import QRectF, QSize, Qt
 from PySide6.QtGui import QPainter, QPaintEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QScrollArea, QVBoxLayout, QWidget
 
-from rankdeck_app.state.problem_list import Entry, ProblemList
+from rankdeck_app.state.problem_list import ListedProblem, ProblemList
 from rankdeck_app.theme import Theme, draw_icon
 
 MAX_ROWS = 100
 
 Remedy = tuple[str, Callable[[], object]]
-FindRemedies = Callable[[Entry], list[Remedy]]
+FindRemedies = Callable[[ListedProblem], list[Remedy]]
 
 
 class _Symbol(QWidget):
@@ -35,7 +35,7 @@ class _Symbol(QWidget):
 class ProblemRow(QWidget):
     """One entry. The buttons stand below the advice that they carry out."""
 
-    def __init__(self, theme: Theme, entry: Entry, remedies: list[Remedy]) -> None:
+    def __init__(self, theme: Theme, entry: ListedProblem, remedies: list[Remedy]) -> None:
         super().__init__()
         self.entry = entry
         warning = entry.is_warning
@@ -64,7 +64,7 @@ class ProblemRow(QWidget):
         self.setAccessibleDescription(entry.problem.advice or "")
 
 
-def whose(entry: Entry) -> str:
+def whose(entry: ListedProblem) -> str:
     """'GPT DP · rank 2', 'configuration · train.steps, line 12'."""
     problem = entry.problem
     parts = [entry.title]

@@ -16,7 +16,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from rankdeck_app.settings import Option, Settings, Value
+from rankdeck_app.settings import Setting, Settings, Value
 from rankdeck_app.shell.page import Page
 from rankdeck_app.state.trust import Trust
 from rankdeck_app.theme import Theme, set_look
@@ -29,7 +29,7 @@ MAX_WIDTH = 760
 class OptionRow(QWidget):
     """Name, sentence and editor of one option. A refused value is explained below and not kept."""
 
-    def __init__(self, theme: Theme, settings: Settings, option: Option) -> None:
+    def __init__(self, theme: Theme, settings: Settings, option: Setting) -> None:
         super().__init__()
         self._settings = settings
         self.option = option

@@ -8,24 +8,24 @@ here is trouble by itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt
-from PySide6.QtGui import QBrush, QColor, QFontMetricsF, QHelpEvent, QPainter, QPaintEvent
-from PySide6.QtWidgets import QToolTip, QWidget
+from PySide6.QtCore import QPointF, QRectF, QSize, Qt
+from PySide6.QtGui import QBrush, QColor, QFontMetricsF, QPainter, QPaintEvent
+from PySide6.QtWidgets import QWidget
 
 from rankdeck.base.units import format_bytes
 from rankdeck.run.anatomy import PHASES, Span
-from rankdeck_app.widgets.chart_colors import ChartColors, ThemeColors, chart_font
+from rankdeck_app.widgets.chart import CENTER, UNKNOWN, Chart
+from rankdeck_app.widgets.chart_colors import ThemeColors, chart_font
+from rankdeck_app.widgets.device_rows import DeviceRows
+from rankdeck_app.widgets.legend import LegendEntry, paint_entries, place_entries
 
 AXIS_HEIGHT = 15
 LEGEND_HEIGHT = 17
 BUBBLE = "bubble"
 IDLE = "idle"
-_LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
-_RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
-_CENTER = Qt.AlignmentFlag.AlignCenter
 _UNDER_SHARE = 0.36
 _NOISE_S = 2e-6
 _VALUE_WIDTH = 40.0
@@ -87,49 +87,27 @@ class _Box:
 
 @dataclass
 class _Layout:
-    strip: QRectF
-    row_height: float
+    rows: DeviceRows
     boxes: list[_Box] = field(default_factory=list)
     gaps: list[_Box] = field(default_factory=list)
     busy: list[float | None] = field(default_factory=list)
 
 
-class StepAnatomyChart(QWidget):
+class StepAnatomyChart(Chart[AnatomyFigure]):
     """The phases of a run's devices, readable from 1 to 16 of them."""
 
     def __init__(self, theme: ThemeColors, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._theme = theme
-        self._colors = ChartColors.of(theme)
-        self._figure = AnatomyFigure()
         self._layout: _Layout | None = None
-        self.setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent)
-        self.setAccessibleName("Phases of the last sampled step, per device")
-        theme.changed.connect(self._retheme)
+        super().__init__(theme, AnatomyFigure(), "Phases of the last sampled step, per device", parent)
 
-    @property
-    def figure(self) -> AnatomyFigure:
-        return self._figure
-
-    def set_figure(self, figure: AnatomyFigure) -> None:
-        if len(figure.rows) != len(self._figure.rows):
-            self.updateGeometry()
-        self._figure = figure
+    def relayout(self) -> None:
         self._layout = None
-        self.setAccessibleDescription(", ".join(self._descriptions()))
-        self.update()
 
-    def _descriptions(self) -> Iterator[str]:
-        laid_out = self._laid_out()
-        for row, busy in zip(self._figure.rows, laid_out.busy, strict=True):
-            yield f"{row.label}: {'unknown' if busy is None else f'{100 * busy:.0f} % busy'}"
-
-    def _retheme(self) -> None:
-        self._colors = ChartColors.of(self._theme)
-        self.update()
-
-    def resizeEvent(self, event: QEvent) -> None:
-        self._layout = None
+    def describe(self) -> str:
+        return ", ".join(
+            f"{row.label}: {'unknown' if busy is None else f'{100 * busy:.0f} % busy'}"
+            for row, busy in zip(self._figure.rows, self._laid_out().busy, strict=True)
+        )
 
     def sizeHint(self) -> QSize:
         return QSize(420, max(110, 22 * len(self._figure.rows) + AXIS_HEIGHT + LEGEND_HEIGHT))
@@ -156,31 +134,27 @@ class StepAnatomyChart(QWidget):
 
     def _lay_out(self) -> _Layout:
         figure = self._figure
-        num_rows = max(1, len(figure.rows))
+        labels = [row.label for row in figure.rows]
         room = self.height() - AXIS_HEIGHT - self._legend_height - 4
-        row_height = min(34.0, room / num_rows)
-        metrics = QFontMetricsF(chart_font(12 if row_height >= 14 else 10, bold=True))
-        label_width = max((metrics.horizontalAdvance(row.label) for row in figure.rows), default=40) + 12
-        width = max(40.0, self.width() - label_width - _VALUE_WIDTH)
-        top = max(0.0, (room - num_rows * row_height) / 2)
-        found = _Layout(QRectF(label_width, top, width, num_rows * row_height), row_height)
+        rows = DeviceRows.of(labels, self.width(), room, most_row=34.0, numbers=_VALUE_WIDTH)
+        layout = _Layout(rows)
         span_s = figure.end_s - figure.start_s
         for index, row in enumerate(figure.rows):
             if span_s <= 0 or not row.spans:
-                found.busy.append(None)
+                layout.busy.append(None)
             else:
-                self._lay_row(found, index, row, width / span_s)
-        return found
+                self._lay_row(layout, index, row, rows.plot.width() / span_s)
+        return layout
 
-    def _lay_row(self, found: _Layout, index: int, row: AnatomyRow, per_second: float) -> None:
+    def _lay_row(self, layout: _Layout, index: int, row: AnatomyRow, per_second: float) -> None:
         figure = self._figure
-        gap = 3.0 if found.row_height >= 12 else 1.0
-        top = found.strip.top() + index * found.row_height + gap / 2
-        height = found.row_height - gap
+        gap = 3.0 if layout.rows.row_height >= 12 else 1.0
+        row_box = layout.rows.row(index).adjusted(0, gap / 2, 0, -gap / 2)
 
         def box(start_s: float, end_s: float, span: Span) -> _Box:
-            left = found.strip.left() + (start_s - figure.start_s) * per_second
-            return _Box(QRectF(left, top, (end_s - start_s) * per_second, height), span, index)
+            left = row_box.left() + (start_s - figure.start_s) * per_second
+            width = (end_s - start_s) * per_second
+            return _Box(QRectF(left, row_box.top(), width, row_box.height()), span, index)
 
         free_s, idle_s = figure.start_s, 0.0
         for span in row.spans:
@@ -190,16 +164,16 @@ class StepAnatomyChart(QWidget):
             placed = box(start_s, end_s, span)
             placed.is_under = span.start_s < free_s - _NOISE_S
             if placed.is_under:
-                placed.where.setTop(top + height * (1 - _UNDER_SHARE))
+                placed.where.setTop(row_box.top() + row_box.height() * (1 - _UNDER_SHARE))
             elif start_s > free_s + _NOISE_S:
                 idle_s += start_s - free_s
-                found.gaps.append(box(free_s, start_s, Span(self._gap_name, free_s, start_s - free_s)))
-            found.boxes.append(placed)
+                layout.gaps.append(box(free_s, start_s, Span(self._gap_name, free_s, start_s - free_s)))
+            layout.boxes.append(placed)
             free_s = max(free_s, end_s)
         if figure.end_s > free_s + _NOISE_S:
             idle_s += figure.end_s - free_s
-            found.gaps.append(box(free_s, figure.end_s, Span(self._gap_name, free_s, figure.end_s - free_s)))
-        found.busy.append(1 - idle_s / (figure.end_s - figure.start_s))
+            layout.gaps.append(box(free_s, figure.end_s, Span(self._gap_name, free_s, figure.end_s - free_s)))
+        layout.busy.append(1 - idle_s / (figure.end_s - figure.start_s))
 
     @property
     def _gap_name(self) -> str:
@@ -207,30 +181,30 @@ class StepAnatomyChart(QWidget):
 
     # -- painting --
 
-    def paintEvent(self, event: QPaintEvent) -> None:
-        painter = QPainter(self)
-        painter.fillRect(self.rect(), self._colors.card)
-        laid_out = self._laid_out()
-        for index in range(len(self._figure.rows)):
-            self._paint_words(painter, laid_out, index)
-        for gap in laid_out.gaps:
-            painter.fillRect(gap.where, self._colors.track)
-            if self._figure.is_pipeline:
-                self._hatch(painter, gap.where)
-        for box in laid_out.boxes:
+    def paint(self, painter: QPainter, event: QPaintEvent) -> None:
+        layout, muted = self._laid_out(), self._colors.muted
+        for index, (row, busy) in enumerate(zip(self._figure.rows, layout.busy, strict=True)):
+            number = UNKNOWN if busy is None else f"{100 * busy:.0f}%"
+            layout.rows.paint_words(painter, index, (row.label, muted), (number, muted), bold=False)
+        for gap in layout.gaps:
+            for brush in self._gap_sign():
+                painter.fillRect(gap.where, brush)
+        for box in layout.boxes:
             self._paint_box(painter, box)
-        if laid_out.boxes:
-            self._paint_axis(painter, laid_out.strip)
+        if layout.boxes:
+            self._paint_axis(painter, layout.rows.plot)
             if self._legend_height:
-                self._paint_legend(painter)
+                [line] = place_entries(self._legend(), self.width())
+                paint_entries(painter, line, self.height() - LEGEND_HEIGHT / 2, muted)
         else:
             painter.setFont(chart_font(11))
-            painter.setPen(self._colors.muted)
-            painter.drawText(self.rect(), _CENTER, "No step sampled yet")
-        painter.end()
+            painter.setPen(muted)
+            painter.drawText(self.rect(), CENTER, "No step sampled yet")
 
-    def _hatch(self, painter: QPainter, where: QRectF) -> None:
-        painter.fillRect(where, QBrush(self._colors.axis, Qt.BrushStyle.BDiagPattern))
+    def _gap_sign(self) -> list[QBrush | QColor]:
+        """The track, hatched where a gap is a bubble."""
+        hatch = QBrush(self._colors.axis, Qt.BrushStyle.BDiagPattern)
+        return [self._colors.track, hatch] if self._figure.is_pipeline else [self._colors.track]
 
     def _paint_box(self, painter: QPainter, box: _Box) -> None:
         color = self._color(box.span.name)
@@ -250,26 +224,7 @@ class StepAnatomyChart(QWidget):
         if QFontMetricsF(font).horizontalAdvance(text) + 4 <= where.width():
             painter.setFont(font)
             painter.setPen(QColor("#101418") if color.lightnessF() > 0.5 else QColor("#FFFFFF"))
-            painter.drawText(where, _CENTER, text)
-
-    def _paint_words(self, painter: QPainter, laid_out: _Layout, index: int) -> None:
-        strip, row_height = laid_out.strip, laid_out.row_height
-        name_every = 1 if row_height >= 8 else 2 if row_height >= 4.5 else 4
-        if index % name_every:
-            return
-        text_size = 12 if row_height >= 14 else 10 if row_height >= 11 else 9
-        row = QRectF(0, strip.top() + index * row_height - 4, self.width(), row_height + 8)
-        painter.setFont(chart_font(text_size))
-        painter.setPen(self._colors.muted)
-        painter.drawText(
-            QRectF(0, row.y(), strip.left(), row.height()), _LEFT, self._figure.rows[index].label
-        )
-        busy = laid_out.busy[index]
-        painter.setFont(chart_font(text_size, mono=True))
-        text = "–" if busy is None else f"{100 * busy:.0f}%"
-        painter.drawText(
-            QRectF(strip.right(), row.y(), self.width() - strip.right(), row.height()), _RIGHT, text
-        )
+            painter.drawText(where, CENTER, text)
 
     def _paint_axis(self, painter: QPainter, strip: QRectF) -> None:
         painter.setFont(chart_font(10))
@@ -281,46 +236,27 @@ class StepAnatomyChart(QWidget):
             middle = strip.left() + strip.width() * index * tick_s / span_s
             where = QRectF(middle - 40, strip.bottom() + 1, 80, AXIS_HEIGHT - 2)
             text = f"{index * tick_s / divisor:g} {unit}" if index else "0"
-            painter.drawText(where, _CENTER, text)
+            painter.drawText(where, CENTER, text)
 
-    def _legend(self) -> list[tuple[str, float]]:
-        """(name, left) of what there is room for; the shortest phases go first."""
-        metrics = QFontMetricsF(chart_font(11))
+    def _legend(self) -> list[LegendEntry]:
+        """The phases, of which the shortest go first where there is no room, and the gap."""
         totals: dict[str, float] = {}
         for row in self._figure.rows:
             for span in row.spans:
                 totals[span.name] = totals.get(span.name, 0.0) + span.duration_s
-        names = [*self._figure.phases, self._gap_name]
-        widths = {name: metrics.horizontalAdvance(_LABELS.get(name, name)) + 24 for name in names}
-        while len(names) > 2 and sum(widths[name] for name in names) - 10 > self.width():
-            names.remove(min(names[:-1], key=lambda name: totals[name]))
-        found, left = [], 0.0
-        for name in names:
-            found.append((name, left))
-            left += widths[name]
-        return found
-
-    def _paint_legend(self, painter: QPainter) -> None:
-        painter.setFont(chart_font(11))
-        middle = self.height() - LEGEND_HEIGHT / 2
-        for name, left in self._legend():
-            sign = QRectF(left, middle - 4.5, 9, 9)
-            if name == self._gap_name:
-                painter.fillRect(sign, self._colors.track)
-                if self._figure.is_pipeline:
-                    self._hatch(painter, sign)
-            else:
-                painter.fillRect(sign, self._color(name))
-            painter.setPen(self._colors.muted)
-            painter.drawText(QRectF(left + 14, middle - 9, self.width(), 18), _LEFT, _LABELS.get(name, name))
+        phases = [
+            LegendEntry(_LABELS.get(name, name), [self._color(name)], totals[name])
+            for name in self._figure.phases
+        ]
+        return [*phases, LegendEntry(self._gap_name, self._gap_sign())]
 
     # -- pointing at things --
 
     def tooltip_at(self, x: float, y: float) -> str:
         """The device and the phase under a point, how long it took and what it moved; empty elsewhere."""
         point = QPointF(x, y)
-        laid_out = self._laid_out()
-        for boxes in (reversed(laid_out.boxes), laid_out.gaps):
+        layout = self._laid_out()
+        for boxes in (reversed(layout.boxes), layout.gaps):
             for box in boxes:
                 if box.where.contains(point):
                     return self._words_of(box)
@@ -337,12 +273,6 @@ class StepAnatomyChart(QWidget):
         if span.num_bytes is not None:
             words.append(format_bytes(span.num_bytes))
         return " · ".join(words)
-
-    def event(self, event: QEvent) -> bool:
-        if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
-            QToolTip.showText(event.globalPos(), self.tooltip_at(event.pos().x(), event.pos().y()), self)
-            return True
-        return super().event(event)
 
 
 def _milliseconds(seconds: float) -> str:

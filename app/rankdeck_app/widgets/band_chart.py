@@ -33,7 +33,7 @@ _FEW = 40
 
 
 @dataclass(frozen=True)
-class Limit:
+class MemoryLimit:
     """A dashed line with its name: the capacity, the predicted peak."""
 
     name: str
@@ -51,7 +51,7 @@ class BandFigure:
     histories: Sequence[Series] = ()
     lead: int = 0
     is_notable: bool = False
-    limits: Sequence[Limit] = ()
+    limits: Sequence[MemoryLimit] = ()
     now_s: float = 0.0
     span_s: float | None = 60.0
     awaited: str = "waiting for the first sampled step"

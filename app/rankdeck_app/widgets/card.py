@@ -44,7 +44,7 @@ def _draw(painter: QPainter, text: str, font: QFont, color: QColor, left: float,
     return painter.fontMetrics().horizontalAdvance(shown)
 
 
-class Card(QWidget):
+class ChartCard(QWidget):
     """A titled frame. `csv_rows` gives the header row and then the data rows of the CSV export."""
 
     def __init__(self, title: str, theme: ThemeColors, parent: QWidget | None = None) -> None:

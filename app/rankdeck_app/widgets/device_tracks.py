@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from PySide6.QtCore import QPointF, QRectF, QSize, Qt
+from PySide6.QtCore import QPointF, QRectF, QSize
 from PySide6.QtGui import QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QWidget
 
 from rankdeck_app.state.series import Series
-from rankdeck_app.widgets.chart_colors import ChartColors, ThemeColors, chart_font
+from rankdeck_app.widgets.chart import CENTER, LEFT, RIGHT, Chart, dashed_line
+from rankdeck_app.widgets.chart_colors import ThemeColors, chart_font
 from rankdeck_app.widgets.tracks import area_image, held
 
 AXIS_HEIGHT = 14
@@ -22,12 +23,10 @@ _GAP = 14.0
 _HEAD = 15.0
 _COLUMNS = 2
 _LEAST_PLOT = 34
-_LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
-_RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 
 
 @dataclass(frozen=True)
-class Limit:
+class TrackLimit:
     """A dashed line; `is_hard` is a wall (capacity, power limit), else it is a memory (the peak)."""
 
     value: float
@@ -35,7 +34,7 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Mark:
+class TrackMark:
     """Something that happened at `at_s`."""
 
     at_s: float
@@ -52,42 +51,28 @@ class Track:
     top: float
     hold_s: float = 1.5
     second: Series | None = None
-    limits: Sequence[Limit] = ()
-    marks: Sequence[Mark] = ()
+    limits: Sequence[TrackLimit] = ()
+    marks: Sequence[TrackMark] = ()
     tone: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TracksFigure:
+    """All tracks of a device. Never equal to another: the series grow in their places."""
+
     tracks: Sequence[Track] = ()
     x_range: tuple[float, float] = (0.0, 60.0)
     is_old: bool = False
 
 
-class DeviceTracks(QWidget):
+class DeviceTracks(Chart[TracksFigure]):
     """The plots of one device."""
 
     def __init__(self, theme: ThemeColors, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._theme = theme
-        self._colors = ChartColors.of(theme)
-        self._figure = TracksFigure()
-        self.setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent)
-        self.setAccessibleName("Readings of one device over time")
-        theme.changed.connect(self._retheme)
+        super().__init__(theme, TracksFigure(), "Readings of one device over time", parent)
 
-    @property
-    def figure(self) -> TracksFigure:
-        return self._figure
-
-    def set_figure(self, figure: TracksFigure) -> None:
-        self._figure = figure
-        self.setAccessibleDescription("; ".join(f"{track.title}: {track.text}" for track in figure.tracks))
-        self.update()
-
-    def _retheme(self) -> None:
-        self._colors = ChartColors.of(self._theme)
-        self.update()
+    def describe(self) -> str:
+        return "; ".join(f"{track.title}: {track.text}" for track in self._figure.tracks)
 
     @property
     def _num_rows(self) -> int:
@@ -99,9 +84,7 @@ class DeviceTracks(QWidget):
     def minimumSizeHint(self) -> QSize:
         return QSize(300, int(self._num_rows * (_LEAST_PLOT + _HEAD)) + AXIS_HEIGHT)
 
-    def paintEvent(self, event: QPaintEvent) -> None:
-        painter = QPainter(self)
-        painter.fillRect(self.rect(), self._colors.card)
+    def paint(self, painter: QPainter, event: QPaintEvent) -> None:
         width = (self.width() - _GAP * (_COLUMNS - 1)) / _COLUMNS
         height = (self.height() - AXIS_HEIGHT) / self._num_rows
         for index, track in enumerate(self._figure.tracks):
@@ -112,18 +95,17 @@ class DeviceTracks(QWidget):
             self._paint_axis(
                 painter, QRectF(column * (width + _GAP), self.height() - AXIS_HEIGHT, width, AXIS_HEIGHT)
             )
-        painter.end()
 
     def _paint_track(self, painter: QPainter, track: Track, box: QRectF) -> None:
         colors, old = self._colors, self._figure.is_old
         head = QRectF(box.left(), box.top(), box.width(), _HEAD)
         painter.setFont(chart_font(11))
         painter.setPen(colors.muted)
-        painter.drawText(head, _LEFT, track.title)
+        painter.drawText(head, LEFT, track.title)
         tones = {"hot": colors.lead_text, "muted": colors.muted, "error": colors.trouble}
         painter.setPen(colors.muted if old else tones.get(track.tone, colors.foreground))
         painter.setFont(chart_font(11, bold=track.tone != "muted", mono=True))
-        painter.drawText(head, _RIGHT, track.text)
+        painter.drawText(head, RIGHT, track.text)
         plot = QRectF(box.left(), box.top() + _HEAD, box.width(), box.height() - _HEAD - 5)
         self._paint_curve(painter, track, plot)
         self._paint_limits(painter, track, plot)
@@ -148,13 +130,7 @@ class DeviceTracks(QWidget):
     def _paint_limits(self, painter: QPainter, track: Track, plot: QRectF) -> None:
         for limit in track.limits:
             if 0 < limit.value <= track.top:
-                pen = QPen(
-                    self._colors.capacity if limit.is_hard else self._colors.muted,
-                    1,
-                    Qt.PenStyle.CustomDashLine,
-                )
-                pen.setDashPattern([4, 3])
-                painter.setPen(pen)
+                painter.setPen(dashed_line(self._colors.capacity if limit.is_hard else self._colors.muted))
                 y = plot.bottom() - plot.height() * limit.value / track.top
                 painter.drawLine(QPointF(plot.left(), y), QPointF(plot.right(), y))
         x0, x1 = self._figure.x_range
@@ -168,16 +144,16 @@ class DeviceTracks(QWidget):
                 width = painter.fontMetrics().horizontalAdvance(mark.text)
                 left = x + 3 if x + 3 + width <= plot.right() else x - 3 - width
                 if left >= taken:
-                    painter.drawText(QRectF(left, plot.top(), width + 2, 13), _LEFT, mark.text)
+                    painter.drawText(QRectF(left, plot.top(), width + 2, 13), LEFT, mark.text)
                     taken = left + width + 6
 
     def _paint_axis(self, painter: QPainter, box: QRectF) -> None:
         x0, x1 = self._figure.x_range
         painter.setFont(chart_font(10))
         painter.setPen(self._colors.axis)
-        painter.drawText(box, _LEFT, f"-{span_words(x1 - x0)}")
-        painter.drawText(box, Qt.AlignmentFlag.AlignCenter, f"-{span_words((x1 - x0) / 2)}")
-        painter.drawText(box, _RIGHT, "now")
+        painter.drawText(box, LEFT, f"-{span_words(x1 - x0)}")
+        painter.drawText(box, CENTER, f"-{span_words((x1 - x0) / 2)}")
+        painter.drawText(box, RIGHT, "now")
 
 
 def span_words(seconds: float) -> str:

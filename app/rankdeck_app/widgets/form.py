@@ -246,7 +246,3 @@ class Form(QWidget):
         editors = [self.fields[row.place].editor for row in self._rows]
         for before, after in pairwise(editors):
             QWidget.setTabOrder(before, after)
-
-    def focus_first(self) -> None:
-        if self._rows:
-            self.fields[self._rows[0].place].editor.setFocus()

@@ -10,12 +10,11 @@ from PySide6.QtGui import QBrush, QPainter, QPaintEvent
 from PySide6.QtWidgets import QWidget
 
 from rankdeck.base.units import format_bytes
-from rankdeck_app.widgets.chart_colors import ChartColors, ThemeColors, chart_font
+from rankdeck_app.widgets.chart import LEFT, RIGHT, Chart
+from rankdeck_app.widgets.chart_colors import ThemeColors, chart_font
 
 _BAR = 12.0
 _LINE = 18.0
-_LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
-_RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 
 
 @dataclass(frozen=True)
@@ -37,35 +36,15 @@ class HoldersFigure:
     facts: Sequence[tuple[str, str]] = ()
 
 
-class HolderList(QWidget):
+class HolderList(Chart[HoldersFigure]):
     """Painted; lines that have no room are counted in the last one."""
 
     def __init__(self, theme: ThemeColors, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._theme = theme
-        self._colors = ChartColors.of(theme)
-        self._figure = HoldersFigure()
-        self.setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent)
-        self.setAccessibleName("Who holds the memory of the device")
-        theme.changed.connect(self._retheme)
+        super().__init__(theme, HoldersFigure(), "Who holds the memory of the device", parent)
 
-    @property
-    def figure(self) -> HoldersFigure:
-        return self._figure
-
-    def set_figure(self, figure: HoldersFigure) -> None:
-        if figure == self._figure:
-            return
-        self._figure = figure
-        words = [f"{item.name}: {_bytes(item.num_bytes)}" for item in figure.holders]
-        self.setAccessibleDescription(
-            "; ".join([*words, *(f"{name}: {text}" for name, text in figure.facts)])
-        )
-        self.update()
-
-    def _retheme(self) -> None:
-        self._colors = ChartColors.of(self._theme)
-        self.update()
+    def describe(self) -> str:
+        held = [f"{item.name}: {_bytes(item.num_bytes)}" for item in self._figure.holders]
+        return "; ".join([*held, *(f"{name}: {text}" for name, text in self._figure.facts)])
 
     def sizeHint(self) -> QSize:
         return QSize(260, 200)
@@ -73,9 +52,7 @@ class HolderList(QWidget):
     def minimumSizeHint(self) -> QSize:
         return QSize(180, 120)
 
-    def paintEvent(self, event: QPaintEvent) -> None:
-        painter = QPainter(self)
-        painter.fillRect(self.rect(), self._colors.card)
+    def paint(self, painter: QPainter, event: QPaintEvent) -> None:
         self._paint_bar(painter)
         top = _BAR + 8
         facts = list(self._figure.facts)
@@ -94,7 +71,6 @@ class HolderList(QWidget):
             if top + _LINE <= self.height() + 1:
                 self._paint_fact(painter, name, text, top)
             top += _LINE
-        painter.end()
 
     def _paint_bar(self, painter: QPainter) -> None:
         painter.fillRect(QRectF(0, 0, self.width(), _BAR), self._colors.track)
@@ -123,7 +99,7 @@ class HolderList(QWidget):
         painter.setFont(chart_font(11, mono=True))
         painter.setPen(self._colors.foreground if item.num_bytes is not None else self._colors.muted)
         text = _bytes(item.num_bytes)
-        painter.drawText(box, _RIGHT, text)
+        painter.drawText(box, RIGHT, text)
         used = painter.fontMetrics().horizontalAdvance(text) + 10
         painter.setFont(chart_font(11))
         painter.setPen(self._colors.muted if item.kind in ("free", "driver", "") else self._colors.foreground)
@@ -131,7 +107,7 @@ class HolderList(QWidget):
         words = f"{item.name}  {item.note}" if item.note else item.name
         painter.drawText(
             room,
-            _LEFT,
+            LEFT,
             painter.fontMetrics().elidedText(words, Qt.TextElideMode.ElideRight, int(room.width())),
         )
 
@@ -139,11 +115,11 @@ class HolderList(QWidget):
         box = QRectF(0, top, self.width(), _LINE)
         painter.setFont(chart_font(10))
         painter.setPen(self._colors.axis)
-        painter.drawText(box, _LEFT, name)
+        painter.drawText(box, LEFT, name)
         painter.setPen(self._colors.muted)
         room = box.adjusted(painter.fontMetrics().horizontalAdvance(name) + 12, 0, 0, 0)
         shown = painter.fontMetrics().elidedText(text, Qt.TextElideMode.ElideMiddle, int(room.width()))
-        painter.drawText(room, _RIGHT, shown)
+        painter.drawText(room, RIGHT, shown)
 
 
 def _bytes(num_bytes: int | None) -> str:

@@ -15,7 +15,6 @@ from PySide6.QtCore import QEvent, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import (
     QColor,
     QFontMetricsF,
-    QHelpEvent,
     QImage,
     QKeyEvent,
     QMouseEvent,
@@ -23,22 +22,21 @@ from PySide6.QtGui import (
     QPaintEvent,
     QPen,
 )
-from PySide6.QtWidgets import QToolTip, QWidget
+from PySide6.QtWidgets import QWidget
 
 from rankdeck_app.state.series import Series
-from rankdeck_app.widgets.chart_colors import ChartColors, ThemeColors, chart_font
+from rankdeck_app.widgets.chart import LEFT, RIGHT, Chart
+from rankdeck_app.widgets.chart_colors import ThemeColors, chart_font
 from rankdeck_app.widgets.tracks import area_image, held
 
 HEADER_HEIGHT = 18
 LEAST_ROW, MOST_ROW = 15.0, 30.0
 _GAP = 10.0
 _LEAST_CURVE = 26.0
-_LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
-_RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 
 
 @dataclass(frozen=True)
-class Column:
+class MetricColumn:
     """`widest` is a text as wide as any number of the column. `weight` shares the room for curves; without
     one the column has none. Columns of low `keep` go first where there is no room.
     """
@@ -52,7 +50,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Cell:
+class MetricCell:
     """`tone`: "" | muted | hot | error. `curve` is drawn from 0 to `top`, each value for `hold_s` at most."""
 
     text: str
@@ -64,63 +62,53 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class MetricRow:
     """A device. `is_part`: of the one above it (a MIG instance). One that `is_lost` shows its note only."""
 
     uuid: str
     label: str
-    cells: Sequence[Cell]
+    cells: Sequence[MetricCell]
     note: str = ""
     is_part: bool = False
     is_lost: bool = False
     is_lead: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TableFigure:
-    """All rows, and the window that curves are drawn of, in seconds."""
+    """All rows, and the window that curves are drawn of, in seconds. Never equal to another: the series grow
+    in their places.
+    """
 
-    rows: Sequence[Row] = ()
+    rows: Sequence[MetricRow] = ()
     x_range: tuple[float, float] = (0.0, 60.0)
-    columns: Sequence[Column] = field(default_factory=tuple)
+    columns: Sequence[MetricColumn] = field(default_factory=tuple)
 
 
-class MetricTable(QWidget):
+class MetricTable(Chart[TableFigure]):
     """`chosen` carries the UUID of a row, "" for none; `activated` that of a row that is to be opened."""
 
     chosen = Signal(str)
     activated = Signal(str)
 
-    def __init__(self, theme: ThemeColors, columns: Sequence[Column], parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._theme = theme
-        self._colors = ChartColors.of(theme)
+    def __init__(
+        self, theme: ThemeColors, columns: Sequence[MetricColumn], parent: QWidget | None = None
+    ) -> None:
         self._columns = tuple(columns)
-        self._figure = TableFigure()
         self._selected = ""
         self._images: dict[int, tuple[tuple[int, int], QImage]] = {}
         self._turn = 0
+        super().__init__(theme, TableFigure(), "Every metric of every device", parent)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-        self.setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent)
-        self.setAccessibleName("Every metric of every device")
-        theme.changed.connect(self._retheme)
-
-    @property
-    def figure(self) -> TableFigure:
-        return self._figure
 
     @property
     def selected(self) -> str:
         return self._selected
 
-    def set_figure(self, figure: TableFigure) -> None:
-        if len(figure.rows) != len(self._figure.rows):
-            self.updateGeometry()
-        before, self._figure = self._figure, figure
+    def repaint_after(self, before: TableFigure) -> None:
         self._turn += 1
-        if _shape(before) != _shape(figure):
+        if _shape(before) != _shape(self._figure):
             self._images.clear()
-        self.setAccessibleDescription(self._description())
         self.update()
 
     def select(self, uuid: str) -> None:
@@ -129,19 +117,18 @@ class MetricTable(QWidget):
             self.chosen.emit(uuid)
             self.update()
 
-    def _description(self) -> str:
+    def describe(self) -> str:
         return "; ".join(
             f"{row.label}: " + ", ".join(f"{column.title} {cell.text}" for column, cell in self._pairs(row))
             for row in self._figure.rows
         )
 
-    def _pairs(self, row: Row) -> list[tuple[Column, Cell]]:
+    def _pairs(self, row: MetricRow) -> list[tuple[MetricColumn, MetricCell]]:
         return list(zip(self._columns, row.cells, strict=True))
 
     def _retheme(self) -> None:
-        self._colors = ChartColors.of(self._theme)
         self._images.clear()
-        self.update()
+        super()._retheme()
 
     def sizeHint(self) -> QSize:
         return QSize(600, int(HEADER_HEIGHT + 24 * len(self._figure.rows)))
@@ -201,9 +188,7 @@ class MetricTable(QWidget):
 
     # Painting
 
-    def paintEvent(self, event: QPaintEvent) -> None:
-        painter = QPainter(self)
-        painter.fillRect(self.rect(), self._colors.card)
+    def paint(self, painter: QPainter, event: QPaintEvent) -> None:
         places = self.places()
         self._paint_header(painter, places)
         for index, row in enumerate(self._figure.rows):
@@ -212,7 +197,6 @@ class MetricTable(QWidget):
         if self._figure.rows:
             for index, curve, _ in places:
                 self._paint_curves(painter, index, curve)
-        painter.end()
 
     def _paint_header(self, painter: QPainter, places: Sequence[tuple[int, QRectF, QRectF]]) -> None:
         painter.setFont(chart_font(10))
@@ -220,15 +204,15 @@ class MetricTable(QWidget):
         for index, curve, number in places:
             column = self._columns[index]
             box = curve.united(number) if curve.width() else number
-            align = _LEFT if curve.width() or column.is_text else _RIGHT
+            align = LEFT if curve.width() or column.is_text else RIGHT
             painter.drawText(
-                box.adjusted(0, 0, 30, -2) if align == _LEFT else box.adjusted(0, 0, 0, -2),
+                box.adjusted(0, 0, 30, -2) if align == LEFT else box.adjusted(0, 0, 0, -2),
                 align,
                 column.title,
             )
 
     def _paint_row(
-        self, painter: QPainter, places: Sequence[tuple[int, QRectF, QRectF]], row: Row, box: QRectF
+        self, painter: QPainter, places: Sequence[tuple[int, QRectF, QRectF]], row: MetricRow, box: QRectF
     ) -> None:
         colors, px = self._colors, self._text_px()
         is_selected = row.uuid == self._selected
@@ -243,12 +227,12 @@ class MetricTable(QWidget):
         painter.setPen(
             colors.muted if row.is_lost else colors.lead_text if row.is_lead else colors.foreground
         )
-        painter.drawText(box.adjusted(20 if row.is_part else 6, 0, 0, 0), _LEFT, row.label)
+        painter.drawText(box.adjusted(20 if row.is_part else 6, 0, 0, 0), LEFT, row.label)
         if row.is_lost:
             painter.setFont(chart_font(px))
             painter.setPen(colors.trouble)
             painter.drawText(
-                QRectF(places[0][1].left(), box.top(), box.width(), box.height()), _LEFT, row.note
+                QRectF(places[0][1].left(), box.top(), box.width(), box.height()), LEFT, row.note
             )
             return
         for index, _, number in places:
@@ -263,7 +247,7 @@ class MetricTable(QWidget):
                     max(where.right(), self.width() - 4) if index == places[-1][0] else where.right()
                 )
                 text = painter.fontMetrics().elidedText(text, Qt.TextElideMode.ElideRight, int(where.width()))
-            painter.drawText(where, _LEFT if column.is_text else _RIGHT, text)
+            painter.drawText(where, LEFT if column.is_text else RIGHT, text)
 
     def _paint_curves(self, painter: QPainter, index: int, curve: QRectF) -> None:
         """All curves of a column, made anew every second time: numbers change faster than curves move."""
@@ -348,12 +332,6 @@ class MetricTable(QWidget):
                 return self._figure.rows[row].cells[index].tooltip or column.meaning
         row = self.row_at(y)
         return "" if row is None else self._figure.rows[row].note
-
-    def event(self, event: QEvent) -> bool:
-        if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
-            QToolTip.showText(event.globalPos(), self.tooltip_at(event.pos().x(), event.pos().y()), self)
-            return True
-        return super().event(event)
 
 
 def _shape(figure: TableFigure) -> tuple[list[str], int]:

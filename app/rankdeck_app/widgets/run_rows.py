@@ -17,7 +17,7 @@ from rankdeck.config.catalog import (
     OPTIMIZERS,
     SCHEDULES,
     STRATEGIES,
-    Card,
+    CatalogCard,
     OptionField,
     option_fields,
 )
@@ -50,14 +50,16 @@ def _row(place: Place, field: OptionField) -> FormRow:
     return FormRow(place, label, field)
 
 
-def _use_row(place: Place, label: str, cards: Mapping[str, Card], default: str, own: str = "") -> FormRow:
+def _use_row(
+    place: Place, label: str, cards: Mapping[str, CatalogCard], default: str, own: str = ""
+) -> FormRow:
     """A choice among cards; `own` says how a person's own is written, where that is allowed."""
     text = " · ".join(f"{card.name}: {card.hint}" for card in cards.values())
     field = OptionField("use", "choice", default, f"{text}{own and f' · your own: {own}'}", tuple(cards))
     return FormRow((*place, "use"), label, field, editable=bool(own), wide=True)
 
 
-def _args(place: Place, cards: Mapping[str, Card], use: str) -> list[FormRow]:
+def _args(place: Place, cards: Mapping[str, CatalogCard], use: str) -> list[FormRow]:
     card = cards.get(use)
     return (
         [] if card is None else [_row((*place, field.name), field) for field in option_fields(card.options)]

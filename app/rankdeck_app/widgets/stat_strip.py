@@ -6,18 +6,17 @@ that changed are painted again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from PySide6.QtCore import QRect, QRectF, QSize, Qt
-from PySide6.QtGui import QFontMetrics, QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtGui import QFontMetrics, QPainter, QPaintEvent
 from PySide6.QtWidgets import QWidget
 
-from rankdeck_app.widgets.chart_colors import ChartColors, ThemeColors, chart_font
+from rankdeck_app.widgets.chart import LEFT, Chart
+from rankdeck_app.widgets.chart_colors import ThemeColors, chart_font
 
 HEIGHT = 46
 _GAP = 22
-_LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 
 
 @dataclass(frozen=True)
@@ -30,39 +29,29 @@ class Stat:
     is_hot: bool = False
 
 
-class StatStrip(QWidget):
+class StatStrip(Chart[tuple[Stat, ...]]):
     """A row of cells; where the row is too narrow, numbers and gaps become smaller."""
 
+    is_opaque = False  # it stands on a page, not in a card
+
     def __init__(self, theme: ThemeColors, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._theme = theme
-        self._colors = ChartColors.of(theme)
-        self._stats: tuple[Stat, ...] = ()
         self._cells: list[QRect] = []
         self._value_px = 17
+        super().__init__(theme, (), "Figures of the run", parent)
         self.setFixedHeight(HEIGHT)
-        self.setAccessibleName("Figures of the run")
-        theme.changed.connect(self._retheme)
 
-    @property
-    def stats(self) -> Sequence[Stat]:
-        return self._stats
+    def describe(self) -> str:
+        return ", ".join(f"{stat.label} {stat.value}" for stat in self._figure)
 
-    def set_stats(self, stats: Sequence[Stat]) -> None:
-        before, self._stats = self._stats, tuple(stats)
-        if [(stat.label, stat.widest) for stat in before] != [(stat.label, stat.widest) for stat in stats]:
-            self._lay_out()
+    def repaint_after(self, before: tuple[Stat, ...]) -> None:
+        """Only the cells that differ, where all of them stay in their places."""
+        now = self._figure
+        if [(stat.label, stat.widest) for stat in before] != [(stat.label, stat.widest) for stat in now]:
             self.update()
-        else:
-            for index, (old, new) in enumerate(zip(before, stats, strict=True)):
-                if old != new:
-                    self.update(self._cells[index])
-        if self._stats != before:
-            self.setAccessibleDescription(", ".join(f"{stat.label} {stat.value}" for stat in stats))
-
-    def _retheme(self) -> None:
-        self._colors = ChartColors.of(self._theme)
-        self.update()
+            return
+        for cell, old, new in zip(self._cells, before, now, strict=True):
+            if old != new:
+                self.update(cell)
 
     def sizeHint(self) -> QSize:
         return QSize(800, HEIGHT)
@@ -70,10 +59,7 @@ class StatStrip(QWidget):
     def minimumSizeHint(self) -> QSize:
         return QSize(200, HEIGHT)
 
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        self._lay_out()
-
-    def _lay_out(self) -> None:
+    def relayout(self) -> None:
         """The largest number size at which all cells fit, then cells from left to right."""
         for value_px, gap in ((17, _GAP), (17, 14), (15, 12), (13, 10)):
             widths = self._widths(value_px)
@@ -90,19 +76,17 @@ class StatStrip(QWidget):
         values, labels = QFontMetrics(chart_font(value_px, bold=True)), QFontMetrics(chart_font(11))
         return [
             max(values.horizontalAdvance(stat.widest), labels.horizontalAdvance(stat.label), 64) + 2
-            for stat in self._stats
+            for stat in self._figure
         ]
 
-    def paintEvent(self, event: QPaintEvent) -> None:
-        painter = QPainter(self)
-        for stat, cell in zip(self._stats, self._cells, strict=True):
+    def paint(self, painter: QPainter, event: QPaintEvent) -> None:
+        for stat, cell in zip(self._figure, self._cells, strict=True):
             if not cell.intersects(event.rect()):
                 continue
             painter.setFont(chart_font(11))
             painter.setPen(self._colors.muted)
-            painter.drawText(QRectF(cell.x(), 2, cell.width(), 16), _LEFT, stat.label)
+            painter.drawText(QRectF(cell.x(), 2, cell.width(), 16), LEFT, stat.label)
             painter.setFont(chart_font(self._value_px, bold=True))
             painter.setPen(self._colors.lead_text if stat.is_hot else self._colors.foreground)
             room = painter.fontMetrics().elidedText(stat.value, Qt.TextElideMode.ElideRight, cell.width() + 4)
-            painter.drawText(QRectF(cell.x(), 18, cell.width() + 4, 26), _LEFT, room)
-        painter.end()
+            painter.drawText(QRectF(cell.x(), 18, cell.width() + 4, 26), LEFT, room)

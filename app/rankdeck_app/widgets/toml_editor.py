@@ -32,7 +32,6 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(?<![\w.\"'-])[+-]?\d[\d_.eE+-]*\b|\b(?:true|false)\b"), "rankdeck.kind.activations"),
     (re.compile(r"\"(?:\\.|[^\"\\])*\"|'[^']*'"), "rankdeck.ok"),
 )
-_COMMENT = re.compile(r"#.*$")
 _STRING = re.compile(r"\"(?:\\.|[^\"\\])*\"|'[^']*'")
 
 

@@ -11,19 +11,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt
-from PySide6.QtGui import QColor, QFontMetricsF, QHelpEvent, QPainter, QPaintEvent, QPen
-from PySide6.QtWidgets import QToolTip, QWidget
+from PySide6.QtCore import QPointF, QRectF, QSize
+from PySide6.QtGui import QColor, QFontMetricsF, QPainter, QPaintEvent, QPen
+from PySide6.QtWidgets import QWidget
 
 from rankdeck.base.units import format_bytes
 from rankdeck.run.imbalance import Imbalance
-from rankdeck_app.widgets.chart_colors import KIND_LABELS, ChartColors, ThemeColors, byte_unit, chart_font
+from rankdeck_app.widgets.chart import LEFT, RIGHT, UNKNOWN, Chart, dashed_line
+from rankdeck_app.widgets.chart_colors import KIND_LABELS, ThemeColors, byte_unit, chart_font
+from rankdeck_app.widgets.device_rows import label_width
+from rankdeck_app.widgets.legend import LegendEntry, PlacedEntry, paint_entries, place_entries
 
 LEGEND_HEIGHT = 18
 TALL_ROW = 18
 MEDIAN, PREDICTED = "median, others", "predicted"
-_LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
-_RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
+_MEDIAN_DASHES = (3, 2)
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class DeviceBar:
     total_bytes: int | None
     by_kind: Mapping[str, int] | None = None
     note: str = ""
-    missing: str = "–"
+    missing: str = UNKNOWN
     is_old: bool = False
     predicted_bytes: int | None = None
 
@@ -94,41 +96,17 @@ class _Columns:
         return int((y - self.top) // self.row_height)
 
 
-class VramBars(QWidget):
+class VramBars(Chart[BarsFigure]):
     """The bars of a run's devices, readable from 1 to 16 of them."""
 
     def __init__(self, theme: ThemeColors, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._theme = theme
-        self._colors = ChartColors.of(theme)
-        self._figure = BarsFigure()
-        self.setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent)
-        self.setAccessibleName("Memory per device")
-        theme.changed.connect(self._retheme)
+        super().__init__(theme, BarsFigure(), "Memory per device", parent)
 
-    @property
-    def figure(self) -> BarsFigure:
-        return self._figure
-
-    def set_figure(self, figure: BarsFigure) -> None:
-        if figure == self._figure:
-            return
-        if len(figure.bars) != len(self._figure.bars):
-            self.updateGeometry()
-        self._figure = figure
-        self.setAccessibleDescription(self._description())
-        self.update()
-
-    def _description(self) -> str:
-        words = [
+    def describe(self) -> str:
+        return ", ".join(
             f"{bar.label}: {format_bytes(bar.total_bytes) if bar.total_bytes is not None else 'unknown'}"
             for bar in self._figure.bars
-        ]
-        return ", ".join(words)
-
-    def _retheme(self) -> None:
-        self._colors = ChartColors.of(self._theme)
-        self.update()
+        )
 
     def sizeHint(self) -> QSize:
         return QSize(420, max(120, 22 * len(self._figure.bars) + LEGEND_HEIGHT))
@@ -139,30 +117,27 @@ class VramBars(QWidget):
     def _columns(self) -> _Columns:
         figure = self._figure
         num_rows = max(1, len(figure.bars))
-        room = self.height() - LEGEND_HEIGHT * len(self._legend_rows()) - 6
+        room = self.height() - LEGEND_HEIGHT * len(self._legend_lines()) - 6
         row_height = min(room / num_rows, 56.0)
         text_size = 12 if row_height >= 13 else 10 if row_height >= 10 else 9
-        label_metrics = QFontMetricsF(chart_font(text_size, bold=True))
-        label_width = (
-            max((label_metrics.horizontalAdvance(bar.label) for bar in figure.bars), default=40) + 10
-        )
+        bar_left = label_width([bar.label for bar in figure.bars], text_size) + 10
         mono = QFontMetricsF(chart_font(text_size, bold=True, mono=True))
         number_width = max(
             mono.horizontalAdvance("8888.8"), mono.horizontalAdvance(self._number(figure.largest_bytes))
         )
         ratio_width = mono.horizontalAdvance("88.8× ▲") if num_rows > 1 else 0.0
-        bar_width = self.width() - label_width - number_width - ratio_width - 18
+        bar_width = self.width() - bar_left - number_width - ratio_width - 18
         # Where the lead bar nearly fills the scale its excess is written behind the end of it.
         widest = "+888.8 MiB" if figure.scale_bytes == figure.largest_bytes else "+88.8 GiB"
         excess_width = QFontMetricsF(chart_font(11, bold=True)).horizontalAdvance(widest) + 10
         if num_rows < 2 or bar_width * (1 - figure.largest_bytes / figure.scale_bytes) >= excess_width:
             excess_width = 0.0
         bar_width = max(40.0, bar_width - excess_width)
-        number_left = label_width + bar_width + excess_width + 6
+        number_left = bar_left + bar_width + excess_width + 6
         top = 2 + max(0.0, room - row_height * num_rows) / 2
         bar_height = max(4.0, min(22.0, row_height - 3 if row_height < 12 else row_height * 0.66))
         return _Columns(
-            label_width, bar_width, number_left, number_width, number_left + number_width + 10, top,
+            bar_left, bar_width, number_left, number_width, number_left + number_width + 10, top,
             row_height, bar_height, text_size,
         )  # fmt: skip
 
@@ -170,15 +145,15 @@ class VramBars(QWidget):
         divisor, _ = self._figure.unit
         return f"{num_bytes / divisor:.1f}"
 
-    def paintEvent(self, event: QPaintEvent) -> None:
-        painter = QPainter(self)
-        painter.fillRect(self.rect(), self._colors.card)
+    def paint(self, painter: QPainter, event: QPaintEvent) -> None:
         columns = self._columns()
         for index, bar in enumerate(self._figure.bars):
             self._paint_row(painter, columns, index, bar)
         self._paint_median(painter, columns)
-        self._paint_legend(painter)
-        painter.end()
+        lines = self._legend_lines()
+        for index, line in enumerate(lines):
+            middle = self.height() - LEGEND_HEIGHT * (len(lines) - index - 0.5) + 2
+            paint_entries(painter, line, middle, self._colors.muted, px=self._legend_px())
 
     def _paint_row(self, painter: QPainter, columns: _Columns, index: int, bar: DeviceBar) -> None:
         notable = self._figure.notable
@@ -186,7 +161,7 @@ class VramBars(QWidget):
         row = QRectF(0, columns.top + index * columns.row_height, self.width(), columns.row_height)
         painter.setFont(chart_font(columns.text_size, bold=leads))
         painter.setPen(self._colors.foreground if leads else self._colors.muted)
-        painter.drawText(QRectF(0, row.y(), columns.bar_left, row.height()), _LEFT, bar.label)
+        painter.drawText(QRectF(0, row.y(), columns.bar_left, row.height()), LEFT, bar.label)
         bar_top = row.y() + (row.height() - columns.bar_height) / 2
         box = QRectF(columns.bar_left, bar_top, columns.bar_width, columns.bar_height)
         painter.fillRect(box, self._colors.track)
@@ -195,7 +170,7 @@ class VramBars(QWidget):
         known = bar.total_bytes is not None and not bar.is_old
         painter.setPen(self._colors.foreground if known else self._colors.muted)
         painter.drawText(
-            number, _RIGHT, bar.missing if bar.total_bytes is None else self._number(bar.total_bytes)
+            number, RIGHT, bar.missing if bar.total_bytes is None else self._number(bar.total_bytes)
         )
         if bar.total_bytes is None:
             self._paint_prediction(painter, box, bar)
@@ -252,18 +227,18 @@ class VramBars(QWidget):
         text = f"+{format_bytes(lead.excess_bytes)}"
         row_top = box.center().y() - columns.row_height / 2
         room = QRectF(end + 8, row_top, columns.number_left - end - 8, columns.row_height)
-        painter.drawText(room, _LEFT, text)
+        painter.drawText(room, LEFT, text)
         if lead.ratio is not None:
             painter.setFont(chart_font(columns.text_size, bold=True, mono=True))
             where = QRectF(columns.ratio_left, row_top, self.width() - columns.ratio_left, columns.row_height)
-            painter.drawText(where, _LEFT, f"{lead.ratio:.1f}× ▲")
+            painter.drawText(where, LEFT, f"{lead.ratio:.1f}× ▲")
 
     def _paint_median(self, painter: QPainter, columns: _Columns) -> None:
         imbalance = self._figure.imbalance
         if imbalance is None:
             return
         x = columns.bar_left + columns.bar_width * imbalance.median_bytes / self._figure.scale_bytes
-        painter.setPen(self._median_pen())
+        painter.setPen(dashed_line(self._colors.median, _MEDIAN_DASHES))
         bottom = columns.top + columns.row_height * len(self._figure.bars)
         painter.drawLine(QPointF(round(x) + 0.5, columns.top - 1), QPointF(round(x) + 0.5, bottom))
 
@@ -273,67 +248,30 @@ class VramBars(QWidget):
     def _legend_px(self) -> int:
         return 10 if self._is_tight() else 11
 
-    def _legend_rows(self) -> list[list[tuple[str, float]]]:
-        """(kind, left) of what the legend names, line by line; the signs come last.
+    def _legend_lines(self) -> list[list[PlacedEntry]]:
+        """A second line is taken only from rows that are tall; else the smallest kinds go unnamed."""
+        return place_entries(self._legend(), self.width(), px=self._legend_px(), one_line=self._is_tight())
 
-        A second line is taken only from rows that are tall; else the smallest kinds go unnamed.
-        """
-        metrics = QFontMetricsF(chart_font(self._legend_px()))
-        kinds = [*self._legend_kinds(), *self._signs()]
-        widths = {kind: metrics.horizontalAdvance(self._legend_text(kind)) + 24 for kind in kinds}
-        if self._is_tight():
-            while len(kinds) > 1 and sum(widths[kind] for kind in kinds) - 10 > self.width():
-                kinds.remove(
-                    min(kinds, key=lambda kind: (kind not in self._figure.labels, self._most_of(kind)))
-                )
-        rows: list[list[tuple[str, float]]] = [[]]
-        left = 0.0
-        for kind in kinds:
-            if left + widths[kind] - 10 > self.width() and rows[-1]:
-                rows.append([])
-                left = 0.0
-            rows[-1].append((kind, left))
-            left += widths[kind]
-        return rows
-
-    def _paint_legend(self, painter: QPainter) -> None:
-        """The kinds that can be seen, then the sign of the median; the tooltip has all of them."""
-        painter.setFont(chart_font(self._legend_px()))
-        leads = self._figure.notable is not None
-        rows = self._legend_rows()
-        for index, row in enumerate(rows):
-            middle = self.height() - LEGEND_HEIGHT * (len(rows) - index - 0.5) + 2
-            for kind, left in row:
-                if kind in self._figure.labels:
-                    painter.fillRect(QRectF(left, middle - 4.5, 9, 9), self._kind_color(kind, leads))
-                else:
-                    painter.setPen(self._median_pen() if kind == MEDIAN else self._colors.foreground)
-                    painter.drawLine(QPointF(left + 4.5, middle - 6), QPointF(left + 4.5, middle + 6))
-                painter.setPen(self._colors.muted)
-                where = QRectF(left + 14, middle - 9, self.width(), 18)
-                painter.drawText(where, _LEFT, self._legend_text(kind))
-
-    def _legend_text(self, kind: str) -> str:
-        return self._figure.labels.get(kind, kind)
-
-    def _signs(self) -> list[str]:
-        """Lines that stand for something."""
-        found = [MEDIAN] if self._figure.imbalance else []
-        return [*found, PREDICTED] if self._figure.has_prediction else found
-
-    def _median_pen(self) -> QPen:
-        pen = QPen(self._colors.median, 1, Qt.PenStyle.CustomDashLine)
-        pen.setDashPattern([3, 2])
-        return pen
-
-    def _legend_kinds(self) -> list[str]:
-        """Kinds of at least 1 % of the scale on some device."""
-        return [
-            kind for kind in self._figure.labels if self._most_of(kind) >= 0.01 * self._figure.scale_bytes
+    def _legend(self) -> list[LegendEntry]:
+        """The kinds of at least 1 % of the scale on some device, then the lines; a tooltip has all."""
+        figure, leads = self._figure, self._figure.notable is not None
+        entries = [
+            LegendEntry(label, [self._kind_color(kind, leads)], self._most_of(kind))
+            for kind, label in figure.labels.items()
+            if self._most_of(kind) >= 0.01 * figure.scale_bytes
         ]
+        if figure.imbalance:
+            entries.append(LegendEntry(MEDIAN, dashed_line(self._colors.median, _MEDIAN_DASHES)))
+        if figure.has_prediction:
+            entries.append(LegendEntry(PREDICTED, QPen(self._colors.foreground)))
+        return entries
 
     def _most_of(self, kind: str) -> int:
         return max(((bar.by_kind or {}).get(kind, 0) for bar in self._figure.bars), default=0)
+
+    def tooltip_at(self, x: float, y: float) -> str:
+        index = self._columns().row_at(y)
+        return self.tooltip_of(index) if 0 <= index < len(self._figure.bars) else ""
 
     def tooltip_of(self, index: int) -> str:
         """What one device holds, by kind, for the pointer that rests on its bar."""
@@ -350,16 +288,6 @@ class VramBars(QWidget):
             note += f"<br>{prediction_text(bar.total_bytes, bar.predicted_bytes)}"
         head = f"<b>{bar.label}</b>&nbsp;&nbsp;{format_bytes(bar.total_bytes)}{note}"
         return f"{head}<table>{''.join(rows)}</table>" if rows else head
-
-    def event(self, event: QEvent) -> bool:
-        if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
-            index = self._columns().row_at(event.pos().y())
-            if 0 <= index < len(self._figure.bars):
-                QToolTip.showText(event.globalPos(), self.tooltip_of(index), self)
-            else:
-                QToolTip.hideText()
-            return True
-        return super().event(event)
 
 
 def prediction_text(measured_bytes: int, predicted_bytes: int) -> str:

@@ -46,10 +46,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"{who}{self.message.removesuffix('.')} ({where})."
 
     def text(self, file: str | None = None) -> str:
-        """The problem as a person reads it on a terminal:
-
-        the headline, then the advice on a line of its own.
-        """
+        """What a person reads on a terminal: the headline, then the advice on a line of its own."""
         return "\n".join(filter(None, (self.headline(file), self.advice)))
 
 

@@ -53,12 +53,3 @@ def format_duration(seconds: float) -> str:
 def format_count(count: float) -> str:
     """'3 999', '12 000': groups of three parted by a narrow gap, as in the stat strip."""
     return f"{round(count):,}".replace(",", "\u2009")
-
-
-def format_short(count: float) -> str:
-    """'774 M', '1.3 B', '12.5 k', for numbers of parameters."""
-    for factor, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(count) >= factor:
-            value = count / factor
-            return f"{value:.0f} {unit}" if value >= 100 else f"{value:.1f} {unit}"
-    return f"{count:.0f}"

@@ -33,6 +33,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 from torch.optim import Optimizer
 
 from rankdeck.base.errors import ConfigError
+from rankdeck.base.files import sync_to_disk, write_whole
 from rankdeck.checkpoint.rng import put_random_states, random_states
 from rankdeck.checkpoint.training_state import Blank, blank_model, blank_state, put_state, state_of
 from rankdeck.checkpoint_files import (
@@ -43,9 +44,7 @@ from rankdeck.checkpoint_files import (
     Progress,
     checksum,
     list_checkpoints,
-    sync,
     write_commit,
-    write_file,
 )
 
 _LONGEST = 300
@@ -120,10 +119,11 @@ class CheckpointStore:
                 no_dist=self._world_size == 1,
             )
         random_file = target / f"rank-{self._rank}.random.safetensors"
-        write_file(random_file, safetensors.torch.save({**random_states(), **_named("extra.", extra)}))
+        states = safetensors.torch.save({**random_states(), **_named("extra.", extra)})
+        write_whole(random_file, states, sync=True, make_folder=False)
         mine = [random_file, *target.glob(f"shard-{self._rank + 1:05d}-*.safetensors")]
         for file in mine:
-            sync(file)
+            sync_to_disk(file)
         return {file.name: (file.stat().st_size, checksum(file)) for file in mine}, values
 
     def _commit(self, target: Path, files: _Files, progress: Progress) -> str | None:
@@ -132,7 +132,7 @@ class CheckpointStore:
             return None
         file = target / PROGRESS
         try:
-            write_file(file, msgspec.json.encode(progress))
+            write_whole(file, msgspec.json.encode(progress), sync=True, make_folder=False)
             write_commit(target, {**files, PROGRESS: (file.stat().st_size, checksum(file))})
         except OSError as error:
             return _reason(error)

@@ -47,11 +47,11 @@ def state_of(module: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Tensor]
 
 
 def _model_state(module: nn.Module) -> dict[str, Tensor]:
-    found: dict[str, Any] = module.state_dict()
-    for name, value in found.items():
+    state: dict[str, Any] = module.state_dict()
+    for name, value in state.items():
         if not isinstance(value, Tensor):
             raise CheckpointError(f"The model keeps {name}, a {type(value).__name__}, as its state.")
-    return found
+    return state
 
 
 def _parameters(module: nn.Module) -> Iterator[tuple[list[str], nn.Parameter]]:
@@ -119,15 +119,15 @@ def blank_state(module: nn.Module, optimizer: Optimizer, there: Mapping[str, Any
     return blank
 
 
-def _room_for(name: str, found: Any, parameter: nn.Parameter, group: Mapping[str, Any]) -> Tensor:
+def _room_for(name: str, saved: Any, parameter: nn.Parameter, group: Mapping[str, Any]) -> Tensor:
     """A tensor as the optimizer would have made it for this parameter."""
     if name.startswith("scalar."):
         # Optimizers count steps on the host, unless a kernel of theirs reads the count.
         on_device = group.get("capturable") or group.get("fused")
-        return torch.zeros(1, dtype=found.properties.dtype, device=parameter.device if on_device else "cpu")
-    if found.size == parameter.shape:
+        return torch.zeros(1, dtype=saved.properties.dtype, device=parameter.device if on_device else "cpu")
+    if saved.size == parameter.shape:
         return torch.zeros_like(parameter, requires_grad=False).detach()
-    return torch.zeros(found.size, dtype=found.properties.dtype, device=parameter.device)
+    return torch.zeros(saved.size, dtype=saved.properties.dtype, device=parameter.device)
 
 
 def put_state(module: nn.Module, optimizer: Optimizer, blank: Blank, values: Mapping[str, Any]) -> None:

@@ -5,12 +5,13 @@ Tied weights appear under every name: safetensors refuses shared storages, so ea
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import safetensors.torch
 from torch import Tensor
+
+from rankdeck.base.files import write_whole
 
 
 def weights_file(weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
@@ -32,15 +33,6 @@ def save_weights(path: Path, weights: Mapping[str, Tensor], metadata: Mapping[st
     Raises:
         OSError: the disk is full or the folder cannot be written; no half file stays.
     """
-    temporary = path.with_name(f"{path.name}.part")
     data = weights_file(weights, metadata)
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    write_whole(path, data, sync=True, make_folder=False)
     return len(data)

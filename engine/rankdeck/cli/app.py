@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from rankdeck import __version__
 from rankdeck.base.errors import Problem, RankdeckError
 from rankdeck.cli import attach, catalogue, devices, plan, results, resume, train
 
@@ -47,9 +48,7 @@ for _group, _commands in {
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        typer.echo(f"rankdeck {version('rankdeck')}")
+        typer.echo(f"rankdeck {__version__}")
         raise typer.Exit
 
 
@@ -121,7 +120,7 @@ def _machine_problem(error: OSError) -> Problem:
 def _usage_problem(error: Exception) -> Problem | None:
     """What a person mistyped, from typer's own error; None for any other error.
 
-    Newer versions of typer carry their own copy of click, so the class is known by what it can console.
+    Newer versions of typer carry their own copy of click, so the class is known by what it can do.
     """
     format_message = getattr(error, "format_message", None)
     if format_message is None:

@@ -57,7 +57,7 @@ def validate(config: ConfigName, as_json: AsJson = False) -> int:
     if as_json:
         console.as_json({"problems": []})
         return 0
-    length = f"{chosen.train.epochs} epochs" if chosen.train.epochs else f"{chosen.train.steps or 500} steps"
+    length = f"{chosen.train.epochs} epochs" if chosen.train.epochs else f"{chosen.train.known_steps} steps"
     console.out().print(
         f"{config} is valid: {chosen.strategy.use} on {chosen.devices.use}, {chosen.model.use} on "
         f"{chosen.data.use}, {length}."

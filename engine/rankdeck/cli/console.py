@@ -40,22 +40,22 @@ def err() -> Console:
     return _console(sys.stderr)
 
 
-def problem(found: Problem, file: str | None = None) -> None:
+def problem(raised: Problem, file: str | None = None) -> None:
     """One problem on stderr: what and where, what to do next, then the rank's own last lines."""
-    style = "yellow" if found.severity == "warning" else "bold red"
-    words = Text(found.headline(file), style=style)
-    if found.advice:
-        words.append(f"\n{found.advice}", style="default not bold")
+    style = "yellow" if raised.severity == "warning" else "bold red"
+    words = Text(raised.headline(file), style=style)
+    if raised.advice:
+        words.append(f"\n{raised.advice}", style="default not bold")
     # A rank that failed for a reason of ours wrote just these words.
-    for line in (line for line in found.last_lines if line.strip() not in words.plain):
+    for line in (line for line in raised.last_lines if line.strip() not in words.plain):
         words.append(f"\n  | {line}", style="default dim not bold")
     err().print(words, soft_wrap=True)
 
 
-def problems_json(found: Iterable[Problem]) -> None:
+def problems_json(problems: Iterable[Problem]) -> None:
     """`{problems: [{code, path, line, message, advice}]}` on stdout."""
     keys = ("code", "path", "line", "message", "advice")
-    as_json({"problems": [{key: getattr(item, key) for key in keys} for item in found]})
+    as_json({"problems": [{key: getattr(item, key) for key in keys} for item in problems]})
 
 
 def as_json(value: Any, *, indent: int | None = None) -> None:

@@ -19,8 +19,8 @@ from rich.text import Text
 from rankdeck.base.errors import Problem
 from rankdeck.base.units import format_bytes
 from rankdeck.cli import console
-from rankdeck.telemetry.listing import Gpu, GpuProcess, gpu_of
-from rankdeck.telemetry.readings import AnyLine, Notice
+from rankdeck.telemetry.listing import GpuProcess, GpuStatus, gpu_of
+from rankdeck.telemetry.readings import AnyLine, NoticeLine
 from rankdeck.telemetry.registry import DeviceRegistry
 
 _UNKNOWN = "-"
@@ -30,7 +30,7 @@ PLAIN_S = 1.0
 _NUM_NOTICES = 4
 
 
-def devices_table(gpus: Sequence[Gpu]) -> Table:
+def devices_table(gpus: Sequence[GpuStatus]) -> Table:
     """One row per GPU, MIG instances below theirs."""
     table = Table(box=None, header_style="dim", pad_edge=False)
     table.add_column("gpu", justify="right", no_wrap=True)
@@ -45,7 +45,7 @@ def devices_table(gpus: Sequence[Gpu]) -> Table:
     return table
 
 
-def _cells(gpu: Gpu) -> list[Text | str]:
+def _cells(gpu: GpuStatus) -> list[Text | str]:
     place = f"{gpu.index}" if gpu.parent is None else "MIG"
     if gpu.state == "lost":
         since = "" if gpu.lost_at is None else time.strftime(" since %H:%M:%S", time.localtime(gpu.lost_at))
@@ -66,19 +66,19 @@ def _cells(gpu: Gpu) -> list[Text | str]:
     ]
 
 
-def _value(gpu: Gpu, metric: str, words: str) -> Text | str:
+def _value(gpu: GpuStatus, metric: str, words: str) -> Text | str:
     state = gpu.states.get(metric)
     return words if state is None else Text(_WORDS.get(state, state), style="dim")
 
 
-def _bar(gpu: Gpu) -> Text:
+def _bar(gpu: GpuStatus) -> Text:
     if not gpu.total_bytes or gpu.used_bytes is None:
         return Text("")
     filled = round(min(1.0, gpu.used_bytes / gpu.total_bytes) * _BAR_CELLS)
     return Text("━" * filled, style="blue").append("─" * (_BAR_CELLS - filled), style="bright_black")
 
 
-def _holders(gpu: Gpu) -> str:
+def _holders(gpu: GpuStatus) -> str:
     """'run gpt-ddp: python 3.0 GiB; other, outside this namespace: 2.0 GiB'."""
     if "processes" in gpu.states:
         return _WORDS.get(gpu.states["processes"], _UNKNOWN)
@@ -106,7 +106,7 @@ def _size(num_bytes: int | None) -> str:
     return _UNKNOWN if num_bytes is None else format_bytes(num_bytes)
 
 
-def tell_notice(notice: Notice) -> None:
+def tell_notice(notice: NoticeLine) -> None:
     """On stderr, as problems are."""
     severity = "error" if notice.severity == "error" else "warning"
     if notice.severity != "info":
@@ -135,11 +135,11 @@ class LiveDevices:
             self._live.stop()
 
     def tell(self, line: AnyLine) -> None:
-        if isinstance(line, Notice) and not self._is_terminal and self._registry.told is not None:
+        if isinstance(line, NoticeLine) and not self._is_terminal and self._registry.listed is not None:
             tell_notice(line)
 
     def draw(self, now_s: float) -> None:
-        told = self._registry.told
+        told = self._registry.listed
         if told is None or not self._registry.is_read:
             return
         gpus = [gpu_of(device, self._registry, now_s) for device in self._registry.devices]

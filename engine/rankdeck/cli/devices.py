@@ -17,7 +17,8 @@ import typer
 from rankdeck.cli.options import AsJson
 
 if TYPE_CHECKING:
-    from rankdeck.telemetry.readings import Line
+    from rankdeck.cli.device_table import LiveDevices
+    from rankdeck.telemetry.readings import SamplerLine
     from rankdeck.telemetry.registry import DeviceRegistry
     from rankdeck.telemetry.sampler_process import SamplerProcess
 
@@ -43,16 +44,16 @@ def _list(*, as_json: bool) -> int:
     from rankdeck.cli.device_table import devices_table, tell_notice
     from rankdeck.telemetry.listing import ask_once
 
-    found = ask_once()
+    listing = ask_once()
     if as_json:
-        console.as_json([gpu.as_json() for gpu in found.gpus])
+        console.as_json([gpu.as_json() for gpu in listing.gpus])
         return 0
-    for notice in found.notices:
+    for notice in listing.notices:
         tell_notice(notice)
-    if found.simulated:
+    if listing.simulated:
         console.err().print(SIMULATED, style="yellow")
-    if found.gpus:
-        console.out().print(devices_table(found.gpus))
+    if listing.gpus:
+        console.out().print(devices_table(listing.gpus))
     else:
         console.err().print("NVIDIA's driver knows no GPU. Rehearse on virtual devices: --devices cpu:2")
     return 0
@@ -92,21 +93,21 @@ def _follow_json() -> int:
     return sampler.exit_code or 0
 
 
-def _silence(registry: DeviceRegistry, heard_s: float, told_s: float, now_s: float) -> list[Line]:
+def _silence(registry: DeviceRegistry, heard_s: float, told_s: float, now_s: float) -> list[SamplerLine]:
     """What the stream says while its sampler says nothing: once that it is silent, and all that is stale."""
-    from rankdeck.telemetry.readings import METRICS, DeviceReadings, Notice, Sample
+    from rankdeck.telemetry.readings import METRICS, DeviceReadings, NoticeLine, SampleLine
 
-    lines: list[Line] = []
-    if told_s == heard_s and registry.told is not None:
+    lines: list[SamplerLine] = []
+    if told_s == heard_s and registry.listed is not None:
         words = "The driver does not answer at the moment: what is shown is old."
-        lines.append(Notice(t=time.time(), code="silent", message=words))
+        lines.append(NoticeLine(t=time.time(), code="silent", message=words))
     rows = []
     for device in registry.devices:
         readings = {name: registry.reading(device.uuid, name, now_s) for name in METRICS}
         stale = {name: reading for name, reading in readings.items() if reading.state == "stale"}
         if stale:
             rows.append(DeviceReadings(device.uuid, stale))
-    return [*lines, Sample(t=time.time(), devices=rows)] if rows else lines
+    return [*lines, SampleLine(t=time.time(), devices=rows)] if rows else lines
 
 
 def _follow_table() -> int:
@@ -122,20 +123,17 @@ def _follow_table() -> int:
             _feed_until_over(sampler, registry, view)
     finally:
         sampler.stop()
-    if sampler.exit_code and registry.told is None and registry.notices:
+    if sampler.exit_code and registry.listed is None and registry.notices:
         last = registry.notices[-1]
         raise MachineError(last.message, code=last.code, advice=last.advice)
     return sampler.exit_code or 0
 
 
-def _feed_until_over(sampler: SamplerProcess, registry: DeviceRegistry, view: object) -> None:
-    from rankdeck.cli.device_table import LiveDevices
-
-    assert isinstance(view, LiveDevices)
+def _feed_until_over(sampler: SamplerProcess, registry: DeviceRegistry, view: LiveDevices) -> None:
     drawn_s = 0.0
     while sampler.exit_code is None:
-        found = [line for _, line in sampler.wait_for_lines(REDRAW_S) if line is not None]
-        for line in [*found, *sampler.look()]:
+        lines = [line for _, line in sampler.wait_for_lines(REDRAW_S) if line is not None]
+        for line in [*lines, *sampler.look()]:
             registry.feed(line, time.monotonic())
             view.tell(line)
         if time.monotonic() - drawn_s >= REDRAW_S:

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 ConfigName = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file, or a preset's name.")]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help='A run\'s directory, its name, or "last".')]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As in --set train.steps=50.")
+]
+Detach = Annotated[bool, typer.Option("--detach", help="Leave once the run is up; it goes on by itself.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Results as JSON on stdout, problems too.")]
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankdeck.cli.options import AsJson, load_config
+from rankdeck.cli.options import AsJson, Overrides, load_config
 
 if TYPE_CHECKING:
     from rankdeck.config import RunConfig
-    from rankdeck.planner.rows import Row
+    from rankdeck.planner.candidates import Candidate
     from rankdeck.planner.targets import Target
     from rankdeck.run.plan_lines import PlanLine
 
@@ -38,9 +38,7 @@ def plan(
     accuracy: Annotated[
         bool, typer.Option("--accuracy", help="Instead: predicted beside measured, for every run there is.")
     ] = False,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As in --set train.steps=50.")
-    ] = None,
+    overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> int:
     """Predict the memory of every strategy on every device: fits, tight, or does not fit.
@@ -57,29 +55,40 @@ def plan(
             code="usage",
             advice="Name a TOML file or a preset, or ask for --accuracy.",
         )
-    from rankdeck.cli.plan_tables import Told
+    from rankdeck.cli.plan_tables import PlanOutput
     from rankdeck.cli.plan_target import target_of
 
     chosen = load_config(config, overrides=overrides or ())
     target = target_of(chosen, devices, capacity)
-    told = Told(as_json=as_json)
+    _warn_of_torch()
+    output = PlanOutput(as_json=as_json)
     for line in _lines(chosen, strategy, target, fit_batch=fit_batch):
-        told.add(line)
-    told.close()
+        output.add(line)
+    output.close()
     return 0
+
+
+def _warn_of_torch() -> None:
+    """Say on stderr that the installed torch is an unknown one, if it is."""
+    from rankdeck.cli import console
+    from rankdeck.torch_compat.versions import version_problem
+
+    problem = version_problem()
+    if problem is not None:
+        console.problem(problem)
 
 
 def _lines(config: RunConfig, strategy: str | None, target: Target, *, fit_batch: bool) -> Iterator[PlanLine]:
     """The rows as they come, then advice for the configuration's own."""
     from rankdeck.base.errors import ConfigError
-    from rankdeck.planner.preload import ready
+    from rankdeck.planner.preload import preload
 
-    ready()
+    preload()
     from rankdeck import rundir
     from rankdeck.planner.accuracy import measured_scale
     from rankdeck.planner.advice import advise, largest_batch
-    from rankdeck.planner.pool import answers
-    from rankdeck.planner.rows import rows_for
+    from rankdeck.planner.candidates import candidates_for
+    from rankdeck.planner.pool import plan_lines_of
 
     if fit_batch and any(device.total_bytes is None for device in target.devices):
         raise ConfigError(
@@ -91,10 +100,10 @@ def _lines(config: RunConfig, strategy: str | None, target: Target, *, fit_batch
     known = rundir.list_runs(rundir.default_runs_folder()) if target.like_cuda else []
     scale = measured_scale(known, config, target)
 
-    def ask(rows: Sequence[Row]) -> Iterator[PlanLine]:
-        return answers(config, rows, target, scale=scale)
+    def ask(rows: Sequence[Candidate]) -> Iterator[PlanLine]:
+        return plan_lines_of(config, rows, target, scale=scale)
 
-    rows = rows_for(config, strategy, target.num_devices)
+    rows = candidates_for(config, strategy, target.num_devices)
     by_label = {row.label: row for row in rows}
     own: PlanLine | None = None
     for line in ask(rows):

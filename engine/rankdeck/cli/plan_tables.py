@@ -23,7 +23,7 @@ _WORDS = {"does-not-fit": "does not fit"}
 _LABEL_WIDTH = 40
 
 
-class Told:
+class PlanOutput:
     """Prints lines as they are added; `close` says which are marked."""
 
     def __init__(self, *, as_json: bool) -> None:
@@ -46,13 +46,13 @@ class Told:
         """The marks, and what the recommended strategy's fullest device would hold."""
         if self._as_json or not self._lines:
             return
-        found = plan_lines.marks(self._lines)
-        for words, place in (("least memory", found.cheapest), ("recommended", found.recommended)):
+        marks = plan_lines.marks(self._lines)
+        for words, place in (("least memory", marks.cheapest), ("recommended", marks.recommended)):
             if place is not None:
                 label = self._lines[place].label
                 self._console.print(Text(f"{words}: ", style="dim").append(label, style="bold not dim"))
-        if found.recommended is not None:
-            fullest = self._lines[found.recommended].fullest
+        if marks.recommended is not None:
+            fullest = self._lines[marks.recommended].fullest
             if fullest is not None:
                 self._console.print(_kinds(fullest), style="dim", soft_wrap=True)
 
@@ -69,9 +69,9 @@ def _row(line: PlanLine) -> Text:
         words.append(f"  up to global_batch {line.largest_batch}", style="default not bold not dim")
     if line.step is not None:
         words.append(f"  {_seconds(line.step)} a step", style="default not bold not dim")
-    for told in (line.reason, *line.notes):
-        if told:
-            words.append(f"\n{' ' * 13}{told}", style="default dim not bold")
+    for note in (line.reason, *line.notes):
+        if note:
+            words.append(f"\n{' ' * 13}{note}", style="default dim not bold")
     return words
 
 
@@ -96,13 +96,13 @@ def _seconds(step: plan_lines.StepTime) -> str:
 def _kinds(device: PlannedDevice) -> str:
     """What a device would hold, the largest first."""
     largest = sorted(device.by_kind.items(), key=lambda item: -item[1])
-    told = [f"{KIND_LABELS[kind]} {format_bytes(size)}" for kind, size in largest if size >= 2**10]
+    parts = [f"{KIND_LABELS[kind]} {format_bytes(size)}" for kind, size in largest if size >= 2**10]
     if device.reserved_bytes is not None:
         unused_bytes = device.reserved_bytes - device.active_bytes
-        told.append(f"reserved and unused {format_bytes(unused_bytes)}")
+        parts.append(f"reserved and unused {format_bytes(unused_bytes)}")
     if device.constants_bytes:
-        told.append(f"driver and NCCL {format_bytes(device.constants_bytes)}")
-    return f"device {device.device}: {', '.join(told)}"
+        parts.append(f"driver and NCCL {format_bytes(device.constants_bytes)}")
+    return f"device {device.device}: {', '.join(parts)}"
 
 
 def accuracy_table(rows: Sequence[Compared]) -> Table:

@@ -14,7 +14,7 @@ from rankdeck.config.devices import parse_devices
 from rankdeck.config.gpu_models import GpuModel, find_gpu, parse_planned
 from rankdeck.launch.choose import free_gpus, selected_gpus
 from rankdeck.planner.targets import Target, TargetDevice
-from rankdeck.telemetry.listing import Gpu, list_gpus
+from rankdeck.telemetry.listing import GpuStatus, list_gpus
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -27,17 +27,17 @@ def target_of(config: RunConfig, devices: str | None, capacity: str | None) -> T
         DeviceError: the devices cannot be understood, or are not there.
         MachineError: this machine's GPUs are asked for, and there is no driver.
     """
-    found = _target(config, devices or config.devices.use)
+    target = _target(config, devices or config.devices.use)
     if capacity is None:
-        return found
+        return target
     try:
         total_bytes = parse_bytes(capacity)
     except ValueError as error:
         raise ConfigError(
             f"--capacity: {error}.", code="wrong-value", path="rehearsal.capacity", advice="As in 24GiB."
         ) from None
-    sized = tuple(replace(device, total_bytes=total_bytes) for device in found.devices)
-    return replace(found, words=f"{found.words} of {capacity}", devices=sized)
+    sized = tuple(replace(device, total_bytes=total_bytes) for device in target.devices)
+    return replace(target, words=f"{target.words} of {capacity}", devices=sized)
 
 
 def _target(config: RunConfig, text: str) -> Target:
@@ -77,7 +77,7 @@ def _free_host_bytes() -> int:
     return max(0, min(free, limit - used))
 
 
-def _own(gpus: list[Gpu]) -> Target:
+def _own(gpus: list[GpuStatus]) -> Target:
     """This machine's GPUs as they are now: what other processes hold is not there for the run."""
     devices = tuple(
         TargetDevice(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankdeck.cli.options import AsJson, RunName, find_run
-from rankdeck.cli.train import command_started, stay
+from rankdeck.cli.options import AsJson, Detach, Overrides, RunName, find_run
+from rankdeck.cli.train import command_started, leave_or_stay
 
 if TYPE_CHECKING:
     from rankdeck.config import RunConfig
@@ -25,17 +25,11 @@ def resume(
     devices: Annotated[
         str | None, typer.Option(help="Go on with other devices: cpu:4, gpu:all, gpu:0,2.")
     ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As in --set train.steps=1000.")
-    ] = None,
-    detach: Annotated[
-        bool, typer.Option("--detach", help="Leave once the run is up; it goes on by itself.")
-    ] = False,
+    overrides: Overrides = None,
+    detach: Detach = False,
     as_json: AsJson = False,
 ) -> int:
     """Go on with a run from its newest checkpoint, under another strategy or on other devices if you like."""
-    from rankdeck.cli import console
-    from rankdeck.cli.display import choose
     from rankdeck.launch import start
 
     run = find_run(name)
@@ -48,13 +42,7 @@ def resume(
         command_line=["rankdeck", *sys.argv[1:]],
         started=command_started(),
     )
-    if detach:
-        if as_json:
-            console.as_json({"run": run.name, "path": str(run.path)})
-        else:
-            typer.echo(run.path)
-        return 0
-    return stay(run, choose(run, progress=not as_json), as_json=as_json, attempt=attempt)
+    return leave_or_stay(run, detach=detach, as_json=as_json, attempt=attempt)
 
 
 def _config(run: RunDir, strategy: str | None, devices: str | None, overrides: list[str]) -> RunConfig:

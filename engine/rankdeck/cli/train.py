@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankdeck.cli.options import AsJson, ConfigName, load_config
+from rankdeck.cli.options import AsJson, ConfigName, Detach, Overrides, load_config
 
 if TYPE_CHECKING:
     from rankdeck.cli.display import Display
@@ -33,24 +33,18 @@ def train(
     strategy: Annotated[
         str | None, typer.Option(help="Another strategy, with its default options; see: rankdeck strategies.")
     ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As in --set train.steps=50.")
-    ] = None,
+    overrides: Overrides = None,
     runs: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The folder that holds runs; ./runs by default.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="What the run is called.")] = None,
-    detach: Annotated[
-        bool, typer.Option("--detach", help="Leave once the run is up; it goes on by itself.")
-    ] = False,
+    detach: Detach = False,
     as_json: AsJson = False,
 ) -> int:
     """Train a model as a configuration or a preset says, and show how it goes."""
     chosen = load_config(config, strategy=strategy, devices=devices, name=name, overrides=overrides or ())
 
     from rankdeck import rundir
-    from rankdeck.cli import console
-    from rankdeck.cli.display import choose
     from rankdeck.launch.start import start
 
     folder = runs.expanduser().absolute() if runs is not None else rundir.default_runs_folder()
@@ -61,13 +55,7 @@ def train(
         command_line=["rankdeck", *sys.argv[1:]],
         started=command_started(),
     )
-    if detach:
-        if as_json:
-            console.as_json({"run": run.name, "path": str(run.path)})
-        else:
-            typer.echo(run.path)
-        return 0
-    return stay(run, choose(run, progress=not as_json), as_json=as_json)
+    return leave_or_stay(run, detach=detach, as_json=as_json)
 
 
 def command_started() -> float:
@@ -78,6 +66,20 @@ def command_started() -> float:
         return psutil.Process().create_time()
     except psutil.Error:
         return time.time()
+
+
+def leave_or_stay(run: RunDir, *, detach: bool, as_json: bool, attempt: int = 0) -> int:
+    """Say where the run is and leave it, or show its `attempt` until the end; the exit code."""
+    from rankdeck.cli import console
+    from rankdeck.cli.display import choose
+
+    if not detach:
+        return stay(run, choose(run, progress=not as_json), as_json=as_json, attempt=attempt)
+    if as_json:
+        console.as_json({"run": run.name, "path": str(run.path)})
+    else:
+        typer.echo(run.path)
+    return 0
 
 
 def stay(run: RunDir, display: Display, *, as_json: bool, attempt: int = 0) -> int:

@@ -241,7 +241,7 @@ class OneCycleArgs(Options):
 
 
 @dataclass(frozen=True)
-class Card:
+class CatalogCard:
     """One row.
 
     `target` is "module:attribute", `hint` at most four words.
@@ -261,7 +261,7 @@ class Card:
 
 
 @dataclass(frozen=True)
-class StrategyCard(Card):
+class StrategyCard(CatalogCard):
     """`one_process`: one rank drives all devices. `one_device`: it uses the first of them only.
     `batch_shards`: the batch is cut by the number of devices. `min_devices`: fewer make no sense.
     """
@@ -498,8 +498,8 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
     ),
 )
 
-MODELS: Mapping[str, Card] = _table(
-    Card(
+MODELS: Mapping[str, CatalogCard] = _table(
+    CatalogCard(
         "mlp",
         "MLP",
         "fully connected",
@@ -507,7 +507,7 @@ MODELS: Mapping[str, Card] = _table(
         "rankdeck.models.mlp:build",
         MlpArgs,
     ),
-    Card(
+    CatalogCard(
         "gpt",
         "GPT",
         "decoder transformer",
@@ -515,7 +515,7 @@ MODELS: Mapping[str, Card] = _table(
         "rankdeck.models.gpt:build",
         GptArgs,
     ),
-    Card(
+    CatalogCard(
         "resnet",
         "ResNet",
         "convolutions, batch norm",
@@ -525,15 +525,15 @@ MODELS: Mapping[str, Card] = _table(
     ),
 )
 
-DATA: Mapping[str, Card] = _table(
-    Card(
+DATA: Mapping[str, CatalogCard] = _table(
+    CatalogCard(
         "digits",
         "Digits",
         "8x8 handwritten digits",
         "1797 handwritten digits that come with scikit-learn.",
         "rankdeck.data.digits:Digits",
     ),
-    Card(
+    CatalogCard(
         "text",
         "Text",
         "files as tokens",
@@ -541,7 +541,7 @@ DATA: Mapping[str, Card] = _table(
         "rankdeck.data.text:Text",
         TextArgs,
     ),
-    Card(
+    CatalogCard(
         "images",
         "Images",
         "a folder per class",
@@ -549,7 +549,7 @@ DATA: Mapping[str, Card] = _table(
         "rankdeck.data.images:Images",
         ImagesArgs,
     ),
-    Card(
+    CatalogCard(
         "synthetic",
         "Synthetic",
         "made up, adapts",
@@ -559,22 +559,22 @@ DATA: Mapping[str, Card] = _table(
     ),
 )
 
-LOSSES: Mapping[str, Card] = _table(
-    Card(
+LOSSES: Mapping[str, CatalogCard] = _table(
+    CatalogCard(
         "cross_entropy",
         "Cross entropy",
         "classes or tokens",
         "Summed over targets that are not -100.",
         "rankdeck.models.losses:cross_entropy",
     ),
-    Card(
+    CatalogCard(
         "mse",
         "Mean squared error",
         "numbers",
         "Summed over the elements of the targets.",
         "rankdeck.models.losses:mse",
     ),
-    Card(
+    CatalogCard(
         "model",
         "The model's own",
         "outputs.loss",
@@ -583,9 +583,11 @@ LOSSES: Mapping[str, Card] = _table(
     ),
 )
 
-OPTIMIZERS: Mapping[str, Card] = _table(
-    Card("sgd", "SGD", "momentum optional", "Stochastic gradient descent.", "torch.optim:SGD", SgdArgs),
-    Card(
+OPTIMIZERS: Mapping[str, CatalogCard] = _table(
+    CatalogCard(
+        "sgd", "SGD", "momentum optional", "Stochastic gradient descent.", "torch.optim:SGD", SgdArgs
+    ),
+    CatalogCard(
         "adamw",
         "AdamW",
         "decoupled decay",
@@ -593,11 +595,11 @@ OPTIMIZERS: Mapping[str, Card] = _table(
         "torch.optim:AdamW",
         AdamwArgs,
     ),
-    Card("adam", "Adam", "adaptive", "Adam.", "torch.optim:Adam", AdamArgs),
+    CatalogCard("adam", "Adam", "adaptive", "Adam.", "torch.optim:Adam", AdamArgs),
 )
 
-SCHEDULES: Mapping[str, Card] = _table(
-    Card(
+SCHEDULES: Mapping[str, CatalogCard] = _table(
+    CatalogCard(
         "constant",
         "Constant",
         "after warm-up",
@@ -605,7 +607,7 @@ SCHEDULES: Mapping[str, Card] = _table(
         "rankdeck.training.schedules:constant",
         WarmupArgs,
     ),
-    Card(
+    CatalogCard(
         "cosine",
         "Cosine",
         "half a wave down",
@@ -613,7 +615,7 @@ SCHEDULES: Mapping[str, Card] = _table(
         "rankdeck.training.schedules:cosine",
         CosineArgs,
     ),
-    Card(
+    CatalogCard(
         "linear",
         "Linear",
         "straight down",
@@ -621,7 +623,7 @@ SCHEDULES: Mapping[str, Card] = _table(
         "rankdeck.training.schedules:linear",
         CosineArgs,
     ),
-    Card(
+    CatalogCard(
         "one-cycle",
         "One cycle",
         "up, then down",

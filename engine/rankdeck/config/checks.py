@@ -1,7 +1,7 @@
 """Problems of a configuration, found all at once and said in words, each with its path and line.
 
-`Findings` gathers; `choice` and `card_options` check what the catalogue's cards offer. rules.py decides what
-is checked where.
+`ProblemReport` gathers them; `choice` and `find_card` check what the catalogue's cards offer. Read rules.py
+for what is checked where.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from rankdeck.base.errors import Problem, did_you_mean, one_of
-from rankdeck.config.catalog import DATA, LOSSES, MODELS, OPTIMIZERS, SCHEDULES, STRATEGIES, Card
+from rankdeck.config.catalog import DATA, LOSSES, MODELS, OPTIMIZERS, SCHEDULES, STRATEGIES, CatalogCard
 from rankdeck.config.toml_lines import Place, line_of
 
-CARDS: dict[Place, tuple[str, Mapping[str, Card]]] = {
+CARDS: dict[Place, tuple[str, Mapping[str, CatalogCard]]] = {
     ("model",): ("model", MODELS),
     ("data",): ("data set", DATA),
     ("loss",): ("loss", LOSSES),
@@ -26,7 +26,7 @@ CARDS: dict[Place, tuple[str, Mapping[str, Card]]] = {
 OWN_CODE = {("model",), ("data",), ("loss",), ("train", "optimizer")}
 
 
-class Findings:
+class ProblemReport:
     """Problems found so far, each with the line of its path."""
 
     def __init__(self, lines: dict[Place, int | None], problems: list[Problem]) -> None:
@@ -143,27 +143,31 @@ _FORMS = {
 }
 
 
-def find_card(found: Findings, place: Place, what: str, cards: Mapping[str, Card], use: str) -> Card | None:
+def find_card(
+    report: ProblemReport, place: Place, what: str, cards: Mapping[str, CatalogCard], use: str
+) -> CatalogCard | None:
     card = cards.get(use)
     if card is None:
         advice = did_you_mean(use, cards) or f"Use {one_of(cards)}."
         if place in OWN_CODE:
             advice += ' Your own is written "module:name".'
-        found.add("unknown-choice", (*place, "use"), f'There is no {what} called "{use}".', advice)
+        report.add("unknown-choice", (*place, "use"), f'There is no {what} called "{use}".', advice)
     return card
 
 
-def choice(found: Findings, place: Place, values: Any, default: str) -> tuple[str, dict[str, Any]] | None:
-    """A `use` (the default where none is given) with the card's options beside it, validated:
+def choice(
+    report: ProblemReport, place: Place, values: Any, default: str
+) -> tuple[str, dict[str, Any]] | None:
+    """(use, options): the card that the table names, or the default, and its options, validated.
 
-    (use, options).
+    None where something is wrong with them, which is in `report` then.
     """
     dotted = ".".join(place)
     what, cards = CARDS[place]
     if isinstance(values, str):
         values = {"use": values}
     if not isinstance(values, dict):
-        found.add(
+        report.add(
             "wrong-type",
             place,
             f"{dotted} must be a table.",
@@ -172,31 +176,33 @@ def choice(found: Findings, place: Place, values: Any, default: str) -> tuple[st
         return None
     use = values.get("use", default)
     if not isinstance(use, str):
-        found.add(
+        report.add(
             "wrong-type", (*place, "use"), f"{dotted}.use is not text in quotes.", f"Use {one_of(cards)}."
         )
         return None
     given = {key: value for key, value in values.items() if key != "use"}
     if ":" in use and place in OWN_CODE:
         return use, given
-    card = find_card(found, place, what, cards, use)
+    card = find_card(report, place, what, cards, use)
     if card is None:
         return None
     foreign = _foreign_options(cards, card, given)
     for key, owners in foreign.items():
         advice = f"Leave it out, or set {dotted}.use to {one_of(owners)}."
-        found.add(
+        report.add(
             "foreign-option",
             (*place, key),
             f"{dotted}.{key} is an option of {one_of(owners)}, not of {use}.",
             advice,
         )
     own = {key: value for key, value in given.items() if key not in foreign}
-    options = found.validate(card.options, place, own, owner=f"{what} {use}")
+    options = report.validate(card.options, place, own, owner=f"{what} {use}")
     return None if options is None else (use, options.model_dump(exclude_none=True, mode="json"))
 
 
-def _foreign_options(cards: Mapping[str, Card], card: Card, given: Iterable[str]) -> dict[str, list[str]]:
+def _foreign_options(
+    cards: Mapping[str, CatalogCard], card: CatalogCard, given: Iterable[str]
+) -> dict[str, list[str]]:
     """Options that other cards have and this one has not: {option: [cards that have it]}."""
     foreign: dict[str, list[str]] = {}
     for key in given:

@@ -17,9 +17,10 @@ _FORMS = "Use auto, cpu:N (a rehearsal on N virtual devices), gpu:all, gpu:0,2 o
 
 @dataclass(frozen=True)
 class DeviceSelection:
-    """`kind`:
+    """Which devices a person asked for.
 
-    auto | cpu | gpu. `count` is set for cpu; `gpus` holds indices or UUIDs as typed, empty for gpu:all.
+    `kind`: auto | cpu | gpu. `count` is set for cpu; `gpus` holds indices or UUIDs as typed, empty for
+    gpu:all.
     """
 
     kind: str

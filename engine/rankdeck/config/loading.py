@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rankdeck.base.errors import ConfigError, Problem, did_you_mean, one_of
-from rankdeck.config.checks import CARDS, Findings, choice, find_card
+from rankdeck.config.checks import CARDS, ProblemReport, choice, find_card
 from rankdeck.config.rules import TABLE_RULES, check_together
 from rankdeck.config.schema import (
     Choice,
@@ -140,13 +140,13 @@ def from_dict(
     Raises:
         ConfigError: every problem at once.
     """
-    found = Findings(lines or {}, problems or [])
+    report = ProblemReport(lines or {}, problems or [])
     raw_folder = tables.get("folder")
     base = Path(raw_folder) if isinstance(raw_folder, str) else folder
     values: dict[str, Any] = {"folder": str(base.resolve())}
     for key in tables:
         if key not in _TOP_LEVEL:
-            found.add(
+            report.add(
                 "unknown-option",
                 (key,),
                 f"{key} is not a table of a configuration.",
@@ -156,54 +156,54 @@ def from_dict(
     if isinstance(raw_name, str):
         values["name"] = raw_name.strip() or stem
     else:
-        found.add("wrong-type", ("name",), "name must be text in quotes.", 'Write name = "my run".')
+        report.add("wrong-type", ("name",), "name must be text in quotes.", 'Write name = "my run".')
     if raw_folder is not None and not isinstance(raw_folder, str):
-        found.add("wrong-type", ("folder",), "folder must be text in quotes.", 'Write folder = "path".')
+        report.add("wrong-type", ("folder",), "folder must be text in quotes.", 'Write folder = "path".')
     for section in _SECTIONS:
-        values[section] = _section(found, section, tables.get(section, {}))
-    values["strategy"] = _choice(found, ("strategy",), tables.get("strategy", {}), "single")
+        values[section] = _section(report, section, tables.get(section, {}))
+    values["strategy"] = _choice(report, ("strategy",), tables.get("strategy", {}), "single")
     if all(values[key] is not None for key in ("train", "strategy", "devices")):
-        check_together(found, values)
-    if found.problems:
-        problems = sorted(found.problems, key=lambda problem: problem.line or 0)
+        check_together(report, values)
+    if report.problems:
+        problems = sorted(report.problems, key=lambda problem: problem.line or 0)
         raise ConfigError(problems[0].message, problems=problems)
     return RunConfig(**_absolute_paths(values, base))
 
 
-def _section(found: Findings, section: str, values: Any) -> Any:
+def _section(report: ProblemReport, section: str, values: Any) -> Any:
     """One table, validated with the choices or the card's args inside it; None when it has a problem."""
     table_type = _SECTIONS[section]
     if not isinstance(values, dict):
-        return found.validate(table_type, (section,), values)
+        return report.validate(table_type, (section,), values)
     values = dict(values)
-    before = len(found.problems)
+    before = len(report.problems)
     if section == "train":
         for key, default in (("optimizer", "adamw"), ("schedule", "constant")):
-            values[key] = _choice(found, (section, key), values.get(key, {}), default) or Choice(use=default)
-    table: Any = found.validate(table_type, (section,), values)
+            values[key] = _choice(report, (section, key), values.get(key, {}), default) or Choice(use=default)
+    table: Any = report.validate(table_type, (section,), values)
     if table is None:
         return None
     if section in ("model", "data", "loss"):
-        table = _card_table(found, section, table)
+        table = _card_table(report, section, table)
     elif section in TABLE_RULES:
-        TABLE_RULES[section](found, table)
-    return None if len(found.problems) > before else table
+        TABLE_RULES[section](report, table)
+    return None if len(report.problems) > before else table
 
 
-def _choice(found: Findings, place: Place, values: Any, default: str) -> Choice | None:
-    chosen = choice(found, place, values, default)
+def _choice(report: ProblemReport, place: Place, values: Any, default: str) -> Choice | None:
+    chosen = choice(report, place, values, default)
     return None if chosen is None else Choice(use=chosen[0], options=chosen[1])
 
 
-def _card_table(found: Findings, section: str, table: Any) -> Any:
+def _card_table(report: ProblemReport, section: str, table: Any) -> Any:
     """The catalogue's own options checked and completed; a person's own factory gets its args as they are."""
     what, cards = CARDS[(section,)]
     if ":" in table.use:
         return table
-    card = find_card(found, (section,), what, cards, table.use)
+    card = find_card(report, (section,), what, cards, table.use)
     if card is None or section == "loss":
         return card and table
-    args = found.validate(card.options, (section, "args"), table.args, owner=f"{what} {table.use}")
+    args = report.validate(card.options, (section, "args"), table.args, owner=f"{what} {table.use}")
     return (
         None
         if args is None
@@ -264,7 +264,7 @@ def _absolute_code(use: str, base: Path) -> str:
 
 
 def _toml_error_line(message: str, text: str) -> int | None:
-    _, found, rest = message.rpartition("(at line ")
-    if found:
+    _, marker, rest = message.rpartition("(at line ")
+    if marker:
         return int(rest.split(",")[0])
     return len(text.splitlines()) if "end of document" in message else None

@@ -43,10 +43,10 @@ def problem(options: Mapping[str, Any], num_devices: int) -> Problem | None:
     shown = " x ".join(f"{axis} {size}" for axis, size in named.items()) or "data 1"
     axes = tuple(named) if len(named) > 1 else ("data", *(named or {"stage": 1}))
     axes = tuple(dict.fromkeys(axes)) if len(set(axes)) > 1 else ("data", "stage")
-    choices = sorted(_factors(num_devices, len(axes)), key=lambda found: (found.count(1), found))
+    choices = sorted(_factors(num_devices, len(axes)), key=lambda sizes: (sizes.count(1), sizes))
     words = [
-        ", ".join(f"{axis} = {size}" for axis, size in zip(axes, found, strict=True))
-        for found in choices[:_SHOWN_CHOICES]
+        ", ".join(f"{axis} = {size}" for axis, size in zip(axes, sizes, strict=True))
+        for sizes in choices[:_SHOWN_CHOICES]
     ]
     if product > 1:
         words.append(f"devices.use = cpu:{product}")

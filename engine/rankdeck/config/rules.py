@@ -15,14 +15,14 @@ from rankdeck.base.units import parse_bytes
 from rankdeck.config import mesh_sizes, microbatches
 from rankdeck.config.capabilities import Facts, refusals
 from rankdeck.config.catalog import STRATEGIES
-from rankdeck.config.checks import Findings
+from rankdeck.config.checks import ProblemReport
 from rankdeck.config.devices import parse_devices
 from rankdeck.config.schema import Choice, DevicesConfig, RehearsalConfig, RunConfig, TrainConfig
 
 
-def _check_train(found: Findings, train: TrainConfig) -> None:
+def _check_train(report: ProblemReport, train: TrainConfig) -> None:
     if train.steps is not None and train.epochs is not None:
-        found.add(
+        report.add(
             "both-given",
             ("train", "epochs"),
             "train.steps and train.epochs are both given.",
@@ -30,16 +30,16 @@ def _check_train(found: Findings, train: TrainConfig) -> None:
         )
 
 
-def _check_devices(found: Findings, devices: DevicesConfig) -> None:
+def _check_devices(report: ProblemReport, devices: DevicesConfig) -> None:
     try:
         parse_devices(devices.use)
     except DeviceError as error:
-        found.add("device", ("devices", "use"), error.message, error.advice)
+        report.add("device", ("devices", "use"), error.message, error.advice)
 
 
-def _check_rehearsal(found: Findings, rehearsal: RehearsalConfig) -> None:
+def _check_rehearsal(report: ProblemReport, rehearsal: RehearsalConfig) -> None:
     if rehearsal.device_gflops is not None and rehearsal.pace == "real":
-        found.add(
+        report.add(
             "does-not-combine",
             ("rehearsal", "device_gflops"),
             "rehearsal.device_gflops is the rate of a simulated pace, and the pace is real.",
@@ -48,22 +48,22 @@ def _check_rehearsal(found: Findings, rehearsal: RehearsalConfig) -> None:
     try:
         parse_bytes(rehearsal.capacity or 0)
     except ValueError as error:
-        found.add(
+        report.add(
             "wrong-value", ("rehearsal", "capacity"), f"rehearsal.capacity: {error}.", 'Write it as "24GiB".'
         )
 
 
-TABLE_RULES: dict[str, Callable[[Findings, Any], None]] = {
+TABLE_RULES: dict[str, Callable[[ProblemReport, Any], None]] = {
     "train": _check_train,
     "devices": _check_devices,
     "rehearsal": _check_rehearsal,
 }
 
 
-def check_together(found: Findings, values: dict[str, Any]) -> None:
+def check_together(report: ProblemReport, values: dict[str, Any]) -> None:
     """What one table alone cannot tell."""
     selection = parse_devices(values["devices"].use)
-    _check_on(found, values, None if selection.kind == "auto" else selection.kind, selection.known_count)
+    _check_on(report, values, None if selection.kind == "auto" else selection.kind, selection.known_count)
 
 
 def on_devices(config: RunConfig, kind: str, num_devices: int) -> RunConfig:
@@ -73,33 +73,35 @@ def on_devices(config: RunConfig, kind: str, num_devices: int) -> RunConfig:
     Raises:
         ConfigError: something in it does not go with them.
     """
-    found = Findings({}, [])
+    report = ProblemReport({}, [])
     values = {name: getattr(config, name) for name in ("model", "train", "strategy", "rehearsal")}
-    _check_on(found, values, kind, num_devices)
-    if found.problems:
-        raise ConfigError(found.problems[0].message, problems=found.problems)
+    _check_on(report, values, kind, num_devices)
+    if report.problems:
+        raise ConfigError(report.problems[0].message, problems=report.problems)
     return config.model_copy(update={"strategy": values["strategy"]})
 
 
-def _check_on(found: Findings, values: dict[str, Any], kind: str | None, num_devices: int | None) -> None:
+def _check_on(
+    report: ProblemReport, values: dict[str, Any], kind: str | None, num_devices: int | None
+) -> None:
     """What does not go together on such devices; None for what is not known yet."""
     train: TrainConfig = values["train"]
     if num_devices is not None:
         values["strategy"] = _with_mesh(values["strategy"], num_devices)
     for row in refusals(_facts(values, kind, num_devices)):
-        found.add("does-not-combine", tuple(row.place.split(".")), row.why, row.instead)
+        report.add("does-not-combine", tuple(row.place.split(".")), row.why, row.instead)
     if kind == "gpu" and train.precision == "fp64":
         advice = "Use fp32, or cpu:N for a rehearsal."
-        found.add(
+        report.add(
             "precision", ("train", "precision"), "train.precision = fp64 is for rehearsals on CPU.", advice
         )
     if kind == "gpu" and values["rehearsal"] and values["rehearsal"].pace == "simulated":
         message = "rehearsal.pace = simulated is for virtual devices, and devices.use asks for GPUs."
         advice = 'Use pace = "real", or devices.use = "cpu:4".'
-        found.add("does-not-combine", ("rehearsal", "pace"), message, advice)
+        report.add("does-not-combine", ("rehearsal", "pace"), message, advice)
     if num_devices is not None:
         for problem in batch_problems(train, values["strategy"], num_devices):
-            found.add(problem.code, tuple((problem.path or "").split(".")), problem.message, problem.advice)
+            report.add(problem.code, tuple((problem.path or "").split(".")), problem.message, problem.advice)
 
 
 def _with_mesh(strategy: Choice, num_devices: int) -> Choice:
@@ -139,8 +141,8 @@ def batch_problems(train: TrainConfig, strategy: Choice, num_devices: int) -> li
             )
         ]
     is_mesh = card.name == "hybrid"
-    if is_mesh and (found := mesh_sizes.problem(strategy.options, num_devices)):
-        return [found]
+    if is_mesh and (problem := mesh_sizes.problem(strategy.options, num_devices)):
+        return [problem]
     shards = num_devices if card.batch_shards else 1
     cut_by = f"{shards} devices"
     if is_mesh:
@@ -168,14 +170,14 @@ def _stage_problems(train: TrainConfig, strategy: Choice, num_devices: int) -> l
     options = strategy.options
     if strategy.use == "pipeline":
         schedule, wanted = options["schedule"], options.get("microbatches")
-        found = microbatches.problem(schedule, num_devices, train.global_batch, train.accumulate, wanted)
-        return [] if found is None else [found]
+        problem = microbatches.problem(schedule, num_devices, train.global_batch, train.accumulate, wanted)
+        return [] if problem is None else [problem]
     if strategy.use == "hybrid" and options["stage"] > 1:
         per_pipeline = train.global_batch // mesh_sizes.batch_slices(options)
         schedule, wanted = options["schedule"], options.get("microbatches")
-        found = microbatches.problem(schedule, options["stage"], per_pipeline, train.accumulate, wanted)
-        return [] if found is None else [found]
+        problem = microbatches.problem(schedule, options["stage"], per_pipeline, train.accumulate, wanted)
+        return [] if problem is None else [problem]
     if strategy.use == "pipeline-async":
-        found = microbatches.async_problem(options["mode"], num_devices, train.accumulate)
-        return [] if found is None else [found]
+        problem = microbatches.async_problem(options["mode"], num_devices, train.accumulate)
+        return [] if problem is None else [problem]
     return []

@@ -17,6 +17,9 @@ from rankdeck.base.units import parse_bytes
 from rankdeck.config.catalog import STRATEGIES, StrategyCard
 from rankdeck.config.devices import DeviceSelection, parse_devices
 
+DEFAULT_STEPS = 500
+"""Of a run whose configuration names neither steps nor epochs."""
+
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 AtLeastOne = Annotated[int, Field(ge=1, lt=2**53)]  # what JSON and a double still count exactly
 
@@ -55,7 +58,7 @@ class LossConfig(Table):
 
 class TrainConfig(Table):
     steps: AtLeastOne | None = Field(
-        None, description="Optimizer steps; 500 where neither steps nor epochs is given."
+        None, description=f"Optimizer steps; {DEFAULT_STEPS} where neither steps nor epochs is given."
     )
     epochs: AtLeastOne | None = Field(None, description="Passes over the training data, instead of steps.")
     global_batch: AtLeastOne = Field(
@@ -80,6 +83,11 @@ class TrainConfig(Table):
     evaluate_every: Count = Field(
         100, description="Steps between evaluations; 0 is off. A last evaluation always runs."
     )
+
+    @property
+    def known_steps(self) -> int | None:
+        """How many steps there are; None with epochs, where only the data's length can tell."""
+        return None if self.epochs is not None else self.steps or DEFAULT_STEPS
 
 
 class DevicesConfig(Table):
@@ -136,9 +144,9 @@ class RunConfig(Table):
         return None if self.rehearsal.capacity is None else parse_bytes(self.rehearsal.capacity)
 
     def code_folders(self) -> list[Path]:
-        """Folders whose Python code this run imports, resolved;
+        """Folders, resolved, whose Python code this run imports; a person is asked to trust these.
 
-        empty for a catalogue run. Trust is asked for these.
+        Empty for a run that uses the catalogue alone.
         """
         folders: list[Path] = []
         base = Path(self.folder or ".")

@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from rankdeck.base.errors import DataError
+from rankdeck.base.files import write_whole
 from rankdeck.base.home import cache_dir
 
 STDLIB = "@stdlib"
@@ -76,7 +77,7 @@ def ensure_tokens(path: str, vocabulary: int) -> Path:
     try:
         if not tokens.is_file():
             _build(files, vocabulary, tokens.parent)
-        _write_atomically(seen, key)
+        write_whole(seen, key)
     except OSError as error:
         raise DataError(
             f"The tokens of {path} cannot be written to the cache {folder}: {error.strerror or error}.",
@@ -225,13 +226,6 @@ def _build_bpe(files: Sequence[Path], vocabulary: int, folder: Path) -> None:
             path="data.args.vocabulary",
             advice="Check that the disk is not full, or use vocabulary = 256 (bytes).",
         )
-
-
-def _write_atomically(file: Path, text: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix="making-", delete=False) as stream:
-        stream.write(text)
-    Path(stream.name).replace(file)
 
 
 def _sweep(folder: Path) -> None:

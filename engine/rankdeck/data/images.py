@@ -184,11 +184,11 @@ def _as_tensor(picture: Image.Image) -> Tensor:
 
 def _samples(folder: Path, classes: Sequence[str]) -> list[Sample]:
     """Every picture below the class folders, sorted; a class without a folder here has none."""
-    found: list[Sample] = []
+    samples: list[Sample] = []
     for target, name in enumerate(classes):
         files = sorted(file for file in (folder / name).rglob("*") if file.suffix.lower() in SUFFIXES)
-        found += [(file, target) for file in files]
-    return found
+        samples += [(file, target) for file in files]
+    return samples
 
 
 def _name_hash(file: Path) -> int:

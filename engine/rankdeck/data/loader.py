@@ -9,7 +9,6 @@ base.py and sampling.py first.
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,6 +22,7 @@ from rankdeck.base.errors import DataError, Problem, RankdeckError, TrainingErro
 from rankdeck.base.heartbeat import die_with_parent
 from rankdeck.data.base import Draw, ReadsBatches, SampleSet, needs_epoch
 from rankdeck.diagnose.exceptions import describe
+from rankdeck.torch_compat.processes import shut_down_workers
 
 Indices = list[int] | list[Draw]
 
@@ -49,11 +49,7 @@ class Loader:
     def close(self) -> None:
         """Ends the worker processes; safe to call twice."""
         loader, self._loader = self._loader, None
-        iterator = getattr(loader, "_iterator", None)
-        if iterator is not None:
-            # Dropping the last reference would do, but the loop may still hold a generator over it.
-            with contextlib.suppress(AttributeError):
-                iterator._shutdown_workers()
+        shut_down_workers(loader)
 
 
 def build_loader(
@@ -133,14 +129,14 @@ class _Reader:
             ) from None
 
 
-def _pair(found: Any) -> tuple[Any, Any]:
-    if isinstance(found, Mapping):
-        return found, found.get("labels", found)
-    if isinstance(found, tuple | list) and len(found) == 2:
-        return found[0], found[1]
-    parts = f" of {len(found)}" if isinstance(found, tuple | list) else ""
+def _pair(sample: Any) -> tuple[Any, Any]:
+    if isinstance(sample, Mapping):
+        return sample, sample.get("labels", sample)
+    if isinstance(sample, tuple | list) and len(sample) == 2:
+        return sample[0], sample[1]
+    parts = f" of {len(sample)}" if isinstance(sample, tuple | list) else ""
     raise DataError(
-        f"A sample is a {type(found).__name__}{parts}, neither (inputs, targets) nor a dict.",
+        f"A sample is a {type(sample).__name__}{parts}, neither (inputs, targets) nor a dict.",
         path="data.use",
         advice="Return (inputs, targets), or a dict of the model's arguments with its labels among them.",
     )
@@ -148,9 +144,11 @@ def _pair(found: Any) -> tuple[Any, Any]:
 
 def _in_worker(error: Exception) -> TrainingError:
     """The person's own error, as the rank would tell it had it read the sample itself."""
-    told = describe(error, rank=0).problem
+    problem = describe(error, rank=0).problem
     advice = "Mend the data set there, then start again; the whole traceback is in the rank's log."
-    return TrainingError(told.message, problems=[msgspec.structs.replace(told, rank=None, advice=advice)])
+    return TrainingError(
+        problem.message, problems=[msgspec.structs.replace(problem, rank=None, advice=advice)]
+    )
 
 
 class _Failure:

@@ -182,9 +182,9 @@ def _hang_cause(ranks: Sequence[RankEvidence], now_s: float) -> Cause | None:
         laggard = waiting[0].rank
     if laggard is None:
         return None
-    found = next(rank for rank in ranks if rank.rank == laggard)
-    problem = hang(laggard, beats, now_s, suspended=found.suspended, frames=found.frames)
-    return Cause(msgspec.structs.replace(problem, last_lines=found.last_lines), 1)
+    cause = next(rank for rank in ranks if rank.rank == laggard)
+    problem = hang(laggard, beats, now_s, suspended=cause.suspended, frames=cause.frames)
+    return Cause(msgspec.structs.replace(problem, last_lines=cause.last_lines), 1)
 
 
 def _said(rank: RankEvidence) -> str:
@@ -192,9 +192,9 @@ def _said(rank: RankEvidence) -> str:
 
 
 def _communication_cause(ranks: Sequence[RankEvidence]) -> Cause:
-    told = [rank for rank in ranks if rank.failure is not None]
-    if told:
-        first = min(told, key=_told_at)
+    failed = [rank for rank in ranks if rank.failure is not None]
+    if failed:
+        first = min(failed, key=_told_at)
         assert first.failure is not None
         return Cause(first.failure.problem, 1)
     fallen = next((rank for rank in ranks if _exited_badly(rank)), None)

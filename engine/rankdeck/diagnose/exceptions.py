@@ -13,6 +13,8 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from rankdeck.base.errors import Problem, RankdeckError
 from rankdeck.events import RankFailed
 
@@ -44,17 +46,8 @@ _ADVICE = {
 def describe(error: BaseException, rank: int) -> RankFailed:
     """What a rank says of the exception that ends it, as the event that the supervisor reads."""
     if isinstance(error, RankdeckError):
-        told = error.problem
-        problem = Problem(
-            told.code,
-            told.message,
-            path=told.path,
-            line=told.line,
-            advice=told.advice,
-            rank=rank,
-            severity=told.severity,
-            last_lines=last_lines(_formatted(error.__cause__)) if error.__cause__ else told.last_lines,
-        )
+        lines = last_lines(_formatted(error.__cause__)) if error.__cause__ else error.problem.last_lines
+        problem = msgspec.structs.replace(error.problem, rank=rank, last_lines=lines)
         return RankFailed(rank=rank, problem=problem, exit_code=error.exit_code)
     text = str(error).strip()
     code = _code(error, text)

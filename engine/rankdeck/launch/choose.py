@@ -17,7 +17,8 @@ from rankdeck.base.units import format_bytes
 from rankdeck.config import RunConfig
 from rankdeck.events import DeviceInfo
 from rankdeck.launch.visible import VARIABLE, visible_gpus
-from rankdeck.telemetry.listing import Gpu, GpuProcess, list_gpus
+from rankdeck.telemetry.availability import Unusable
+from rankdeck.telemetry.listing import GpuProcess, GpuStatus, list_gpus
 
 
 @dataclass
@@ -70,7 +71,7 @@ def _virtual(config: RunConfig, count: int) -> Choice:
     )
 
 
-def _gpus(gpus: Sequence[Gpu]) -> Choice:
+def _gpus(gpus: Sequence[GpuStatus]) -> Choice:
     choice = Choice([])
     for place, gpu in enumerate(gpus):
         holder = lease_holder(gpu.uuid)
@@ -85,26 +86,20 @@ def _gpus(gpus: Sequence[Gpu]) -> Choice:
     return choice
 
 
-def free_gpus() -> list[Gpu]:
+def free_gpus() -> list[GpuStatus]:
     """What `auto` takes: GPUs that nobody uses. Empty without a driver."""
-    there = [gpu for gpu in visible_gpus(_gpus_or_none(), os.environ) if _is_usable(gpu)]
-    free = [gpu for gpu in there if not lease_holder(gpu.uuid) and not _foreign(gpu)]
-    return [gpu for gpu in free if gpu.hidden_bytes is None]
+    there = visible_gpus(_gpus_or_none(), os.environ)
+    return [gpu for gpu in there if gpu.availability(lease_holder(gpu.uuid) or None).is_for_auto]
 
 
-def _is_usable(gpu: Gpu) -> bool:
-    """Whether a run may take it without being told its name: a whole GPU that is there."""
-    return gpu.state == "ok" and gpu.parent is None and not gpu.mig and not gpu.simulated
-
-
-def _gpus_or_none() -> list[Gpu]:
+def _gpus_or_none() -> list[GpuStatus]:
     try:
         return list_gpus()
     except MachineError:
         return []
 
 
-def selected_gpus(gpus: list[Gpu], names: Sequence[str]) -> list[Gpu]:
+def selected_gpus(gpus: list[GpuStatus], names: Sequence[str]) -> list[GpuStatus]:
     """The GPUs of these indices or UUIDs, all that a run may take where nothing is named.
 
     Raises: DeviceError: there is none, no such one, or one that no run can use.
@@ -112,7 +107,7 @@ def selected_gpus(gpus: list[Gpu], names: Sequence[str]) -> list[Gpu]:
     return _named(gpus, names) if names else _all(gpus)
 
 
-def _named(gpus: list[Gpu], names: Sequence[str]) -> list[Gpu]:
+def _named(gpus: list[GpuStatus], names: Sequence[str]) -> list[GpuStatus]:
     """The GPUs of these indices or UUIDs."""
     _refuse_none(gpus)
     by_name = {str(gpu.index): gpu for gpu in gpus if gpu.parent is None} | {gpu.uuid: gpu for gpu in gpus}
@@ -140,33 +135,34 @@ def _named(gpus: list[Gpu], names: Sequence[str]) -> list[Gpu]:
     return found
 
 
-def _all(gpus: list[Gpu]) -> list[Gpu]:
+def _all(gpus: list[GpuStatus]) -> list[GpuStatus]:
     """Every whole GPU that is there, of those that CUDA_VISIBLE_DEVICES leaves."""
     _refuse_none(gpus)
     visible = visible_gpus(gpus, os.environ)
     if not visible:
         hidden = f"{VARIABLE}={os.environ.get(VARIABLE)} leaves none of the {len(gpus)} GPUs."
         raise DeviceError(hidden, path="devices.use", advice="Unset it, or name GPUs: --devices gpu:0.")
-    usable = [gpu for gpu in visible if _is_usable(gpu)]
+    usable = [gpu for gpu in visible if gpu.availability().is_for_all]
     if not usable:
         _refuse_unusable(visible[0], gpus)
     return usable
 
 
-def _refuse_none(gpus: Sequence[Gpu]) -> None:
+def _refuse_none(gpus: Sequence[GpuStatus]) -> None:
     if not gpus:
         raise DeviceError("This machine has no GPU.", path="devices.use", advice="Rehearse on CPU: cpu:2.")
 
 
-def _refuse_unusable(gpu: Gpu, gpus: Sequence[Gpu]) -> None:
+def _refuse_unusable(gpu: GpuStatus, gpus: Sequence[GpuStatus]) -> None:
     """Raises: DeviceError for a GPU that no rank could use."""
-    if gpu.simulated:
+    refusal = gpu.availability().unusable
+    if refusal is Unusable.SIMULATED:
         message = "These GPUs are simulated (RANKDECK_NVML): nothing can run on them."
         advice = "Rehearse on virtual devices: --devices cpu:2, or unset RANKDECK_NVML."
-    elif gpu.state != "ok":
+    elif refusal is Unusable.LOST:
         message = f"GPU {gpu.index} ({gpu.name}) is lost: the driver does not reach it any more."
         advice = "Choose another one. It may need a reset, or the machine a restart."
-    elif gpu.mig:
+    elif refusal is Unusable.SPLIT:
         message = f"GPU {gpu.index} ({gpu.name}) is split into MIG instances and cannot be used as a whole."
         parts = [part.uuid for part in gpus if part.parent == gpu.uuid]
         advice = f"Choose one of its instances: gpu:{one_of(parts)}." if parts else "It has no instance yet."
@@ -175,12 +171,12 @@ def _refuse_unusable(gpu: Gpu, gpus: Sequence[Gpu]) -> None:
     raise DeviceError(message, code="device-unusable", path="devices.use", advice=advice)
 
 
-def _foreign(gpu: Gpu) -> list[GpuProcess]:
+def _foreign(gpu: GpuStatus) -> list[GpuProcess]:
     """Compute processes on a GPU that no run of ours holds."""
     return [process for process in gpu.processes if process.kind == "compute"]
 
 
-def _used_warning(gpu: Gpu, process: GpuProcess) -> Problem:
+def _used_warning(gpu: GpuStatus, process: GpuProcess) -> Problem:
     used = "an unknown amount" if process.used_bytes is None else format_bytes(process.used_bytes)
     return Problem(
         "device-used",
@@ -191,7 +187,7 @@ def _used_warning(gpu: Gpu, process: GpuProcess) -> Problem:
     )
 
 
-def _hidden_warning(gpu: Gpu, hidden_bytes: int) -> Problem:
+def _hidden_warning(gpu: GpuStatus, hidden_bytes: int) -> Problem:
     return Problem(
         "device-used",
         f"{format_bytes(hidden_bytes)} of GPU {gpu.index} ({gpu.name}) are in use by processes that the "

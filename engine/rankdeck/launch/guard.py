@@ -88,13 +88,13 @@ def descendants() -> list[tuple[int, str]]:
         except OSError:
             continue
         children.setdefault(int(parent), []).append((int(entry.name), state.decode()))
-    found: list[tuple[int, str]] = []
+    below: list[tuple[int, str]] = []
     waiting = [os.getpid()]
     while waiting:
         for child in children.get(waiting.pop(), []):
-            found.append(child)
+            below.append(child)
             waiting.append(child[0])
-    return found
+    return below
 
 
 class Guard:
@@ -286,12 +286,12 @@ class Guard:
 
     def _answer(self, line: bytes) -> dict[str, Any]:
         try:
-            asked = json.loads(line)
-            command = asked["command"]
+            request = json.loads(line)
+            command = request["command"]
         except (ValueError, TypeError, KeyError):
             return {"ok": False, "error": 'a line is JSON like {"command": "stop", "now": false}'}
         if command == "stop":
-            self.stop(now=bool(asked.get("now")))
+            self.stop(now=bool(request.get("now")))
         elif command == "checkpoint":
             return self._ask_for_checkpoint()
         else:

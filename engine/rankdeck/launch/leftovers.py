@@ -53,9 +53,9 @@ def _sees_our_files(pid: int) -> bool:
 
 def _ancestors() -> set[int]:
     """This process and those above it: a command may run inside a run's own terminal."""
-    found, pid = set(), os.getpid()
-    while pid > 0 and pid not in found:
-        found.add(pid)
+    ancestors, pid = set(), os.getpid()
+    while pid > 0 and pid not in ancestors:
+        ancestors.add(pid)
         row = read_process(pid)
         pid = row.parent if row is not None else 0
-    return found
+    return ancestors

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from rankdeck.launch.guard import GUARD
-
 
 class ProcessRow(NamedTuple):
     """One line of /proc. `state` is R, S, D, T (suspended) or Z (a zombie)."""
@@ -39,13 +37,13 @@ def all_processes() -> Iterator[ProcessRow]:
 
 def signal_sessions(sessions: set[int], number: int) -> int:
     """Send a signal to every process of these sessions, whatever its group; how many there were."""
-    found = [row.pid for row in all_processes() if row.session in sessions and row.state != "Z"]
-    for pid in found:
+    members = [row.pid for row in all_processes() if row.session in sessions and row.state != "Z"]
+    for pid in members:
         try:
             os.kill(pid, number)
         except OSError:
             pass
-    return len(found)
+    return len(members)
 
 
 def environment_of(pid: int) -> dict[str, str]:
@@ -56,15 +54,3 @@ def environment_of(pid: int) -> dict[str, str]:
         return {}
     pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if entry)
     return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
-
-
-def processes_of_run(run: Path) -> list[int]:
-    """Live processes that were started for this run."""
-    wanted = str(run)
-    return [row.pid for row in all_processes() if row.state != "Z" and wanted in _runs_of(row.pid)]
-
-
-def _runs_of(pid: int) -> set[str | None]:
-    """The run that a process belongs to, or that it guards."""
-    environment = environment_of(pid)
-    return {environment.get("RANKDECK_RUN"), environment.get(GUARD)}

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from rankdeck import rundir
+from rankdeck import __version__, rundir
 from rankdeck.base.errors import ConfigError, DataError, MachineError, ModelError, RankdeckError
 from rankdeck.checkpoint_files import newest_whole
 from rankdeck.config import RunConfig, on_devices
@@ -35,8 +35,6 @@ from rankdeck.rundir import RunDir
 _READY_S = 30.0
 _LETTING_GO_S = 20.0
 """How long a run that has said its last word may take until nothing of it is left."""
-DEFAULT_STEPS = 500
-"""Where a configuration names neither steps nor epochs."""
 _SET_BY_RUNS = {
     "RANKDECK_RUN",
     guard.GUARD,
@@ -47,7 +45,7 @@ _SET_BY_RUNS = {
     # A run is on real devices: whoever looks at simulated ones does not hand them to ranks.
     "RANKDECK_NVML",
 }
-_VERSIONED = ("rankdeck", "torch", "numpy", "safetensors", "tokenizers", "nvidia-ml-py")
+_VERSIONED = ("torch", "numpy", "safetensors", "tokenizers", "nvidia-ml-py")
 
 
 class NotResumableError(RankdeckError):
@@ -123,20 +121,20 @@ def _check_resumable(run: RunDir, config: RunConfig) -> None:
     is_ending = run.end() is not None
     if run.is_alive() and not (is_ending and wait_ended(run, _LETTING_GO_S)):
         raise _alive_error(run)
-    found, complaints = newest_whole(run.checkpoints_folder)
-    if found is None:
+    checkpoint, complaints = newest_whole(run.checkpoints_folder)
+    if checkpoint is None:
         raise NotResumableError(
             " ".join([f"{run.name} has no checkpoint to go on from.", *complaints]),
             code="no-checkpoint",
             advice="A run is saved when it is stopped, every train.checkpoint_every steps, and by rankdeck "
             f"checkpoint. Begin anew with: rankdeck train {run.config_file}",
         )
-    steps = config.train.steps or (None if config.train.epochs else DEFAULT_STEPS)
-    if steps is not None and found.step >= steps:
+    steps = config.train.known_steps
+    if steps is not None and checkpoint.step >= steps:
         raise NotResumableError(
-            f"{run.name} is at its last step already: {found.step} of {steps}.",
+            f"{run.name} is at its last step already: {checkpoint.step} of {steps}.",
             code="nothing-left",
-            advice=f"Give it more steps: --set train.steps={2 * found.step}",
+            advice=f"Give it more steps: --set train.steps={2 * checkpoint.step}",
         )
 
 
@@ -192,7 +190,7 @@ def _environment(
 ) -> dict[str, Any]:
     """environment.json. `problems` are warnings that the supervisor passes on as events."""
     return {
-        "versions": {name: _version(name) for name in _VERSIONED},
+        "versions": {"rankdeck": __version__, **{name: _version(name) for name in _VERSIONED}},
         "devices": msgspec.to_builtins(choice.devices),
         "commit": _commit(config.folder),
         "command_line": list(command_line),

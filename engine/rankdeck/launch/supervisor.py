@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
-import importlib.util
 import json
 import os
 import shutil
@@ -34,11 +33,12 @@ from rankdeck.base.errors import Problem, RankdeckError
 from rankdeck.checkpoint_files import newest_whole
 from rankdeck.config import RunConfig
 from rankdeck.diagnose.cause import EXIT_STOPPED, Cause, find_cause
-from rankdeck.launch import rank as first_steps
-from rankdeck.launch.ranks import GRACE_S, RankProcess, can_fork_preloaded, end_ranks
+from rankdeck.launch import rank_start
+from rankdeck.launch.rank_processes import GRACE_S, RankProcess, can_fork_preloaded, end_ranks
 from rankdeck.launch.watch import Watch
 from rankdeck.rundir import EventWriter, RunDir
 from rankdeck.telemetry.sampler_process import SamplerProcess
+from rankdeck.torch_compat.versions import version_problem
 from rankdeck.training.agreement import SAVING
 
 DEFAULT_WORKER = "rankdeck.training.worker"
@@ -52,7 +52,7 @@ class StopAsked(BaseException):
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Arguments:
     """What the guard passes. `words` is the pipe for the reason of a failure.
 
     `restarts`: how many attempts this supervisor has begun by itself, this one included.
@@ -68,22 +68,24 @@ class Options:
 class Supervisor:
     """One attempt of one run."""
 
-    def __init__(self, options: Options) -> None:
-        self._run = options.run
-        self._options = options
-        self._writer: EventWriter = options.run.writer("supervisor", options.attempt)
-        self._config: RunConfig = options.run.config()
-        self._environment = options.run.environment()
+    def __init__(self, arguments: Arguments) -> None:
+        self._run = arguments.run
+        self._arguments = arguments
+        self._writer: EventWriter = arguments.run.writer("supervisor", arguments.attempt)
+        self._config: RunConfig = arguments.run.config()
+        self._environment = arguments.run.environment()
         self._devices = msgspec.convert(self._environment.get("devices", []), list[events.DeviceInfo])
         num_devices = max(1, len(self._devices))
         self._world_size = 1 if self._config.strategy_card.one_process else num_devices
-        self._watch = Watch(options.run, options.attempt, self._config.launch.timeout_s, self._raise_problem)
+        self._watch = Watch(
+            arguments.run, arguments.attempt, self._config.launch.timeout_s, self._raise_problem
+        )
         self._ranks: list[RankProcess] = []
         self._sampler: SamplerProcess | None = None
         self._ending = False
         self._reason: str | None = None
         self._restarts = False
-        shutil.rmtree(options.run.requests_folder, ignore_errors=True)
+        shutil.rmtree(arguments.run.requests_folder, ignore_errors=True)
 
     def work(self) -> int:
         """The whole attempt; the run's exit code. Does not return where the next attempt follows."""
@@ -124,17 +126,16 @@ class Supervisor:
         config = self._config
         train = config.train
         # When the person's command began; nobody asked for a restart.
-        started = None if self._options.restarts else self._environment.get("started")
-        steps = train.steps if train.steps is not None or train.epochs is not None else 500
+        started = None if self._arguments.restarts else self._environment.get("started")
         self._writer.write(
             events.RunStarted(
                 run=self._run.name,
-                attempt=self._options.attempt,
+                attempt=self._arguments.attempt,
                 strategy=config.strategy.use,
                 options=config.strategy.options,
                 world_size=self._world_size,
                 devices=self._devices,
-                steps=steps,
+                steps=train.known_steps,
                 global_batch=train.global_batch,
                 started=float(started) if started is not None else time.time(),
                 pace=config.rehearsal.pace,
@@ -161,18 +162,21 @@ class Supervisor:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
         else:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
-            _preload(self._config, self._options.worker)
+            _preload(self._config, self._arguments.worker)
         fresh = bool(uuids) or not can_fork_preloaded()
         for rank in range(self._world_size):
-            self._ranks.append(RankProcess(rank, self._options.worker, fresh=fresh))
+            self._ranks.append(RankProcess(rank, self._arguments.worker, fresh=fresh))
         self._watch.begin(self._ranks)
+        problem = version_problem()
+        if problem is not None:
+            self._raise_problem(problem)
 
     def _prepare_data(self) -> None:
         """What is made once for all ranks (a vocabulary). Threads that it starts come after the fork."""
-        if importlib.util.find_spec("rankdeck.training.workload") is None:
-            return
+        from rankdeck.training import workload
+
         self._tell_phase("preparing data")
-        importlib.import_module("rankdeck.training.workload").prepare(self._config)
+        workload.prepare(self._config)
 
     def _run_ranks(self) -> bool:
         """Release the ranks and wait for them; whether all did their work."""
@@ -191,7 +195,7 @@ class Supervisor:
         if not self._devices or (one_process and self._devices[0].kind == "virtual"):
             return
         pids = ",".join(str(rank.pid) for rank in self._ranks)
-        arguments = ["--run", str(self._run.path), "--attempt", str(self._options.attempt), "--ranks", pids]
+        arguments = ["--run", str(self._run.path), "--attempt", str(self._arguments.attempt), "--ranks", pids]
         try:
             self._sampler = SamplerProcess(arguments, piped=False)
         except OSError:
@@ -212,10 +216,10 @@ class Supervisor:
         environment = {
             **torch_environment,
             "RANKDECK_RUN": str(self._run.path),
-            "RANKDECK_ATTEMPT": str(self._options.attempt),
+            "RANKDECK_ATTEMPT": str(self._arguments.attempt),
             "RANKDECK_SUPERVISOR_PID": str(os.getpid()),
             "RANKDECK_HEARTBEAT": self._watch.readers[number].path,
-            first_steps.STACKS: str(self._watch.stacks(number)),
+            rank_start.STACKS: str(self._watch.stacks(number)),
             # gloo listens on the interface that the host's name resolves to; ranks of one host need no other.
             "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
         }
@@ -235,13 +239,15 @@ class Supervisor:
 
     def _may_restart(self, cause: Cause) -> bool:
         """Bad input stays bad, and the same numbers become NaN again."""
-        left = self._config.launch.max_restarts - self._options.restarts
+        left = self._config.launch.max_restarts - self._arguments.restarts
         return left > 0 and cause.exit_code == 1 and cause.problem.code != "loss-not-finite"
 
     def _restart_problem(self, cause: Problem) -> Problem:
-        found, _ = newest_whole(self._run.checkpoints_folder)
-        where = f"after step {found.step}" if found else "from the beginning: there is no checkpoint"
-        count = f"{self._options.restarts + 1} of {self._config.launch.max_restarts}"
+        checkpoint, _ = newest_whole(self._run.checkpoints_folder)
+        where = (
+            f"after step {checkpoint.step}" if checkpoint else "from the beginning: there is no checkpoint"
+        )
+        count = f"{self._arguments.restarts + 1} of {self._config.launch.max_restarts}"
         return msgspec.structs.replace(
             cause,
             code="restarted",
@@ -250,12 +256,12 @@ class Supervisor:
         )
 
     def _begin_next_attempt(self) -> NoReturn:
-        options = self._options
-        command = [sys.executable, "-P", "-m", "rankdeck.launch.supervisor", str(options.run.path)]
-        command += ["--attempt", str(options.attempt + 1), "--restarts", str(options.restarts + 1)]
-        command += ["--worker", options.worker]
-        if options.words is not None:
-            command += ["--words", str(options.words)]
+        arguments = self._arguments
+        command = [sys.executable, "-P", "-m", "rankdeck.launch.supervisor", str(arguments.run.path)]
+        command += ["--attempt", str(arguments.attempt + 1), "--restarts", str(arguments.restarts + 1)]
+        command += ["--worker", arguments.worker]
+        if arguments.words is not None:
+            command += ["--words", str(arguments.words)]
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os.execv(command[0], command)
@@ -272,16 +278,16 @@ class Supervisor:
             self._raise_problem(_disk_problem(dropped))
         outcome = {0: "completed", EXIT_STOPPED: "stopped"}.get(code, "failed")
         self._writer.write(
-            events.RunEnded(outcome=outcome, exit_code=code, attempt=self._options.attempt), sync=True
+            events.RunEnded(outcome=outcome, exit_code=code, attempt=self._arguments.attempt), sync=True
         )
         if self._writer.dropped:
             # Events cannot say it: the guard has room for one last word.
             words = _disk_problem(self._writer.dropped + dropped).message
             self._reason = f"{self._reason} {words}" if self._reason else words
         self._watch.close()
-        if self._options.words is not None and self._reason is not None:
+        if self._arguments.words is not None and self._reason is not None:
             try:
-                os.write(self._options.words, json.dumps({"reason": self._reason[:4000]}).encode())
+                os.write(self._arguments.words, json.dumps({"reason": self._reason[:4000]}).encode())
             except OSError:
                 pass
 
@@ -289,10 +295,10 @@ class Supervisor:
 def _is_full(folder: Path) -> bool:
     """Whether the disk has no room for another page of events."""
     try:
-        found = os.statvfs(folder)
+        usage = os.statvfs(folder)
     except OSError:
         return False
-    return found.f_bavail * found.f_frsize < _PAGE_BYTES
+    return usage.f_bavail * usage.f_frsize < _PAGE_BYTES
 
 
 def _disk_problem(dropped: int) -> Problem:
@@ -338,7 +344,7 @@ def _count_oom_kills() -> int:
     return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
 
 
-def _parse(argv: list[str]) -> Options:
+def _parse(argv: list[str]) -> Arguments:
     parser = argparse.ArgumentParser(prog="rankdeck.launch.supervisor")
     parser.add_argument("run", type=Path)
     parser.add_argument("--attempt", type=int, default=0)
@@ -347,12 +353,12 @@ def _parse(argv: list[str]) -> Options:
     )
     parser.add_argument("--words", type=int, help="a pipe for the reason of a failure")
     parser.add_argument("--restarts", type=int, default=0, help="attempts begun without being asked")
-    found = parser.parse_args(argv)
-    return Options(RunDir(found.run), found.attempt, found.worker, found.words, found.restarts)
+    given = parser.parse_args(argv)
+    return Arguments(RunDir(given.run), given.attempt, given.worker, given.words, given.restarts)
 
 
 def main() -> NoReturn:
-    first_steps.forgive_full_disks()
+    rank_start.forgive_full_disks()
     code = 1
     try:
         code = Supervisor(_parse(sys.argv[1:])).work()

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rankdeck.base.errors import DeviceError
-from rankdeck.telemetry.listing import Gpu
+from rankdeck.telemetry.listing import GpuStatus
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
-def visible_gpus(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> list[Gpu]:
+def visible_gpus(gpus: Sequence[GpuStatus], environment: Mapping[str, str]) -> list[GpuStatus]:
     """The GPUs that the variable leaves, in its order; all where it is not set.
 
     Raises:
@@ -24,7 +24,7 @@ def visible_gpus(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> list[Gp
     text = environment.get(VARIABLE)
     if text is None:
         return list(gpus)
-    found: list[Gpu] = []
+    visible: list[GpuStatus] = []
     for entry in (entry.strip() for entry in text.split(",")):
         if entry.isdecimal():
             _check_order(text, gpus, environment)
@@ -33,11 +33,11 @@ def visible_gpus(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> list[Gp
             matching = [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)]
         if len(matching) != 1:
             break
-        found.append(matching[0])
-    return found
+        visible.append(matching[0])
+    return visible
 
 
-def _check_order(text: str, gpus: Sequence[Gpu], environment: Mapping[str, str]) -> None:
+def _check_order(text: str, gpus: Sequence[GpuStatus], environment: Mapping[str, str]) -> None:
     models = {gpu.name for gpu in gpus if gpu.parent is None}
     if len(models) > 1 and environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         raise DeviceError(

@@ -19,7 +19,7 @@ from rankdeck.base.heartbeat import Beat, HeartbeatReader
 from rankdeck.diagnose.cause import RankEvidence
 from rankdeck.diagnose.exceptions import read_last_lines
 from rankdeck.diagnose.hang import Frame, find_laggard, is_still, parse_stack, suspicion
-from rankdeck.launch.ranks import RankProcess
+from rankdeck.launch.rank_processes import RankProcess
 from rankdeck.rundir import RunDir
 
 LOOK_S = 1.0
@@ -104,9 +104,9 @@ class Watch:
 
     def _dump_stacks(self, beats: dict[int, Beat]) -> dict[int, list[Frame]]:
         """Where every rank that runs stands now. Only ranks that have beaten know what SIGUSR1 means."""
-        asked = [rank for rank in self.ranks if rank.rank in beats and rank.rank not in self._suspended]
-        sizes = before = {rank.rank: _num_bytes(self.stacks(rank.rank)) for rank in asked}
-        for rank in asked:
+        running = [rank for rank in self.ranks if rank.rank in beats and rank.rank not in self._suspended]
+        sizes = before = {rank.rank: _num_bytes(self.stacks(rank.rank)) for rank in running}
+        for rank in running:
             rank.send(signal.SIGUSR1)
         deadline = time.monotonic() + _DUMP_S
         # A report is written in pieces: it is whole when it has grown and grows no more.
@@ -131,8 +131,8 @@ class Watch:
             return 0.0
         if any(rank.exit_code is not None and rank.exit_code < 0 for rank in self.ranks):
             return 0.0
-        told = [failure for rank in self.ranks if rank.exit_code and (failure := self.failure(rank.rank))]
-        own = [failure for failure in told if not failure.is_communication]
+        failures = [failure for rank in self.ranks if rank.exit_code and (failure := self.failure(rank.rank))]
+        own = [failure for failure in failures if not failure.is_communication]
         if not own:
             return VICTIM_S
         return INPUT_S if all(failure.exit_code == ConfigError.exit_code for failure in own) else 0.0
@@ -161,8 +161,8 @@ class Watch:
 
     def failure(self, rank: int) -> events.RankFailed | None:
         """What the rank said of its own end."""
-        told = [event for event in self._tail(rank) if isinstance(event, events.RankFailed)]
-        return told[-1] if told else None
+        failures = [event for event in self._tail(rank) if isinstance(event, events.RankFailed)]
+        return failures[-1] if failures else None
 
     def dropped_lines(self) -> int:
         """Lines that ranks could not write, as far as their last events tell."""
@@ -189,15 +189,15 @@ class Watch:
         except OSError:
             return []
         # The first line may have lost its head, the last one is empty or not finished.
-        found: list[events.AnyEvent] = []
+        decoded: list[events.AnyEvent] = []
         for line in lines[1 if start else 0 : -1]:
             try:
                 event = events.decode(line)
             except msgspec.DecodeError:
                 continue
             if event is not None:
-                found.append(event)
-        return found
+                decoded.append(event)
+        return decoded
 
 
 def _num_bytes(path: Path) -> int:

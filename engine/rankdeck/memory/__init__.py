@@ -1,6 +1,7 @@
 """Where bytes live: the storage ledger, virtual devices, and torch's own statistics on GPUs.
 
-Reading order: ledger (the book of storages), follower (how every operation reaches the book), watching
-(whose storages a late sample adds), virtual (the devices of a rehearsal), sampling (which steps are
-followed), torch_memory (real GPUs).
+Reading order: entries and storages (live storages and their sums), scopes (what a thread says of those that
+it makes), follower (how every operation reaches them), watching (whose storages a late sample adds), ledger
+(all of it), virtual (the devices of a rehearsal), sampling (which steps are followed), torch_memory (real
+GPUs).
 """

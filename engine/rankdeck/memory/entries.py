@@ -54,7 +54,7 @@ class DeviceBytes:
     peak_by_kind: dict[str, int]
 
 
-class Entry(StorageRef):
+class StorageEntry(StorageRef):
     """A live storage: the weak reference whose end is the storage's end.
 
     `born` is the ledger's count of changes when the entry got its bytes: it tells whether a peak saw this
@@ -87,7 +87,7 @@ class Account:
         self.peak_by_kind = self.by_kind[:]
         self.peak_at = now
 
-    def rename(self, entry: Entry, kind: int) -> None:
+    def rename(self, entry: StorageEntry, kind: int) -> None:
         """The entry is `kind`, and was so at the peak if it was alive then."""
         self.by_kind[entry.kind] -= entry.num_bytes
         self.by_kind[kind] += entry.num_bytes

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from rankdeck.events import MEMORY_KINDS
-from rankdeck.memory.ledger import local_part
+from rankdeck.torch_compat.dispatch import storage_key
+from rankdeck.torch_compat.dtensors import local_part
 
 FIRST_READINGS = 3
 """The optimizer's state is made in step 1, final buckets in step 2."""
@@ -118,7 +119,7 @@ def _num_bytes(tensors: Iterable[Tensor], device: torch.device, seen: set[int]) 
         if tensor.device != device or tensor.layout is not torch.strided:
             continue
         storage = tensor.untyped_storage()
-        if storage._cdata not in seen:
-            seen.add(storage._cdata)
+        if storage_key(storage) not in seen:
+            seen.add(storage_key(storage))
             total_bytes += storage.nbytes()
     return total_bytes

@@ -1,4 +1,4 @@
-"""The devices of a rehearsal: numbers that tensors are said to live on, and the one way across.
+"""The devices of a rehearsal: numbers for where tensors live, and the one way across.
 
 On a machine without GPUs every tensor is in host memory; which virtual device it belongs to is known from
 the code that moves it (fan_out scatters, a cut between stages transfers). A crossing is a real copy, so

@@ -1,3 +1,4 @@
-"""Small ready models. Each module has `build(**args) -> nn.Module`, the catalogue's lazy target; start
-reading at base.py.
+"""Small ready models, their losses, and the wrapping of their blocks.
+
+Each model's module has `build(**args) -> nn.Module`, the catalogue's lazy target. Start reading at base.py.
 """

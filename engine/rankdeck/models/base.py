@@ -9,25 +9,7 @@ Read mlp.py, gpt.py or resnet.py for the models, checkpointing.py for the wrappi
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
-
-from torch import nn
-
 from rankdeck.base.errors import ModelError
-
-
-@runtime_checkable
-class HasUnits(Protocol):
-    """A model that says its units itself; a user's model may do so too."""
-
-    def pipeline_units(self) -> list[tuple[str, nn.Module]]: ...
-
-
-@runtime_checkable
-class HasBlocks(Protocol):
-    """A model that says which of its modules repeat."""
-
-    def repeated_blocks(self) -> list[nn.Module]: ...
 
 
 def require_positive(**counts: int) -> None:

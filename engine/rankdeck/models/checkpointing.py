@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
 from rankdeck.base.errors import ModelError
 from rankdeck.models.blocks import repeated_blocks
+from rankdeck.torch_compat.modules import NormBase
 
 
 def checkpoint_blocks(model: nn.Module) -> int:
@@ -75,7 +75,7 @@ class _WithoutRunningStatistics:
         self._norms = [
             module
             for module in block.modules()
-            if isinstance(module, _NormBase) and module.track_running_stats
+            if isinstance(module, NormBase) and module.track_running_stats
         ]
         self._kept: list[tuple[float | None, torch.Tensor | None]] = []
 

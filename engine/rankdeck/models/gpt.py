@@ -42,7 +42,7 @@ class Embed(nn.Module):
         return out
 
 
-class Attention(nn.Module):
+class CausalSelfAttention(nn.Module):
     """Causal self-attention, (B, T, C) -> (B, T, C).
 
     The number of heads is read from the width of the projections, so a slice of heads works as it is.
@@ -87,7 +87,7 @@ class Block(nn.Module):
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(width)
-        self.attention = Attention(width, heads, dropout)
+        self.attention = CausalSelfAttention(width, heads, dropout)
         self.feed_forward_norm = nn.LayerNorm(width)
         self.feed_forward = FeedForward(width)
         self.dropout = nn.Dropout(dropout)
@@ -143,7 +143,7 @@ class Gpt(nn.Module):
                 nn.init.zeros_(module.bias)
         residual_std = INIT_STD / math.sqrt(2 * layers)
         for module in self.modules():
-            if isinstance(module, Attention):
+            if isinstance(module, CausalSelfAttention):
                 nn.init.normal_(module.out.weight, std=residual_std)
             elif isinstance(module, FeedForward):
                 nn.init.normal_(module.down.weight, std=residual_std)

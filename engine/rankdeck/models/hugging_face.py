@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from rankdeck.base.errors import MachineError, ModelError
 
 SAMPLES = 4096
-_NOT_FIELDS = ("architectures", "transformers_version")
 _WITHOUT_CACHE = {"use_cache": False}
 
 

@@ -18,8 +18,8 @@ from rankdeck.base.errors import ConfigError
 from rankdeck.config import RunConfig
 from rankdeck.config.gpu_models import GpuModel, find_gpu
 from rankdeck.events import DeviceInfo
-from rankdeck.planner.pool import answers
-from rankdeck.planner.rows import Row
+from rankdeck.planner.candidates import Candidate
+from rankdeck.planner.pool import plan_lines_of
 from rankdeck.planner.targets import Target, TargetDevice
 from rankdeck.run import plan_lines, report
 from rankdeck.run.plan_lines import PlanLine
@@ -54,8 +54,8 @@ def predict(run: RunDir) -> PlanLine | None:
     if not infos:
         return None
     config = run.config()
-    row = Row(config.strategy.use, dict(config.strategy.options), configured=True)
-    (line,) = answers(config, [row], _target(infos))
+    candidate = Candidate(config.strategy.use, dict(config.strategy.options), configured=True)
+    (line,) = plan_lines_of(config, [candidate], _target(infos))
     report.prediction_file(run).write_bytes(plan_lines.encode(line))
     return line
 
@@ -119,8 +119,8 @@ def measured_scale(runs: Iterable[RunDir], config: RunConfig, target: Target) ->
 
 def _chip(name: str | None) -> str | None:
     """A GPU by its name here, however the driver writes it."""
-    found = find_gpu(name or "")
-    return name if found is None else found.name
+    gpu = find_gpu(name or "")
+    return name if gpu is None else gpu.name
 
 
 @dataclass(frozen=True)

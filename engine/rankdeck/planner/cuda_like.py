@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rankdeck.planner.planned_torch import Replaced
+from rankdeck.torch_compat.planned import Replaced
 
 _aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
@@ -92,19 +92,19 @@ def _attention() -> Callable[..., Tensor]:
             query, key, value = query.to(half), key.to(half), value.to(half)
         kernel = attention_kernel(query, attn_mask, enable_gqa=enable_gqa)
         if query.dim() != 4 or kernel == "math":
-            found = _aten._scaled_dot_product_attention_math(
+            results = _aten._scaled_dot_product_attention_math(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
         elif kernel == "flash":
-            found = _aten._scaled_dot_product_flash_attention(
+            results = _aten._scaled_dot_product_flash_attention(
                 query, key, value, dropout_p, is_causal, False, scale=scale
             )
         else:
             bias = _bias_of(attn_mask, query, key)
-            found = _aten._scaled_dot_product_efficient_attention(
+            results = _aten._scaled_dot_product_efficient_attention(
                 query, key, value, bias, query.requires_grad, dropout_p, is_causal, scale=scale
             )
-        attended: Tensor = found[0]
+        attended: Tensor = results[0]
         return attended
 
     return attention

@@ -2,11 +2,11 @@
 
     the real strategy class and the real training loop
       -> every operation makes fake tensors on "cpu"          (torch's FakeTensorMode)
-      -> every storage is booked with its device and kind      (plan_ledger.py)
+      -> every storage is entered with its device and kind      (plan_ledger.py)
       -> collectives of N ranks are done at once               (torch's "fake" process group)
 
 The last step is the one that counts: gradients, optimizer state and buckets are there then. Nothing here
-knows how a strategy uses memory. What torch needs for it is in planned_torch.py; what a GPU's kernels
+knows how a strategy uses memory. What torch needs for it is in torch_compat/; what a GPU's kernels
 allocate differently is in cuda_like.py. Read plan_ledger.py next.
 """
 
@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rankdeck.base.errors import RankdeckError
 from rankdeck.config import RunConfig
@@ -33,11 +32,14 @@ from rankdeck.parallel.collectives.replica_threads import ReplicaError
 from rankdeck.parallel.nested import each_tensor
 from rankdeck.planner.cuda_like import like_cuda
 from rankdeck.planner.plan_ledger import Change, PlanLedger
-from rankdeck.planner.planned_torch import Values, planned
+from rankdeck.planner.planned_torch import planned
+from rankdeck.planner.values import Values
 from rankdeck.planner.work import Work, WorkCounter
 from rankdeck.rundir import EventWriter
 from rankdeck.strategies.base import Strategy
 from rankdeck.strategies.facts import PipelineFacts
+from rankdeck.torch_compat.dtensors import is_dtensor
+from rankdeck.torch_compat.fake_tensors import FakeTensorMode, start_fake_group
 from rankdeck.training import workload as workloads
 from rankdeck.training.assembly import assemble
 from rankdeck.training.loop import Trainer
@@ -46,7 +48,7 @@ NUM_STEPS = 2
 
 
 @dataclass(frozen=True)
-class Question:
+class PassRequest:
     """Which rank of what: `config` names its strategy and devices, `num_devices` how many there are."""
 
     config: RunConfig
@@ -74,7 +76,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Found:
+class PassResult:
     """What the rank's devices needed in the last step, by place in the run."""
 
     devices: dict[int, DeviceBytes]
@@ -118,7 +120,7 @@ class Shapes:
         )
 
 
-def fake_pass(question: Question) -> Found:
+def fake_pass(request: PassRequest) -> PassResult:
     """What the devices of one rank need. Call it in a process that has no process group.
 
     Raises:
@@ -127,32 +129,32 @@ def fake_pass(question: Question) -> Found:
         Exception: whatever building it raises on fake tensors.
     """
     values = Values()
-    ledger = PlanLedger(len(question.places), FakeTensorMode(), values, like_cuda=question.like_cuda)
-    workload = workloads.load_shapes(question.config, Shapes)
+    ledger = PlanLedger(len(request.places), FakeTensorMode(), values, like_cuda=request.like_cuda)
+    workload = workloads.load_shapes(request.config, Shapes)
     with (
-        _group(question),
-        planned(like_cuda=question.like_cuda) as backend,
-        like_cuda(question.config.train.precision, on=question.like_cuda),
+        _group(request),
+        planned(like_cuda=request.like_cuda) as backend,
+        like_cuda(request.config.train.precision, on=request.like_cuda),
     ):
-        trainer = _trainer(question, workload, ledger, backend)
+        trainer = _trainer(request, workload, ledger, backend)
         try:
             try:
                 with values.strict_inside_modules():
-                    work = _steps(trainer, workload, ledger, question, values)
+                    work = _steps(trainer, workload, ledger, request, values)
             except Exception as error:
-                strategy = question.config.strategy
-                if _refuses(error) or question.config.strategy_card.planning.stand_in(strategy.options):
+                stand_in = request.config.strategy_card.planning.stand_in(request.config.strategy.options)
+                if _refuses(error) or stand_in is not None:
                     raise
-                certain = dict(zip(question.places, _certain(trainer, ledger), strict=True))
+                certain = dict(zip(request.places, _certain(trainer, ledger), strict=True))
                 raise NotFollowedError(error, certain) from error
-            return Found(
-                devices=dict(zip(question.places, ledger.devices(), strict=True)),
-                logs=dict(zip(question.places, ledger.logs, strict=True)),
+            return PassResult(
+                devices=dict(zip(request.places, ledger.devices(), strict=True)),
+                logs=dict(zip(request.places, ledger.logs, strict=True)),
                 work=work,
                 sent_bytes=_sent_bytes(trainer),
                 pipeline=trainer.strategy.facts.pipeline(),
                 alike=_alike_slices(trainer.strategy),
-                left_out=_left_out(question, values),
+                left_out=_left_out(request, values),
             )
         finally:
             trainer.strategy.close()
@@ -185,15 +187,15 @@ def _sharded_length(weight: torch.Tensor) -> int | None:
     return length
 
 
-def _left_out(question: Question, values: Values) -> tuple[str, ...]:
-    options = question.config.strategy.options
-    by_torchs_wrapper = question.config.strategy_card.planning.stand_in(options) is not None
-    found = []
+def _left_out(request: PassRequest, values: Values) -> tuple[str, ...]:
+    options = request.config.strategy.options
+    by_torchs_wrapper = request.config.strategy_card.planning.stand_in(options) is not None
+    left_out = []
     if values.has_workspaces:
-        found.append("At least this much: an LSTM's kernel keeps a workspace whose size it alone knows.")
+        left_out.append("At least this much: an LSTM's kernel keeps a workspace whose size it alone knows.")
     if by_torchs_wrapper and options.get("compress") not in (None, "none"):
-        found.append("At least this much: what torch compresses gradients into is left out.")
-    return tuple(found)
+        left_out.append("At least this much: what torch compresses gradients into is left out.")
+    return tuple(left_out)
 
 
 def _refuses(error: BaseException) -> bool:
@@ -214,14 +216,12 @@ def _certain(trainer: Trainer, ledger: PlanLedger) -> list[DeviceBytes]:
 
 
 @contextlib.contextmanager
-def _group(question: Question) -> Iterator[None]:
+def _group(request: PassRequest) -> Iterator[None]:
     """The process group of a strategy that has ranks; all its collectives are done at once."""
-    if question.config.strategy_card.one_process:
+    if request.config.strategy_card.one_process:
         yield
         return
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=question.rank, world_size=question.world_size)
+    start_fake_group(request.rank, request.world_size)
     try:
         yield
     finally:
@@ -229,20 +229,20 @@ def _group(question: Question) -> Iterator[None]:
 
 
 def _trainer(
-    question: Question, workload: workloads.Workload, ledger: PlanLedger, backend: Backend
+    request: PassRequest, workload: workloads.Workload, ledger: PlanLedger, backend: Backend
 ) -> Trainer:
     with ledger.fake:
         trainer = assemble(
             workload,
-            rank=question.rank,
-            world_size=question.world_size,
-            devices=[torch.device("cpu")] * len(question.places),
-            places=question.places,
+            rank=request.rank,
+            world_size=request.world_size,
+            devices=[torch.device("cpu")] * len(request.places),
+            places=request.places,
             writer=EventWriter(Path(os.devnull)),
             ledger=ledger,
             backend=backend,
         )
-    if question.like_cuda:
+    if request.like_cuda:
         _step_like_cuda(trainer)
     return trainer
 
@@ -251,21 +251,21 @@ def _step_like_cuda(trainer: Trainer) -> None:
     """Where nobody said otherwise torch's optimizers take lists of tensors on a GPU, but not of DTensors."""
     for group in trainer.optimizer.param_groups:
         if "foreach" in group and group["foreach"] is None and not group.get("fused"):
-            group["foreach"] = not any(hasattr(weight, "_local_tensor") for weight in group["params"])
+            group["foreach"] = not any(is_dtensor(weight) for weight in group["params"])
 
 
 def _steps(
-    trainer: Trainer, workload: workloads.Workload, ledger: PlanLedger, question: Question, values: Values
+    trainer: Trainer, workload: workloads.Workload, ledger: PlanLedger, request: PassRequest, values: Values
 ) -> dict[int, Work]:
     batches = _batches(trainer.strategy, workload)
-    num_steps = question.num_steps + trainer.strategy.steps_to_fill
+    num_steps = request.num_steps + trainer.strategy.steps_to_fill
     with ledger.fake:
         for step in range(1, num_steps):
             trainer.step(step, batches, followed=True)
-        counter = values.counter = WorkCounter(ledger, question.rates)
+        counter = values.counter = WorkCounter(ledger, request.rates)
         trainer.step(num_steps, batches, followed=True)
         values.counter = None
-    return dict(zip(question.places, counter.by_device, strict=True))
+    return dict(zip(request.places, counter.by_device, strict=True))
 
 
 def _batches(strategy: Strategy, workload: workloads.Workload) -> Iterator[Any]:

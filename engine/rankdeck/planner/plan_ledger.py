@@ -1,4 +1,4 @@
-"""The ledger of a plan: the same book as a rehearsal's, over fake tensors, with a log for the allocator.
+"""The ledger of a plan: the same as a rehearsal's, over fake tensors, with a log for the allocator.
 
 A thread that follows it also enters fake mode, so that the replicas' threads make no real tensor. Under the
 rules of a GPU storages are rounded as CUDA's allocator rounds, and what an optimizer keeps on the host (its
@@ -12,14 +12,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rankdeck.memory.entries import kind_index
-from rankdeck.memory.ledger import Ledger, local_part
+from rankdeck.memory.ledger import Ledger
+from rankdeck.torch_compat.dispatch import storage_key
+from rankdeck.torch_compat.dtensors import local_part
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.utils._python_dispatch import TorchDispatchMode
 
-    from rankdeck.memory.entries import Entry
+    from rankdeck.memory.entries import StorageEntry
+    from rankdeck.torch_compat.dispatch import DispatchMode
+    from rankdeck.torch_compat.fake_tensors import FakeTensorMode
 
 CUDA_ROUNDING_BYTES = 512
 
@@ -31,7 +33,7 @@ class PlanLedger(Ledger):
     """`logs[device]` are the changes of a device's storages, in order."""
 
     def __init__(
-        self, num_devices: int, fake: FakeTensorMode, above: TorchDispatchMode, *, like_cuda: bool
+        self, num_devices: int, fake: FakeTensorMode, above: DispatchMode, *, like_cuda: bool
     ) -> None:
         super().__init__(num_devices, round_to_bytes=CUDA_ROUNDING_BYTES if like_cuda else 1)
         self.logs: list[list[Change]] = [[] for _ in range(num_devices)]
@@ -58,11 +60,11 @@ class PlanLedger(Ledger):
         super().adopt(tensors, device, kind)
 
     def _leave_out(self, tensor: Tensor) -> None:
-        entry = self.live.get(local_part(tensor).untyped_storage()._cdata)
+        entry = self.live.get(storage_key(local_part(tensor).untyped_storage()))
         if entry is not None and entry.num_bytes:
             self._change(entry, 0)
 
-    def _change(self, entry: Entry, num_bytes: int) -> None:
+    def _change(self, entry: StorageEntry, num_bytes: int) -> None:
         if self._like_cuda and num_bytes != entry.num_bytes:
             log = self.logs[entry.device]
             is_communication = entry.kind == self._communication
@@ -72,7 +74,7 @@ class PlanLedger(Ledger):
                 log.append((entry.key, num_bytes, is_communication))
         super()._change(entry, num_bytes)
 
-    def _gone(self, ref: Entry) -> None:
+    def _gone(self, ref: StorageEntry) -> None:
         if self._like_cuda and ref.num_bytes and self.live.get(ref.key) is ref:
             self.logs[ref.device].append((ref.key, 0, ref.kind == self._communication))
         super()._gone(ref)

@@ -1,10 +1,10 @@
-"""Rows answered side by side, each rank's pass in a process of its own: a crash or a time-out is one line.
+"""Candidates planned side by side, each rank in a process of its own: a crash or a time-out is one line.
 
-    this process imports torch once -> forks a child per pass, a few at a time -> reads its answer from a pipe
+    this process imports torch once -> forks a child per rank, a few at a time -> reads figures from a pipe
 
-Forking is safe while this process has one thread and no process group, and spares each pass the import and
-whatever torch keeps of the pass before. A person's model may print, call exit or die of a signal: none of it
-reaches the other rows, nor stdout. Read answer.py before.
+Forking is safe while this process has one thread and no process group, and spares each rank the import and
+whatever torch keeps of the one before. A person's model may print, call exit or die of a signal: none of it
+reaches the other candidates, nor stdout. Read figures.py before.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import msgspec
 from rankdeck.base.errors import ConfigError
 from rankdeck.base.heartbeat import die_with_parent
 from rankdeck.config import RunConfig
-from rankdeck.planner.answer import Passed, empty_line, line_of, pass_rank, ranks_to_pass
-from rankdeck.planner.preload import ready
-from rankdeck.planner.rows import Row
+from rankdeck.planner.candidates import Candidate
+from rankdeck.planner.figures import RankNeeds, empty_line, line_of, plan_rank, ranks_to_plan
+from rankdeck.planner.preload import preload
 from rankdeck.planner.targets import Target
 from rankdeck.run.plan_lines import PlanLine
 
@@ -35,27 +35,27 @@ MOST_AT_ONCE = 4
 _CHUNK = 1 << 16
 _COMPILED = "train.compile is left out: what a compiled graph keeps is not known before it runs."
 
-Passing = Callable[[RunConfig, int, Target], Passed]
+RankPlanner = Callable[[RunConfig, int, Target], RankNeeds]
 
 
-def answers(
+def plan_lines_of(
     base: RunConfig,
-    rows: Sequence[Row],
+    candidates: Sequence[Candidate],
     target: Target,
     *,
     scale: float | None = None,
     timeout_s: float = ROW_TIMEOUT_S,
-    passing: Passing = pass_rank,
+    planner: RankPlanner = plan_rank,
 ) -> Iterator[PlanLine]:
-    """The lines of all rows as they come, which need not be their order. `scale`: see step_time.py."""
-    ready()
-    asked = []
-    for row in rows:
+    """The lines of all candidates as they come, which need not be their order. `scale`: see step_time.py."""
+    preload()
+    pending = []
+    for candidate in candidates:
         try:
-            asked.append(_Asked(row, row.config(base, target), target, base.train.compile))
+            pending.append(_Pending(candidate, candidate.config(base, target), target, base.train.compile))
         except ConfigError as error:
-            yield empty_line(row, target, " ".join(filter(None, (error.message, error.advice))))
-    waiting = [(one, rank) for one in asked for rank in one.to_start()]
+            yield empty_line(candidate, target, " ".join(filter(None, (error.message, error.advice))))
+    waiting = [(one, rank) for one in pending for rank in one.to_start()]
     running: list[_Child] = []
     most = max(1, min(MOST_AT_ONCE, len(os.sched_getaffinity(0))))
     try:
@@ -63,46 +63,46 @@ def answers(
             while waiting or running:
                 while waiting and len(running) < most:
                     one, rank = waiting.pop(0)
-                    child = _Child.start(one, rank, passing)
+                    child = _Child.start(one, rank, planner)
                     running.append(child)
                     selector.register(child.pipe, selectors.EVENT_READ, child)
                 for child in _ended(selector, running, timeout_s):
                     selector.unregister(child.pipe)
                     running.remove(child)
-                    child.asked.passed[child.rank] = child.answer()
-                    waiting[:0] = [(child.asked, rank) for rank in child.asked.to_start()]
-                    if child.asked.is_answered:
-                        yield child.asked.line(scale)
+                    child.pending.figures[child.rank] = child.figures()
+                    waiting[:0] = [(child.pending, rank) for rank in child.pending.to_start()]
+                    if child.pending.is_complete:
+                        yield child.pending.line(scale)
     finally:
         for child in running:
             child.kill()
 
 
 @dataclass(eq=False)
-class _Asked:
-    """A row on its way to a line."""
+class _Pending:
+    """A candidate on its way to a line."""
 
-    row: Row
+    candidate: Candidate
     config: RunConfig
     target: Target
     is_compiled: bool = False
-    passed: dict[int, Passed] = field(default_factory=dict)
-    begun: set[int] = field(default_factory=set)
+    figures: dict[int, RankNeeds] = field(default_factory=dict)
+    started: set[int] = field(default_factory=set)
     started_s: float | None = None
 
     def to_start(self) -> list[int]:
-        """Ranks that have to be passed, as far as is known now, and have not been asked for before."""
-        wanted = ranks_to_pass(self.config, self.target.num_devices, self.passed)
-        found = [rank for rank in wanted if rank not in self.begun]
-        self.begun.update(found)
-        return found
+        """Ranks that have to be planned, as far as is known now, and were not started before."""
+        wanted = ranks_to_plan(self.config, self.target.num_devices, self.figures)
+        new = [rank for rank in wanted if rank not in self.started]
+        self.started.update(new)
+        return new
 
     @property
-    def is_answered(self) -> bool:
-        return len(self.passed) == len(self.begun)
+    def is_complete(self) -> bool:
+        return len(self.figures) == len(self.started)
 
     def line(self, scale: float | None) -> PlanLine:
-        line = line_of(self.row, self.config, self.target, self.passed, scale)
+        line = line_of(self.candidate, self.config, self.target, self.figures, scale)
         if self.is_compiled:
             line.notes.append(_COMPILED)
         line.seconds = time.monotonic() - (self.started_s or 0.0)
@@ -125,36 +125,36 @@ def _ended(selector: selectors.BaseSelector, running: Sequence[_Child], timeout_
 
 @dataclass(eq=False)
 class _Child:
-    """A process that passes one rank of a row."""
+    """A process that plans one rank of a candidate."""
 
-    asked: _Asked
+    pending: _Pending
     rank: int
     pid: int
     pipe: int
     errors: IO[bytes]
     started_s: float = field(default_factory=time.monotonic)
-    said: bytes = b""
+    output: bytes = b""
     is_done: bool = False
     status: int = 0
     timed_out_s: float | None = None
 
     @classmethod
-    def start(cls, asked: _Asked, rank: int, passing: Passing) -> _Child:
-        errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the child's answer is read
+    def start(cls, pending: _Pending, rank: int, planner: RankPlanner) -> _Child:
+        errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the child's figures are read
         reading, writing = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
         if pid == 0:
-            _be_child(lambda: passing(asked.config, rank, asked.target), writing, errors.fileno())
+            _be_child(lambda: planner(pending.config, rank, pending.target), writing, errors.fileno())
         os.close(writing)
-        child = cls(asked, rank, pid, reading, errors)
-        asked.started_s = asked.started_s or child.started_s
+        child = cls(pending, rank, pid, reading, errors)
+        pending.started_s = pending.started_s or child.started_s
         return child
 
     def read(self) -> None:
         chunk = os.read(self.pipe, _CHUNK)
-        self.said += chunk
+        self.output += chunk
         if not chunk:
             self._end()
 
@@ -167,13 +167,13 @@ class _Child:
         _, self.status = os.waitpid(self.pid, 0)
         self.is_done = True
 
-    def answer(self) -> Passed:
-        """What the child said, or what became of it."""
+    def figures(self) -> RankNeeds:
+        """What the child wrote, or what became of it."""
         os.close(self.pipe)
         with self.errors:
-            if self.status == 0 and self.timed_out_s is None and self.said:
-                return msgspec.msgpack.decode(self.said, type=Passed)
-            return Passed(reason=self._end_in_words())
+            if self.status == 0 and self.timed_out_s is None and self.output:
+                return msgspec.msgpack.decode(self.output, type=RankNeeds)
+            return RankNeeds(reason=self._end_in_words())
 
     def _end_in_words(self) -> str:
         if self.timed_out_s is not None:
@@ -189,8 +189,8 @@ class _Child:
         )
 
 
-def _be_child(passing: Callable[[], Passed], writing: int, errors: int) -> None:
-    """Answer and leave, without any of the parent's own ends: buffers, handlers, tests."""
+def _be_child(plan: Callable[[], RankNeeds], writing: int, errors: int) -> None:
+    """Write the figures and leave, without any of the parent's own ends: buffers, handlers, tests."""
     code = 1
     try:
         die_with_parent()
@@ -199,7 +199,7 @@ def _be_child(passing: Callable[[], Passed], writing: int, errors: int) -> None:
         os.dup2(errors, 1)
         os.dup2(errors, 2)
         with os.fdopen(writing, "wb") as pipe:
-            pipe.write(msgspec.msgpack.encode(passing()))
+            pipe.write(msgspec.msgpack.encode(plan()))
         code = 0
     except BaseException:
         import traceback

@@ -1,4 +1,4 @@
-"""Everything that a pass imports, imported once, before children are forked.
+"""Everything that planning a rank imports, imported once, before children are forked.
 
 Half of a second goes into looking for garbage among what torch makes while it is imported, and in every child
 again: none is looked for meanwhile, and what is there then is left out of later collections.
@@ -11,14 +11,14 @@ import gc
 
 
 @functools.cache
-def ready() -> None:
-    """Import torch and the planner. The second call does nothing."""
+def preload() -> None:
+    """Import torch and what plans a rank. The second call does nothing."""
     was_on = gc.isenabled()
     gc.disable()
     try:
         import torch._dynamo  # noqa: F401 - an optimizer's first step would, in every child
 
-        import rankdeck.planner.pool  # noqa: F401
+        import rankdeck.planner.figures  # noqa: F401
     finally:
         gc.freeze()
         if was_on:

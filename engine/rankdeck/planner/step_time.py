@@ -23,7 +23,7 @@ KERNEL_LAUNCH_S = 6e-6
 
 
 @dataclass(frozen=True)
-class Step:
+class StepCosts:
     """What is known of a strategy's step: work per device, bytes that the busiest rank sends, its bubble."""
 
     strategy: str
@@ -33,7 +33,7 @@ class Step:
     bubble: float = 0.0
 
 
-def step_time(step: Step, scale: float | None = None) -> StepTime | None:
+def step_time(step: StepCosts, scale: float | None = None) -> StepTime | None:
     """The range, None where the device's rates are not known. `scale` is measured over predicted."""
     rooflines = [work.roofline_s for work in step.work]
     known = [roofline for roofline in rooflines if roofline is not None]

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from rankdeck.config.gpu_models import Rates
-from rankdeck.memory.follower import VIEWS, effect_of
 from rankdeck.profiling.simulated_pace import flops_formula
+from rankdeck.torch_compat.dispatch import VIEWS, effect_of, packet_of
 
 if TYPE_CHECKING:
     from rankdeck.planner.plan_ledger import PlanLedger
@@ -38,7 +38,7 @@ class Work:
 
 
 class WorkCounter:
-    """Counts the operations that it is told of, each on the device of its first tensor."""
+    """Counts the operations that it is given, each on the device of its first tensor."""
 
     def __init__(self, ledger: PlanLedger, rates: Rates | None) -> None:
         self.by_device = [Work(roofline_s=None if rates is None else 0.0) for _ in range(ledger.num_devices)]
@@ -69,7 +69,7 @@ class WorkCounter:
         """False for what computes nothing, True for what only moves bytes."""
         if getattr(func, "namespace", "") != "aten" or effect_of(func) == VIEWS:
             return False
-        return flops_formula(func._overloadpacket) or True
+        return flops_formula(packet_of(func)) or True
 
     def _device_of(self, tensors: list[Tensor]) -> int:
         for tensor in tensors:
@@ -80,10 +80,10 @@ class WorkCounter:
 
 
 def _flat(values: Any) -> list[Any]:
-    found: list[Any] = []
+    flat: list[Any] = []
     for value in values:
         if isinstance(value, (list, tuple)):
-            found.extend(value)
+            flat.extend(value)
         else:
-            found.append(value)
-    return found
+            flat.append(value)
+    return flat

@@ -1,7 +1,7 @@
 """The two clocks of spans.py: the host's, and that of GPUs, whose moments are events in their streams.
 
 A GPU's event knows only the time to another event. So each device has an anchor, an event whose host time is
-known, and each sampled step begins with an event that is told against the step's before. Clocks drift, so
+known, and each sampled step begins with an event that is timed against the step's before. Clocks drift, so
 once a minute the anchor is made anew, which waits for what the device has to do at that moment.
 """
 

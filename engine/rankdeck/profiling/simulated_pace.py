@@ -21,12 +21,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from rankdeck.base.errors import ConfigError
 from rankdeck.base.units import format_duration
 from rankdeck.config import RunConfig
+from rankdeck.torch_compat.dispatch import DispatchMode, packet_of
 
 PACED = ("forward", "backward", "backward-input", "backward-weight")
 LEAST_SLOT_S = 0.05
@@ -65,7 +65,7 @@ class _Open:
     slot: _Slot
     started_s: float
     cpu_started_s: float
-    mode: TorchDispatchMode | None = None
+    mode: DispatchMode | None = None
     slept_s: float = 0.0
     done_share: float = 0.0
 
@@ -275,7 +275,7 @@ def _shares_of_work(module: nn.Module) -> dict[int, float]:
     return {key: size / total for key, size in sizes.items()}
 
 
-class _CountFlops(TorchDispatchMode):
+class _CountFlops(DispatchMode):
     """Books the FLOPs of matrix products, convolutions and attention on the slot that the thread is in."""
 
     def __init__(self, thread: _Thread) -> None:
@@ -295,7 +295,7 @@ class _CountFlops(TorchDispatchMode):
         if any(issubclass(kind, self._wrapper) for kind in types):
             return NotImplemented  # it unwraps itself, and its local parts come back here
         out = func(*args, **(kwargs or {}))
-        count = flops_formula(func._overloadpacket)
+        count = flops_formula(packet_of(func))
         if count is not None and self._thread.stack:
             self._thread.stack[-1].slot.flops += count(*args, **(kwargs or {}), out_val=out)
         return out
@@ -312,5 +312,5 @@ _ON_CPU = {
 
 def flops_formula(packet: Any) -> Callable[..., int] | None:
     """torch's own formula of an operation; attention on CPU counts as on a GPU."""
-    found: Callable[..., int] | None = flop_registry.get(_ON_CPU.get(packet, packet))
-    return found
+    formula: Callable[..., int] | None = flop_registry.get(_ON_CPU.get(packet, packet))
+    return formula

@@ -75,7 +75,7 @@ class LateSpan:
 
 
 @dataclass
-class OpenSpan:
+class PhaseSpan:
     """One phase while it is recorded."""
 
     device: int
@@ -93,7 +93,7 @@ class _Sample:
     followed: bool
     simulated: bool
     clock: StepClock
-    marks: list[OpenSpan] = field(default_factory=list)
+    marks: list[PhaseSpan] = field(default_factory=list)
     late: list[LateSpan] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -101,11 +101,11 @@ class _Sample:
 class _Phase:
     """What `phase` returns inside a sampled step, or under a simulated pace."""
 
-    def __init__(self, spans: SpanRecorder, mark: OpenSpan) -> None:
+    def __init__(self, spans: SpanRecorder, mark: PhaseSpan) -> None:
         self._spans = spans
         self._mark = mark
 
-    def __enter__(self) -> OpenSpan:
+    def __enter__(self) -> PhaseSpan:
         self._spans.open(self._mark)
         return self._mark
 
@@ -144,14 +144,14 @@ class SpanRecorder:
         stage: int | None = None,
         microbatch: int | None = None,
         num_bytes: int | None = None,
-    ) -> AbstractContextManager[OpenSpan | None]:
+    ) -> AbstractContextManager[PhaseSpan | None]:
         """A context that is one phase of a device; `num_bytes` are what it moves.
 
         It gives the mark while one is kept, for what is known only at its end.
         """
         if not self._active:
             return _NOTHING
-        return _Phase(self, OpenSpan(device, name, stage, microbatch, num_bytes))
+        return _Phase(self, PhaseSpan(device, name, stage, microbatch, num_bytes))
 
     def all_devices(self, name: str) -> AbstractContextManager[object]:
         """A phase that every device of the rank is in, begun and ended by this thread."""
@@ -162,25 +162,25 @@ class SpanRecorder:
             stack.enter_context(self.phase(device, name))
         return stack
 
-    def start(self, device: int, name: str, *, stage: int | None = None) -> OpenSpan | None:
+    def start(self, device: int, name: str, *, stage: int | None = None) -> PhaseSpan | None:
         """As `phase`, where the end is somewhere else: give what this returns to `stop`."""
         if not self._active:
             return None
-        mark = OpenSpan(device, name, stage)
+        mark = PhaseSpan(device, name, stage)
         self.open(mark)
         return mark
 
-    def stop(self, mark: OpenSpan | None) -> None:
+    def stop(self, mark: PhaseSpan | None) -> None:
         if mark is not None:
             self.close(mark)
 
-    def open(self, mark: OpenSpan) -> None:
+    def open(self, mark: PhaseSpan) -> None:
         if self._sample is not None:
             mark.start = self._clock.now(mark.device)
         if self.pace is not None:
             self.pace.open(mark.device, mark.name, mark.stage)
 
-    def close(self, mark: OpenSpan) -> None:
+    def close(self, mark: PhaseSpan) -> None:
         if self.pace is not None:
             self.pace.close()
         sample = self._sample
@@ -232,7 +232,7 @@ def _event(sample: _Sample, rank: int, places: Sequence[int]) -> events.Spans:
     for late in sample.late:
         start_s = late.started - began
         if start_s >= 0 and start_s + late.seconds <= sample.seconds + 1.0:
-            mark = OpenSpan(late.device, late.name, num_bytes=late.num_bytes)
+            mark = PhaseSpan(late.device, late.name, num_bytes=late.num_bytes)
             rows.append((start_s, late.seconds, mark))
     rows.sort(key=lambda row: row[0])
     marks = [mark for _, _, mark in rows]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from rankdeck.base import files
 from rankdeck.base.errors import ConfigError, MachineError, RankdeckError
 from rankdeck.checkpoint_files import list_checkpoints
 from rankdeck.events import AnyEvent, Spans
@@ -131,22 +131,10 @@ def write_whole(file: Path, fill: Callable[[Path], object]) -> None:
     file = file.expanduser()
     if file.is_dir():
         raise ConfigError(f"{file} is a folder.", code="unwritable", path=str(file), advice="Name a file.")
-    if file.exists() and not file.is_file():
-        # A device or a pipe (/dev/stdout) is written into: a rename would put a file in its place.
-        try:
-            fill(file)
-        except OSError as error:
-            raise _unwritable(file, error) from None
-        return
-    file = file.resolve()
-    beside = file.with_name(f".{file.name}.{os.getpid()}.new")
     try:
-        fill(beside)
-        beside.replace(file)
+        files.write_whole(file, fill, make_folder=False)
     except OSError as error:
         raise _unwritable(file, error) from None
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _unwritable(file: Path, error: OSError) -> RankdeckError:

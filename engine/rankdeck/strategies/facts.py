@@ -29,7 +29,7 @@ from rankdeck.parallel.pipelining.communication import StageCommunication
 from rankdeck.parallel.pipelining.schedules import theory_bubble
 from rankdeck.parallel.pipelining.stages import Traffic
 from rankdeck.parallel.pipelining.versions import WeightVersions
-from rankdeck.profiling.spans import LateSpan, OpenSpan, SpanRecorder
+from rankdeck.profiling.spans import LateSpan, PhaseSpan, SpanRecorder
 
 
 @dataclass(frozen=True)
@@ -274,7 +274,7 @@ class LayerSplitFacts(StrategyFacts):
         self._is_rehearsal = is_rehearsal
         self._busy_s = [0.0] * num_devices
         self._spans = spans
-        self._mark: OpenSpan | None = None
+        self._mark: PhaseSpan | None = None
         self._device: int | None = None
         self._phase = ""
         self._since_s = 0.0

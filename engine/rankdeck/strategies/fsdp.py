@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from rankdeck.config.catalog import FsdpOptions
-from rankdeck.memory.ledger import local_part
 from rankdeck.parallel.collectives.broadcast import broadcast_from_rank_0
 from rankdeck.parallel.collectives.grad_sync import GradientSync
 from rankdeck.parallel.collectives.sync_batch_norm import convert_batch_norms
@@ -35,6 +34,7 @@ from rankdeck.parallel.slices import fill_in_slices
 from rankdeck.parallel.tensor.gradients import clip_over_ranks, whole_tensors
 from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy
 from rankdeck.strategies.facts import ShardFacts
+from rankdeck.torch_compat.dtensors import local_part
 
 
 class Fsdp(Strategy):

@@ -30,7 +30,6 @@ from torch.distributed.tensor.parallel import loss_parallel
 from rankdeck.base.errors import ConfigError
 from rankdeck.config import mesh_sizes
 from rankdeck.config.catalog import HybridOptions
-from rankdeck.memory.ledger import local_part
 from rankdeck.parallel.collectives.broadcast import broadcast_from_rank_0
 from rankdeck.parallel.collectives.grad_sync import GradientSync, gradients_of
 from rankdeck.parallel.fsdp.blocks import reshard_blocks, shard_blocks, sharded_modules
@@ -45,6 +44,7 @@ from rankdeck.parallel.tensor.stages import require_own_modules, split_stages
 from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy
 from rankdeck.strategies.facts import CollectiveFacts, HybridFacts, ShardFacts, StrategyFacts, SyncFacts
 from rankdeck.strategies.pipeline import PipelineParallel
+from rankdeck.torch_compat.dtensors import local_part
 
 
 @dataclasses.dataclass

@@ -28,6 +28,7 @@ from rankdeck.parallel.pipelining.chain import Received
 from rankdeck.parallel.pipelining.cutting import cut_model, move_in_place
 from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy
 from rankdeck.strategies.facts import LayerSplitFacts
+from rankdeck.torch_compat.modules import own_buffers
 
 
 class ModelParallel(Strategy):
@@ -68,9 +69,9 @@ class ModelParallel(Strategy):
         placed: set[int] = set()
         for index, (stage, device) in enumerate(zip(self._stages, self.setup.devices, strict=True)):
             for module in stage.modules():
-                for name, buffer in module._buffers.items():
+                for name, buffer in own_buffers(module).items():
                     if buffer is not None and id(buffer) in placed:
-                        module._buffers[name] = buffer.clone()
+                        own_buffers(module)[name] = buffer.clone()
             own = [tensor for tensor in (*stage.parameters(), *stage.buffers()) if id(tensor) not in placed]
             placed.update(map(id, own))
             move_in_place(own, device)

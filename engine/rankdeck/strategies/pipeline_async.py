@@ -38,6 +38,7 @@ from rankdeck.parallel.pipelining.building import build_stages
 from rankdeck.parallel.pipelining.versions import WeightVersions
 from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy
 from rankdeck.strategies.facts import AsyncStageFacts
+from rankdeck.torch_compat.dispatch import storage_key
 
 
 @dataclass
@@ -308,7 +309,7 @@ class AsyncPipeline(Strategy):
 
 
 def _storages(value: Any) -> frozenset[int]:
-    return frozenset(tensor.untyped_storage()._cdata for tensor in tensors_of(value))
+    return frozenset(storage_key(tensor.untyped_storage()) for tensor in tensors_of(value))
 
 
 def saved_tensors(outputs: tuple[Tensor, ...]) -> list[Tensor]:

@@ -32,10 +32,10 @@ class ProcessNames:
         self._may_be_hosts = not _in_host_namespace() and Path(f"{_DEVICE_FILES}ctl").exists()
 
     def identify(self, pid: int) -> Identity:
-        found = self._known.get(pid)
-        if found is None:
-            found = self._known[pid] = self._look(pid)
-        return found
+        identity = self._known.get(pid)
+        if identity is None:
+            identity = self._known[pid] = self._look(pid)
+        return identity
 
     def keep_only(self, pids: Iterable[int]) -> None:
         """Forget who has ended: a pid may come again as another process."""

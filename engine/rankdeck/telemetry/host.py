@@ -1,7 +1,7 @@
 """The virtual devices of a rehearsal: how busy the process of each rank is.
 
-What a virtual device holds is told by the ledger of its rank, in the rank's own events; nobody outside the
-process could know it. A rank that drives several devices tells how busy each one's thread is, too, and then
+What a virtual device holds is in its rank's own events, from the ledger; nobody outside the
+process could know it. A rank that drives several devices says how busy each one's thread is, too, and then
 there is no sampler.
 """
 
@@ -14,7 +14,15 @@ from collections.abc import Sequence
 import psutil
 
 from rankdeck.telemetry.provider import DeviceLostError
-from rankdeck.telemetry.readings import METRICS, Device, DeviceProcesses, Devices, Notice, ProcessUse, Reading
+from rankdeck.telemetry.readings import (
+    METRICS,
+    Device,
+    DeviceProcesses,
+    DevicesLine,
+    NoticeLine,
+    ProcessUse,
+    Reading,
+)
 
 
 def virtual_uuid(index: int) -> str:
@@ -33,7 +41,7 @@ class HostProvider:
         self._before: dict[str, tuple[float, float]] = {}
         self._threads = max(1, int(os.environ.get("OMP_NUM_THREADS") or 1))
 
-    def probe(self) -> Devices:
+    def probe(self) -> DevicesLine:
         devices = []
         for index, (uuid, pid) in enumerate(self._pids.items()):
             devices.append(Device(uuid=uuid, index=index, name=f"Virtual {index}", vendor="host"))
@@ -42,17 +50,17 @@ class HostProvider:
             except psutil.Error:
                 devices[-1].lost_at = time.time()
             devices[-1].capabilities = ["utilisation"]
-        return Devices(t=time.time(), devices=devices, provider="host")
+        return DevicesLine(t=time.time(), devices=devices, provider="host")
 
     def read(self, uuid: str, metrics: tuple[str, ...]) -> dict[str, Reading]:
         """Raises: DeviceLostError when the rank has ended."""
-        found = {name: Reading(state="unsupported", unit=METRICS[name].unit) for name in metrics}
-        if "utilisation" in found:
+        values = {name: Reading(state="unsupported", unit=METRICS[name].unit) for name in metrics}
+        if "utilisation" in values:
             busy = self._busy(uuid)
-            found.pop("utilisation")
+            values.pop("utilisation")
             if busy is not None:
-                found["utilisation"] = Reading(busy, unit="ratio")
-        return found
+                values["utilisation"] = Reading(busy, unit="ratio")
+        return values
 
     def _busy(self, uuid: str) -> float | None:
         """None in the first reading: there is no time yet to be busy in."""
@@ -70,11 +78,11 @@ class HostProvider:
     def processes(self, uuid: str) -> DeviceProcesses:
         return DeviceProcesses(uuid, [ProcessUse(self._pids[uuid])])
 
-    def wait_for_event(self, timeout_s: float) -> Notice | None:
+    def wait_for_event(self, timeout_s: float) -> NoticeLine | None:
         time.sleep(timeout_s)
         return None
 
-    def notices(self) -> list[Notice]:
+    def notices(self) -> list[NoticeLine]:
         return []
 
     def signature(self) -> object:

@@ -13,12 +13,11 @@ from typing import Any
 import msgspec
 
 from rankdeck.base.errors import MachineError
-from rankdeck.telemetry.readings import METRICS, Device, Notice
+from rankdeck.telemetry.availability import Availability
+from rankdeck.telemetry.readings import METRICS, Device, NoticeLine
 from rankdeck.telemetry.registry import DeviceRegistry
 from rankdeck.telemetry.sampler_process import SamplerProcess
 
-HIDDEN_BYTES = 2**30
-"""Memory in use that no process accounts for: up to this much is the driver's and the display's."""
 PATIENCE_S = 20.0
 """How long a driver may take to answer everything once."""
 
@@ -39,7 +38,7 @@ class GpuProcess:
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuStatus:
     """One GPU, or MIG instance of one, at one moment. Ratios are 0..1; None is what is not known.
 
     `state`: ok | lost. `states`: why a metric is None (unsupported | error | stale). `mig`: it is split, so
@@ -74,14 +73,22 @@ class Gpu:
     run: str | None = None
     age_s: float | None = 0.0
 
+    def availability(self, held_by: str | None = None) -> Availability:
+        """What decides whether a run may take it; `held_by` is the run that holds its lease now."""
+        return Availability(
+            is_lost=self.state != "ok",
+            is_split=self.mig,
+            is_simulated=self.simulated,
+            is_instance=self.parent is not None,
+            held_by=held_by,
+            used_bytes=self.used_bytes,
+            users=tuple((process.kind, process.used_bytes) for process in self.processes),
+        )
+
     @property
     def hidden_bytes(self) -> int | None:
-        """What is in use by nobody that the driver names (processes of other containers), None where nothing
-        much is, or where a process does not tell its bytes."""
-        if self.used_bytes is None or any(process.used_bytes is None for process in self.processes):
-            return None
-        rest = self.used_bytes - sum(process.used_bytes or 0 for process in self.processes)
-        return rest if rest > HIDDEN_BYTES else None
+        """What is in use by nobody that the driver names; see availability.py."""
+        return self.availability().hidden_bytes
 
     def as_json(self) -> dict[str, Any]:
         """The row of `rankdeck devices --json`."""
@@ -92,13 +99,13 @@ class Gpu:
 class Listing:
     """`notices` are what happened while the driver was asked: a lost GPU, a crash, a slow call."""
 
-    gpus: list[Gpu]
-    notices: list[Notice]
+    gpus: list[GpuStatus]
+    notices: list[NoticeLine]
     driver: str | None = None
     simulated: bool = False
 
 
-def list_gpus() -> list[Gpu]:
+def list_gpus() -> list[GpuStatus]:
     """Every GPU of the machine, in nvidia-smi's order; empty when the driver knows none.
 
     Raises:
@@ -125,14 +132,14 @@ def ask_once(patience_s: float = PATIENCE_S) -> Listing:
                 registry.feed(notice, time.monotonic())
     finally:
         sampler.stop(grace_s=0.1)
-    if registry.told is None:
+    if registry.listed is None:
         raise _no_answer(registry.notices, patience_s)
     now_s = time.monotonic()
     gpus = [gpu_of(device, registry, now_s, keeps=True) for device in registry.devices]
-    return Listing(gpus, registry.notices, registry.told.driver, registry.told.simulated)
+    return Listing(gpus, registry.notices, registry.listed.driver, registry.listed.simulated)
 
 
-def _no_answer(notices: list[Notice], patience_s: float) -> MachineError:
+def _no_answer(notices: list[NoticeLine], patience_s: float) -> MachineError:
     for notice in notices:
         if notice.code in ("no-driver", "driver", "restarted"):
             code = "driver" if notice.code == "restarted" else notice.code
@@ -142,7 +149,7 @@ def _no_answer(notices: list[Notice], patience_s: float) -> MachineError:
     )
 
 
-def gpu_of(device: Device, registry: DeviceRegistry, now_s: float, *, keeps: bool = False) -> Gpu:
+def gpu_of(device: Device, registry: DeviceRegistry, now_s: float, *, keeps: bool = False) -> GpuStatus:
     """A device as the registry knows it. `keeps`: what one slow listing read is not called stale."""
     readings = {name: registry.reading(device.uuid, name, now_s) for name in METRICS}
     if keeps and device.lost_at is None:
@@ -157,7 +164,7 @@ def gpu_of(device: Device, registry: DeviceRegistry, now_s: float, *, keeps: boo
     if on_it.processes is None:
         states["processes"] = on_it.state
     fields: dict[str, Any] = dict(values)
-    return Gpu(
+    return GpuStatus(
         index=device.index,
         uuid=device.uuid,
         name=device.name,

@@ -26,7 +26,7 @@ from rankdeck.telemetry.nvml_calls import (
     REFUSED,
     RESTART,
     Call,
-    Gpu,
+    NvmlGpu,
     ProcessList,
     known,
     open_nvml,
@@ -37,8 +37,8 @@ from rankdeck.telemetry.readings import (
     METRICS,
     Device,
     DeviceProcesses,
-    Devices,
-    Notice,
+    DevicesLine,
+    NoticeLine,
     ProcessUse,
     Reading,
 )
@@ -55,7 +55,7 @@ class NvmlProvider:
     """The machine's NVIDIA GPUs. `library` is loaded instead of the driver's own, and called simulated.
 
     `skip` are UUIDs, or "#index", of what is listed as lost and never asked: that has ended this process
-    before. `mark` is told which device is asked next while the list is made.
+    before. `mark` hears which device is asked next while the list is made.
     """
 
     def __init__(
@@ -68,15 +68,15 @@ class NvmlProvider:
         self._simulated = library is not None
         self._skip = frozenset(skip)
         self._mark = mark
-        self._gpus: dict[str, Gpu] = {}
+        self._gpus: dict[str, NvmlGpu] = {}
         self._names = ProcessNames()
         self._plans: dict[tuple[str, ...], tuple[Call, ...]] = {}
         self._lists: tuple[ProcessList, ProcessList] | None = None
         self._events: Any = None
-        self._notices: list[Notice] = []
+        self._notices: list[NoticeLine] = []
         open_nvml(library)
 
-    def probe(self) -> Devices:
+    def probe(self) -> DevicesLine:
         """Raises: MachineError."""
         self._gpus.clear()
         try:
@@ -86,7 +86,7 @@ class NvmlProvider:
         except pynvml.NVMLError as error:
             raise MachineError(f"NVIDIA's driver failed: {error}.", code="driver", advice=RESTART) from None
         devices = [gpu.device for gpu in self._gpus.values()]
-        return Devices(t=time.time(), devices=devices, driver=driver, simulated=self._simulated)
+        return DevicesLine(t=time.time(), devices=devices, driver=driver, simulated=self._simulated)
 
     def _add(self, index: int) -> None:
         place = f"#{index}"
@@ -104,12 +104,12 @@ class NvmlProvider:
         device.simulated = self._simulated
         if device.uuid in self._skip:
             device.lost_at = time.time()
-        gpu = self._gpus[device.uuid] = Gpu(device, handle)
+        gpu = self._gpus[device.uuid] = NvmlGpu(device, handle)
         if device.lost_at is None:
             self._read_facts(gpu)
             self._add_instances(gpu)
 
-    def _read_facts(self, gpu: Gpu) -> None:
+    def _read_facts(self, gpu: NvmlGpu) -> None:
         """What does not change: capacity, limits, which calls there are."""
         device = gpu.device
         memory = None
@@ -137,7 +137,7 @@ class NvmlProvider:
         if device.parent is None:
             device.capabilities += [name for call in CALLS[1:] for name in call.metrics]
 
-    def _add_instances(self, gpu: Gpu) -> None:
+    def _add_instances(self, gpu: NvmlGpu) -> None:
         modes = known(pynvml.nvmlDeviceGetMigMode, gpu.handle)
         gpu.device.mig = modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE
         if not gpu.device.mig:
@@ -153,7 +153,7 @@ class NvmlProvider:
                 parent=gpu.device.uuid,
                 simulated=self._simulated,
             )
-            self._gpus[part.uuid] = Gpu(part, handle)
+            self._gpus[part.uuid] = NvmlGpu(part, handle)
             self._read_facts(self._gpus[part.uuid])
 
     def read(self, uuid: str, metrics: tuple[str, ...]) -> dict[str, Reading]:
@@ -163,42 +163,42 @@ class NvmlProvider:
         if plan is None:
             wanted = set(metrics)
             plan = self._plans[metrics] = tuple(call for call in CALLS if wanted & set(call.metrics))
-        found: dict[str, Reading] = {}
+        readings: dict[str, Reading] = {}
         resting = gpu.resting
         now_s = time.monotonic()
         for call in plan:
-            if call in resting and not self._has_rested(gpu, call, now_s, found):
+            if call in resting and not self._has_rested(gpu, call, now_s, readings):
                 continue
             try:
                 values = call.ask(gpu)
             except FAILED as error:
-                found |= dict.fromkeys(call.metrics, self._failed(gpu, call, error, now_s))
+                readings |= dict.fromkeys(call.metrics, self._failed(gpu, call, error, now_s))
             else:
                 for name, value in zip(call.metrics, values, strict=False):
-                    found[name] = Reading(value, "value", _UNITS[name])
+                    readings[name] = Reading(value, "value", _UNITS[name])
             before_s, now_s = now_s, time.monotonic()
             if now_s - before_s > SLOW_S:
                 self._rest(gpu, call, now_s - before_s)
-        return found
+        return readings
 
-    def _has_rested(self, gpu: Gpu, call: Call, now_s: float, found: dict[str, Reading]) -> bool:
-        """Whether the call may be made again; until then, what is known of its metrics goes into `found`."""
+    def _has_rested(self, gpu: NvmlGpu, call: Call, now_s: float, readings: dict[str, Reading]) -> bool:
+        """Whether the call may be made again; until then `readings` gets what is known of its metrics."""
         until_s, known_of_it = gpu.resting[call]
         if until_s > now_s:
             if known_of_it is not None:
                 for name in call.metrics:
-                    found[name] = known_of_it
+                    readings[name] = known_of_it
             return False
         del gpu.resting[call]
         return True
 
-    def _awake(self, uuid: str) -> Gpu:
+    def _awake(self, uuid: str) -> NvmlGpu:
         gpu = self._gpus[uuid]
         if gpu.handle is None or uuid in self._skip:
             raise DeviceLostError("GPU is lost")
         return gpu
 
-    def _failed(self, gpu: Gpu, call: Call, error: Exception, now_s: float) -> Reading:
+    def _failed(self, gpu: NvmlGpu, call: Call, error: Exception, now_s: float) -> Reading:
         """Raises: DeviceLostError."""
         if isinstance(error, LOST):
             raise DeviceLostError(str(error)) from None
@@ -208,12 +208,12 @@ class NvmlProvider:
             return reading
         return Reading(state="error", unit=_UNITS.get(call.metrics[0], ""), detail=str(error))
 
-    def _rest(self, gpu: Gpu, call: Call, took_s: float) -> None:
-        """A call that took long: not again for a while, and told."""
+    def _rest(self, gpu: NvmlGpu, call: Call, took_s: float) -> None:
+        """A call that took long: not again for a while, and a notice says so."""
         gpu.resting[call] = (time.monotonic() + RESTS_FOR * took_s, None)
         names = ", ".join(call.metrics)
         self._notices.append(
-            Notice(
+            NoticeLine(
                 t=time.time(),
                 code="slow",
                 uuid=gpu.device.uuid,
@@ -222,9 +222,9 @@ class NvmlProvider:
             )
         )
 
-    def notices(self) -> list[Notice]:
-        found, self._notices = self._notices, []
-        return found
+    def notices(self) -> list[NoticeLine]:
+        notices, self._notices = self._notices, []
+        return notices
 
     def processes(self, uuid: str) -> DeviceProcesses:
         """Raises: DeviceLostError."""
@@ -241,18 +241,18 @@ class NvmlProvider:
         if took_s > SLOW_S:
             self._rest(gpu, _PROCESSES, took_s)
         # A process that does both is listed twice by the driver; compute is what keeps a GPU from a run.
-        found = {pid: self._use(pid, used_bytes, "graphics") for pid, used_bytes in graphics}
-        found |= {pid: self._use(pid, used_bytes, "compute") for pid, used_bytes in compute}
-        if found.keys() != gpu.pids:
-            gpu.pids = set(found)
+        by_pid = {pid: self._use(pid, used_bytes, "graphics") for pid, used_bytes in graphics}
+        by_pid |= {pid: self._use(pid, used_bytes, "compute") for pid, used_bytes in compute}
+        if by_pid.keys() != gpu.pids:
+            gpu.pids = set(by_pid)
             self._names.keep_only(pid for other in self._gpus.values() for pid in other.pids)
-        return DeviceProcesses(uuid, [found[pid] for pid in sorted(found)])
+        return DeviceProcesses(uuid, [by_pid[pid] for pid in sorted(by_pid)])
 
     def _use(self, pid: int, used_bytes: int | None, kind: str) -> ProcessUse:
         who = self._names.identify(pid)
         return ProcessUse(pid, who.name, used_bytes, kind, who.foreign)
 
-    def wait_for_event(self, timeout_s: float) -> Notice | None:
+    def wait_for_event(self, timeout_s: float) -> NoticeLine | None:
         try:
             if self._events is None:
                 self._events = self._register()
@@ -273,7 +273,7 @@ class NvmlProvider:
                 )
         return events
 
-    def _xid_notice(self, event: Any) -> Notice:
+    def _xid_notice(self, event: Any) -> NoticeLine:
         address = ctypes.cast(event.device, ctypes.c_void_p).value
         gpu = next(
             (
@@ -286,7 +286,7 @@ class NvmlProvider:
         number = int(event.eventData)
         what, advice = xid.describe(number)
         name = "A GPU" if gpu is None else f"GPU {gpu.device.index} ({gpu.device.name})"
-        return Notice(
+        return NoticeLine(
             t=time.time(),
             code="xid",
             uuid=None if gpu is None else gpu.device.uuid,

@@ -36,11 +36,11 @@ class Call:
     """One call of the library, and the metrics that it answers, in order."""
 
     metrics: tuple[str, ...]
-    ask: Callable[[Gpu], tuple[float | int, ...]]
+    ask: Callable[[NvmlGpu], tuple[float | int, ...]]
 
 
 @dataclass(slots=True)
-class Gpu:
+class NvmlGpu:
     """`resting`: until when (CLOCK_MONOTONIC) a call is not made, and why its metrics have no value."""
 
     device: Device
@@ -50,23 +50,23 @@ class Gpu:
     pids: set[int] = field(default_factory=set)
 
 
-def _used_bytes(gpu: Gpu) -> tuple[int, ...]:
+def _used_bytes(gpu: NvmlGpu) -> tuple[int, ...]:
     return (int(pynvml.nvmlDeviceGetMemoryInfo(gpu.handle, gpu.memory_version).used),)
 
 
-def _utilisation(gpu: Gpu) -> tuple[float, ...]:
+def _utilisation(gpu: NvmlGpu) -> tuple[float, ...]:
     rates = pynvml.nvmlDeviceGetUtilizationRates(gpu.handle)
     return rates.gpu / 100, rates.memory / 100
 
 
-def _throttle(gpu: Gpu) -> tuple[int, ...]:
+def _throttle(gpu: NvmlGpu) -> tuple[int, ...]:
     try:
         return (pynvml.nvmlDeviceGetCurrentClocksEventReasons(gpu.handle),)
     except pynvml.NVMLError_FunctionNotFound:  # its name before driver 535
         return (pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu.handle),)
 
 
-def _ecc_errors(gpu: Gpu) -> tuple[int, ...]:
+def _ecc_errors(gpu: NvmlGpu) -> tuple[int, ...]:
     kind, since = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
     return (pynvml.nvmlDeviceGetTotalEccErrors(gpu.handle, kind, since),)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from rankdeck.telemetry.readings import DeviceProcesses, Devices, Notice, Reading
+from rankdeck.telemetry.readings import DeviceProcesses, DevicesLine, NoticeLine, Reading
 
 
 class DeviceLostError(Exception):
@@ -18,7 +18,7 @@ class DeviceLostError(Exception):
 class Provider(Protocol):
     """A source of readings. It may crash or hang its process: that is why it has one of its own."""
 
-    def probe(self) -> Devices:
+    def probe(self) -> DevicesLine:
         """Every device that there is, MIG instances after their GPU, with static facts and the metrics that
         it may tell, as far as that is known without asking for them.
 
@@ -37,10 +37,10 @@ class Provider(Protocol):
         Raises: DeviceLostError.
         """
 
-    def wait_for_event(self, timeout_s: float) -> Notice | None:
+    def wait_for_event(self, timeout_s: float) -> NoticeLine | None:
         """The next thing that the driver reports by itself, or None after the time; called from a thread."""
 
-    def notices(self) -> list[Notice]:
+    def notices(self) -> list[NoticeLine]:
         """What it noticed by itself while it was asked, each once."""
 
     def signature(self) -> object:

@@ -67,7 +67,7 @@ COVERED_HZ = 1.0
 """The rate of everything on devices that a run's own sampler reads."""
 
 
-class Line(msgspec.Struct, tag_field="kind", omit_defaults=True, kw_only=True):
+class SamplerLine(msgspec.Struct, tag_field="kind", omit_defaults=True, kw_only=True):
     """What every line has: `t` is Unix time in seconds, `v` the version of this page."""
 
     t: float
@@ -131,7 +131,7 @@ class DeviceProcesses(msgspec.Struct, omit_defaults=True):
     run: str | None = None
 
 
-class Devices(Line, tag="devices"):
+class DevicesLine(SamplerLine, tag="devices"):
     """All devices in nvidia-smi's order, MIG instances after their GPU. `provider`: nvml | host."""
 
     devices: list[Device]
@@ -140,19 +140,19 @@ class Devices(Line, tag="devices"):
     simulated: bool = False
 
 
-class Sample(Line, tag="sample"):
+class SampleLine(SamplerLine, tag="sample"):
     """What was read since the sample before."""
 
     devices: list[DeviceReadings]
 
 
-class Processes(Line, tag="processes"):
+class ProcessesLine(SamplerLine, tag="processes"):
     """Who holds memory of which device."""
 
     devices: list[DeviceProcesses]
 
 
-class Notice(Line, tag="notice"):
+class NoticeLine(SamplerLine, tag="notice"):
     """Something that happened, in words.
 
     `code`:
@@ -175,13 +175,13 @@ class Notice(Line, tag="notice"):
     severity: str = "warning"
 
 
-AnyLine = Devices | Sample | Processes | Notice
+AnyLine = DevicesLine | SampleLine | ProcessesLine | NoticeLine
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[AnyLine] = msgspec.json.Decoder(AnyLine)
 
 
-def encode(line: Line) -> bytes:
+def encode(line: SamplerLine) -> bytes:
     """One JSON line with its line feed."""
     return _encoder.encode(line) + b"\n"
 

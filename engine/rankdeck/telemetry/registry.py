@@ -15,11 +15,11 @@ from rankdeck.telemetry.readings import (
     AnyLine,
     Device,
     DeviceProcesses,
-    Devices,
-    Notice,
-    Processes,
+    DevicesLine,
+    NoticeLine,
+    ProcessesLine,
     Reading,
-    Sample,
+    SampleLine,
 )
 
 _NEVER = Reading(state="error", detail="not read yet")
@@ -30,28 +30,28 @@ LOST = "the GPU is lost"
 class DeviceRegistry:
     """Feed it lines in order, with the moment they came (CLOCK_MONOTONIC seconds).
 
-    `devices` are in nvidia-smi's order, lost ones among them. `told` is the last `devices` line, None before
-    the first. `notices` are the last ones, oldest first.
+    `devices` are in nvidia-smi's order, lost ones among them. `listed` is the last `devices` line, None
+    before the first. `notices` are the last ones, oldest first.
     """
 
     def __init__(self) -> None:
         self.devices: list[Device] = []
-        self.told: Devices | None = None
-        self.notices: list[Notice] = []
+        self.listed: DevicesLine | None = None
+        self.notices: list[NoticeLine] = []
         self.peak_bytes: dict[str, int] = {}
         self._readings: dict[str, dict[str, tuple[Reading, float]]] = {}
         self._processes: dict[str, DeviceProcesses] = {}
 
     def feed(self, line: AnyLine, now_s: float) -> None:
         match line:
-            case Sample():
+            case SampleLine():
                 for entry in line.devices:
                     self._add(entry.uuid, entry.readings, now_s)
-            case Processes():
+            case ProcessesLine():
                 self._processes |= {entry.uuid: entry for entry in line.devices}
-            case Devices():
+            case DevicesLine():
                 self._replace(line)
-            case Notice():
+            case NoticeLine():
                 self.notices = [*self.notices[1 - _MAX_NOTICES :], line]
                 if line.uuid is not None and line.code in ("lost", "back"):
                     self._mark(line.uuid, line.t if line.code == "lost" else None)
@@ -59,7 +59,7 @@ class DeviceRegistry:
     @property
     def is_read(self) -> bool:
         """Whether every device that can be read has been, once."""
-        return self.told is not None and all(
+        return self.listed is not None and all(
             device.uuid in self._processes or device.lost_at is not None for device in self.devices
         )
 
@@ -97,11 +97,11 @@ class DeviceRegistry:
         if used is not None and used.state == "value" and used.value is not None:
             self.peak_bytes[uuid] = max(int(used.value), self.peak_bytes.get(uuid, 0))
 
-    def _replace(self, line: Devices) -> None:
+    def _replace(self, line: DevicesLine) -> None:
         """The new list, and what is no longer there, as lost; a MIG split that was undone is not."""
         known = {device.uuid: device for device in self.devices}
         by_index = {device.index for device in self.devices if device.parent is None}
-        found = []
+        devices = []
         for device in line.devices:
             before = known.get(device.uuid)
             if device.lost_at is not None and before is None and device.index in by_index:
@@ -109,15 +109,15 @@ class DeviceRegistry:
             if device.lost_at is not None and before is not None:
                 lost_at = before.lost_at or device.lost_at
                 device = msgspec.structs.replace(before, lost_at=lost_at)
-            found.append(device)
-        there = {device.uuid for device in found}
+            devices.append(device)
+        there = {device.uuid for device in devices}
         gone = [
             device if device.lost_at is not None else msgspec.structs.replace(device, lost_at=line.t)
             for device in self.devices
             if device.uuid not in there and device.parent not in there
         ]
-        self.told = line
-        self.devices = in_order([*found, *gone])
+        self.listed = line
+        self.devices = in_order([*devices, *gone])
 
     def _mark(self, uuid: str, lost_at: float | None) -> None:
         self.devices = [

@@ -21,12 +21,12 @@ from rankdeck.telemetry.readings import (
     METRICS,
     DeviceProcesses,
     DeviceReadings,
-    Devices,
-    Line,
-    Notice,
-    Processes,
+    DevicesLine,
+    NoticeLine,
+    ProcessesLine,
     Reading,
-    Sample,
+    SampleLine,
+    SamplerLine,
 )
 
 REPEAT_S = 1.0
@@ -44,32 +44,32 @@ class RunSink:
         self.kind = devices[0].kind if devices else "gpu"
         self._writer = directory.writer("sampler", attempt)
         self._ranks = {pid: rank for rank, pid in enumerate(pids)}
-        self._told: dict[str, tuple[float | int | None, float]] = {}
+        self._written: dict[str, tuple[float | int | None, float]] = {}
         self._missing: dict[str, dict[str, str]] = {}
         self._busy_s: dict[str, float] = {}
         self._interval_s = 0.0
 
-    def __call__(self, line: Line) -> None:
+    def __call__(self, line: SamplerLine) -> None:
         match line:
-            case Devices():
+            case DevicesLine():
                 self._devices(line)
-            case Sample():
+            case SampleLine():
                 self._sample(line)
-            case Processes():
-                found = [sample for entry in line.devices if (sample := self._processes(entry)) is not None]
-                if found:
-                    self._writer.write(events.Sample(devices=found, interval_s=self._interval_s))
-            case Notice():
+            case ProcessesLine():
+                rows = [row for entry in line.devices if (row := self._processes(entry)) is not None]
+                if rows:
+                    self._writer.write(events.Sample(devices=rows, interval_s=self._interval_s))
+            case NoticeLine():
                 self._notice(line)
 
-    def _devices(self, line: Devices) -> None:
+    def _devices(self, line: DevicesLine) -> None:
         """A device of the run that is not there, or is left out, is lost."""
         there = {device.uuid for device in line.devices if device.lost_at is None}
         for uuid in (uuid for uuid in self.uuids if uuid not in there):
             words = f"{self._names[self._index[uuid]]} ({uuid}) cannot be read any more."
-            self._notice(Notice(t=line.t, code="lost", uuid=uuid, message=words))
+            self._notice(NoticeLine(t=line.t, code="lost", uuid=uuid, message=words))
 
-    def _sample(self, line: Sample) -> None:
+    def _sample(self, line: SampleLine) -> None:
         now_s = time.monotonic()
         rows = [row for entry in line.devices if (row := self._row(entry, now_s)) is not None]
         if not rows:
@@ -82,16 +82,16 @@ class RunSink:
         self._writer.write(events.Sample(devices=rows, interval_s=self._interval_s))
 
     def _row(self, entry: DeviceReadings, now_s: float) -> events.DeviceSample | None:
-        """What is worth a line: anything but memory that was told less than REPEAT_S ago and is the same."""
+        """What is worth a line: anything but memory that is what it was less than REPEAT_S ago."""
         values = {name: r.value for name, r in entry.readings.items() if r.state == "value"}
         missing = self._news_of_missing(entry)
         used = values.get("used_bytes")
         if used is not None:
-            before, at_s = self._told.get(entry.uuid, (None, 0.0))
+            before, at_s = self._written.get(entry.uuid, (None, 0.0))
             if used == before and now_s - at_s < REPEAT_S:
                 del values["used_bytes"]
             else:
-                self._told[entry.uuid] = used, now_s
+                self._written[entry.uuid] = used, now_s
         if not values and missing is None:
             return None
         row = events.DeviceSample(device=self._index[entry.uuid], missing=missing)
@@ -123,12 +123,12 @@ class RunSink:
         except OSError:
             return None
 
-    def _notice(self, notice: Notice) -> None:
+    def _notice(self, notice: NoticeLine) -> None:
         index = self._index.get(notice.uuid or "")
         if notice.uuid is not None and index is None:
             return
         if self.kind == "virtual" and notice.code == "lost":
-            return  # a rank that ends is told by its supervisor
+            return  # a supervisor says which rank has ended
         self._writer.write(
             events.DeviceNotice(code=notice.code, message=notice.message, device=index, xid=notice.xid)
         )

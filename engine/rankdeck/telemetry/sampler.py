@@ -32,11 +32,11 @@ from rankdeck.telemetry.readings import (
     Device,
     DeviceProcesses,
     DeviceReadings,
-    Line,
-    Notice,
-    Processes,
+    NoticeLine,
+    ProcessesLine,
     Reading,
-    Sample,
+    SampleLine,
+    SamplerLine,
     encode,
 )
 
@@ -53,7 +53,7 @@ _OLD_S = 0.005
 _ALL = tuple(METRICS)
 _DUE = [tuple(m.name for m in METRICS.values() if tick % round(TICKS / m.hz) == 0) for tick in range(TICKS)]
 
-Sink = Callable[[Line], None]
+Sink = Callable[[SamplerLine], None]
 
 
 class Sampler:
@@ -72,26 +72,26 @@ class Sampler:
     ) -> None:
         self._provider = provider
         self._write = write
-        self._drop = last_call.note if last_call is not None else lambda _: None
+        self._note = last_call.note if last_call is not None else lambda _: None
         self._only = only
         self._devices: list[Device] = []
         self._lost: set[str] = set()
         self._runs: dict[str, str | None] = {}
         self._signature: object = None
-        self._events: SimpleQueue[Notice] = SimpleQueue()
+        self._events: SimpleQueue[NoticeLine] = SimpleQueue()
 
     def begin(self) -> None:
-        """Tell which devices there are.
+        """Write which devices there are.
 
         Raises: MachineError where they cannot be listed.
         """
-        told = self._provider.probe()
+        listed = self._provider.probe()
         if self._only is not None:
-            told.devices = [device for device in told.devices if device.uuid in self._only]
-        self._devices = told.devices
-        self._lost = {device.uuid for device in told.devices if device.lost_at is not None}
+            listed.devices = [device for device in listed.devices if device.uuid in self._only]
+        self._devices = listed.devices
+        self._lost = {device.uuid for device in listed.devices if device.lost_at is not None}
         self._signature = self._provider.signature()
-        self._write(told)
+        self._write(listed)
 
     def listen(self) -> None:
         """Have a thread wait for what the driver reports by itself."""
@@ -112,11 +112,11 @@ class Sampler:
             self.tick(tick)
             if tick % LOOK_TICKS == 0 and self._has_changed():
                 words = "There are other devices than before."
-                self._write(Notice(t=time.time(), code="changed", message=words, severity="info"))
+                self._write(NoticeLine(t=time.time(), code="changed", message=words, severity="info"))
                 return False
             tick = max(tick, int((time.monotonic() - began_s) / TICK_S)) + 1
             is_over = wait(max(0.0, began_s + tick * TICK_S - time.monotonic()))
-        self._tell_last_processes()
+        self._write_last_processes()
         return True
 
     def _has_changed(self) -> bool:
@@ -137,55 +137,55 @@ class Sampler:
                 continue
             if self._runs.get(uuid) is not None and not turn:
                 continue
-            self._drop(uuid)
+            self._note(uuid)
             try:
-                found = self._provider.read(uuid, _ALL if turn else _DUE[phase])
+                values = self._provider.read(uuid, _ALL if turn else _DUE[phase])
                 if turn:
                     processes.append(self._processes(uuid))
             except DeviceLostError as error:
                 self._lose(device, str(error))
                 continue
-            readings.append(DeviceReadings(uuid, found))
+            readings.append(DeviceReadings(uuid, values))
             read_s.append(time.monotonic())
-        self._drop("")
-        self._tell_readings(readings, read_s)
-        self._tell_processes(processes)
+        self._note("")
+        self._write_readings(readings, read_s)
+        self._write_processes(processes)
         for notice in self._provider.notices():
             self._write(notice)
-        self._tell_events()
+        self._write_events()
 
     def each(self) -> None:
-        """Read everything once, a device at a time: what comes before one that hangs has been told."""
+        """Read everything once, a device at a time: what comes before one that hangs is written."""
         for device in self._devices:
             if device.uuid in self._lost:
                 continue
-            self._drop(device.uuid)
+            self._note(device.uuid)
             try:
-                found = DeviceReadings(device.uuid, self._provider.read(device.uuid, _ALL))
-                self._write(Sample(t=time.time(), devices=[found]))
+                entry = DeviceReadings(device.uuid, self._provider.read(device.uuid, _ALL))
+                self._write(SampleLine(t=time.time(), devices=[entry]))
                 self._runs[device.uuid] = lease_holder(device.uuid)
-                self._tell_processes([self._processes(device.uuid)])
+                self._write_processes([self._processes(device.uuid)])
             except DeviceLostError as error:
                 self._lose(device, str(error))
-        self._drop("")
+        self._note("")
 
-    def _tell_last_processes(self) -> None:
+    def _write_last_processes(self) -> None:
         """Who is on the devices at the end."""
-        found = []
+        processes = []
         for device in self._devices:
             if device.uuid not in self._lost:
                 try:
-                    found.append(self._processes(device.uuid))
+                    processes.append(self._processes(device.uuid))
                 except DeviceLostError as error:
                     self._lose(device, str(error))
-        self._tell_processes(found)
+        self._write_processes(processes)
 
     def _processes(self, uuid: str) -> DeviceProcesses:
-        found = self._provider.processes(uuid)
-        found.run = self._runs.get(uuid)
-        return found
+        processes = self._provider.processes(uuid)
+        processes.run = self._runs.get(uuid)
+        return processes
 
-    def _tell_readings(self, devices: list[DeviceReadings], read_s: list[float]) -> None:
+    def _write_readings(self, devices: list[DeviceReadings], read_s: list[float]) -> None:
         if not devices:
             return
         now_s = time.monotonic()
@@ -193,13 +193,13 @@ class Sampler:
             if now_s - at_s > _OLD_S:
                 for reading in entry.readings.values():
                     reading.age_s = round(now_s - at_s, 4)
-        self._write(Sample(t=time.time(), devices=devices))
+        self._write(SampleLine(t=time.time(), devices=devices))
 
-    def _tell_processes(self, devices: list[DeviceProcesses]) -> None:
+    def _write_processes(self, devices: list[DeviceProcesses]) -> None:
         if devices:
-            self._write(Processes(t=time.time(), devices=devices))
+            self._write(ProcessesLine(t=time.time(), devices=devices))
 
-    def _tell_events(self) -> None:
+    def _write_events(self) -> None:
         while True:
             try:
                 self._write(self._events.get_nowait())
@@ -211,7 +211,7 @@ class Sampler:
         # Most often the driver says no more than that.
         more = "" if "is lost" in why.lower() else f": {why.rstrip('.')}"
         self._write(
-            Notice(
+            NoticeLine(
                 t=time.time(),
                 code="lost",
                 uuid=device.uuid,
@@ -225,26 +225,26 @@ class Sampler:
         """Ask a lost device again, every now and then."""
         if tick % LOST_TICKS >= TICKS or tick < TICKS:
             return False
-        self._drop(device.uuid)
+        self._note(device.uuid)
         try:
-            found: dict[str, Reading] = self._provider.read(device.uuid, ("used_bytes",))
+            values: dict[str, Reading] = self._provider.read(device.uuid, ("used_bytes",))
         except DeviceLostError:
             return False
-        if all(reading.state == "error" for reading in found.values()):
+        if all(reading.state == "error" for reading in values.values()):
             return False
         self._lost.discard(device.uuid)
         words = f"GPU {device.index} ({device.name}) answers again."
-        self._write(Notice(t=time.time(), code="back", uuid=device.uuid, message=words, severity="info"))
+        self._write(NoticeLine(t=time.time(), code="back", uuid=device.uuid, message=words, severity="info"))
         return True
 
 
-def _write_line(line: Line) -> None:
+def _write_line(line: SamplerLine) -> None:
     sys.stdout.buffer.write(encode(line))
     sys.stdout.buffer.flush()
 
 
-def _driver_notice(error: MachineError) -> Notice:
-    return Notice(
+def _driver_notice(error: MachineError) -> NoticeLine:
+    return NoticeLine(
         t=time.time(), code=error.code, message=error.message, advice=error.advice, severity="error"
     )
 
@@ -272,18 +272,18 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str]) -> int:
     """The exit code: 0 asked to stop, 3 no driver that answers, EXIT_CHANGED."""
-    asked = _parse(argv)
-    die_with_parent(asked.parent)
+    options = _parse(argv)
+    die_with_parent(options.parent)
     wait = _listen_to_signals()
-    last_call = None if asked.last_call is None else LastCall(asked.last_call)
+    last_call = None if options.last_call is None else LastCall(options.last_call)
     write: Sink = _write_line
     only: list[str] | None = None
-    pids = [int(pid) for pid in asked.ranks.split(",") if pid]
+    pids = [int(pid) for pid in options.ranks.split(",") if pid]
     kind = "gpu"
-    if asked.run is not None:
+    if options.run is not None:
         from rankdeck.telemetry.run_sink import RunSink
 
-        write = sink = RunSink(asked.run, asked.attempt, pids)
+        write = sink = RunSink(options.run, options.attempt, pids)
         only, kind = sink.uuids, sink.kind
     try:
         if kind == "virtual":
@@ -295,13 +295,13 @@ def main(argv: Sequence[str]) -> int:
 
             named = os.environ.get("RANKDECK_NVML")
             mark = last_call.note if last_call is not None else lambda _: None
-            provider = NvmlProvider(Path(named).absolute() if named else None, asked.skip, mark)
+            provider = NvmlProvider(Path(named).absolute() if named else None, options.skip, mark)
         sampler = Sampler(provider, write, last_call=last_call, only=only)
         sampler.begin()
     except MachineError as error:
         write(_driver_notice(error))
         return error.exit_code
-    if asked.once:
+    if options.once:
         sampler.each()
         provider.close()
         return 0

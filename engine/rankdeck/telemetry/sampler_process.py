@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from rankdeck.telemetry.last_call import LastCall
-from rankdeck.telemetry.readings import AnyLine, Notice, decode
+from rankdeck.telemetry.readings import AnyLine, NoticeLine, decode
 from rankdeck.telemetry.sampler import EXIT_CHANGED
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
@@ -82,7 +82,7 @@ class SamplerProcess:
         except OSError:
             self._begins_s = time.monotonic() + LONGEST_PAUSE_S
 
-    def look(self) -> list[Notice]:
+    def look(self) -> list[NoticeLine]:
         """See whether it lives; start the next one when its time has come. What happened, in words."""
         self._left = [process for process in self._left if process.poll() is None]
         if self.exit_code is not None:
@@ -102,7 +102,7 @@ class SamplerProcess:
             return self._ended(-signal.SIGKILL, device, hangs=True)
         return []
 
-    def _ended(self, code: int, device: str, *, hangs: bool = False) -> list[Notice]:
+    def _ended(self, code: int, device: str, *, hangs: bool = False) -> list[NoticeLine]:
         assert self._process is not None
         if code == 0 or (code == _NO_DRIVER and not self._worked):
             self.exit_code = code
@@ -127,7 +127,7 @@ class SamplerProcess:
         advice = "If it comes again, see whether nvidia-smi answers."
         if device:
             advice = "That GPU is left out from now on; the machine may need a restart."
-        return [Notice(t=time.time(), code="restarted", message=message, advice=advice)]
+        return [NoticeLine(t=time.time(), code="restarted", message=message, advice=advice)]
 
     def wait_for_lines(self, timeout_s: float) -> list[tuple[bytes, AnyLine | None]]:
         """Lines as they came and what they say; empty when none came in time."""

@@ -45,7 +45,8 @@ class Agreement:
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
-        """Rank 0 writes: whoever is about to end the run waits for it (guard.py, ranks.py)."""
+        """Rank 0 writes: whoever is about to end the run waits for it (../launch/guard.py and
+        rank_processes.py)."""
         sign = self._folder / SAVING
         with contextlib.suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)

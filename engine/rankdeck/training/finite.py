@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankdeck.memory.ledger import local_part
 from rankdeck.parallel.nested import call, cast, each_tensor, tensors_of
+from rankdeck.torch_compat.dtensors import local_part
 
 
 class _Found(Exception):  # noqa: N818 - it ends a forward early and is no error

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from rankdeck.base.errors import ConfigError, DataError, ModelError
 from rankdeck.config import RunConfig
 from rankdeck.config.catalog import DATA, LOSSES, MODELS, OPTIMIZERS, SCHEDULES
+from rankdeck.config.schema import DEFAULT_STEPS
 from rankdeck.data.base import DataCard, DataSource, SampleSet
 from rankdeck.data.loader import first_batch
 from rankdeck.data.synthetic import Synthetic, spec_for
@@ -176,7 +177,7 @@ def _steps(config: RunConfig, num_samples: int) -> int:
         )
     if train.epochs is not None:
         return train.epochs * (num_samples // train.global_batch)
-    return train.steps if train.steps is not None else 500
+    return train.steps or DEFAULT_STEPS
 
 
 def _loss(config: RunConfig) -> Loss:

@@ -28,9 +28,7 @@ def test_who_listens_hears_what_ran_and_what_came() -> None:
     table.changed.connect(lambda: heard.append("changed"))
     table.register(Command("a.b", "A: B", lambda: None))
     table.run("a.b")
-    table.unregister(["a.b"])
-    assert heard == ["changed", "a.b", "changed"]
-    assert "a.b" not in table
+    assert heard == ["changed", "a.b"] and "a.b" in table
 
 
 def test_setting_an_equal_fact_is_silent() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankdeck_app.commands.when import WhenError, names_in, parse_when
+from rankdeck_app.commands.when import WhenError, parse_when
 
 FACTS = {"a": True, "b": False, "kind": "run", "count": 0, "page.kind": "x"}
 
@@ -38,7 +38,3 @@ def test_an_expression_reads_as_in_vs_code(text: str, holds: bool) -> None:
 def test_what_is_no_expression_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(WhenError, match="when:"):
         parse_when(text)
-
-
-def test_the_names_are_those_that_are_read() -> None:
-    assert names_in("a && !b || kind == run") == {"a", "b", "kind"}

@@ -14,8 +14,8 @@ from PySide6.QtCore import QPoint, QSocketNotifier
 from PySide6.QtWidgets import QApplication, QWidget
 
 from rankdeck_app.application import make_app
+from rankdeck_app.shell.frame import open_window
 from rankdeck_app.shell.services import make_services
-from rankdeck_app.shell.window import MainWindow
 from tests.app.shell.pages import NotePage
 
 
@@ -30,7 +30,7 @@ def on_screen(widget: QWidget, at: QPoint) -> list[int]:
 
 def main() -> int:
     app = make_app()
-    window = MainWindow(make_services())
+    window = open_window(make_services())
     window.editor.register_page_kind("note", NotePage)
 
     def start() -> None:

@@ -13,6 +13,7 @@ from rankdeck_app.shell.panel import PanelTab
 from rankdeck_app.shell.services import Services, make_services
 from rankdeck_app.shell.side_bar import Activity, SideBarView
 from rankdeck_app.shell.window import MainWindow
+from rankdeck_app.shell.window_state import WindowState
 from tests.app.shell.pages import NotePage, add_frame_pages
 
 CTRL = Qt.KeyboardModifier.ControlModifier
@@ -99,8 +100,10 @@ def test_a_state_that_cannot_be_written_is_told_once(services: Services, make_wi
     path = services.folders.state
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("a file where the folder should be")
-    window.state.save_now()
-    window.state.save_now()
+    state = window.findChild(WindowState)
+    assert state is not None
+    state.save_now()
+    state.save_now()
     assert [n.text.split(":")[0] for n in window.toasts.history] == ["The layout cannot be saved"]
 
 

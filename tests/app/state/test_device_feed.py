@@ -11,7 +11,7 @@ import pytest
 from PySide6.QtCore import QObject
 from pytestqt.qtbot import QtBot
 
-from rankdeck.telemetry.readings import Devices, Notice, encode
+from rankdeck.telemetry.readings import DevicesLine, NoticeLine, encode
 from rankdeck_app.state import device_feed
 from rankdeck_app.state.device_feed import DeviceFeed
 from rankdeck_app.state.engine_process import Engine
@@ -65,8 +65,8 @@ def test_one_that_ends_is_begun_again_and_says_so(
     arrived: list[object] = []
     feed.arrived.connect(arrived.append)
     feed.start()
-    qtbot.waitUntil(lambda: sum(isinstance(item, Devices) for item in arrived) >= 2, timeout=WAIT_MS)
-    notices = [item for item in arrived if isinstance(item, Notice)]
+    qtbot.waitUntil(lambda: sum(isinstance(item, DevicesLine) for item in arrived) >= 2, timeout=WAIT_MS)
+    notices = [item for item in arrived if isinstance(item, NoticeLine)]
     assert notices and notices[0].code == "restarted" and "begins again" in notices[0].message
 
 
@@ -91,8 +91,8 @@ def test_one_that_falls_silent_is_ended_and_begun_again(
     arrived: list[object] = []
     feed.arrived.connect(arrived.append)
     feed.start()
-    qtbot.waitUntil(lambda: sum(isinstance(item, Devices) for item in arrived) >= 2, timeout=WAIT_MS)
-    (words,) = {item.advice for item in arrived if isinstance(item, Notice)}
+    qtbot.waitUntil(lambda: sum(isinstance(item, DevicesLine) for item in arrived) >= 2, timeout=WAIT_MS)
+    (words,) = {item.advice for item in arrived if isinstance(item, NoticeLine)}
     assert words is not None and "have not come" in words
 
 
@@ -108,7 +108,7 @@ def test_lines_that_are_none_do_no_harm(
     feed = feed_of(sampler(tmp_path, "exec sleep 60", *rubbish, line))
     with qtbot.waitSignal(feed.arrived, timeout=WAIT_MS) as arrived:
         feed.start()
-    assert isinstance(arrived.args[0], Devices)
+    assert isinstance(arrived.args[0], DevicesLine)
 
 
 def test_closing_ends_the_process_at_once(

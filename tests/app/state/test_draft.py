@@ -45,7 +45,7 @@ def test_a_change_keeps_comments_and_the_rest_of_the_text(draft: Draft) -> None:
 
 def test_a_value_that_makes_no_sense_is_kept_and_explained_with_path_and_line(draft: Draft) -> None:
     draft.set_value(("train", "steps"), "soon")
-    assert not draft.is_valid
+    assert draft.config is None
     (problem,) = draft.problems_at(("train", "steps"))
     assert (
         "whole number" in problem.message
@@ -61,11 +61,11 @@ def test_a_batch_that_does_not_divide_is_a_problem_of_the_batch(draft: Draft) ->
 
 def test_choosing_another_card_drops_only_the_options_that_it_does_not_have(draft: Draft) -> None:
     draft.choose(("strategy",), "ddp")
-    assert "parallel_loss" not in draft.text and draft.is_valid
+    assert "parallel_loss" not in draft.text and draft.config is not None
     draft.choose(("train", "optimizer"), "sgd")
     assert draft.value(("train", "optimizer")) == {"use": "sgd", "lr": 3e-4}
     draft.choose(("model",), "mlp")
-    assert draft.value(("model", "args")) == {} and draft.is_valid
+    assert draft.value(("model", "args")) == {} and draft.config is not None
 
 
 def test_a_strategy_written_as_a_word_becomes_a_table_when_an_option_is_set(
@@ -73,7 +73,7 @@ def test_a_strategy_written_as_a_word_becomes_a_table_when_an_option_is_set(
 ) -> None:
     draft.replace('strategy = "dp"\n', folder=tmp_path, stem="x")
     draft.set_value(("strategy", "parallel_loss"), True)
-    assert draft.value(("strategy",)) == {"use": "dp", "parallel_loss": True} and draft.is_valid
+    assert draft.value(("strategy",)) == {"use": "dp", "parallel_loss": True} and draft.config is not None
 
 
 def test_text_that_is_no_toml_keeps_the_last_tables_and_refuses_the_form(draft: Draft) -> None:

@@ -10,7 +10,7 @@ from pytestqt.qtbot import QtBot
 from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.rundir import RunDir
-from rankdeck_app.state.output import Line, OutputModel, OutputTail, line_of
+from rankdeck_app.state.output import OutputLine, OutputModel, OutputTail, line_of
 from tests.helpers.waiting import wait_until
 
 
@@ -50,7 +50,7 @@ def run(tmp_path: Path) -> RunDir:
 def test_logs_and_steps_of_all_ranks_arrive_as_they_are_written(run: RunDir) -> None:
     tail = OutputTail(run.path)
     tail.start()
-    found: list[Line] = []
+    found: list[OutputLine] = []
 
     def has(num: int) -> bool:
         while tail.batches:
@@ -91,7 +91,7 @@ def test_a_long_log_is_read_from_near_its_end(run: RunDir) -> None:
 def test_the_model_is_bounded_and_filters_by_rank_and_text(qtbot: QtBot) -> None:
     model = OutputModel(max_lines=100)
     for start in range(0, 1000, 50):
-        model.append(Line(None, index % 2, f"word {index}") for index in range(start, start + 50))
+        model.append(OutputLine(None, index % 2, f"word {index}") for index in range(start, start + 50))
     assert model.rowCount() <= 110 and model.lines[-1].text == "word 999"
     model.set_filter(1, "")
     assert {line.rank for line in model.lines} == {1}

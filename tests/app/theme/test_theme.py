@@ -58,7 +58,7 @@ def test_alpha_is_last_in_vs_code_and_understood_by_qt(qapp: QApplication, tmp_p
 def test_the_style_sheet_knows_every_id_that_it_names(qapp: QApplication, name: str) -> None:
     theme = Theme()
     theme.load(name)
-    assert "@" not in style_sheet(theme)
+    assert "@" not in style_sheet(theme.hex)
 
 
 def test_the_lead_is_amber_in_both_themes(qapp: QApplication) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QPushButton
+from PySide6.QtWidgets import QPushButton, QToolButton
 from pytestqt.qtbot import QtBot
 
 from rankdeck.base.errors import Problem
 from rankdeck_app.composition import App
-from rankdeck_app.state.output import Line
+from rankdeck_app.state.output import OutputLine
 from rankdeck_app.state.problem_list import LAUNCH
 from rankdeck_app.views.launch.trust_question import TrustQuestion
 from rankdeck_app.views.output import OutputTools, OutputView
@@ -44,32 +44,32 @@ def test_the_first_screen_suggests_one_run_behind_one_button(qtbot: QtBot, app: 
 
 
 def test_nothing_is_made_in_the_workspace_before_the_first_launch(app: App) -> None:
-    assert not app.desk.workspace.folder.exists() and not runs_folder().exists()
+    assert not app.session.workspace.folder.exists() and not runs_folder().exists()
 
 
 def test_a_preset_from_the_welcome_page_becomes_the_draft(qtbot: QtBot, app: App) -> None:
     page = welcome(app)
     button = next(button for button in page.preset_buttons if button.text() == "digits-mlp")
     qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
-    draft = app.desk.draft
-    assert draft.origin == "digits-mlp" and draft.is_valid
+    draft = app.session.draft
+    assert draft.origin == "digits-mlp" and draft.config is not None
     assert draft.value(("devices", "use")) == "cpu:1"
 
 
 def test_a_changed_draft_can_be_brought_back(app: App) -> None:
-    draft = app.desk.draft
+    draft = app.session.draft
     draft.set_value(("train", "steps"), 123)
     before = draft.text
-    app.use_preset(next(card for card in app.desk.presets if card.name == "digits-ddp"))
+    app.use_preset(next(card for card in app.session.presets if card.name == "digits-ddp"))
     (toast,) = [toast for toast in app.window.toasts.shown() if "changes of yours" in toast.notice.text]
-    app.desk.draft.bring_back(app.desk.draft.snapshot())
+    app.session.draft.bring_back(app.session.draft.snapshot())
     toast.findChildren(QPushButton)[0].click()
     assert draft.text == before and draft.origin == "gpt-dp"
 
 
 def test_a_wrong_draft_blocks_launch_and_stands_in_the_problems(qtbot: QtBot, app: App) -> None:
     assert app.window.commands.enabled("run.launch")
-    app.desk.draft.set_value(("train", "steps"), "soon")
+    app.session.draft.set_value(("train", "steps"), "soon")
     assert not app.window.commands.enabled("run.launch")
     view = app.window.show_panel("problems")
     assert isinstance(view, ProblemsView)
@@ -78,27 +78,27 @@ def test_a_wrong_draft_blocks_launch_and_stands_in_the_problems(qtbot: QtBot, ap
     assert app.window.status.item("errors").text() == "1"
     row.buttons[0].click()
     assert app.window.context.get("activePage") == "config"
-    app.desk.draft.set_value(("train", "steps"), 5)
+    app.session.draft.set_value(("train", "steps"), 5)
     assert not view.rows and view.empty.isVisible()
 
 
 def test_gpus_that_are_not_there_block_launch_with_a_way_out(qtbot: QtBot, app: App) -> None:
-    qtbot.waitUntil(lambda: app.desk.gpus.known, timeout=20_000)
-    app.desk.gpus.give_up()
-    app.desk.draft.set_value(("devices", "use"), "gpu:all")
+    qtbot.waitUntil(lambda: app.session.gpus.known, timeout=20_000)
+    app.session.gpus.give_up()
+    app.session.draft.set_value(("devices", "use"), "gpu:all")
     blocker = app.launching.blocker()
     assert blocker is not None and blocker.message == "No NVIDIA driver found."
     view = app.window.show_panel("problems")
     assert isinstance(view, ProblemsView)
     (button,) = [b for row in view.rows for b in row.buttons if b.text() == "Rehearse Instead"]
     button.click()
-    assert app.desk.draft.value(("devices", "use")) == "cpu:4" and app.launching.blocker() is None
+    assert app.session.draft.value(("devices", "use")) == "cpu:4" and app.launching.blocker() is None
 
 
 def test_a_problem_of_a_launch_can_be_dismissed(app: App) -> None:
     view = app.window.show_panel("problems")
     assert isinstance(view, ProblemsView)
-    app.desk.problems.set(LAUNCH, "x", [Problem("a", "No.", advice="Do.", last_lines=("ValueError: 3",))])
+    app.session.problems.set(LAUNCH, "x", [Problem("a", "No.", advice="Do.", last_lines=("ValueError: 3",))])
     (row,) = view.rows
     row.buttons[0].click()
     assert not view.rows
@@ -139,7 +139,21 @@ def test_runs_are_listed_filtered_opened_and_reused(
     app.window.commands.run("run.copyPath")
     assert QGuiApplication.clipboard().text() == str(written.path)
     app.window.commands.run("run.reuse")
-    assert app.desk.draft.origin == f"run {written.path.name}" and app.desk.draft.is_valid
+    assert app.session.draft.origin == f"run {written.path.name}" and app.session.draft.config is not None
+
+
+def test_a_living_run_is_saved_and_stopped_by_the_buttons_beside_its_tab(
+    qtbot: QtBot, written: WrittenRun, app: App
+) -> None:
+    written.begin()
+    app.tabs.open(written.path)
+
+    def names() -> list[str]:
+        buttons = app.window.editor.active_group.findChildren(QToolButton)
+        return [button.accessibleName() for button in buttons if button.isVisible()]
+
+    wanted = {"Save a checkpoint now", "Stop this run"}
+    qtbot.waitUntil(lambda: wanted <= {name.split(" (")[0] for name in names()})
 
 
 def test_runs_that_are_alive_are_named_at_the_start(
@@ -154,7 +168,7 @@ def test_runs_that_are_alive_are_named_at_the_start(
     qtbot.waitUntil(lambda: app.window.context.get("activeRunAlive") is True, timeout=5000)
     written.lose()
     qtbot.waitUntil(lambda: app.window.context.get("activeRunAlive") is False, timeout=5000)
-    lost = [entry for entry in app.desk.problems.entries if entry.run == written.path]
+    lost = [entry for entry in app.session.problems.entries if entry.run == written.path]
     assert lost and lost[0].run == written.path
 
 
@@ -168,16 +182,16 @@ def test_quick_open_finds_runs_presets_and_files(
     qtbot: QtBot, written: WrittenRun, make_app: Callable[[], App]
 ) -> None:
     app = make_app()
-    folder = app.desk.workspace.folder
+    folder = app.session.workspace.folder
     folder.mkdir()
     (folder / "mine.toml").write_text("")
-    qtbot.waitUntil(lambda: bool(app.desk.runs.infos), timeout=5000)
+    qtbot.waitUntil(lambda: bool(app.session.runs.infos), timeout=5000)
     app.window.palette_box.show_quick_open()
     labels = app.window.palette_box.labels()
-    assert {app.desk.runs.infos[0].title, "gpt-ddp", "mine.toml"} <= set(labels)
+    assert {app.session.runs.infos[0].title, "gpt-ddp", "mine.toml"} <= set(labels)
     app.window.palette_box.input.setText("mine.toml")
     qtbot.keyClick(app.window.palette_box.input, Qt.Key.Key_Return)
-    assert app.desk.draft.source == folder / "mine.toml"
+    assert app.session.draft.source == folder / "mine.toml"
 
 
 # Output
@@ -188,7 +202,7 @@ def test_output_filters_by_rank_and_follows_the_end(qtbot: QtBot, app: App) -> N
     assert isinstance(view, OutputView)
     tools = app.window.panel.findChild(OutputTools)
     assert isinstance(tools, OutputTools)
-    view.model.append(Line(None, index % 2, f"line {index}") for index in range(500))
+    view.model.append(OutputLine(None, index % 2, f"line {index}") for index in range(500))
     view.set_follow(True)
     bar = view.list.verticalScrollBar()
     assert bar.value() == bar.maximum() > 0
@@ -214,7 +228,7 @@ def test_every_strategy_has_a_page_that_explains_and_offers_it(qtbot: QtBot, app
     page = app.window.editor.active_page()
     assert isinstance(page, StrategyPage) and page.title == "DDP"
     page.use_button.click()
-    assert app.desk.draft.value(("strategy", "use")) == "ddp"
+    assert app.session.draft.value(("strategy", "use")) == "ddp"
     app.explain_strategy("nonsense")
     assert app.window.editor.active_page() is not page
 
@@ -237,14 +251,14 @@ def test_settings_are_changed_refused_and_reset(qtbot: QtBot, app: App) -> None:
 
 
 def test_a_trusted_folder_can_be_forgotten(qtbot: QtBot, app: App, tmp_path: Path) -> None:
-    app.desk.trust.add(tmp_path)
+    app.session.trust.add(tmp_path)
     app.window.commands.run("preferences.settings")
     page = app.window.editor.active_page()
     assert isinstance(page, SettingsPage)
     qtbot.waitUntil(lambda: any(b.isVisible() for b in page.trusted.findChildren(QPushButton)))
     (button,) = [b for b in page.trusted.findChildren(QPushButton) if b.isVisible()]
     button.click()
-    assert not app.desk.trust.is_trusted(tmp_path)
+    assert not app.session.trust.is_trusted(tmp_path)
 
 
 def test_the_trust_question_names_the_folder_and_no_is_the_default(qtbot: QtBot, tmp_path: Path) -> None:
@@ -273,10 +287,10 @@ def test_the_draft_and_the_tabs_come_back_at_the_next_start(
     qtbot: QtBot, written: WrittenRun, make_app: Callable[[], App]
 ) -> None:
     first = make_app()
-    first.desk.draft.set_value(("train", "steps"), 77)
+    first.session.draft.set_value(("train", "steps"), 77)
     first.tabs.open(written.path)
     first.window.close()
     second = make_app()
-    assert second.desk.draft.value(("train", "steps")) == 77
+    assert second.session.draft.value(("train", "steps")) == 77
     assert second.window.context.get("activePageId") == f"run:{written.path}"
     assert second.tabs.current is not None and second.tabs.current.run.path == written.path

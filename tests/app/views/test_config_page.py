@@ -16,7 +16,7 @@ TEXT = '# mine\n[train]\nsteps = 5\n\n[strategy]\nuse = "dp"\n\n[devices]\nuse =
 
 @pytest.fixture
 def page(app: App, tmp_path: Path) -> ConfigPage:
-    app.desk.draft.replace(TEXT, folder=tmp_path, stem="mine", origin="mine.toml")
+    app.session.draft.replace(TEXT, folder=tmp_path, stem="mine", origin="mine.toml")
     app.show_config()
     page = app.window.editor.active_page()
     assert isinstance(page, ConfigPage)
@@ -31,7 +31,7 @@ def type_at_end_of(page: ConfigPage, line: int, text: str, qtbot: QtBot) -> None
 
 def test_typing_in_the_toml_changes_the_form(qtbot: QtBot, app: App, page: ConfigPage) -> None:
     type_at_end_of(page, 3, "0", qtbot)
-    assert app.desk.draft.value(("train", "steps")) == 50
+    assert app.session.draft.value(("train", "steps")) == 50
     steps = page.forms["Training"].fields[("train", "steps")].editor
     assert steps.text() == "50"  # type: ignore[attr-defined]
 
@@ -43,13 +43,13 @@ def test_the_form_changes_the_toml_and_keeps_its_comments(qtbot: QtBot, app: App
 
 
 def test_undo_in_the_editor_takes_back_what_the_form_did(qtbot: QtBot, app: App, page: ConfigPage) -> None:
-    app.desk.draft.set_value(("train", "steps"), 7)
+    app.session.draft.set_value(("train", "steps"), 7)
     page.editor.undo()
-    assert page.editor.toPlainText() == TEXT and app.desk.draft.value(("train", "steps")) == 5
+    assert page.editor.toPlainText() == TEXT and app.session.draft.value(("train", "steps")) == 5
 
 
 def test_each_problem_marks_its_line_and_a_click_goes_there(qtbot: QtBot, app: App, page: ConfigPage) -> None:
-    app.desk.draft.set_text(TEXT.replace("steps = 5", 'steps = "x"').replace('use = "dp"', 'use = "ddpp"'))
+    app.session.draft.set_text(TEXT.replace("steps = 5", 'steps = "x"').replace('use = "dp"', 'use = "ddpp"'))
     assert set(page.editor.marks) == {3, 6}
     assert "whole number" in page.editor.marks[3] and "Did you mean" in page.editor.marks[6]
     assert page.problem_list.count() == 2 and page.problem_list.isVisible()
@@ -72,7 +72,7 @@ def test_saving_writes_the_text_and_the_title_tells_of_changes(
     target = tmp_path / "mine.toml"
     app.actions.save_config(target)
     assert target.read_text() == TEXT and page.title == "mine.toml"
-    app.desk.draft.set_value(("train", "steps"), 9)
+    app.session.draft.set_value(("train", "steps"), 9)
     assert page.title == "mine.toml ●"
     app.window.commands.run("config.save")
     assert "steps = 9" in target.read_text()
@@ -83,6 +83,6 @@ def test_saving_writes_the_text_and_the_title_tells_of_changes(
 def test_opening_a_file_replaces_the_draft(app: App, page: ConfigPage, tmp_path: Path) -> None:
     (tmp_path / "other.toml").write_text('name = "Other"\n')
     app.actions.open_config(tmp_path / "other.toml")
-    assert page.editor.toPlainText() == 'name = "Other"\n' and app.desk.draft.name == "Other"
+    assert page.editor.toPlainText() == 'name = "Other"\n' and app.session.draft.name == "Other"
     app.actions.open_config(tmp_path / "missing.toml")
-    assert app.desk.draft.name == "Other" and "cannot be read" in app.window.toasts.history[-1].text
+    assert app.session.draft.name == "Other" and "cannot be read" in app.window.toasts.history[-1].text

@@ -21,7 +21,7 @@ from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.state.predictions import Predictions
 from rankdeck_app.theme import Theme
-from rankdeck_app.views.dashboard import figures
+from rankdeck_app.views.dashboard import run_figures
 from rankdeck_app.views.dashboard.page import RunPage, page_id
 from tests.helpers.told_plan import idle_plan
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
@@ -73,7 +73,7 @@ def write_dp(run: WrittenRun, num_devices: int = 4, num_steps: int = 40) -> None
 
 
 def stat(page: RunPage, label: str) -> str:
-    return next(cell.value for cell in figures.stats(page.run) if cell.label.startswith(label))
+    return next(cell.value for cell in run_figures.stats(page.run) if cell.label.startswith(label))
 
 
 def test_a_dp_run_reaches_every_card(
@@ -120,7 +120,7 @@ def test_the_prediction_stands_beside_what_is_measured(
     assert "predicted 300.0 MiB (+4.9 %)" in page._bars.tooltip_of(0)
     written.end("completed")
     qtbot.waitUntil(lambda: page.run.outcome == "completed")
-    assert figures.bars_subtitle(page.run) == "peak of the run, MiB; predicted 300.0 MiB (+4.9 %)"
+    assert run_figures.bars_subtitle(page.run) == "peak of the run, MiB; predicted 300.0 MiB (+4.9 %)"
 
 
 def test_an_upper_bound_is_no_prediction(
@@ -130,7 +130,7 @@ def test_an_upper_bound_is_no_prediction(
     page = opened(written.path)
     qtbot.waitUntil(lambda: page._bars.figure.largest_bytes > 0)
     page.run.predict(prediction(4, 300 * MIB, is_bound=True))
-    assert figures.bars(page.run).has_prediction is False and figures.band(page.run).limits == ()
+    assert run_figures.bars(page.run).has_prediction is False and run_figures.band(page.run).limits == ()
 
 
 def test_what_the_run_keeps_is_told_when_it_is_opened(
@@ -186,10 +186,10 @@ def test_a_pipeline_shows_its_schedule_and_its_bubble_beside_the_theory(
     qtbot.waitUntil(lambda: page._anatomy.figure.end_s > 0 and page.run.bubble is not None)
     assert [row.label for row in page._anatomy.figure.rows] == ["Virtual 0", "Virtual 1"]
     assert page._anatomy.figure.is_pipeline
-    assert figures.anatomy_subtitle(page.run)[0] == "bubble 0.50 measured, 0.50 theory"
+    assert run_figures.anatomy_subtitle(page.run)[0] == "bubble 0.50 measured, 0.50 theory"
     assert "simulated time" in page.card("anatomy").toolTip()
     assert "simulated" not in page.card("bars").toolTip()
-    rows = list(figures.anatomy_rows(page.run))
+    rows = list(run_figures.anatomy_rows(page.run))
     assert rows[1] == ("Virtual 0", "forward", "0.000000", "0.100000", 0, 0, None)
 
 
@@ -216,7 +216,7 @@ def test_a_failure_is_on_top_with_its_advice(
     qtbot.waitUntil(
         lambda: page._banner.text == "Rank 1: ValueError: 12 classes in the labels.\nSet classes."
     )
-    assert page.icon_color == "errorForeground" and page.actions_for_tab() == []
+    assert page.icon_color == "errorForeground" and page.tab_actions() == []
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def app(make_app: Callable[[], App], monkeypatch: pytest.MonkeyPatch) -> App:
 
 def opened(app: App) -> DevicesPage:
     """The tab; no fixture, for a fixture would keep it alive."""
-    feed_machine(app.desk.gpus, 8)
+    feed_machine(app.session.gpus, 8)
     app.window.resize(1440, 900)
     app.window.commands.run("devices.show")
     page = app.window.editor.active_page()
@@ -70,7 +70,7 @@ def test_every_metric_of_every_device_is_in_the_table(app: App) -> None:
 
 def test_trouble_is_named_and_amber(app: App) -> None:
     page = opened(app)
-    gpus = app.desk.gpus
+    gpus = app.session.gpus
     gpus.take(device_lines.sample("GPU-0001", throttle=0x24, ecc_errors=2, temperature_c=95))
     gpus.take(device_lines.notice("xid", "GPU-0001", "GPU 1: XID 63, a row was replaced.", xid=63))
     found = words(page, "GPU 1")
@@ -82,7 +82,7 @@ def test_trouble_is_named_and_amber(app: App) -> None:
 
 def test_a_lost_gpu_stays_with_the_time_and_is_a_problem_until_it_is_back(qtbot: QtBot, app: App) -> None:
     page = opened(app)
-    app.desk.gpus.take(device_lines.notice("lost", "GPU-0005", "GPU 5 is lost."))
+    app.session.gpus.take(device_lines.notice("lost", "GPU-0005", "GPU 5 is lost."))
     redraw(page)
     row = page.table.figure.rows[5]
     assert row.is_lost and row.note.startswith("lost at ")
@@ -92,7 +92,7 @@ def test_a_lost_gpu_stays_with_the_time_and_is_a_problem_until_it_is_back(qtbot:
     assert isinstance(view, ProblemsView)
     assert [row.entry.problem.message for row in view.rows] == ["GPU 5 is lost."]
     assert app.window.status.item("gpus").text() == "8 GPUs, 1 lost · 142.0 of 560 GiB"
-    app.desk.gpus.take(device_lines.notice("back", "GPU-0005"))
+    app.session.gpus.take(device_lines.notice("back", "GPU-0005"))
     assert not view.rows
     assert app.window.status.item("gpus").text() == "8 GPUs · 164.0 of 640 GiB"
 
@@ -100,22 +100,22 @@ def test_a_lost_gpu_stays_with_the_time_and_is_a_problem_until_it_is_back(qtbot:
 def test_a_gpu_that_was_lost_before_the_app_began_is_a_problem_too(app: App) -> None:
     page = opened(app)
     lost = device_lines.Device(uuid="lost:5", index=5, name="GPU 5", lost_at=1_700_000_000.0)
-    app.desk.gpus.give_up()
-    app.desk.gpus.take(device_lines.devices(*(device_lines.gpu(index) for index in range(5)), lost))
+    app.session.gpus.give_up()
+    app.session.gpus.take(device_lines.devices(*(device_lines.gpu(index) for index in range(5)), lost))
     redraw(page)
-    messages = [entry.problem.message for entry in app.desk.problems.entries]
+    messages = [entry.problem.message for entry in app.session.problems.entries]
     assert "GPU 5 is lost: it answers no more." in messages
     assert page.breadcrumbs()[1] == "6 × NVIDIA H100 80GB HBM3"
     app.watch.dismiss()
     redraw(page)
-    assert not app.desk.problems.entries, "what was dismissed does not come again"
+    assert not app.session.problems.entries, "what was dismissed does not come again"
 
 
 def test_old_readings_are_grey_and_compared_with_nothing(app: App) -> None:
     page = opened(app)
     old = {uuid: device_lines.Reading(17 * GIB, "stale", age_s=9.0) for uuid in ("GPU-0000", "GPU-0001")}
     rows = [device_lines.DeviceReadings(uuid, {"used_bytes": reading}) for uuid, reading in old.items()]
-    app.desk.gpus.take(device_lines.Sample(t=0.0, devices=rows))
+    app.session.gpus.take(device_lines.SampleLine(t=0.0, devices=rows))
     redraw(page)
     first, second = page.table.figure.rows[0], page.table.figure.rows[2]
     assert (first.cells[0].tone, first.cells[1].tone, second.cells[0].tone) == ("muted", "", "")
@@ -127,7 +127,7 @@ def test_only_devices_that_somebody_uses_together_are_compared(app: App) -> None
     page = opened(app)
     assert page._bars.figure.imbalance is None
     together = {f"GPU-{index:04x}": [ProcessUse(7, "python", 16 * GIB)] for index in range(2, 6)}
-    app.desk.gpus.take(device_lines.processes(together))
+    app.session.gpus.take(device_lines.processes(together))
     redraw(page)
     imbalance = page._bars.figure.imbalance
     assert imbalance is not None and (imbalance.device, imbalance.excess_bytes) == (5, 2 * GIB)
@@ -140,8 +140,8 @@ def test_holders_add_up_to_the_capacity_and_foreign_ones_are_one_line(app: App) 
         ProcessUse(8, None, 2 * GIB, foreign=True),
         ProcessUse(9, None, GIB, foreign=True),
     ]
-    app.desk.gpus.take(device_lines.processes({"GPU-0000": users}))
-    app.desk.gpus.look()
+    app.session.gpus.take(device_lines.processes({"GPU-0000": users}))
+    app.session.gpus.look()
     page.table.select("GPU-0000")
     figure = page._holders.figure
     found = {holder.name: holder.num_bytes for holder in figure.holders}
@@ -153,14 +153,14 @@ def test_holders_add_up_to_the_capacity_and_foreign_ones_are_one_line(app: App) 
 
 def test_a_run_that_is_open_shows_its_part_by_kind(qtbot: QtBot, app: App) -> None:
     page = opened(app)
-    written = WrittenRun(app.desk.workspace.runs_folder, config={"strategy": {"use": "ddp"}})
-    uuid = app.desk.gpus.devices[0].uuid
+    written = WrittenRun(app.session.workspace.runs_folder, config={"strategy": {"use": "ddp"}})
+    uuid = app.session.gpus.devices[0].uuid
     info = DeviceInfo(0, "NVIDIA H100 80GB HBM3", "gpu", uuid, 80 * GIB)
     written.begin(devices=[info], strategy="ddp")
     written.memory(0, 5, {0: {"parameters": 3 * GIB, "activations": 5 * GIB}})
     app.tabs.open(written.path)
     rank = ProcessUse(7, "python", 10 * GIB)
-    app.desk.gpus.take(device_lines.processes({uuid: [rank]}, run=str(written.path)))
+    app.session.gpus.take(device_lines.processes({uuid: [rank]}, run=str(written.path)))
     redraw(page)
     run = app.tabs.open_runs.all()[0]
     qtbot.waitUntil(lambda: bool(run.devices) and run.memory_of(run.devices[0]) is not None, timeout=10_000)
@@ -180,8 +180,8 @@ def test_parts_of_a_split_gpu_stand_below_it(app: App) -> None:
     page = opened(app)
     split = device_lines.gpu(1, mig=True)
     parts = [device_lines.instance(1, place, split) for place in range(2)]
-    app.desk.gpus.take(device_lines.devices(device_lines.gpu(0), split, *parts))
-    app.desk.gpus.take(device_lines.sample(parts[0].uuid, {"utilisation": "unsupported"}, used_bytes=GIB))
+    app.session.gpus.take(device_lines.devices(device_lines.gpu(0), split, *parts))
+    app.session.gpus.take(device_lines.sample(parts[0].uuid, {"utilisation": "unsupported"}, used_bytes=GIB))
     assert words(page, "GPU 1.0")["VRAM"] == "1.0 GiB" and words(page, "GPU 1.0")["Busy"] == "n/a"
     rows = page.table.figure.rows[:4]
     assert [row.is_part for row in rows] == [False, False, True, True]
@@ -213,7 +213,7 @@ def test_spans_change_every_curve_and_come_back_with_the_tab(app: App) -> None:
 
 def test_without_gpus_it_says_why(app: App) -> None:
     page = opened(app)
-    app.desk.gpus.give_up("No NVIDIA driver found.")
+    app.session.gpus.give_up("No NVIDIA driver found.")
     assert page._nothing.isVisible() and page._nothing.text() == "No NVIDIA driver found."
     assert app.window.status.item("gpus").text() == ""
 
@@ -226,7 +226,7 @@ def test_it_is_drawn_in_both_themes_and_sizes(
     page = opened(app)
     app.window.settings.set("theme.name", theme)
     app.window.resize(width, height)
-    feed_machine(app.desk.gpus, count, busy=(1,), simulated=True)
+    feed_machine(app.session.gpus, count, busy=(1,), simulated=True)
     settle()
     redraw(page)
     for uuid in ("", "GPU-0001"):
@@ -242,7 +242,7 @@ def test_it_is_drawn_in_both_themes_and_sizes(
 
 
 def test_an_uneven_rehearsal_is_a_problem_whose_button_changes_the_strategy(qtbot: QtBot, app: App) -> None:
-    written = WrittenRun(app.desk.workspace.runs_folder, config={"strategy": {"use": "dp"}})
+    written = WrittenRun(app.session.workspace.runs_folder, config={"strategy": {"use": "dp"}})
     written.begin(devices=device_infos(3))
     kinds = {"parameters": 10 * MIB}
     written.memory(0, 5, {0: kinds | {"gathered": 70 * MIB, "optimizer": 20 * MIB}, 1: kinds, 2: kinds})
@@ -255,8 +255,19 @@ def test_an_uneven_rehearsal_is_a_problem_whose_button_changes_the_strategy(qtbo
     (button,) = [button for button in row.buttons if button.text() == "Use DDP"]
     assert isinstance(button, QPushButton)
     qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
-    assert app.desk.draft.value(("strategy", "use")) == "ddp" and app.desk.draft.is_valid
+    assert app.session.draft.value(("strategy", "use")) == "ddp" and app.session.draft.config is not None
     written.lose()
     app.window.editor.close_page(f"run:{written.path}")
     settle()
     assert not view.rows
+
+
+def test_all_gpus_means_those_that_are_there_and_a_lost_one_that_is_named_blocks(app: App) -> None:
+    gpus = app.session.gpus
+    feed_machine(gpus, 2)
+    gpus.take(device_lines.notice("lost", "GPU-0001", "GPU 1 is lost."))
+    app.session.draft.set_value(("devices", "use"), "gpu:all")
+    assert app.launching.blocker() is None
+    app.session.draft.set_value(("devices", "use"), "gpu:1")
+    blocker = app.launching.blocker()
+    assert blocker is not None and blocker.message == "GPU 1 is lost: it answers no more."

@@ -132,9 +132,9 @@ def test_gpus_are_chosen_one_by_one_all_free_and_none(
     qtbot.mouseClick(devices.free_button, Qt.MouseButton.LeftButton)
     assert use(draft) == "gpu:0,2,3"
     qtbot.mouseClick(devices.none_button, Qt.MouseButton.LeftButton)
-    assert devices.gpu_button.isChecked() and devices.summary.text() == "0 of 4 ·" and not draft.is_valid
+    assert devices.gpu_button.isChecked() and devices.summary.text() == "0 of 4 ·" and draft.config is None
     qtbot.keyClick(devices.grid.cards[1], Qt.Key.Key_Space)
-    assert use(draft) == "gpu:1" and draft.is_valid
+    assert use(draft) == "gpu:1" and draft.config is not None
     assert "used by python 1 GiB" in devices.grid.cards[1].accessibleDescription()
 
 
@@ -192,7 +192,7 @@ def test_old_figures_are_called_old_and_unsupported_ones_are_left_out(
     draft.set_value(("devices", "use"), "gpu:all")
     stale = device_lines.Reading(17 * GIB, "stale", age_s=9.0)
     rows = [device_lines.DeviceReadings("GPU-0000", {"used_bytes": stale})]
-    gpus.take(device_lines.Sample(t=0.0, devices=rows))
+    gpus.take(device_lines.SampleLine(t=0.0, devices=rows))
     gpus.take(device_lines.sample("GPU-0001", {"power_w": "unsupported", "temperature_c": "error"}))
     gpus.look()
     assert "old figures" in described(devices)[0]
@@ -212,7 +212,7 @@ def test_of_a_split_gpu_one_instance_can_be_chosen(
     assert [card.isChecked() for card in devices.grid.cards] == [True, False, False, False]
     assert not devices.grid.cards[1].isEnabled()
     qtbot.mouseClick(devices.grid.cards[3], Qt.MouseButton.LeftButton)
-    assert use(draft) == f"gpu:{parts[1].uuid}" and draft.is_valid
+    assert use(draft) == f"gpu:{parts[1].uuid}" and draft.config is not None
     qtbot.mouseClick(devices.grid.cards[0], Qt.MouseButton.LeftButton)
     assert use(draft) == "gpu:0"
 
@@ -326,7 +326,7 @@ def test_a_mesh_begins_with_sizes_that_fit_the_chosen_devices(
     section = StrategySection(theme, draft)
     draft.set_values({("devices", "use"): f"cpu:{num_devices}", ("train", "global_batch"): 12 * num_devices})
     section.list.setCurrentRow(list(STRATEGIES).index("hybrid"))
-    assert draft.is_valid, draft.problems
+    assert draft.config is not None, draft.problems
     assert ("strategy", "tensor") in section.options.fields
 
 

@@ -12,10 +12,10 @@ from pytestqt.qtbot import QtBot
 
 from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, PlanLine, PlannedDevice
 from rankdeck_app.composition import App
-from rankdeck_app.state.plan import Plan
+from rankdeck_app.state.plan import DraftPlan
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.launch.footer import LaunchFooter
-from rankdeck_app.views.plan import figures
+from rankdeck_app.views.plan import plan_figures
 from rankdeck_app.views.plan.page import OWN_DEVICES, PlanPage
 from rankdeck_app.views.plan.table import Columns
 from tests.helpers.told_plan import GIB, PlanWorld, line
@@ -32,7 +32,7 @@ def world(qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 @pytest.fixture
 def page(qtbot: QtBot, world: PlanWorld) -> Iterator[PlanPage]:
-    elsewhere = Plan(world.draft, world.planner, world.parent)
+    elsewhere = DraftPlan(world.draft, world.planner, world.parent)
     page = PlanPage(Theme(), world.draft, world.plan, elsewhere)
     qtbot.addWidget(page)
     page.resize(1091, 601)
@@ -107,17 +107,17 @@ def test_bars_add_up_and_share_one_scale() -> None:
         device=0, name="A100-40GB", active_bytes=10, reserved_bytes=14, constants_bytes=3, total_bytes=17,
         capacity_bytes=40, others_bytes=5, by_kind={"parameters": 4, "activations": 6},
     )  # fmt: skip
-    parts = dict(figures.segments(device))
+    parts = dict(plan_figures.segments(device))
     assert parts == {"parameters": 4, "activations": 6, "reserved": 4, "constants": 3, "others": 5}
-    assert figures.scale([line("ddp", devices=[device])]) == figures.Scale(40, 40)
-    assert figures.scale([on_gpus("single", 400.0)]).end_bytes == int(1.3 * 40 * GIB), "far above is cut"
-    assert figures.scale([line("ddp", 3 * GIB)]) == figures.Scale(3 * GIB, None)
+    assert plan_figures.scale([line("ddp", devices=[device])]) == plan_figures.Scale(40, 40)
+    assert plan_figures.scale([on_gpus("single", 400.0)]).end_bytes == int(1.3 * 40 * GIB), "far above is cut"
+    assert plan_figures.scale([line("ddp", 3 * GIB)]) == plan_figures.Scale(3 * GIB, None)
 
 
 def test_the_one_that_stands_above_the_others_is_hot() -> None:
     (dp,) = [on_gpus("dp", 20, 5, 5, 5)]
-    assert [bar.leads for bar in figures.bars(dp)] == [True, False, False, False]
-    assert not any(bar.leads for bar in figures.bars(on_gpus("ddp", 20, 20, 20, 20)))
+    assert [bar.leads for bar in plan_figures.bars(dp)] == [True, False, False, False]
+    assert not any(bar.leads for bar in plan_figures.bars(on_gpus("ddp", 20, 20, 20, 20)))
 
 
 @pytest.mark.parametrize("num_devices", [1, 4, 8, 16, 64])
@@ -167,16 +167,16 @@ def test_planning_for_other_gpus_leaves_the_estimate_alone(
     page.target.lineEdit().returnPressed.emit()
     qtbot.waitUntil(lambda: page.plan.is_complete, timeout=WAIT_MS)
     assert world.asked[-1]["arguments"][-2:] == ["--devices", "2 x A100-40GB"]
-    assert page.strip.stats[0].value == "2 x A100-40GB"
+    assert page.strip.figure[0].value == "2 x A100-40GB"
     assert world.plan.chosen is not None and world.plan.chosen.target == ""
     page.target.setEditText(OWN_DEVICES)
     page.target.lineEdit().returnPressed.emit()
-    assert page.plan is world.plan and page.strip.stats[1].value == "1.0 GiB"
+    assert page.plan is world.plan and page.strip.figure[1].value == "1.0 GiB"
 
 
 def test_everything_is_called_predicted(qtbot: QtBot, world: PlanWorld, page: PlanPage) -> None:
     answered(qtbot, world, page, [line("ddp", configured=True)])
-    assert page.strip.stats[0].label == "Predicted for"
+    assert page.strip.figure[0].label == "Predicted for"
     assert "predicted" in page.table.plan_model.figures[0].tooltip
 
 

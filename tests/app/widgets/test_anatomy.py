@@ -31,9 +31,9 @@ def chart(qtbot: QtBot) -> StepAnatomyChart:
 
 
 def at(chart: StepAnatomyChart, row: int, share: float) -> tuple[float, float]:
-    laid_out = chart._laid_out()
-    strip = laid_out.strip
-    return strip.left() + strip.width() * share, strip.top() + laid_out.row_height * (row + 0.5)
+    rows = chart._laid_out().rows
+    strip = rows.plot
+    return strip.left() + strip.width() * share, strip.top() + rows.row_height * (row + 0.5)
 
 
 def test_the_pointer_is_told_phase_microbatch_stage_time_and_bytes(chart: StepAnatomyChart) -> None:
@@ -67,7 +67,7 @@ def test_what_runs_under_a_phase_is_a_strip_along_its_bottom(chart: StepAnatomyC
     chart.set_figure(AnatomyFigure([AnatomyRow("GPU 0", spans)], 0.0, 1.0))
     x, y = at(chart, 0, 0.6)
     assert chart.tooltip_at(x, y).startswith("GPU 0 · backward")
-    assert "all-reduce" in chart.tooltip_at(x, y + chart._laid_out().row_height * 0.35)
+    assert "all-reduce" in chart.tooltip_at(x, y + chart._laid_out().rows.row_height * 0.35)
     assert chart._laid_out().busy == [pytest.approx(1.0)]
 
 
@@ -79,8 +79,8 @@ def test_a_device_that_told_nothing_is_unknown_and_not_idle(chart: StepAnatomyCh
 
 def test_sixteen_devices_fit(chart: StepAnatomyChart) -> None:
     chart.set_figure(AnatomyFigure([SCHEDULE.rows[0]] * 16, 0.0, 1.0))
-    laid_out = chart._laid_out()
-    assert laid_out.strip.bottom() <= chart.height() - 30 and laid_out.row_height > 4
+    rows = chart._laid_out().rows
+    assert rows.plot.bottom() <= chart.height() - 30 and rows.row_height > 4
     chart.grab()
 
 

@@ -10,12 +10,12 @@ from PySide6.QtWidgets import QLabel
 from pytestqt.qtbot import QtBot
 
 from rankdeck_app.theme import Theme
-from rankdeck_app.widgets.card import Card
+from rankdeck_app.widgets.card import ChartCard
 
 
 @pytest.fixture
-def card(qtbot: QtBot) -> Card:
-    card = Card("VRAM per device", Theme())
+def card(qtbot: QtBot) -> ChartCard:
+    card = ChartCard("VRAM per device", Theme())
     qtbot.addWidget(card)
     card.set_body(QLabel("body"), lambda: [("device", "bytes"), ("Virtual 0", 5)])
     card.set_subtitle("peak of step 3, MiB")
@@ -25,7 +25,7 @@ def card(qtbot: QtBot) -> Card:
     return card
 
 
-def test_exports_are_real_files(card: Card, tmp_path: Path) -> None:
+def test_exports_are_real_files(card: ChartCard, tmp_path: Path) -> None:
     card.export_png(tmp_path / "card.png")
     card.export_svg(tmp_path / "card.svg")
     card.export_csv(tmp_path / "card.csv")
@@ -35,17 +35,17 @@ def test_exports_are_real_files(card: Card, tmp_path: Path) -> None:
     assert (tmp_path / "card.csv").read_text(encoding="utf-8").splitlines() == ["device,bytes", "Virtual 0,5"]
 
 
-def test_an_export_that_cannot_be_written_says_so(card: Card, tmp_path: Path) -> None:
+def test_an_export_that_cannot_be_written_says_so(card: ChartCard, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="could not be written"):
         card.export_png(tmp_path / "no" / "card.png")
 
 
-def test_copy_puts_a_picture_on_the_clipboard(card: Card) -> None:
+def test_copy_puts_a_picture_on_the_clipboard(card: ChartCard) -> None:
     card.copy_picture()
     assert not QGuiApplication.clipboard().pixmap().isNull()
 
 
-def test_the_menu_offers_what_works(card: Card) -> None:
+def test_the_menu_offers_what_works(card: ChartCard) -> None:
     menu = card.build_menu()
     texts = [action.text() for action in menu.actions() if action.text()]
     assert texts == ["Copy as Picture", "Export PNG…", "Export SVG…", "Export CSV…"]
@@ -53,7 +53,7 @@ def test_the_menu_offers_what_works(card: Card) -> None:
 
 
 @pytest.mark.parametrize(("width", "expected"), [(600, "tensor bytes"), (340, "CPU rehearsal"), (160, "")])
-def test_the_source_is_shortened_and_never_half_a_word(card: Card, width: int, expected: str) -> None:
+def test_the_source_is_shortened_and_never_half_a_word(card: ChartCard, width: int, expected: str) -> None:
     card.resize(width, 200)
     shown = card._fitting_source(card.width() - 24 - 110)
     assert shown.startswith(expected) and (shown == "") == (expected == "")

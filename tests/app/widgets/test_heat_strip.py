@@ -22,7 +22,7 @@ def strip(qtbot: QtBot, shares: np.ndarray, values: list[float | None]) -> HeatS
 def test_a_step_is_sharp(qtbot: QtBot) -> None:
     shares = np.array([[0.0] * 50 + [1.0] * 50])
     heat = strip(qtbot, shares, [1.0])
-    box, _ = heat._strip()
+    box = heat._rows().plot
     image = heat.grab().toImage()
     row = [
         image.pixelColor(int(x), int(box.center().y()))
@@ -36,7 +36,8 @@ def test_a_step_is_sharp(qtbot: QtBot) -> None:
 def test_unknown_is_the_colour_of_the_card(qtbot: QtBot) -> None:
     shares = np.array([[np.nan] * 50 + [0.5] * 50, [np.nan] * 100])
     heat = strip(qtbot, shares, [0.5, None])
-    box, row_height = heat._strip()
+    rows = heat._rows()
+    box, row_height = rows.plot, rows.row_height
     image = heat.grab().toImage()
     card = QColor(Theme().color("rankdeck.card.background")).rgb()
     left = image.pixelColor(int(box.left() + 20), int(box.top() + row_height / 2))
@@ -46,7 +47,8 @@ def test_unknown_is_the_colour_of_the_card(qtbot: QtBot) -> None:
 
 def test_the_tooltip_tells_device_moment_and_reading(qtbot: QtBot) -> None:
     heat = strip(qtbot, np.array([[0.25] * 100, [np.nan] * 100]), [0.25, None])
-    box, row_height = heat._strip()
+    rows = heat._rows()
+    box, row_height = rows.plot, rows.row_height
     assert heat.tooltip_at(box.right() - 1, box.top() + 2) == "GPU 0, 0 s ago: 25 % busy"
     assert heat.tooltip_at(box.right() - 1, box.top() + 1.5 * row_height).endswith("not known")
     assert heat.tooltip_at(2, 2) == ""
@@ -54,5 +56,6 @@ def test_the_tooltip_tells_device_moment_and_reading(qtbot: QtBot) -> None:
 
 def test_sixteen_devices_fit(qtbot: QtBot) -> None:
     heat = strip(qtbot, np.full((16, 240), 0.5), [0.5] * 16)
-    box, row_height = heat._strip()
+    rows = heat._rows()
+    box, row_height = rows.plot, rows.row_height
     assert box.bottom() <= heat.height() and row_height > 4

@@ -10,7 +10,7 @@ from pytestqt.qtbot import QtBot
 
 from rankdeck_app.state.series import Series
 from rankdeck_app.theme import Theme
-from rankdeck_app.widgets.band_chart import BandChart, BandFigure, Limit
+from rankdeck_app.widgets.band_chart import BandChart, BandFigure, MemoryLimit
 from rankdeck_app.widgets.curve_plot import CurvePlot
 from rankdeck_app.widgets.zoom_plot import elapsed_label, padded_range, step_up
 
@@ -89,7 +89,7 @@ def test_an_empty_plot_says_what_it_waits_for(qtbot: QtBot) -> None:
     assert plot._awaited.isVisible() and "first step" in plot._awaited.toPlainText()
 
 
-def band(qtbot: QtBot, lead: float = 285, limits: tuple[Limit, ...] = ()) -> BandChart:
+def band(qtbot: QtBot, lead: float = 285, limits: tuple[MemoryLimit, ...] = ()) -> BandChart:
     histories = []
     for index in range(4):
         series = Series(4096, 1024)
@@ -119,7 +119,7 @@ def test_the_band_is_from_least_to_most_of_the_others(qtbot: QtBot) -> None:
 
 @pytest.mark.parametrize("lead", [80, 120, 285, 980])
 def test_labels_are_never_on_each_other(qtbot: QtBot, lead: float) -> None:
-    chart = band(qtbot, lead, (Limit("capacity 1 GiB", 1024 * MIB),))
+    chart = band(qtbot, lead, (MemoryLimit("capacity 1 GiB", 1024 * MIB),))
     per_pixel = chart.getViewBox().viewRange()[1][1] / chart.getViewBox().height()
     heights = sorted(
         label.pos().y() / per_pixel for label in (chart._lead_label, chart._rest_label, *chart._limit_labels)
@@ -128,7 +128,7 @@ def test_labels_are_never_on_each_other(qtbot: QtBot, lead: float) -> None:
 
 
 def test_the_capacity_is_in_sight(qtbot: QtBot) -> None:
-    chart = band(qtbot, limits=(Limit("capacity 1 GiB", 1024 * MIB),))
+    chart = band(qtbot, limits=(MemoryLimit("capacity 1 GiB", 1024 * MIB),))
     assert chart.getViewBox().viewRange()[1][1] > 1024 * MIB
 
 

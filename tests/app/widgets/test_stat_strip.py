@@ -10,14 +10,14 @@ from pytestqt.qtbot import QtBot
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.stat_strip import Stat, StatStrip
 
-STATS = [
+STATS = (
     Stat("Step", "1 / 12 000", "12 000 / 12 000"),
     Stat("Loss (EMA)", "2.2014", "88.8888"),
     Stat("Samples/s", "412", "88 888"),
     Stat("Elapsed", "06:41", "8:88:88"),
     Stat("ETA", "13:22", "8:88:88"),
     Stat("GPU 0 vs median of the others", "+38.7 GiB  (3.2×)", "+888.8 MiB  (8.8×)", is_hot=True),
-]
+)
 
 
 def strip(qtbot: QtBot, width: int = 1060) -> StatStrip:
@@ -25,15 +25,15 @@ def strip(qtbot: QtBot, width: int = 1060) -> StatStrip:
     qtbot.addWidget(widget)
     widget.resize(width, widget.height())
     widget.show()
-    widget.set_stats(STATS)
+    widget.set_figure(STATS)
     return widget
 
 
 def test_cells_stay_where_they_are_while_numbers_grow(qtbot: QtBot) -> None:
     widget = strip(qtbot)
     before = list(widget._cells)
-    grown = [replace(stat, value=stat.widest) for stat in STATS]
-    widget.set_stats(grown)
+    grown = tuple(replace(stat, value=stat.widest) for stat in STATS)
+    widget.set_figure(grown)
     assert widget._cells == before
 
 
@@ -50,7 +50,7 @@ def test_amber_is_only_for_the_hot_cell(qtbot: QtBot) -> None:
     image = widget.grab().toImage()
     columns = [x for x in range(image.width()) for y in range(image.height()) if image.pixel(x, y) == amber]
     assert columns and min(columns) >= widget._cells[-1].left()
-    widget.set_stats([*STATS[:-1], replace(STATS[-1], is_hot=False)])
+    widget.set_figure((*STATS[:-1], replace(STATS[-1], is_hot=False)))
     image = widget.grab().toImage()
     assert all(image.pixel(x, y) != amber for x in range(image.width()) for y in range(image.height()))
 

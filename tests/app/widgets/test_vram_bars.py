@@ -88,7 +88,7 @@ def test_rows_and_columns_stay_inside_and_apart(qtbot: QtBot, num_devices: int, 
     assert columns.bar_height < columns.row_height
     assert columns.top + columns.row_height * num_devices <= bars.height()
     assert columns.bar_left < columns.number_left < columns.ratio_left <= bars.width()
-    lefts = [left for row in bars._legend_rows() for _, left in row]
+    lefts = [left for row in bars._legend_lines() for _, left in row]
     assert all(left < bars.width() for left in lefts)
 
 

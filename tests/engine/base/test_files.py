@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from rankdeck.base.files import write_whole
+from rankdeck.base.files import read_toml, write_whole
 
 
 def test_a_file_is_written_with_its_folders_and_nothing_beside_it(tmp_path: Path) -> None:
@@ -21,3 +22,61 @@ def test_a_refused_write_leaves_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         write_whole(path, "text")
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_bytes_and_what_a_function_fills_are_written_too(tmp_path: Path) -> None:
+    path = tmp_path / "c.bin"
+    write_whole(path, b"\x00\x01", sync=True)
+    assert path.read_bytes() == b"\x00\x01"
+    write_whole(path, lambda target: target.write_text("filled"))
+    assert path.read_text() == "filled"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_fill_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    write_whole(path, "old")
+
+    def fill(target: Path) -> None:
+        target.write_text("half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError):
+        write_whole(path, fill)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_is_made_only_where_it_may_be(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        write_whole(tmp_path / "none" / "c.toml", "text", make_folder=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_links_are_followed_and_pipes_written_into(tmp_path: Path) -> None:
+    link, target, pipe = tmp_path / "link", tmp_path / "target", tmp_path / "pipe"
+    link.symlink_to(target)
+    write_whole(link, "text")
+    assert link.is_symlink() and target.read_text() == "text"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_whole(pipe, b"bytes")
+        assert os.read(reader, 100) == b"bytes"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+
+
+def test_toml_is_read_with_or_without_a_mark_and_errors_are_the_callers(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_bytes(b"\xef\xbb\xbfa = 1\n")
+    assert read_toml(path) == {"a": 1}
+    path.write_bytes(b"a = \xff")
+    with pytest.raises(ValueError):
+        read_toml(path)
+    path.write_text("a = ")
+    with pytest.raises(ValueError):
+        read_toml(path)
+    with pytest.raises(OSError):
+        read_toml(tmp_path / "none.toml")

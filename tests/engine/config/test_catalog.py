@@ -14,7 +14,7 @@ from rankdeck.config.catalog import (
     OPTIMIZERS,
     SCHEDULES,
     STRATEGIES,
-    Card,
+    CatalogCard,
     DdpOptions,
     GptArgs,
     MlpArgs,
@@ -22,19 +22,19 @@ from rankdeck.config.catalog import (
     option_fields,
 )
 
-TABLES: list[Mapping[str, Card]] = [STRATEGIES, MODELS, DATA, LOSSES, OPTIMIZERS, SCHEDULES]
+TABLES: list[Mapping[str, CatalogCard]] = [STRATEGIES, MODELS, DATA, LOSSES, OPTIMIZERS, SCHEDULES]
 CARDS = [card for table in TABLES for card in table.values()]
 
 
 @pytest.mark.parametrize("card", CARDS, ids=lambda card: f"{card.target}")
-def test_every_card_points_at_a_module_and_speaks_in_short_words(card: Card) -> None:
+def test_every_card_points_at_a_module_and_speaks_in_short_words(card: CatalogCard) -> None:
     module = card.target.partition(":")[0]
     assert importlib.util.find_spec(module) is not None
     assert card.title and card.summary and len(card.hint.split()) <= 4
 
 
 @pytest.mark.parametrize("card", STRATEGIES.values(), ids=lambda card: card.name)
-def test_every_strategy_loads_and_answers_the_four_questions(card: Card) -> None:
+def test_every_strategy_loads_and_answers_the_four_questions(card: CatalogCard) -> None:
     assert callable(card.load())
     strategy = STRATEGIES[card.name]
     assert all((strategy.lives, strategy.sends, strategy.wins, strategy.breaks))

@@ -15,18 +15,18 @@ import pytest
 from rankdeck.base.errors import DeviceError, MachineError
 from rankdeck.base.leases import lease_holder, lease_path
 from rankdeck.launch.choose import choose_devices
-from rankdeck.telemetry.listing import Gpu, GpuProcess
+from rankdeck.telemetry.listing import GpuProcess, GpuStatus
 from tests.helpers.launching import small_config
 
 GIB = 2**30
 
 
-def gpu(index: int, *processes: GpuProcess) -> Gpu:
-    return Gpu(index, f"GPU-0000000{index}", "H100", 80 * GIB, 0, processes=list(processes))
+def gpu(index: int, *processes: GpuProcess) -> GpuStatus:
+    return GpuStatus(index, f"GPU-0000000{index}", "H100", 80 * GIB, 0, processes=list(processes))
 
 
 @pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch) -> list[Gpu]:
+def gpus(monkeypatch: pytest.MonkeyPatch) -> list[GpuStatus]:
     """The machine's GPUs; a test may change the list."""
     found = [gpu(0), gpu(1), gpu(2)]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -64,13 +64,13 @@ def test_virtual_devices_have_the_pretended_capacity_and_no_lease(tmp_path: Path
     assert not choice.leases
 
 
-def test_gpus_are_chosen_by_index_uuid_or_all(tmp_path: Path, gpus: list[Gpu]) -> None:
+def test_gpus_are_chosen_by_index_uuid_or_all(tmp_path: Path, gpus: list[GpuStatus]) -> None:
     assert chosen(tmp_path, "gpu:2,0") == ["GPU-00000002", "GPU-00000000"]
     assert chosen(tmp_path, "gpu:GPU-00000001,0") == ["GPU-00000001", "GPU-00000000"]
     assert chosen(tmp_path, "gpu:all", train={"global_batch": 30}) == [found.uuid for found in gpus]
 
 
-def test_an_unknown_gpu_is_refused_with_what_is_there(tmp_path: Path, gpus: list[Gpu]) -> None:
+def test_an_unknown_gpu_is_refused_with_what_is_there(tmp_path: Path, gpus: list[GpuStatus]) -> None:
     with pytest.raises(DeviceError) as caught:
         chosen(tmp_path, "gpu:0,7")
     assert "There is no GPU 7" in caught.value.message
@@ -79,7 +79,7 @@ def test_an_unknown_gpu_is_refused_with_what_is_there(tmp_path: Path, gpus: list
         chosen(tmp_path, "gpu:0,GPU-00000000")
 
 
-def test_a_leased_gpu_is_refused_and_left_out_by_auto(tmp_path: Path, gpus: list[Gpu]) -> None:
+def test_a_leased_gpu_is_refused_and_left_out_by_auto(tmp_path: Path, gpus: list[GpuStatus]) -> None:
     with leased("GPU-00000001", "/runs/other-run"):
         assert lease_holder("GPU-00000001") == "/runs/other-run"
         with pytest.raises(DeviceError, match="used by the run other-run") as caught:
@@ -89,7 +89,7 @@ def test_a_leased_gpu_is_refused_and_left_out_by_auto(tmp_path: Path, gpus: list
     assert lease_holder("GPU-00000001") is None
 
 
-def test_a_foreign_process_is_a_warning_and_left_out_by_auto(tmp_path: Path, gpus: list[Gpu]) -> None:
+def test_a_foreign_process_is_a_warning_and_left_out_by_auto(tmp_path: Path, gpus: list[GpuStatus]) -> None:
     gpus[0] = gpu(0, GpuProcess(4711, "python", 3 * GIB))
     gpus[2] = gpu(2, GpuProcess(4712, "Xorg", GIB, kind="graphics"))
     choice = choose_devices(small_config(tmp_path, {"devices": {"use": "gpu:0,2"}}))
@@ -100,7 +100,7 @@ def test_a_foreign_process_is_a_warning_and_left_out_by_auto(tmp_path: Path, gpu
 
 
 def test_memory_that_nobody_named_holds_is_a_warning_and_left_out_by_auto(
-    tmp_path: Path, gpus: list[Gpu]
+    tmp_path: Path, gpus: list[GpuStatus]
 ) -> None:
     gpus[0] = replace(gpu(0), used_bytes=6 * GIB)
     gpus[1] = replace(gpu(1, GpuProcess(1, "Xorg", 2 * GIB, kind="graphics")), used_bytes=2 * GIB)
@@ -110,21 +110,23 @@ def test_memory_that_nobody_named_holds_is_a_warning_and_left_out_by_auto(
 
 
 def test_auto_rehearses_on_two_where_no_gpu_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_driver() -> list[Gpu]:
+    def no_driver() -> list[GpuStatus]:
         raise MachineError("No NVIDIA driver found.")
 
     monkeypatch.setattr("rankdeck.launch.choose.list_gpus", no_driver)
     assert chosen(tmp_path, "auto") == ["Virtual 0", "Virtual 1"]
 
 
-def test_single_takes_the_first_of_several_and_says_so(tmp_path: Path, gpus: list[Gpu]) -> None:
+def test_single_takes_the_first_of_several_and_says_so(tmp_path: Path, gpus: list[GpuStatus]) -> None:
     tables = {"devices": {"use": "gpu:all"}, "strategy": {"use": "single"}}
     choice = choose_devices(small_config(tmp_path, tables))
     assert [info.uuid for info in choice.devices] == ["GPU-00000000"] and len(choice.leases) == 1
     assert "2 more devices are left out" in choice.warnings[0].message
 
 
-def test_a_mig_instance_is_chosen_by_its_uuid_and_its_gpu_is_refused(tmp_path: Path, gpus: list[Gpu]) -> None:
+def test_a_mig_instance_is_chosen_by_its_uuid_and_its_gpu_is_refused(
+    tmp_path: Path, gpus: list[GpuStatus]
+) -> None:
     gpus[0] = replace(gpu(0), mig=True)
     gpus.insert(1, replace(gpu(0), uuid="MIG-0000000a", parent="GPU-00000000"))
     gpus.insert(2, replace(gpu(0), uuid="MIG-0000000b", parent="GPU-00000000"))
@@ -138,14 +140,14 @@ def test_a_mig_instance_is_chosen_by_its_uuid_and_its_gpu_is_refused(tmp_path: P
         assert chosen(tmp_path, use) == ["GPU-00000001", "GPU-00000002"]
 
 
-def test_a_lost_gpu_is_refused_and_left_out(tmp_path: Path, gpus: list[Gpu]) -> None:
+def test_a_lost_gpu_is_refused_and_left_out(tmp_path: Path, gpus: list[GpuStatus]) -> None:
     gpus[1] = replace(gpu(1), state="lost", used_bytes=None)
     with pytest.raises(DeviceError, match="is lost: the driver"):
         chosen(tmp_path, "gpu:0,1")
     assert chosen(tmp_path, "gpu:all") == ["GPU-00000000", "GPU-00000002"]
 
 
-def test_simulated_gpus_are_refused_and_auto_rehearses(tmp_path: Path, gpus: list[Gpu]) -> None:
+def test_simulated_gpus_are_refused_and_auto_rehearses(tmp_path: Path, gpus: list[GpuStatus]) -> None:
     gpus[:] = [replace(found, simulated=True) for found in gpus]
     for use in ("gpu:0", "gpu:all"):
         with pytest.raises(DeviceError, match="simulated"):
@@ -155,7 +157,7 @@ def test_simulated_gpus_are_refused_and_auto_rehearses(tmp_path: Path, gpus: lis
 
 @pytest.mark.parametrize("value", ["2,0", "GPU-00000002,GPU-00000000", "2,0,9,1"])
 def test_auto_and_all_keep_to_the_visible_devices(
-    tmp_path: Path, gpus: list[Gpu], monkeypatch: pytest.MonkeyPatch, value: str
+    tmp_path: Path, gpus: list[GpuStatus], monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     for use in ("auto", "gpu:all"):
@@ -164,7 +166,7 @@ def test_auto_and_all_keep_to_the_visible_devices(
 
 
 def test_no_visible_device_is_none_for_auto_and_an_error_for_all(
-    tmp_path: Path, gpus: list[Gpu], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, gpus: list[GpuStatus], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert chosen(tmp_path, "auto") == ["Virtual 0", "Virtual 1"]
@@ -173,7 +175,7 @@ def test_no_visible_device_is_none_for_auto_and_an_error_for_all(
 
 
 def test_numbers_in_an_order_that_only_cuda_knows_are_refused(
-    tmp_path: Path, gpus: list[Gpu], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, gpus: list[GpuStatus], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpus[0] = replace(gpu(0), name="RTX 4090")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")

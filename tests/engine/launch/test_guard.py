@@ -15,11 +15,11 @@ import pytest
 from rankdeck.launch import choose
 from rankdeck.launch.control import NotRunningError, request_stop, wait_ended
 from rankdeck.launch.leftovers import end_leftovers
-from rankdeck.launch.processes import processes_of_run
 from rankdeck.launch.start import _start_guard
 from rankdeck.rundir import RunDir, create, list_runs
 from tests.helpers import launching
 from tests.helpers.launching import FAKE_WORKER, launch, launch_attached, supervisor_pid, wait_for_ranks
+from tests.helpers.processes import processes_of_run
 from tests.helpers.waiting import wait_until
 
 # A run takes about 3 s to begin on two cores; a kill may come before, in the middle or after.

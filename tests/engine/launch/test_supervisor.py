@@ -16,11 +16,11 @@ from rankdeck import events
 from rankdeck.diagnose.hang import parse_stack
 from rankdeck.launch import choose
 from rankdeck.launch.control import request_stop
-from rankdeck.launch.processes import processes_of_run
 from rankdeck.launch.start import _start_guard
 from rankdeck.rundir import RunDir, create
 from tests.helpers import launching
 from tests.helpers.launching import FAKE_WORKER, launch, supervisor_pid, wait_for_ranks
+from tests.helpers.processes import processes_of_run
 from tests.helpers.waiting import wait_until
 
 

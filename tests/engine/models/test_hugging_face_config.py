@@ -10,7 +10,7 @@ import pytest
 from rankdeck.base.errors import ModelError
 from rankdeck.config import from_text
 from rankdeck.models import hugging_face
-from rankdeck.planner.fake_pass import Question, fake_pass
+from rankdeck.planner.fake_pass import PassRequest, fake_pass
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 pytestmark = [
@@ -54,7 +54,7 @@ strategy = {{ use = "{strategy}" }}
 devices = {{ use = "cpu:2" }}
 train = {{ global_batch = 4 }}
 """
-    found = fake_pass(Question(from_text(text, folder=config_json.parent), 2, like_cuda=True))
+    found = fake_pass(PassRequest(from_text(text, folder=config_json.parent), 2, like_cuda=True))
     assert all(device.peak_bytes > 0 for device in found.devices.values())
 
 

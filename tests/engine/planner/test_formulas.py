@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rankdeck.config import RunConfig, from_text
-from rankdeck.planner.fake_pass import Found, Question, fake_pass
+from rankdeck.planner.fake_pass import PassRequest, PassResult, fake_pass
 from tests.helpers import eager_gpt
 
 EAGER = Path(eager_gpt.__file__)
@@ -25,17 +25,17 @@ def config(text: str) -> RunConfig:
     return from_text(text, folder=Path.cwd())
 
 
-def eager(layers: int, batch: int) -> Found:
+def eager(layers: int, batch: int) -> PassResult:
     text = f"""
 model = {{ use = "{EAGER}:build", args = {{ layers = {layers} }} }}
 data = {{ use = "{EAGER}:tokens" }}
 train = {{ global_batch = {batch}, optimizer = {{ use = "sgd" }} }}
 """
-    return fake_pass(Question(config(text), 1, like_cuda=True))
+    return fake_pass(PassRequest(config(text), 1, like_cuda=True))
 
 
 def test_gpt2_in_fp32_with_adamw_takes_sixteen_bytes_per_parameter() -> None:
-    kept = fake_pass(Question(config(GPT2), 1, like_cuda=True)).devices[0].live_by_kind
+    kept = fake_pass(PassRequest(config(GPT2), 1, like_cuda=True)).devices[0].live_by_kind
     assert kept["parameters"] == 4 * GPT2_PARAMETERS
     assert kept["parameters"] + kept["gradients"] + kept["optimizer"] == 16 * GPT2_PARAMETERS
 

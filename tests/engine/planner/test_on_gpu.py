@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from rankdeck.config.gpu_models import GpuModel, find_gpu
-from rankdeck.planner.answer import line_of, pass_rank, ranks_to_pass
-from rankdeck.planner.rows import Row
+from rankdeck.planner.candidates import Candidate
+from rankdeck.planner.figures import line_of, plan_rank, ranks_to_plan
 from rankdeck.planner.targets import Target, TargetDevice
 from tests.helpers import gpu_peaks
 
@@ -53,11 +53,11 @@ def test_peaks_are_as_planned(name: str, precision: str, capsys: pytest.CaptureF
     total_bytes = torch.cuda.get_device_properties(0).total_memory
     gpu = find_gpu(torch.cuda.get_device_name(0), total_bytes) or GpuModel("GPU", total_bytes)
     target = Target("one GPU", (TargetDevice(gpu.name, total_bytes, 0, gpu),) * NUM_RANKS, like_cuda=True)
-    row = Row(strategy, dict(options))
+    row = Candidate(strategy, dict(options))
     config = row.config(gpu_peaks.config(precision), target)
-    ranks = ranks_to_pass(config, NUM_RANKS)
+    ranks = ranks_to_plan(config, NUM_RANKS)
     rank = ranks[-1]
-    passed = {rank: pass_rank(config, rank, target)}
+    passed = {rank: plan_rank(config, rank, target)}
     assert passed[rank].reason is None, passed[rank].reason
     planned = line_of(row, config, target, dict.fromkeys(range(NUM_RANKS), passed[rank])).devices[0]
     found = measured(json.dumps([strategy, options]), rank, precision)

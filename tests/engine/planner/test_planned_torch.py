@@ -8,13 +8,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rankdeck.config import from_text
-from rankdeck.planner.answer import pass_rank
-from rankdeck.planner.fake_pass import Question, fake_pass
-from rankdeck.planner.planned_torch import Values, planned
+from rankdeck.planner.fake_pass import PassRequest, fake_pass
+from rankdeck.planner.figures import plan_rank
+from rankdeck.planner.planned_torch import planned
 from rankdeck.planner.targets import Target, TargetDevice
+from rankdeck.planner.values import Values
+from rankdeck.torch_compat.fake_tensors import FakeTensorMode
 
 DDP = """
 model = { use = "mlp" }
@@ -79,7 +80,7 @@ def test_values_are_told_to_the_loop_and_not_to_the_model() -> None:
 
 def test_under_fp16_the_scaler_lets_the_optimizer_step() -> None:
     text = DDP.replace("cpu:2", "gpu:0,1") + 'train = { precision = "fp16", optimizer = { use = "adamw" } }'
-    found = fake_pass(Question(from_text(text, folder=Path.cwd()), 2, like_cuda=True)).devices[0]
+    found = fake_pass(PassRequest(from_text(text, folder=Path.cwd()), 2, like_cuda=True)).devices[0]
     kept = found.live_by_kind
     assert kept["optimizer"] == 2 * kept["parameters"] > 0
 
@@ -99,13 +100,13 @@ def test_where_ddp_cannot_be_followed_singles_figures_take_its_place(
     def moved(*_: object, **__: object) -> None:
         raise AttributeError("reducer")
 
-    monkeypatch.setattr("rankdeck.planner.planned_torch._PlannedDdp.__init__", moved)
+    monkeypatch.setattr("rankdeck.torch_compat.ddp.PlannedDdp.__init__", moved)
     config = from_text(DDP, folder=Path.cwd())
     target = Target("rehearsal", (TargetDevice(None, None),) * 2, like_cuda=False)
-    found = pass_rank(config, 0, target)
+    found = plan_rank(config, 0, target)
     assert "single's figures" in found.notes[0]
     device = found.devices[0]
     assert device.by_kind["communication"] == device.by_kind["parameters"] > 0
     monkeypatch.undo()
-    followed = fake_pass(Question(config, 2)).devices[0]
+    followed = fake_pass(PassRequest(config, 2)).devices[0]
     assert device.active_bytes == pytest.approx(followed.peak_bytes, rel=0.05)

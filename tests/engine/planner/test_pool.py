@@ -9,9 +9,9 @@ import pytest
 
 from rankdeck.config import RunConfig, from_text
 from rankdeck.config.gpu_models import GpuModel
-from rankdeck.planner.answer import Passed, pass_rank
-from rankdeck.planner.pool import answers
-from rankdeck.planner.rows import Row, rows_for
+from rankdeck.planner.candidates import Candidate, candidates_for
+from rankdeck.planner.figures import RankNeeds, plan_rank
+from rankdeck.planner.pool import plan_lines_of
 from rankdeck.planner.targets import Target, TargetDevice
 from tests.helpers import eager_gpt
 
@@ -39,7 +39,7 @@ train = {{ global_batch = 16 }}
 
 
 def test_a_crash_and_a_time_out_are_lines_and_the_others_stand() -> None:
-    def passing(config: RunConfig, rank: int, target: Target) -> Passed:
+    def planner(config: RunConfig, rank: int, target: Target) -> RankNeeds:
         if config.strategy.use == "dp":
             import os
             import signal
@@ -47,11 +47,12 @@ def test_a_crash_and_a_time_out_are_lines_and_the_others_stand() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         if config.strategy.use == "model":
             time.sleep(60)
-        return pass_rank(config, rank, target)
+        return plan_rank(config, rank, target)
 
-    rows = [Row("dp"), Row("model"), Row("single")]
+    rows = [Candidate("dp"), Candidate("model"), Candidate("single")]
     found = {
-        line.strategy: line for line in answers(config(), rows, REHEARSAL, timeout_s=8.0, passing=passing)
+        line.strategy: line
+        for line in plan_lines_of(config(), rows, REHEARSAL, timeout_s=8.0, planner=planner)
     }
     assert found["dp"].verdict == "cannot" and "SIGKILL" in (found["dp"].reason or "")
     assert found["model"].verdict == "cannot" and "no answer after 8 s" in (found["model"].reason or "")
@@ -59,28 +60,30 @@ def test_a_crash_and_a_time_out_are_lines_and_the_others_stand() -> None:
 
 
 def test_a_factory_that_kills_its_process_is_one_line() -> None:
-    (line,) = answers(own("dying"), [Row("single")], REHEARSAL)
+    (line,) = plan_lines_of(own("dying"), [Candidate("single")], REHEARSAL)
     assert line.verdict == "cannot" and "SIGKILL" in (line.reason or "")
 
 
 def test_a_factory_that_leaves_without_a_word_is_one_line() -> None:
-    (line,) = answers(own("leaving"), [Row("single")], REHEARSAL)
+    (line,) = plan_lines_of(own("leaving"), [Candidate("single")], REHEARSAL)
     assert line.verdict == "cannot" and "without an answer (exit code 0)" in (line.reason or "")
 
 
 def test_what_is_left_out_makes_a_line_a_bound() -> None:
-    (line,) = answers(own("reading"), [Row("single")], REHEARSAL)
+    (line,) = plan_lines_of(own("reading"), [Candidate("single")], REHEARSAL)
     assert line.is_bound and line.devices[0].active_bytes > 0 and "LSTM" in (line.reason or "")
-    compressed = Row("ddp", {"compress": "powersgd"})
-    (line,) = answers(config(), [compressed], REHEARSAL)
+    compressed = Candidate("ddp", {"compress": "powersgd"})
+    (line,) = plan_lines_of(config(), [compressed], REHEARSAL)
     assert line.is_bound and line.devices and "compresses" in (line.reason or "")
-    (line,) = answers(config(), [Row("ddp", {"compress": "powersgd", "sync": "ring"})], REHEARSAL)
+    (line,) = plan_lines_of(config(), [Candidate("ddp", {"compress": "powersgd", "sync": "ring"})], REHEARSAL)
     assert line.verdict == "fits" and not line.is_bound
 
 
 def test_compile_is_refused_where_a_run_refuses_it_and_left_out_elsewhere() -> None:
     base = config(MLP.replace("global_batch = 16", "global_batch = 16, compile = true"))
-    found = {line.strategy: line for line in answers(base, [Row("fsdp"), Row("ddp")], REHEARSAL)}
+    found = {
+        line.strategy: line for line in plan_lines_of(base, [Candidate("fsdp"), Candidate("ddp")], REHEARSAL)
+    }
     assert found["fsdp"].verdict == "cannot" and "train.compile" in (found["fsdp"].reason or "")
     assert found["ddp"].verdict == "fits" and "train.compile is left out" in found["ddp"].notes[-1]
 
@@ -89,20 +92,23 @@ def test_slices_of_unequal_length_are_each_planned() -> None:
     """9 rows over 8 ranks are 2, 2, 2, 2, 1, and then nothing."""
     base = config(MLP.replace('"mlp" }', '"mlp", args = { hidden = [9] } }'))
     target = Target("rehearsal", (TargetDevice(None, None),) * 8, like_cuda=False)
-    (line,) = answers(base, [Row("fsdp")], target)
+    (line,) = plan_lines_of(base, [Candidate("fsdp")], target)
     held = [device.by_kind["optimizer"] for device in line.devices]
     assert held[0] == held[3] > held[4] > held[5] == held[7]
 
 
 def test_a_refused_combination_is_a_line_with_the_reason() -> None:
     base = from_text(MLP.replace("16", "15"), folder=Path.cwd())
-    found = {line.strategy: line for line in answers(base, [Row("ddp"), Row("single")], REHEARSAL)}
+    found = {
+        line.strategy: line
+        for line in plan_lines_of(base, [Candidate("ddp"), Candidate("single")], REHEARSAL)
+    }
     assert found["ddp"].verdict == "cannot" and "does not divide" in (found["ddp"].reason or "")
     assert found["single"].verdict == "fits"
 
 
 def test_a_model_that_looks_at_values_says_where_and_gives_what_is_certain() -> None:
-    (line,) = answers(own("asking"), [Row("single")], REHEARSAL)
+    (line,) = plan_lines_of(own("asking"), [Candidate("single")], REHEARSAL)
     assert line.verdict == "cannot" and line.is_bound
     assert "reads the value of a tensor" in (line.reason or "") and "eager_gpt.py" in (line.reason or "")
     numel = 64 * 10 + 10
@@ -113,17 +119,17 @@ def test_a_model_that_looks_at_values_says_where_and_gives_what_is_certain() -> 
 def test_what_is_too_much_for_certain_does_not_fit() -> None:
     gpu = GpuModel("tiny", 2**20)
     target = Target("1 x tiny", (TargetDevice("tiny", 2**20, 0, gpu),), like_cuda=True)
-    (line,) = answers(own("asking"), [Row("single")], target)
+    (line,) = plan_lines_of(own("asking"), [Candidate("single")], target)
     assert line.verdict == "does-not-fit"
 
 
 def test_rows_come_once_with_the_configurations_own_first() -> None:
     base = from_text(MLP + 'strategy = { use = "pipeline", schedule = "gpipe" }', folder=Path.cwd())
-    rows = rows_for(base, None, 4)
+    rows = candidates_for(base, None, 4)
     assert rows[0].configured and rows[0].label == "pipeline, schedule = gpipe"
     labels = [row.label for row in rows]
     assert len(set(labels)) == len(labels) and "single" in labels
-    assert {row.strategy for row in rows_for(base, "ddp,dp", 4)} == {"ddp", "dp"}
+    assert {row.strategy for row in candidates_for(base, "ddp,dp", 4)} == {"ddp", "dp"}
 
 
 @pytest.mark.parametrize("name", ["dpp", "all,dp"])
@@ -131,4 +137,4 @@ def test_an_unknown_strategy_is_refused(name: str) -> None:
     from rankdeck.base.errors import ConfigError
 
     with pytest.raises(ConfigError, match="is not a strategy"):
-        rows_for(config(), name, 4)
+        candidates_for(config(), name, 4)

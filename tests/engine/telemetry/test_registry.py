@@ -10,12 +10,12 @@ from rankdeck.telemetry.readings import (
     Device,
     DeviceProcesses,
     DeviceReadings,
-    Devices,
-    Notice,
-    Processes,
+    DevicesLine,
+    NoticeLine,
+    ProcessesLine,
     ProcessUse,
     Reading,
-    Sample,
+    SampleLine,
     decode,
     encode,
     throttle_words,
@@ -29,8 +29,8 @@ def gpu(index: int, **more: object) -> Device:
     return Device(uuid=f"GPU-{index}", index=index, name="H100", total_bytes=80 * GIB, **more)  # type: ignore[arg-type]
 
 
-def sample(uuid: str, **readings: Reading) -> Sample:
-    return Sample(t=10.0, devices=[DeviceReadings(uuid, readings)])
+def sample(uuid: str, **readings: Reading) -> SampleLine:
+    return SampleLine(t=10.0, devices=[DeviceReadings(uuid, readings)])
 
 
 def shown(*lines: AnyLine) -> DeviceRegistry:
@@ -43,10 +43,10 @@ def shown(*lines: AnyLine) -> DeviceRegistry:
 @pytest.mark.parametrize(
     "line",
     [
-        Devices(t=1.0, devices=[gpu(0, lost_at=3.0), gpu(1)], driver="580.1", simulated=True),
+        DevicesLine(t=1.0, devices=[gpu(0, lost_at=3.0), gpu(1)], driver="580.1", simulated=True),
         sample("GPU-0", used_bytes=Reading(5, unit="B"), fan=Reading(state="unsupported")),
-        Processes(t=1.0, devices=[DeviceProcesses("GPU-0", [ProcessUse(7, None, None, foreign=True)])]),
-        Notice(t=1.0, code="xid", message="XID 79", uuid="GPU-0", xid=79),
+        ProcessesLine(t=1.0, devices=[DeviceProcesses("GPU-0", [ProcessUse(7, None, None, foreign=True)])]),
+        NoticeLine(t=1.0, code="xid", message="XID 79", uuid="GPU-0", xid=79),
     ],
 )
 def test_every_line_comes_back_as_it_was(line: AnyLine) -> None:
@@ -62,7 +62,7 @@ def test_lines_of_a_later_version_are_passed_over() -> None:
 
 def test_a_reading_turns_stale_by_itself_and_keeps_its_last_value() -> None:
     registry = shown(
-        Devices(t=1.0, devices=[gpu(0)]), sample("GPU-0", used_bytes=Reading(5, unit="B", age_s=0.5))
+        DevicesLine(t=1.0, devices=[gpu(0)]), sample("GPU-0", used_bytes=Reading(5, unit="B", age_s=0.5))
     )
     fresh = registry.reading("GPU-0", "used_bytes", 100.25)
     assert (fresh.value, fresh.state, fresh.age_s) == (5, "value", 0.75)
@@ -72,36 +72,38 @@ def test_a_reading_turns_stale_by_itself_and_keeps_its_last_value() -> None:
 
 
 def test_what_was_never_read_is_no_number() -> None:
-    registry = shown(Devices(t=1.0, devices=[gpu(0)]), sample("GPU-0", fan=Reading(state="unsupported")))
+    registry = shown(DevicesLine(t=1.0, devices=[gpu(0)]), sample("GPU-0", fan=Reading(state="unsupported")))
     assert registry.reading("GPU-0", "power_w", 100.0).value is None
     assert registry.reading("GPU-0", "fan", 900.0).state == "unsupported"
     assert registry.processes("GPU-0").processes is None
 
 
 def test_a_gpu_that_vanished_stays_as_lost_with_the_time() -> None:
-    registry = shown(Devices(t=1.0, devices=[gpu(0), gpu(1)]), Devices(t=7.0, devices=[gpu(1)]))
+    registry = shown(DevicesLine(t=1.0, devices=[gpu(0), gpu(1)]), DevicesLine(t=7.0, devices=[gpu(1)]))
     assert [(device.uuid, device.lost_at) for device in registry.devices] == [("GPU-0", 7.0), ("GPU-1", None)]
-    registry.feed(Devices(t=9.0, devices=[gpu(0), gpu(1)]), 100.0)
+    registry.feed(DevicesLine(t=9.0, devices=[gpu(0), gpu(1)]), 100.0)
     assert [device.lost_at for device in registry.devices] == [None, None]
 
 
 def test_a_lost_gpu_has_no_true_reading_and_its_instances_are_lost_with_it() -> None:
     part = Device(uuid="MIG-0", index=0, name="H100 MIG 1g.10gb", parent="GPU-0")
     registry = shown(
-        Devices(t=1.0, devices=[gpu(0, mig=True), gpu(1), part]),
+        DevicesLine(t=1.0, devices=[gpu(0, mig=True), gpu(1), part]),
         sample("GPU-0", used_bytes=Reading(5)),
-        Notice(t=2.0, code="lost", message="GPU 0 is lost.", uuid="GPU-0"),
+        NoticeLine(t=2.0, code="lost", message="GPU 0 is lost.", uuid="GPU-0"),
     )
     assert [device.uuid for device in registry.devices] == ["GPU-0", "MIG-0", "GPU-1"]
     assert [device.lost_at for device in registry.devices] == [2.0, 2.0, None]
     assert registry.reading("GPU-0", "used_bytes", 100.0).state == "stale"
-    registry.feed(Notice(t=3.0, code="back", message="GPU 0 is back.", uuid="GPU-0"), 100.0)
+    registry.feed(NoticeLine(t=3.0, code="back", message="GPU 0 is back.", uuid="GPU-0"), 100.0)
     assert registry.value("GPU-0", "used_bytes", 100.0) == 5
 
 
 def test_an_undone_mig_split_is_not_a_lost_gpu() -> None:
     part = Device(uuid="MIG-0", index=0, name="H100 MIG 1g.10gb", parent="GPU-0")
-    registry = shown(Devices(t=1.0, devices=[gpu(0, mig=True), part]), Devices(t=2.0, devices=[gpu(0)]))
+    registry = shown(
+        DevicesLine(t=1.0, devices=[gpu(0, mig=True), part]), DevicesLine(t=2.0, devices=[gpu(0)])
+    )
     assert [device.uuid for device in registry.devices] == ["GPU-0"]
 
 

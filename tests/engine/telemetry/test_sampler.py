@@ -10,7 +10,7 @@ import pytest
 
 from rankdeck.base.leases import lease_path
 from rankdeck.telemetry import sampler_process
-from rankdeck.telemetry.readings import METRICS, PROCESSES_HZ, Devices
+from rankdeck.telemetry.readings import METRICS, PROCESSES_HZ, DevicesLine
 from rankdeck.telemetry.sampler_process import SamplerProcess
 from tests.engine.telemetry.conftest import MakeGpus
 from tests.helpers.cli import rankdeck, start_rankdeck
@@ -67,11 +67,11 @@ def test_a_gpu_lost_in_mid_run_stays_with_the_time_and_the_others_go_on(make_gpu
         stream.wait(lambda board: board.devices[3].lost_at, "the loss")
         (notice,) = stream.notices("lost")
         assert (notice.uuid, notice.severity) == (gpus.uuid(3), "error") and "GPU 3" in notice.message
-        assert stream.board.devices[3].lost_at == pytest.approx(lost_at, abs=2)
+        assert stream.registry.devices[3].lost_at == pytest.approx(lost_at, abs=2)
         assert stream.reading(gpus.uuid(3), "used_bytes").state == "stale"
         gpus.device(5).used = 9 * GIB
         stream.wait_for_bytes(gpus.uuid(5), 9 * GIB)
-        assert len(stream.board.devices) == 8
+        assert len(stream.registry.devices) == 8
 
 
 def test_a_slow_call_ages_what_is_shown_and_is_made_less_often(gpus: SimulatedGpus) -> None:
@@ -107,7 +107,7 @@ def test_a_killed_sampler_begins_again_with_the_devices_that_there_are_then(make
         gpus.state.num_gpus = 2
         stream.kill_sampler()
         stream.wait(lambda board: board.devices[2].lost_at, "the loss of the third GPU")
-        assert [device.lost_at is None for device in stream.board.devices] == [True, True, False]
+        assert [device.lost_at is None for device in stream.registry.devices] == [True, True, False]
         stream.wait_for_bytes(gpus.uuid(1))
 
 
@@ -158,7 +158,7 @@ def test_mig_instances_have_memory_of_their_own(gpus: SimulatedGpus) -> None:
     gpus.device(2).used = 3 * GIB
     with Following(gpus.as_installed) as stream:
         stream.wait_for_bytes(gpus.uuid(2))
-        gpu, part, other = stream.board.devices
+        gpu, part, other = stream.registry.devices
         assert (gpu.mig, part.parent, other.parent) == (True, gpu.uuid, None)
         assert part.capabilities == ["used_bytes"]
         assert stream.reading(part.uuid, "used_bytes").value == 3 * GIB
@@ -195,8 +195,8 @@ def test_a_stream_without_a_driver_is_one_notice(gpus: SimulatedGpus, code: int)
 def test_a_named_library_is_called_simulated_in_the_stream(gpus: SimulatedGpus) -> None:
     with Following(gpus.as_named) as stream:
         stream.wait_for_bytes(gpus.uuid(0))
-        told = stream.board.told
-        assert isinstance(told, Devices) and told.simulated and told.driver == "580.00.00"
+        told = stream.registry.listed
+        assert isinstance(told, DevicesLine) and told.simulated and told.driver == "580.00.00"
         assert all(device.simulated for device in told.devices)
         assert not stream.garbage
 

@@ -11,7 +11,7 @@ from PySide6.QtCore import QRect
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QFrame, QScrollArea, QWidget
 
-from rankdeck_app.widgets.card import Card
+from rankdeck_app.widgets.card import ChartCard
 
 GAP = 10
 NARROW = 620
@@ -24,7 +24,10 @@ class CardGrid(QScrollArea):
     """Two rows of cards: `weights` share the width of each."""
 
     def __init__(
-        self, above: Sequence[Card], below: Sequence[Card], weights: tuple[Sequence[int], Sequence[int]]
+        self,
+        above: Sequence[ChartCard],
+        below: Sequence[ChartCard],
+        weights: tuple[Sequence[int], Sequence[int]],
     ) -> None:
         super().__init__()
         self._rows = (list(above), list(below))
@@ -66,7 +69,7 @@ class CardGrid(QScrollArea):
         self._lay_row(self._rows[0], self._weights[0], QRect(0, 0, width, above))
         self._lay_row(self._rows[1], self._weights[1], QRect(0, above + GAP, width, room - above))
 
-    def _lay_row(self, cards: Sequence[Card], weights: Sequence[int], box: QRect) -> None:
+    def _lay_row(self, cards: Sequence[ChartCard], weights: Sequence[int], box: QRect) -> None:
         left = box.left()
         room = box.width() - GAP * (len(cards) - 1)
         for index, (card, weight) in enumerate(zip(cards, weights, strict=True)):

@@ -18,12 +18,12 @@ from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.shell.page import Page, PageAction
 from rankdeck_app.state.live_run import Changed, LiveRun
 from rankdeck_app.state.runs import RESUMABLE
-from rankdeck_app.views.dashboard import figures
+from rankdeck_app.views.dashboard import run_figures
 from rankdeck_app.views.dashboard.banner import Banner
 from rankdeck_app.views.dashboard.card_grid import CardGrid
 from rankdeck_app.widgets.anatomy import StepAnatomyChart
 from rankdeck_app.widgets.band_chart import BandChart
-from rankdeck_app.widgets.card import Card, CsvRows
+from rankdeck_app.widgets.card import ChartCard, CsvRows
 from rankdeck_app.widgets.chart_colors import ThemeColors
 from rankdeck_app.widgets.curve_plot import CurvePlot
 from rankdeck_app.widgets.heat_strip import HeatStrip
@@ -72,33 +72,13 @@ class RunPage(Page):
             if command is not None
         ]
         self._resume_command = resume_command
+        self._shown_actions: list[PageAction] = []
         self._pending = ~Changed.NOTHING
         self._stats_at = 0.0
         self._known_devices = 0
         self._strip = StatStrip(theme)
         self._banner = Banner(theme)
-        self._bars, self._heat = VramBars(theme), HeatStrip(theme)
-        self._anatomy = StepAnatomyChart(theme)
-        self._band = BandChart(theme, "Memory over time")
-        self._loss = CurvePlot(theme, run.losses, run.loss_ema, run.held_out, name="Training loss")
-        self._rate = CurvePlot(
-            theme, run.rates, run.rate_ema, name="Throughput", words=("now", "smoothed", ""), from_zero=True,
-            digits=0,
-        )  # fmt: skip
-        self._cards = {
-            name: self._card(theme, title, body, partial(rows, run))
-            for name, title, body, rows in (
-                ("bars", "VRAM per device", self._bars, figures.bars_rows),
-                ("band", "VRAM over time", self._band, figures.band_rows),
-                ("heat", "Utilisation", self._heat, figures.heat_rows),
-                ("anatomy", "Step anatomy", self._anatomy, figures.anatomy_rows),
-                ("loss", "Training loss", self._loss, figures.loss_rows),
-                ("rate", "Throughput", self._rate, figures.rate_rows),
-            )
-        }
-        above = [self._cards[name] for name in ("bars", "band", "heat")]
-        below = [self._cards[name] for name in ("anatomy", "loss", "rate")]
-        self._grid = CardGrid(above, below, ((44, 28, 28), (45, 29, 26)))
+        self._make_charts(theme)
         layout = QVBoxLayout(self)
         layout.setContentsMargins(16, 2, 16, 12)
         layout.setSpacing(10)
@@ -111,13 +91,39 @@ class RunPage(Page):
         clock.subscribe(self._frame)
         self._refresh()
 
+    def _make_charts(self, theme: ThemeColors) -> None:
+        """Every chart in its card, and the cards in their grid."""
+        run = self.run
+        self._bars, self._heat = VramBars(theme), HeatStrip(theme)
+        self._anatomy = StepAnatomyChart(theme)
+        self._band = BandChart(theme, "Memory over time")
+        self._loss = CurvePlot(theme, run.losses, run.loss_ema, run.held_out, name="Training loss")
+        self._rate = CurvePlot(
+            theme, run.rates, run.rate_ema, name="Throughput", words=("now", "smoothed", ""), from_zero=True,
+            digits=0,
+        )  # fmt: skip
+        self._cards = {
+            name: self._card(theme, title, body, partial(rows, run))
+            for name, title, body, rows in (
+                ("bars", "VRAM per device", self._bars, run_figures.bars_rows),
+                ("band", "VRAM over time", self._band, run_figures.band_rows),
+                ("heat", "Utilisation", self._heat, run_figures.heat_rows),
+                ("anatomy", "Step anatomy", self._anatomy, run_figures.anatomy_rows),
+                ("loss", "Training loss", self._loss, run_figures.loss_rows),
+                ("rate", "Throughput", self._rate, run_figures.rate_rows),
+            )
+        }
+        above = [self._cards[name] for name in ("bars", "band", "heat")]
+        below = [self._cards[name] for name in ("anatomy", "loss", "rate")]
+        self._grid = CardGrid(above, below, ((44, 28, 28), (45, 29, 26)))
+
     @staticmethod
-    def _card(theme: ThemeColors, title: str, body: QWidget, rows: CsvRows) -> Card:
-        card = Card(title, theme)
+    def _card(theme: ThemeColors, title: str, body: QWidget, rows: CsvRows) -> ChartCard:
+        card = ChartCard(title, theme)
         card.set_body(body, rows)
         return card
 
-    def card(self, name: str) -> Card:
+    def card(self, name: str) -> ChartCard:
         """bars, band, heat, anatomy, loss or rate."""
         return self._cards[name]
 
@@ -131,7 +137,7 @@ class RunPage(Page):
     def tooltip(self) -> str:
         return str(self.run.run.path)
 
-    def actions_for_tab(self) -> list[PageAction]:
+    def tab_actions(self) -> list[PageAction]:
         if self.run.is_live:
             return list(self._live_actions)
         if self._resume_command is None or self.run.outcome not in RESUMABLE:
@@ -162,6 +168,8 @@ class RunPage(Page):
         title = config.name if config is not None else self.run.name
         if (title, color) != (self.title, self.icon_color):
             self.set_title(title, icon_color=color)
+        if (actions := self.tab_actions()) != self._shown_actions:
+            self._shown_actions = actions
             self.actions_changed.emit()
 
     def _refresh(self) -> None:
@@ -169,18 +177,18 @@ class RunPage(Page):
         now = time.monotonic()
         if now - self._stats_at >= _STATS_EVERY_S or pending & Changed.STATE:
             self._stats_at = now
-            self._strip.set_stats(figures.stats(run))
+            self._strip.set_figure(run_figures.stats(run))
         if pending & (Changed.STATE | Changed.PROBLEMS | Changed.STEPS):
-            self._banner.say(figures.headline(run))
+            self._banner.say(run_figures.headline(run))
         if pending & (Changed.STATE | Changed.EVALUATION):
             self._show_devices()
         if pending & (Changed.MEMORY | Changed.STATE | Changed.READINGS):
             self._show_memory(pending)
         if pending & (Changed.READINGS | Changed.STATE):
-            self._heat.set_figure(figures.heat(run))
+            self._heat.set_figure(run_figures.heat(run))
         if pending & (Changed.ANATOMY | Changed.STATE):
-            self._anatomy.set_figure(figures.anatomy(run))
-            self._cards["anatomy"].set_subtitle(*figures.anatomy_subtitle(run))
+            self._anatomy.set_figure(run_figures.anatomy(run))
+            self._cards["anatomy"].set_subtitle(*run_figures.anatomy_subtitle(run))
         if pending & (Changed.STEPS | Changed.STATE | Changed.EVALUATION):
             for plot in (self._loss, self._rate):
                 plot.set_last_step(run.steps)
@@ -193,16 +201,16 @@ class RunPage(Page):
     def _show_memory(self, pending: Changed) -> None:
         run = self.run
         if pending & (Changed.MEMORY | Changed.STATE):
-            self._bars.set_figure(figures.bars(run))
-            self._cards["bars"].set_subtitle(figures.bars_subtitle(run))
-        figure = figures.band(run)
+            self._bars.set_figure(run_figures.bars(run))
+            self._cards["bars"].set_subtitle(run_figures.bars_subtitle(run))
+        figure = run_figures.band(run)
         self._band.set_figure(figure)
-        self._cards["band"].set_subtitle(figures.band_subtitle(run, figure))
+        self._cards["band"].set_subtitle(run_figures.band_subtitle(run, figure))
 
     def _show_devices(self) -> None:
         """What the figures are, and room for as many devices as there are."""
         run = self.run
-        of_memory, of_others = figures.sources(run)
+        of_memory, of_others = run_figures.sources(run)
         for name, card in self._cards.items():
             card.set_source(*(of_memory if name in ("bars", "band") else of_others))
         what = "thread busy" if run.is_rehearsal else "% SM"

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from rankdeck.telemetry.readings import METRICS
-from rankdeck_app.state.gpus import Gpu, Gpus
+from rankdeck_app.state.gpus import Gpus, GpuState
 from rankdeck_app.views.devices.rows import SCALE_C, top_of
 from rankdeck_app.views.devices.words import (
     HOT_C,
@@ -14,23 +14,23 @@ from rankdeck_app.views.devices.words import (
     reading_words,
     throttled_by,
 )
-from rankdeck_app.widgets.device_tracks import Limit, Mark, Track, TracksFigure
+from rankdeck_app.widgets.device_tracks import Track, TrackLimit, TrackMark, TracksFigure
 
 
-def tracks(gpus: Gpus, gpu: Gpu, span_s: float) -> TracksFigure:
+def tracks(gpus: Gpus, gpu: GpuState, span_s: float) -> TracksFigure:
     """Every metric of one device, with its limits and what happened to it."""
     now_s = gpus.now_s
     device = gpus.registry.device(gpu.uuid)
     power_limit = (device.power_limit_w if device is not None else None) or 0.0
     total = float(gpu.total_bytes or 0)
     peak = float(gpus.registry.peak_bytes.get(gpu.uuid) or 0)
-    vram_limits = [Limit(total), Limit(peak, is_hard=False)]
+    vram_limits = [TrackLimit(total), TrackLimit(peak, is_hard=False)]
     power_top, clock_top = 1.1 * top_of(gpus, "power_w"), _clock_top(gpus, gpu)
     found = [
         _track(gpus, gpu, "VRAM", "used_bytes", 1.06 * max(total, peak, 1.0), limits=vram_limits),
         _track(gpus, gpu, "Busy, memory busy", "utilisation", 1.0, second="memory_utilisation"),
-        _track(gpus, gpu, "Power", "power_w", power_top, limits=[Limit(power_limit)]),
-        _track(gpus, gpu, "Temperature", "temperature_c", SCALE_C, limits=[Limit(HOT_C, is_hard=False)]),
+        _track(gpus, gpu, "Power", "power_w", power_top, limits=[TrackLimit(power_limit)]),
+        _track(gpus, gpu, "Temperature", "temperature_c", SCALE_C, limits=[TrackLimit(HOT_C, is_hard=False)]),
         _track(gpus, gpu, "SM, memory clock, MHz", "sm_clock_mhz", clock_top, second="memory_clock_mhz"),
         _track(gpus, gpu, "Fan", "fan", 1.0),
         _throttle_track(gpus, gpu),
@@ -39,20 +39,20 @@ def tracks(gpus: Gpus, gpu: Gpu, span_s: float) -> TracksFigure:
     return TracksFigure(found, (now_s - span_s, now_s), gpu.lost_at is not None)
 
 
-def _clock_top(gpus: Gpus, gpu: Gpu) -> float:
+def _clock_top(gpus: Gpus, gpu: GpuState) -> float:
     values = [gpus.reading(gpu.uuid, metric).value or 0 for metric in ("sm_clock_mhz", "memory_clock_mhz")]
     return 1.1 * max(1.0, *(float(value) for value in values))
 
 
 def _track(
     gpus: Gpus,
-    gpu: Gpu,
+    gpu: GpuState,
     title: str,
     metric: str,
     top: float,
     *,
     second: str = "",
-    limits: Sequence[Limit] = (),
+    limits: Sequence[TrackLimit] = (),
 ) -> Track:
     reading = gpus.reading(gpu.uuid, metric)
     text, tone = reading_words(metric, reading)
@@ -73,13 +73,13 @@ def _track(
     )
 
 
-def _throttle_track(gpus: Gpus, gpu: Gpu) -> Track:
+def _throttle_track(gpus: Gpus, gpu: GpuState) -> Track:
     text, tone = throttled_by(gpus, gpu.uuid)
     curve = None if gpus.history is None else gpus.history.throttled(gpu.uuid)
     return Track("Throttled by", text, curve, 1.0, METRICS["throttle"].stale_after_s, tone=tone)
 
 
-def _error_track(gpus: Gpus, gpu: Gpu, marks: Sequence[Mark]) -> Track:
+def _error_track(gpus: Gpus, gpu: GpuState, marks: Sequence[TrackMark]) -> Track:
     text, tone = errors_of(gpus, gpu)
     curve = None if gpus.history is None else gpus.history.series(gpu.uuid, "ecc_errors")
     top = max(1.0, 1.1 * float(gpus.reading(gpu.uuid, "ecc_errors").value or 0))
@@ -87,7 +87,7 @@ def _error_track(gpus: Gpus, gpu: Gpu, marks: Sequence[Mark]) -> Track:
     return Track("ECC errors, XID events", text, curve, top, hold_s, marks=marks, tone=tone)
 
 
-def _marks(gpus: Gpus, gpu: Gpu) -> list[Mark]:
+def _marks(gpus: Gpus, gpu: GpuState) -> list[TrackMark]:
     since = time.time() - gpus.now_s
     words = {"lost": "lost", "back": "back", "slow": "slow"}
     found = []
@@ -98,5 +98,5 @@ def _marks(gpus: Gpus, gpu: Gpu) -> list[Mark]:
         if notice.code in ("restarted", "silent"):
             text = notice.code
         if text is not None:
-            found.append(Mark(notice.t - since, text))
+            found.append(TrackMark(notice.t - since, text))
     return found

@@ -30,10 +30,10 @@ from PySide6.QtWidgets import (
 
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.shell.page import Page
-from rankdeck_app.state.gpus import Gpu, Gpus
-from rankdeck_app.views.devices import figures, one_device, rows, who, words
+from rankdeck_app.state.gpus import Gpus, GpuState
+from rankdeck_app.views.devices import gpu_figures, one_device, rows, who, words
 from rankdeck_app.widgets.band_chart import BandChart
-from rankdeck_app.widgets.card import Card, CsvRows
+from rankdeck_app.widgets.card import ChartCard, CsvRows
 from rankdeck_app.widgets.chart_colors import ThemeColors
 from rankdeck_app.widgets.device_tracks import DeviceTracks, span_words
 from rankdeck_app.widgets.heat_strip import HeatStrip
@@ -71,15 +71,15 @@ class DevicesPage(Page):
         self._nothing.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self._nothing.setProperty("tone", "dim")
         self._nothing.setWordWrap(True)
-        used = partial(figures.history_rows, gpus, "used_bytes")
-        busy = partial(figures.history_rows, gpus, "utilisation", "memory_utilisation")
+        used = partial(gpu_figures.history_rows, gpus, "used_bytes")
+        busy = partial(gpu_figures.history_rows, gpus, "utilisation", "memory_utilisation")
         self._cards = {
-            "bars": self._card(theme, "VRAM per device", self._bars, partial(figures.bars_rows, gpus)),
+            "bars": self._card(theme, "VRAM per device", self._bars, partial(gpu_figures.bars_rows, gpus)),
             "band": self._card(theme, "VRAM over time", self._band, used),
             "heat": self._card(theme, "Utilisation", self._heat, busy),
-            "tracks": self._card(theme, "Device", self._tracks, partial(figures.history_rows, gpus)),
+            "tracks": self._card(theme, "Device", self._tracks, partial(gpu_figures.history_rows, gpus)),
             "holders": self._card(theme, "Who holds its memory", self._holders, self._holder_rows),
-            "table": self._card(theme, "Every metric", self.table, partial(figures.history_rows, gpus)),
+            "table": self._card(theme, "Every metric", self.table, partial(gpu_figures.history_rows, gpus)),
         }
         self._build()
         gpus.changed.connect(self._show_which)
@@ -87,8 +87,8 @@ class DevicesPage(Page):
         self._show_which()
 
     @staticmethod
-    def _card(theme: ThemeColors, title: str, body: QWidget, csv_rows: CsvRows) -> Card:
-        card = Card(title, theme)
+    def _card(theme: ThemeColors, title: str, body: QWidget, csv_rows: CsvRows) -> ChartCard:
+        card = ChartCard(title, theme)
         card.set_body(body, csv_rows)
         return card
 
@@ -142,11 +142,11 @@ class DevicesPage(Page):
     # What is shown
 
     @property
-    def chosen(self) -> Gpu | None:
+    def chosen(self) -> GpuState | None:
         """The device that is shown in full, or None for all of them."""
         return next((gpu for gpu in self._gpus.devices if gpu.uuid == self.table.selected), None)
 
-    def card(self, name: str) -> Card:
+    def card(self, name: str) -> ChartCard:
         """bars, band, heat, tracks, holders or table."""
         return self._cards[name]
 
@@ -233,14 +233,14 @@ class DevicesPage(Page):
         gpus, span_s, chosen = self._gpus, self._span_s, self.chosen
         self._drawn_s[part] = time.monotonic()
         if part == "strip":
-            self._strip.set_stats(figures.stats(gpus))
+            self._strip.set_figure(gpu_figures.stats(gpus))
         elif part == "table":
             self.table.set_figure(rows.table(gpus, span_s))
         elif part == "bars":
-            self._bars.set_figure(figures.bars(gpus, self._memory_of))
-            self._heat.set_figure(figures.heat(gpus, span_s))
+            self._bars.set_figure(gpu_figures.bars(gpus, self._memory_of))
+            self._heat.set_figure(gpu_figures.heat(gpus, span_s))
         elif part == "band":
-            self._band.set_figure(figures.band(gpus, span_s))
+            self._band.set_figure(gpu_figures.band(gpus, span_s))
             self._band.tick()
         elif chosen is not None:
             self._tracks.set_figure(one_device.tracks(gpus, chosen, span_s))
@@ -256,7 +256,7 @@ class DevicesPage(Page):
         for name in ("table", "band"):
             cards[name].set_subtitle(span)
         cards["heat"].set_subtitle(f"% SM, {span}", "% SM")
-        cards["bars"].set_subtitle(figures.bars_subtitle(self._bars.figure))
+        cards["bars"].set_subtitle(gpu_figures.bars_subtitle(self._bars.figure))
         if chosen is not None:
             cards["tracks"].set_title(chosen.label)
             lost = "" if chosen.lost_at is None else f", lost at {words.clock_time(chosen.lost_at)}"
@@ -272,7 +272,7 @@ _PARTS_OF_ONE = ("strip", "table", "one")
 _OVERVIEW = (("bars", 42), ("band", 29), ("heat", 29))
 
 
-def _side_by_side(*parts: tuple[Card, int]) -> QWidget:
+def _side_by_side(*parts: tuple[ChartCard, int]) -> QWidget:
     box = QWidget()
     row = QHBoxLayout(box)
     row.setContentsMargins(0, 0, 0, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankdeck.telemetry.readings import METRICS
-from rankdeck_app.state.gpus import Gpu, Gpus
+from rankdeck_app.state.gpus import Gpus, GpuState
 from rankdeck_app.views.devices.words import (
     HOT_C,
     clock_time,
@@ -12,21 +12,23 @@ from rankdeck_app.views.devices.words import (
     reading_words,
     throttled_by,
 )
-from rankdeck_app.widgets.metric_table import Cell, Column, Row, TableFigure
+from rankdeck_app.widgets.metric_table import MetricCell, MetricColumn, MetricRow, TableFigure
 
 SCALE_C = 100.0
 
 COLUMNS = (
-    Column("VRAM", "888.8 GiB", 4, meaning=METRICS["used_bytes"].meaning),
-    Column("Busy", "100%", 4, meaning=METRICS["utilisation"].meaning),
-    Column("Power", "888 W", 3, keep=8, meaning=METRICS["power_w"].meaning),
-    Column("Temp", "88°C", 2, keep=8, meaning=METRICS["temperature_c"].meaning),
-    Column("SM clock", "8888", 2, keep=5, meaning="MHz: " + METRICS["sm_clock_mhz"].meaning),
-    Column("Mem clock", "8888", keep=2, meaning="MHz: " + METRICS["memory_clock_mhz"].meaning),
-    Column("Fan", "100%", keep=3, meaning=METRICS["fan"].meaning),
-    Column("Throttled by", "thermal limit", keep=6, is_text=True, meaning="why clocks are lowered"),
-    Column("Errors", "XID 79, 2 ECC", keep=7, is_text=True, meaning="XID errors, uncorrected memory errors"),
-    Column("Held by", "run gpt2-large-dp", keep=9, is_text=True, meaning="processes that hold memory"),
+    MetricColumn("VRAM", "888.8 GiB", 4, meaning=METRICS["used_bytes"].meaning),
+    MetricColumn("Busy", "100%", 4, meaning=METRICS["utilisation"].meaning),
+    MetricColumn("Power", "888 W", 3, keep=8, meaning=METRICS["power_w"].meaning),
+    MetricColumn("Temp", "88°C", 2, keep=8, meaning=METRICS["temperature_c"].meaning),
+    MetricColumn("SM clock", "8888", 2, keep=5, meaning="MHz: " + METRICS["sm_clock_mhz"].meaning),
+    MetricColumn("Mem clock", "8888", keep=2, meaning="MHz: " + METRICS["memory_clock_mhz"].meaning),
+    MetricColumn("Fan", "100%", keep=3, meaning=METRICS["fan"].meaning),
+    MetricColumn("Throttled by", "thermal limit", keep=6, is_text=True, meaning="why clocks are lowered"),
+    MetricColumn(
+        "Errors", "XID 79, 2 ECC", keep=7, is_text=True, meaning="XID errors, uncorrected memory errors"
+    ),
+    MetricColumn("Held by", "run gpt2-large-dp", keep=9, is_text=True, meaning="processes that hold memory"),
 )
 
 
@@ -47,7 +49,7 @@ def top_of(gpus: Gpus, metric: str) -> float:
     return max([1.0, *limits, *(1.1 * value for value in values)])
 
 
-def _row(gpus: Gpus, gpu: Gpu, tops: dict[str, float], is_lead: bool) -> Row:
+def _row(gpus: Gpus, gpu: GpuState, tops: dict[str, float], is_lead: bool) -> MetricRow:
     cells = (
         _cell(
             gpus,
@@ -62,22 +64,24 @@ def _row(gpus: Gpus, gpu: Gpu, tops: dict[str, float], is_lead: bool) -> Row:
         _cell(gpus, gpu, "sm_clock_mhz", tops["sm_clock_mhz"], throttled_by(gpus, gpu.uuid)[1] == "hot"),
         _cell(gpus, gpu, "memory_clock_mhz"),
         _cell(gpus, gpu, "fan"),
-        Cell(*throttled_by(gpus, gpu.uuid)),
-        Cell(*errors_of(gpus, gpu)),
-        Cell(*held_by(gpu)),
+        MetricCell(*throttled_by(gpus, gpu.uuid)),
+        MetricCell(*errors_of(gpus, gpu)),
+        MetricCell(*held_by(gpu)),
     )
     note = f"{gpu.name}\n{gpu.uuid}"
     if gpu.lost_at is not None:
         note = f"lost at {clock_time(gpu.lost_at)}: it answers no more"
-    return Row(gpu.uuid, gpu.label, cells, note, gpu.parent is not None, gpu.lost_at is not None, is_lead)
+    return MetricRow(
+        gpu.uuid, gpu.label, cells, note, gpu.parent is not None, gpu.lost_at is not None, is_lead
+    )
 
 
-def _at_least(gpus: Gpus, gpu: Gpu, metric: str, limit: float) -> bool:
+def _at_least(gpus: Gpus, gpu: GpuState, metric: str, limit: float) -> bool:
     reading = gpus.reading(gpu.uuid, metric)
     return reading.state == "value" and (reading.value or 0) >= limit
 
 
-def _cell(gpus: Gpus, gpu: Gpu, metric: str, top: float = 0.0, is_hot: bool = False) -> Cell:
+def _cell(gpus: Gpus, gpu: GpuState, metric: str, top: float = 0.0, is_hot: bool = False) -> MetricCell:
     reading = gpus.reading(gpu.uuid, metric)
     text, tone = reading_words(metric, reading)
     meaning = METRICS[metric].meaning
@@ -86,4 +90,4 @@ def _cell(gpus: Gpus, gpu: Gpu, metric: str, top: float = 0.0, is_hot: bool = Fa
     curve = gpus.history.series(gpu.uuid, metric) if gpus.history is not None and top else None
     tone = tone or ("hot" if is_hot else "")
     hold_s = METRICS[metric].stale_after_s
-    return Cell(text, tone, curve, top or 1.0, hold_s, f"{gpu.label}: {text}\n{meaning}; {age}")
+    return MetricCell(text, tone, curve, top or 1.0, hold_s, f"{gpu.label}: {text}\n{meaning}; {age}")

@@ -10,13 +10,13 @@ from rankdeck.base.units import format_bytes
 from rankdeck.events import DeviceMemory
 from rankdeck.run.breakdown import break_down
 from rankdeck.telemetry.readings import Device
-from rankdeck_app.state.gpus import Gpu, Gpus
+from rankdeck_app.state.gpus import Gpus, GpuState
 from rankdeck_app.views.devices.words import UNKNOWN, clock_time
 from rankdeck_app.widgets.chart_colors import KIND_LABELS
 from rankdeck_app.widgets.holder_list import Holder, HoldersFigure
 
 OUTSIDE = "other, outside this namespace"
-MemoryOf = Callable[[Gpu], DeviceMemory | None]
+MemoryOf = Callable[[GpuState], DeviceMemory | None]
 """What the run that holds a device told of its memory, where that run is open."""
 _SEGMENT_KINDS = {"unattributed": "unclaimed", "reserved_unused": "reserved"}
 _SEGMENT_WORDS = {
@@ -28,7 +28,7 @@ _SEGMENT_WORDS = {
 }
 
 
-def holders(gpus: Gpus, gpu: Gpu, memory: DeviceMemory | None = None) -> HoldersFigure:
+def holders(gpus: Gpus, gpu: GpuState, memory: DeviceMemory | None = None) -> HoldersFigure:
     """Who holds its memory, adding up to its capacity; what the driver attributes to nobody says so.
 
     `memory` is what torch told of the run that holds the device: then its part is shown by kind.
@@ -59,7 +59,7 @@ def holders(gpus: Gpus, gpu: Gpu, memory: DeviceMemory | None = None) -> Holders
     return HoldersFigure(tuple(found), gpu.total_bytes, _facts(gpus, gpu))
 
 
-def _by_kind(gpu: Gpu, device: Device, memory: DeviceMemory) -> Iterator[Holder]:
+def _by_kind(gpu: GpuState, device: Device, memory: DeviceMemory) -> Iterator[Holder]:
     """A run's GPU: its tensors by kind, what torch keeps unused, the CUDA context, and the rest."""
     assert gpu.used_bytes is not None
     own = None
@@ -83,7 +83,7 @@ def _note(pid: int, kind: str) -> str:
     return f"pid {pid}" + ("" if kind == "compute" else f", {kind}")
 
 
-def _rest(gpu: Gpu, device: Device, attributed_bytes: int) -> list[Holder]:
+def _rest(gpu: GpuState, device: Device, attributed_bytes: int) -> list[Holder]:
     """What is in use and nobody's, what the driver keeps, and what is free."""
     if gpu.used_bytes is None:
         return []
@@ -99,7 +99,7 @@ def _rest(gpu: Gpu, device: Device, attributed_bytes: int) -> list[Holder]:
     return rest
 
 
-def _facts(gpus: Gpus, gpu: Gpu) -> Sequence[tuple[str, str]]:
+def _facts(gpus: Gpus, gpu: GpuState) -> Sequence[tuple[str, str]]:
     facts = [("peak since the start", peak_words(gpus, gpu))]
     if gpu.run is not None:
         facts.append(("run", gpu.run_name()))
@@ -114,12 +114,12 @@ def _facts(gpus: Gpus, gpu: Gpu) -> Sequence[tuple[str, str]]:
     return facts
 
 
-def peak_words(gpus: Gpus, gpu: Gpu) -> str:
+def peak_words(gpus: Gpus, gpu: GpuState) -> str:
     peak = gpus.registry.peak_bytes.get(gpu.uuid)
     return UNKNOWN if peak is None else format_bytes(peak)
 
 
-def holder_rows(gpus: Gpus, gpu: Gpu | None, memory_of: MemoryOf) -> Iterator[Sequence[object]]:
+def holder_rows(gpus: Gpus, gpu: GpuState | None, memory_of: MemoryOf) -> Iterator[Sequence[object]]:
     yield ("holder", "note", "bytes")
     for holder in holders(gpus, gpu, memory_of(gpu)).holders if gpu is not None else ():
         yield (holder.name, holder.note, holder.num_bytes)

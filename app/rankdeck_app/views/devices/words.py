@@ -10,7 +10,7 @@ import time
 
 from rankdeck.base.units import format_bytes
 from rankdeck.telemetry.readings import METRICS, Reading, throttle_words
-from rankdeck_app.state.gpus import Gpu, Gpus
+from rankdeck_app.state.gpus import Gpus, GpuState
 
 UNKNOWN = "–"
 MEASURED, SIMULATED = "measured on GPU", "simulated devices"
@@ -54,7 +54,7 @@ def throttled_by(gpus: Gpus, uuid: str) -> tuple[str, str]:
     return (", ".join(words), "hot") if words else ("none", "muted")
 
 
-def errors_of(gpus: Gpus, gpu: Gpu) -> tuple[str, str]:
+def errors_of(gpus: Gpus, gpu: GpuState) -> tuple[str, str]:
     """(XID errors since the start and uncorrected memory errors, tone)."""
     xids = [
         notice.xid for notice in gpus.registry.notices if notice.uuid == gpu.uuid and notice.xid is not None
@@ -68,7 +68,7 @@ def errors_of(gpus: Gpus, gpu: Gpu) -> tuple[str, str]:
     return ("none", "muted") if reading.value is not None else reading_words("ecc_errors", reading)
 
 
-def held_by(gpu: Gpu) -> tuple[str, str]:
+def held_by(gpu: GpuState) -> tuple[str, str]:
     """(who holds memory of it, tone)."""
     if gpu.run is not None:
         return f"run {gpu.run_label()}", ""

@@ -26,7 +26,7 @@ from rankdeck.base.errors import DeviceError
 from rankdeck.base.units import format_bytes
 from rankdeck.config.devices import DeviceSelection, parse_devices
 from rankdeck_app.state.draft import Draft
-from rankdeck_app.state.gpus import Gpu, Gpus
+from rankdeck_app.state.gpus import Gpus, GpuState
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.launch.device_cards import DeviceFigure, DeviceGrid
 
@@ -126,7 +126,7 @@ class DevicesSection(QWidget):
         self.all_button = _link("All", "Choose all GPUs", lambda: self._choose(self._choosable()))
         free = "Choose the GPUs that no other process uses"
         self.free_button = _link(
-            "Free", free, lambda: self._choose([gpu for gpu in self._choosable() if gpu.is_free])
+            "Free", free, lambda: self._choose([gpu for gpu in self._choosable() if gpu.availability.is_free])
         )
         self.none_button = _link("None", "Choose no GPU", lambda: self._choose([]))
         self.open_button = QToolButton()
@@ -187,18 +187,18 @@ class DevicesSection(QWidget):
         if selection is None:
             return "gpu" if str(self._draft.value(PLACE)).startswith("gpu") else "cpu"
         if selection.kind == "auto":
-            return "gpu" if any(gpu.is_for_auto for gpu in self._gpus.devices) else "cpu"
+            return "gpu" if any(gpu.availability.is_for_auto for gpu in self._gpus.devices) else "cpu"
         return selection.kind
 
-    def _choosable(self) -> list[Gpu]:
+    def _choosable(self) -> list[GpuState]:
         """GPUs as a whole; of MIG instances a run can use only one, so nobody means all of them."""
         return [gpu for gpu in self._gpus.whole if gpu.lost_at is None and not gpu.is_split]
 
-    def _is_chosen(self, gpu: Gpu, selection: DeviceSelection | None) -> bool:
+    def _is_chosen(self, gpu: GpuState, selection: DeviceSelection | None) -> bool:
         if selection is None:
             return False
         if selection.kind == "auto":
-            return gpu.is_for_auto
+            return gpu.availability.is_for_auto
         if not selection.gpus:
             return gpu in self._choosable()
         return gpu.uuid in selection.gpus or (gpu.parent is None and str(gpu.index) in selection.gpus)
@@ -231,7 +231,7 @@ class DevicesSection(QWidget):
             wanted = [gpu for gpu in gpus if gpu in kept or gpu is gpus[at]]
         self._choose(wanted)
 
-    def _choose(self, gpus: Sequence[Gpu]) -> None:
+    def _choose(self, gpus: Sequence[GpuState]) -> None:
         names = [str(gpu.index) if gpu.parent is None else gpu.uuid for gpu in gpus]
         self._write(f"gpu:{','.join(names)}" if names else NONE_CHOSEN)
 
@@ -290,7 +290,7 @@ class DevicesSection(QWidget):
         else:
             self.summary.setText("" if self._gpus.known else "looking…")
 
-    def _gpu_figure(self, gpu: Gpu, leads: bool) -> DeviceFigure:
+    def _gpu_figure(self, gpu: GpuState, leads: bool) -> DeviceFigure:
         usage = self._usage_of("gpu", gpu.index) if gpu.parent is None else None
         run_used, run_share, run_leads = usage or (None, None, False)
         used = gpu.used_bytes if gpu.used_bytes is not None else run_used
@@ -330,7 +330,7 @@ def clock_time(unix_s: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(unix_s))
 
 
-def _readings(gpu: Gpu) -> str:
+def _readings(gpu: GpuState) -> str:
     """'91%  64°C  512 W': what is known of it now."""
     parts = [
         "" if gpu.utilisation is None else f"{100 * gpu.utilisation:.0f}%",
@@ -340,7 +340,7 @@ def _readings(gpu: Gpu) -> str:
     return "  ".join(filter(None, parts))
 
 
-def gpu_lines(gpu: Gpu) -> list[str]:
+def gpu_lines(gpu: GpuState) -> list[str]:
     """The tooltip: all that the card has no room for."""
     lines = [f"{gpu.label}: {gpu.name}" + (" (simulated)" if gpu.is_simulated else ""), gpu.uuid]
     if gpu.lost_at is not None:

@@ -12,7 +12,7 @@ from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
-from rankdeck_app.state.plan import Plan
+from rankdeck_app.state.plan import DraftPlan
 from rankdeck_app.state.plan_words import estimate, is_trouble
 from rankdeck_app.theme import Theme, set_look
 
@@ -133,7 +133,7 @@ class LaunchFooter(QWidget):
     """`show_state` is told what stands in the way, and what the launch is busy with."""
 
     def __init__(
-        self, theme: Theme, plan: Plan, on_launch: Callable[[], object], keys: Callable[[], str]
+        self, theme: Theme, plan: DraftPlan, on_launch: Callable[[], object], keys: Callable[[], str]
     ) -> None:
         super().__init__()
         self._keys = keys

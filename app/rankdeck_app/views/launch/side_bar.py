@@ -11,7 +11,7 @@ from rankdeck.config.presets import PresetCard
 from rankdeck_app.shell.side_bar import SideBarView
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.gpus import Gpus
-from rankdeck_app.state.plan import Plan
+from rankdeck_app.state.plan import DraftPlan
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.launch.devices import DevicesSection, Usage
 from rankdeck_app.views.launch.footer import LaunchFooter
@@ -37,7 +37,7 @@ class LaunchView(SideBarView):
         draft: Draft,
         gpus: Gpus,
         presets: Sequence[PresetCard],
-        plan: Plan,
+        plan: DraftPlan,
         launch_keys: Callable[[], str],
     ) -> None:
         super().__init__(theme)

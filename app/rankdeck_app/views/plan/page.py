@@ -17,13 +17,12 @@ from rankdeck.config.gpu_models import GPU_MODELS
 from rankdeck.run.plan_lines import PREDICTED, PlanLine
 from rankdeck_app.shell.page import Page
 from rankdeck_app.state.draft import Draft
-from rankdeck_app.state.plan import Plan, can_choose, choose
+from rankdeck_app.state.plan import DraftPlan, can_choose, choose
 from rankdeck_app.theme import Theme
-from rankdeck_app.views.plan import figures
+from rankdeck_app.views.plan import plan_figures
 from rankdeck_app.views.plan.advice import AdviceList
-from rankdeck_app.views.plan.frame import ColumnNames, Legend
-from rankdeck_app.views.plan.table import PlanTable
-from rankdeck_app.widgets.card import HEADER_HEIGHT, Card
+from rankdeck_app.views.plan.table import ColumnNames, PlanLegend, PlanTable, SeenKinds
+from rankdeck_app.widgets.card import HEADER_HEIGHT, ChartCard
 from rankdeck_app.widgets.controls import ComboBox
 from rankdeck_app.widgets.stat_strip import StatStrip
 
@@ -38,7 +37,7 @@ class PlanPage(Page):
     trust_asked = Signal()
     can_split = False
 
-    def __init__(self, theme: Theme, draft: Draft, plan: Plan, elsewhere: Plan) -> None:
+    def __init__(self, theme: Theme, draft: Draft, plan: DraftPlan, elsewhere: DraftPlan) -> None:
         """`plan` is for the draft's devices, `elsewhere` for those that are named on the page."""
         super().__init__(PAGE_ID, title="VRAM Plan", icon="layers")
         self._draft = draft
@@ -47,13 +46,13 @@ class PlanPage(Page):
         self.strip.setAccessibleName("The plan in figures")
         self.table = PlanTable(theme)
         self.table.picked.connect(self._pick)
-        self._legend = Legend(theme, lambda kind: self.table.brush(kind, leads=True))
+        self._legend = PlanLegend(theme, lambda kind: self.table.brush(kind, leads=True))
         self._names = ColumnNames(theme, lambda: self.table.viewport().width())
-        self._card = Card("VRAM by strategy", theme)
-        self._card.set_body(self._body(), lambda: figures.csv_rows(self.plan))
+        self._card = ChartCard("VRAM by strategy", theme)
+        self._card.set_body(self._body(), lambda: plan_figures.csv_rows(self.plan))
         self._card.set_source(PREDICTED)
         self.advice = AdviceList(theme, self._take)
-        self._advice_card = Card("What would help", theme)
+        self._advice_card = ChartCard("What would help", theme)
         self._advice_card.set_body(self.advice)
         self._advice_card.set_source(PREDICTED)
         self._advice_card.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Maximum)
@@ -115,7 +114,7 @@ class PlanPage(Page):
         return body
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> DraftPlan:
         """The one on show."""
         return self._here if self._elsewhere.devices is None else self._elsewhere
 
@@ -174,14 +173,13 @@ class PlanPage(Page):
             return
         plan = self.plan
         lines = plan.lines
-        scale = figures.scale(lines)
-        self.strip.set_stats(figures.stats(plan))
-        self.table.set_rows(figures.rows(plan), scale)
-        self._legend.show_kinds(
-            figures.legend_kinds(lines, scale.end_bytes), has_capacity=scale.capacity_bytes is not None
-        )
-        self._card.set_subtitle(*figures.subtitle(plan))
-        advice = figures.advice(plan)
+        scale = plan_figures.scale(lines)
+        self.strip.set_figure(plan_figures.stats(plan))
+        self.table.set_rows(plan_figures.rows(plan), scale)
+        kinds = tuple(plan_figures.legend_kinds(lines, scale.end_bytes))
+        self._legend.set_figure(SeenKinds(kinds, has_capacity=scale.capacity_bytes is not None))
+        self._card.set_subtitle(*plan_figures.subtitle(plan))
+        advice = plan_figures.advice(plan)
         self.advice.show_lines(advice)
         self._advice_card.setVisible(bool(advice))
         self._advice_card.setMaximumHeight(HEADER_HEIGHT + self.advice.height() + 10)

@@ -1,115 +1,45 @@
-"""The strategies under each other: name, a bar per device on one scale, peak, step time, verdict.
+"""The strategies under each other, the names of the columns above them, the kinds of the segments below.
 
-A list with a painting delegate: rows come one by one and in any order, so a row that is answered changes in
-its place, and the pointer's row does not move while others arrive.
+A list with a painting delegate (row_delegate.py): rows come one by one and in any order, so a row that is
+answered changes in its place, and the pointer's row does not move while others arrive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from PySide6.QtCore import (
-    QAbstractListModel,
-    QModelIndex,
-    QPersistentModelIndex,
-    QRect,
-    QRectF,
-    QSize,
-    Qt,
-    Signal,
-)
-from PySide6.QtGui import QBrush, QColor, QFontMetrics, QKeyEvent, QPainter, QPen, QResizeEvent
-from PySide6.QtWidgets import QListView, QStyle, QStyledItemDelegate, QStyleOptionViewItem, QWidget
+from PySide6.QtCore import QAbstractListModel, QModelIndex, QRect, QSize, Qt, Signal
+from PySide6.QtGui import QBrush, QKeyEvent, QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtWidgets import QListView, QSizePolicy, QStyleOptionViewItem, QWidget
 
-from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, FITS, TIGHT
-from rankdeck_app.theme import Theme, draw_icon
-from rankdeck_app.views.plan.figures import (
-    CONSTANTS,
-    OTHERS,
-    RECOMMENDED,
-    RESERVED,
-    PlanBar,
-    RowFigure,
-    Scale,
-)
+from rankdeck_app.theme import Theme
+from rankdeck_app.views.plan.plan_figures import SEGMENT_LABELS, RowFigure, Scale
+from rankdeck_app.views.plan.row_delegate import CAPACITY_DASHES, FIGURE_ROLE, Columns, Index, PlanRowDelegate
+from rankdeck_app.widgets.chart import LEFT, RIGHT, Chart, dashed_line
 from rankdeck_app.widgets.chart_colors import ChartColors, chart_font
+from rankdeck_app.widgets.legend import LegendEntry, paint_entries, place_entries
 
-FIGURE_ROLE = int(Qt.ItemDataRole.UserRole)
-MIN_ROW = 42
-_PAD = 12
-_INDEX_WIDTH = 18
-_LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
-_RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
-_VERDICT_LOOKS = {
-    FITS: ("pass", "rankdeck.ok"),
-    TIGHT: ("warning", "rankdeck.leadText"),
-    DOES_NOT_FIT: ("error", "errorForeground"),
-    CANNOT: ("circle-slash", "descriptionForeground"),
-}
-
-Index = QModelIndex | QPersistentModelIndex
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Left edges and widths for a row of some width, in pixels."""
-
-    name: int
-    name_width: int
-    bars: int
-    bars_width: int
-    peak: int
-    peak_width: int
-    step: int
-    step_width: int
-    verdict: int
-    verdict_width: int
-
-    @staticmethod
-    def of(width: int) -> Columns:
-        is_narrow = width < 900
-        sizes = (188, 96, 104) if not is_narrow else (150, 84, 84) if width >= 700 else (120, 78, 76)
-        name_width, peak_width, step_width = sizes
-        verdict_width = 114
-        verdict = width - _PAD - verdict_width
-        step = verdict - (8 if is_narrow else 14) - step_width
-        peak = step - 10 - peak_width
-        name = 38
-        bars = name + name_width + 10
-        return Columns(
-            name, name_width, bars, max(60, peak - 12 - bars), peak, peak_width, step, step_width, verdict,
-            verdict_width,
-        )  # fmt: skip
-
-
-def bar_sizes(num_bars: int) -> tuple[int, int]:
-    """(height, gap) of the bars of so many devices, in pixels."""
-    for most, sizes in ((4, (7, 2)), (8, (5, 1)), (16, (3, 1)), (32, (2, 1))):
-        if num_bars <= most:
-            return sizes
-    return 1, 0
+_EDGE_HEIGHT = 20
 
 
 class PlanModel(QAbstractListModel):
-    """The rows; `set_rows` tells the view only what differs."""
+    """The rows; `set_rows` tells the view only what differs, or with `repaint` all of it."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
         self.figures: list[RowFigure] = []
-        self.scale = Scale()
 
-    def set_rows(self, figures: Sequence[RowFigure], scale: Scale) -> None:
+    def set_rows(self, figures: Sequence[RowFigure], *, repaint: bool) -> None:
         fresh = list(figures)
         if [figure.key for figure in fresh] != [figure.key for figure in self.figures]:
             self.beginResetModel()
-            self.figures, self.scale = fresh, scale
+            self.figures = fresh
             self.endResetModel()
             return
         before, self.figures = self.figures, fresh
-        has_new_scale, self.scale = scale != self.scale, scale
         for row, (old, new) in enumerate(zip(before, fresh, strict=True)):
-            if old != new or has_new_scale:
+            if old != new or repaint:
                 self.dataChanged.emit(self.index(row), self.index(row))
 
     def rowCount(self, parent: Index | None = None) -> int:
@@ -126,200 +56,6 @@ class PlanModel(QAbstractListModel):
         return None
 
 
-class _Delegate(QStyledItemDelegate):
-    def __init__(self, theme: Theme, model: PlanModel, parent: QWidget) -> None:
-        super().__init__(parent)
-        self._theme = theme
-        self._model = model
-        self.colors = ChartColors.of(theme)
-
-    def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
-        figure: RowFigure = index.data(FIGURE_ROLE)
-        num_bars = max(len(figure.bars), figure.num_tracks)
-        height, gap = bar_sizes(num_bars)
-        num_lines = 1 + bool(figure.options) + bool(figure.marks)
-        return QSize(300, max(MIN_ROW, num_bars * (height + gap) - gap + 14, 16 * num_lines + 10))
-
-    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
-        figure: RowFigure = index.data(FIGURE_ROLE)
-        rect: QRect = option.rect
-        columns = Columns.of(rect.width())
-        painter.save()
-        painter.setClipRect(rect)
-        self._paint_ground(painter, rect, option.state, figure)
-        self._paint_name(painter, rect, columns, figure)
-        if figure.words:
-            left = columns.bars + _INDEX_WIDTH
-            room = QRect(left, rect.y() + 4, columns.verdict - 14 - left, rect.height() - 8)
-            self._paint_words(painter, room, figure.words)
-        else:
-            self._paint_bars(painter, rect, columns, figure)
-            self._paint_numbers(painter, rect, columns, figure)
-        self._paint_verdict(painter, rect, columns, figure)
-        painter.restore()
-
-    def _paint_ground(
-        self, painter: QPainter, rect: QRect, state: QStyle.StateFlag, figure: RowFigure
-    ) -> None:
-        color = self._theme.color
-        if figure.is_chosen:
-            painter.fillRect(rect, color("list.inactiveSelectionBackground"))
-            painter.fillRect(QRect(rect.x(), rect.y(), 3, rect.height()), color("focusBorder"))
-        elif state & QStyle.StateFlag.State_MouseOver:
-            painter.fillRect(rect, color("list.hoverBackground"))
-        painter.setPen(self.colors.border)
-        painter.drawLine(rect.bottomLeft(), rect.bottomRight())
-        if state & QStyle.StateFlag.State_HasFocus:
-            painter.setPen(color("focusBorder"))
-            painter.drawRect(rect.adjusted(0, 0, -1, -1))
-
-    def _paint_name(self, painter: QPainter, rect: QRect, columns: Columns, figure: RowFigure) -> None:
-        colors = self.colors
-        is_dim = figure.is_awaited or figure.verdict == CANNOT or not figure.verdict
-        ink = colors.muted if is_dim else colors.foreground
-        draw_icon(painter, figure.icon, QRectF(rect.x() + 14, rect.y(), 16, rect.height()), ink)
-        num_lines = 1 + bool(figure.options) + bool(figure.marks)
-        top = rect.y() + (rect.height() - 16 * num_lines) // 2
-        painter.setFont(chart_font(12, bold=not is_dim))
-        painter.setPen(ink)
-        _text(painter, QRect(columns.name, top, columns.name_width, 16), figure.title)
-        if figure.options:
-            top += 16
-            painter.setFont(chart_font(11))
-            painter.setPen(colors.muted)
-            _text(painter, QRect(columns.name, top, columns.name_width, 16), figure.options)
-        left = columns.name
-        for mark in figure.marks:
-            room = columns.name + columns.name_width - left
-            left += self._paint_mark(painter, left, top + 17, room, mark) + 6
-
-    def _paint_mark(self, painter: QPainter, left: int, top: int, room: int, word: str) -> int:
-        """A small label: filled for the recommended row, an outline for the other; its width. Without room
-        for two words it says the first.
-        """
-        font, color = chart_font(10, bold=True), self._theme.color
-        is_filled = word == RECOMMENDED
-        if QFontMetrics(font).horizontalAdvance(word) + 10 > room:
-            word = word.split()[0]
-        width = QFontMetrics(font).horizontalAdvance(word) + 10
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        painter.setPen(QPen(color("button.background" if is_filled else "descriptionForeground"), 1))
-        painter.setBrush(color("button.background") if is_filled else Qt.BrushStyle.NoBrush)
-        box = QRectF(left + 0.5, top + 0.5, width, 13)
-        painter.drawRoundedRect(box, 3, 3)
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing, False)
-        painter.setFont(font)
-        painter.setPen(color("button.foreground" if is_filled else "descriptionForeground"))
-        painter.drawText(box, Qt.AlignmentFlag.AlignCenter, word)
-        return width
-
-    def _paint_words(self, painter: QPainter, room: QRect, words: str) -> None:
-        """Up to the lines that the row has; all of it is in the tooltip."""
-        painter.setFont(chart_font(11))
-        painter.setPen(self.colors.muted)
-        metrics = painter.fontMetrics()
-        flags = int(Qt.TextFlag.TextWordWrap | Qt.AlignmentFlag.AlignVCenter)
-        shown, parts = words, words.split()
-        while (
-            parts
-            and metrics.boundingRect(QRect(0, 0, room.width(), 9999), flags, shown).height() > room.height()
-        ):
-            parts.pop()
-            shown = " ".join(parts) + "…"
-        painter.drawText(room, flags, shown)
-
-    def _paint_bars(self, painter: QPainter, rect: QRect, columns: Columns, figure: RowFigure) -> None:
-        num_bars = max(len(figure.bars), figure.num_tracks)
-        height, gap = bar_sizes(num_bars)
-        top = rect.y() + (rect.height() - num_bars * (height + gap) + gap) // 2
-        left, width = columns.bars + _INDEX_WIDTH, columns.bars_width - _INDEX_WIDTH
-        for place in range(num_bars):
-            box = QRectF(left, top + place * (height + gap), width, height)
-            painter.fillRect(box, self.colors.track)
-            if figure.bars:
-                self._paint_bar(painter, box, figure.bars[place])
-                if height >= 5 and len(figure.bars) > 1:
-                    painter.setFont(chart_font(8 if height < 7 else 9))
-                    painter.setPen(self.colors.muted)
-                    where = QRectF(columns.bars, box.center().y() - 7, _INDEX_WIDTH - 6, 14)
-                    painter.drawText(where, _RIGHT, figure.bars[place].label.rpartition(" ")[2])
-        self._paint_capacity(painter, QRectF(left, top - 3, width, num_bars * (height + gap) - gap + 6))
-
-    def _paint_bar(self, painter: QPainter, box: QRectF, bar: PlanBar) -> None:
-        scale = box.width() / self._model.scale.end_bytes
-        left = box.left()
-        for kind, num_bytes in bar.segments:
-            width = num_bytes * scale
-            # A pixel of gap parts the segments; what is thinner than that still shows as a hair.
-            shown = min(max(min(width, 1.0), width - 1), box.right() - left)
-            if shown > 0:
-                painter.fillRect(
-                    QRectF(left, box.top(), shown, box.height()), self.brush(kind, leads=bar.leads)
-                )
-            left += width
-        capacity = self._model.scale.capacity_bytes
-        if capacity is not None and left > box.left() + capacity * scale + 1:
-            start = box.left() + capacity * scale
-            over = QRectF(start, box.top(), min(left, box.right()) - start, box.height())
-            painter.fillRect(over, self._theme.color("errorForeground"))
-
-    def brush(self, kind: str, *, leads: bool) -> QBrush:
-        """Kinds are blue, gathered outputs amber where they make a device stand out; the rest is grey."""
-        colors = self.colors
-        if kind == "gathered" and leads:
-            return QBrush(colors.hot)
-        if kind in colors.kinds:
-            return QBrush(colors.kinds[kind])
-        grey = QColor(colors.axis)
-        if kind == OTHERS:
-            return QBrush(grey, Qt.BrushStyle.BDiagPattern)
-        grey.setAlpha({RESERVED: 80, CONSTANTS: 150}.get(kind, 255))
-        return QBrush(grey)
-
-    def _paint_capacity(self, painter: QPainter, area: QRectF) -> None:
-        scale = self._model.scale
-        if scale.capacity_bytes is None:
-            return
-        pen = QPen(self.colors.capacity, 1, Qt.PenStyle.CustomDashLine)
-        pen.setDashPattern([3, 2])
-        painter.setPen(pen)
-        x = round(area.left() + area.width() * scale.capacity_bytes / scale.end_bytes)
-        painter.drawLine(x, round(area.top()), x, round(area.bottom()))
-
-    def _paint_numbers(self, painter: QPainter, rect: QRect, columns: Columns, figure: RowFigure) -> None:
-        colors = self.colors
-        for left, width, text, note, is_hot in (
-            (columns.peak, columns.peak_width, figure.peak, figure.peak_note, figure.is_hot),
-            (columns.step, columns.step_width, figure.step, figure.step_note, False),
-        ):
-            top = rect.y() + (rect.height() - (32 if note else 16)) // 2
-            is_peak = left == columns.peak
-            painter.setFont(chart_font(12 if is_peak else 11, bold=is_peak, mono=True))
-            painter.setPen(colors.muted if figure.is_awaited or not is_peak else colors.foreground)
-            painter.drawText(QRect(left, top, width, 16), _RIGHT, text)
-            if note:
-                painter.setFont(chart_font(11, bold=is_hot))
-                painter.setPen(colors.lead_text if is_hot else colors.muted)
-                painter.drawText(QRect(left, top + 16, width, 16), _RIGHT, note)
-
-    def _paint_verdict(self, painter: QPainter, rect: QRect, columns: Columns, figure: RowFigure) -> None:
-        icon, key = _VERDICT_LOOKS.get(figure.verdict, ("", "descriptionForeground"))
-        if figure.verdict == FITS and self._model.scale.capacity_bytes is None:
-            key = "descriptionForeground"  # there was nothing to fit in
-        ink = self._theme.color(key)
-        top = rect.y() + (rect.height() - (32 if figure.verdict_note else 16)) // 2
-        left = columns.verdict
-        if icon:
-            draw_icon(painter, icon, QRectF(left, top, 16, 16), ink)
-        painter.setFont(chart_font(12, bold=figure.verdict in (TIGHT, DOES_NOT_FIT)))
-        painter.setPen(ink)
-        _text(painter, QRect(left + 21, top, columns.verdict_width - 21, 16), figure.verdict_word)
-        if figure.verdict_note:
-            painter.setFont(chart_font(11))
-            painter.setPen(self.colors.muted)
-            _text(painter, QRect(left + 21, top + 16, columns.verdict_width - 21, 16), figure.verdict_note)
-
-
 class PlanTable(QListView):
     """`picked` carries a row's key when it is clicked, or Enter is pressed on it."""
 
@@ -329,7 +65,7 @@ class PlanTable(QListView):
         super().__init__()
         self._theme = theme
         self.plan_model = PlanModel(self)
-        self._delegate = _Delegate(theme, self.plan_model, self)
+        self._delegate = PlanRowDelegate(theme, self)
         self.setModel(self.plan_model)
         self.setItemDelegate(self._delegate)
         self.setMouseTracking(True)
@@ -349,7 +85,8 @@ class PlanTable(QListView):
         current, top = self.currentIndex(), self.verticalScrollBar().value()
         key = self.plan_model.figures[current.row()].key if current.isValid() else None
         heights = [self._height(row) for row in range(self.plan_model.rowCount())]
-        self.plan_model.set_rows(figures, scale)
+        has_new_scale, self._delegate.scale = scale != self._delegate.scale, scale
+        self.plan_model.set_rows(figures, repaint=has_new_scale)
         if heights != [self._height(row) for row in range(self.plan_model.rowCount())]:
             self.scheduleDelayedItemsLayout()
         keys = [figure.key for figure in figures]
@@ -382,6 +119,58 @@ class PlanTable(QListView):
         self.viewport().update()
 
 
-def _text(painter: QPainter, room: QRect, text: str) -> None:
-    shown = painter.fontMetrics().elidedText(text, Qt.TextElideMode.ElideRight, room.width())
-    painter.drawText(room, _LEFT, shown)
+class ColumnNames(QWidget):
+    """The head of the table. `width_of` tells how wide its rows are beside a scroll bar."""
+
+    def __init__(self, theme: Theme, width_of: Callable[[], int]) -> None:
+        super().__init__()
+        self._theme = theme
+        self._width_of = width_of
+        self.setFixedHeight(_EDGE_HEIGHT)
+        theme.changed.connect(self.update)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.setFont(chart_font(11))
+        painter.setPen(self._theme.color("descriptionForeground"))
+        columns = Columns.of(self._width_of())
+        for left, width, text, where in (
+            (columns.name, columns.name_width, "Strategy", LEFT),
+            (columns.bars + 18, columns.bars_width, "Each device", LEFT),
+            (columns.peak, columns.peak_width, "Fullest", RIGHT),
+            (columns.step, columns.step_width, "Step time", RIGHT),
+            (columns.verdict + 21, columns.verdict_width, "Verdict", LEFT),
+        ):
+            painter.drawText(QRect(left, 0, width, _EDGE_HEIGHT), where, text)
+        painter.end()
+
+
+@dataclass(frozen=True)
+class SeenKinds:
+    """The kinds of memory that can be seen in the table, and whether a capacity is drawn."""
+
+    kinds: tuple[str, ...] = ()
+    has_capacity: bool = False
+
+
+class PlanLegend(Chart[SeenKinds]):
+    """The kinds that can be seen, and the sign of the capacity."""
+
+    def __init__(self, theme: Theme, brush: Callable[[str], QBrush]) -> None:
+        super().__init__(theme, SeenKinds(), "Kinds of memory")
+        self._brush = brush
+        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
+
+    def describe(self) -> str:
+        return ", ".join(SEGMENT_LABELS[kind] for kind in self._figure.kinds)
+
+    def sizeHint(self) -> QSize:
+        return QSize(200, _EDGE_HEIGHT)
+
+    def paint(self, painter: QPainter, event: QPaintEvent) -> None:
+        entries = [LegendEntry(SEGMENT_LABELS[kind], [self._brush(kind)]) for kind in self._figure.kinds]
+        if self._figure.has_capacity:
+            entries.append(LegendEntry("capacity", dashed_line(self._colors.capacity, CAPACITY_DASHES)))
+        painter.translate(4, 0)
+        [line] = place_entries(entries, self.width())
+        paint_entries(painter, line, self.height() / 2, self._colors.muted)

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rankdeck.memory.ledger import local_part
 from rankdeck.parallel.collectives.buckets import in_buckets
 from rankdeck.parallel.collectives.grad_sync import DEFAULT_BUCKET_BYTES
+from rankdeck.torch_compat.dtensors import local_part
 
 
 @torch.no_grad()

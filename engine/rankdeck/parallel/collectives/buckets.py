@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from rankdeck.torch_compat.dispatch import storage_key
+
 
 def buckets_of(tensors: Sequence[Tensor], limit_bytes: int) -> list[list[int]]:
     """Which tensors travel together: the places of neighbours of one dtype, up to `limit_bytes`."""
@@ -56,5 +58,5 @@ def in_buckets(
         change(travelling)
         for tensor, part in zip(own, unflatten(travelling, own), strict=True):
             # By storage: a planned tensor has no address.
-            if part.untyped_storage()._cdata != tensor.untyped_storage()._cdata:
+            if storage_key(part.untyped_storage()) != storage_key(tensor.untyped_storage()):
                 tensor.copy_(part)

@@ -7,7 +7,7 @@ of them with its tensor and books what a bandwidth-optimal ring sends for it:
     reduce-scatter of G bytes (n-1)/n x G,  all-to-all of G bytes (n-1)/n x G
 
 It slows every operation a little, so enter it for one step. Source: torch's own CommDebugMode counts calls,
-not bytes. Read ../strategies/tensor_parallel.py next.
+not bytes. Read ../../strategies/tensor_parallel.py next.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from rankdeck.torch_compat.collectives import NAMESPACE, size_of_group
+from rankdeck.torch_compat.dispatch import DispatchMode
 
 _SHARES = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
@@ -27,10 +28,9 @@ _SHARES = {
     "reduce_scatter_tensor": lambda n: (n - 1) / n,
     "all_to_all_single": lambda n: (n - 1) / n,
 }
-_NAMESPACE = "_c10d_functional"
 
 
-class CountedCollectives(TorchDispatchMode):
+class CountedCollectives(DispatchMode):
     """Counts the functional collectives of the threads that it is entered in."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class CountedCollectives(TorchDispatchMode):
     ) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it unwraps itself, and its collectives come back here
-        if getattr(func, "namespace", None) == _NAMESPACE:
+        if getattr(func, "namespace", None) == NAMESPACE:
             self._book(func.__name__.partition(".")[0], args)
         return func(*args, **(kwargs or {}))
 
@@ -57,11 +57,6 @@ class CountedCollectives(TorchDispatchMode):
         tensor = args[0]
         if share is None or not isinstance(tensor, Tensor):
             return
-        num_ranks = _group_size(args[-1])
+        num_ranks = size_of_group(args[-1])
         self.calls[name] += 1
         self.sent_bytes += round(share(num_ranks) * tensor.numel() * tensor.element_size())
-
-
-def _group_size(name: Any) -> int:
-    group: Any = c10d._resolve_process_group(name)  # type: ignore[attr-defined]  # torch has no public way
-    return int(group.size())

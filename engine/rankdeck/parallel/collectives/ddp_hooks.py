@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rankdeck.parallel.collectives.compress import HALVES
 from rankdeck.parallel.collectives.grad_sync import SyncTimes
+from rankdeck.torch_compat import ddp as torch_ddp
 
 if TYPE_CHECKING:
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 _MEMORIES = ("error_dict", "p_memory_dict", "q_memory_dict")
 _MIB = 2**20
 _NS = 1e-9
-_TORCH_SAMPLE_RATE = 100
 FIRST_POWERSGD_STEP = 2
 """Torch's least: the buckets are made anew after the first step."""
 
@@ -34,7 +34,7 @@ def compress_with_hook(
     ddp: DistributedDataParallel, compress: str, group: dist.ProcessGroup | None, powersgd_rank: int
 ) -> PowerSGDState | None:
     """Register torch's hook for `compress` (fp16 | bf16 | powersgd); what PowerSGD keeps between steps."""
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
     if compress == "powersgd":
         state = powerSGD_hook.PowerSGDState(
@@ -45,7 +45,7 @@ def compress_with_hook(
     dtype = HALVES[compress]
 
     def hook(state: Any, bucket: Any) -> Any:
-        return default_hooks._compress_hook(dtype, state, bucket)
+        return torch_ddp.compress(dtype, state, bucket)
 
     hook.__annotations__.clear()  # torch compares them with classes, and here they are words
     ddp.register_comm_hook(group if group is not None else dist.group.WORLD, hook)
@@ -80,27 +80,21 @@ def backward_times(ddp: DistributedDataParallel) -> SyncTimes | None:
     From the first bucket's start to the last one's end, and how much of that lay under backward's computing.
     None before the third step, or where this version of torch does not tell.
     """
-    try:
-        log = ddp._get_ddp_logging_data()
-        seconds = log["avg_backward_comm_time"] * _NS
-        overlapped_s = log["avg_backward_compute_comm_overlap_time"] * _NS
-    except (AttributeError, AssertionError, KeyError, TypeError):
-        return None
+    log = torch_ddp.log_of(ddp)
+    seconds = log.get("avg_backward_comm_time", 0) * _NS
+    overlapped_s = log.get("avg_backward_compute_comm_overlap_time", 0) * _NS
     return SyncTimes(seconds, min(overlapped_s, seconds)) if seconds > 0 else None
 
 
 def time_every_backward(ddp: DistributedDataParallel, wanted: bool) -> None:
     """Have torch time each backward, or again every hundredth. On GPUs it would wait for the device."""
     if next(ddp.parameters()).device.type == "cpu":
-        ddp._set_ddp_runtime_logging_sample_rate(1 if wanted else _TORCH_SAMPLE_RATE)
+        torch_ddp.time_every_backward(ddp, wanted)
 
 
 def last_sync(ddp: DistributedDataParallel) -> tuple[float, float] | None:
     """(Unix time of the first bucket's start, seconds to the last one's end) in the backward before the last
     forward; None on GPUs, whose log has no moments, and where torch did not time it."""
-    try:
-        log = ddp._get_ddp_logging_data()
-        start_ns, end_ns = log["backward_comm_time_start"], log["backward_comm_time_end"]
-    except (AttributeError, AssertionError, KeyError, TypeError):
-        return None
+    log = torch_ddp.log_of(ddp)
+    start_ns, end_ns = log.get("backward_comm_time_start", 0), log.get("backward_comm_time_end", 0)
     return (start_ns * _NS, (end_ns - start_ns) * _NS) if 0 < start_ns < end_ns else None

@@ -21,13 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from rankdeck.base.errors import ModelError
 from rankdeck.memory.virtual import VirtualDevices
 from rankdeck.parallel.collectives.parallel_apply import HANDED_OVER, parallel_apply
 from rankdeck.parallel.collectives.replica_threads import ReplicaError, ReplicaThreads
 from rankdeck.parallel.collectives.replicate import Replicas, replicate
+from rankdeck.torch_compat.dispatch import tree_flatten, tree_unflatten
 
 __all__ = [
     "ReplicaError",

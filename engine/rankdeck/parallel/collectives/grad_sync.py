@@ -26,13 +26,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rankdeck.base.errors import ModelError
-from rankdeck.memory.ledger import local_part
 from rankdeck.parallel.collectives.all_to_all import all_to_all_sum
 from rankdeck.parallel.collectives.buckets import in_buckets
 from rankdeck.parallel.collectives.compress import HALVES, PowerSgd, thin_shape
 from rankdeck.parallel.collectives.peers import Peers
 from rankdeck.parallel.collectives.reduce_broadcast import star_sum
 from rankdeck.parallel.collectives.ring import ring_sum
+from rankdeck.torch_compat.dtensors import local_part
 
 DEFAULT_BUCKET_BYTES = 25 * 2**20
 

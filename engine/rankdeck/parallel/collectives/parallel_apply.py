@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from rankdeck.base.errors import ModelError, TrainingError
 from rankdeck.parallel.collectives.replica_threads import ReplicaThreads
 from rankdeck.parallel.collectives.replicate import Replicas
+from rankdeck.torch_compat.dispatch import TreeSpec, tree_flatten, tree_unflatten
 
 HANDED_OVER = "_rankdeck_handed_over"
 """Set on a gradient that nobody but its receiver will read."""

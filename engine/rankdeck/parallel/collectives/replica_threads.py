@@ -24,7 +24,7 @@ from torch import Tensor
 
 from rankdeck.base.errors import RankdeckError, TrainingError
 from rankdeck.memory.virtual import VirtualDevices
-from rankdeck.profiling.spans import OpenSpan, SpanRecorder
+from rankdeck.profiling.spans import PhaseSpan, SpanRecorder
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ class ReplicaThreads:
     def __init__(self, devices: VirtualDevices, spans: SpanRecorder | None = None) -> None:
         self.devices = devices
         self.spans = spans or SpanRecorder()
-        self.lead_phase: OpenSpan | None = None
+        self.lead_phase: PhaseSpan | None = None
         """What device 0 is in before its thread begins a backward: the loss's own backward."""
         self.busy_s = [0.0] * devices.num_devices
         """CPU seconds that each device has computed so far. Not the helpers of torch's own thread pool."""

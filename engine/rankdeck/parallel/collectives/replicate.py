@@ -20,6 +20,9 @@ from torch.autograd.function import once_differentiable
 from rankdeck.base.errors import ModelError
 from rankdeck.memory.virtual import VirtualDevices
 from rankdeck.parallel.collectives.buckets import buckets_of, flatten, unflatten
+from rankdeck.torch_compat.modules import note_weight, own_children, shallow_copy
+from rankdeck.torch_compat.modules import own_buffers as own_buffers_of
+from rankdeck.torch_compat.modules import own_parameters as own_parameters_of
 
 BUCKET_BYTES = 10 * 2**20
 
@@ -72,20 +75,19 @@ def _clone(
     buffer_place = {buffer: index for index, buffer in enumerate(module.buffers())}
     roots = []
     for own_parameters, own_buffers in zip(parameters, buffers, strict=True):
-        clones: list[Any] = [child._replicate_for_data_parallel() for child in tree]
+        clones: list[Any] = [shallow_copy(child) for child in tree]
         for child, clone in zip(tree, clones, strict=True):
-            clone._former_parameters = {}
-            for name, grandchild in child._modules.items():
-                clone._modules[name] = None if grandchild is None else clones[place[grandchild]]
-            for name, parameter in child._parameters.items():
+            for name, grandchild in own_children(child).items():
+                own_children(clone)[name] = None if grandchild is None else clones[place[grandchild]]
+            for name, parameter in own_parameters_of(child).items():
                 if parameter is None:
-                    clone._parameters[name] = None
+                    own_parameters_of(clone)[name] = None
                     continue
                 # By setattr, because RNNs keep a list of their weights up to date in it.
                 setattr(clone, name, own_parameters[parameter_place[parameter]])
-                clone._former_parameters[name] = own_parameters[parameter_place[parameter]]
-            for name, buffer in child._buffers.items():
-                clone._buffers[name] = None if buffer is None else own_buffers[buffer_place[buffer]]
+                note_weight(clone, name, own_parameters[parameter_place[parameter]])
+            for name, buffer in own_buffers_of(child).items():
+                own_buffers_of(clone)[name] = None if buffer is None else own_buffers[buffer_place[buffer]]
         roots.append(clones[0])
     return roots
 

@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.modules.batchnorm import _BatchNorm
+
+from rankdeck.torch_compat.modules import BatchNorm, check_batch_norm_input
 
 
 def convert_batch_norms(
@@ -32,7 +33,7 @@ def convert_batch_norms(
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module, group)
         return converted
     for child in module.modules():
-        if isinstance(child, _BatchNorm) and not isinstance(child, _AcrossRanks | nn.SyncBatchNorm):
+        if isinstance(child, BatchNorm) and not isinstance(child, _AcrossRanks | nn.SyncBatchNorm):
             child.__class__ = _across_ranks(type(child))  # type: ignore[assignment, arg-type]  # classes hash
             child.process_group = group  # type: ignore[assignment]  # as nn.SyncBatchNorm names it
     return module
@@ -47,7 +48,7 @@ class _AcrossRanks(nn.Module):
         if not norm.training:
             out: Tensor = super().forward(inputs)
             return out
-        norm._check_input_dim(inputs)
+        check_batch_norm_input(norm, inputs)
         values = inputs.float() if inputs.dtype in (torch.float16, torch.bfloat16) else inputs
         normalised, mean, variance, count = _Normalise.apply(values, norm.eps, norm.process_group)
         _update_running(norm, mean, variance, count)

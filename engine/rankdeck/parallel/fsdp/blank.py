@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from rankdeck.parallel.collectives.broadcast import broadcast_from_rank_0
+from rankdeck.torch_compat.modules import own_tensors
 
 Owner = tuple[nn.Module, str]
 
@@ -59,7 +60,7 @@ class BlankModel:
     def _owners(self, part: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
         for module in part.modules():
             if module not in self._done:
-                for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
+                for name, tensor in [item for tensors in own_tensors(module) for item in tensors.items()]:
                     if tensor is not None:
                         yield module, name, tensor
 

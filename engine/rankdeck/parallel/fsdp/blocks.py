@@ -16,9 +16,10 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from rankdeck.models.blocks import repeated_blocks
+from rankdeck.torch_compat.fsdp import count_unused_as_zero
+from rankdeck.torch_compat.modules import BatchNorm, own_parameters
 
 HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 """Weights are gathered in half the bytes; each rank's slice and the sums of gradients stay fp32."""
@@ -57,7 +58,7 @@ def shard_blocks(
         # A sum needs no division: torch's mean would need the loss to be scaled up first.
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
-        module.set_reduce_scatter_unused_params(find_unused, recurse=False)
+        count_unused_as_zero(module, find_unused)
     return whole
 
 
@@ -100,7 +101,7 @@ def _blocks_apart(model: nn.Module) -> list[nn.Module]:
     """Blocks that share no weight with the rest of the model."""
     holders: dict[nn.Parameter, int] = {}
     for module in model.modules():
-        for parameter in module._parameters.values():
+        for parameter in own_parameters(module).values():
             if parameter is not None:
                 holders[parameter] = holders.get(parameter, 0) + 1
     return [
@@ -113,7 +114,7 @@ def _blocks_apart(model: nn.Module) -> list[nn.Module]:
 def _holds_all(block: nn.Module, holders: dict[nn.Parameter, int]) -> bool:
     inside: dict[nn.Parameter, int] = {}
     for module in block.modules():
-        for parameter in module._parameters.values():
+        for parameter in own_parameters(module).values():
             if parameter is not None:
                 inside[parameter] = inside.get(parameter, 0) + 1
     return all(holders[parameter] == count for parameter, count in inside.items())
@@ -128,7 +129,7 @@ def _shard_norms(part: nn.Module, mesh: DeviceMesh, half: bool) -> None:
 
 
 def _is_norm(module: nn.Module) -> bool:
-    return isinstance(module, _BatchNorm)
+    return isinstance(module, BatchNorm)
 
 
 def _scalars(part: nn.Module) -> list[nn.Parameter]:
@@ -141,7 +142,7 @@ def _own_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
     waiting = [module]
     while waiting:
         current = waiting.pop()
-        for parameter in current._parameters.values():
+        for parameter in own_parameters(current).values():
             if parameter is not None and parameter.ndim and parameter not in seen:
                 seen.add(parameter)
                 yield parameter

@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rankdeck.memory.ledger import local_part
 from rankdeck.parallel.pipelining.chain import Received
 from rankdeck.parallel.pipelining.costs import Boundary
 from rankdeck.parallel.pipelining.cutting import CutModel
 from rankdeck.parallel.tensor.gradients import whole
+from rankdeck.torch_compat.dtensors import local_part
 
 
 class StageCommunication:

@@ -20,6 +20,7 @@ from rankdeck.base.errors import ModelError
 from rankdeck.parallel.nested import each_tensor
 from rankdeck.parallel.pipelining.chain import Chain, Received
 from rankdeck.parallel.pipelining.probing import on_shapes, without_effects
+from rankdeck.torch_compat.dispatch import storage_key
 
 _TIMED_RUNS = 3
 
@@ -133,7 +134,7 @@ def _saved_bytes(unit: nn.Module, passing: Received, inputs: Any) -> tuple[int, 
     def pack(tensor: Tensor) -> Tensor:
         if id(tensor) not in own and not isinstance(tensor, nn.Parameter):
             storage = tensor.untyped_storage()
-            saved[storage._cdata] = storage.nbytes()
+            saved[storage_key(storage)] = storage.nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):

@@ -21,6 +21,7 @@ from rankdeck.parallel.pipelining.chain import Chain
 from rankdeck.parallel.pipelining.costs import Boundary
 from rankdeck.parallel.pipelining.cuts import balanced_cuts, given_cuts
 from rankdeck.parallel.pipelining.find import find_chain
+from rankdeck.torch_compat.modules import own_tensors
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class CutModel:
         """Drop what other stages hold: the model stays a tree of the same names with holes in it."""
         kept = {id(tensor) for tensor in self.held_by(stages)}
         for module in self.model.modules():
-            for tensors in (module._parameters, module._buffers):
+            for tensors in own_tensors(module):
                 for name, tensor in tensors.items():
                     if tensor is not None and id(tensor) not in kept:
                         tensors[name] = None

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from rankdeck.parallel.nested import call
 from rankdeck.parallel.pipelining.chain import Chain, Received
 from rankdeck.parallel.pipelining.probing import on_shapes, same_weights, without_effects
+from rankdeck.torch_compat.modules import own_tensors
 
 _LISTS = (nn.ModuleList, nn.Sequential)
 
@@ -199,7 +200,7 @@ def _above(units: Sequence[str]) -> set[str]:
 
 def _empty(module: nn.Module) -> None:
     """Zeros that take no memory in place of the module's own weights."""
-    for kind in (module._parameters, module._buffers):
+    for kind in own_tensors(module):
         for name, tensor in list(kind.items()):
             if tensor is not None:
                 del kind[name]

@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_map
+
+from rankdeck.torch_compat.dispatch import tree_map
+from rankdeck.torch_compat.fake_tensors import FakeTensorMode
 
 T = TypeVar("T")
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from torch.distributed.pipelining.schedules import get_schedule_class
 
 from rankdeck.config.microbatches import stages_per_device
+from rankdeck.torch_compat.pipelining import slots
 
 BY_HAND = "1f1b-by-hand"
 _TORCH_NAMES = {
@@ -81,18 +82,16 @@ def actions(schedule: str, num_ranks: int, microbatches: int) -> list[list[Actio
         if rank == 0
     ]
     order = make_schedule(schedule, stages, microbatches).pipeline_order
-    return [list(_plain(order[rank])) for rank in range(num_ranks)]
+    return [list(_named(slots(order[rank]))) for rank in range(num_ranks)]
 
 
-def _plain(slots: Iterable[Any]) -> Iterable[Action | None]:
-    """torch's slots as ours. Two actions that overlap take a slot each here."""
+def _named(slots: Iterable[tuple[str, int, int] | None]) -> Iterable[Action | None]:
+    """torch's slots as ours, without what only talks."""
     for slot in slots:
-        parts = [slot] if slot is None or slot.sub_actions is None else slot.sub_actions
-        for part in parts:
-            if part is None:
-                yield None
-            elif part.computation_type.value in _KINDS:
-                yield Action(_KINDS[part.computation_type.value], part.stage_index, part.microbatch_index)
+        if slot is None:
+            yield None
+        elif slot[0] in _KINDS:
+            yield Action(_KINDS[slot[0]], *slot[1:])
 
 
 def in_flight(slots: Sequence[Action | None]) -> int:

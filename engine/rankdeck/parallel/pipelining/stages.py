@@ -9,20 +9,19 @@ one_forward_one_backward.py for a schedule without torch's.
 from __future__ import annotations
 
 import contextlib
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining import schedules as torch_schedules
 
 from rankdeck.models.losses import Loss
 from rankdeck.parallel.pipelining.costs import Boundary
 from rankdeck.parallel.pipelining.schedules import make_schedule
 from rankdeck.profiling.spans import SpanRecorder
+from rankdeck.torch_compat.pipelining import raised_in_a_stage, receive_buffers
 
 
 class Traffic:
@@ -131,7 +130,7 @@ class TorchSchedule:
         numbers = torch.arange(self._num_microbatches)
         args = (numbers,) if any(runner.is_first for runner in self._runners) else ()
         target = numbers if any(runner.is_last for runner in self._runners) else None
-        with _raised_in_a_stage():
+        with raised_in_a_stage():
             self._schedule.step(*args, target=target, return_outputs=False)
 
     def buffers(self) -> list[Tensor]:
@@ -182,8 +181,7 @@ class _Stage(PipelineStage):
 
     def buffers(self) -> list[Tensor]:
         """What is received into, for every microbatch."""
-        infos = [*self.args_recv_info.values(), *self.grad_recv_info.values()]
-        return [info.buffer for group in infos for info in group if info.buffer is not None]
+        return receive_buffers(self)
 
 
 def _static(boundary: Boundary) -> tuple[Tensor, ...]:
@@ -194,19 +192,3 @@ def _static(boundary: Boundary) -> tuple[Tensor, ...]:
         )
         for shape in boundary
     )
-
-
-@contextlib.contextmanager
-def _raised_in_a_stage() -> Iterator[None]:
-    """What a stage raised, without torch's wrapper around it and without the whole schedule on stderr."""
-    printed = logging.getLogger(torch_schedules.__name__)
-    level = printed.level
-    printed.setLevel(logging.CRITICAL)
-    try:
-        yield
-    except RuntimeError as error:
-        if error.__cause__ is not None:
-            raise error.__cause__ from None
-        raise
-    finally:
-        printed.setLevel(level)

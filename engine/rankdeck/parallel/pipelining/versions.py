@@ -14,6 +14,8 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
+from rankdeck.torch_compat.modules import own_parameters
+
 
 class WeightVersions:
     """Version v is what the weights were after v updates."""
@@ -24,7 +26,7 @@ class WeightVersions:
         self._places = [
             (inner, name, index_of[id(parameter)])
             for inner in module.modules()
-            for name, parameter in inner._parameters.items()
+            for name, parameter in own_parameters(inner).items()
             if parameter is not None and id(parameter) in index_of
         ]
         self.newest = 0
@@ -53,12 +55,12 @@ class WeightVersions:
         """The module runs on a version, in forward and where a backward computes forwards again."""
         weights = self._alive[version]
         for module, name, index in self._places:
-            module._parameters[name] = weights[index]
+            own_parameters(module)[name] = weights[index]
         try:
             yield
         finally:
             for module, name, index in self._places:
-                module._parameters[name] = self._own[index]
+                own_parameters(module)[name] = self._own[index]
 
     def before_update(self, needed: set[int]) -> None:
         """Keep the newest as it is, where it is among the versions that are needed from here on."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from rankdeck.base.errors import ModelError, one_of
+from rankdeck.torch_compat.modules import has_one_input_weight
 
 QUERY = ("query", "q_proj", "q", "wq", "q_lin", "to_q", "query_proj", "linear_q")
 KEY = ("key", "k_proj", "k", "wk", "k_lin", "to_k", "key_proj", "linear_k")
@@ -160,7 +161,7 @@ def _refuse_other_weights(module: nn.Module, name: str, split: set[str]) -> None
 def _refuse_fused(model: nn.Module) -> None:
     for name, module in model.named_modules():
         kind = type(module).__name__
-        if kind == "Conv1D" or (isinstance(module, nn.MultiheadAttention) and module._qkv_same_embed_dim):
+        if kind == "Conv1D" or (isinstance(module, nn.MultiheadAttention) and has_one_input_weight(module)):
             what = f"{name} is a fused {kind}" if kind == "Conv1D" else f"{name} fuses query, key and value"
             raise ModelError(
                 f"tensor splits Linear and Embedding layers; {what}, which a plain slice would cut across "

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
-from rankdeck.memory.ledger import local_part
 from rankdeck.parallel.collectives.buckets import in_buckets
 from rankdeck.parallel.collectives.grad_sync import DEFAULT_BUCKET_BYTES
+from rankdeck.torch_compat.dtensors import local_part
 
 
 def add_up_partial(parameters: Iterable[nn.Parameter], partial: Sequence[Tensor], mesh: DeviceMesh) -> None:

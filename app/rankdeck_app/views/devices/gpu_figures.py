@@ -13,11 +13,11 @@ import numpy as np
 from rankdeck.base.units import format_bytes
 from rankdeck.events import DeviceMemory
 from rankdeck.telemetry.readings import METRICS
-from rankdeck_app.state.gpus import Gpu, Gpus
+from rankdeck_app.state.gpus import Gpus, GpuState
 from rankdeck_app.state.series import Series
 from rankdeck_app.views.devices.who import MemoryOf, holders, peak_words
 from rankdeck_app.views.devices.words import HOT_C, UNKNOWN, clock_time, errors_of, throttled_by
-from rankdeck_app.widgets.band_chart import BandFigure, Limit
+from rankdeck_app.widgets.band_chart import BandFigure, MemoryLimit
 from rankdeck_app.widgets.chart_colors import HOLDER_LABELS, KIND_LABELS, byte_unit
 from rankdeck_app.widgets.device_tracks import span_words
 from rankdeck_app.widgets.heat_strip import HeatFigure, shares_of
@@ -28,7 +28,7 @@ _HEAT_COLUMNS = 240
 _LABELS = {**KIND_LABELS, **HOLDER_LABELS}
 
 
-def stats(gpus: Gpus) -> list[Stat]:
+def stats(gpus: Gpus) -> tuple[Stat, ...]:
     there = [gpu for gpu in gpus.whole if gpu.lost_at is None and not gpu.is_stale]
     used = [gpu.used_bytes for gpu in there if gpu.used_bytes is not None]
     totals = [gpu.total_bytes for gpu in there if gpu.total_bytes is not None]
@@ -44,7 +44,7 @@ def stats(gpus: Gpus) -> list[Stat]:
         default=None,
     )
     is_hot = hottest is not None and (hottest.temperature_c or 0) >= HOT_C
-    return [
+    return (
         Stat("VRAM in use", vram, "888.8 / 8888 GiB"),
         Stat("Busy, mean", f"{100 * sum(busy) / len(busy):.0f}%" if busy else UNKNOWN, "100%"),
         Stat("Power", _watts(sum(watts)) if watts else UNKNOWN, "88.88 kW"),
@@ -56,7 +56,7 @@ def stats(gpus: Gpus) -> list[Stat]:
         ),
         _health(gpus),
         _balance(gpus),
-    ]
+    )
 
 
 def _watts(watts: float) -> str:
@@ -105,7 +105,7 @@ def bars(gpus: Gpus, memory_of: MemoryOf) -> BarsFigure:
     )
 
 
-def _bar(gpus: Gpus, gpu: Gpu, memory: DeviceMemory | None) -> DeviceBar:
+def _bar(gpus: Gpus, gpu: GpuState, memory: DeviceMemory | None) -> DeviceBar:
     if gpu.lost_at is not None:
         return DeviceBar(gpu.label, None, missing="lost", note=f"lost at {clock_time(gpu.lost_at)}")
     note = "old figures" if gpu.is_stale else f"peak since the start: {peak_words(gpus, gpu)}"
@@ -141,7 +141,7 @@ def band(gpus: Gpus, span_s: float) -> BandFigure:
     is_notable = found is not None and found.is_notable and found.device in places
     lead = places.index(found.device) if found is not None and is_notable else 0
     totals = {gpu.total_bytes for gpu in gpus.whole if gpu.total_bytes is not None}
-    limits = tuple(Limit(f"capacity {format_bytes(total, 0)}", total) for total in sorted(totals)[:1])
+    limits = tuple(MemoryLimit(f"capacity {format_bytes(total, 0)}", total) for total in sorted(totals)[:1])
     return BandFigure(
         labels=[gpus.whole[place].label for place in places],
         histories=[series for _, series in known],

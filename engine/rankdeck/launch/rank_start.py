@@ -1,7 +1,7 @@
 """The first thing a rank does, before anything that can fail: its log, its stacks, then its work.
 
 A rank of a rehearsal is forked from the supervisor, which has imported torch already; a rank on GPUs starts
-afresh as `python -P -m rankdeck.launch.rank WORKER`. Both come here and run WORKER as `__main__`.
+afresh as `python -P -m rankdeck.launch.rank_start WORKER`. Both come here and run WORKER as `__main__`.
 """
 
 from __future__ import annotations

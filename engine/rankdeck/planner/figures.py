@@ -1,8 +1,8 @@
-"""One row of a plan: what each rank's pass found, put together with constants into a line with a verdict.
+"""The figures of a candidate: what each rank needs, put together with constants into a line with a verdict.
 
-`pass_rank` runs in a process of its own (pool.py) and always has an answer; `line_of` makes the line. Ranks
-that are alike are passed once. What cannot be followed is said, with what is known for certain: weights,
-gradients and optimizer state. Read fake_pass.py before, pool.py next.
+`plan_rank` runs in a process of its own (pool.py) and always returns something; `line_of` makes the line.
+Ranks that are alike are planned once. What cannot be followed is said, with what is known for certain:
+weights, gradients and optimizer state. Read fake_pass.py before, pool.py next.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from rankdeck.config.gpu_models import GpuModel
 from rankdeck.diagnose.exceptions import own_place
 from rankdeck.memory.entries import DeviceBytes
 from rankdeck.planner.allocator import reserved_bytes
-from rankdeck.planner.fake_pass import Found, NotFollowedError, Question, fake_pass
-from rankdeck.planner.rows import Row, representatives
-from rankdeck.planner.step_time import Step, step_time
+from rankdeck.planner.candidates import Candidate, representatives
+from rankdeck.planner.fake_pass import NotFollowedError, PassRequest, PassResult, fake_pass
+from rankdeck.planner.step_time import StepCosts, step_time
 from rankdeck.planner.targets import Target
 from rankdeck.planner.work import Work
 from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, PlanLine, PlannedDevice, verdict_of
@@ -29,7 +29,7 @@ _BOUND = "At least this much: weights, gradients and optimizer state alone."
 _DDP_FALLBACK = "torch's DDP could not be followed: single's figures and a set of buckets."
 
 
-class PassedDevice(msgspec.Struct):
+class DeviceNeeds(msgspec.Struct):
     """A device as one rank saw it; `reserved_bytes` is None in a rehearsal, `work` where nothing ran."""
 
     place: int
@@ -39,13 +39,13 @@ class PassedDevice(msgspec.Struct):
     work: Work | None = None
 
 
-class Passed(msgspec.Struct):
-    """What one rank's pass found, or in `reason` why it found nothing.
+class RankNeeds(msgspec.Struct):
+    """What one rank's devices need, or in `reason` why that is not known.
 
-    `is_bound`: the devices say only what is certain. `alike`: see representatives in rows.py.
+    `is_bound`: the devices say only what is certain. `alike`: see representatives in candidates.py.
     """
 
-    devices: list[PassedDevice] = []
+    devices: list[DeviceNeeds] = []
     alike: tuple[int, ...] = ()
     sent_bytes: int = 0
     bubble: float = 0.0
@@ -54,121 +54,125 @@ class Passed(msgspec.Struct):
     is_bound: bool = False
 
 
-def ranks_to_pass(
-    config: RunConfig, num_devices: int, passed: Mapping[int, Passed] | None = None
+def ranks_to_plan(
+    config: RunConfig, num_devices: int, planned: Mapping[int, RankNeeds] | None = None
 ) -> list[int]:
-    """One rank of each kind, as far as is known: rank 0 tells which slices of weights are alike."""
+    """One rank of each kind, as far as is known: rank 0 says which slices of weights are alike."""
     if config.strategy_card.one_process:
         return [0]
-    return sorted(set(_standing(config, num_devices, passed or {}).values()))
+    return sorted(set(_standing(config, num_devices, planned or {}).values()))
 
 
-def _standing(config: RunConfig, num_devices: int, passed: Mapping[int, Passed]) -> dict[int, int]:
-    """For every rank the one that is passed for it."""
-    alike = passed[0].alike if 0 in passed else ()
+def _standing(config: RunConfig, num_devices: int, planned: Mapping[int, RankNeeds]) -> dict[int, int]:
+    """For every rank the one that is planned for it."""
+    alike = planned[0].alike if 0 in planned else ()
     equal_ranks = config.strategy_card.planning.equal_ranks
     return representatives(equal_ranks, config.strategy.options, num_devices, alike)
 
 
-def pass_rank(config: RunConfig, rank: int, target: Target) -> Passed:
-    """A rank's pass; whatever goes wrong in it is said in the answer."""
+def plan_rank(config: RunConfig, rank: int, target: Target) -> RankNeeds:
+    """A rank's figures; whatever goes wrong is said in them."""
     try:
-        return _passed(_question(config, target, rank), target)
+        return _planned_rank(_request(config, target, rank), target)
     except RankdeckError as error:
-        return Passed(reason=" ".join(filter(None, (error.message, error.advice))))
+        return RankNeeds(reason=" ".join(filter(None, (error.message, error.advice))))
     except NotFollowedError as error:
         certain = [_certain(place, device) for place, device in error.certain.items()]
-        return Passed(certain, notes=[_BOUND], reason=in_words(error.cause), is_bound=True)
+        return RankNeeds(certain, notes=[_BOUND], reason=in_words(error.cause), is_bound=True)
     except Exception as error:
         stand_in = config.strategy_card.planning.stand_in(config.strategy.options)
         if stand_in is not None:
             return _from_stand_in(stand_in, config, target)
-        return Passed(reason=in_words(error))
+        return RankNeeds(reason=in_words(error))
 
 
-def _certain(place: int, device: DeviceBytes) -> PassedDevice:
+def _certain(place: int, device: DeviceBytes) -> DeviceNeeds:
     """What stays from step to step. The error that ended the pass may still hold other tensors."""
     by_kind = {kind: device.live_by_kind[kind] for kind in _KEPT if device.live_by_kind[kind]}
-    return PassedDevice(place, sum(by_kind.values()), by_kind)
+    return DeviceNeeds(place, sum(by_kind.values()), by_kind)
 
 
-def _question(config: RunConfig, target: Target, rank: int) -> Question:
+def _request(config: RunConfig, target: Target, rank: int) -> PassRequest:
     device = target.devices[min(rank, target.num_devices - 1)]
-    return Question(config, target.num_devices, rank, like_cuda=target.like_cuda, rates=device.rates)
+    return PassRequest(config, target.num_devices, rank, like_cuda=target.like_cuda, rates=device.rates)
 
 
-def _passed(question: Question, target: Target) -> Passed:
-    found = fake_pass(question)
-    facts = found.pipeline
-    return Passed(
-        [_device(found, place, question, target) for place in found.devices],
-        alike=found.alike,
-        sent_bytes=found.sent_bytes,
+def _planned_rank(request: PassRequest, target: Target) -> RankNeeds:
+    result = fake_pass(request)
+    facts = result.pipeline
+    return RankNeeds(
+        [_device(result, place, request, target) for place in result.devices],
+        alike=result.alike,
+        sent_bytes=result.sent_bytes,
         bubble=(facts.theory_bubble if facts is not None else None) or 0.0,
-        reason=" ".join(found.left_out) or None,
-        is_bound=bool(found.left_out),
+        reason=" ".join(result.left_out) or None,
+        is_bound=bool(result.left_out),
     )
 
 
-def _device(found: Found, place: int, question: Question, target: Target) -> PassedDevice:
+def _device(result: PassResult, place: int, request: PassRequest, target: Target) -> DeviceNeeds:
     """cuBLAS' workspaces lie inside the allocator, from the first product on."""
-    bytes_of, gpu = found.devices[place], target.devices[place].gpu
+    bytes_of, gpu = result.devices[place], target.devices[place].gpu
     by_kind = _known(bytes_of.peak_by_kind)
     if gpu is None:
-        return PassedDevice(place, bytes_of.peak_bytes, by_kind, work=found.work[place])
+        return DeviceNeeds(place, bytes_of.peak_bytes, by_kind, work=result.work[place])
     by_kind["temporary"] = by_kind.get("temporary", 0) + gpu.workspaces_bytes
     reserved = reserved_bytes(
-        found.logs[place],
+        result.logs[place],
         held_bytes=[gpu.workspace_bytes, gpu.workspace_bytes],
-        side_streams=question.config.strategy_card.planning.side_streams,
+        side_streams=request.config.strategy_card.planning.side_streams,
     )
     active_bytes = bytes_of.peak_bytes + gpu.workspaces_bytes
-    return PassedDevice(place, active_bytes, by_kind, reserved, found.work[place])
+    return DeviceNeeds(place, active_bytes, by_kind, reserved, result.work[place])
 
 
 def _known(by_kind: Mapping[str, int]) -> dict[str, int]:
     return {kind: num_bytes for kind, num_bytes in by_kind.items() if num_bytes}
 
 
-def _from_stand_in(strategy: str, config: RunConfig, target: Target) -> Passed:
+def _from_stand_in(strategy: str, config: RunConfig, target: Target) -> RankNeeds:
     """A rank of ddp as a single device with its share of the batch, and buckets of the gradients' size."""
     share = config.train.global_batch // target.num_devices
-    single = Row(strategy, changes={"train.global_batch": share}).config(config, target)
-    found = pass_rank(single, 0, target)
-    for device in found.devices if not found.is_bound else ():
+    single = Candidate(strategy, changes={"train.global_batch": share}).config(config, target)
+    figures = plan_rank(single, 0, target)
+    for device in figures.devices if not figures.is_bound else ():
         buckets_bytes = device.by_kind.get("parameters", 0)
         device.by_kind["communication"] = device.by_kind.get("communication", 0) + buckets_bytes
         device.active_bytes += buckets_bytes
         if device.reserved_bytes is not None:
             device.reserved_bytes += buckets_bytes
-    found.notes.append(_DDP_FALLBACK)
-    return found
+    figures.notes.append(_DDP_FALLBACK)
+    return figures
 
 
-def empty_line(row: Row, target: Target, reason: str | None = None) -> PlanLine:
-    """A row that has no figures."""
+def empty_line(candidate: Candidate, target: Target, reason: str | None = None) -> PlanLine:
+    """A candidate that has no figures."""
     return PlanLine(
-        strategy=row.strategy,
-        options=row.options,
-        label=row.label,
+        strategy=candidate.strategy,
+        options=candidate.options,
+        label=candidate.label,
         verdict=CANNOT,
         reason=reason,
         target=target.words,
-        configured=row.configured,
-        changes=row.changes,
+        configured=candidate.configured,
+        changes=candidate.changes,
     )
 
 
 def line_of(
-    row: Row, config: RunConfig, target: Target, passed: Mapping[int, Passed], scale: float | None = None
+    candidate: Candidate,
+    config: RunConfig,
+    target: Target,
+    planned: Mapping[int, RankNeeds],
+    scale: float | None = None,
 ) -> PlanLine:
-    """The line of a row from the passes of its ranks. `scale`: see step_time.py."""
-    line = empty_line(row, target)
+    """The line of a candidate from the figures of its ranks. `scale`: see step_time.py."""
+    line = empty_line(candidate, target)
     line.options = dict(config.strategy.options)
-    line.notes = list(dict.fromkeys(note for one in passed.values() for note in one.notes))
-    failed = next((one for one in passed.values() if one.reason is not None), None)
+    line.notes = list(dict.fromkeys(note for one in planned.values() for note in one.notes))
+    failed = next((one for one in planned.values() if one.reason is not None), None)
     if failed is None or failed.is_bound:
-        line.devices = _planned_devices(config, target, passed)
+        line.devices = _planned_devices(config, target, planned)
         line.verdict, line.reason = verdict_of(line.devices, target.host_bytes)
     if failed is not None:
         line.is_bound = failed.is_bound
@@ -176,35 +180,37 @@ def line_of(
         line.reason = f"{line.reason} {failed.reason}" if too_much else failed.reason
         line.verdict = DOES_NOT_FIT if too_much else CANNOT
         return line
-    line.step = step_time(_step(config, target, passed), scale)
+    line.step = step_time(_step(config, target, planned), scale)
     return line
 
 
-def _planned_devices(config: RunConfig, target: Target, passed: Mapping[int, Passed]) -> list[PlannedDevice]:
+def _planned_devices(
+    config: RunConfig, target: Target, planned: Mapping[int, RankNeeds]
+) -> list[PlannedDevice]:
     """Every device of the run, equal ones with equal figures."""
     if config.strategy_card.one_process:
-        found = dict(enumerate(passed[0].devices))
+        by_device = dict(enumerate(planned[0].devices))
     else:
-        standing = _standing(config, target.num_devices, passed)
-        found = {rank: passed[same].devices[0] for rank, same in standing.items()}
-    talks = len(found) > 1 and config.strategy_card.planning.uses_nccl
-    return [_planned(device, index, target, talks=talks) for index, device in found.items()]
+        standing = _standing(config, target.num_devices, planned)
+        by_device = {rank: planned[same].devices[0] for rank, same in standing.items()}
+    talks = len(by_device) > 1 and config.strategy_card.planning.uses_nccl
+    return [_planned(device, index, target, talks=talks) for index, device in by_device.items()]
 
 
-def _planned(passed: PassedDevice, index: int, target: Target, *, talks: bool) -> PlannedDevice:
+def _planned(planned: DeviceNeeds, index: int, target: Target, *, talks: bool) -> PlannedDevice:
     device = target.devices[index]
     constants_bytes = _constants_bytes(device.gpu, talks=talks)
-    held_bytes = passed.active_bytes if passed.reserved_bytes is None else passed.reserved_bytes
+    held_bytes = planned.active_bytes if planned.reserved_bytes is None else planned.reserved_bytes
     return PlannedDevice(
         device=index,
         name=device.name,
-        active_bytes=passed.active_bytes,
-        reserved_bytes=passed.reserved_bytes,
+        active_bytes=planned.active_bytes,
+        reserved_bytes=planned.reserved_bytes,
         constants_bytes=constants_bytes,
         total_bytes=held_bytes + constants_bytes,
         capacity_bytes=device.total_bytes,
         others_bytes=device.others_bytes,
-        by_kind=passed.by_kind,
+        by_kind=planned.by_kind,
     )
 
 
@@ -215,10 +221,10 @@ def _constants_bytes(gpu: GpuModel | None, *, talks: bool) -> int:
     return gpu.context_bytes + (gpu.nccl_bytes if talks else 0)
 
 
-def _step(config: RunConfig, target: Target, passed: Mapping[int, Passed]) -> Step:
-    ranks: Sequence[Passed] = list(passed.values())
+def _step(config: RunConfig, target: Target, planned: Mapping[int, RankNeeds]) -> StepCosts:
+    ranks: Sequence[RankNeeds] = list(planned.values())
     gpu = target.devices[0].gpu
-    return Step(
+    return StepCosts(
         strategy=config.strategy.use,
         work=[device.work for one in ranks for device in one.devices if device.work is not None],
         sent_bytes=max(one.sent_bytes for one in ranks),

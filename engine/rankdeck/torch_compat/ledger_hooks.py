@@ -1,8 +1,7 @@
-"""The private places of torch that the ledger touches, each in one function with a test of its own.
+"""Methods of torch that are wrapped while the memory ledger follows.
 
 If torch moves one of them, the ledger goes on without it: resizes by FSDP, the kind of what it gathers and
-scatters, shapes of DTensor's sharding propagation and the kind of DistributedDataParallel's rebuilt buckets
-are then less exact.
+scatters, and shapes of DTensor's sharding propagation are then less exact.
 """
 
 from __future__ import annotations
@@ -10,19 +9,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from torch.nn.parallel import DistributedDataParallel
-
-    from rankdeck.memory.ledger import Ledger
+from rankdeck.torch_compat.places import Private
 
 _PROPAGATION = "torch.distributed.tensor._sharding_prop"
 _PROPAGATE = "_propagate_tensor_meta_non_cached"
 _FSDP_GROUP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 _FSDP_MOVES = ("unshard", "wait_for_unshard", "post_backward")
+
+PLACES = (
+    Private("torch:UntypedStorage.resize_", "memory of fsdp is overstated"),
+    Private(f"{_PROPAGATION}:ShardingPropagator.{_PROPAGATE}", "memory of tensor is overstated"),
+    *(
+        Private(f"{_FSDP_GROUP}:FSDPParamGroup.{name}", "fsdp's communication is shown as activations")
+        for name in _FSDP_MOVES
+    ),
+)
 
 
 class Patches:
@@ -96,16 +101,3 @@ class Patches:
     def _wrap(self, owner: type, name: str, wrapper: Any) -> None:
         self._originals.append((owner, name, owner.__dict__.get(name)))
         setattr(owner, name, wrapper)
-
-
-def rebuild_ddp_buckets(ddp: DistributedDataParallel, ledger: Ledger) -> None:
-    """Let DDP make its final buckets now, as "communication", rather than inside its next forward as
-    activations.
-
-    Call it before each followed forward with gradients, on every rank: ranks agree on the buckets here. It
-    does something once, before the second step, and is free otherwise.
-    """
-    rebuild = getattr(ddp.reducer, "_rebuild_buckets", None)
-    if rebuild is not None and torch.is_grad_enabled():
-        with ledger.phase("communication"):
-            rebuild()

@@ -9,7 +9,7 @@ from rankdeck.base.units import format_bytes
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run.imbalance import imbalance_of
 from rankdeck.run.plan_lines import PlanLine, PlannedDevice
-from rankdeck_app.state.plan import Plan, PlanRow
+from rankdeck_app.state.plan import DraftPlan, PlanRow
 from rankdeck_app.state.plan_words import (
     VERDICTS,
     device_label,
@@ -107,7 +107,7 @@ def scale(lines: Sequence[PlanLine]) -> Scale:
     return Scale(max(capacity, min(largest, int(_MOST_OVERSHOOT * capacity))), capacity)
 
 
-def rows(plan: Plan) -> list[RowFigure]:
+def rows(plan: DraftPlan) -> list[RowFigure]:
     cheapest, recommended = plan.marks
     found = []
     for row in plan.rows:
@@ -120,7 +120,7 @@ def rows(plan: Plan) -> list[RowFigure]:
     return found
 
 
-def _row(plan: Plan, row: PlanRow, marks: tuple[str, ...]) -> RowFigure:
+def _row(plan: DraftPlan, row: PlanRow, marks: tuple[str, ...]) -> RowFigure:
     card, line = STRATEGIES.get(row.strategy), row.line
     key, icon = (row.strategy, row.label), "question" if card is None else card.icon
     title, options = row.strategy if card is None else card.title, options_text(row.label)
@@ -152,7 +152,7 @@ def _row(plan: Plan, row: PlanRow, marks: tuple[str, ...]) -> RowFigure:
     )  # fmt: skip
 
 
-def _num_tracks(plan: Plan) -> int:
+def _num_tracks(plan: DraftPlan) -> int:
     return max((len(line.devices) for line in plan.lines), default=_EXPECTED_DEVICES)
 
 
@@ -213,18 +213,18 @@ def tooltip(line: PlanLine) -> str:
     return "<br>".join([head, *said, peak]) + f"<table>{table}</table>"
 
 
-def stats(plan: Plan) -> list[Stat]:
+def stats(plan: DraftPlan) -> tuple[Stat, ...]:
     """What is planned for, the chosen strategy, the marked ones, and how many answers there are."""
     lines = plan.lines
     cheapest, recommended = plan.marks
     target = lines[0].target if lines else plan.devices or UNKNOWN
-    return [
+    return (
         Stat("Predicted for", target, target),
         _stat("Chosen", plan.chosen, is_hot=plan.chosen is not None and is_trouble(plan.chosen)),
         _stat(RECOMMENDED, recommended),
         _stat(LEAST_MEMORY, cheapest),
         Stat("Answers so far" if plan.is_asking else "Answers", str(len(lines)), "88"),
-    ]
+    )
 
 
 def _stat(word: str, line: PlanLine | None, *, is_hot: bool = False) -> Stat:
@@ -232,7 +232,7 @@ def _stat(word: str, line: PlanLine | None, *, is_hot: bool = False) -> Stat:
     return Stat(label, UNKNOWN if line is None else peak_text(line), "888.8 GiB", is_hot)
 
 
-def subtitle(plan: Plan) -> tuple[str, str]:
+def subtitle(plan: DraftPlan) -> tuple[str, str]:
     """(text, short text) of the table's card."""
     lines = plan.lines
     capacity = scale(lines).capacity_bytes
@@ -257,14 +257,14 @@ def legend_kinds(lines: Sequence[PlanLine], end_bytes: int) -> list[str]:
     return [kind for kind in SEGMENT_LABELS if most.get(kind, 0) >= 0.01 * end_bytes]
 
 
-def advice(plan: Plan) -> list[PlanLine]:
+def advice(plan: DraftPlan) -> list[PlanLine]:
     """Advice about the chosen strategy, what saves most first."""
     strategy = None if plan.chosen is None else plan.chosen.strategy
     found = [line for line in plan.advice if line.strategy == strategy]
     return sorted(found, key=lambda line: -(line.saves_bytes or 0))
 
 
-def csv_rows(plan: Plan) -> Iterator[Sequence[object]]:
+def csv_rows(plan: DraftPlan) -> Iterator[Sequence[object]]:
     """One row per strategy and device, in bytes and seconds."""
     yield (
         "strategy", "options", "verdict", "device", "total_bytes", "capacity_bytes", *SEGMENT_LABELS,

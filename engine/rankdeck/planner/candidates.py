@@ -1,4 +1,4 @@
-"""Which strategies a plan asks about, with which options, and the configuration of each of them.
+"""The candidates of a plan: which strategies, with which options, and the configuration of each of them.
 
 What is sensible stands on each strategy's card: its defaults, and the options that change what it needs most.
 The configuration's own strategy comes first, as it is. Read pool.py next.
@@ -21,8 +21,8 @@ ALL = "all"
 
 
 @dataclass(frozen=True)
-class Row:
-    """One question. `changes` are dotted keys of the configuration beside the strategy."""
+class Candidate:
+    """One way to train. `changes` are dotted keys of the configuration beside the strategy."""
 
     strategy: str
     options: Options = field(default_factory=dict)
@@ -33,14 +33,14 @@ class Row:
     def label(self) -> str:
         """'pipeline, schedule = 1f1b': the strategy and what is not its default."""
         defaults = STRATEGIES[self.strategy].options().model_dump()
-        told = {key: value for key, value in self.options.items() if defaults.get(key) != value}
+        shown = {key: value for key, value in self.options.items() if defaults.get(key) != value}
         key = STRATEGIES[self.strategy].planning.label_option
-        if key is not None and not told:
-            told = {key: self.options.get(key, defaults[key])}
-        return ", ".join([self.strategy, *(f"{key} = {_toml(value)}" for key, value in told.items())])
+        if key is not None and not shown:
+            shown = {key: self.options.get(key, defaults[key])}
+        return ", ".join([self.strategy, *(f"{key} = {_toml(value)}" for key, value in shown.items())])
 
     def config(self, base: RunConfig, target: Target) -> RunConfig:
-        """The configuration of a run that this row asks about.
+        """The configuration of a run of this candidate.
 
         Raises: ConfigError where the options, the batch or the devices do not go together.
         """
@@ -59,8 +59,8 @@ class Row:
         return config
 
 
-def rows_for(config: RunConfig, wanted: str | None, num_devices: int) -> list[Row]:
-    """The rows of `--strategy`: "all" (or nothing), or names with commas between them.
+def candidates_for(config: RunConfig, wanted: str | None, num_devices: int) -> list[Candidate]:
+    """The candidates of `--strategy`: "all" (or nothing), or names with commas between them.
 
     Raises: ConfigError for an unknown name.
     """
@@ -76,13 +76,13 @@ def rows_for(config: RunConfig, wanted: str | None, num_devices: int) -> list[Ro
                     advice=did_you_mean(name, STRATEGIES) or f"Use all alone, or {one_of(STRATEGIES)}.",
                 )
     own = config.strategy
-    rows = [Row(own.use, dict(own.options), configured=True)] if own.use in names else []
+    candidates = [Candidate(own.use, dict(own.options), configured=True)] if own.use in names else []
     for name in names:
         for options in STRATEGIES[name].planning.variants(num_devices):
-            row = Row(name, options)
-            if all(row.label != known.label for known in rows):
-                rows.append(row)
-    return rows
+            candidate = Candidate(name, options)
+            if all(candidate.label != known.label for known in candidates):
+                candidates.append(candidate)
+    return candidates
 
 
 def representatives(
@@ -100,12 +100,12 @@ def representatives(
         return {rank: slices[rank] for rank in range(num_devices)}
     if equal_ranks == "mesh":
         shard, stage, tensor = (int(options.get(axis, 1)) for axis in ("shard", "stage", "tensor"))
-        found = {}
+        same = {}
         for rank in range(num_devices):
             at_stage = rank // tensor % stage
             at_shard = slices[rank // (tensor * stage) % shard]
-            found[rank] = (at_shard * stage + at_stage) * tensor
-        return found
+            same[rank] = (at_shard * stage + at_stage) * tensor
+        return same
     return {rank: rank for rank in range(num_devices)}
 
 

@@ -15,7 +15,7 @@ from rankdeck.run.anatomy import SIMULATED_TIME
 from rankdeck.run.report import failed_problem, lost_problem
 from rankdeck_app.state.live_run import DeviceState, LiveRun
 from rankdeck_app.widgets.anatomy import AnatomyFigure, AnatomyRow
-from rankdeck_app.widgets.band_chart import BandFigure, Limit
+from rankdeck_app.widgets.band_chart import BandFigure, MemoryLimit
 from rankdeck_app.widgets.chart_colors import KIND_LABELS, byte_unit
 from rankdeck_app.widgets.heat_strip import HeatFigure, shares_of
 from rankdeck_app.widgets.stat_strip import Stat
@@ -32,7 +32,7 @@ _BAND_SPAN_S = 60.0
 _DENSE = 10
 
 
-def stats(run: LiveRun) -> list[Stat]:
+def stats(run: LiveRun) -> tuple[Stat, ...]:
     """The cells of the strip. While the run lives the fifth is its ETA, then its held-out loss."""
     total = f" / {format_count(run.steps)}" if run.steps is not None else ""
     step = UNKNOWN if run.step is None else format_count(run.step)
@@ -40,14 +40,14 @@ def stats(run: LiveRun) -> list[Stat]:
     rate = UNKNOWN if run.samples_per_s is None else _rate(run.samples_per_s)
     elapsed = UNKNOWN if run.elapsed_s is None else format_duration(run.elapsed_s)
     widest_step = "8" * len(step) if run.steps is None else format_count(run.steps)
-    return [
+    return (
         Stat("Step", step + total, widest_step + total),
         Stat("Loss (EMA)", loss, "88.8888"),
         Stat("Samples/s", rate, "88 888"),
         Stat("Elapsed", elapsed, "8:88:88"),
         _outlook(run),
         _balance(run),
-    ]
+    )
 
 
 def _rate(samples_per_s: float) -> str:
@@ -130,11 +130,11 @@ def band(run: LiveRun) -> BandFigure:
     now_s = run.elapsed_s or 0.0
     limits = []
     if run.capacity_bytes is not None:
-        limits.append(Limit(f"capacity {format_bytes(run.capacity_bytes, 0)}", run.capacity_bytes))
+        limits.append(MemoryLimit(f"capacity {format_bytes(run.capacity_bytes, 0)}", run.capacity_bytes))
     predicted_bytes = _predicted_peak(run)
     if predicted_bytes is not None:
         name = f"predicted peak {format_bytes(predicted_bytes)}"
-        limits.append(Limit(name, predicted_bytes, is_hard=False))
+        limits.append(MemoryLimit(name, predicted_bytes, is_hard=False))
     is_dense = bool(histories) and len(histories[0].window(now_s - _BAND_SPAN_S, now_s, 200).x) >= _DENSE
     is_live = run.outcome in (None, "running")
     return BandFigure(

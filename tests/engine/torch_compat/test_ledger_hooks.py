@@ -1,4 +1,4 @@
-"""Each private place of torch that the ledger touches is where it was, and is left as it was."""
+"""What the ledger wraps of torch is seen while it follows, and is left as it was."""
 
 from __future__ import annotations
 

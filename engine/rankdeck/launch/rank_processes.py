@@ -3,7 +3,7 @@
 The supervisor forks all ranks while it has one thread and has touched no GPU, right after it has imported
 torch: a rank then begins in 0.1 s instead of 2. Each waits at a pipe for its orders (environment, logs),
 which are known only after the data is prepared and the rendezvous is held. Where forking is not safe (GPUs, a
-second thread) the same process replaces itself with a fresh interpreter instead. Read rank.py next.
+second thread) the same process replaces itself with a fresh interpreter instead. Read rank_start.py next.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from rankdeck.base.heartbeat import die_with_parent
-from rankdeck.launch import rank as first_steps
+from rankdeck.launch import rank_start
 from rankdeck.launch.processes import read_process, signal_sessions
 
 GRACE_S = 3.0
@@ -127,10 +127,10 @@ def _wait_and_run(orders_end: int, supervisor: int, worker: str, *, fresh: bool)
         os.close(log)
     if fresh or _cuda_was_touched():
         environment = {**os.environ, **orders["environment"]}
-        command = [sys.executable, "-u", "-P", "-m", first_steps.__name__, worker]
+        command = [sys.executable, "-u", "-P", "-m", rank_start.__name__, worker]
         os.execve(sys.executable, command, environment)
     os.environ.update(orders["environment"])
-    first_steps.run(worker)
+    rank_start.run(worker)
 
 
 def _close_all_but(kept: int) -> None:

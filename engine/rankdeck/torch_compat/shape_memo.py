@@ -1,33 +1,30 @@
-"""Operations on fake tensors that need no answer of torch's: the same one on the same shapes has been asked.
+"""Operations on fake tensors that need not be computed: the same one on the same shapes was before.
 
 torch remembers them too, under keys that take longer to make than all else that a pass does. Here a key is
 made only where it is certain: for operations of aten, on fake tensors of plain memory and on plain values.
-The first answer to each is torch's own. Of it are kept the shapes, strides and types, and for a view its
+The first result of each is torch's own. Of it are kept the shapes, strides and types, and for a view its
 place in the storage of the first argument; whatever else an operation may do (hand an argument back, put two
 results into one storage) is left to torch each time. A plan is made in two thirds of the time with it, and
-a torch that has moved what `_again` needs is asked always. Read planned_torch.py before.
+a torch that has moved what `_again` needs computes always. Read fake_tensors.py before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._pytree import tree_leaves
 
-_in_kernel: Callable[..., AbstractContextManager[None]] | None
-_in_kernel = getattr(fake_tensor, "in_kernel_invocation_manager", None)
+from rankdeck.torch_compat.dispatch import storage_key, tree_leaves
+from rankdeck.torch_compat.fake_tensors import FakeTensor, active_mode, has_symbols, in_kernel
+
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.layout, torch.memory_format, torch.device)
 
 
 @dataclass(frozen=True, slots=True)
-class _Result:
+class _Output:
     """One tensor that comes back."""
 
     shape: tuple[int, ...]
@@ -38,41 +35,41 @@ class _Result:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _Outputs:
     """All that comes back. `listed` is the type of the list around it, None where there is none.
 
     `is_view`: it shares the storage of the first argument.
     """
 
-    results: tuple[_Result | None, ...]
+    results: tuple[_Output | None, ...]
     is_view: bool
     listed: type | None
 
 
 class ShapeMemo:
-    """Answers operations, from memory where it can. Made for one pass, and shared by its threads."""
+    """Results of operations, from memory where it can. Made for one pass, and shared by its threads."""
 
     def __init__(self) -> None:
-        self._answers: dict[tuple[Any, ...], _Answer | None] = {}
+        self._known: dict[tuple[Any, ...], _Outputs | None] = {}
 
     def __call__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         """What `func(*args, **kwargs)` returns, which may be wrapped in fake mode."""
         key = _key(func, args, kwargs)
-        answer = None if key is None else self._answers.get(key)
-        if answer is not None and (again := _again(answer, args)) is not None:
+        known = None if key is None else self._known.get(key)
+        if known is not None and (again := _again(known, args)) is not None:
             return again
         out = func(*args, **kwargs) if kwargs else func(*args)
-        if key is not None and key not in self._answers:
-            self._answers[key] = _answer(func, out, args, kwargs)
+        if key is not None and key not in self._known:
+            self._known[key] = _outputs_of(func, out, args, kwargs)
         return out
 
 
 def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[Any, ...] | None:
-    """All that an answer depends on; None where that is not certain."""
-    if func.namespace != "aten" or not args or _in_kernel is None:
+    """All that a result depends on; None where that is not certain."""
+    if func.namespace != "aten" or not args or in_kernel is None:
         return None
     first = _first_tensor(args)
-    active = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    active = active_mode()
     if first is None or (active is not None and active is not first.fake_mode):
         return None  # to a mode that a tensor is not of, torch copies it first
     key: list[Any] = [func, torch.get_default_dtype()]
@@ -115,19 +112,19 @@ def _is_plain(tensor: FakeTensor) -> bool:
     """Whether shape, strides and type say all: no value is known, no sign or conjugate lies in between, and
     sizes are numbers.
     """
-    if tensor.constant is not None or tensor._has_symbolic_sizes_strides:
+    if tensor.constant is not None or has_symbols(tensor):
         return False
     return tensor.layout is torch.strided and not tensor.dtype.is_complex and not tensor.is_neg()
 
 
-def _answer(func: Any, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> _Answer | None:
-    """What to keep of an answer of torch's; None where torch has to be asked each time."""
+def _outputs_of(func: Any, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> _Outputs | None:
+    """What to keep of a result of torch's; None where torch has to compute each time."""
     outputs: Sequence[Any] = out if isinstance(out, (list, tuple)) else (out,)
     given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     taken = {_storage(tensor) for tensor in given}
-    results: list[_Result | None] = []
+    results: list[_Output | None] = []
     for output in outputs:
-        if output is None:  # a gradient that nobody asked for
+        if output is None:  # a gradient that nobody wants
             results.append(None)
             continue
         if type(output) is not FakeTensor or not _is_plain(output):
@@ -140,14 +137,14 @@ def _answer(func: Any, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any] |
         if not is_known:
             return None
         shape, stride, offset = tuple(output.shape), output.stride(), int(output.storage_offset())
-        results.append(_Result(shape, stride, offset, output.dtype, output.device))
+        results.append(_Output(shape, stride, offset, output.dtype, output.device))
     is_listed = isinstance(out, (list, tuple))
     known = any(result is not None for result in results)
-    return _Answer(tuple(results), func.is_view, type(out) if is_listed else None) if known else None
+    return _Outputs(tuple(results), func.is_view, type(out) if is_listed else None) if known else None
 
 
 def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    return storage_key(tensor.untyped_storage())
 
 
 def _fills_its_storage(tensor: Tensor) -> bool:
@@ -157,25 +154,25 @@ def _fills_its_storage(tensor: Tensor) -> bool:
     return tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == num_bytes
 
 
-def _again(answer: _Answer, args: tuple[Any, ...]) -> Any:
-    """New fake tensors, as the answer says; None where a view would not lie inside its storage: FSDP's are
+def _again(known: _Outputs, args: tuple[Any, ...]) -> Any:
+    """New fake tensors, as is known; None where a view would not lie inside its storage: FSDP's are
     empty at times, and torch makes views of them all the same.
     """
     first = _first_tensor(args)
-    assert first is not None and _in_kernel is not None
-    with _in_kernel(first.fake_mode):
+    assert first is not None and in_kernel is not None
+    with in_kernel(first.fake_mode):
         try:
-            blanks = [_blank(result, first, is_view=answer.is_view) for result in answer.results]
+            blanks = [_blank(result, first, is_view=known.is_view) for result in known.results]
         except RuntimeError:
             return None
     made = [
         None if blank is None or result is None else FakeTensor(first.fake_mode, blank, result.device)
-        for blank, result in zip(blanks, answer.results, strict=True)
+        for blank, result in zip(blanks, known.results, strict=True)
     ]
-    return made[0] if answer.listed is None else answer.listed(made)
+    return made[0] if known.listed is None else known.listed(made)
 
 
-def _blank(result: _Result | None, owner: Tensor, *, is_view: bool) -> Tensor | None:
+def _blank(result: _Output | None, owner: Tensor, *, is_view: bool) -> Tensor | None:
     """A tensor on "meta" with the shape and, for a view, in the storage that it has to have.
 
     Raises:

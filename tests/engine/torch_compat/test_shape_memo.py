@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from rankdeck.planner.shape_memo import ShapeMemo
+from rankdeck.torch_compat.shape_memo import ShapeMemo
 
 aten = torch.ops.aten
 Given = Callable[[], tuple[Any, ...]]
@@ -141,7 +141,7 @@ def test_what_is_not_certain_is_asked_each_time(fake: FakeTensorMode, name: str)
 def test_a_torch_without_its_private_half_is_asked_each_time(
     fake: FakeTensorMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rankdeck.planner.shape_memo._in_kernel", None)
+    monkeypatch.setattr("rankdeck.torch_compat.shape_memo.in_kernel", None)
     memo, asked = ShapeMemo(), Asked(aten.relu.default)
     with fake:
         for _ in range(2):

@@ -1,0 +1,56 @@
+"""What a thread says of the storages that it makes: their device, their kind, whether they cross.
+
+Each thread has a state of its own; a `Scope` changes it for a while. Read storages.py next.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from rankdeck.memory.entries import kind_index
+
+
+class ThreadState:
+    """Where one thread is. `kind` None follows the rule of ledger.py."""
+
+    __slots__ = ("crossing", "depth", "device", "kind", "paused")
+
+    def __init__(self) -> None:
+        self.device = 0
+        self.kind: int | None = None
+        self.crossing = False
+        self.paused = 0
+        self.depth = 0
+
+
+class Threads(threading.local):
+    """The state of the calling thread."""
+
+    def __init__(self) -> None:
+        self.state = ThreadState()
+
+
+class Scope:
+    """Sets some of this thread's state, and puts back on leaving what was there."""
+
+    __slots__ = ("_crossing", "_device", "_kind", "_names_kind", "_saved", "_state")
+
+    def __init__(self, state: ThreadState, device: int | None, kind: str | None, *, crossing: bool) -> None:
+        self._state = state
+        self._device = device
+        self._kind = None if kind is None or kind == "auto" else kind_index(kind)
+        self._names_kind = kind is not None
+        self._crossing = crossing
+        self._saved: tuple[int, int | None, bool] = (0, None, False)
+
+    def __enter__(self) -> None:
+        state = self._state
+        self._saved = (state.device, state.kind, state.crossing)
+        if self._device is not None:
+            state.device = self._device
+        if self._names_kind:
+            state.kind = self._kind
+        state.crossing = state.crossing or self._crossing
+
+    def __exit__(self, *_: object) -> None:
+        self._state.device, self._state.kind, self._state.crossing = self._saved

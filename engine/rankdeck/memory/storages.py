@@ -1,0 +1,161 @@
+"""Every live storage with its virtual device and what it is for, and the sums and peaks of each device.
+
+A storage is entered by whoever knows of it and leaves when it dies (a weak reference). Its kind may be named
+later, also in a peak that saw it. Read entries.py before, follower.py next.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+
+from rankdeck.memory.entries import Account, DeviceBytes, StorageEntry, kind_index
+from rankdeck.torch_compat.dispatch import storage_key
+from rankdeck.torch_compat.dtensors import local_part
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Storages:
+    """The bytes of live tensors on `num_devices` virtual devices; safe to use from several threads.
+
+    `round_to_bytes` rounds each storage up, as an allocator would (512 for CUDA's); 1 counts what was asked
+    for.
+    """
+
+    def __init__(self, num_devices: int, *, round_to_bytes: int = 1) -> None:
+        assert num_devices >= 1 and round_to_bytes >= 1
+        self.num_devices = num_devices
+        self.moved_bytes: dict[tuple[int, int], int] = {}
+        """Bytes that crossed while following, by (source, target)."""
+        self.live: dict[int, StorageEntry] = {}
+        """Entries by the key of their storage; for the follower, which reads it without the lock."""
+        self._round_to_bytes = round_to_bytes
+        self._accounts = [Account() for _ in range(num_devices)]
+        self._live_bytes = 0
+        self._peak_bytes = 0
+        self._changes = 0
+        # Re-entrant: a storage may die, and leave, while another is entered.
+        self._lock = threading.RLock()
+
+    def count_moved(self, source: int, target: int, num_bytes: int) -> None:
+        """Count `num_bytes` that crossed from `source` to `target`."""
+        with self._lock:
+            pair = (source, target)
+            self.moved_bytes[pair] = self.moved_bytes.get(pair, 0) + num_bytes
+
+    def device_of(self, tensor: Tensor) -> int | None:
+        """The virtual device of a tensor, None when the ledger does not know it."""
+        entry = self.live.get(storage_key(local_part(tensor).untyped_storage()))
+        return None if entry is None else entry.device
+
+    def adopt(self, tensors: Iterable[Tensor], device: int, kind: str) -> None:
+        """Enter tensors on `device` as `kind`. Those already there keep their device and become `kind`."""
+        index = kind_index(kind)
+        for tensor in tensors:
+            tensor = local_part(tensor)
+            if tensor.layout is not torch.strided or tensor.is_meta:
+                continue
+            storage = tensor.untyped_storage()
+            if storage_key(storage) in self.live:
+                self._rename(storage, index)
+            else:
+                self.add(storage, device, index)
+
+    def relabel(self, tensors: Iterable[Tensor], kind: str) -> None:
+        """Name the storages of `tensors` as `kind`, also in a peak that saw them. Skips unknown ones."""
+        index = kind_index(kind)
+        for tensor in tensors:
+            tensor = local_part(tensor)
+            if tensor.layout is torch.strided:
+                self._rename(tensor.untyped_storage(), index)
+
+    def add(self, storage: torch.UntypedStorage, device: int, kind: int) -> None:
+        """Enter a storage, unless it is there already."""
+        key = storage_key(storage)
+        with self._lock:
+            if key in self.live:
+                return
+            entry = StorageEntry(storage, self._gone)
+            entry.key = key
+            entry.device = device
+            entry.kind = kind
+            entry.num_bytes = 0
+            self.live[key] = entry
+            self._change(entry, self._rounded(storage.nbytes()))
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Note the bytes that a known storage has now."""
+        with self._lock:
+            entry = self.live.get(storage_key(storage))
+            if entry is not None:
+                num_bytes = self._rounded(storage.nbytes())
+                if num_bytes != entry.num_bytes:
+                    self._change(entry, num_bytes)
+
+    def _change(self, entry: StorageEntry, num_bytes: int) -> None:
+        delta = num_bytes - entry.num_bytes
+        entry.num_bytes = num_bytes
+        self._changes += 1
+        entry.born = self._changes
+        account = self._accounts[entry.device]
+        account.by_kind[entry.kind] += delta
+        account.live_bytes += delta
+        if account.live_bytes > account.peak_bytes:
+            account.reset_peak(self._changes)
+        self._live_bytes += delta
+        if self._live_bytes > self._peak_bytes:
+            self._peak_bytes = self._live_bytes
+
+    def _gone(self, ref: StorageEntry) -> None:
+        with self._lock:
+            if self.live.get(ref.key) is not ref:
+                return
+            del self.live[ref.key]
+            account = self._accounts[ref.device]
+            account.by_kind[ref.kind] -= ref.num_bytes
+            account.live_bytes -= ref.num_bytes
+            self._live_bytes -= ref.num_bytes
+
+    def _rename(self, storage: torch.UntypedStorage, kind: int) -> None:
+        with self._lock:
+            entry = self.live.get(storage_key(storage))
+            if entry is not None and entry.kind != kind:
+                self._accounts[entry.device].rename(entry, kind)
+
+    def refresh_sizes(self) -> None:
+        """Storages may have been resized while nobody followed (FSDP frees in this way)."""
+        for entry in list(self.live.values()):
+            storage = entry()
+            if storage is not None:
+                self.resized(storage)
+
+    def _rounded(self, num_bytes: int) -> int:
+        step = self._round_to_bytes
+        return num_bytes if step == 1 else (num_bytes + step - 1) // step * step
+
+    def devices(self) -> list[DeviceBytes]:
+        """One reading per virtual device, all of one moment."""
+        with self._lock:
+            return [account.reading(device) for device, account in enumerate(self._accounts)]
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes that live now on all virtual devices together."""
+        return self._live_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """The highest sum over all virtual devices; their own peaks come at different moments."""
+        return self._peak_bytes
+
+    def reset_peaks(self) -> None:
+        """Start new peaks from what lives now, as before each sampled step."""
+        with self._lock:
+            self._peak_bytes = self._live_bytes
+            for account in self._accounts:
+                account.reset_peak(self._changes)

@@ -1,0 +1,103 @@
+"""Values of fake tensors, which have none: what is given to whoever reads one.
+
+Read torch_compat/fake_tensors.py and shape_memo.py before, fake_pass.py next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from rankdeck.torch_compat.collectives import is_wait
+from rankdeck.torch_compat.dispatch import DispatchMode, only_writes, written
+from rankdeck.torch_compat.fake_tensors import FakeTensor
+from rankdeck.torch_compat.shape_memo import ShapeMemo
+
+if TYPE_CHECKING:
+    from rankdeck.planner.work import WorkCounter
+
+MASKING = "transformers.masking_utils"
+_LOCAL_VALUE = torch.ops.aten._local_scalar_dense.default
+_READS = (_LOCAL_VALUE, torch.ops.aten.allclose.default, torch.ops.aten.equal.default)
+_SCALER = "torch.amp.grad_scaler"
+_DEVICE = torch.ops.prim.device.default
+_LSTM = torch.ops.aten.mkldnn_rnn_layer.default
+
+
+class Values(DispatchMode):
+    """Answers 1 to whoever asks a fake tensor for its value, except inside the model, and counts the work.
+
+    The loop and torch's own machinery read losses, norms and votes, none of which decides over memory; two
+    tensors are equal. A model that reads a value may compute something else then, so it gets the error that
+    fake tensors raise, unless it asks whether a batch has no padding: it is planned to have none. The loss
+    scaler, which asks whether gradients are infinite, gets 0: else no step is ever taken.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.modules_deep = 0
+        self.counter: WorkCounter | None = None
+        self.has_workspaces = False
+        """Whether a kernel ran that keeps a workspace, for backward, whose size it alone knows."""
+        self._only_writes: dict[Any, bool] = {}
+        self._memo = ShapeMemo()
+
+    @contextlib.contextmanager
+    def strict_inside_modules(self) -> Iterator[None]:
+        """A context in which it is known whether a module's forward runs."""
+
+        def enter(*_: Any) -> None:
+            self.modules_deep += 1
+
+        def leave(*_: Any) -> None:
+            self.modules_deep -= 1
+
+        handles = [
+            nn.modules.module.register_module_forward_pre_hook(enter),
+            nn.modules.module.register_module_forward_hook(leave, always_call=True),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is _DEVICE:
+            return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
+        if func in _READS and (not self.modules_deep or _read_by(MASKING)):
+            is_number = func is _LOCAL_VALUE and args[0].is_floating_point()
+            return float(not _read_by(_SCALER)) if is_number else True
+        if is_wait(func):
+            return args[0]  # as it does; on shapes alone torch makes another tensor of it
+        if func is _LSTM and torch.is_grad_enabled():
+            self.has_workspaces = True
+        writes = self._only_writes.get(func)
+        if writes is None:
+            writes = self._only_writes[func] = only_writes(func)
+        out = written(func, args) if writes else self._memo(func, args, kwargs)
+        if self.counter is not None:
+            self.counter.add(func, args, kwargs, out)
+        return out
+
+
+def _read_by(reader: str) -> bool:
+    """Whether a module reads the value itself, like Hugging Face's masks or the loss scaler."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name == reader:
+            return True
+        between = name == "torch" or name.startswith(("torch.", "rankdeck."))
+        if not between or name.startswith("torch.optim"):  # which the scaler calls, and reads for itself
+            return False
+        frame = frame.f_back
+    return False

@@ -1,0 +1,22 @@
+"""What the engine uses of torch that torch's makers may move without a word, one module per subject.
+
+    places         what a place is: its path, the arguments that count, what goes wrong without it
+    versions       versions that are known, and the warning for a person on another one
+    dispatch       modes below autograd, schemas of operations, storages as keys
+    dtensors       the part of a DTensor that this rank holds
+    modules        a module's own tables of weights, buffers and children
+    fake_tensors   tensors without memory, and a process group whose collectives are done at once
+    shape_memo     operations on fake tensors that torch need not be asked twice
+    planned        what torch does differently where a strategy runs on fake tensors
+    ledger_hooks   methods that are wrapped while the memory ledger follows
+    ddp            DistributedDataParallel's log, compression and reducer
+    fsdp           weights without a gradient under fully_shard
+    collectives    groups by their names inside compiled collectives
+    pipelining     torch's stages and schedules
+    elastic        torch's elastic agent
+    processes      CUDA before a fork, workers of a DataLoader
+
+Nothing here knows the rest of the engine; nothing else in it names a private part of torch. Every module
+lists in PLACES what it touches, and a test holds each of these against the torch that is installed. Results
+of whole test runs under other versions are in docs/torch.md.
+"""

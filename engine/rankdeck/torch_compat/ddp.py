@@ -1,0 +1,89 @@
+"""DistributedDataParallel: what its log knows, its compression, and its wrapper on fake tensors.
+
+Source: torch/nn/parallel/distributed.py, torch/csrc/distributed/c10d/logger.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from rankdeck.torch_compat.places import Private
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import GradBucket
+
+_DDP = "torch.nn.parallel:DistributedDataParallel"
+_SYNC_TIMES = "times of gradient syncs under ddp are unknown"
+_HALVES = "ddp cannot compress to 16 bits"
+_PLANS = "plans of ddp are single's with a set of buckets"
+PLACES = (
+    Private(f"{_DDP}._get_ddp_logging_data", _SYNC_TIMES, takes=("self",)),
+    Private(f"{_DDP}._set_ddp_runtime_logging_sample_rate", _SYNC_TIMES, takes=("self", "sample_rate")),
+    Private(f"{_DDP}.register_comm_hook", _HALVES, takes=("self", "state", "hook")),
+    Private("torch.distributed:Reducer._rebuild_buckets", _PLANS),
+    Private(
+        "torch.distributed.algorithms.ddp_comm_hooks.default_hooks:_compress_hook",
+        _HALVES,
+        takes=("dtype", "process_group", "bucket"),
+    ),
+)
+_USUAL_SAMPLE_RATE = 100
+
+
+def log_of(ddp: DistributedDataParallel) -> dict[str, Any]:
+    """What DDP's own log says of the last backward, times in nanoseconds; empty where it has none."""
+    try:
+        log: dict[str, Any] = ddp._get_ddp_logging_data()
+    except (AttributeError, AssertionError, TypeError):
+        return {}
+    return log
+
+
+def time_every_backward(ddp: DistributedDataParallel, wanted: bool) -> None:
+    """Have DDP's log time each backward, or again every hundredth."""
+    ddp._set_ddp_runtime_logging_sample_rate(1 if wanted else _USUAL_SAMPLE_RATE)
+
+
+def compress(dtype: torch.dtype, group: Any, bucket: GradBucket) -> Future[Tensor]:
+    """The mean of a bucket over the ranks, travelling as `dtype`: torch's hook for any backend."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    future: Future[Tensor] = default_hooks._compress_hook(dtype, group, bucket)
+    return future
+
+
+class PlannedDdp(DistributedDataParallel):
+    """torch's wrapper on fake tensors: without its first exchange, with buckets that stay, whose all-reduce
+    is done at once and leaves them as they are."""
+
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        super().__init__(module, init_sync=False, **options)
+        # Unannotated: torch compares a hook's annotations with classes of its own.
+        super().register_comm_hook(None, lambda _, bucket: _done_at_once(bucket))
+        kept: Any = _KeepsBuckets(self.reducer)
+        self.reducer = kept
+
+    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
+        """Compression travels in tensors of its own, which the plan leaves out."""
+
+
+class _KeepsBuckets:
+    """The reducer, except that it does not order its buckets anew: that asks the other ranks."""
+
+    def __init__(self, reducer: Any) -> None:
+        self._reducer = reducer
+
+    def __getattr__(self, name: str) -> Any:
+        return (lambda: False) if name == "_rebuild_buckets" else getattr(self._reducer, name)
+
+
+def _done_at_once(bucket: Any) -> Future[Tensor]:
+    done: Future[Tensor] = Future()
+    done.set_result(bucket.buffer())
+    return done

@@ -1,0 +1,136 @@
+"""Operations below autograd: modes that see each one, what its schema says it does, storages as keys.
+
+Source: torch.utils._python_dispatch, torch.utils._pytree, torch's operator schemas (native_functions.yaml).
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import TreeSpec as TreeSpec
+from torch.utils._pytree import tree_flatten as tree_flatten
+from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map as tree_map
+from torch.utils._pytree import tree_unflatten as tree_unflatten
+
+from rankdeck.torch_compat.places import Private
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload as OpOverload
+
+VIEWS, WRITES, CREATES, RESIZES, PER_ITEM = range(5)
+EFFECTS: dict[OpOverload, int] = {}
+"""The results of `effect_of`, for callers in a hurry."""
+_NO_BACKWARD = -1
+_CHANGE_MORE = ("resize_", "resize_as_", "set_", "detach_")
+
+_LEDGER = "memory by kind in rehearsals, and plans, cannot be trusted"
+PLACES = (
+    Private("torch.utils._python_dispatch:TorchDispatchMode._should_skip_dynamo", _LEDGER),
+    Private("torch.utils._python_dispatch:_disable_current_modes", "plans of meshes fail", takes=()),
+    Private("torch.utils._pytree:tree_leaves", _LEDGER, takes=("tree",)),
+    Private("torch.utils._pytree:tree_flatten", "dp cannot cut batches", takes=("tree",)),
+    Private("torch.utils._pytree:tree_unflatten", "dp cannot cut batches", takes=("leaves", "treespec")),
+    Private("torch.utils._pytree:TreeSpec.num_leaves", "dp cannot gather what replicas return"),
+    Private("torch.utils._pytree:tree_map", "models cannot be cut into stages", takes=("func", "tree")),
+    Private("torch._C:_current_graph_task_id", _LEDGER),
+    Private("torch._C:_disabled_torch_dispatch_impl", _LEDGER),
+    Private("the _cdata of a storage", _LEDGER, look=lambda: torch.empty(1).untyped_storage()._cdata),
+    Private("the _schema of an operation", _LEDGER, look=lambda: torch.ops.aten.add_.Tensor._schema.returns),
+    Private("the _overloadname of one", _LEDGER, look=lambda: torch.ops.aten.add.out._overloadname),
+    Private("the _overloadpacket of one", _LEDGER, look=lambda: torch.ops.aten.add.out._overloadpacket),
+)
+
+
+class DispatchMode(TorchDispatchMode):
+    """A mode that torch's compiler leaves alone."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True would wrap the hot path in a call that imports torch._dynamo: seconds, and never used here.
+        return False
+
+
+storage_key: Callable[[torch.UntypedStorage], int] = operator.attrgetter("_cdata")
+"""The address of a storage's own record: equal where tensors share a storage, also without memory."""
+
+
+def without_modes() -> AbstractContextManager[Any]:
+    """A context in which this thread's modes see nothing."""
+    context: AbstractContextManager[Any] = _disable_current_modes()
+    return context
+
+
+def in_backward() -> bool:
+    """Whether the calling thread runs inside autograd's backward."""
+    return bool(torch._C._current_graph_task_id() != _NO_BACKWARD)
+
+
+def wraps_others(types: Sequence[type]) -> bool:
+    """Whether an argument wraps other tensors (DTensor, a result of a collective that is not waited for yet):
+    those are seen where it unwraps itself.
+
+    Plain subclasses (Parameter) wrap nothing, nor does a fake tensor: its storage is the one that counts.
+    """
+    return any(is_wrapper(cls) for cls in types)
+
+
+@functools.cache
+def is_wrapper(cls: type) -> bool:
+    """Whether tensors of this class wrap others; their own storage has a size and no memory."""
+    plain = torch._C._disabled_torch_dispatch_impl
+    return cls.__name__ != "FakeTensor" and getattr(cls, "__torch_dispatch__", plain) is not plain
+
+
+def packet_of(func: Any) -> Any:
+    """The operation of which `func` is an overload."""
+    return func._overloadpacket
+
+
+def effect_of(func: OpOverload) -> int:
+    """What an operation does to storages, read from its schema.
+
+    VIEWS: returns aliases, or nothing. WRITES: in place. CREATES: may return new storages. RESIZES: may
+    change the bytes of a storage that it was given. PER_ITEM: works through lists item by item, so items
+    may be on different devices.
+    """
+    schema = func._schema
+    if func.__name__.startswith("_foreach_"):
+        effect = PER_ITEM if schema.returns else VIEWS
+    elif "out" in func._overloadname.split("_") or func.__name__.startswith(("resize_", "set_")):
+        effect = RESIZES
+    elif func.__name__.startswith("lift_fresh") or any(out.alias_info is None for out in schema.returns):
+        # torch.tensor(...) fills its storage unseen and shows it first here, as a view.
+        effect = CREATES
+    elif any(
+        argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments
+    ):
+        effect = WRITES
+    else:
+        effect = VIEWS
+    EFFECTS[func] = effect
+    return effect
+
+
+def written(func: Any, args: tuple[Any, ...]) -> Any:
+    """What an operation that only writes returns: what it was given, or nothing."""
+    return args[0] if func._schema.returns else None
+
+
+def only_writes(func: Any) -> bool:
+    """Whether an operation only changes values in place: on shapes alone there is nothing to do then."""
+    schema = func._schema
+    name = func.__name__.partition(".")[0]
+    if func.namespace != "aten" or torch.Tag.inplace_view in func.tags or not name.endswith("_"):
+        return False
+    if not schema.returns:
+        return bool(name.startswith("_foreach_"))
+    alias = schema.returns[0].alias_info
+    writes = len(schema.returns) == 1 and alias is not None and bool(alias.is_write)
+    return writes and name not in _CHANGE_MORE

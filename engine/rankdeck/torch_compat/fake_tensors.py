@@ -1,0 +1,64 @@
+"""Tensors that have shapes and no memory, and a process group whose collectives are done at once.
+
+Source: torch._subclasses.fake_tensor; torch.testing._internal.distributed.fake_pg.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+
+from rankdeck.torch_compat.places import Private
+
+_PLANS = "plans cannot be made"
+_SLOW = "plans take half as long again"
+
+
+def _a_fake_tensor() -> Any:
+    with FakeTensorMode():
+        return torch.zeros(2)
+
+
+PLACES = (
+    Private("torch._subclasses.fake_tensor:FakeTensorMode.from_tensor", _PLANS, takes=("self", "tensor")),
+    Private("torch._subclasses.fake_tensor:in_kernel_invocation_manager", _SLOW, takes=("fake_mode",)),
+    Private("torch._subclasses.fake_tensor:DataDependentOutputException", "some refusals are badly worded"),
+    Private("torch._subclasses.fake_tensor:DynamicOutputShapeException", "some refusals are badly worded"),
+    Private("torch._C:_get_dispatch_mode", _SLOW),
+    Private("torch._C:_TorchDispatchModeKey.FAKE", _SLOW),
+    Private("the fake_device of a fake tensor", _PLANS, look=lambda: _a_fake_tensor().fake_device),
+    Private("the fake_mode of a fake tensor", _SLOW, look=lambda: _a_fake_tensor().fake_mode),
+    Private("the constant of a fake tensor", _SLOW, look=lambda: _a_fake_tensor().constant),
+    Private(
+        "whether its sizes are symbols", _SLOW, look=lambda: _a_fake_tensor()._has_symbolic_sizes_strides
+    ),
+    Private("torch.testing._internal.distributed.fake_pg:FakeStore", "plans over ranks cannot be made"),
+    Private("torch.ops:prim.device.default", _PLANS),
+    Private("torch.ops:aten._local_scalar_dense.default", _PLANS),
+    Private("torch.ops:aten.mkldnn_rnn_layer.default", "plans of LSTMs are too small"),
+)
+
+in_kernel = getattr(fake_tensor, "in_kernel_invocation_manager", None)
+"""A context in which a fake tensor shows itself as one on "meta"; None where this torch has no such thing."""
+
+
+def active_mode() -> Any:
+    """The fake mode that the calling thread is in, or None."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+
+
+def has_symbols(tensor: FakeTensor) -> bool:
+    """Whether sizes or strides are symbols rather than numbers."""
+    return bool(tensor._has_symbolic_sizes_strides)
+
+
+def start_fake_group(rank: int, world_size: int) -> None:
+    """Make this process a rank of many, whose collectives are done at once and leave tensors as they are."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)

@@ -1,0 +1,73 @@
+"""A module's own tables: changed in place, they give a module other weights without asking it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+
+from rankdeck.torch_compat.places import Private
+
+BatchNorm = _BatchNorm
+"""What every batch norm is."""
+NormBase = _NormBase
+"""What every norm with running statistics is."""
+_CUTS = "stages of pipelines and replicas of dp cannot be built"
+PLACES = (
+    Private("the tables of a module", _CUTS, look=lambda: vars(nn.Module())["_parameters"]),
+    Private("its table of buffers", _CUTS, look=lambda: vars(nn.Module())["_buffers"]),
+    Private("its table of children", _CUTS, look=lambda: vars(nn.Module())["_modules"]),
+    Private("torch.nn:Module._replicate_for_data_parallel", "dp cannot make replicas", takes=("self",)),
+    Private("torch.nn:Module._apply", "plans fail", takes=("self", "fn", "recurse")),
+    Private("torch.nn:BatchNorm1d._check_input_dim", "batch norms over ranks fail", takes=("self", "input")),
+    Private("torch.nn.modules.batchnorm:_BatchNorm", "batch norms over ranks fail"),
+    Private("torch.nn.modules.batchnorm:_NormBase", "checkpointing of activations fails"),
+    Private(
+        "the _qkv_same_embed_dim of nn.MultiheadAttention",
+        "tensor cannot split attention",
+        look=lambda: nn.MultiheadAttention(2, 1)._qkv_same_embed_dim,
+    ),
+)
+
+
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """The module's own weights by name, to be changed in place."""
+    return module._parameters
+
+
+def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
+    """The module's own buffers by name, to be changed in place."""
+    return module._buffers
+
+
+def own_tensors(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Both of these tables."""
+    return module._parameters, module._buffers
+
+
+def own_children(module: nn.Module) -> dict[str, nn.Module | None]:
+    """The module's children by name, to be changed in place."""
+    return module._modules
+
+
+def shallow_copy(module: nn.Module) -> Any:
+    """The module with tables of its own, whose weights autograd need not know as leaves (for dp)."""
+    copy: Any = module._replicate_for_data_parallel()
+    copy._former_parameters = {}
+    return copy
+
+
+def note_weight(copy: Any, name: str, weight: Tensor) -> None:
+    """Say by which name a shallow copy knew a weight; torch's own modules ask for it."""
+    copy._former_parameters[name] = weight
+
+
+def check_batch_norm_input(norm: Any, inputs: Tensor) -> None:
+    """Raises: ValueError where a batch norm does not take inputs of this many dims."""
+    norm._check_input_dim(inputs)
+
+
+def has_one_input_weight(attention: nn.MultiheadAttention) -> bool:
+    """Whether queries, keys and values are projected by one weight."""
+    return bool(attention._qkv_same_embed_dim)

@@ -1,0 +1,144 @@
+"""What torch does differently where a strategy builds and trains on fake tensors.
+
+    weights in place     Module.to and .double swap tensors, which fake ones refuse: they are replaced
+    no initial values    torch.nn.init fills what has no memory: left out
+    meshes for real      DeviceMesh looks for this rank's place in a tensor of numbers: computed for real
+    one rank's objects   broadcast_object_list keeps what this rank has: planned ranks have the same
+    sends that hold      in a rehearsal, as gloo does, a handle of a send keeps its tensor
+
+A place that torch has moved is left alone; what then fails is one line of a plan.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.device_mesh as meshes
+import torch.distributed.distributed_c10d as c10d
+from torch import Tensor, nn
+
+from rankdeck.torch_compat.dispatch import without_modes
+from rankdeck.torch_compat.modules import own_tensors
+from rankdeck.torch_compat.places import Private
+
+_MESH = ("__init__", "__getitem__", "_concatenate", "_flatten", "_unflatten")
+_MESHES = "plans of fsdp, tensor and hybrid fail"
+PLACES = (
+    *(Private(f"torch.distributed.device_mesh:DeviceMesh.{name}", _MESHES) for name in _MESH),
+    Private("torch.distributed:broadcast_object_list", "plans over ranks fail", takes=("object_list",)),
+    Private(
+        "torch.distributed.distributed_c10d:isend", "plans of pipelines are too small", takes=("tensor",)
+    ),
+    Private("torch.nn.init:kaiming_uniform_", "plans take longer", takes=("tensor",)),
+)
+
+
+class Replaced:
+    """Attributes that are exchanged for a while, and put back."""
+
+    def __init__(self) -> None:
+        self._originals: list[tuple[Any, str, Any]] = []
+
+    def put(self, owner: Any, name: str, value: Any) -> None:
+        self._originals.append((owner, name, inspect.getattr_static(owner, name)))
+        setattr(owner, name, value)
+
+    def put_back(self) -> None:
+        while self._originals:
+            setattr(*self._originals.pop())
+
+
+def weights_in_place(replaced: Replaced) -> None:
+    """Module._apply that puts new tensors into the modules; a tied one stays tied."""
+
+    def apply(self: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        changed: dict[Tensor, Tensor] = {}
+        for module in self.modules() if recurse else (self,):
+            for tensors in own_tensors(module):
+                for name, tensor in tensors.items():
+                    if tensor is None:
+                        continue
+                    if tensor not in changed:
+                        changed[tensor] = _changed(tensor, change)
+                    tensors[name] = changed[tensor]
+        return self
+
+    replaced.put(nn.Module, "_apply", apply)
+
+
+def _changed(tensor: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    with torch.no_grad():
+        new = change(tensor)
+    if new.dtype == tensor.dtype and new.device == tensor.device:
+        return tensor
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(new, requires_grad=tensor.requires_grad)
+    return new
+
+
+def no_initial_values(replaced: Replaced) -> None:
+    """torch.nn.init's functions give back what they are given."""
+
+    def as_it_is(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
+        return tensor
+
+    for name, function in vars(nn.init).copy().items():
+        if name.endswith("_") and not name.startswith("_") and callable(function):
+            replaced.put(nn.init, name, as_it_is)
+
+
+def meshes_for_real(replaced: Replaced) -> None:
+    """DeviceMesh computes its places on real tensors."""
+    for name in _MESH:
+        original = inspect.getattr_static(meshes.DeviceMesh, name, None)
+        if isinstance(original, staticmethod):
+            replaced.put(meshes.DeviceMesh, name, staticmethod(for_real(original.__func__)))
+        elif original is not None:
+            replaced.put(meshes.DeviceMesh, name, for_real(original))
+
+
+def for_real(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, on real tensors also inside fake mode."""
+
+    def computed(*args: Any, **kwargs: Any) -> Any:
+        with without_modes():
+            return function(*args, **kwargs)
+
+    return computed
+
+
+def own_objects_only(replaced: Replaced) -> None:
+    """broadcast_object_list leaves every rank what it has."""
+
+    def kept(objects: list[Any], *_: Any, **__: Any) -> None:
+        return None
+
+    replaced.put(dist, "broadcast_object_list", kept)
+
+
+def sends_hold(replaced: Replaced) -> None:
+    """gloo's handle of a send keeps the tensor for as long as somebody keeps the handle; NCCL's lets go."""
+    isend = c10d.isend
+
+    def holding(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        work = isend(tensor, *args, **kwargs)
+        return None if work is None else _Sending(work, tensor)
+
+    # A P2POp asks whether it is one of the module's own functions.
+    replaced.put(c10d, "isend", holding)
+    replaced.put(dist, "isend", holding)
+
+
+class _Sending:
+    """A send that is done at once, with its tensor."""
+
+    def __init__(self, work: Any, tensor: Tensor) -> None:
+        self._work = work
+        self._tensor = tensor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)

@@ -1,0 +1,36 @@
+"""Processes around torch: whether CUDA bears a fork, and the workers of a DataLoader.
+
+Importing this imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any
+
+from rankdeck.torch_compat.places import Private
+
+PLACES = (
+    Private("torch.cuda:_is_in_bad_fork", "runs on CPUs may start with broken CUDA", takes=()),
+    Private(
+        "torch.utils.data.dataloader:_MultiProcessingDataLoaderIter._shutdown_workers",
+        "workers of a loader live on for a while",
+        takes=("self",),
+    ),
+)
+
+
+def cuda_was_touched() -> bool:
+    """Whether an import asked CUDA something before the fork: CUDA then fails in this process for good."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda._is_in_bad_fork())
+
+
+def shut_down_workers(loader: Any) -> None:
+    """End the worker processes of a DataLoader, if it has any."""
+    iterator = getattr(loader, "_iterator", None)
+    if iterator is not None:
+        # Dropping the last reference would do, but somebody may still hold a generator over it.
+        with contextlib.suppress(AttributeError):
+            iterator._shutdown_workers()

@@ -1,0 +1,67 @@
+"""Which versions of torch are known, and what a person is told who has another one.
+
+Importing this imports no torch; asking about an unknown version imports all of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from importlib import metadata
+
+from rankdeck.base.errors import Problem
+from rankdeck.torch_compat.places import CHECKED, Private
+
+SUBJECTS = (
+    "dispatch",
+    "dtensors",
+    "modules",
+    "fake_tensors",
+    "planned",
+    "ledger_hooks",
+    "ddp",
+    "fsdp",
+    "collectives",
+    "pipelining",
+    "elastic",
+    "processes",
+)
+
+
+def places() -> list[Private]:
+    """Every place that the engine touches."""
+    modules = [importlib.import_module(f"rankdeck.torch_compat.{subject}") for subject in SUBJECTS]
+    return [place for module in modules for place in module.PLACES]
+
+
+def is_known(version: str) -> bool:
+    """Whether "2.13.0+cu130" is a version, or a patch of one, that every place was checked under."""
+    return _minor(version) in {_minor(known) for known in CHECKED}
+
+
+def _minor(version: str) -> tuple[str, ...]:
+    return tuple(version.partition("+")[0].split(".")[:2])
+
+
+@functools.cache
+def version_problem(version: str | None = None) -> Problem | None:
+    """A warning about the installed torch, or about `version` in its place; None where it is known."""
+    try:
+        installed = metadata.version("torch") if version is None else version
+    except metadata.PackageNotFoundError:
+        return None  # a torch that no package manager knows
+    if is_known(installed):
+        return None
+    moved = [place for place in places() if place.moved() is not None]
+    doubts = "; ".join(dict.fromkeys(place.without for place in moved))
+    message = f"torch {installed} is not one of the versions that this engine was checked with "
+    message += f"({CHECKED[0]} to {CHECKED[-1]}). "
+    message += (
+        f"What has changed in it: {doubts}." if moved else "Nothing that it relies on seems to have moved."
+    )
+    return Problem(
+        "torch-unknown",
+        message,
+        advice="If something fails or looks wrong, install one of those versions.",
+        severity="warning",
+    )

@@ -1,0 +1,126 @@
+"""Runs of earlier versions are shown, opened and resumed as the version that made them did.
+
+The runs and what was said of them are in tests/fixtures; make_runs.py there makes those of a new version.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PySide6.QtCore import QCoreApplication
+
+from rankdeck.cli.app import run as command
+from rankdeck_app.state.live_run import LiveRun
+from tests.helpers.cli import rankdeck
+from tests.helpers.waiting import wait_until
+
+ARCHIVES = sorted((Path(__file__).parents[1] / "fixtures").glob("runs-*.tar.xz"))
+
+
+def _names(archive: Path) -> list[str]:
+    with tarfile.open(archive) as packed:
+        return sorted(name.split("/")[1] for name in packed.getnames() if name.endswith("/show.json"))
+
+
+RUNS = [(archive, name) for archive in ARCHIVES for name in _names(archive)]
+
+
+def _is_said_here(archive: Path, name: str) -> bool:
+    """Whether a run is resumed by every test run: one that was killed, one of four ranks, one that drains."""
+    return any(word in name for word in ("-killed-", "-hybrid-", "-pipeline-async-"))
+
+
+RESUMED = [
+    pytest.param(*run, marks=() if _is_said_here(*run) else pytest.mark.slow, id=run[1][16:-5])
+    for run in RUNS
+    if "-failed-" not in run[1]
+]
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Path]:
+    folders = {archive: tmp_path_factory.mktemp(archive.name.split(".tar")[0]) for archive in ARCHIVES}
+    for archive, folder in folders.items():
+        with tarfile.open(archive) as packed:
+            packed.extractall(folder, filter="data")
+    return folders
+
+
+@pytest.fixture
+def run(unpacked: dict[Path, Path], archive: Path, name: str) -> Path:
+    return unpacked[archive] / "runs" / name
+
+
+def _said_then(run: Path) -> dict[str, Any]:
+    text = (run / "show.json").read_text().replace("/tmp/rankdeck-fixtures/runs", str(run.parent))
+    said: dict[str, Any] = json.loads(text)
+    return {key: value for key, value in said.items() if key not in ("path", "weights")}
+
+
+def _same(then: Any, now: Any) -> bool:
+    """Whether everything said then is said now: keys may have been added."""
+    if isinstance(then, dict):
+        return isinstance(now, dict) and all(key in now and _same(then[key], now[key]) for key in then)
+    if isinstance(then, list):
+        return isinstance(now, list) and len(then) == len(now) and all(map(_same, then, now))
+    if isinstance(then, float):
+        return now == pytest.approx(then, rel=1e-9)
+    return bool(then == now)
+
+
+def test_there_are_runs_of_every_strategy_and_every_end() -> None:
+    names = " ".join(name for _, name in RUNS)
+    for word in ("single", "dp", "ddp", "fsdp", "model", "pipeline", "tensor", "hybrid"):
+        assert f"-{word}-" in names
+    for word in ("killed", "stopped", "resumed-twice", "failed"):
+        assert f"-{word}-" in names
+
+
+@pytest.mark.parametrize(("archive", "name"), RUNS, ids=[name[16:-5] for _, name in RUNS])
+def test_an_older_run_is_shown_as_before(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    then = _said_then(run)
+    assert command(["show", str(run), "--json"]) == 0
+    now = json.loads(capsys.readouterr().out)
+    differing = {key: (then[key], now.get(key)) for key in then if not _same(then[key], now.get(key))}
+    assert differing == {}
+    assert not _same({**then, "steps": then["steps"] + 1}, now)
+
+
+@pytest.fixture
+def live(qapp: QCoreApplication, run: Path) -> Iterator[LiveRun]:
+    opened = LiveRun(run)
+    opened.start()
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize(("archive", "name"), RUNS, ids=[name[16:-5] for _, name in RUNS])
+def test_an_older_run_opens_in_the_app(run: Path, live: LiveRun) -> None:
+    then = _said_then(run)
+
+    def is_read() -> bool:
+        live.drain()
+        return live.outcome == then["outcome"]
+
+    wait_until(is_read)
+    assert (live.strategy, live.step) == (then["strategy"], then["steps"])
+    assert live.losses.last_y == pytest.approx(then["loss"]["last"])
+    assert live.evaluation is not None and live.evaluation.step == then["evaluation"]["step"]
+
+
+@pytest.mark.parametrize(("archive", "name"), RESUMED)
+def test_an_older_run_goes_on(run: Path, tmp_path: Path) -> None:
+    then = _said_then(run)
+    copy = shutil.copytree(run, tmp_path / "runs" / run.name)
+    saved = max(int(path.parent.name) for path in copy.glob("checkpoints/*/COMMIT"))
+    rankdeck("resume", copy, "--set", f"train.steps={saved + 4}", code=0)
+    now = rankdeck("show", copy, "--json", code=0).json
+    assert (now["outcome"], now["steps"], now["attempts"]) == ("completed", saved + 4, then["attempts"] + 1)
+    assert now["loss"]["first"] == then["loss"]["first"]
+    assert now["loss"]["last"] < then["loss"]["first"]

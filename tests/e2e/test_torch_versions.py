@@ -1,0 +1,39 @@
+"""A torch that is not known is said once by a plan and by a run, which go on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rankdeck import rundir
+from tests.helpers.cli import rankdeck
+from tests.helpers.launching import problems
+
+
+@pytest.fixture
+def unknown_torch(tmp_path: Path) -> dict[str, str]:
+    """What is installed says that torch is of a version to come."""
+    facts = tmp_path / "installed" / "torch-9.9.9.dist-info"
+    facts.mkdir(parents=True)
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 9.9.9\n")
+    before = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(facts.parent), before)))}
+
+
+def test_a_plan_warns_on_stderr_and_stands(unknown_torch: dict[str, str]) -> None:
+    found = rankdeck("plan", "digits-mlp", "--strategy", "single", "--json", code=0, env=unknown_torch)
+    assert found.err.count("torch 9.9.9 is not one of the versions") == 1
+    assert found.lines[0]["verdict"] == "fits"
+    known = rankdeck("plan", "digits-mlp", "--strategy", "single", "--json", code=0)
+    assert "not one of the versions" not in known.err
+
+
+def test_a_run_warns_in_its_events_and_trains(unknown_torch: dict[str, str]) -> None:
+    options = ("--set", "train.steps=3", "--devices", "cpu:2", "--strategy", "ddp", "--json")
+    found = rankdeck("train", "digits-mlp", *options, code=0, env=unknown_torch)
+    assert found.json["outcome"] == "completed"
+    (run,) = rundir.list_runs(rundir.default_runs_folder())
+    assert [problem.code for problem in problems(run, "warning")] == ["torch-unknown"]
+    assert problems(run) == []
