@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rankdeck.memory.null_ledger import AnyLedger
+from rankdeck.parallel.collectives.peers import Peers
 from rankdeck.parallel.fsdp.blocks import sharded_modules
 from rankdeck.parallel.pipelining.costs import Boundary
 from rankdeck.parallel.pipelining.stages import StageRunner, Traffic
@@ -73,7 +74,7 @@ def one_forward_one_backward(
 
 
 class Neighbour:
-    """The rank of the stage before or after, number `rank` of `group`; None where there is no such stage.
+    """The rank of the stage before or after, by its number among `peers`; None where there is no such stage.
 
     `boundary` says the shapes and dtypes of what comes from there.
     """
@@ -83,15 +84,15 @@ class Neighbour:
         rank: int | None,
         boundary: Boundary,
         *,
+        peers: Peers | None,
         device: torch.device,
-        group: dist.ProcessGroup | None,
         traffic: Traffic,
         ledger: AnyLedger,
     ) -> None:
         self._rank = rank
         self._boundary = boundary
         self._device = device
-        self._group = group
+        self._peers = peers
         self._traffic = traffic
         self._ledger = ledger
 
@@ -107,20 +108,15 @@ class Neighbour:
         return self._exchange(tensors, self._boundary)
 
     def _exchange(self, tensors: Tensors, boundary: Boundary) -> Tensors:
-        if self._rank is None:
+        if self._peers is None or self._rank is None:
             return ()
         outgoing = [tensor.detach().contiguous() for tensor in tensors]
         with self._ledger.phase("communication"):
             incoming = [
                 torch.empty(shape.shape, dtype=shape.dtype, device=self._device) for shape in boundary
             ]
-        ends = [
-            *((dist.isend, tensor) for tensor in outgoing),
-            *((dist.irecv, tensor) for tensor in incoming),
-        ]
-        operations = [dist.P2POp(op, tensor, group=self._group, group_peer=self._rank) for op, tensor in ends]
-        for work in dist.batch_isend_irecv(operations):
-            work.wait()
+        rank = self._rank
+        self._peers.exchange([(tensor, rank) for tensor in outgoing], [(tensor, rank) for tensor in incoming])
         self._traffic.count_sent(outgoing)
         return tuple(incoming)
 
@@ -142,14 +138,14 @@ class HandWrittenSchedule:
         traffic: Traffic,
         ledger: AnyLedger,
     ) -> None:
-        stage, num_stages = runner.index, len(boundaries) - 1
+        stage, num_stages, peers = runner.index, len(boundaries) - 1, Peers(group)
         gradients = tuple(shape for shape in boundaries[stage + 1] if shape.dtype.is_floating_point)
         self._runner = runner
         self._traffic = traffic
         self._num_microbatches = num_microbatches
         self._num_ahead = num_stages - 1 - stage
         self._previous, self._following = (
-            Neighbour(rank, boundary, device=device, group=group, traffic=traffic, ledger=ledger)
+            Neighbour(rank, boundary, peers=peers, device=device, traffic=traffic, ledger=ledger)
             for rank, boundary in (
                 (None if runner.is_first else stage - 1, boundaries[stage]),
                 (None if runner.is_last else stage + 1, gradients),

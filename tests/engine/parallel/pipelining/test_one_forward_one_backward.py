@@ -29,7 +29,7 @@ def order_of(num_ahead: int, num_microbatches: int) -> list[tuple[str, int]]:
         return ()
 
     traffic = Traffic(SpanRecorder())
-    nobody = Neighbour(None, (), device=torch.device("cpu"), group=None, traffic=traffic, ledger=NullLedger())
+    nobody = Neighbour(None, (), device=torch.device("cpu"), peers=None, traffic=traffic, ledger=NullLedger())
     one_forward_one_backward(
         forward, backward, nobody, nobody, num_ahead=num_ahead, num_microbatches=num_microbatches
     )
