@@ -30,7 +30,7 @@ from rankdeck_app.views import config_page, settings_page, strategy_page, welcom
 
 if TYPE_CHECKING:
     from rankdeck.config.presets import PresetCard
-    from rankdeck_app.state.runs import RunInfo
+    from rankdeck.run.row import RunInfo
 
 
 class App:

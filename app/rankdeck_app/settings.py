@@ -201,10 +201,10 @@ class Settings(QObject):
 
 
 def _flatten(table: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+    values: list[tuple[str, Any]] = []
     for key, value in table.items():
         if isinstance(value, dict):
-            found += _flatten(value, f"{prefix}{key}.")
+            values += _flatten(value, f"{prefix}{key}.")
         else:
-            found.append((prefix + key, value))
-    return found
+            values.append((prefix + key, value))
+    return values

@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
+from rankdeck.base import files
 from rankdeck.base.errors import RankdeckError
-from rankdeck.base.files import sync_to_disk, write_whole
 
 COMMIT = "COMMIT"
 PROGRESS = "progress.json"
@@ -51,7 +51,7 @@ class Checkpoint:
         return int(self.path.name)
 
     def progress(self) -> Progress:
-        return msgspec.json.decode((self.path / PROGRESS).read_bytes(), type=Progress)
+        return msgspec.json.decode(files.read_bytes(self.path / PROGRESS), type=Progress)
 
     def damage(self) -> str | None:
         """What is wrong with it, or None: every file is read and compared with its checksum."""
@@ -77,7 +77,7 @@ def list_checkpoints(folder: Path) -> list[Checkpoint]:
     """Those with a COMMIT, newest first. Whether they are whole is another question: `damage`."""
     if not folder.is_dir():
         return []
-    named = [path for path in folder.iterdir() if path.name.isdigit() and (path / COMMIT).is_file()]
+    named = [path for path in folder.iterdir() if path.name.isdecimal() and files.is_regular(path / COMMIT)]
     return sorted(map(Checkpoint, named), key=lambda checkpoint: checkpoint.step, reverse=True)
 
 
@@ -98,17 +98,17 @@ def _read_commit(path: Path) -> dict[str, tuple[int, str]]:
     Raises: ValueError when COMMIT itself is damaged.
     """
     try:
-        commit = json.loads((path / COMMIT).read_bytes())
-        files = {name: (int(entry[0]), str(entry[1])) for name, entry in commit["files"].items()}
-        if commit["checksum"] != digest(json.dumps(files, sort_keys=True).encode()):
+        commit = json.loads(files.read_bytes(path / COMMIT))
+        listed = {name: (int(entry[0]), str(entry[1])) for name, entry in commit["files"].items()}
+        if commit["checksum"] != digest(json.dumps(listed, sort_keys=True).encode()):
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
         raise ValueError("COMMIT cannot be read") from None
-    return files
+    return listed
 
 
 def _chunks(path: Path) -> Iterator[bytes]:
-    with open(path, "rb") as file:
+    with open(files.open_regular(path), "rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
             yield chunk
 
@@ -124,11 +124,11 @@ def digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def write_commit(path: Path, files: Mapping[str, tuple[int, str]]) -> None:
+def write_commit(path: Path, listed: Mapping[str, tuple[int, str]]) -> None:
     """Commit a checkpoint whose files are on the disk."""
-    body = json.dumps(files, sort_keys=True)
-    text = json.dumps({"files": files, "checksum": digest(body.encode())}, sort_keys=True)
-    sync_to_disk(path)
-    write_whole(path / COMMIT, text, sync=True, make_folder=False)
-    sync_to_disk(path)
-    sync_to_disk(path.parent)
+    body = json.dumps(listed, sort_keys=True)
+    text = json.dumps({"files": listed, "checksum": digest(body.encode())}, sort_keys=True)
+    files.sync_to_disk(path)
+    files.write_whole(path / COMMIT, text, sync=True, make_folder=False)
+    files.sync_to_disk(path)
+    files.sync_to_disk(path.parent)

@@ -2,13 +2,13 @@
 
 An event is one appended fact. Each writer (a rank, the supervisor, the sampler) has a file of its own and
 numbers its lines with a contiguous `seq`; `v` is the version of this page, `t` is Unix time in seconds. Steps
-travel several to a line, as columns: 12 bytes a step instead of 104. Readers skip kinds that they do not
-know. Read rundir/ next: it appends and reads back.
+travel several to a line, as columns: 12 bytes a step instead of 104. Readers skip, count and say what they do
+not know: other kinds, and events of a newer version. Read rundir/ next: it appends and reads back.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, get_args
 
 import msgspec
 
@@ -35,7 +35,7 @@ MEASURED_ON_GPU = "measured on GPU"
 class Event(msgspec.Struct, tag_field="kind", omit_defaults=True, kw_only=True):
     """What every line has. Writers fill `seq` and `t`."""
 
-    v: int = VERSION
+    v: Annotated[int, msgspec.Meta(le=VERSION)] = VERSION
     seq: int = 0
     t: float = 0.0
 
@@ -95,6 +95,16 @@ class Phase(Event, tag="phase"):
     rank: int
     phase: str
     steps: int | None = None
+
+
+class Restored(Event, tag="restored"):
+    """A rank's state is in place, and it goes on after `step` (0: from the beginning).
+
+    From here on, what earlier attempts told of later steps is history.
+    """
+
+    rank: int
+    step: int
 
 
 class Steps(Event, tag="steps"):
@@ -262,14 +272,6 @@ class Spans(Event, tag="spans"):
     followed: bool = False
 
 
-class Transfers(Event, tag="transfers"):
-    """Bytes moved between the devices of one rank in a sampled step, as [source, target, bytes]."""
-
-    rank: int
-    step: int
-    moved: list[tuple[int, int, int]]
-
-
 class Evaluation(Event, tag="evaluation"):
     """Held-out loss over every held-out sample once; None where no target counts or it is not finite.
 
@@ -355,6 +357,7 @@ AnyEvent = (
     RunStarted
     | RankStarted
     | Phase
+    | Restored
     | Steps
     | Memory
     | Sample
@@ -362,7 +365,6 @@ AnyEvent = (
     | Comm
     | Pipeline
     | Spans
-    | Transfers
     | Evaluation
     | ProblemRaised
     | RankFailed
@@ -375,6 +377,7 @@ AnyEvent = (
 )
 
 _encoder = msgspec.json.Encoder()
+_KINDS = frozenset(kind.__struct_config__.tag for kind in get_args(AnyEvent))
 _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 
 
@@ -384,7 +387,8 @@ def encode(event: Event) -> bytes:
 
 
 def decode(line: bytes) -> AnyEvent | None:
-    """The event of one line, or None for a kind of event that this version does not know.
+    """The event of one line, or None for one that this version does not know: of a kind that came later, or
+    of a newer version.
 
     Raises:
         msgspec.DecodeError: the line is no event at all.
@@ -393,13 +397,20 @@ def decode(line: bytes) -> AnyEvent | None:
         return _decoder.decode(line)
     except msgspec.ValidationError:
         loose = msgspec.json.decode(line)
-        if isinstance(loose, dict) and "seq" in loose and "kind" in loose:
-            return None
-        raise
+        if not isinstance(loose, dict) or "seq" not in loose or "kind" not in loose:
+            raise
+        version = loose.get("v", VERSION)
+        if loose["kind"] in _KINDS and not (isinstance(version, int) and version > VERSION):
+            raise
+        return None
 
 
 def decode_lines(chunk: bytes) -> list[AnyEvent | None]:
-    """Events of a chunk of whole lines; 5 times cheaper than line by line. Unknown kinds come as None."""
+    """Events of a chunk of whole lines; 5 times cheaper than line by line. Unknown ones come as None.
+
+    Raises:
+        msgspec.DecodeError: a line is no event at all.
+    """
     try:
         return list(_decoder.decode_lines(chunk))
     except msgspec.ValidationError:

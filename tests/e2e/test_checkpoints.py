@@ -8,7 +8,8 @@ import pytest
 
 from rankdeck import events
 from rankdeck.checkpoint_files import list_checkpoints
-from rankdeck.run.report import read_figures, summarise
+from rankdeck.run.fold import read_fold
+from rankdeck.run.summary import summarise
 from rankdeck.rundir import EventReader, RunDir, list_runs
 from tests.helpers import killing
 from tests.helpers.cli import rankdeck
@@ -122,7 +123,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(job: Path) -> 
         problem["message"]
         == f"The checkpoint of step 20 is damaged: {shard.name} does not match its checksum."
     )
-    assert facts["steps"] == 22 and read_figures(run).steps.breaks[-1] == 15
+    assert facts["steps"] == 22 and read_fold(run).attempts[max(read_fold(run).attempts)].restored == 15
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_says_so(job: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rankdeck.run.report import read_figures
+from rankdeck.run.fold import read_fold
 from tests.helpers import killing
 
 IMAGES: dict[str, tuple[dict[str, Any], int]] = {
@@ -65,7 +65,7 @@ def check_kill(name: str, workers: int, whom: str, in_save: bool, base: Path, ru
     run = killing.begin(tables(name, base, workers), runs)
     found = killing.disturb(run, whom, choose, 15, 80, in_save=in_save)()
     assert not found.differences(undisturbed(name, base))
-    assert read_figures(run).attempts == 2
+    assert read_fold(run).num_attempts == 2
 
 
 @pytest.mark.usefixtures("short_tmpdir")

@@ -14,7 +14,7 @@ import pytest
 
 from rankdeck import events
 from rankdeck.launch.control import request_stop
-from rankdeck.run.report import read_figures
+from rankdeck.run.fold import read_fold
 from rankdeck.rundir import RunDir
 from tests.helpers import launching
 from tests.helpers.cli import rankdeck
@@ -91,7 +91,7 @@ def test_readings_and_errors_are_of_the_runs_devices(gpus: SimulatedGpus, run: R
     (notice,) = wait_until(lambda: notices(run, "xid"), what="the XID error")
     assert (notice.device, notice.xid) == (0, 79)
     assert [problem.code for problem in launching.problems(run, "warning")] == ["gpu-error"]
-    figures = read_figures(run).devices[0]
+    figures = read_fold(run).devices[0]
     assert (figures.used_bytes, figures.used_peak_bytes, figures.missing["fan"]) == (
         33 * GIB,
         33 * GIB,
@@ -108,7 +108,7 @@ def test_a_gpu_lost_in_mid_run_is_a_warning_and_the_run_goes_on(gpus: SimulatedG
     assert problem.code == "gpu-lost" and "GPU 2" in problem.message
     gpus.device(0).used = 9 * GIB
     wait_for_bytes(run, 1, 9 * GIB)
-    assert run.is_alive() and read_figures(run).devices[0].lost_at == pytest.approx(notice.t)
+    assert run.is_alive() and read_fold(run).devices[0].lost_at == pytest.approx(notice.t)
     request_stop(run)
     assert launching.ended(run, 10).outcome == "stopped"
 
@@ -127,7 +127,7 @@ def test_a_sampler_that_is_killed_or_crashes_costs_the_run_readings_only(
     gpus.device(0).used = 9 * GIB
     wait_for_bytes(run, 1, 9 * GIB)
     assert run.is_alive() and not launching.problems(run)
-    assert read_figures(run).devices[0].lost_at is not None
+    assert read_fold(run).devices[0].lost_at is not None
     assert [problem.code for problem in launching.problems(run, "warning")] == [
         "restarted",
         "restarted",

@@ -50,7 +50,7 @@ EXAMPLES: list[events.AnyEvent] = [
     ),
     events.Drained(rank=0, microbatches=2, updates=5),
     events.CheckpointSaved(step=3, num_bytes=10, seconds=0.1, reason="schedule"),
-    events.Transfers(rank=0, step=3, moved=[(0, 1, 5)]),
+    events.Restored(rank=0, step=3),
     events.Evaluation(step=3, loss=0.5, samples=10, seconds=0.1, accuracy=0.9, final=True),
     events.ProblemRaised(problem=Problem("nan", "The loss is not a number.", rank=1)),
     events.RankFailed(rank=1, problem=Problem("oom", "No memory.", rank=1), is_communication=True),

@@ -63,7 +63,16 @@ def test_the_whole_engine_imports_no_qt() -> None:
 def test_the_rooms_that_the_app_imports_bring_no_torch() -> None:
     floor = [module for module in _modules() if _is_torch_free(module)]
     assert {module.split(".")[1] for module in floor if "." in module} == set(TORCH_FREE)
-    assert _loaded_by(floor, ["torch", "numpy"]) == []
+    assert _loaded_by(floor, ["torch"]) == []
+
+
+def test_of_the_rooms_that_the_app_imports_only_the_fold_of_a_run_brings_numpy() -> None:
+    """The app paints before it is there, and the command line starts without it."""
+    floor = [module for module in _modules() if _is_torch_free(module)]
+    light = [module for module in floor if module.split(".")[1:2] != ["run"]]
+    lists = ["row", "prediction", "problems", "plan_lines", "imbalance", "breakdown"]
+    assert _loaded_by([*light, *(f"rankdeck.run.{name}" for name in lists)], ["numpy"]) == []
+    assert _loaded_by(["rankdeck.run.fold"], ["numpy"]) == ["numpy"]
 
 
 def test_a_module_of_another_room_is_seen_to_import_torch() -> None:

@@ -61,6 +61,14 @@ def _open_files() -> list[str]:
     return found
 
 
+def _meet(sign: Path, *, leads: bool) -> None:
+    """Wait for the leading rank: on a busy machine it may be seconds behind."""
+    if leads:
+        sign.touch()
+    while not sign.exists():
+        time.sleep(0.01)
+
+
 def main() -> None:
     what, rank = os.environ.get("FAKE_WORKER", "steps"), int(os.environ["RANK"])
     steps = int(os.environ.get("FAKE_STEPS", "1000000"))
@@ -76,6 +84,7 @@ def main() -> None:
         heart.beat(step, "step")
         if step == 3 and what == "raising":
             error: Exception = ValueError("bad batch 17") if rank == 1 else RuntimeError(_CLOSED)
+            _meet(run.path / "raising", leads=rank == 1)
             time.sleep(0.3 if rank == 1 else 0.0)
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
             writer.write(describe(error, rank))

@@ -20,7 +20,7 @@ from rankdeck.checkpoint_files import COMMIT
 from rankdeck.config import RunConfig, from_dict
 from rankdeck.launch.control import wait_ended
 from rankdeck.launch.start import resume, start
-from rankdeck.run.report import read_figures
+from rankdeck.run.fold import read_fold
 from rankdeck.rundir import EventReader, RunDir
 from tests.helpers.launching import supervisor_pid
 from tests.helpers.waiting import wait_until
@@ -117,7 +117,7 @@ def finish(run: RunDir, outcome: str = "completed") -> Ended:
     end = run.end()
     assert end is not None and end.outcome == outcome, (end, _last_words(run))
     weights = load_file(run.weights) if run.weights.is_file() else {}
-    return Ended(list(read_figures(run).steps.loss), weights)
+    return Ended(read_fold(run).column("loss").tolist(), weights)
 
 
 def _last_words(run: RunDir) -> str:

@@ -24,7 +24,8 @@ from rankdeck.checkpoint.weights import save_weights
 from rankdeck.checkpoint_files import newest_whole
 from rankdeck.config import from_text
 from rankdeck.memory.sampling import SamplingBudget
-from rankdeck.run.step_columns import StepColumns
+from rankdeck.run.attempt import Attempt
+from rankdeck.run.batch import Batch
 from rankdeck.rundir import EventReader, RunDir
 from rankdeck.training import workload as workloads
 from rankdeck.training.agreement import Agreement
@@ -100,16 +101,16 @@ def _without(what: str | None) -> Iterator[None]:
 
 def losses(folder: Path, world_size: int, attempt: int = 0) -> dict[int, float]:
     """Step -> loss of one attempt, as readers see it."""
-    columns = StepColumns()
-    columns.world_size = world_size
-    reader = EventReader(RunDir(folder))
-    while batch := list(reader.batches()):
-        for name, found in batch:
-            if int(name.rsplit(".", 2)[1]) == attempt:
-                for event in found:
-                    if isinstance(event, events.Steps):
-                        columns.add(event)
-    return {row.step: row.loss for row in columns.rows() if row.loss == row.loss}
+    told, batch = Attempt(attempt), Batch()
+    told.joiner.world_size = world_size
+    for name, found in EventReader(RunDir(folder)).batches():
+        if name.endswith(f".{attempt}.jsonl"):
+            batch.add(name, found)
+    for _, block in batch.steps:
+        told.joiner.add(block)
+    told.take_rows()
+    step, loss, *_ = told.table.rows.tolist()
+    return {int(number): value for number, value in zip(step, loss, strict=True) if value == value}
 
 
 def problems(folder: Path) -> list[Any]:

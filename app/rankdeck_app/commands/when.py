@@ -24,16 +24,16 @@ class WhenError(ValueError):
 
 
 def _tokens(text: str) -> list[str]:
-    found: list[str] = []
+    tokens: list[str] = []
     at = 0
     text = text.strip()
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
             raise WhenError(f"when: cannot read {text[at:]!r} in {text!r}.")
-        found.append(match[1])
+        tokens.append(match[1])
         at = match.end()
-    return found
+    return tokens
 
 
 class _WhenReader:

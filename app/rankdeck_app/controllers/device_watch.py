@@ -53,10 +53,10 @@ class DeviceWatch(QObject):
         return DevicesPage(self._session.gpus, self._window.theme, self._window.clock, self._memory_of)
 
     def _memory_of(self, gpu: GpuState) -> DeviceMemory | None:
-        """What the run that holds the GPU told of its memory, if a tab shows that run."""
+        """What the run that holds the GPU reports of its memory, if a tab shows that run."""
         for run in self._tabs.open_runs.all() if gpu.run is not None else ():
             for device in run.devices if str(run.run.path) == gpu.run else ():
-                if device.info.uuid == gpu.uuid:
+                if device.uuid == gpu.uuid:
                     return run.memory_of(device)
         return None
 
@@ -110,7 +110,7 @@ class DeviceWatch(QObject):
 
 
 def status_text(gpus: list[GpuState]) -> str:
-    """'8 GPUs · 141.6 of 640 GiB'; of a machine that tells nothing, only how many."""
+    """'8 GPUs · 141.6 of 640 GiB'; of a machine that gives no readings, only how many."""
     lost = sum(gpu.lost_at is not None for gpu in gpus)
     there = [gpu for gpu in gpus if gpu.lost_at is None]
     kind = "simulated GPU" if any(gpu.is_simulated for gpu in gpus) else "GPU"

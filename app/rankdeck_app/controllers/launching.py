@@ -15,7 +15,7 @@ from rankdeck.base.errors import ConfigError, DeviceError, Problem
 from rankdeck.config import RunConfig, load
 from rankdeck.config.devices import parse_devices
 from rankdeck.rundir import RunDir
-from rankdeck.telemetry.availability import Unusable
+from rankdeck.telemetry.availability import GpuRefusal
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.shell.page import Page, PageUnavailable
@@ -237,17 +237,17 @@ class Launching(QObject):
 def _refusal(gpus: Sequence[GpuState]) -> Problem | None:
     """What the engine would refuse these GPUs for."""
     for gpu in gpus:
-        match gpu.availability.unusable:
+        match gpu.availability.refusal:
             case None:
                 continue
-            case Unusable.SIMULATED:
+            case GpuRefusal.SIMULATED:
                 message = "These GPUs are simulated (RANKDECK_NVML): nothing can run on them."
                 return Problem("no-gpu", message, path="devices.use", advice="Switch Devices to Rehearsal.")
-            case Unusable.LOST:
+            case GpuRefusal.LOST:
                 message, advice = f"{gpu.label} is lost: it answers no more.", "Choose others."
-            case Unusable.SPLIT:
+            case GpuRefusal.SPLIT:
                 message, advice = f"{gpu.label} is split into MIG instances.", "Choose one of its instances."
-            case Unusable.HELD:
+            case GpuRefusal.HELD:
                 message = f"{gpu.label} is used by the run {gpu.run_name()}."
                 advice = "Stop that run, or choose other GPUs."
         return Problem("device-busy", message, path="devices.use", advice=advice)

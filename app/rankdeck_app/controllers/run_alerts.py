@@ -30,7 +30,7 @@ class RunAlerts(QObject):
         self._session = session
         self._tabs = tabs
         self._alerts: dict[Path, ImbalanceAlert] = {}
-        self._told: set[Path] = set()
+        self._announced: set[Path] = set()
         tabs.open_runs.opened.connect(self._opened)
         tabs.open_runs.closed.connect(self._closed)
 
@@ -54,10 +54,10 @@ class RunAlerts(QObject):
         labels = {place: device.label for place, device in enumerate(run.devices)}
         problem = alert.look(run.imbalance, labels, kinds, run.strategy)
         title = run.config.name if run.config is not None else run.name
-        found = [] if problem is None else [problem]
-        self._session.problems.set(_owner(run.run.path), title, found, run.run.path)
-        if problem is not None and run.is_live and run.run.path not in self._told:
-            self._told.add(run.run.path)
+        shown = [] if problem is None else [problem]
+        self._session.problems.set(_owner(run.run.path), title, shown, run.run.path)
+        if problem is not None and run.is_live and run.run.path not in self._announced:
+            self._announced.add(run.run.path)
             self._say(run, problem)
 
     def _say(self, run: LiveRun, problem: Problem) -> None:

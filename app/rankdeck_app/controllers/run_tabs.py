@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QObject, QUrl, Signal
 from PySide6.QtGui import QDesktopServices, QGuiApplication
 
+from rankdeck.base import files
 from rankdeck.base.units import format_bytes, format_count
-from rankdeck.run import report
+from rankdeck.run.problems import failed_problem, lost_problem
+from rankdeck.run.row import RESUMABLE, RunInfo
 from rankdeck.rundir import RunDir, is_run
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.shell.page import Page, PageUnavailable
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.open_runs import OpenRuns
-from rankdeck_app.state.runs import RESUMABLE, RunInfo
 from rankdeck_app.widgets.run_list import outcome_look, strategy_title
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class RunTabs(QObject):
     # Opening
 
     def open(self, path: Path, *, focus: bool = True) -> None:
-        """Show a run; a folder that is none is said in a toast."""
+        """Show a run; a toast says when the folder holds none."""
         path = path.absolute()
         if not is_run(path):
             self._window.toasts.error(f"{path} is not the folder of a run.")
@@ -124,12 +125,12 @@ class RunTabs(QObject):
     # Acting on it
 
     def stop(self, path: Path, *, now: bool = False) -> None:
-        question = self._session.engine.stop(path, now=now)
-        question.answered.connect(lambda code, _out, err: code and self._window.toasts.error(_first(err)))
+        call = self._session.engine.stop(path, now=now)
+        call.answered.connect(lambda code, _out, err: code and self._window.toasts.error(_first(err)))
 
     def save_checkpoint(self, path: Path) -> None:
         """Save a running run after its step; a toast says how it went."""
-        question = self._session.engine.checkpoint(path)
+        call = self._session.engine.checkpoint(path)
         toasts = self._window.toasts
 
         def answered(code: int, _out: str, err: str) -> None:
@@ -138,7 +139,7 @@ class RunTabs(QObject):
             else:
                 toasts.info(f"Checkpoint of {err.strip()}")
 
-        question.answered.connect(answered)
+        call.answered.connect(answered)
 
     def stop_active(self, *, now: bool = False) -> None:
         run = self.active()
@@ -149,7 +150,7 @@ class RunTabs(QObject):
         """Make the run's resolved configuration the draft."""
         file = RunDir(path).config_file
         try:
-            text = file.read_text(encoding="utf-8")
+            text = files.read_text(file)
         except OSError as error:
             self._window.toasts.error(f"{file} cannot be read: {error.strerror}.")
             return
@@ -167,9 +168,9 @@ class RunTabs(QObject):
     def _list_problems(self, run: LiveRun) -> None:
         problems = list(run.problems)
         if run.outcome == "lost":
-            problems.append(report.lost_problem(run.run))
+            problems.append(lost_problem(run.run))
         elif run.outcome == "failed" and not problems:
-            problems.append(report.failed_problem(run.run))
+            problems.append(failed_problem(run.run))
         title = run.config.name if run.config is not None else run.name
         self._session.problems.set(str(run.run.path), title, problems, run.run.path)
 
@@ -196,10 +197,10 @@ class RunTabs(QObject):
         by_uuid = {gpu.uuid: gpu.index for gpu in self._session.gpus.devices}
         usage: dict[int, tuple[int | None, float | None, bool]] = {}
         for place, (device, total) in enumerate(zip(run.devices, totals, strict=True)):
-            index = by_uuid.get(device.info.uuid or "", device.info.index)
+            index = by_uuid.get(device.uuid or "", device.device)
             share = total / scale if total is not None and scale else None
             usage[index] = (total, share, place == lead)
-        return run.devices[0].info.kind, usage
+        return run.devices[0].kind or "", usage
 
     def _show_figures(self) -> None:
         run, status = self.current, self._window.status

@@ -70,8 +70,8 @@ class Session:
         self.draft.is_edited = False
 
     def close(self) -> None:
-        for asker in (self.plan, self.elsewhere, self.predictions):
-            asker.close()
+        for part in (self.plan, self.elsewhere, self.predictions):
+            part.close()
         self.draft.close()
         self.gpus.close()
         self.engine.close()

@@ -256,7 +256,7 @@ class AppCommands:
         """Configurations in the workspace: its own folder and the one below it, not the runs."""
         folder = self.session.workspace.folder
         try:
-            found = sorted([*folder.glob("*.toml"), *folder.glob("*/*.toml")])[:MAX_FILES]
+            files = sorted([*folder.glob("*.toml"), *folder.glob("*/*.toml")])[:MAX_FILES]
         except OSError:
             return []
         runs = self.session.workspace.runs_folder
@@ -268,7 +268,7 @@ class AppCommands:
                 "file",
                 "file-code",
             )
-            for path in found
+            for path in files
             if runs not in path.parents
         ]
 

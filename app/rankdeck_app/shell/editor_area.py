@@ -80,9 +80,9 @@ class EditorArea(QWidget):
 
         `beside` opens a new page in a group to the right; `focus=False` leaves the keyboard where it is.
         """
-        found = self._find(page_id)
-        if found is not None:
-            group, tab = found
+        existing = self._find(page_id)
+        if existing is not None:
+            group, tab = existing
             group.show_tab(tab)
         else:
             tab = Tab(page_id, factory or self._kind_of(page_id), pinned=pinned)
@@ -99,8 +99,8 @@ class EditorArea(QWidget):
 
     def page(self, page_id: str) -> Page | None:
         """The built page of that id, or None."""
-        found = self._find(page_id)
-        return found[1].page if found else None
+        existing = self._find(page_id)
+        return existing[1].page if existing else None
 
     def pages(self) -> list[Page]:
         """Every page that was built, group by group."""
@@ -115,8 +115,8 @@ class EditorArea(QWidget):
         if page_id is None:
             current = self._active.current
             return current is not None and self._close_tab(self._active, current)
-        found = self._find(page_id)
-        return found is not None and self._close_tab(*found)
+        existing = self._find(page_id)
+        return existing is not None and self._close_tab(*existing)
 
     # -- commands of the frame --
 

@@ -22,11 +22,11 @@ def fuzzy_match(query: str, text: str) -> Match | None:
     """The match of all words of `query`, or None when one of them does not occur."""
     score, places = 0, set[int]()
     for word in query.lower().split():
-        found = _match_word(word, text)
-        if found is None:
+        match = _match_word(word, text)
+        if match is None:
             return None
-        score += found.score
-        places.update(found.at)
+        score += match.score
+        places.update(match.at)
     return Match(score * 100 - len(text), tuple(sorted(places)))
 
 

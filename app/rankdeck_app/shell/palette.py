@@ -269,7 +269,7 @@ class Palette(QFrame):
 
     def _general_rows(self) -> Callable[[str], list[PaletteRow]]:
         """Rows for commands and quick open. Providers are asked once per opening."""
-        asked: dict[str, Sequence[QuickItem]] = {}
+        listed: dict[str, Sequence[QuickItem]] = {}
 
         def rows_for(text: str) -> list[PaletteRow]:
             if text.startswith(COMMAND_PREFIX):
@@ -277,9 +277,9 @@ class Palette(QFrame):
             prefixed = [p for p in self._providers if p.prefix and text.startswith(p.prefix)]
             items: list[QuickItem] = []
             for provider in prefixed or [p for p in self._providers if not p.prefix]:
-                if provider.name not in asked:
-                    asked[provider.name] = provider.items()
-                items += asked[provider.name]
+                if provider.name not in listed:
+                    listed[provider.name] = provider.items()
+                items += listed[provider.name]
             return _filtered(text[len(prefixed[0].prefix) :] if prefixed else text, items)
 
         return rows_for
@@ -357,6 +357,6 @@ def _filtered(text: str, items: Sequence[QuickItem]) -> list[PaletteRow]:
     """Best matches first; without text, all in their own order."""
     if not text.strip():
         return [PaletteRow(item) for item in items]
-    found = [(match, item) for item in items if (match := fuzzy_match(text, item.label)) is not None]
-    found.sort(key=lambda pair: -pair[0].score)
-    return [PaletteRow(item, match.at) for match, item in found]
+    matches = [(match, item) for item in items if (match := fuzzy_match(text, item.label)) is not None]
+    matches.sort(key=lambda pair: -pair[0].score)
+    return [PaletteRow(item, match.at) for match, item in matches]

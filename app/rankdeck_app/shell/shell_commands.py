@@ -329,7 +329,7 @@ def choose_theme(window: MainWindow) -> None:
 
 
 def set_theme(window: MainWindow, name: str) -> None:
-    """Keep the choice; a theme that cannot be used is told and leaves all as it is."""
+    """Keep the choice; a theme that cannot be used is reported and leaves all as it is."""
     name = name if name in BUILT_IN else str(Path(name.strip()).expanduser())
     try:
         window.theme.load(name)

@@ -116,14 +116,14 @@ class SplitTree:
 
 
 def _leaves(splitter: QSplitter) -> list[TabGroup]:
-    found: list[TabGroup] = []
+    leaves: list[TabGroup] = []
     for index in range(splitter.count()):
         child = splitter.widget(index)
         if isinstance(child, TabGroup):
-            found.append(child)
+            leaves.append(child)
         elif isinstance(child, QSplitter):
-            found += _leaves(child)
-    return found
+            leaves += _leaves(child)
+    return leaves
 
 
 def _saved(splitter: QSplitter) -> dict[str, Any]:

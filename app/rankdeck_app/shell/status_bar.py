@@ -145,26 +145,26 @@ class StatusBar(QWidget):
 
         A higher priority stands nearer to the window's edge. In a narrow window the lowest `keep` goes first.
         """
-        found = self._items.get(item_id)
-        if found is None:
-            found = self._items[item_id] = StatusItem(item_id, self._theme, self._commands, mono)
-            found.priority = priority
-            found.keep = keep
+        status_item = self._items.get(item_id)
+        if status_item is None:
+            status_item = self._items[item_id] = StatusItem(item_id, self._theme, self._commands, mono)
+            status_item.priority = priority
+            status_item.keep = keep
             items = self._sides[side]
-            items.append(found)
+            items.append(status_item)
             items.sort(key=lambda item: -item.priority if side == "left" else item.priority)
-            self._rows[side].insertWidget(items.index(found), found)
-            found.resized.connect(self._fit)
-        return found
+            self._rows[side].insertWidget(items.index(status_item), status_item)
+            status_item.resized.connect(self._fit)
+        return status_item
 
     def remove(self, item_id: str) -> None:
-        found = self._items.pop(item_id, None)
-        if found is not None:
+        status_item = self._items.pop(item_id, None)
+        if status_item is not None:
             for items in self._sides.values():
-                if found in items:
-                    items.remove(found)
-            found.hide()
-            found.deleteLater()
+                if status_item in items:
+                    items.remove(status_item)
+            status_item.hide()
+            status_item.deleteLater()
 
     def items(self) -> list[StatusItem]:
         """Left to right."""

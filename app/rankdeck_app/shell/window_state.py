@@ -79,7 +79,7 @@ class WindowState(QObject):
             self._timer.start()
 
     def save_now(self) -> None:
-        """Write. A disk that refuses is told once, not every second."""
+        """Write. A disk that refuses is reported once, not every second."""
         self._timer.stop()
         if not self._ready:
             return

@@ -97,8 +97,8 @@ class DeviceFeed(QObject):
             return
         if time.monotonic() - self._began_s > WELL_AFTER_S:
             self._pause_s = FIRST_PAUSE_S
-        said = err.strip().splitlines()
-        why = self._last_words if self._last_words and not said else (said[-1] if said else "")
+        output = err.strip().splitlines()
+        why = self._last_words if self._last_words and not output else (output[-1] if output else "")
         message = f"What reads the GPUs has ended. It begins again in {self._pause_s:.0f} s."
         self.arrived.emit(NoticeLine(t=time.time(), code="restarted", message=message, advice=why or None))
         self._again.start(round(1e3 * self._pause_s))

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 
+from rankdeck.run.series import Series
 from rankdeck.telemetry.readings import METRICS, SampleLine, throttle_words
-from rankdeck_app.state.series import Series
 
 THROTTLED = "throttled"
 _RAW_POINTS, _TIER_BINS = 4_096, 2_048
@@ -24,11 +24,11 @@ class DeviceHistory:
         self._series: dict[tuple[str, str], Series] = {}
 
     def series(self, uuid: str, metric: str) -> Series:
-        """The metric of the device; empty where none was ever told."""
-        found = self._series.get((uuid, metric))
-        if found is None:
-            found = self._series[(uuid, metric)] = Series(_RAW_POINTS, _TIER_BINS)
-        return found
+        """The metric of the device; empty where it was never read."""
+        series = self._series.get((uuid, metric))
+        if series is None:
+            series = self._series[(uuid, metric)] = Series(_RAW_POINTS, _TIER_BINS)
+        return series
 
     def add(self, line: SampleLine, now_s: float) -> None:
         """`now_s`: when the line came, in seconds since the beginning."""

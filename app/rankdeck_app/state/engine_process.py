@@ -164,21 +164,21 @@ class Launch(QObject):
     arrived = Signal(Path)
     refused = Signal(list)
 
-    def __init__(self, name: str, file: Path | None, question: EngineCall, parent: QObject) -> None:
+    def __init__(self, name: str, file: Path | None, call: EngineCall, parent: QObject) -> None:
         super().__init__(parent)
         self.name = name
         self.path: Path | None = None
         self.problems: list[Problem] = []
-        self.question = question
+        self.call = call
         self._file = file
         self._cancelled = False
-        question.setParent(self)
-        question.answered.connect(self._answered)
+        call.setParent(self)
+        call.answered.connect(self._answered)
 
     def cancel(self) -> None:
         """Give up while the engine is still starting; a run that has begun is stopped, not cancelled."""
         self._cancelled = True
-        self.question.cancel()
+        self.call.cancel()
 
     def _answered(self, exit_code: int, out: str, err: str) -> None:
         if self._file is not None:
@@ -197,9 +197,9 @@ class Launch(QObject):
         problems = parse_problems(out) or parse_problems(err)
         if problems:
             return problems
-        said = " ".join((err.strip() or out.strip()).splitlines()[-3:]) or "it said nothing"
+        output = " ".join((err.strip() or out.strip()).splitlines()[-3:]) or "it said nothing"
         advice = "See that the setting engine.python names a Python with rankdeck installed."
-        return [Problem("engine", f"The engine ended with {exit_code}: {said}", advice=advice)]
+        return [Problem("engine", f"The engine ended with {exit_code}: {output}", advice=advice)]
 
 
 def _run_path(out: str) -> Path | None:
@@ -222,7 +222,7 @@ class Engine(QObject):
         self._launch_folder = launch_folder
         self._count = 0
         self._launches: list[Launch] = []
-        self._questions: list[EngineCall] = []
+        self._calls: list[EngineCall] = []
 
     def launch(self, name: str, config_toml: str, *, runs: Path, workspace: Path) -> Launch:
         """Begin a run of the configuration; several may begin at once.
@@ -254,8 +254,8 @@ class Engine(QObject):
 
     def _begin(self, launch: Launch) -> Launch:
         self._launches.append(launch)
-        launch.question.answered.connect(lambda *_: self._forget(launch))
-        launch.question.start()
+        launch.call.answered.connect(lambda *_: self._forget(launch))
+        launch.call.start()
         return launch
 
     def checkpoint(self, run: Path) -> EngineCall:
@@ -268,12 +268,12 @@ class Engine(QObject):
 
     def ask(self, arguments: Sequence[str], folder: Path | None = None) -> EngineCall:
         """Any other command; the answer comes through `Question.answered`."""
-        question = EngineCall(self.python, arguments, folder or Path.cwd(), self)
-        self._questions.append(question)
-        question.answered.connect(lambda *_: self._questions.remove(question))
-        question.answered.connect(question.deleteLater)
-        question.start()
-        return question
+        call = EngineCall(self.python, arguments, folder or Path.cwd(), self)
+        self._calls.append(call)
+        call.answered.connect(lambda *_: self._calls.remove(call))
+        call.answered.connect(call.deleteLater)
+        call.start()
+        return call
 
     def follow(self, arguments: Sequence[str]) -> Stream:
         """A command that goes on until its reader closes it; whoever asks owns it."""
@@ -282,10 +282,10 @@ class Engine(QObject):
     def close(self) -> None:
         """Let launches that have begun reach their guard, and end the rest."""
         for launch in list(self._launches):
-            launch.question.wait(CLOSING_WAIT_MS)
-        for question in list(self._questions):
-            question.end()
-        self._questions.clear()
+            launch.call.wait(CLOSING_WAIT_MS)
+        for call in list(self._calls):
+            call.end()
+        self._calls.clear()
 
     def _forget(self, launch: Launch) -> None:
         if launch in self._launches:

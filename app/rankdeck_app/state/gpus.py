@@ -102,13 +102,18 @@ class GpuState:
         return rest.partition("-")[2] if stamp.isdecimal() and "-" in rest else self.run_name()
 
 
+def clock_time(unix_s: float) -> str:
+    """When a GPU was lost, as a clock shows it."""
+    return time.strftime("%H:%M:%S", time.localtime(unix_s))
+
+
 def _by_name(processes: tuple[ProcessUse, ...]) -> dict[str, int | None]:
-    found: dict[str, int | None] = {}
+    bytes_by_name: dict[str, int | None] = {}
     for item in processes:
         name = "outside this namespace" if item.foreign else item.name or f"pid {item.pid}"
-        before = found.get(name)
-        found[name] = before if item.used_bytes is None else (before or 0) + item.used_bytes
-    return found
+        before = bytes_by_name.get(name)
+        bytes_by_name[name] = before if item.used_bytes is None else (before or 0) + item.used_bytes
+    return bytes_by_name
 
 
 class Gpus(QObject):
@@ -222,8 +227,8 @@ class Gpus(QObject):
 
     def look(self) -> None:
         """Make the figures anew; says so where they differ."""
-        told = self.registry.listed
-        if told is None:
+        line = self.registry.listed
+        if line is None:
             return
         now_s = time.monotonic()
         before, was_known = self.devices, self.known
@@ -245,15 +250,15 @@ def _key(gpu: GpuState) -> tuple[object, ...]:
 
 def _devices(registry: DeviceRegistry, now_s: float) -> list[GpuState]:
     instances: dict[str, int] = {}
-    found = []
+    gpus = []
     for device in registry.devices:
         label = f"GPU {device.index}"
         if device.parent is not None:
             place = instances.get(device.parent, 0)
             instances[device.parent] = place + 1
             label = f"{label}.{place}"
-        found.append(_gpu(device, label, registry, now_s))
-    return found
+        gpus.append(_gpu(device, label, registry, now_s))
+    return gpus
 
 
 def _gpu(device: Device, label: str, registry: DeviceRegistry, now_s: float) -> GpuState:

@@ -40,11 +40,11 @@ def causes(kinds: Mapping[int, Mapping[str, int]], lead: int) -> list[tuple[str,
     others = [held for device, held in kinds.items() if device != lead]
     if lead not in kinds or not others:
         return []
-    found = []
+    excesses = []
     for kind in kinds[lead]:
         usual = median(held.get(kind, 0) for held in others)
-        found.append((kind, int(kinds[lead][kind] - usual)))
-    return sorted((item for item in found if item[1] > 0), key=lambda item: -item[1])
+        excesses.append((kind, int(kinds[lead][kind] - usual)))
+    return sorted((item for item in excesses if item[1] > 0), key=lambda item: -item[1])
 
 
 class ImbalanceAlert:
@@ -87,8 +87,8 @@ def _problem(
     name = labels.get(imbalance.device, f"device {imbalance.device}")
     ratio = "" if imbalance.ratio is None else f" ({imbalance.ratio:.1f}×)"
     least_bytes = _LEAST_SHARE * imbalance.excess_bytes
-    found = [item for item in causes(kinds, imbalance.device) if item[1] >= least_bytes][:_MOST_CAUSES]
-    parts = ", ".join(f"{_WORDS.get(kind, kind)} +{format_bytes(num_bytes)}" for kind, num_bytes in found)
+    excesses = [item for item in causes(kinds, imbalance.device) if item[1] >= least_bytes][:_MOST_CAUSES]
+    parts = ", ".join(f"{_WORDS.get(kind, kind)} +{format_bytes(num_bytes)}" for kind, num_bytes in excesses)
     message = f"{name} holds {format_bytes(imbalance.excess_bytes)} more than the median of the others{ratio}"
     return Problem(
         CODE,

@@ -1,89 +1,29 @@
 """A run as the app sees it: what its directory says so far, brought up to date a few milliseconds at a time.
 
-A reader thread (run_tail.py) follows the event files; `drain` takes what it has read, on the UI's thread and
-within a budget, and says what changed. Reading always begins at the start of the files, so a restarted app
-sees every event once. What is not known is None.
+A reader thread (run_tail.py) follows the event files; `drain` puts what it has read into the engine's fold
+(rankdeck.run.fold), on the UI's thread and within a budget, and says what changed. Reading always begins at
+the start of the files, so a restarted app sees every event once. What is not known is None.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from dataclasses import dataclass, field
-from enum import Flag, auto
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import numpy as np
-from numpy.typing import NDArray
 from PySide6.QtCore import QObject, Signal
 
 from rankdeck.base.errors import Problem
 from rankdeck.config import RunConfig
-from rankdeck.events import (
-    MEASURED_IN_REHEARSAL,
-    MEASURED_ON_GPU,
-    AnyEvent,
-    DeviceInfo,
-    DeviceMemory,
-    Dropped,
-    Evaluation,
-    Phase,
-    Pipeline,
-    ProblemRaised,
-    RankEnded,
-    RankStarted,
-    RunStarted,
-    Spans,
-)
-from rankdeck.run.anatomy import Anatomies, StepAnatomy
+from rankdeck.events import MEASURED_IN_REHEARSAL, MEASURED_ON_GPU, DeviceMemory, Evaluation
+from rankdeck.run.anatomy import StepAnatomy
+from rankdeck.run.devices import DeviceFigures
+from rankdeck.run.fold import Changed, Fold
 from rankdeck.run.imbalance import Imbalance, imbalance_of
 from rankdeck.run.plan_lines import PlanLine
+from rankdeck.run.problems import reading_problems
 from rankdeck.rundir import End, RunDir
-from rankdeck_app.state.pace import Pace
-from rankdeck_app.state.run_tail import Batch, MemoryColumns, Readings, RunTail
-from rankdeck_app.state.series import Ema, Series
-from rankdeck_app.state.step_merge import StepColumns
-
-_KEPT_EVENTS = 5_000
-
-
-class Changed(Flag):
-    """What a drain brought; a view repaints only what it shows of it."""
-
-    NOTHING = 0
-    STEPS = auto()
-    MEMORY = auto()
-    READINGS = auto()
-    EVALUATION = auto()
-    PROBLEMS = auto()
-    ANATOMY = auto()
-    STATE = auto()
-
-
-@dataclass
-class DeviceState:
-    """One device of the run. The histories are over seconds since the start of the run."""
-
-    info: DeviceInfo
-    memory: DeviceMemory | None = None
-    memory_step: int | None = None
-    largest: DeviceMemory | None = None
-    used_bytes: int | None = None
-    interval_s: float = 0.0
-    peak_history: Series = field(default_factory=lambda: Series(32_768, 4_096))
-    used_history: Series = field(default_factory=lambda: Series(32_768, 4_096))
-    utilisation_history: Series = field(default_factory=lambda: Series(32_768, 4_096))
-
-    @property
-    def label(self) -> str:
-        return f"{'GPU' if self.info.kind == 'gpu' else 'Virtual'} {self.info.index}"
-
-    @property
-    def memory_history(self) -> Series:
-        """The driver's readings where there are any, else the peaks of sampled steps."""
-        return self.used_history if len(self.used_history) else self.peak_history
+from rankdeck_app.state.run_tail import Passed, RunTail
 
 
 class LiveRun(QObject):
@@ -97,40 +37,18 @@ class LiveRun(QObject):
     def __init__(self, path: Path, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.run = RunDir(path)
+        self.fold = Fold()
         self.config: RunConfig | None = None
-        self.strategy: str | None = None
-        self.options: dict[str, Any] = {}
-        self.world_size: int | None = None
-        self.steps: int | None = None
-        self.step: int | None = None
-        self.attempt: int | None = None
-        self._peaks_since = 0
-        self.devices: list[DeviceState] = []
-        self.phases: dict[int, str] = {}
         self.outcome: str | None = None
         self.end: End | None = None
-        self.problems: list[Problem] = []
-        self.evaluation: Evaluation | None = None
-        self.memory_source: str | None = None
-        self.num_events = 0
-        self.missing_lines = 0
-        self.recent_events: deque[AnyEvent] = deque(maxlen=_KEPT_EVENTS)
-        self.losses = Series()
-        self.loss_ema = Series()
-        self.rates = Series(262_144, 16_384)
-        self.rate_ema = Series(262_144, 16_384)
-        self.held_out = Series(4_096, 1_024)
-        self.learning_rate: float | None = None
-        self.pace: str | None = None
-        self.pipeline: dict[int, Pipeline] = {}
         self.prediction: PlanLine | None = None
-        self._anatomies = Anatomies()
-        self._started: float | None = None
-        self._pace = Pace()
-        self._averages: tuple[Ema, Ema, Ema] | None = None
+        self.devices: list[DeviceFigures] = []
+        self.losses, self.loss_ema = self.fold.losses, self.fold.loss_ema
+        self.rates, self.rate_ema = self.fold.rates, self.fold.rate_ema
+        self.held_out = self.fold.held_out
+        self._num_raised = 0
+        self._own_problems: list[Problem] = []
         self._tail = RunTail(self.run)
-        self._waiting_readings: list[tuple[int, Readings]] = []
-        self._waiting_memory: list[tuple[int, int, MemoryColumns]] = []
 
     def start(self) -> None:
         self._tail.start()
@@ -144,7 +62,7 @@ class LiveRun(QObject):
         self.prediction = line
         self.changed.emit(Changed.MEMORY | Changed.STATE)
 
-    def predicted_bytes_of(self, device: DeviceState, *, as_read: bool = False) -> int | None:
+    def predicted_bytes_of(self, device: DeviceFigures, *, as_read: bool = False) -> int | None:
         """The predicted figure that `total_bytes_of` is to be compared with: live tensors of sampled steps,
         or with `as_read`, and where no step was sampled, all that the driver counts.
         """
@@ -156,6 +74,70 @@ class LiveRun(QObject):
             return None
         is_of_driver = as_read or self.memory_of(device) is None
         return found.total_bytes if is_of_driver else found.active_bytes
+
+    @property
+    def strategy(self) -> str | None:
+        return self.fold.started.strategy if self.fold.started else None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return self.fold.started.options if self.fold.started else {}
+
+    @property
+    def world_size(self) -> int | None:
+        return self.fold.started.world_size if self.fold.started else None
+
+    @property
+    def attempt(self) -> int | None:
+        return self.fold.started.attempt if self.fold.started else None
+
+    @property
+    def steps(self) -> int | None:
+        """How many are planned."""
+        planned = self.fold.num_steps_planned
+        return planned if planned is not None or self.config is None else self.config.train.steps
+
+    @property
+    def step(self) -> int | None:
+        """The last complete step."""
+        return self.fold.step
+
+    @property
+    def learning_rate(self) -> float | None:
+        last = self.fold.last
+        return None if last is None or last.lr != last.lr else last.lr
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        return self.fold.evaluation
+
+    @property
+    def problems(self) -> list[Problem]:
+        """What was raised, and what of the events could not be written or read."""
+        return [*self.fold.problems, *self._own_problems]
+
+    @property
+    def num_events(self) -> int:
+        return self.fold.num_events
+
+    @property
+    def missing_lines(self) -> int:
+        return self.fold.counts.missing
+
+    @property
+    def started(self) -> float | None:
+        """When the person's command started, Unix seconds."""
+        return self.fold.first_started.started if self.fold.first_started else None
+
+    @property
+    def anatomy(self) -> StepAnatomy | None:
+        """The newest sampled step that every rank has told."""
+        return self.fold.anatomy
+
+    @property
+    def bubble(self) -> tuple[float | None, float | None] | None:
+        """(measured, theory) of a pipeline; None for what is none."""
+        return self.fold.bubble
 
     @property
     def name(self) -> str:
@@ -172,40 +154,35 @@ class LiveRun(QObject):
 
     @property
     def is_rehearsal(self) -> bool | None:
-        return None if not self.devices else self.devices[0].info.kind != "gpu"
+        return None if not self.devices else self.devices[0].kind != "gpu"
 
     @property
     def source(self) -> str | None:
         """'measured in rehearsal' or 'measured on GPU'."""
         if self.is_rehearsal is None:
             return None
-        return self.memory_source or (MEASURED_IN_REHEARSAL if self.is_rehearsal else MEASURED_ON_GPU)
-
-    @property
-    def started(self) -> float | None:
-        """When the person's command started, Unix seconds."""
-        return self._started
+        return self.fold.source or (MEASURED_IN_REHEARSAL if self.is_rehearsal else MEASURED_ON_GPU)
 
     @property
     def elapsed_s(self) -> float | None:
         """Until now while the run is alive, else until its end."""
-        if self._started is None:
+        started = self.started
+        if started is None:
             return None
         if self.outcome in (None, "running"):
-            return max(0.0, time.time() - self._started)
-        ended = self.end.ended if self.end is not None else self._pace.last_ended
-        return None if ended is None else max(0.0, ended - self._started)
+            return max(0.0, time.time() - started)
+        last = self.fold.last
+        ended = self.end.ended if self.end is not None else None if last is None else last.ended
+        return None if ended is None else max(0.0, ended - started)
 
     @property
     def eta_s(self) -> float | None:
-        if not self.is_live or self.steps is None:
-            return None
-        return self._pace.remaining_s(self.steps)
+        return self.fold.remaining_s() if self.is_live else None
 
     @property
     def samples_per_s(self) -> float | None:
         """Now, smoothed, while the run is alive; then its mean."""
-        mean = None if self.outcome in (None, "running") else self._pace.samples_per_s()
+        mean = None if self.outcome in (None, "running") else self.fold.samples_per_s()
         return mean if mean is not None else self.rate_ema.last_y
 
     @property
@@ -216,7 +193,7 @@ class LiveRun(QObject):
     @property
     def capacity_bytes(self) -> int | None:
         """The size of the smallest device, or what the rehearsal pretends; None when there is none."""
-        sizes = [device.info.total_bytes for device in self.devices]
+        sizes = [device.total_bytes for device in self.devices]
         known = [size for size in sizes if size is not None]
         if known:
             return min(known)
@@ -227,44 +204,32 @@ class LiveRun(QObject):
         return imbalance_of({place: self.total_bytes_of(device) for place, device in enumerate(self.devices)})
 
     @property
-    def anatomy(self) -> StepAnatomy | None:
-        """The newest sampled step that every rank has told."""
-        return self._anatomies.last
-
-    @property
     def is_simulated(self) -> bool:
         """Whether times are those of pretended devices."""
-        return self.pace == "simulated"
+        return self.fold.started is not None and self.fold.started.pace == "simulated"
 
-    @property
-    def bubble(self) -> tuple[float | None, float | None] | None:
-        """(measured, theory) of a pipeline; None for what is none."""
-        if not self.pipeline:
-            return None
-        theories = [told.theory_bubble for told in self.pipeline.values() if told.theory_bubble is not None]
-        theory = max(theories, default=None)
-        return self._anatomies.bubble(flushes=bool(theory)), theory
-
-    def memory_of(self, device: DeviceState) -> DeviceMemory | None:
+    def memory_of(self, device: DeviceFigures) -> DeviceMemory | None:
         """The last sampled step while the run is alive; then the one with the largest peak of the run."""
         return device.memory if self.outcome in (None, "running") else device.largest
 
-    def total_bytes_of(self, device: DeviceState) -> int | None:
+    def total_bytes_of(self, device: DeviceFigures) -> int | None:
         """The peak of that step; without one, what the driver says is in use."""
         memory = self.memory_of(device)
         return memory.peak_bytes if memory is not None else device.used_bytes
 
     def phase(self) -> str | None:
         """What the ranks are busy with before the first step; None while none has said anything."""
-        if not self.phases:
+        ended = self.fold.ranks_ended
+        phases = {rank: phase for rank, phase in self.fold.phases.items() if rank not in ended}
+        if not phases:
             return None
-        rank, phase = min(self.phases.items())
-        return phase if len(self.phases) == 1 else f"rank {rank}: {phase}"
+        rank, phase = min(phases.items())
+        return phase if len(phases) == 1 else f"rank {rank}: {phase}"
 
     def drain(self, budget_s: float = 0.004) -> Changed:
         """Takes what the reader has, until the budget is spent; says what changed.
 
-        A batch is never split, and costs about 0.3 ms at most.
+        A batch is never split, and costs about 0.5 ms.
         """
         until = time.perf_counter() + budget_s
         changed = Changed.NOTHING
@@ -276,149 +241,36 @@ class LiveRun(QObject):
             self.changed.emit(changed)
         return changed
 
-    def _take(self, batch: Batch) -> Changed:
-        changed = Changed.NOTHING
-        self.num_events += batch.num_events
-        if batch.config is not None:
-            self.config = batch.config
-            self.steps = self.steps or batch.config.train.steps
+    def _take(self, passed: Passed) -> Changed:
+        changed = self.fold.apply(passed.batch)
+        if changed & (Changed.STATE | Changed.MEMORY | Changed.READINGS):
+            self.devices = [device for device in self.fold.devices.values() if device.info is not None]
+        if passed.config is not None:
+            self.config = passed.config
             changed |= Changed.STATE
-        for event in batch.events:
-            changed |= self._take_event(event)
-        changed |= self._take_devices(batch)
-        if batch.steps is not None:
-            self._take_steps(batch.steps)
-            changed |= Changed.STEPS
-        if batch.missing_lines:
-            self.missing_lines += batch.missing_lines
-            changed |= Changed.PROBLEMS
-        if batch.outcome is not None:
-            self.outcome, self.end = batch.outcome, batch.end
-            self.outcome_changed.emit(batch.outcome)
+        if changed & Changed.PROBLEMS:
+            self._tell_problems()
+        if passed.outcome is not None:
+            self.outcome, self.end = passed.outcome, passed.end
+            self.outcome_changed.emit(passed.outcome)
             changed |= Changed.STATE
         return changed
 
-    def _take_event(self, event: AnyEvent) -> Changed:
-        self.recent_events.append(event)
-        if isinstance(event, RunStarted):
-            self._begin(event)
-        elif isinstance(event, RankStarted | Phase):
-            self.phases[event.rank] = event.phase
-        elif isinstance(event, RankEnded):
-            self.phases.pop(event.rank, None)
-        elif isinstance(event, Evaluation):
-            self.evaluation = event
-            if event.loss is not None:
-                self.held_out.append(event.step, event.loss)
-            return Changed.EVALUATION
-        elif isinstance(event, Spans):
-            return Changed.NOTHING if self._anatomies.add(event) is None else Changed.ANATOMY
-        elif isinstance(event, Pipeline):
-            self.pipeline[event.rank] = event
-            return Changed.ANATOMY
-        elif isinstance(event, ProblemRaised):
-            return self._raise(event.problem)
-        elif isinstance(event, Dropped):
-            return self._raise(
-                Problem(
-                    code="dropped-events",
-                    message=f"{event.lines} lines of events could not be written: {event.reason}.",
-                    advice="Free space on the disk that holds the run.",
-                    severity="warning",
-                )
+    def _tell_problems(self) -> None:
+        """Emit what is new; what could not be written or read is one problem each, whose number grows."""
+        found = [
+            Problem(
+                code="dropped-events",
+                message=f"{dropped.lines} lines of events could not be written: {dropped.reason}.",
+                advice="Free space on the disk that holds the run.",
+                severity="warning",
             )
-        return Changed.STATE
-
-    def _raise(self, problem: Problem) -> Changed:
-        self.problems.append(problem)
-        self.problem_raised.emit(problem)
-        return Changed.PROBLEMS
-
-    def _begin(self, event: RunStarted) -> None:
-        """An attempt begins. The first one says what the run is; a restart may bring other devices."""
-        if self._started is not None:
-            # What the attempt before ended with is no longer the run's end.
-            self.problems = [
-                msgspec.structs.replace(problem, severity="warning")
-                if problem.severity == "error"
-                else problem
-                for problem in self.problems
-            ]
-        infos = [device.info for device in self.devices]
-        if (self.strategy, self.options, infos) != (event.strategy, event.options, list(event.devices)):
-            # Peaks of another strategy say nothing about this one.
-            self._peaks_since = event.attempt
-            for device in self.devices:
-                device.memory = device.memory_step = device.largest = None
-        self._started = event.started if self._started is None else self._started
-        self.attempt = event.attempt
-        self.strategy, self.options = event.strategy, event.options
-        self.world_size, self.steps = event.world_size, event.steps or self.steps
-        self.pace, self._anatomies.world_size = event.pace, event.world_size
-        kept = {device.info.index: device for device in self.devices}
-        self.devices = [kept.get(info.index) or DeviceState(info) for info in event.devices]
-        if self._averages is None:
-            # A sixtieth of the run, so that the line is calm and still turns where the loss does.
-            alpha = 1.0 / min(500.0, max(2.0, (self.steps or 3_000) / 60))
-            self._averages = (Ema(alpha), Ema(alpha), Ema(alpha))
-
-    def _take_devices(self, batch: Batch) -> Changed:
-        """Readings and sampled steps of devices; those of an attempt not yet announced wait."""
-        changed = Changed.NOTHING
-        self._waiting_readings += batch.readings.items()
-        self._waiting_memory += [(*place, columns) for place, columns in batch.memory.items()]
-        if self.attempt is None:
-            return changed
-        devices = {device.info.index: device for device in self.devices}
-        readings, self._waiting_readings = self._waiting_readings, []
-        for index, found in readings:
-            if index in devices:
-                self._take_readings(devices[index], found)
-                changed |= Changed.READINGS
-        waiting, self._waiting_memory = self._waiting_memory, []
-        for attempt, index, columns in waiting:
-            if attempt > self.attempt:
-                self._waiting_memory.append((attempt, index, columns))
-            elif index in devices:
-                self._take_memory(devices[index], columns, is_history=attempt < self._peaks_since)
-                changed |= Changed.MEMORY
-        return changed
-
-    def _since_start(self, t: list[float]) -> NDArray[np.float64]:
-        assert self._started is not None
-        return np.asarray(t, dtype=np.float64) - self._started
-
-    def _take_readings(self, device: DeviceState, readings: Readings) -> None:
-        x = self._since_start(readings.t)
-        busy, used = np.asarray(readings.utilisation), np.asarray(readings.used_bytes)
-        known = np.isfinite(busy)
-        if known.any():
-            device.utilisation_history.append_many(x[known], busy[known])
-            device.interval_s = readings.interval_s
-        known = np.isfinite(used)
-        if known.any():
-            device.used_history.append_many(x[known], used[known])
-            device.used_bytes = int(used[known][-1])
-
-    def _take_memory(self, device: DeviceState, memory: MemoryColumns, *, is_history: bool) -> None:
-        device.peak_history.append_many(self._since_start(memory.t), memory.peak_bytes)
-        if is_history:
-            return
-        device.memory, device.memory_step = memory.latest, memory.step
-        known = [value for value in (device.largest, memory.largest) if value is not None]
-        device.largest = max(known, key=lambda value: value.peak_bytes, default=None)
-        self.memory_source = memory.source or self.memory_source
-
-    def _take_steps(self, columns: StepColumns) -> None:
-        assert self._averages is not None
-        loss_ema, samples_ema, step_s_ema = self._averages
-        self.losses.append_many(columns.step, columns.loss)
-        self.loss_ema.append_many(columns.step, loss_ema.extend(columns.loss))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            rate = np.where(columns.step_s > 0, columns.samples / columns.step_s, np.nan)
-            smooth = samples_ema.extend(columns.samples) / step_s_ema.extend(columns.step_s)
-        self.rates.append_many(columns.step, rate)
-        self.rate_ema.append_many(columns.step, np.where(np.isfinite(smooth), smooth, np.nan))
-        self.step = int(columns.step[-1])
-        self.learning_rate = columns.lr if columns.lr is not None else self.learning_rate
-        self._pace.add(columns, self.steps or 1)
+            for dropped in self.fold.dropped
+        ]
+        found += reading_problems(self.fold.counts, self.fold.refused)
+        known = [problem.code for problem in self._own_problems]
+        raised = self.fold.raised[self._num_raised :]
+        self._num_raised = len(self.fold.raised)
+        self._own_problems = found
+        for problem in raised + [problem for problem in found if problem.code not in known]:
+            self.problem_raised.emit(problem)

@@ -18,6 +18,7 @@ from typing import Any
 from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QPersistentModelIndex, Qt
 
 from rankdeck import events
+from rankdeck.base import files
 from rankdeck.base.units import format_bytes
 from rankdeck.rundir import Cursor, EventReader, RunDir
 
@@ -146,10 +147,8 @@ class OutputTail(threading.Thread):
 
     def _log_lines(self, path: Path, first: bool) -> Iterator[OutputLine]:
         try:
-            with path.open("rb") as file:
-                file.seek(self._offsets[path])
-                data = file.read(4 << 20)
-                written = path.stat().st_mtime
+            data = files.read_at(path, self._offsets[path], 4 << 20)
+            written = path.stat().st_mtime
         except OSError:
             return
         self._offsets[path] += len(data)
@@ -180,13 +179,10 @@ def _log_tone(text: str) -> str:
 def _near_end(path: Path) -> int:
     """The start of a line at most TAIL_BYTES before the end of the file."""
     try:
-        num_bytes = path.stat().st_size
-        if num_bytes <= TAIL_BYTES:
+        if path.stat().st_size <= TAIL_BYTES:
             return 0
-        with path.open("rb") as file:
-            file.seek(num_bytes - TAIL_BYTES)
-            skipped = file.readline()
-        return num_bytes - TAIL_BYTES + len(skipped)
+        start, tail = files.read_tail(path, TAIL_BYTES)
+        return start + tail.find(b"\n") + 1
     except OSError:
         return 0
 

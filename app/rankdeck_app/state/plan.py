@@ -111,10 +111,10 @@ class DraftPlan(QObject):
         if not self.is_complete:
             return None, None
         lines = self.lines
-        found: Marks = marks(lines)
+        marked: Marks = marks(lines)
         return (
-            None if found.cheapest is None else lines[found.cheapest],
-            None if found.recommended is None else lines[found.recommended],
+            None if marked.cheapest is None else lines[marked.cheapest],
+            None if marked.recommended is None else lines[marked.recommended],
         )
 
     def is_chosen(self, line: PlanLine) -> bool:
@@ -221,12 +221,12 @@ class DraftPlan(QObject):
         except OSError as error:
             self._failure = f"The planner could not be asked: {error}."
             return
-        process.told.connect(self._told)
+        process.line_came.connect(self._take)
         process.ended.connect(self._ended)
         self._process = process
         process.start()
 
-    def _told(self, line: PlanLine) -> None:
+    def _take(self, line: PlanLine) -> None:
         if self.sender() is not self._process:
             return
         if line.changes:

@@ -29,11 +29,11 @@ _NICENESS = 10
 
 
 class PlanProcess(QObject):
-    """`told` brings a PlanLine, in the order of arrival; `ended` comes once, after the last of them, with ""
-    or with why there are no more.
+    """`line_came` brings a PlanLine, in the order of arrival; `ended` comes once, after the last of them,
+    with "" or with why there are no more.
     """
 
-    told = Signal(object)
+    line_came = Signal(object)
     ended = Signal(str)
 
     def __init__(
@@ -70,7 +70,7 @@ class PlanProcess(QObject):
         self._process.start()
 
     def end(self) -> None:
-        """Stop it now, with its children; nothing more is told."""
+        """Stop it now, with its children; no more lines come."""
         self._is_over = True
         self._patience.stop()
         self._kill()
@@ -96,11 +96,11 @@ class PlanProcess(QObject):
             return
         self._patience.start()
         try:
-            told = plan_lines.decode(line)
+            plan_line = plan_lines.decode(line)
         except msgspec.DecodeError:
             self._unknown.append(line.decode("utf-8", "replace"))
         else:
-            self.told.emit(told)
+            self.line_came.emit(plan_line)
 
     def _finished(self, exit_code: int, status: QProcess.ExitStatus) -> None:
         self._read()
@@ -152,7 +152,7 @@ class PlanProcess(QObject):
 
 @dataclass(frozen=True)
 class Planner:
-    """Who asks: with which Python, where, and whether without being told to."""
+    """Who asks: with which Python, where, and whether by itself."""
 
     engine: Engine
     trust: Trust
@@ -176,6 +176,6 @@ class Planner:
         return PlanProcess(self.engine.python, arguments, self.workspace.folder, parent, config_file=file)
 
     def predict(self, run: Path, parent: QObject) -> PlanProcess:
-        """A run's own prediction, which the engine keeps in its directory; no line is told."""
+        """A run's own prediction, which the engine keeps in its directory; no line comes."""
         arguments = ["show", str(run), "--plan", "--json"]
         return PlanProcess(self.engine.python, arguments, self.workspace.folder, parent)

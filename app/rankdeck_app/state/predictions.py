@@ -1,6 +1,6 @@
 """What was predicted for the runs on show, so that it stands beside what they measure.
 
-It is in the run's directory (report.prediction_file), or the form has just shown it, or the engine is asked
+It is in the run's directory (run/prediction.py), or the form has just shown it, or the engine is asked
 to predict the run and keeps it there: one run after the other, and none whose code is not trusted.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QObject
 
 from rankdeck.run.plan_lines import PlanLine
-from rankdeck.run.report import read_prediction
+from rankdeck.run.prediction import read_prediction
 from rankdeck_app.state.plan import DraftPlan
 from rankdeck_app.state.plan_process import Planner, PlanProcess
 

@@ -1,8 +1,8 @@
 """The thread that reads a run's directory, so that a slow disk or a million events never block a click.
 
-Decoding, joining of ranks and turning of readings into columns happen here; what is handed over is a `Batch`
-whose taking costs the same for one event as for a hundred thousand. Batches arrive in the order of the files,
-and an outcome only after every event before it. live_run.py takes them, on the UI's thread.
+Reading, decoding and the part of folding that costs per event (rankdeck.run.batch) happen here; what is
+handed over is a batch whose taking costs the same for one event as for a hundred thousand. An outcome comes
+only after every event before it. live_run.py takes them, on the UI's thread.
 """
 
 from __future__ import annotations
@@ -16,85 +16,28 @@ from dataclasses import dataclass, field
 
 from rankdeck.base.errors import ConfigError
 from rankdeck.config import RunConfig
-from rankdeck.events import AnyEvent, DeviceMemory, Memory, RunStarted, Sample, Steps
-from rankdeck.rundir import End, EventReader, RunDir
-from rankdeck_app.state.step_merge import StepColumns, StepMerger
+from rankdeck.events import AnyEvent
+from rankdeck.run.batch import Batch
+from rankdeck.rundir import End, EventReader, LineCounts, RunDir
 
 POLL_S = 0.04
 POLL_ENDED_S = 1.0
 OUTCOME_EVERY_S = 0.5
-_HAND_OVER_EVERY_S = 0.03
+_HAND_OVER_EVERY_S = 0.02
 _PASS_BYTES = 8 << 20
 # Half a millisecond of decoding: the thread lets go of the interpreter's lock between two chunks.
 _CHUNK_BYTES = 1 << 17
 _MOST_WAITING = 64
-_NAN = float("nan")
 
 
 @dataclass
-class Readings:
-    """Samples of one device as columns; NaN is unknown."""
+class Passed:
+    """What was read since the last hand-over: a batch for the fold, and what other files say."""
 
-    t: list[float] = field(default_factory=list)
-    utilisation: list[float] = field(default_factory=list)
-    used_bytes: list[float] = field(default_factory=list)
-    interval_s: float = 0.0
-
-
-@dataclass
-class MemoryColumns:
-    """Sampled steps of one device: when, and its peak; the last one and the largest whole."""
-
-    t: list[float] = field(default_factory=list)
-    peak_bytes: list[float] = field(default_factory=list)
-    latest: DeviceMemory | None = None
-    largest: DeviceMemory | None = None
-    step: int = 0
-    source: str = ""
-
-
-@dataclass
-class Batch:
-    """What was read since the batch before. `events` are the rare ones, in the order of their files.
-
-    `memory` is that of (attempt, device).
-    """
-
+    batch: Batch = field(default_factory=Batch)
     config: RunConfig | None = None
-    steps: StepColumns | None = None
-    readings: dict[int, Readings] = field(default_factory=dict)
-    memory: dict[tuple[int, int], MemoryColumns] = field(default_factory=dict)
-    events: list[AnyEvent] = field(default_factory=list)
-    num_events: int = 0
-    missing_lines: int = 0
     outcome: str | None = None
     end: End | None = None
-
-    def add(self, event: AnyEvent, attempt: int = 0) -> None:
-        """Takes one event; steps go through the merger instead."""
-        if isinstance(event, Sample):
-            self._add_sample(event)
-        elif isinstance(event, Memory):
-            self._add_memory(event, attempt)
-        else:
-            self.events.append(event)
-
-    def _add_sample(self, sample: Sample) -> None:
-        for device in sample.devices:
-            readings = self.readings.setdefault(device.device, Readings())
-            readings.t.append(sample.t)
-            readings.utilisation.append(_NAN if device.utilisation is None else device.utilisation)
-            readings.used_bytes.append(_NAN if device.used_bytes is None else device.used_bytes)
-            readings.interval_s = sample.interval_s
-
-    def _add_memory(self, event: Memory, attempt: int) -> None:
-        for device in event.devices:
-            columns = self.memory.setdefault((attempt, device.device), MemoryColumns())
-            columns.t.append(event.t)
-            columns.peak_bytes.append(device.peak_bytes)
-            columns.latest, columns.step, columns.source = device, event.step, event.source
-            if columns.largest is None or device.peak_bytes > columns.largest.peak_bytes:
-                columns.largest = device
 
 
 class RunTail(threading.Thread):
@@ -102,14 +45,13 @@ class RunTail(threading.Thread):
 
     def __init__(self, run: RunDir) -> None:
         super().__init__(name=f"tail {run.name}", daemon=True)
-        self.batches: deque[Batch] = deque()
+        self.batches: deque[Passed] = deque()
         self._run = run
         self._reader = EventReader(run)
-        self._merger = StepMerger()
         self._stopping = threading.Event()
-        self._batch = Batch()
+        self._passed = Passed()
         self._handed_over = 0.0
-        self._said_missing = 0
+        self._said = LineCounts()
 
     def stop(self) -> None:
         """Ends the thread, and waits for it unless a disk holds it up: then it ends when the disk lets go."""
@@ -119,9 +61,9 @@ class RunTail(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._batch.config = self._run.config()
+            self._passed.config = self._run.config()
         except (ConfigError, OSError):
-            self._batch.config = None
+            self._passed.config = None
         said: str | None = None
         looked = -OUTCOME_EVERY_S
         while not self._stopping.is_set():
@@ -131,13 +73,13 @@ class RunTail(threading.Thread):
                 outcome = self._run.outcome()
             # The outcome was looked up before this pass: every event of a run that is over is in the pass.
             found_any = self._pass()
-            self._hand_over(caught_up=not found_any)
+            self._hand_over()
             if found_any:
                 continue
             if outcome != said:
-                self._batch.outcome, self._batch.end = outcome, self._run.end()
+                self._passed.outcome, self._passed.end = outcome, self._run.end()
                 said = outcome
-                self._hand_over(caught_up=True)
+                self._hand_over()
             self._stopping.wait(POLL_ENDED_S if said not in (None, "running") else POLL_S)
 
     def _pass(self) -> bool:
@@ -147,7 +89,7 @@ class RunTail(threading.Thread):
         while not self._stopping.is_set() and self._take_next(chunks):
             found_any = True
             if time.monotonic() - self._handed_over > _HAND_OVER_EVERY_S:
-                self._hand_over(caught_up=False)
+                self._hand_over()
         return found_any
 
     def _take_next(self, chunks: Iterator[tuple[str, list[AnyEvent]]]) -> bool:
@@ -161,36 +103,23 @@ class RunTail(threading.Thread):
             chunk = next(chunks, None)
             if chunk is None:
                 return False
-            file_name, events = chunk
-            self._take(int(file_name.rsplit(".", 2)[1]), events)
-            del chunk, events
+            self._passed.batch.add(*chunk)
+            del chunk
             return True
         finally:
             if was_enabled:
                 gc.enable()
 
-    def _take(self, attempt: int, events: list[AnyEvent]) -> None:
-        """A chunk of one file: steps of one rank to the merger, the rest into the batch."""
-        self._batch.num_events += len(events)
-        for event in events:
-            if type(event) is Steps:
-                continue
-            if isinstance(event, RunStarted):
-                self._merger.begin_attempt(attempt, event.world_size)
-            self._batch.add(event, attempt)
-        steps = [event for event in events if type(event) is Steps]
-        if steps:
-            self._merger.add(attempt, steps)
-
-    def _hand_over(self, caught_up: bool) -> None:
+    def _hand_over(self) -> None:
         self._handed_over = time.monotonic()
-        batch = self._batch
-        batch.steps = self._merger.take(caught_up)
-        missing = sum(self._reader.missing.values())
-        batch.missing_lines, self._said_missing = missing - self._said_missing, missing
-        if batch == Batch():
+        counts = self._reader.counts()
+        if counts != self._said:
+            self._passed.batch.counts = self._said = counts
+        passed = self._passed
+        nothing = not passed.batch.num_events and passed.batch.counts is None
+        if nothing and passed.config is None and passed.outcome is None:
             return
-        self.batches.append(batch)
-        self._batch = Batch()
+        self.batches.append(passed)
+        self._passed = Passed()
         while len(self.batches) > _MOST_WAITING and not self._stopping.wait(0.005):
             pass

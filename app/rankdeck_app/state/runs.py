@@ -7,8 +7,6 @@ differs, so the window never waits for a disk.
 
 from __future__ import annotations
 
-import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,82 +22,13 @@ from PySide6.QtCore import (
     Slot,
 )
 
-from rankdeck import events
 from rankdeck.base.home import state_dir
-from rankdeck.run.row import first_event
-from rankdeck.rundir import RunDir, attempt_of, list_runs
+from rankdeck.run.row import RunInfo, read_info
+from rankdeck.rundir import RunDir, list_runs
 
 RESCAN_MS = 1000
 # Runs of other folders vanish without a trace in the folder that is watched: look at all of them this often.
 FULL_SCAN_EVERY = 30
-RESUMABLE = ("stopped", "failed", "lost")
-
-
-@dataclass(frozen=True)
-class RunInfo:
-    """What a list shows of a run. None is unknown. Times are Unix seconds."""
-
-    path: Path
-    title: str
-    outcome: str
-    strategy: str = ""
-    started: float | None = None
-    ended: float | None = None
-    num_devices: int | None = None
-    device_kind: str = ""
-    steps: int | None = None
-    reason: str | None = None
-
-    @property
-    def name(self) -> str:
-        return self.path.name
-
-    @property
-    def is_alive(self) -> bool:
-        return self.outcome == "running"
-
-    @property
-    def is_resumable(self) -> bool:
-        """Over before its last step; whether there is a checkpoint, the engine says."""
-        return self.outcome in RESUMABLE
-
-
-def read_info(run: RunDir) -> RunInfo:
-    """The facts of one run, read from its directory; what is missing or damaged stays unknown."""
-    end = run.end()
-    tables = _tables(run)
-    first = first_event(run, "supervisor", events.RunStarted, newest=False)
-    begun = first_event(run, "supervisor", events.RunStarted)
-    if begun is not None and begun.attempt < attempt_of(run.config_file.name):
-        begun = None  # the supervisor of the attempt that is being resumed has not spoken yet
-    strategy = tables.get("strategy")
-    use = strategy.get("use", "single") if isinstance(strategy, dict) else "single"
-    return RunInfo(
-        path=run.path,
-        title=str(tables.get("name") or run.name),
-        outcome=run.outcome(),
-        strategy=begun.strategy if begun else str(use),
-        started=first.started if first else _created(run),
-        ended=end.ended if end else None,
-        num_devices=len(begun.devices) if begun else None,
-        device_kind=begun.devices[0].kind if begun and begun.devices else "",
-        steps=begun.steps if begun else None,
-        reason=end.reason if end else None,
-    )
-
-
-def _tables(run: RunDir) -> dict[str, Any]:
-    try:
-        return tomllib.loads(run.config_file.read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-
-
-def _created(run: RunDir) -> float | None:
-    try:
-        return (run.path / "environment.json").stat().st_mtime
-    except OSError:
-        return None
 
 
 class RunScan:

@@ -7,7 +7,8 @@ from pathlib import Path
 from PySide6.QtCore import QPoint, QSortFilterProxyModel, Qt, Signal
 from PySide6.QtWidgets import QLabel, QLineEdit, QListView, QMenu, QVBoxLayout, QWidget
 
-from rankdeck_app.state.runs import RunInfo, Runs, RunsModel
+from rankdeck.run.row import RunInfo
+from rankdeck_app.state.runs import Runs, RunsModel
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.run_list import RunDelegate
 

@@ -17,9 +17,10 @@ from PySide6.QtWidgets import (
 )
 
 from rankdeck.config.presets import PresetCard
+from rankdeck.run.row import RunInfo
 from rankdeck_app.shell.page import Page
 from rankdeck_app.state.gpus import Gpus
-from rankdeck_app.state.runs import RunInfo, Runs
+from rankdeck_app.state.runs import Runs
 from rankdeck_app.state.suggestion import Suggestion, suggest
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.controls import ElidedLabel
@@ -192,8 +193,8 @@ class WelcomePage(Page):
 
 def lesson(preset: PresetCard) -> str:
     """What one learns from a preset: the sentence that begins with "Learn from it", without these words."""
-    _, found, rest = preset.text.partition("Learn from it ")
-    sentence = rest.split(". ")[0].rstrip(".") if found else preset.title
+    _, mark, rest = preset.text.partition("Learn from it ")
+    sentence = rest.split(". ")[0].rstrip(".") if mark else preset.title
     return sentence.split("\n")[0]
 
 

@@ -14,7 +14,7 @@ import pyqtgraph as pg
 from numpy.typing import NDArray
 from PySide6.QtWidgets import QWidget
 
-from rankdeck_app.state.series import Floats, Series
+from rankdeck.run.series import Curve, Floats, Series
 from rankdeck_app.widgets.chart_colors import ChartColors, ThemeColors, byte_unit, chart_font
 from rankdeck_app.widgets.zoom_plot import (
     TimeAxis,
@@ -48,7 +48,7 @@ class BandFigure:
     """
 
     labels: Sequence[str] = ()
-    histories: Sequence[Series] = ()
+    histories: Sequence[Curve | Series] = ()
     lead: int = 0
     is_notable: bool = False
     limits: Sequence[MemoryLimit] = ()
@@ -242,7 +242,7 @@ def _placed(wanted: float, step: float, taken: Sequence[float], lines: Sequence[
     return wanted
 
 
-def _interpolated(series: Series, grid: Floats, x0: float, x1: float) -> tuple[Floats, Floats]:
+def _interpolated(series: Curve | Series, grid: Floats, x0: float, x1: float) -> tuple[Floats, Floats]:
     """(least, most) of a series at the grid; NaN before its first point, its last value after its last."""
     window = series.window(x0, x1, 2 * _COLUMNS)
     return (
@@ -251,7 +251,7 @@ def _interpolated(series: Series, grid: Floats, x0: float, x1: float) -> tuple[F
     )
 
 
-def _band(rest: Sequence[Series], x0: float, x1: float) -> tuple[Floats, Floats, Floats]:
+def _band(rest: Sequence[Curve | Series], x0: float, x1: float) -> tuple[Floats, Floats, Floats]:
     """(x, least, most) over all series on one grid, from the first point of any to the last."""
     if not rest:
         return np.empty(0), np.empty(0), np.empty(0)
@@ -267,7 +267,7 @@ def _band(rest: Sequence[Series], x0: float, x1: float) -> tuple[Floats, Floats,
     return grid[known], low[known], high[known]
 
 
-def _value_at(series: Series, x: float) -> float | None:
+def _value_at(series: Curve | Series, x: float) -> float | None:
     window = series.window(x, x, 4)
     if not len(window.x) or window.x[0] > x:
         return None

@@ -1,7 +1,7 @@
 """A long noisy curve over the steps of a run: the raw values faint, their average over them, single points
 on top.
 
-It draws windows of two `Series`, so a million steps cost what a thousand do. Raw values keep a pen of width 1
+It draws windows of two curves, so a million steps cost what a thousand do. Raw values keep a pen of width 1
 (a wider one takes seconds on a dense curve); the average has few points and may be wider.
 """
 
@@ -12,7 +12,7 @@ import pyqtgraph as pg
 from PySide6.QtWidgets import QWidget
 
 from rankdeck.base.units import format_count
-from rankdeck_app.state.series import Series, Window
+from rankdeck.run.series import Curve, Series, Window
 from rankdeck_app.widgets.chart_colors import ChartColors, ThemeColors
 from rankdeck_app.widgets.zoom_plot import CountAxis, ZoomPlot, padded_range, solid_pen, step_up
 
@@ -26,9 +26,9 @@ class CurvePlot(ZoomPlot):
     def __init__(
         self,
         theme: ThemeColors,
-        raw: Series,
-        average: Series,
-        points: Series | None = None,
+        raw: Curve | Series,
+        average: Curve | Series,
+        points: Curve | Series | None = None,
         *,
         name: str,
         words: tuple[str, str, str] = ("raw", "EMA", "held-out"),
@@ -114,7 +114,7 @@ class CurvePlot(ZoomPlot):
         return "  ".join(parts) if len(parts) > 1 else ""
 
 
-def _value_before(series: Series, x: float) -> float | None:
+def _value_before(series: Curve | Series, x: float) -> float | None:
     """The newest value at or before x, or the middle of its bin where single points are gone."""
     window = series.window(x, x, 4)
     if not len(window.x) or window.x[0] > x:

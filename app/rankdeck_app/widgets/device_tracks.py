@@ -13,7 +13,7 @@ from PySide6.QtCore import QPointF, QRectF, QSize
 from PySide6.QtGui import QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QWidget
 
-from rankdeck_app.state.series import Series
+from rankdeck.run.series import Series
 from rankdeck_app.widgets.chart import CENTER, LEFT, RIGHT, Chart, dashed_line
 from rankdeck_app.widgets.chart_colors import ThemeColors, chart_font
 from rankdeck_app.widgets.tracks import area_image, held

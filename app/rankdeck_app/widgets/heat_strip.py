@@ -17,7 +17,7 @@ from PySide6.QtCore import QRectF, QSize
 from PySide6.QtGui import QImage, QPainter, QPaintEvent
 from PySide6.QtWidgets import QWidget
 
-from rankdeck_app.state.series import Series
+from rankdeck.run.series import Curve, Series
 from rankdeck_app.widgets.chart import CENTER, UNKNOWN, Chart
 from rankdeck_app.widgets.chart_colors import ThemeColors, chart_font
 from rankdeck_app.widgets.device_rows import DeviceRows
@@ -39,7 +39,7 @@ class HeatFigure:
 
 
 def shares_of(
-    history: Series, columns: NDArray[np.floating], column_s: float, reach_s: float
+    history: Curve | Series, columns: NDArray[np.floating], column_s: float, reach_s: float
 ) -> NDArray[np.float32]:
     """One row of a figure: for every column (its middle, in seconds) the share that was read for it.
 

@@ -24,7 +24,7 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QWidget
 
-from rankdeck_app.state.series import Series
+from rankdeck.run.series import Series
 from rankdeck_app.widgets.chart import LEFT, RIGHT, Chart
 from rankdeck_app.widgets.chart_colors import ThemeColors, chart_font
 from rankdeck_app.widgets.tracks import area_image, held
@@ -174,7 +174,7 @@ class MetricTable(Chart[TableFigure]):
         room = self.width() - left - sum(widths[index] + _GAP for index in shown)
         weights = sum(self._columns[index].weight for index in shown) or 1
         texts = [index for index in shown if self._columns[index].is_text]
-        found = []
+        places = []
         for index in shown:
             column = self._columns[index]
             share = max(0.0, room * column.weight / weights - 6) if column.weight else 0.0
@@ -182,9 +182,9 @@ class MetricTable(Chart[TableFigure]):
                 share = room / len(texts)
             curve = QRectF(left, 0, share, HEADER_HEIGHT)
             number_left = left + share + (6 if share else 0)
-            found.append((index, curve, QRectF(number_left, 0, widths[index], HEADER_HEIGHT)))
+            places.append((index, curve, QRectF(number_left, 0, widths[index], HEADER_HEIGHT)))
             left = number_left + widths[index] + _GAP
-        return found
+        return places
 
     # Painting
 

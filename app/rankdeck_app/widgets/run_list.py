@@ -10,7 +10,8 @@ from PySide6.QtWidgets import QStyle, QStyledItemDelegate, QStyleOptionViewItem
 
 from rankdeck.base.units import format_count, format_duration
 from rankdeck.config.catalog import STRATEGIES
-from rankdeck_app.state.runs import RunInfo, RunsModel
+from rankdeck.run.row import RunInfo
+from rankdeck_app.state.runs import RunsModel
 from rankdeck_app.theme import Theme, draw_icon
 
 ROW_HEIGHT = 42

@@ -6,13 +6,16 @@ that changed are painted again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from PySide6.QtCore import QRect, QRectF, QSize, Qt
 from PySide6.QtGui import QFontMetrics, QPainter, QPaintEvent
 from PySide6.QtWidgets import QWidget
 
-from rankdeck_app.widgets.chart import LEFT, Chart
+from rankdeck.base.units import format_bytes
+from rankdeck.run.imbalance import Imbalance
+from rankdeck_app.widgets.chart import LEFT, UNKNOWN, Chart
 from rankdeck_app.widgets.chart_colors import ThemeColors, chart_font
 
 HEIGHT = 46
@@ -27,6 +30,16 @@ class Stat:
     value: str
     widest: str
     is_hot: bool = False
+
+
+def imbalance_stat(imbalance: Imbalance | None, labels: Sequence[str]) -> Stat:
+    """How far the lead device stands above the median of the others; `labels` name all of them."""
+    widest = "+888.8 MiB  (8.8×)"
+    if imbalance is None:
+        return Stat("Lead vs median", UNKNOWN, widest)
+    ratio = "" if imbalance.ratio is None else f"  ({imbalance.ratio:.1f}×)"
+    value = f"+{format_bytes(imbalance.excess_bytes)}{ratio}"
+    return Stat(f"{labels[imbalance.device]} vs median of the others", value, widest, imbalance.is_notable)
 
 
 class StatStrip(Chart[tuple[Stat, ...]]):

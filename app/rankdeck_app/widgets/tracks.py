@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PySide6.QtGui import QColor, QImage
 
-from rankdeck_app.state.series import Floats, Series
+from rankdeck.run.series import Floats, Series
 
 
 def held(series: Series | None, x0: float, x1: float, hold_s: float, num_columns: int) -> Floats:

@@ -1,8 +1,10 @@
-"""Files that are written whole or not at all, and small TOML files read back."""
+"""Files that are written whole or not at all, and read only where they are regular ones of a bounded size."""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -67,3 +69,78 @@ def read_toml(path: Path) -> dict[str, Any]:
         ValueError: it is not UTF-8 text, or not TOML.
     """
     return tomllib.loads(path.read_text("utf-8-sig"))
+
+
+# Reading. Every file of a run is opened here, since a run's folder may come from anywhere.
+
+LARGEST_BYTES = 64 << 20
+"""No whole file that is read at once is larger: a configuration, an environment, a plan, a last word."""
+
+
+def open_regular(path: Path) -> int:
+    """A file descriptor to read a regular file (or a link to one); it never waits for a writer.
+
+    Raises:
+        OSError: there is none, or it is a folder, a pipe, a socket or a device.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(handle).st_mode):
+        return handle
+    os.close(handle)
+    raise OSError(errno.EINVAL, "it is no regular file", str(path))
+
+
+def is_regular(path: Path) -> bool:
+    """Whether something that `open_regular` opens is there."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def read_at(path: Path, offset: int, num_bytes: int) -> bytes:
+    """At most `num_bytes` from `offset` on; empty at the end.
+
+    Raises:
+        OSError: as `open_regular`.
+    """
+    handle = open_regular(path)
+    try:
+        return os.pread(handle, num_bytes, offset)
+    finally:
+        os.close(handle)
+
+
+def read_bytes(path: Path, most_bytes: int = LARGEST_BYTES) -> bytes:
+    """The whole file.
+
+    Raises:
+        OSError: as `open_regular`, or it is larger than `most_bytes`.
+    """
+    data = read_at(path, 0, most_bytes + 1)
+    if len(data) > most_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {most_bytes} bytes", str(path))
+    return data
+
+
+def read_text(path: Path, most_bytes: int = LARGEST_BYTES) -> str:
+    """The whole file as UTF-8, without a mark at its beginning; what is none becomes a replacement sign.
+
+    Raises:
+        OSError: as `read_bytes`.
+    """
+    return read_bytes(path, most_bytes).decode("utf-8-sig", "replace")
+
+
+def read_tail(path: Path, num_bytes: int) -> tuple[int, bytes]:
+    """(where it begins, the last `num_bytes` of the file).
+
+    Raises:
+        OSError: as `open_regular`.
+    """
+    handle = open_regular(path)
+    try:
+        start = max(0, os.fstat(handle).st_size - num_bytes)
+        return start, os.pread(handle, num_bytes, start)
+    finally:
+        os.close(handle)

@@ -10,6 +10,7 @@ from rankdeck.base.home import state_dir
 
 
 def lease_path(uuid: str) -> Path:
+    """The file whose lock is the lease of a GPU; nothing is created."""
     return state_dir() / "leases" / f"{uuid}.lock"
 
 

@@ -27,6 +27,10 @@ def random_states() -> dict[str, Tensor]:
 
 
 def put_random_states(states: Mapping[str, Tensor]) -> None:
+    """Go on from what `random_states` gave, on a machine with the same CUDA devices.
+
+    Raises: KeyError where a state is missing.
+    """
     torch.set_rng_state(states["torch"])
     version, internal, gauss = _from_tensor(states["python"])
     random.setstate((version, tuple(internal), gauss))

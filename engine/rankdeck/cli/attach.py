@@ -15,14 +15,14 @@ def watch(name: RunName, as_json: AsJson = False) -> int:
     from rankdeck.cli.display import JsonLines, choose
     from rankdeck.cli.follow import follow
     from rankdeck.cli.summary import print_summary
-    from rankdeck.run import report
+    from rankdeck.run import summary
 
     run = find_run(name)
-    figures = follow(run, JsonLines() if as_json else choose(run))
+    fold = follow(run, JsonLines() if as_json else choose(run))
     if not as_json:
-        facts = report.summarise(run, figures)
+        facts = summary.summarise(run, fold)
         print_summary(facts)
-        for problem in report.problems_of(run, figures, facts["outcome"])[len(figures.problems) :]:
+        for problem in summary.problems_of(run, fold, facts["outcome"])[len(fold.problems) :]:
             console.problem(problem)
     return 0
 

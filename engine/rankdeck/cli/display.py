@@ -7,12 +7,14 @@ events themselves. `choose` picks. A display is fed by follow.py and never waits
 from __future__ import annotations
 
 import sys
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rankdeck import events
 from rankdeck.base.units import format_bytes
-from rankdeck.run.report import RunFigures
 from rankdeck.rundir import RunDir
+
+if TYPE_CHECKING:
+    from rankdeck.run.fold import Fold  # brings numpy, which a list of runs does not need
 
 KIND_LABELS = {
     "parameters": "weights",
@@ -32,10 +34,10 @@ class Display(Protocol):
 
     def open(self) -> None: ...
 
-    def event(self, writer: str, event: events.AnyEvent, figures: RunFigures) -> None:
-        """One event, already folded into `figures`."""
+    def event(self, writer: str, event: events.AnyEvent, fold: Fold) -> None:
+        """One event, already folded into `fold`."""
 
-    def tick(self, figures: RunFigures) -> None:
+    def tick(self, fold: Fold) -> None:
         """Several times a second, whether or not there was an event."""
 
     def say(self, words: str) -> None:
@@ -50,10 +52,10 @@ class Quiet:
     def open(self) -> None:
         pass
 
-    def event(self, writer: str, event: events.AnyEvent, figures: RunFigures) -> None:
+    def event(self, writer: str, event: events.AnyEvent, fold: Fold) -> None:
         pass
 
-    def tick(self, figures: RunFigures) -> None:
+    def tick(self, fold: Fold) -> None:
         pass
 
     def say(self, words: str) -> None:
@@ -66,10 +68,10 @@ class Quiet:
 class JsonLines(Quiet):
     """Every event as a JSON line with its writer."""
 
-    def event(self, writer: str, event: events.AnyEvent, figures: RunFigures) -> None:
+    def event(self, writer: str, event: events.AnyEvent, fold: Fold) -> None:
         sys.stdout.write(f'{{"writer":"{writer}",{events.encode(event).decode()[1:]}')
 
-    def tick(self, figures: RunFigures) -> None:
+    def tick(self, fold: Fold) -> None:
         sys.stdout.flush()
 
 

@@ -6,31 +6,36 @@ import time
 from collections.abc import Callable
 
 from rankdeck.cli.display import Display
-from rankdeck.run.report import RunFigures
-from rankdeck.rundir import EventReader, RunDir
+from rankdeck.run.batch import Batch
+from rankdeck.run.fold import Fold
+from rankdeck.rundir import EventReader, RunDir, attempt_of
 
 EVERY_S = 0.08
 
 
 def follow(
     run: RunDir, display: Display, on_tick: Callable[[], bool] | None = None, attempt: int = 0
-) -> RunFigures:
-    """The figures of the run once it has ended. `on_tick` is asked in between; False leaves early.
+) -> Fold:
+    """The fold of the run once it has ended. `on_tick` is asked in between; False leaves early.
 
     Events before `attempt` count, and are not shown.
     """
-    figures, reader = RunFigures(), EventReader(run)
+    fold, reader = Fold(curves=False), EventReader(run)
     display.open()
     try:
         while True:
             # The end is looked for before the events are read: after it nothing more is written.
             ended = run.outcome() != "running"
-            found = reader.read()
-            for writer, event in found:
-                figures.feed(writer, event)
-                if not attempt or (figures.started is not None and figures.started.attempt >= attempt):
-                    display.event(writer, event, figures)
-            display.tick(figures)
+            found = False
+            for name, chunk in reader.batches():
+                found = True
+                batch = Batch(counts=reader.counts())
+                batch.add(name, chunk)
+                fold.apply(batch)
+                if attempt_of(name) >= attempt:
+                    for event in chunk:
+                        display.event(name.rsplit(".", 2)[0], event, fold)
+            display.tick(fold)
             if on_tick is not None and not on_tick():
                 break
             if found:
@@ -40,4 +45,4 @@ def follow(
             time.sleep(EVERY_S)
     finally:
         display.close()
-    return figures
+    return fold

@@ -10,7 +10,7 @@ from rankdeck.base.units import format_duration
 from rankdeck.cli import console
 from rankdeck.cli.display import evaluation_in_words, loss_in_words
 from rankdeck.run.anatomy import SIMULATED_TIME
-from rankdeck.run.report import RunFigures
+from rankdeck.run.fold import Fold
 
 EVERY_S = 1.0
 
@@ -26,7 +26,7 @@ class PlainLines:
     def open(self) -> None:
         pass
 
-    def event(self, writer: str, event: events.AnyEvent, figures: RunFigures) -> None:
+    def event(self, writer: str, event: events.AnyEvent, fold: Fold) -> None:
         match event:
             case events.RunStarted():
                 pace = f", {SIMULATED_TIME}" if event.pace == "simulated" else ""
@@ -35,25 +35,25 @@ class PlainLines:
                 self._phase = event.phase
                 self.say(event.phase)
             case events.Evaluation():
-                self._progress(figures, up_to=event.step)
+                self._progress(fold, up_to=event.step)
                 self.say(evaluation_in_words(event))
             case events.ProblemRaised():
                 sys.stdout.flush()
                 console.problem(event.problem)
 
-    def tick(self, figures: RunFigures) -> None:
+    def tick(self, fold: Fold) -> None:
         if time.monotonic() - self._told_s >= EVERY_S:
-            self._progress(figures)
+            self._progress(fold)
 
-    def _progress(self, figures: RunFigures, up_to: int | None = None) -> None:
+    def _progress(self, fold: Fold, up_to: int | None = None) -> None:
         """A line for the newest complete step, or for step `up_to` where that is one."""
-        newest = len(figures.steps)
+        newest = fold.step or 0
         step = min(newest, up_to) if up_to is not None else newest
-        if step <= self._told_step:
+        row = fold.row_at(step) if step > self._told_step else None
+        if row is None:
             return
-        row = figures.steps.row(step - 1)
-        rate, left_s = figures.recent_samples_per_s(), figures.remaining_s()
-        words = [f"step {step}/{figures.num_steps_planned or '?'}", f"loss {loss_in_words(row.loss)}"]
+        rate, left_s = fold.recent_samples_per_s(), fold.remaining_s()
+        words = [f"step {step}/{fold.num_steps_planned or '?'}", f"loss {loss_in_words(row.loss)}"]
         if rate is not None:
             words.append(f"{rate:.1f} samples/s")
         if left_s is not None and left_s > 0:

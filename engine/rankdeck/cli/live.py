@@ -20,7 +20,8 @@ from rankdeck.cli import console
 from rankdeck.cli.display import evaluation_in_words, kinds_in_words, loss_in_words
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run.anatomy import SIMULATED_TIME
-from rankdeck.run.report import DeviceFigures, RunFigures
+from rankdeck.run.devices import DeviceFigures
+from rankdeck.run.fold import Fold
 from rankdeck.rundir import RunDir
 
 REDRAW_S = 0.125
@@ -50,7 +51,7 @@ class LiveDisplay:
     def close(self) -> None:
         self._live.stop()
 
-    def event(self, writer: str, event: events.AnyEvent, figures: RunFigures) -> None:
+    def event(self, writer: str, event: events.AnyEvent, fold: Fold) -> None:
         match event:
             case events.Evaluation():
                 self.say(evaluation_in_words(event))
@@ -60,65 +61,65 @@ class LiveDisplay:
     def say(self, words: str) -> None:
         self._console.print(words, style="dim")
 
-    def tick(self, figures: RunFigures) -> None:
+    def tick(self, fold: Fold) -> None:
         if time.monotonic() - self._drawn_s >= REDRAW_S:
-            self._live.update(self._picture(figures), refresh=True)
+            self._live.update(self._picture(fold), refresh=True)
             self._drawn_s = time.monotonic()
 
-    def _picture(self, figures: RunFigures) -> RenderableType:
-        parts: list[RenderableType] = [_title(self._run, figures), self._progress(figures)]
-        if figures.devices:
-            parts.append(device_bars(figures))
+    def _picture(self, fold: Fold) -> RenderableType:
+        parts: list[RenderableType] = [_title(self._run, fold), self._progress(fold)]
+        if fold.devices:
+            parts.append(device_bars(fold))
         return Group(*parts)
 
-    def _progress(self, figures: RunFigures) -> RenderableType:
-        last = figures.last
+    def _progress(self, fold: Fold) -> RenderableType:
+        last = fold.last
         if last is None:
-            self._spinner.update(text=Text(_phase(figures), style="cyan"))
+            self._spinner.update(text=Text(_phase(fold), style="cyan"))
             return self._spinner
-        planned = figures.num_steps_planned
+        planned = fold.num_steps_planned
         words = Text()
         if planned:
             words.append_text(bar(last.step / planned, style="green"))
         words.append(f" {format_count(last.step)}/{format_count(planned) if planned else '?'}", style="bold")
         words.append(f"  loss {loss_in_words(last.loss)}")
-        rate, left_s = figures.recent_samples_per_s(), figures.remaining_s()
+        rate, left_s = fold.recent_samples_per_s(), fold.remaining_s()
         if rate is not None:
             words.append(f"  {format_count(rate)} samples/s")
         if left_s:
             words.append(f"  {format_duration(left_s)} left", style="dim")
         if planned and last.step >= planned:
-            words.append(f"  {_phase(figures)}", style="cyan")
+            words.append(f"  {_phase(fold)}", style="cyan")
         return words
 
 
-def _title(run: RunDir, figures: RunFigures) -> Text:
+def _title(run: RunDir, fold: Fold) -> Text:
     words = Text(run.name, style="bold", no_wrap=True, overflow="ellipsis")
-    if figures.started is not None:
-        card = STRATEGIES.get(figures.started.strategy)
-        words.append(f"  {card.title if card else figures.started.strategy}", style="cyan")
-    if figures.source:
-        words.append(f"  {figures.source}", style="dim")
-    if figures.started is not None and figures.started.pace == "simulated":
+    if fold.started is not None:
+        card = STRATEGIES.get(fold.started.strategy)
+        words.append(f"  {card.title if card else fold.started.strategy}", style="cyan")
+    if fold.source:
+        words.append(f"  {fold.source}", style="dim")
+    if fold.started is not None and fold.started.pace == "simulated":
         words.append(f"  {SIMULATED_TIME}", style="dim")
     return words
 
 
-def _phase(figures: RunFigures) -> str:
-    if not figures.phases:
-        return "starting ranks" if figures.started else "starting"
-    return figures.phases[min(figures.phases)]
+def _phase(fold: Fold) -> str:
+    if not fold.phases:
+        return "starting ranks" if fold.started else "starting"
+    return fold.phases[min(fold.phases)]
 
 
-def device_bars(figures: RunFigures) -> Group:
+def device_bars(fold: Fold) -> Group:
     """One row per device: bytes now and at the peak on a scale that all share, how busy, the largest kinds.
 
     The bar is bright as far as the device is full now, dim up to its peak. A row is cut at its end where the
     terminal is too narrow.
     """
-    devices = [figures.devices[index] for index in sorted(figures.devices)]
+    devices = list(fold.devices.values())
     full_bytes = max((_scale_bytes(device) for device in devices), default=0)
-    imbalance = figures.imbalance()
+    imbalance = fold.imbalance()
     lead = imbalance.device if imbalance is not None and imbalance.is_notable else None
     cells = [_cells(device) for device in devices]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rankdeck.cli.options import AsJson, RunName, find_run
+
+if TYPE_CHECKING:
+    from rankdeck.rundir import RunDir
+
+Attempt = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=0, help="The run as attempt N left it; 0 is the first."),
+]
 
 
 class ExportFormat(enum.StrEnum):
@@ -23,9 +31,9 @@ def runs(as_json: AsJson = False) -> int:
     from rankdeck import rundir
     from rankdeck.cli import console
     from rankdeck.cli.summary import runs_table
-    from rankdeck.run.row import glance
+    from rankdeck.run.row import row_of
 
-    rows = [glance(run) for run in rundir.list_runs(rundir.default_runs_folder())]
+    rows = [row_of(run) for run in rundir.list_runs(rundir.default_runs_folder())]
     if as_json:
         console.as_json(rows)
     elif rows:
@@ -40,19 +48,21 @@ def show(
     with_plan: Annotated[
         bool, typer.Option("--plan", help="Predict its memory first, where nobody did: a few seconds.")
     ] = False,
+    attempt: Attempt = None,
     as_json: AsJson = False,
 ) -> int:
     """Show what a run did and what it cost on every device, beside what was predicted."""
     from rankdeck.cli import console
     from rankdeck.cli.summary import print_report
-    from rankdeck.run import report
+    from rankdeck.run.summary import summarise
 
     run = find_run(name)
+    _check_attempt(run, attempt)
     if with_plan:
         from rankdeck.planner.accuracy import predict
 
         predict(run)
-    facts = report.summarise(run)
+    facts = summarise(run, attempt=attempt)
     if as_json:
         console.as_json(facts, indent=2)
     else:
@@ -69,12 +79,14 @@ def export(
             "--to", help="Weights, one row per step, everything that show tells, or a Perfetto trace."
         ),
     ],
+    attempt: Attempt = None,
 ) -> int:
     """Write a run's weights or its figures to a file."""
     from rankdeck.cli import console
     from rankdeck.run import export as exporting
 
     run = find_run(name)
+    _check_attempt(run, attempt)
     if to is ExportFormat.SAFETENSORS and exporting.is_behind(run):
         from rankdeck.training.saved_weights import export_newest
 
@@ -84,12 +96,27 @@ def export(
                 f"{file} holds the weights of {run.name} after step {step}, its newest checkpoint."
             )
             return 0
-    write = {
-        ExportFormat.SAFETENSORS: exporting.weights,
-        ExportFormat.CSV: exporting.steps_csv,
-        ExportFormat.JSON: exporting.everything_json,
-        ExportFormat.TRACE: exporting.trace,
-    }[to]
-    write(run, file)
+    if to is ExportFormat.SAFETENSORS:
+        exporting.weights(run, file)
+    else:
+        write = {
+            ExportFormat.CSV: exporting.steps_csv,
+            ExportFormat.JSON: exporting.everything_json,
+            ExportFormat.TRACE: exporting.trace,
+        }[to]
+        write(run, file, attempt)
     console.err().print(f"{file} holds {to.value} of {run.name}.")
     return 0
+
+
+def _check_attempt(run: RunDir, attempt: int | None) -> None:
+    """Raises: ConfigError where the run has no such attempt."""
+    newest = run.next_attempt() - 1
+    if attempt is not None and attempt > newest:
+        from rankdeck.base.errors import ConfigError
+
+        raise ConfigError(
+            f"{run.name} has no attempt {attempt}.",
+            code="no-attempt",
+            advice=f"Its newest is {newest}." if newest else "It was never resumed: leave --attempt out.",
+        )

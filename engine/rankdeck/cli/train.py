@@ -19,7 +19,7 @@ from rankdeck.cli.options import AsJson, ConfigName, Detach, Overrides, load_con
 
 if TYPE_CHECKING:
     from rankdeck.cli.display import Display
-    from rankdeck.run.report import RunFigures
+    from rankdeck.run.fold import Fold
     from rankdeck.rundir import RunDir
 
 INTERRUPTED = 130
@@ -99,25 +99,25 @@ def stay(run: RunDir, display: Display, *, as_json: bool, attempt: int = 0) -> i
 
     with _Interrupts(stop, display.say) as interrupts:
         try:
-            figures = follow(run, display, interrupts.act, attempt)
+            fold = follow(run, display, interrupts.act, attempt)
         except BrokenPipeError:
             stop(False)
             wait_ended(run, timeout_s=30.0)
             raise
-        return _finish(run, figures, as_json=as_json, interrupted=interrupts.count > 0)
+        return _finish(run, fold, as_json=as_json, interrupted=interrupts.count > 0)
 
 
-def _finish(run: RunDir, figures: RunFigures, *, as_json: bool, interrupted: bool) -> int:
+def _finish(run: RunDir, fold: Fold, *, as_json: bool, interrupted: bool) -> int:
     from rankdeck.cli import console
     from rankdeck.cli.summary import print_summary
-    from rankdeck.run import report
+    from rankdeck.run import summary
 
-    facts = report.summarise(run, figures)
+    facts = summary.summarise(run, fold)
     if as_json:
         console.as_json(facts)
     else:
         print_summary(facts)
-        for problem in report.problems_of(run, figures, facts["outcome"])[len(figures.problems) :]:
+        for problem in summary.problems_of(run, fold, facts["outcome"])[len(fold.problems) :]:
             console.problem(problem)
     if interrupted and facts["outcome"] != "completed":
         return INTERRUPTED

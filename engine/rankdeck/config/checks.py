@@ -146,6 +146,7 @@ _FORMS = {
 def find_card(
     report: ProblemReport, place: Place, what: str, cards: Mapping[str, CatalogCard], use: str
 ) -> CatalogCard | None:
+    """The card that `use` names; None, with the problem in `report`, where there is no such card."""
     card = cards.get(use)
     if card is None:
         advice = did_you_mean(use, cards) or f"Use {one_of(cards)}."

@@ -81,4 +81,5 @@ class DataSource(Protocol):
 
 
 def needs_epoch(dataset: object) -> bool:
+    """Whether it is indexed by a Draw instead of a plain index."""
     return bool(getattr(dataset, "needs_epoch", False))

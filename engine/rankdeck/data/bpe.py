@@ -42,6 +42,10 @@ def train(files: Sequence[Path], vocabulary: int) -> Tokenizer:
 
 
 def write_tokens(tokenizer: Tokenizer, files: Sequence[Path], vocabulary: int, file: Path) -> None:
+    """The tokens of all files, one after another, in the smallest type that holds `vocabulary` of them.
+
+    Raises: DataError for a file that cannot be read; OSError where `file` cannot be written.
+    """
     dtype = token_dtype(vocabulary)
     texts = (piece.decode("latin-1") for piece in pieces(files))
     with file.open("wb") as stream:
@@ -51,6 +55,7 @@ def write_tokens(tokenizer: Tokenizer, files: Sequence[Path], vocabulary: int, f
 
 
 def main() -> None:
+    """Read the request from stdin and make both files in its folder."""
     request = json.load(sys.stdin)
     files = [Path(file) for file in request["files"]]
     folder, vocabulary = Path(request["folder"]), int(request["vocabulary"])

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from rankdeck.base import files
 from rankdeck.base.errors import Problem, RankdeckError
 from rankdeck.events import RankFailed
 
@@ -85,9 +86,7 @@ def last_lines(text: str) -> tuple[str, ...]:
 def read_last_lines(log: Path, num_bytes: int = 16384) -> tuple[str, ...]:
     """The last lines of a rank's log; empty where there are none."""
     try:
-        with open(log, "rb") as file:
-            file.seek(max(0, file.seek(0, 2) - num_bytes))
-            return last_lines(file.read().decode(errors="replace"))
+        return last_lines(files.read_tail(log, num_bytes)[1].decode(errors="replace"))
     except OSError:
         return ()
 

@@ -30,7 +30,7 @@ class RankAgent(OneHostAgent):
         watch: Callable[[], bool],
         patience_s: Callable[[], float],
     ) -> None:
-        super().__init__(run, len(ranks), look_every_s=MONITOR_S, grace_s=GRACE_S)
+        super().__init__(run, len(ranks), look_every_s=MONITOR_S)
         self._ranks = ranks
         self._release = release
         self._watch = watch

@@ -17,12 +17,12 @@ from rankdeck.base.units import format_bytes
 from rankdeck.config import RunConfig
 from rankdeck.events import DeviceInfo
 from rankdeck.launch.visible import VARIABLE, visible_gpus
-from rankdeck.telemetry.availability import Unusable
+from rankdeck.telemetry.availability import GpuRefusal
 from rankdeck.telemetry.listing import GpuProcess, GpuStatus, list_gpus
 
 
 @dataclass
-class Choice:
+class ChosenDevices:
     """The devices of a run in order, the leases to hold, and warnings."""
 
     devices: list[DeviceInfo]
@@ -30,7 +30,7 @@ class Choice:
     warnings: list[Problem] = field(default_factory=list)
 
 
-def choose_devices(config: RunConfig) -> Choice:
+def choose_devices(config: RunConfig) -> ChosenDevices:
     """The devices that the configuration names, as they are on this machine now.
 
     Raises:
@@ -64,15 +64,15 @@ def busy_error(gpu_name: str, holder: str) -> DeviceError:
     )
 
 
-def _virtual(config: RunConfig, count: int) -> Choice:
+def _virtual(config: RunConfig, count: int) -> ChosenDevices:
     capacity = config.capacity_bytes
-    return Choice(
+    return ChosenDevices(
         [DeviceInfo(index, f"Virtual {index}", "virtual", None, capacity) for index in range(count)]
     )
 
 
-def _gpus(gpus: Sequence[GpuStatus]) -> Choice:
-    choice = Choice([])
+def _gpus(gpus: Sequence[GpuStatus]) -> ChosenDevices:
+    choice = ChosenDevices([])
     for place, gpu in enumerate(gpus):
         holder = lease_holder(gpu.uuid)
         if holder:
@@ -155,14 +155,14 @@ def _refuse_none(gpus: Sequence[GpuStatus]) -> None:
 
 def _refuse_unusable(gpu: GpuStatus, gpus: Sequence[GpuStatus]) -> None:
     """Raises: DeviceError for a GPU that no rank could use."""
-    refusal = gpu.availability().unusable
-    if refusal is Unusable.SIMULATED:
+    refusal = gpu.availability().refusal
+    if refusal is GpuRefusal.SIMULATED:
         message = "These GPUs are simulated (RANKDECK_NVML): nothing can run on them."
         advice = "Rehearse on virtual devices: --devices cpu:2, or unset RANKDECK_NVML."
-    elif refusal is Unusable.LOST:
+    elif refusal is GpuRefusal.LOST:
         message = f"GPU {gpu.index} ({gpu.name}) is lost: the driver does not reach it any more."
         advice = "Choose another one. It may need a reset, or the machine a restart."
-    elif refusal is Unusable.SPLIT:
+    elif refusal is GpuRefusal.SPLIT:
         message = f"GPU {gpu.index} ({gpu.name}) is split into MIG instances and cannot be used as a whole."
         parts = [part.uuid for part in gpus if part.parent == gpu.uuid]
         advice = f"Choose one of its instances: gpu:{one_of(parts)}." if parts else "It has no instance yet."
@@ -197,34 +197,28 @@ def _hidden_warning(gpu: GpuStatus, hidden_bytes: int) -> Problem:
     )
 
 
-def _only_first(choice: Choice) -> Choice:
+def _only_first(chosen: ChosenDevices) -> ChosenDevices:
     """`single` runs on one device, and says so when several were chosen."""
-    if len(choice.devices) < 2:
-        return choice
-    first, rest = choice.devices[0], len(choice.devices) - 1
-    words = "more device is" if rest == 1 else "more devices are"
-    warning = Problem(
-        "one-device",
-        f"Strategy single uses {first.name} only; {rest} {words} left out.",
-        path="strategy.use",
-        advice="Choose ddp or dp to use them all.",
-        severity="warning",
-    )
-    return Choice([first], choice.leases[:1], [*choice.warnings, warning])
+    reason = f"Strategy single uses {chosen.devices[0].name} only"
+    return _first(chosen, 1, reason, "one-device", "strategy.use", "Choose ddp or dp to use them all.")
 
 
-def _one_per_stage(choice: Choice, cuts: Sequence[str | int] | None) -> Choice:
+def _one_per_stage(chosen: ChosenDevices, cuts: Sequence[str | int] | None) -> ChosenDevices:
     """Given cuts say how many devices there is work for; more are left out, and the run says so."""
-    used = len(cuts or ()) + 1
-    rest = len(choice.devices) - used
+    num_stages = len(cuts or ()) + 1
+    reason = f"strategy.cuts makes {num_stages} stages for as many devices"
+    advice = "Give one cut more for each of them, or leave strategy.cuts out."
+    return _first(chosen, num_stages, reason, "fewer-stages", "strategy.cuts", advice)
+
+
+def _first(
+    chosen: ChosenDevices, count: int, reason: str, code: str, place: str, advice: str
+) -> ChosenDevices:
+    """The first `count` devices, with a warning where that leaves some out."""
+    rest = len(chosen.devices) - count
     if rest <= 0:
-        return choice
+        return chosen
     words = "more device is" if rest == 1 else "more devices are"
-    warning = Problem(
-        "fewer-stages",
-        f"strategy.cuts makes {used} stages for as many devices; {rest} {words} left out.",
-        path="strategy.cuts",
-        advice="Give one cut more for each of them, or leave strategy.cuts out.",
-        severity="warning",
-    )
-    return Choice(choice.devices[:used], choice.leases[:used], [*choice.warnings, warning])
+    message = f"{reason}; {rest} {words} left out."
+    warning = Problem(code, message, path=place, advice=advice, severity="warning")
+    return ChosenDevices(chosen.devices[:count], chosen.leases[:count], [*chosen.warnings, warning])

@@ -12,6 +12,7 @@ import socket
 import time
 
 from rankdeck import events
+from rankdeck.base import files
 from rankdeck.base.errors import RankdeckError
 from rankdeck.launch.guard import GUARD
 from rankdeck.launch.processes import environment_of
@@ -133,7 +134,7 @@ def _signal_guard(run: RunDir, *, now: bool) -> None:
     Its process id is in its lock, and its environment proves that it is this run's.
     """
     try:
-        pid = int((run.path / "guard.lock").read_text())
+        pid = int(files.read_text(run.path / "guard.lock"))
         if environment_of(pid).get(GUARD) == str(run.path):
             os.kill(pid, signal.SIGQUIT if now else signal.SIGTERM)
             return

@@ -1,12 +1,11 @@
 """The guard of one run: holds its lock, keeps everything below it in reach, writes the last word.
 
-Standard library only, run by its path (`python -I -S guard.py SPEC`), because it must outlive whatever breaks
-above and below it. It forks twice into a session of its own, becomes the reaper of every orphan below it,
-locks the run's directory, gives it its final name (a run that is resumed has it already), and starts the
-supervisor, which dies with it. When the supervisor has ended, for whatever reason, the guard kills what is
-left, and only then writes end.json and lets go of the lock. SPEC is JSON: hidden, final, command, leases,
-ready_fd, tether_fd, attempt.
-One file, a little longer than others here, because it can import none of ours.
+Standard library only, in an interpreter without site-packages (see start.py), because it must outlive
+whatever breaks above and below it. It forks twice into a session of its own, becomes the reaper of every
+orphan below it, locks the run's directory, gives it its final name (a run that is resumed has it already),
+and starts the supervisor, which dies with it. When the supervisor has ended, for whatever reason, the guard
+kills what is left, and only then writes end.json and lets go of the lock. Read callers.py for how it is asked
+to stop, supervisor.py for what it starts.
 """
 
 from __future__ import annotations
@@ -17,12 +16,11 @@ import json
 import os
 import selectors
 import signal
-import socket
-import struct
-import sys
 import time
 from pathlib import Path
 from typing import Any, NoReturn
+
+from rankdeck.launch.callers import MAX_LINE_BYTES, Callers
 
 STOP_S = 4.0
 """From TERM to KILL of the supervisor: 3 s that it gives its ranks, 1 s for its own last word."""
@@ -35,7 +33,6 @@ GUARD = "RANKDECK_GUARD"
 """In a guard's environment: the directory of its run. Everything below it has RANKDECK_RUN instead."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _RESERVED_BYTES = 4096
-_MAX_LINE_BYTES = 65536
 
 
 class Refused(Exception):  # noqa: N818 - the words of one message, not an error class of the project
@@ -127,7 +124,8 @@ class Guard:
             self._held.append(lock(path, self._run))
         self._reserve_last_word(hidden)
         self._listen_to_signals()
-        self._listen_to_people(hidden)
+        callers = Callers(self._selector, self._run, lambda now: self.stop(now=now))
+        callers.listen(hidden)
         if self._resumes:
             # From here on the run is alive again; the last word of the attempt before says nothing any more.
             Path(hidden, "end.json").unlink(missing_ok=True)
@@ -146,25 +144,6 @@ class Guard:
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, lambda *_: None)
         self._selector.register(read_end, selectors.EVENT_READ, self._on_signal)
-
-    def _listen_to_people(self, hidden: str) -> None:
-        """Serve control.sock, for the owner only. A file system without sockets costs only that."""
-        folder = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        mask = os.umask(0o177)
-        Path(hidden, "control.sock").unlink(missing_ok=True)  # of an attempt whose guard was killed
-        try:
-            # A socket's path may have 107 bytes, and a run's path often has more.
-            server.bind(f"/proc/self/fd/{folder}/control.sock")
-            server.listen(8)
-        except OSError:
-            server.close()
-            return
-        finally:
-            os.umask(mask)
-            os.close(folder)
-        server.setblocking(False)
-        self._selector.register(server, selectors.EVENT_READ, lambda _: self._on_caller(server))
 
     def start_supervisor(self) -> None:
         me = os.getpid()
@@ -248,64 +227,11 @@ class Guard:
             self.stop(now=False)
 
     def _on_words(self, read_end: int) -> None:
-        chunk = os.read(read_end, _MAX_LINE_BYTES)
+        chunk = os.read(read_end, MAX_LINE_BYTES)
         if not chunk:
             self._selector.unregister(read_end)
-        elif len(self._words) < _MAX_LINE_BYTES:
+        elif len(self._words) < MAX_LINE_BYTES:
             self._words += chunk
-
-    def _on_caller(self, server: socket.socket) -> None:
-        try:
-            caller, _ = server.accept()
-        except OSError:
-            return
-        credentials = caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        if struct.unpack("3i", credentials)[1] not in (os.getuid(), 0):
-            caller.close()
-            return
-        caller.setblocking(False)
-        heard = bytearray()
-        self._selector.register(caller, selectors.EVENT_READ, lambda _: self._on_line(caller, heard))
-
-    def _on_line(self, caller: socket.socket, heard: bytearray) -> None:
-        """Answer every whole line; a caller that goes away or rambles is dropped."""
-        try:
-            chunk = caller.recv(4096)
-            heard += chunk
-            while b"\n" in heard:
-                line, _, rest = bytes(heard).partition(b"\n")
-                heard[:] = rest
-                caller.sendall(json.dumps(self._answer(line)).encode() + b"\n")
-        except BlockingIOError:
-            return
-        except OSError:
-            chunk = b""
-        if not chunk or len(heard) > _MAX_LINE_BYTES:
-            self._selector.unregister(caller)
-            caller.close()
-
-    def _answer(self, line: bytes) -> dict[str, Any]:
-        try:
-            request = json.loads(line)
-            command = request["command"]
-        except (ValueError, TypeError, KeyError):
-            return {"ok": False, "error": 'a line is JSON like {"command": "stop", "now": false}'}
-        if command == "stop":
-            self.stop(now=bool(request.get("now")))
-        elif command == "checkpoint":
-            return self._ask_for_checkpoint()
-        else:
-            return {"ok": False, "error": f"unknown command {command!r}; there are: stop, checkpoint"}
-        return {"ok": True}
-
-    def _ask_for_checkpoint(self) -> dict[str, Any]:
-        """Rank 0 looks for this file between two steps."""
-        try:
-            Path(self._run, "requests").mkdir(exist_ok=True)
-            Path(self._run, "requests", "save.request").touch()
-        except OSError as error:
-            return {"ok": False, "error": error.strerror}
-        return {"ok": True}
 
     def sweep(self) -> None:
         """Kill what is left, until nothing is. Orphans arrive here because this is their reaper."""
@@ -348,7 +274,7 @@ class Guard:
     def _reason(self) -> str | None:
         """What the supervisor said last, in its pipe."""
         try:
-            self._words += os.read(self._words_end, _MAX_LINE_BYTES)
+            self._words += os.read(self._words_end, MAX_LINE_BYTES)
         except OSError:
             pass
         try:
@@ -400,35 +326,29 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def main(argv: list[str]) -> NoReturn:
-    spec = json.loads(argv[1])
+def main(spec: dict[str, Any]) -> NoReturn:
+    """`spec`: hidden, final, command, leases, attempt, and the descriptors ready_fd and tether_fd."""
     daemonise()
     ready: int = spec["ready_fd"]
     for handle in (ready, spec["tether_fd"]):
         if handle is not None:
             os.set_inheritable(handle, False)
     guard = Guard(spec)
+    answer: dict[str, Any] = {"ready": os.getpid()}
     try:
         guard.prepare()
         guard.start_supervisor()
     except Alive:
-        os.write(ready, json.dumps({"alive": True}).encode())
-        os._exit(1)
+        answer = {"alive": True}
     except Refused as refusal:
-        os.write(ready, json.dumps({"refused": str(refusal)}).encode())
-        os._exit(1)
+        answer = {"refused": str(refusal)}
     except OSError as error:
-        os.write(
-            ready, json.dumps({"failed": f"{error.filename or spec['final']}: {error.strerror}"}).encode()
-        )
+        answer = {"failed": f"{error.filename or spec['final']}: {error.strerror}"}
+    os.write(ready, json.dumps(answer).encode())
+    if "ready" not in answer:
         os._exit(1)
-    os.write(ready, json.dumps({"ready": os.getpid()}).encode())
     os.close(ready)
     guard.watch()
     guard.sweep()
     guard.write_last_word(guard.last_word())
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main(sys.argv)

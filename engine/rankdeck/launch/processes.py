@@ -30,6 +30,7 @@ def read_process(pid: int) -> ProcessRow | None:
 
 
 def all_processes() -> Iterator[ProcessRow]:
+    """Every process that /proc shows; those that end meanwhile are left out."""
     for entry in Path("/proc").glob("[0-9]*"):
         if (row := read_process(int(entry.name))) is not None:
             yield row

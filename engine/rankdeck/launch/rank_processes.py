@@ -20,6 +20,7 @@ from typing import NoReturn
 from rankdeck.base.heartbeat import die_with_parent
 from rankdeck.launch import rank_start
 from rankdeck.launch.processes import read_process, signal_sessions
+from rankdeck.torch_compat.processes import cuda_was_touched
 
 GRACE_S = 3.0
 """From TERM to KILL."""
@@ -125,7 +126,7 @@ def _wait_and_run(orders_end: int, supervisor: int, worker: str, *, fresh: bool)
         log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         os.dup2(log, handle)
         os.close(log)
-    if fresh or _cuda_was_touched():
+    if fresh or cuda_was_touched():
         environment = {**os.environ, **orders["environment"]}
         command = [sys.executable, "-u", "-P", "-m", rank_start.__name__, worker]
         os.execve(sys.executable, command, environment)
@@ -141,9 +142,3 @@ def _close_all_but(kept: int) -> None:
                 os.close(handle)
             except OSError:
                 pass
-
-
-def _cuda_was_touched() -> bool:
-    """Whether an import asked CUDA something before the fork: CUDA then fails in this process for good."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.cuda._is_in_bad_fork()

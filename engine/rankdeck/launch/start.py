@@ -22,16 +22,23 @@ from typing import Any, Literal
 
 import msgspec
 
-from rankdeck import __version__, rundir
+import rankdeck
+from rankdeck import rundir
 from rankdeck.base.errors import ConfigError, DataError, MachineError, ModelError, RankdeckError
 from rankdeck.checkpoint_files import newest_whole
 from rankdeck.config import RunConfig, on_devices
 from rankdeck.launch import choose, guard
 from rankdeck.launch.control import wait_ended
 from rankdeck.launch.leftovers import end_leftovers
-from rankdeck.run import report
+from rankdeck.run.prediction import prediction_file
 from rankdeck.rundir import RunDir
 
+_ENGINE = str(Path(rankdeck.__file__).parents[1])
+# Of the engine's folder, or of site-packages, the guard imports its own few files and nothing else.
+_GUARD = (
+    "import sys; sys.path.append(sys.argv[1]); "
+    "import json; from rankdeck.launch.guard import main; main(json.loads(sys.argv[2]))"
+)
 _READY_S = 30.0
 _LETTING_GO_S = 20.0
 """How long a run that has said its last word may take until nothing of it is left."""
@@ -111,7 +118,7 @@ def resume(
             file.unlink(missing_ok=True)
         raise
     # What was predicted was for the attempt before, which may have had another strategy.
-    report.prediction_file(run).unlink(missing_ok=True)
+    prediction_file(run).unlink(missing_ok=True)
     # Whoever watches the index looks again at this run.
     rundir.enter_in_index(run)
     return run
@@ -144,7 +151,7 @@ def _alive_error(run: RunDir) -> NotResumableError:
     )
 
 
-def _check(config: RunConfig) -> tuple[RunConfig, choose.Choice]:
+def _check(config: RunConfig) -> tuple[RunConfig, choose.ChosenDevices]:
     """A run that can begin, and its devices. Leftovers of others are ended on the way."""
     check_paths(config)
     choice = choose.choose_devices(config)
@@ -186,11 +193,11 @@ def check_paths(config: RunConfig) -> None:
 
 
 def _environment(
-    config: RunConfig, choice: choose.Choice, command_line: Sequence[str], started: float
+    config: RunConfig, choice: choose.ChosenDevices, command_line: Sequence[str], started: float
 ) -> dict[str, Any]:
     """environment.json. `problems` are warnings that the supervisor passes on as events."""
     return {
-        "versions": {"rankdeck": __version__, **{name: _version(name) for name in _VERSIONED}},
+        "versions": {"rankdeck": rankdeck.__version__, **{name: _version(name) for name in _VERSIONED}},
         "devices": msgspec.to_builtins(choice.devices),
         "commit": _commit(config.folder),
         "command_line": list(command_line),
@@ -226,7 +233,7 @@ def _commit(folder: str | None) -> str | None:
 
 
 def _start_guard(
-    hidden: RunDir, choice: choose.Choice, *, detach: bool, worker: str | None, attempt: int = 0
+    hidden: RunDir, choice: choose.ChosenDevices, *, detach: bool, worker: str | None, attempt: int = 0
 ) -> RunDir:
     """The guard is told what to do by its only argument, and answers once through a pipe."""
     run = RunDir(rundir.final_path(hidden))
@@ -250,7 +257,7 @@ def _start_guard(
     passed = [ready_end] if tether_end is None else [ready_end, tether_end]
     try:
         first = subprocess.Popen(
-            [sys.executable, "-I", "-S", guard.__file__, json.dumps(spec)],
+            [sys.executable, "-I", "-S", "-c", _GUARD, _ENGINE, json.dumps(spec)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -358,6 +358,7 @@ def _parse(argv: list[str]) -> Arguments:
 
 
 def main() -> NoReturn:
+    """One attempt, from the command line's arguments to the run's exit code."""
     rank_start.forgive_full_disks()
     code = 1
     try:

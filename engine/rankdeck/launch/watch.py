@@ -5,22 +5,21 @@ Read diagnose/ for what is made of it.
 
 from __future__ import annotations
 
-import os
+import itertools
 import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
-
 from rankdeck import events
+from rankdeck.base import files
 from rankdeck.base.errors import ConfigError, Problem
 from rankdeck.base.heartbeat import Beat, HeartbeatReader
 from rankdeck.diagnose.cause import RankEvidence
 from rankdeck.diagnose.exceptions import read_last_lines
 from rankdeck.diagnose.hang import Frame, find_laggard, is_still, parse_stack, suspicion
 from rankdeck.launch.rank_processes import RankProcess
-from rankdeck.rundir import RunDir
+from rankdeck.rundir import RunDir, events_from_end
 
 LOOK_S = 1.0
 """Seconds between two looks for a hang."""
@@ -30,7 +29,7 @@ VICTIM_S = 1.0
 """How long after a victim the cause may take to show itself."""
 INPUT_S = 3.0
 """How long after a rank that calls the input bad the others may take to agree."""
-_TAIL_BYTES = 1 << 18
+_NUM_TAIL = 2_000
 _DUMP_S = 0.5
 
 
@@ -119,7 +118,7 @@ class Watch:
 
     def _read_stack(self, rank: int) -> list[Frame]:
         try:
-            return parse_stack(self.stacks(rank).read_text(encoding="utf-8", errors="replace"))
+            return parse_stack(files.read_text(self.stacks(rank)))
         except OSError:
             return []
 
@@ -162,7 +161,7 @@ class Watch:
     def failure(self, rank: int) -> events.RankFailed | None:
         """What the rank said of its own end."""
         failures = [event for event in self._tail(rank) if isinstance(event, events.RankFailed)]
-        return failures[-1] if failures else None
+        return failures[0] if failures else None
 
     def dropped_lines(self) -> int:
         """Lines that ranks could not write, as far as their last events tell."""
@@ -180,24 +179,9 @@ class Watch:
                 self.stacks(rank.rank).unlink(missing_ok=True)
 
     def _tail(self, rank: int) -> list[events.AnyEvent]:
+        """The last events of a rank, the newest first."""
         path = self._run.events_folder / f"rank-{rank}.{self._attempt}.jsonl"
-        try:
-            with open(path, "rb") as file:
-                start = max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES)
-                file.seek(start)
-                lines = file.read().split(b"\n")
-        except OSError:
-            return []
-        # The first line may have lost its head, the last one is empty or not finished.
-        decoded: list[events.AnyEvent] = []
-        for line in lines[1 if start else 0 : -1]:
-            try:
-                event = events.decode(line)
-            except msgspec.DecodeError:
-                continue
-            if event is not None:
-                decoded.append(event)
-        return decoded
+        return list(itertools.islice(events_from_end(path), _NUM_TAIL))
 
 
 def _num_bytes(path: Path) -> int:

@@ -124,14 +124,17 @@ def _numel(targets: Any) -> int | None:
 
 
 def cross_entropy() -> Loss:
+    """Logits against classes, summed over targets that are not MASKED; it counts right answers too."""
     return Loss("cross_entropy", _sum_cross_entropy, _numel, _correct_classes)
 
 
 def mse() -> Loss:
+    """The squared difference of outputs and targets, over all of their elements."""
     return Loss("mse", _sum_squares, _numel)
 
 
 def model_loss() -> Loss:
+    """What the model itself computes in its forward; only then it is known how many targets count."""
     return Loss("model", _own_loss, lambda targets: None, inside=True)
 
 

@@ -21,8 +21,10 @@ from rankdeck.events import DeviceInfo
 from rankdeck.planner.candidates import Candidate
 from rankdeck.planner.pool import plan_lines_of
 from rankdeck.planner.targets import Target, TargetDevice
-from rankdeck.run import plan_lines, report
+from rankdeck.run import plan_lines
 from rankdeck.run.plan_lines import PlanLine
+from rankdeck.run.prediction import prediction_file, read_prediction
+from rankdeck.run.summary import summarise
 from rankdeck.rundir import RunDir
 
 
@@ -47,7 +49,7 @@ def predict(run: RunDir) -> PlanLine | None:
 
     Raises: ConfigError when its configuration cannot be read.
     """
-    known = report.read_prediction(run)
+    known = read_prediction(run)
     if known is not None:
         return known
     infos = [msgspec.convert(entry, DeviceInfo) for entry in run.environment().get("devices", [])]
@@ -56,7 +58,7 @@ def predict(run: RunDir) -> PlanLine | None:
     config = run.config()
     candidate = Candidate(config.strategy.use, dict(config.strategy.options), configured=True)
     (line,) = plan_lines_of(config, [candidate], _target(infos))
-    report.prediction_file(run).write_bytes(plan_lines.encode(line))
+    prediction_file(run).write_bytes(plan_lines.encode(line))
     return line
 
 
@@ -75,7 +77,7 @@ def _gpu(info: DeviceInfo) -> GpuModel | None:
 def compare(run: RunDir) -> list[Compared]:
     """Every device of a run of which both figures are known. Plans the run if nobody did."""
     try:
-        facts: dict[str, Any] = report.summarise(run)
+        facts: dict[str, Any] = summarise(run)
         measured = [device for device in facts["devices"] if device["peak_bytes"]]
         line = predict(run) if measured else None
     except (ConfigError, msgspec.ValidationError):
@@ -104,14 +106,14 @@ def measured_scale(runs: Iterable[RunDir], config: RunConfig, target: Target) ->
     """
     gpu = _chip(target.devices[0].name)
     for run in runs:
-        line = report.read_prediction(run)
+        line = read_prediction(run)
         if line is None or line.step is None or line.step.calibrated or not line.devices:
             continue
         try:
             like_this = run.config().model == config.model and _chip(line.devices[0].name) == gpu
         except ConfigError:
             continue
-        median_s = report.summarise(run)["step_s"]["median"] if like_this else None
+        median_s = summarise(run)["step_s"]["median"] if like_this else None
         if median_s is not None:
             return float(median_s / (line.step.low_s * line.step.high_s) ** 0.5)
     return None

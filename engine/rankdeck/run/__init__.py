@@ -1,1 +1,1 @@
-"""What a run's events say, folded into figures: steps, devices, anatomy, problems; and their exports."""
+"""What a run's events say: the one fold of them into steps, devices, anatomy, problems; and its exports."""

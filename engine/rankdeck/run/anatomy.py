@@ -2,7 +2,7 @@
 
 `StepAnatomy` is what the report, the trace export and the app show: a row of phases per device, the idle time
 between them, and for a pipeline the bubble. Ranks of one machine share a clock, so their Unix times may be
-compared. report.py and export.py read it next.
+compared. fold.py and export.py read it next.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ COMMUNICATION = ("all-reduce",)
 """Phases that may run under another one of the same device."""
 SIMULATED_TIME = "simulated time"
 _LEAST_IDLE_S = 5e-6
-_MOST_WAITING = 64
+_MOST_WAITING = 1024
+_NUM_WHOLE = 16
 _NUM_BUBBLES = 512
-_SAME_STEP_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -162,47 +162,82 @@ def _rows(share: Spans, offset_s: float) -> list[DeviceRow]:
 
 @dataclass
 class Anatomies:
-    """Folds shares of ranks into whole steps as they come. `world_size` may be set late.
+    """Folds the shares of an attempt's ranks into whole steps as they come. `world_size` may be set late.
 
     A step is whole once every rank has told its share; those that stay incomplete are dropped in time.
     """
 
     world_size: int | None = None
-    last: StepAnatomy | None = None
-    """The newest whole step; one that the ledger slowed down only while there is no other."""
-    _bubbles: dict[bool, deque[tuple[float, float]]] = field(
+    _whole: dict[bool, deque[StepAnatomy]] = field(
+        default_factory=lambda: {followed: deque(maxlen=_NUM_WHOLE) for followed in (False, True)}
+    )
+    _bubbles: dict[bool, deque[tuple[int, float, float]]] = field(
         default_factory=lambda: {followed: deque(maxlen=_NUM_BUBBLES) for followed in (False, True)}
     )
     _waiting: dict[int, dict[int, Spans]] = field(default_factory=dict)
 
+    @property
+    def last(self) -> StepAnatomy | None:
+        """The newest whole step; one that the ledger slowed down only while there is no other."""
+        known = self._whole[False] or self._whole[True]
+        return known[-1] if known else None
+
     def add(self, share: Spans) -> StepAnatomy | None:
-        """Fold one share in; the step that it completes."""
-        ranks = self._waiting.setdefault(share.step, {})
-        for rank in [rank for rank, other in ranks.items() if abs(other.began - share.began) > _SAME_STEP_S]:
-            del ranks[rank]  # another attempt's
-        ranks[share.rank] = share
+        """Fold one share in; the step that it completes.
+
+        Raises:
+            ValueError, IndexError: the share's columns do not fit together.
+        """
+        put_together([share])
+        self._waiting.setdefault(share.step, {})[share.rank] = share
         while len(self._waiting) > _MOST_WAITING:
             del self._waiting[min(self._waiting)]
+        return self._complete(share.step)
+
+    def announce(self, world_size: int) -> None:
+        """How many ranks there are, which may make steps whole."""
+        self.world_size = world_size
+        for step in sorted(self._waiting):
+            self._complete(step)
+
+    def cut(self, last: int) -> None:
+        """Forget the steps beyond `last`."""
+        for waiting in [step for step in self._waiting if step > last]:
+            del self._waiting[waiting]
+        for whole in self._whole.values():
+            while whole and whole[-1].step > last:
+                whole.pop()
+        for bubbles in self._bubbles.values():
+            while bubbles and bubbles[-1][0] > last:
+                bubbles.pop()
+
+    def _complete(self, step: int) -> StepAnatomy | None:
+        ranks = self._waiting.get(step, {})
         if self.world_size is None or len(ranks) < self.world_size:
             return None
-        whole = put_together(self._waiting.pop(share.step).values())
-        if self.last is None or self.last.followed or not whole.followed:
-            self.last = whole
+        whole = put_together(self._waiting.pop(step).values())
+        self._whole[whole.followed].append(whole)
         flushed, unflushed = whole.bubble(), whole.bubble(flushes=False)
         if flushed is not None and unflushed is not None:
-            self._bubbles[whole.followed].append((flushed, unflushed))
+            self._bubbles[whole.followed].append((step, flushed, unflushed))
         return whole
 
     def bubble(self, *, flushes: bool = True) -> float | None:
         """The median over the sampled steps, those that the ledger left alone where there are any."""
-        known = self._bubbles[False] or self._bubbles[True]
-        return median(pair[0 if flushes else 1] for pair in known) if known else None
+        return bubble_of([self], flushes=flushes)
+
+    def bubbles(self, *, followed: bool) -> Sequence[tuple[int, float, float]]:
+        """(step, bubble with a flush, bubble without one) of whole steps."""
+        return self._bubbles[followed]
 
 
-def kinds_of_phases(rows: Sequence[DeviceRow]) -> list[str]:
-    """The names that occur, in the order of a step."""
-    names = {span.name for row in rows for span in row.spans}
-    return [name for name in PHASES if name in names] + sorted(names - set(PHASES))
+def bubble_of(attempts: Sequence[Anatomies], *, flushes: bool = True) -> float | None:
+    """The median over the sampled steps of several attempts, as `Anatomies.bubble`."""
+    for followed in (False, True):
+        known = [entry[1 if flushes else 2] for one in attempts for entry in one.bubbles(followed=followed)]
+        if known:
+            return median(known)
+    return None
 
 
 def totals_s(row: DeviceRow) -> Mapping[str, float]:

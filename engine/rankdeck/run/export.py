@@ -19,8 +19,9 @@ from rankdeck.base import files
 from rankdeck.base.errors import ConfigError, MachineError, RankdeckError
 from rankdeck.checkpoint_files import list_checkpoints
 from rankdeck.events import AnyEvent, Spans
-from rankdeck.run.report import read_figures, summarise
-from rankdeck.run.step_columns import Row
+from rankdeck.run.fold import read_fold
+from rankdeck.run.steps import Row
+from rankdeck.run.summary import summarise
 from rankdeck.run.trace import trace_of
 from rankdeck.rundir import EventReader, RunDir
 
@@ -59,13 +60,13 @@ def _step_of(weights: Path) -> int:
         return -1
 
 
-def steps_csv(run: RunDir, file: Path) -> None:
-    """One row per complete step; an empty cell is unknown.
+def steps_csv(run: RunDir, file: Path, attempt: int | None = None) -> None:
+    """One row per complete step, of the run or as `attempt` left it; an empty cell is unknown.
 
     Raises:
         ConfigError: the file cannot be written.
     """
-    rows = read_figures(run).steps.rows()
+    rows = read_fold(run, attempt=attempt, rows_held=None).rows()
 
     def write(target: Path) -> None:
         with open(target, "w", newline="", encoding="utf-8") as stream:
@@ -76,25 +77,26 @@ def steps_csv(run: RunDir, file: Path) -> None:
     write_whole(file, write)
 
 
-def everything_json(run: RunDir, file: Path) -> None:
-    """`{"summary": what show tells, "steps": [one object per complete step]}`.
+def everything_json(run: RunDir, file: Path, attempt: int | None = None) -> None:
+    """`{"summary": what show tells, "steps": [one object per complete step]}`, or as `attempt` left the run.
 
     Raises:
         ConfigError: the file cannot be written.
     """
-    figures = read_figures(run)
-    steps = [dict(zip(Row._fields, _cells(row), strict=True)) for row in figures.steps.rows()]
-    text = json.dumps({"summary": summarise(run, figures), "steps": steps}, indent=1, allow_nan=False)
+    fold = read_fold(run, attempt=attempt, rows_held=None)
+    steps = [dict(zip(Row._fields, _cells(row), strict=True)) for row in fold.rows()]
+    summary = summarise(run, fold, attempt=attempt)
+    text = json.dumps({"summary": summary, "steps": steps}, indent=1, allow_nan=False)
     write_whole(file, lambda target: target.write_text(text + "\n", encoding="utf-8"))
 
 
-def trace(run: RunDir, file: Path) -> None:
-    """The sampled steps for the Perfetto viewer.
+def trace(run: RunDir, file: Path, attempt: int | None = None) -> None:
+    """The sampled steps of every attempt, or of those up to `attempt`, for the Perfetto viewer.
 
     Raises:
         ConfigError: no step was sampled (yet), or the file cannot be written.
     """
-    reader, told = EventReader(run), list[AnyEvent]()
+    reader, told = EventReader(run, last_attempt=attempt), list[AnyEvent]()
     while found := reader.read():
         told += [event for _, event in found]
     if not any(isinstance(event, Spans) for event in told):

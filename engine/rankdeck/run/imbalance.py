@@ -1,7 +1,7 @@
 """How far the fullest device stands above the median of the others: the one figure that a DataParallel run is
 opened for.
 
-The command line, the app and reports all say this one. report.py feeds it peaks, the app what is held now.
+The command line, the app and reports all say this one. fold.py feeds it peaks, the app what is held now.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ Other programs import it. Read directory.py first.
 """
 
 from rankdeck.rundir.directory import OUTCOMES, End, RunDir, add_attempt, create, final_path, slug
-from rankdeck.rundir.lines import attempt_of
+from rankdeck.rundir.lines import attempt_of, events_from_end, first_events
 from rankdeck.rundir.listing import default_runs_folder, enter_in_index, find_run, is_run, list_runs
-from rankdeck.rundir.reading import Cursor, EventReader
+from rankdeck.rundir.reading import Cursor, EventReader, LineCounts
 from rankdeck.rundir.writing import EventWriter
 
 __all__ = [
@@ -15,14 +15,17 @@ __all__ = [
     "End",
     "EventReader",
     "EventWriter",
+    "LineCounts",
     "RunDir",
     "add_attempt",
     "attempt_of",
     "create",
     "default_runs_folder",
     "enter_in_index",
+    "events_from_end",
     "final_path",
     "find_run",
+    "first_events",
     "is_run",
     "list_runs",
     "slug",

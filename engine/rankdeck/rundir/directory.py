@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankdeck import events
+from rankdeck.base import files
 from rankdeck.base.errors import ConfigError
-from rankdeck.rundir.lines import attempt_of, decode_or_none
+from rankdeck.rundir.lines import attempt_of, events_from_end
 from rankdeck.rundir.writing import EventWriter
 
 if TYPE_CHECKING:
@@ -99,12 +100,9 @@ class RunDir:
         )
 
     def _was_refused(self, attempt: int) -> bool:
-        try:
-            lines = (self.events_folder / f"supervisor.{attempt}.jsonl").read_bytes().splitlines()
-        except OSError:
-            return False
-        ends = [event for line in lines if isinstance(event := decode_or_none(line), events.RunEnded)]
-        return bool(ends) and ends[-1].exit_code == 2
+        said = events_from_end(self.events_folder / f"supervisor.{attempt}.jsonl")
+        end = next((event for event in said if isinstance(event, events.RunEnded)), None)
+        return end is not None and end.exit_code == 2
 
     def config(self) -> RunConfig:
         """The resolved configuration of the latest attempt.
@@ -114,12 +112,16 @@ class RunDir:
         """
         from rankdeck.config import load
 
+        if not files.is_regular(self.config_file):
+            raise ConfigError(
+                f"{self.config_file} is no regular file.", code="unreadable", path=str(self.config_file)
+            )
         return load(self.config_file)
 
     def environment(self) -> dict[str, Any]:
         """Versions, devices, commit, command line of the latest attempt; empty when it cannot be read."""
         try:
-            value = json.loads(self._latest("environment", "json").read_text(encoding="utf-8"))
+            value = json.loads(files.read_text(self._latest("environment", "json")))
         except (OSError, ValueError):
             return {}
         return value if isinstance(value, dict) else {}
@@ -138,7 +140,7 @@ class RunDir:
     def end(self) -> End | None:
         """The guard's last word, or None while there is none."""
         try:
-            value = json.loads((self.path / "end.json").read_text(encoding="utf-8"))
+            value = json.loads(files.read_text(self.path / "end.json"))
             return End(value["outcome"], value["exit_code"], value["ended"], value.get("reason"))
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -146,7 +148,7 @@ class RunDir:
     def is_alive(self) -> bool:
         """Whether a guard holds the run's lock."""
         try:
-            handle = os.open(self.path / "guard.lock", os.O_RDONLY | os.O_CLOEXEC)
+            handle = files.open_regular(self.path / "guard.lock")
         except OSError:
             return False
         try:

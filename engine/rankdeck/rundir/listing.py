@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from rankdeck.base import files
 from rankdeck.base.errors import ConfigError, RunNotFoundError, one_of
 from rankdeck.base.home import state_dir
 from rankdeck.rundir.directory import HIDDEN, RunDir, slug
@@ -36,9 +37,7 @@ def list_runs(folder: Path | None = None) -> list[RunDir]:
     if folder is not None and folder.is_dir():
         paths |= dict.fromkeys(folder.absolute().iterdir())
     try:
-        paths |= dict.fromkeys(
-            Path(line) for line in _index_file().read_text(encoding="utf-8").splitlines() if line
-        )
+        paths |= dict.fromkeys(Path(line) for line in files.read_text(_index_file()).splitlines() if line)
     except OSError:
         pass
     runs = [RunDir(path) for path in paths if is_run(path)]
@@ -47,7 +46,9 @@ def list_runs(folder: Path | None = None) -> list[RunDir]:
 
 def is_run(path: Path) -> bool:
     return (
-        not path.name.startswith(HIDDEN) and (path / "config.toml").is_file() and (path / "events").is_dir()
+        not path.name.startswith(HIDDEN)
+        and files.is_regular(path / "config.toml")
+        and (path / "events").is_dir()
     )
 
 

@@ -5,15 +5,17 @@ It may be killed at any time and loses and doubles nothing.
 
 from __future__ import annotations
 
-import os
+import errno
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
 from rankdeck import events
+from rankdeck.base import files
 from rankdeck.rundir.directory import RunDir
-from rankdeck.rundir.lines import attempt_of, decode_or_none
+from rankdeck.rundir.lines import attempt_of
 
 _CHUNK_BYTES = 1 << 20
 
@@ -25,17 +27,35 @@ class Cursor(msgspec.Struct):
     seq: int = 0
 
 
+class LineCounts(NamedTuple):
+    """What a reader could not give: lines that are missing, that are no events, and of a newer version."""
+
+    missing: int = 0
+    unreadable: int = 0
+    newer: int = 0
+
+
 @dataclass
 class EventReader:
     """Reads a run's events as they come; `cursors` (file name -> Cursor) is all that has to be kept to go on
     later.
 
-    `missing` counts the lines that gaps in `seq` reveal, per file.
+    `missing` counts the lines that gaps in `seq` reveal, per file; `unreadable` the lines that are no events,
+    and a file that is none (a pipe, a folder); `newer` the events that a newer version wrote. Attempts after
+    `last_attempt` are left out.
     """
 
     run: RunDir
     cursors: dict[str, Cursor] = field(default_factory=dict)
     missing: dict[str, int] = field(default_factory=dict)
+    unreadable: dict[str, int] = field(default_factory=dict)
+    newer: dict[str, int] = field(default_factory=dict)
+    last_attempt: int | None = None
+
+    def counts(self) -> LineCounts:
+        """What could not be given so far, of all files."""
+        told = (self.missing, self.unreadable, self.newer)
+        return LineCounts(*(sum(by_file.values()) for by_file in told))
 
     def read(self, max_bytes: int = 16 << 20) -> list[tuple[str, events.AnyEvent]]:
         """New events as (writer, event), every file in its own order; writer is "rank-0", "supervisor" or
@@ -58,6 +78,8 @@ class EventReader:
         for name in sorted(self._files(), key=lambda name: not name.startswith("supervisor")):
             by_attempt.setdefault(attempt_of(name), []).append(name)
         for attempt in sorted(by_attempt):
+            if self.last_attempt is not None and attempt > self.last_attempt:
+                return
             waiting = by_attempt[attempt]
             while waiting and max_bytes > 0:
                 for name in list(waiting):
@@ -77,26 +99,35 @@ class EventReader:
 
     def _chunk(self, name: str, cursor: Cursor, num_bytes: int) -> bytes:
         """Whole lines from the cursor on; empty when there is none yet."""
-        try:
-            handle = os.open(self.run.events_folder / name, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return b""
-        try:
-            while True:
-                data = os.pread(handle, num_bytes, cursor.offset)
-                end = data.rfind(b"\n") + 1
-                if end or len(data) < num_bytes:
-                    return data[:end]
-                num_bytes *= 4  # one line longer than a chunk
-        finally:
-            os.close(handle)
+        path = self.run.events_folder / name
+        while True:
+            try:
+                data = files.read_at(path, cursor.offset, num_bytes)
+            except OSError as error:
+                if error.errno == errno.EINVAL:
+                    self.unreadable[name] = 1
+                return b""
+            end = data.rfind(b"\n") + 1
+            if end or len(data) < num_bytes:
+                return data[:end]
+            num_bytes *= 4  # one line longer than a chunk
 
     def _decode(self, name: str, cursor: Cursor, chunk: bytes) -> list[events.AnyEvent]:
         cursor.offset += len(chunk)
+        decoded: list[events.AnyEvent | None] = []
         try:
             decoded = events.decode_lines(chunk)
         except msgspec.DecodeError:
-            decoded = [decode_or_none(line) for line in chunk.splitlines()]
+            for line in chunk.split(b"\n")[:-1]:
+                try:
+                    decoded.append(events.decode(line))
+                except msgspec.DecodeError:
+                    decoded.append(None)
+                    _count(self.unreadable, name)
+                else:
+                    _count(self.newer, name, decoded[-1] is None)
+        else:
+            _count(self.newer, name, decoded.count(None))
         known = [event for event in decoded if event is not None]
         # The usual chunk is whole, and its two ends tell so: a million events are read in a second.
         if (
@@ -111,6 +142,11 @@ class EventReader:
                 cursor.seq += 1
                 continue
             if event.seq > cursor.seq:
-                self.missing[name] = self.missing.get(name, 0) + event.seq - cursor.seq
+                _count(self.missing, name, event.seq - cursor.seq)
             cursor.seq = event.seq + 1
         return known
+
+
+def _count(counts: dict[str, int], name: str, more: int = 1) -> None:
+    if more:
+        counts[name] = counts.get(name, 0) + more

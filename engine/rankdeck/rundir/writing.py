@@ -7,9 +7,7 @@ import time
 from pathlib import Path
 
 from rankdeck import events
-from rankdeck.rundir.lines import decode_or_none
-
-_TAIL_BYTES = 1 << 20
+from rankdeck.rundir.lines import decode_or_none, lines_from_end
 
 
 class EventWriter:
@@ -23,7 +21,7 @@ class EventWriter:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self._seq = _next_seq(self._handle)
+        self._seq = _next_seq(self._handle, path)
         self._unsaid = 0
         self._reason = ""
         self.dropped = 0
@@ -84,15 +82,14 @@ class EventWriter:
             self._handle = -1
 
 
-def _next_seq(handle: int) -> int:
-    """The number after that of the last line; a line that its writer did not end is ended here."""
+def _next_seq(handle: int, path: Path) -> int:
+    """The number after that of the last event; a line that its writer did not end is ended here."""
     size = os.fstat(handle).st_size
     if not size:
         return 0
-    tail = os.pread(handle, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
-    if not tail.endswith(b"\n"):
+    if os.pread(handle, 1, size - 1) != b"\n":
         os.write(handle, b"\n")
-    for lines_after, line in enumerate(reversed(tail.splitlines())):
+    for lines_after, line in enumerate(lines_from_end(path)):
         event = decode_or_none(line)
         if event is not None:
             return event.seq + 1 + lines_after

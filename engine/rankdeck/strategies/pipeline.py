@@ -128,7 +128,14 @@ class PipelineParallel(Strategy):
             return HandWrittenSchedule(
                 runner, boundaries, self._num_microbatches, ledger=self.ledger, **where
             )
-        return TorchSchedule(self.options.schedule, self.runners, boundaries, self._num_microbatches, **where)
+        return TorchSchedule(
+            self.options.schedule,
+            self.runners,
+            boundaries,
+            self._num_microbatches,
+            dtype=self.setup.dtype,
+            **where,
+        )
 
     @property
     def module(self) -> nn.Module:

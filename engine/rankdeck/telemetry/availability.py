@@ -14,7 +14,7 @@ OWN_BYTES = 2**30
 """Memory in use that no process accounts for: up to this much is the driver's and the display's."""
 
 
-class Unusable(Enum):
+class GpuRefusal(Enum):
     """Why no run may take a GPU, not even one that names it."""
 
     SIMULATED = "simulated"
@@ -54,20 +54,20 @@ class Availability:
         return rest if len(known) == len(self.users) and rest > OWN_BYTES else None
 
     @property
-    def unusable(self) -> Unusable | None:
+    def refusal(self) -> GpuRefusal | None:
         """Why no run may take it, None where one may."""
         if self.is_simulated:
-            return Unusable.SIMULATED
+            return GpuRefusal.SIMULATED
         if self.is_lost:
-            return Unusable.LOST
+            return GpuRefusal.LOST
         if self.is_split:
-            return Unusable.SPLIT
-        return Unusable.HELD if self.held_by is not None else None
+            return GpuRefusal.SPLIT
+        return GpuRefusal.HELD if self.held_by is not None else None
 
     @property
     def is_usable(self) -> bool:
         """Whether a rank could run on it, were it not for another run."""
-        return self.unusable in (None, Unusable.HELD)
+        return self.refusal in (None, GpuRefusal.HELD)
 
     @property
     def is_for_all(self) -> bool:

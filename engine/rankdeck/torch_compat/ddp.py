@@ -1,6 +1,6 @@
 """DistributedDataParallel: what its log knows, its compression, and its wrapper on fake tensors.
 
-Source: torch/nn/parallel/distributed.py, torch/csrc/distributed/c10d/logger.cpp.
+Source: torch.nn.parallel.distributed; torch/csrc/distributed/c10d/logger.cpp.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The agent brings what torch has settled: the store, ranks and sizes, the environment of a rank. Four methods
 of it are made for subclasses, and one is not: `_construct_event`.
 
-Source: torch/distributed/elastic/agent/server/api.py.
+Source: torch.distributed.elastic.agent.server.api.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ _STORE_TIMEOUT = timedelta(seconds=60)
 _AGENT = "torch.distributed.elastic.agent.server.api:SimpleElasticAgent"
 _RUNS = "runs cannot start, or do not end as they should"
 PLACES = (
+    Private(f"{_AGENT}.__init__", _RUNS, takes=("self", "spec", "exit_barrier_timeout")),
     Private(f"{_AGENT}._start_workers", _RUNS, takes=("self", "worker_group")),
     Private(f"{_AGENT}._monitor_workers", _RUNS, takes=("self", "worker_group")),
     Private(f"{_AGENT}._stop_workers", _RUNS),
@@ -56,7 +57,7 @@ PLACES = (
 class OneHostAgent(SimpleElasticAgent, abc.ABC):
     """Runs the ranks of one host, whatever they are: a subclass starts them, looks at them and ends them."""
 
-    def __init__(self, run: str, num_ranks: int, *, look_every_s: float, grace_s: float) -> None:
+    def __init__(self, run: str, num_ranks: int, *, look_every_s: float) -> None:
         spec = WorkerSpec(
             role="rank",
             local_world_size=num_ranks,
@@ -66,7 +67,7 @@ class OneHostAgent(SimpleElasticAgent, abc.ABC):
             monitor_interval=look_every_s,
             local_addr=LOOPBACK,
         )
-        super().__init__(spec, exit_barrier_timeout=1, shutdown_timeout=int(grace_s))
+        super().__init__(spec, exit_barrier_timeout=1)
 
     @abc.abstractmethod
     def start(self, rank: int, environment: Mapping[str, str]) -> int:

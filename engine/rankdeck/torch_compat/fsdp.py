@@ -3,7 +3,7 @@
 torch has `FSDPModule.set_reduce_scatter_unused_params` for it since 2.13; before that, a group gets the
 missing gradients right before it scatters.
 
-Source: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, FSDPParamGroup.post_backward.
+Source: torch.distributed.fsdp._fully_shard._fsdp_param_group, FSDPParamGroup.post_backward.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """torch's pipeline stages and schedules, beyond what their documentation promises.
 
-Source: torch/distributed/pipelining/stage.py and schedules.py.
+Source: torch.distributed.pipelining.stage and .schedules.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-CHECKED = ("2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
+CHECKED = ("2.11.0", "2.13.0", "2.15.0")
 """Versions of torch under which all of them were as they are used here."""
 
 

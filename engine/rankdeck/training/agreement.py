@@ -12,6 +12,8 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from rankdeck.base import files
+
 SAVE = "save"
 STOP = "stop"
 SAVING = "saving"
@@ -38,7 +40,7 @@ class Agreement:
     def reached(self, what: str, step: int) -> bool:
         """Whether `step`, which has just ended, is the one. The answer is the same on every rank."""
         try:
-            text = (self._folder / f"{what}.at").read_text()
+            text = files.read_text(self._folder / f"{what}.at")
         except OSError:
             return False
         return step >= int(text)

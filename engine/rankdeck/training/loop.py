@@ -84,6 +84,7 @@ class Trainer:
         restored = self._restore()
         first = 0 if restored is None else restored.step
         self._optimizer_step.go_on_after(first)
+        self._writer.write(events.Restored(rank=self._rank, step=first))
         loader = self.loader(first)
         evaluator = self._evaluator()
         steps = self._workload.steps

@@ -13,7 +13,8 @@ from PySide6.QtCore import QCoreApplication
 
 from rankdeck import events
 from rankdeck.base.errors import Problem
-from rankdeck_app.state.live_run import Changed, LiveRun
+from rankdeck.run.fold import Changed
+from rankdeck_app.state.live_run import LiveRun
 from tests.helpers.waiting import wait_until
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 
@@ -138,7 +139,7 @@ def test_a_restart_goes_on_where_the_first_attempt_stopped(
     run = opened(written.path)
     drained(run, lambda: run.step == 5)
     assert run.losses.points()[0].tolist() == [1, 2, 3, 4, 5]
-    assert run.losses.points()[1].tolist() == [1, 2, 3, 40, 50]
+    assert run.losses.points()[1].tolist() == [1, 2, 30, 40, 50]
 
 
 @pytest.mark.parametrize("outcome", ["completed", "failed", "stopped"])

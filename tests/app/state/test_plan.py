@@ -93,7 +93,7 @@ def test_a_line_of_an_ended_process_is_not_taken(qtbot: QtBot, world: PlanWorld)
     until(qtbot, lambda: world.asked)
     (process,) = world.plan.findChildren(PlanProcess)
     world.draft.set_value(("train", "global_batch"), 64)
-    process.told.emit(line("ddp", configured=True))
+    process.line_came.emit(line("ddp", configured=True))
     assert world.plan.lines == []
 
 

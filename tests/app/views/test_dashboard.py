@@ -15,7 +15,7 @@ from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.run import plan_lines
 from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice
-from rankdeck.run.report import prediction_file
+from rankdeck.run.prediction import prediction_file
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.live_run import LiveRun

@@ -8,7 +8,7 @@ from PySide6.QtCore import QEvent, QPointF, Qt
 from PySide6.QtGui import QMouseEvent
 from pytestqt.qtbot import QtBot
 
-from rankdeck_app.state.series import Series
+from rankdeck.run.series import Series
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.band_chart import BandChart, BandFigure, MemoryLimit
 from rankdeck_app.widgets.curve_plot import CurvePlot

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from PySide6.QtGui import QColor
 
-from rankdeck_app.state.series import Series
+from rankdeck.run.series import Series
 from rankdeck_app.widgets.tracks import area_image, held
 
 LINE, FILL, GROUND = QColor("#ff0000"), QColor("#0000ff"), QColor("#000000")

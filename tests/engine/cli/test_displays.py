@@ -14,7 +14,8 @@ from rankdeck.base.errors import Problem
 from rankdeck.cli.app import run as command
 from rankdeck.cli.display import evaluation_in_words, kinds_in_words, loss_in_words
 from rankdeck.cli.live import bar, device_bars
-from rankdeck.run.report import RunFigures, read_figures
+from rankdeck.run.batch import Batch
+from rankdeck.run.fold import Fold, read_fold
 from rankdeck.rundir import enter_in_index
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 
@@ -74,7 +75,7 @@ def test_watch_follows_a_run_that_goes_on(capsys: pytest.CaptureFixture[str], wr
         return True
 
     figures = follow(written.dir, PlainLines(), on_tick)
-    assert "running" in seen and len(figures.steps) == 11
+    assert "running" in seen and figures.step == 11
 
 
 def test_watch_as_json_streams_the_events_with_their_writers(
@@ -170,7 +171,7 @@ def test_stopping_what_is_over_is_no_error(capsys: pytest.CaptureFixture[str], w
     assert out == "" and "is not running: failed" in err
 
 
-def drawn(figures: RunFigures, width: int) -> list[str]:
+def drawn(figures: Fold, width: int) -> list[str]:
     console = Console(file=io.StringIO(), width=width, highlight=False)
     console.print(device_bars(figures))
     text = console.file.getvalue()  # type: ignore[attr-defined]
@@ -178,7 +179,7 @@ def drawn(figures: RunFigures, width: int) -> list[str]:
 
 
 def test_all_devices_share_one_scale_and_the_columns_stand_under_each_other(written: WrittenRun) -> None:
-    lead, other = drawn(read_figures(written.dir), 160)
+    lead, other = drawn(read_fold(written.dir), 160)
     ended(written)
     assert lead.index("━") == other.index("━")
     assert lead.count("━") == 24 and other.count("━") == round(24 / 9)
@@ -189,14 +190,15 @@ def test_all_devices_share_one_scale_and_the_columns_stand_under_each_other(writ
 
 @pytest.mark.parametrize("width", [40, 80])
 def test_a_narrow_terminal_cuts_the_end_of_a_row_and_never_wraps(written: WrittenRun, width: int) -> None:
-    rows = drawn(read_figures(written.dir), width)
+    rows = drawn(read_fold(written.dir), width)
     ended(written)
     assert len(rows) == 2 and all(len(row) <= width for row in rows)
 
 
 def test_a_device_without_readings_shows_no_number() -> None:
-    figures = RunFigures()
-    figures.device(0)
+    figures, batch = Fold(), Batch()
+    batch.add("sampler.0.jsonl", [events.Sample(devices=[events.DeviceSample(device=0)], interval_s=0.2)])
+    figures.apply(batch)
     (row,) = drawn(figures, 80)
     assert "?" in row and "0 B" not in row
 

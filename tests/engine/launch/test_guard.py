@@ -7,11 +7,14 @@ import os
 import random
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+import rankdeck
 from rankdeck.launch import choose
 from rankdeck.launch.control import NotRunningError, request_stop, wait_ended
 from rankdeck.launch.leftovers import end_leftovers
@@ -268,7 +271,7 @@ def test_the_socket_is_the_owners_and_takes_no_nonsense(tmp_path: Path) -> None:
 
 def test_a_lease_is_held_while_the_run_lives_and_refuses_the_next(tmp_path: Path) -> None:
     config = launching.small_config(tmp_path)
-    choice = choose.Choice([], [choose.lease_path("GPU-1234")])
+    choice = choose.ChosenDevices([], [choose.lease_path("GPU-1234")])
     run = _start_guard(create(tmp_path / "runs", config, {}), choice, detach=True, worker=str(FAKE_WORKER))
     assert choose.lease_holder("GPU-1234") == str(run.path)
     with pytest.raises(Exception, match=run.name):
@@ -276,3 +279,15 @@ def test_a_lease_is_held_while_the_run_lives_and_refuses_the_next(tmp_path: Path
     request_stop(run, now=True)
     launching.ended(run, 5)
     assert choose.lease_holder("GPU-1234") is None
+
+
+def test_the_guard_imports_its_own_files_and_the_standard_library_alone() -> None:
+    engine = Path(rankdeck.__file__).parents[1]
+    script = (
+        "import sys; sys.path.append(sys.argv[1]); import rankdeck.launch.guard; "
+        "print(*sorted(name for name in sys.modules if name.startswith('rankdeck')))"
+    )
+    command = [sys.executable, "-I", "-S", "-c", script, str(engine)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    own = {"rankdeck", "rankdeck.launch", "rankdeck.launch.guard", "rankdeck.launch.callers"}
+    assert set(done.stdout.split()) == own

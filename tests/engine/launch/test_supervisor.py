@@ -104,7 +104,7 @@ def test_ranks_on_gpus_start_afresh_and_see_the_chosen_ones_only(tmp_path: Path)
     hidden = create(
         tmp_path / "runs", launching.small_config(tmp_path), {"devices": msgspec.to_builtins(infos)}
     )
-    run = _start_guard(hidden, choose.Choice(infos), detach=True, worker=str(FAKE_WORKER))
+    run = _start_guard(hidden, choose.ChosenDevices(infos), detach=True, worker=str(FAKE_WORKER))
     assert launching.ended(run).outcome == "completed"
     for rank in (0, 1):
         found = facts(run, rank)

@@ -8,8 +8,10 @@ import pytest
 
 from rankdeck.planner.accuracy import compare, measured_scale, spread_of
 from rankdeck.planner.targets import Target, TargetDevice
-from rankdeck.run import plan_lines, report
+from rankdeck.run import plan_lines
 from rankdeck.run.plan_lines import PlanLine, PlannedDevice, StepTime
+from rankdeck.run.prediction import prediction_file
+from rankdeck.run.summary import summarise
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 
 HERE = Target("1 x H100", (TargetDevice("NVIDIA H100 80GB HBM3", None),), like_cuda=True)
@@ -29,7 +31,7 @@ def written(runs: Path, peak_mib: int, low_s: float, high_s: float) -> WrittenRu
         strategy="single", options={}, label="single", verdict="fits", devices=[device], step=step
     )
     run.end()
-    report.prediction_file(run.dir).write_bytes(plan_lines.encode(line))
+    prediction_file(run.dir).write_bytes(plan_lines.encode(line))
     return run
 
 
@@ -37,7 +39,7 @@ def test_a_run_with_a_prediction_is_compared(tmp_path: Path) -> None:
     run = written(tmp_path, peak_mib=80, low_s=0.1, high_s=0.1)
     (row,) = compare(run.dir)
     assert row.error == pytest.approx(0.25)
-    assert report.summarise(run.dir)["devices"][0]["predicted_peak_bytes"] == 100 * MIB
+    assert summarise(run.dir)["devices"][0]["predicted_peak_bytes"] == 100 * MIB
 
 
 def test_a_measured_step_of_the_same_model_and_gpu_sets_the_scale(tmp_path: Path) -> None:

@@ -87,10 +87,3 @@ def test_a_step_that_the_ledger_slowed_gives_way_to_any_other() -> None:
     anatomies.add(share(0, work, step=4))
     anatomies.add(share(0, work, step=5, followed=True))
     assert anatomies.last.step == 4
-
-
-def test_a_step_of_an_earlier_attempt_is_not_mixed_with_the_same_step_of_a_later_one() -> None:
-    anatomies = Anatomies(world_size=2)
-    anatomies.add(share(0, [("forward", -1, 0.0, 0.1)], began=100.0))
-    assert anatomies.add(share(1, [("forward", -1, 0.0, 0.1)], began=900.0)) is None
-    assert anatomies.add(share(0, [("forward", -1, 0.0, 0.1)], began=900.1)) is not None

@@ -14,10 +14,11 @@ from pathlib import Path
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
+from rankdeck.run.fold import Changed
+from rankdeck.run.row import RESUMABLE
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.shell.page import Page, PageAction
-from rankdeck_app.state.live_run import Changed, LiveRun
-from rankdeck_app.state.runs import RESUMABLE
+from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.views.dashboard import run_figures
 from rankdeck_app.views.dashboard.banner import Banner
 from rankdeck_app.views.dashboard.card_grid import CardGrid

@@ -12,16 +12,17 @@ import numpy as np
 
 from rankdeck.base.units import format_bytes, format_count, format_duration
 from rankdeck.run.anatomy import SIMULATED_TIME
-from rankdeck.run.report import failed_problem, lost_problem
-from rankdeck_app.state.live_run import DeviceState, LiveRun
+from rankdeck.run.devices import DeviceFigures
+from rankdeck.run.problems import failed_problem, lost_problem
+from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.widgets.anatomy import AnatomyFigure, AnatomyRow
 from rankdeck_app.widgets.band_chart import BandFigure, MemoryLimit
+from rankdeck_app.widgets.chart import UNKNOWN
 from rankdeck_app.widgets.chart_colors import KIND_LABELS, byte_unit
 from rankdeck_app.widgets.heat_strip import HeatFigure, shares_of
-from rankdeck_app.widgets.stat_strip import Stat
+from rankdeck_app.widgets.stat_strip import Stat, imbalance_stat
 from rankdeck_app.widgets.vram_bars import BarsFigure, DeviceBar, prediction_text
 
-UNKNOWN = "–"
 REHEARSAL_BYTES = "tensor bytes on virtual devices (CPU rehearsal)"
 REHEARSAL = "CPU rehearsal"
 
@@ -70,23 +71,14 @@ def _balance(run: LiveRun) -> Stat:
         total_bytes = run.total_bytes_of(run.devices[0])
         value = UNKNOWN if total_bytes is None else format_bytes(total_bytes)
         return Stat(f"{run.devices[0].label} peak", value, "888.8 MiB")
-    imbalance = run.imbalance
-    if imbalance is None:
-        return Stat("Lead vs median", UNKNOWN, "+888.8 MiB  (8.8×)")
-    ratio = "" if imbalance.ratio is None else f"  ({imbalance.ratio:.1f}×)"
-    return Stat(
-        f"{run.devices[imbalance.device].label} vs median of the others",
-        f"+{format_bytes(imbalance.excess_bytes)}{ratio}",
-        "+888.8 MiB  (8.8×)",
-        is_hot=imbalance.is_notable,
-    )
+    return imbalance_stat(run.imbalance, [device.label for device in run.devices])
 
 
 def bars(run: LiveRun) -> BarsFigure:
     return BarsFigure(tuple(_bar(run, device) for device in run.devices), run.imbalance, run.capacity_bytes)
 
 
-def _bar(run: LiveRun, device: DeviceState) -> DeviceBar:
+def _bar(run: LiveRun, device: DeviceFigures) -> DeviceBar:
     memory, predicted = run.memory_of(device), run.predicted_bytes_of(device)
     if memory is None:
         return DeviceBar(device.label, device.used_bytes, note="in use now", predicted_bytes=predicted)
@@ -182,7 +174,7 @@ def heat(run: LiveRun) -> HeatFigure:
     return HeatFigure(labels, shares, values, _HEAT_SPAN_S, lead)
 
 
-def _value_now(device: DeviceState, newest: float) -> float | None:
+def _value_now(device: DeviceFigures, newest: float) -> float | None:
     """The mean of the last second, or None when the device has said nothing for longer than the others."""
     history = device.utilisation_history
     if history.last_x is None or history.last_x < newest - _STALE_S:
@@ -194,14 +186,14 @@ def _value_now(device: DeviceState, newest: float) -> float | None:
 def anatomy(run: LiveRun) -> AnatomyFigure:
     """The last sampled step, a row for each device of the run; of a pipeline, from its first forward on."""
     labels = [device.label for device in run.devices]
-    found = run.anatomy
-    if found is None:
+    sampled = run.anatomy
+    if sampled is None:
         return AnatomyFigure([AnatomyRow(label) for label in labels])
-    spans = {row.device: row.spans for row in found.rows}
-    rows = [AnatomyRow(device.label, spans.get(device.info.index, ())) for device in run.devices]
-    window = found.pipeline_window if _flushes(run) else None
-    start_s, end_s = window or (min(row.spans[0].start_s for row in found.rows), found.seconds)
-    return AnatomyFigure(rows, start_s, end_s, is_pipeline=found.is_pipeline)
+    spans = {row.device: row.spans for row in sampled.rows}
+    rows = [AnatomyRow(device.label, spans.get(device.device, ())) for device in run.devices]
+    window = sampled.pipeline_window if _flushes(run) else None
+    start_s, end_s = window or (min(row.spans[0].start_s for row in sampled.rows), sampled.seconds)
+    return AnatomyFigure(rows, start_s, end_s, is_pipeline=sampled.is_pipeline)
 
 
 def _flushes(run: LiveRun) -> bool:
@@ -210,12 +202,12 @@ def _flushes(run: LiveRun) -> bool:
 
 def anatomy_subtitle(run: LiveRun) -> tuple[str, str]:
     """(text, short text): the step and how long it took, or of a pipeline its bubble."""
-    found = run.anatomy
-    if found is None:
+    sampled = run.anatomy
+    if sampled is None:
         return "", ""
-    seconds = found.seconds
+    seconds = sampled.seconds
     took = f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
-    step = f"step {format_count(found.step)}, {took}"
+    step = f"step {format_count(sampled.step)}, {took}"
     bubble = run.bubble
     if bubble is None or bubble[0] is None:
         return step, step
@@ -230,8 +222,8 @@ def anatomy_subtitle(run: LiveRun) -> tuple[str, str]:
 
 def anatomy_rows(run: LiveRun) -> Iterator[Sequence[object]]:
     yield ("device", "phase", "start_s", "seconds", "stage", "microbatch", "bytes")
-    found = run.anatomy
-    for row in () if found is None else found.rows:
+    sampled = run.anatomy
+    for row in () if sampled is None else sampled.rows:
         for span in row.spans:
             label = run.devices[row.device].label if row.device < len(run.devices) else str(row.device)
             times = (f"{span.start_s:.6f}", f"{span.duration_s:.6f}")

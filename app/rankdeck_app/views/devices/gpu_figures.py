@@ -12,16 +12,17 @@ import numpy as np
 
 from rankdeck.base.units import format_bytes
 from rankdeck.events import DeviceMemory
+from rankdeck.run.series import Series
 from rankdeck.telemetry.readings import METRICS
-from rankdeck_app.state.gpus import Gpus, GpuState
-from rankdeck_app.state.series import Series
-from rankdeck_app.views.devices.who import MemoryOf, holders, peak_words
-from rankdeck_app.views.devices.words import HOT_C, UNKNOWN, clock_time, errors_of, throttled_by
+from rankdeck_app.state.gpus import Gpus, GpuState, clock_time
+from rankdeck_app.views.devices.memory_holders import MemoryOf, holders, peak_words
+from rankdeck_app.views.devices.words import HOT_C, errors_of, throttled_by
 from rankdeck_app.widgets.band_chart import BandFigure, MemoryLimit
+from rankdeck_app.widgets.chart import UNKNOWN
 from rankdeck_app.widgets.chart_colors import HOLDER_LABELS, KIND_LABELS, byte_unit
 from rankdeck_app.widgets.device_tracks import span_words
 from rankdeck_app.widgets.heat_strip import HeatFigure, shares_of
-from rankdeck_app.widgets.stat_strip import Stat
+from rankdeck_app.widgets.stat_strip import Stat, imbalance_stat
 from rankdeck_app.widgets.vram_bars import BarsFigure, DeviceBar
 
 _HEAT_COLUMNS = 240
@@ -55,7 +56,7 @@ def stats(gpus: Gpus) -> tuple[Stat, ...]:
             is_hot,
         ),
         _health(gpus),
-        _balance(gpus),
+        imbalance_stat(gpus.imbalance(), [gpu.label for gpu in gpus.whole]),
     )
 
 
@@ -84,15 +85,6 @@ def _health(gpus: Gpus) -> Stat:
             "Throttled", slowed[0].label if len(slowed) == 1 else f"{len(slowed)} GPUs", "88 GPUs", True
         )
     return Stat("Trouble", "none" if gpus.devices else UNKNOWN, "88 GPUs")
-
-
-def _balance(gpus: Gpus) -> Stat:
-    found = gpus.imbalance()
-    if found is None:
-        return Stat("Lead vs median", UNKNOWN, "+888.8 GiB  (8.8×)")
-    ratio = "" if found.ratio is None else f"  ({found.ratio:.1f}×)"
-    label = f"{gpus.whole[found.device].label} vs median of the others"
-    return Stat(label, f"+{format_bytes(found.excess_bytes)}{ratio}", "+888.8 GiB  (8.8×)", found.is_notable)
 
 
 def bars(gpus: Gpus, memory_of: MemoryOf) -> BarsFigure:
@@ -125,7 +117,7 @@ def bars_subtitle(figure: BarsFigure) -> str:
 
 
 def band(gpus: Gpus, span_s: float) -> BandFigure:
-    """The lead device and the rest; of all GPUs that told anything in the window."""
+    """The lead device and the rest; of all GPUs that were read in the window."""
     history = gpus.history
     if history is None:
         return BandFigure()
@@ -134,12 +126,12 @@ def band(gpus: Gpus, span_s: float) -> BandFigure:
         (place, series)
         for place, gpu in enumerate(gpus.whole)
         if gpu.lost_at is None
-        and _is_told(series := history.series(gpu.uuid, "used_bytes"), now_s - span_s, now_s)
+        and _was_read(series := history.series(gpu.uuid, "used_bytes"), now_s - span_s, now_s)
     ]
-    found = gpus.imbalance()
+    imbalance = gpus.imbalance()
     places = [place for place, _ in known]
-    is_notable = found is not None and found.is_notable and found.device in places
-    lead = places.index(found.device) if found is not None and is_notable else 0
+    is_notable = imbalance is not None and imbalance.is_notable and imbalance.device in places
+    lead = places.index(imbalance.device) if imbalance is not None and is_notable else 0
     totals = {gpu.total_bytes for gpu in gpus.whole if gpu.total_bytes is not None}
     limits = tuple(MemoryLimit(f"capacity {format_bytes(total, 0)}", total) for total in sorted(totals)[:1])
     return BandFigure(
@@ -154,7 +146,7 @@ def band(gpus: Gpus, span_s: float) -> BandFigure:
     )
 
 
-def _is_told(series: Series, since_s: float, now_s: float) -> bool:
+def _was_read(series: Series, since_s: float, now_s: float) -> bool:
     """Whether anything was read in the window."""
     if series.last_x is None or series.last_x < since_s:
         return False
@@ -172,8 +164,8 @@ def heat(gpus: Gpus, span_s: float) -> HeatFigure:
     columns = end - span_s + column_s * (np.arange(_HEAT_COLUMNS) + 0.5)
     reach_s = max(METRICS["utilisation"].stale_after_s, column_s)
     rows = [shares_of(history.series(gpu.uuid, "utilisation"), columns, column_s, reach_s) for gpu in whole]
-    found = gpus.imbalance()
-    lead = found.device if found is not None and found.is_notable else None
+    imbalance = gpus.imbalance()
+    lead = imbalance.device if imbalance is not None and imbalance.is_notable else None
     shares = np.stack(rows) if rows else None
     return HeatFigure(labels, shares, [gpu.utilisation for gpu in whole], span_s, lead)
 

@@ -26,7 +26,7 @@ def tracks(gpus: Gpus, gpu: GpuState, span_s: float) -> TracksFigure:
     peak = float(gpus.registry.peak_bytes.get(gpu.uuid) or 0)
     vram_limits = [TrackLimit(total), TrackLimit(peak, is_hard=False)]
     power_top, clock_top = 1.1 * top_of(gpus, "power_w"), _clock_top(gpus, gpu)
-    found = [
+    tracks = [
         _track(gpus, gpu, "VRAM", "used_bytes", 1.06 * max(total, peak, 1.0), limits=vram_limits),
         _track(gpus, gpu, "Busy, memory busy", "utilisation", 1.0, second="memory_utilisation"),
         _track(gpus, gpu, "Power", "power_w", power_top, limits=[TrackLimit(power_limit)]),
@@ -36,7 +36,7 @@ def tracks(gpus: Gpus, gpu: GpuState, span_s: float) -> TracksFigure:
         _throttle_track(gpus, gpu),
         _error_track(gpus, gpu, _marks(gpus, gpu)),
     ]
-    return TracksFigure(found, (now_s - span_s, now_s), gpu.lost_at is not None)
+    return TracksFigure(tracks, (now_s - span_s, now_s), gpu.lost_at is not None)
 
 
 def _clock_top(gpus: Gpus, gpu: GpuState) -> float:
@@ -90,7 +90,7 @@ def _error_track(gpus: Gpus, gpu: GpuState, marks: Sequence[TrackMark]) -> Track
 def _marks(gpus: Gpus, gpu: GpuState) -> list[TrackMark]:
     since = time.time() - gpus.now_s
     words = {"lost": "lost", "back": "back", "slow": "slow"}
-    found = []
+    marks = []
     for notice in gpus.registry.notices:
         if notice.uuid not in (gpu.uuid, None):
             continue
@@ -98,5 +98,5 @@ def _marks(gpus: Gpus, gpu: GpuState) -> list[TrackMark]:
         if notice.code in ("restarted", "silent"):
             text = notice.code
         if text is not None:
-            found.append(TrackMark(notice.t - since, text))
-    return found
+            marks.append(TrackMark(notice.t - since, text))
+    return marks

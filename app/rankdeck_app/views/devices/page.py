@@ -30,8 +30,8 @@ from PySide6.QtWidgets import (
 
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.shell.page import Page
-from rankdeck_app.state.gpus import Gpus, GpuState
-from rankdeck_app.views.devices import gpu_figures, one_device, rows, who, words
+from rankdeck_app.state.gpus import Gpus, GpuState, clock_time
+from rankdeck_app.views.devices import gpu_figures, memory_holders, one_device, rows, words
 from rankdeck_app.widgets.band_chart import BandChart
 from rankdeck_app.widgets.card import ChartCard, CsvRows
 from rankdeck_app.widgets.chart_colors import ThemeColors
@@ -49,17 +49,19 @@ _LEAST_TOP = 200
 
 
 class DevicesPage(Page):
-    """A tab that shows the machine's GPUs. `memory_of` gives what an open run told of one that it holds."""
+    """A tab that shows the machine's GPUs. `memory_of`: what an open run reports of one that it holds."""
 
     can_split = False
 
-    def __init__(self, gpus: Gpus, theme: ThemeColors, clock: FrameClock, memory_of: who.MemoryOf) -> None:
+    def __init__(
+        self, gpus: Gpus, theme: ThemeColors, clock: FrameClock, memory_of: memory_holders.MemoryOf
+    ) -> None:
         super().__init__(f"{PAGE_KIND}:", title="Devices", icon="graph-line")
         self._gpus = gpus
         self._memory_of = memory_of
         self._span_s = SPANS_S[0]
         self._drawn_s: dict[str, float] = {}
-        self._told = ""
+        self._shown_path: list[str] = []
         self._strip = StatStrip(theme)
         self._strip.setAccessibleName("Figures of all GPUs")
         self._bars, self._heat = VramBars(theme), HeatStrip(theme)
@@ -187,9 +189,9 @@ class DevicesPage(Page):
         if gpus.devices:
             for part in ("table", "bars"):
                 self.draw(part)  # how many rows there are decides how much room they get
-        told = " ".join(self.breadcrumbs())
-        if told != self._told:
-            self._told = told
+        path = self.breadcrumbs()
+        if path != self._shown_path:
+            self._shown_path = path
             self.title_changed.emit()
         if self.table.selected and self.chosen is None and gpus.devices:
             self.table.select("")
@@ -244,7 +246,7 @@ class DevicesPage(Page):
             self._band.tick()
         elif chosen is not None:
             self._tracks.set_figure(one_device.tracks(gpus, chosen, span_s))
-            self._holders.set_figure(who.holders(gpus, chosen, self._memory_of(chosen)))
+            self._holders.set_figure(memory_holders.holders(gpus, chosen, self._memory_of(chosen)))
         if part == "strip":
             self._name_cards()
 
@@ -259,11 +261,11 @@ class DevicesPage(Page):
         cards["bars"].set_subtitle(gpu_figures.bars_subtitle(self._bars.figure))
         if chosen is not None:
             cards["tracks"].set_title(chosen.label)
-            lost = "" if chosen.lost_at is None else f", lost at {words.clock_time(chosen.lost_at)}"
+            lost = "" if chosen.lost_at is None else f", lost at {clock_time(chosen.lost_at)}"
             cards["tracks"].set_subtitle(f"{chosen.name}{lost}, {span}", chosen.name)
 
     def _holder_rows(self) -> Any:
-        return who.holder_rows(self._gpus, self.chosen, self._memory_of)
+        return memory_holders.holder_rows(self._gpus, self.chosen, self._memory_of)
 
 
 _NAMES = ("bars", "band", "heat", "tracks", "holders")

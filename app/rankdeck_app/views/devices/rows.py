@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from rankdeck.telemetry.readings import METRICS
-from rankdeck_app.state.gpus import Gpus, GpuState
+from rankdeck_app.state.gpus import Gpus, GpuState, clock_time
 from rankdeck_app.views.devices.words import (
     HOT_C,
-    clock_time,
     errors_of,
     held_by,
     reading_words,
@@ -34,9 +33,9 @@ COLUMNS = (
 
 def table(gpus: Gpus, span_s: float) -> TableFigure:
     now_s = gpus.now_s
-    found = gpus.imbalance()
+    imbalance = gpus.imbalance()
     whole = gpus.whole
-    lead = whole[found.device].uuid if found is not None and found.is_notable else ""
+    lead = whole[imbalance.device].uuid if imbalance is not None and imbalance.is_notable else ""
     tops = {metric: top_of(gpus, metric) for metric in ("power_w", "sm_clock_mhz")}
     rows = [_row(gpus, gpu, tops, gpu.uuid == lead) for gpu in gpus.devices]
     return TableFigure(rows, (now_s - span_s, now_s))

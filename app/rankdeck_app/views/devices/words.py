@@ -6,19 +6,13 @@ Never a zero. Tones: "" | muted | hot.
 
 from __future__ import annotations
 
-import time
-
 from rankdeck.base.units import format_bytes
 from rankdeck.telemetry.readings import METRICS, Reading, throttle_words
 from rankdeck_app.state.gpus import Gpus, GpuState
+from rankdeck_app.widgets.chart import UNKNOWN
 
-UNKNOWN = "–"
 MEASURED, SIMULATED = "measured on GPU", "simulated devices"
 HOT_C = 90.0
-
-
-def clock_time(unix_s: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(unix_s))
 
 
 def source(gpus: Gpus) -> str:

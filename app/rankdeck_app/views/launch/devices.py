@@ -6,7 +6,6 @@ on the cards are the driver's, a few times a second; those of virtual devices ar
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 
 from PySide6.QtCore import QEvent, QObject, Qt, Signal
@@ -26,7 +25,7 @@ from rankdeck.base.errors import DeviceError
 from rankdeck.base.units import format_bytes
 from rankdeck.config.devices import DeviceSelection, parse_devices
 from rankdeck_app.state.draft import Draft
-from rankdeck_app.state.gpus import Gpus, GpuState
+from rankdeck_app.state.gpus import Gpus, GpuState, clock_time
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.launch.device_cards import DeviceFigure, DeviceGrid
 
@@ -282,8 +281,8 @@ class DevicesSection(QWidget):
     def _show_gpus(self, selection: DeviceSelection | None) -> None:
         gpus = self._gpus.devices
         chosen = [self._is_chosen(gpu, selection) for gpu in gpus]
-        found = self._gpus.imbalance()
-        lead = self._gpus.whole[found.device] if found is not None and found.is_notable else None
+        imbalance = self._gpus.imbalance()
+        lead = self._gpus.whole[imbalance.device] if imbalance is not None and imbalance.is_notable else None
         self.grid.set_devices([self._gpu_figure(gpu, gpu is lead) for gpu in gpus], chosen)
         if gpus:
             self.summary.setText(f"{sum(chosen)} of {len(self._choosable()) or len(chosen)} ·")
@@ -324,10 +323,6 @@ class DevicesSection(QWidget):
         if used is not None:
             tooltip += f"\n{format_bytes(used)} of live tensors, measured in rehearsal"
         return DeviceFigure(f"Virtual {index}", str(index), used, share, lead, "", tooltip)
-
-
-def clock_time(unix_s: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(unix_s))
 
 
 def _readings(gpu: GpuState) -> str:

@@ -20,10 +20,10 @@ from rankdeck_app.state.plan_words import (
     step_text,
     strategy_name,
 )
+from rankdeck_app.widgets.chart import UNKNOWN
 from rankdeck_app.widgets.chart_colors import KIND_LABELS
 from rankdeck_app.widgets.stat_strip import Stat
 
-UNKNOWN = "–"
 RESERVED, CONSTANTS, OTHERS = "reserved", "constants", "others"
 # In the order in which the segments of a bar are drawn.
 SEGMENT_LABELS: Mapping[str, str] = {
@@ -109,15 +109,15 @@ def scale(lines: Sequence[PlanLine]) -> Scale:
 
 def rows(plan: DraftPlan) -> list[RowFigure]:
     cheapest, recommended = plan.marks
-    found = []
+    figures = []
     for row in plan.rows:
         marks = [
             word
             for word, line in ((RECOMMENDED, recommended), (LEAST_MEMORY, cheapest))
             if line is not None and line is row.line
         ]
-        found.append(_row(plan, row, tuple(marks)))
-    return found
+        figures.append(_row(plan, row, tuple(marks)))
+    return figures
 
 
 def _row(plan: DraftPlan, row: PlanRow, marks: tuple[str, ...]) -> RowFigure:
@@ -157,8 +157,8 @@ def _num_tracks(plan: DraftPlan) -> int:
 
 
 def bars(line: PlanLine) -> tuple[PlanBar, ...]:
-    found = imbalance_of({place: device.total_bytes for place, device in enumerate(line.devices)})
-    lead = found.device if found is not None and found.is_notable else None
+    imbalance = imbalance_of({place: device.total_bytes for place, device in enumerate(line.devices)})
+    lead = imbalance.device if imbalance is not None and imbalance.is_notable else None
     return tuple(
         PlanBar(device_label(device), device.total_bytes, tuple(segments(device)), place == lead)
         for place, device in enumerate(line.devices)
@@ -185,9 +185,9 @@ def _peak_note(line: PlanLine) -> tuple[str, bool]:
     if len(line.devices) < 2 or line.fullest is None:
         return "", False
     totals = [device.total_bytes for device in line.devices]
-    found = imbalance_of(dict(enumerate(totals)))
-    if found is not None and found.is_notable and found.ratio is not None:
-        return f"{found.ratio:.1f}× others", True
+    imbalance = imbalance_of(dict(enumerate(totals)))
+    if imbalance is not None and imbalance.is_notable and imbalance.ratio is not None:
+        return f"{imbalance.ratio:.1f}× others", True
     return ("each" if len(set(totals)) == 1 else device_label(line.fullest)), False
 
 
@@ -198,7 +198,7 @@ def _step_note(line: PlanLine) -> str:
 
 
 def tooltip(line: PlanLine) -> str:
-    """What the fullest device would hold, by kind, and what else is to be said."""
+    """What the fullest device would hold, by kind, and the reason and notes of the line."""
     said = [text for text in (line.reason, *line.notes) if text]
     head = f"<b>{strategy_name(line)}</b> {options_text(line.label)}"
     fullest = line.fullest
@@ -260,8 +260,8 @@ def legend_kinds(lines: Sequence[PlanLine], end_bytes: int) -> list[str]:
 def advice(plan: DraftPlan) -> list[PlanLine]:
     """Advice about the chosen strategy, what saves most first."""
     strategy = None if plan.chosen is None else plan.chosen.strategy
-    found = [line for line in plan.advice if line.strategy == strategy]
-    return sorted(found, key=lambda line: -(line.saves_bytes or 0))
+    lines = (line for line in plan.advice if line.strategy == strategy)
+    return sorted(lines, key=lambda line: -(line.saves_bytes or 0))
 
 
 def csv_rows(plan: DraftPlan) -> Iterator[Sequence[object]]:

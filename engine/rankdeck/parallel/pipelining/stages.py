@@ -23,6 +23,9 @@ from rankdeck.parallel.pipelining.schedules import make_schedule
 from rankdeck.profiling.spans import SpanRecorder
 from rankdeck.torch_compat.pipelining import raised_in_a_stage, receive_buffers
 
+_NUMBER = torch.empty(1, dtype=torch.int64, device="meta")
+"""What torch's first stage gets for a microbatch: its number."""
+
 
 class Traffic:
     """What this rank's stages have under way, what they have sent, and when they worked."""
@@ -92,7 +95,10 @@ class StageRunner(nn.Module):
 
 
 class TorchSchedule:
-    """One of torch's schedules over a rank's stages. `boundaries[i]` enters stage i; the last is empty."""
+    """One of torch's schedules over a rank's stages. `boundaries[i]` enters stage i; the last is empty.
+
+    `dtype` is the loss's.
+    """
 
     def __init__(
         self,
@@ -101,12 +107,14 @@ class TorchSchedule:
         boundaries: Sequence[Boundary],
         num_microbatches: int,
         *,
+        dtype: torch.dtype,
         device: torch.device,
         group: dist.ProcessGroup | None,
         traffic: Traffic,
     ) -> None:
         self._runners = runners
         self._num_microbatches = num_microbatches
+        loss = torch.empty((), dtype=dtype, device="meta")
         self._stages = [
             _Stage(
                 traffic,
@@ -114,10 +122,8 @@ class TorchSchedule:
                 runner.index,
                 len(boundaries) - 1,
                 device,
-                input_args=(
-                    (torch.empty(1, device="meta"),) if runner.is_first else _static(boundaries[runner.index])
-                ),
-                output_args=_static(boundaries[runner.index + 1]) or (torch.empty((), device="meta"),),
+                input_args=((_NUMBER,) if runner.is_first else _static(boundaries[runner.index])),
+                output_args=_static(boundaries[runner.index + 1]) or (loss,),
                 group=group,
             )
             for runner in runners

@@ -10,9 +10,12 @@ import pytest
 
 from rankdeck import events
 from rankdeck.base.errors import Problem
-from rankdeck.run.report import RunFigures, read_figures, summarise
-from rankdeck.run.row import glance, last_event
-from rankdeck.rundir import EventReader
+from rankdeck.run.batch import Batch
+from rankdeck.run.fold import Fold, read_fold
+from rankdeck.run.imbalance import imbalance_of
+from rankdeck.run.row import row_of
+from rankdeck.run.summary import summarise
+from rankdeck.rundir import EventReader, events_from_end
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 
 PROMISED = {
@@ -80,19 +83,13 @@ def test_the_lead_device_stands_against_the_median_of_the_others(run: WrittenRun
 def test_the_fullest_device_leads_and_among_equals_the_first(
     peaks: list[int], device: int, excess_bytes: int
 ) -> None:
-    figures = RunFigures()
-    for index, peak in enumerate(peaks):
-        figures.device(index).peak_bytes = peak
-    imbalance = figures.imbalance()
+    imbalance = imbalance_of(dict(enumerate(peaks)))
     assert imbalance is not None
     assert (imbalance.device, imbalance.excess_bytes) == (device, excess_bytes)
 
 
 def test_imbalance_needs_two_known_peaks() -> None:
-    figures = RunFigures()
-    figures.device(0).peak_bytes = 5
-    figures.device(1)
-    assert figures.imbalance() is None
+    assert imbalance_of({0: 5, 1: None}) is None
 
 
 def test_unknown_is_none_and_never_zero(tmp_path: Path) -> None:
@@ -171,50 +168,56 @@ def test_without_a_named_cause_what_the_ranks_saw_is_told(run: WrittenRun) -> No
     assert [problem["code"] for problem in summarise(run.dir)["problems"]] == ["exception"]
 
 
+def fold_next(fold: Fold, reader: EventReader, max_bytes: int = 16 << 20) -> None:
+    batch = Batch()
+    for name, found in reader.batches(max_bytes, max_bytes):
+        batch.add(name, found)
+    fold.apply(batch)
+
+
 def test_figures_folded_live_are_those_of_the_finished_run(run: WrittenRun) -> None:
-    figures, reader = RunFigures(), EventReader(run.dir)
+    fold, reader = Fold(), EventReader(run.dir)
     for step in range(11, 31):
         run.steps(0, step, [1.0], step_s=0.5)
-        for writer, event in reader.read(max_bytes=300):
-            figures.feed(writer, event)
+        fold_next(fold, reader, max_bytes=300)
     run.end()
-    for writer, event in reader.read():
-        figures.feed(writer, event)
-    assert summarise(run.dir, figures) == summarise(run.dir, read_figures(run.dir))
+    fold_next(fold, reader)
+    assert summarise(run.dir, fold) == summarise(run.dir, read_fold(run.dir))
 
 
 def test_rate_and_remaining_time_follow_the_last_steps(run: WrittenRun) -> None:
-    figures = read_figures(run.dir)
+    figures = read_fold(run.dir)
     assert figures.recent_samples_per_s() == pytest.approx(32.0)
     assert figures.remaining_s() == 0.0
     assert figures.started is not None
     figures.started.steps = 20
-    assert figures.remaining_s() == pytest.approx(10 * 32 / 32.0)
+    assert figures.remaining_s() == pytest.approx(10 * 0.5)
     run.end()
-    assert RunFigures().remaining_s() is None and RunFigures().recent_samples_per_s() is None
+    assert Fold().remaining_s() is None and Fold().recent_samples_per_s() is None
 
 
 def test_epochs_become_steps_once_the_ranks_have_counted_them(run: WrittenRun) -> None:
-    figures = RunFigures()
-    figures.feed("rank-0", events.Phase(rank=0, phase="training", steps=90))
+    figures = Fold()
+    batch = Batch()
+    batch.add("rank-0.0.jsonl", [events.Phase(rank=0, phase="training", steps=90)])
+    figures.apply(batch)
     assert figures.num_steps_planned == 90
-    for writer, event in EventReader(run.dir).read():
-        figures.feed(writer, event)
+    fold_next(figures, EventReader(run.dir))
     run.end()
     assert figures.num_steps_planned == 10
 
 
 def test_dropped_lines_are_counted(run: WrittenRun) -> None:
     run.writer("rank-0").write(events.Dropped(lines=7, reason="full"))
-    figures = read_figures(run.dir)
+    figures = read_fold(run.dir)
     run.end()
     assert figures.dropped_lines == 7
-    assert not math.isnan(figures.steps.loss[0])
+    assert not math.isnan(figures.column("loss")[0])
 
 
-def test_a_glance_tells_the_row_of_a_list(run: WrittenRun) -> None:
+def test_the_row_of_a_list_is_read_from_the_ends_of_files(run: WrittenRun) -> None:
     run.end()
-    assert glance(run.dir) == {
+    assert row_of(run.dir) == {
         "run": run.dir.name,
         "path": str(run.path),
         "outcome": "completed",
@@ -224,10 +227,10 @@ def test_a_glance_tells_the_row_of_a_list(run: WrittenRun) -> None:
     }
 
 
-def test_a_glance_at_a_run_that_never_started_falls_back_on_its_configuration(tmp_path: Path) -> None:
+def test_the_row_of_a_run_that_never_started_falls_back_on_its_configuration(tmp_path: Path) -> None:
     run = WrittenRun(tmp_path / "runs", config={"strategy": {"use": "ddp"}})
     run.end("failed", 2)
-    row = glance(run.dir)
+    row = row_of(run.dir)
     assert (row["strategy"], row["steps"], row["started"]) == ("ddp", 0, None)
 
 
@@ -237,5 +240,6 @@ def test_the_last_event_is_found_behind_many_others_and_an_unfinished_line(run: 
     run.end()
     with open(run.path / "events" / "rank-0.0.jsonl", "a") as file:
         file.write('{"kind":"st')
-    last = last_event(run.dir, "rank-0", events.Steps)
-    assert last is not None and last.first == 1
+    told = events_from_end(run.path / "events" / "rank-0.0.jsonl")
+    assert next(event for event in told if isinstance(event, events.Steps)).first == 1
+    assert row_of(run.dir)["steps"] == 10

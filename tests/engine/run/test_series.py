@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankdeck_app.state.series import Ema, Series
+from rankdeck.run.series import Ema, Series
 
 
 def grown(y: np.ndarray, series: Series, seed: int = 0) -> Series:

@@ -3,13 +3,13 @@
 A `Series` holds the newest points as they came and, above them, tiers of bins: a bin of tier k is the least
 and the greatest of 8**k points and begins at a multiple of 8**k, so bins never swim while points arrive.
 Every tier slides over a fixed number of bins: the further back, the coarser, and memory stays bounded (a
-day at 1000 points a second: about 16 MB). live_run.py fills series, widgets/curve_plot.py draws windows of
-them.
+day at 1000 points a second: about 16 MB). A `Curve` shows the series of consecutive attempts as one. fold.py
+fills series, charts draw windows of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -82,6 +82,13 @@ class _Track:
             self._begin += surplus
             self.first += surplus
 
+    def truncate(self, end: int) -> None:
+        """Forget the rows from the absolute index `end` on."""
+        if end < self.first:
+            self.first, self._begin, self._end = end, 0, 0
+        elif end < self.end:
+            self._end = self._begin + end - self.first
+
     def _make_room(self, num_rows: int) -> None:
         if self._end + num_rows <= len(self._x):
             return
@@ -106,9 +113,12 @@ class Series:
     Source: the level-of-detail pyramid of waveform editors, with a factor of 8 between tiers.
     """
 
-    def __init__(self, raw_capacity: int = 1_000_000, tier_capacity: int = 32_768) -> None:
+    def __init__(
+        self, raw_capacity: int = 1_000_000, tier_capacity: int = 32_768, *, keyed: bool = False
+    ) -> None:
         assert raw_capacity >= 4 * FACTOR and tier_capacity >= 4 * FACTOR
         self._raw = _Track(raw_capacity, 1)
+        self._keys = _Track(raw_capacity, 0) if keyed else None
         self._tiers: list[_Track] = []
         self._tier_capacity = tier_capacity
         self._largest_append = min(_LARGEST_APPEND, raw_capacity // 2, tier_capacity * FACTOR // 2)
@@ -139,14 +149,53 @@ class Series:
     def append(self, x: float, y: float) -> None:
         self.append_many((x,), (y,))
 
-    def append_many(self, x: ArrayLike, y: ArrayLike) -> None:
-        """Appends points in order. An x that goes back (a clock that was set) counts as the last x."""
+    def append_many(self, x: ArrayLike, y: ArrayLike, keys: ArrayLike | None = None) -> None:
+        """Appends points in order. An x that goes back (a clock that was set) counts as the last x.
+
+        `keys` (a keyed series only): what `cut` compares with instead of x; they never go back either.
+        """
         xs = np.asarray(x, dtype=np.float64)
-        ys = np.asarray(y, dtype=np.float32)
+        with np.errstate(over="ignore"):
+            ys = np.asarray(y).astype(np.float32)
         assert xs.shape == ys.shape and xs.ndim == 1
+        known = None if keys is None else np.asarray(keys, dtype=np.float64)
         for start in range(0, len(xs), self._largest_append):
             part = slice(start, start + self._largest_append)
             self._append_part(xs[part], ys[part])
+            if self._keys is not None and known is not None:
+                self._keys.append(known[part], ())
+
+    def cut(self, last: float) -> None:
+        """Forgets the points beyond x (or key) `last`.
+
+        Exact among the points that are held one by one. Further back whole bins go, the one that holds `last`
+        with them; of a keyed series everything.
+        """
+        keys = self._raw.x if self._keys is None else self._keys.x
+        count = self._raw.first + int(np.searchsorted(keys, last, side="right"))
+        if count == self._raw.first and count > 0:
+            count = self._count_in_tiers(last)
+        if count < len(self):
+            self._truncate(count)
+
+    def _count_in_tiers(self, last: float) -> int:
+        """The points of the whole bins up to x `last`."""
+        for level, tier in enumerate(self._tiers if self._keys is None else (), start=1):
+            bins = int(np.searchsorted(tier.x, last, side="right"))
+            if tier.first == 0 or bins > 0:
+                return (tier.first + max(0, bins - 1)) * int(FACTOR**level)
+        return 0
+
+    def _truncate(self, count: int) -> None:
+        tracks = [self._raw, *self._tiers]
+        for level in range(1, len(tracks)):
+            # The bin that is to be filled next begins among rows that are gone: it begins anew.
+            if count // FACTOR**level * FACTOR < tracks[level - 1].first:
+                count = count // FACTOR**level * FACTOR**level
+        for level, track in enumerate(tracks):
+            track.truncate(count // FACTOR**level)
+        if self._keys is not None:
+            self._keys.truncate(count)
 
     def _append_part(self, xs: Floats, ys: NDArray[np.float32]) -> None:
         last_x = self.last_x
@@ -221,6 +270,66 @@ class Series:
     def points(self) -> tuple[Floats, NDArray[np.float32]]:
         """(x, y) of the points that are still held one by one, for exports."""
         return self._raw.x.copy(), self._raw.value(0).copy()
+
+
+class Curve:
+    """The series of a run's attempts, one behind the other, drawn as one; `parts` gives them when asked.
+
+    `zero` is taken from every x: the start of the run, where x is time.
+    """
+
+    def __init__(self, parts: Callable[[], Sequence[Series]], zero: Callable[[], float] = float) -> None:
+        self._all_parts = parts
+        self._zero = zero
+
+    @property
+    def _parts(self) -> list[Series]:
+        return [part for part in self._all_parts() if len(part)]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._all_parts()))
+
+    @property
+    def first_x(self) -> float | None:
+        first = self._parts[0].first_x if self._parts else None
+        return None if first is None else first - self._zero()
+
+    @property
+    def last_x(self) -> float | None:
+        last = self._parts[-1].last_x if self._parts else None
+        return None if last is None else last - self._zero()
+
+    @property
+    def last_y(self) -> float | None:
+        return self._parts[-1].last_y if self._parts else None
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held, in bytes."""
+        return sum(part.num_bytes for part in self._all_parts())
+
+    def window(self, x0: float, x1: float, max_points: int) -> Window:
+        """As of one series: `Series.window`."""
+        zero = self._zero()
+        x0, x1, parts = x0 + zero, x1 + zero, self._parts
+        begin = max((at for at, part in enumerate(parts) if (part.first_x or 0.0) <= x0), default=0)
+        end = min((at for at, part in enumerate(parts) if (part.last_x or 0.0) >= x1), default=len(parts))
+        found = [part.window(x0, x1, max_points) for part in parts[begin : end + 1]]
+        if not found:
+            nothing = np.empty(0)
+            return Window(nothing, nothing, nothing)
+        x = np.concatenate([window.x for window in found]) - zero
+        low = np.concatenate([window.low for window in found])
+        if all(window.low is window.high for window in found):
+            return Window(x, low, low)
+        return Window(x, low, np.concatenate([window.high for window in found]))
+
+    def points(self) -> tuple[Floats, NDArray[np.float32]]:
+        """(x, y) of the points that are still held one by one, for exports."""
+        found = [part.points() for part in self._parts]
+        if not found:
+            return np.empty(0), np.empty(0, dtype=np.float32)
+        return np.concatenate([x for x, _ in found]) - self._zero(), np.concatenate([y for _, y in found])
 
 
 class Ema:

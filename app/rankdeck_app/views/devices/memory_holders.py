@@ -10,14 +10,14 @@ from rankdeck.base.units import format_bytes
 from rankdeck.events import DeviceMemory
 from rankdeck.run.breakdown import break_down
 from rankdeck.telemetry.readings import Device
-from rankdeck_app.state.gpus import Gpus, GpuState
-from rankdeck_app.views.devices.words import UNKNOWN, clock_time
+from rankdeck_app.state.gpus import Gpus, GpuState, clock_time
+from rankdeck_app.widgets.chart import UNKNOWN
 from rankdeck_app.widgets.chart_colors import KIND_LABELS
 from rankdeck_app.widgets.holder_list import Holder, HoldersFigure
 
 OUTSIDE = "other, outside this namespace"
 MemoryOf = Callable[[GpuState], DeviceMemory | None]
-"""What the run that holds a device told of its memory, where that run is open."""
+"""What the run that holds a device reports of its memory, where that run is open."""
 _SEGMENT_KINDS = {"unattributed": "unclaimed", "reserved_unused": "reserved"}
 _SEGMENT_WORDS = {
     "others": "other processes",
@@ -31,7 +31,7 @@ _SEGMENT_WORDS = {
 def holders(gpus: Gpus, gpu: GpuState, memory: DeviceMemory | None = None) -> HoldersFigure:
     """Who holds its memory, adding up to its capacity; what the driver attributes to nobody says so.
 
-    `memory` is what torch told of the run that holds the device: then its part is shown by kind.
+    `memory` is what torch reports of the run that holds the device: then its part is shown by kind.
     """
     device = gpus.registry.device(gpu.uuid)
     if gpu.lost_at is not None or device is None:
@@ -39,7 +39,7 @@ def holders(gpus: Gpus, gpu: GpuState, memory: DeviceMemory | None = None) -> Ho
         return HoldersFigure((), None, facts)
     if memory is not None and gpu.used_bytes is not None:
         return HoldersFigure(tuple(_by_kind(gpu, device, memory)), gpu.total_bytes, _facts(gpus, gpu))
-    found = [
+    listed = [
         Holder(
             "run" if gpu.run is not None else "others",
             item.name or "?",
@@ -51,12 +51,12 @@ def holders(gpus: Gpus, gpu: GpuState, memory: DeviceMemory | None = None) -> Ho
     ]
     foreign = [item.used_bytes for item in gpu.processes or () if item.foreign]
     if foreign:
-        told = [num_bytes for num_bytes in foreign if num_bytes is not None]
+        known = [num_bytes for num_bytes in foreign if num_bytes is not None]
         count = f"{len(foreign)} processes" if len(foreign) > 1 else "1 process"
-        found.append(Holder("outside", OUTSIDE, sum(told) if told else None, count))
-    found.sort(key=lambda holder: -(holder.num_bytes or 0))
-    found += _rest(gpu, device, sum(holder.num_bytes or 0 for holder in found))
-    return HoldersFigure(tuple(found), gpu.total_bytes, _facts(gpus, gpu))
+        listed.append(Holder("outside", OUTSIDE, sum(known) if known else None, count))
+    listed.sort(key=lambda holder: -(holder.num_bytes or 0))
+    listed += _rest(gpu, device, sum(holder.num_bytes or 0 for holder in listed))
+    return HoldersFigure(tuple(listed), gpu.total_bytes, _facts(gpus, gpu))
 
 
 def _by_kind(gpu: GpuState, device: Device, memory: DeviceMemory) -> Iterator[Holder]:

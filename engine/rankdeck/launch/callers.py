@@ -1,0 +1,100 @@
+"""Who asks a run's guard for something: control.sock in the run's directory, one JSON line and its answer.
+
+    {"command": "stop", "now": false}    {"command": "checkpoint"}    ->    {"ok": true}
+
+For the run's owner only. Standard library only, as all of the guard. control.py is the other end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import socket
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+MAX_LINE_BYTES = 65536
+
+
+class Callers:
+    """Serves the socket of `run` from the guard's own selector; `stop` gets whether it has to be now."""
+
+    def __init__(self, selector: selectors.BaseSelector, run: str, stop: Callable[[bool], None]) -> None:
+        self._selector = selector
+        self._run = run
+        self._stop = stop
+
+    def listen(self, folder: str) -> None:
+        """Begin, in the run's directory as it is called now. Where no socket can be, nobody calls."""
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        mask = os.umask(0o177)
+        Path(folder, "control.sock").unlink(missing_ok=True)  # of an attempt whose guard was killed
+        try:
+            # A socket's path may have 107 bytes, and a run's path often has more.
+            server.bind(f"/proc/self/fd/{handle}/control.sock")
+            server.listen(8)
+        except OSError:
+            server.close()
+            return
+        finally:
+            os.umask(mask)
+            os.close(handle)
+        server.setblocking(False)
+        self._selector.register(server, selectors.EVENT_READ, lambda _: self._on_caller(server))
+
+    def _on_caller(self, server: socket.socket) -> None:
+        try:
+            caller, _ = server.accept()
+        except OSError:
+            return
+        credentials = caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        if struct.unpack("3i", credentials)[1] not in (os.getuid(), 0):
+            caller.close()
+            return
+        caller.setblocking(False)
+        received = bytearray()
+        self._selector.register(caller, selectors.EVENT_READ, lambda _: self._on_line(caller, received))
+
+    def _on_line(self, caller: socket.socket, received: bytearray) -> None:
+        """Answer every whole line; a caller that goes away or rambles is dropped."""
+        try:
+            chunk = caller.recv(4096)
+            received += chunk
+            while b"\n" in received:
+                line, _, rest = bytes(received).partition(b"\n")
+                received[:] = rest
+                caller.sendall(json.dumps(self._answer(line)).encode() + b"\n")
+        except BlockingIOError:
+            return
+        except OSError:
+            chunk = b""
+        if not chunk or len(received) > MAX_LINE_BYTES:
+            self._selector.unregister(caller)
+            caller.close()
+
+    def _answer(self, line: bytes) -> dict[str, Any]:
+        try:
+            request = json.loads(line)
+            command = request["command"]
+        except (ValueError, TypeError, KeyError):
+            return {"ok": False, "error": 'a line is JSON like {"command": "stop", "now": false}'}
+        if command == "stop":
+            self._stop(bool(request.get("now")))
+        elif command == "checkpoint":
+            return self._ask_for_checkpoint()
+        else:
+            return {"ok": False, "error": f"unknown command {command!r}; there are: stop, checkpoint"}
+        return {"ok": True}
+
+    def _ask_for_checkpoint(self) -> dict[str, Any]:
+        """Rank 0 looks for this file between two steps."""
+        try:
+            Path(self._run, "requests").mkdir(exist_ok=True)
+            Path(self._run, "requests", "save.request").touch()
+        except OSError as error:
+            return {"ok": False, "error": error.strerror}
+        return {"ok": True}

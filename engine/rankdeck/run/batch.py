@@ -1,0 +1,116 @@
+"""What was read of a run's event files, put into columns: the part of folding that costs per event.
+
+A batch is filled where the files are read (in the app: in a thread of its own), and taken by `Fold.apply` in
+a time that hardly depends on how many events it holds. fold.py reads it next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from rankdeck.events import AnyEvent, DeviceMemory, DeviceSample, Memory, Sample, Steps
+from rankdeck.run.steps import Block, blocks_of
+from rankdeck.rundir import LineCounts, attempt_of
+
+_NAN = float("nan")
+
+
+class Source(NamedTuple):
+    """Where an event stands: the order of what several files say, whichever was read first."""
+
+    attempt: int
+    t: float
+    writer: str
+    seq: int
+
+
+@dataclass
+class Readings:
+    """Samples of one device as columns; NaN is unknown. It was busy for `busy_s` of `read_s` seconds."""
+
+    t: list[float] = field(default_factory=list)
+    utilisation: list[float] = field(default_factory=list)
+    used_bytes: list[float] = field(default_factory=list)
+    busy_s: list[float] = field(default_factory=list)
+    read_s: list[float] = field(default_factory=list)
+    interval_s: float = 0.0
+    now: dict[str, Any] = field(default_factory=dict)
+    """What was told last of used_bytes, utilisation, processes and missing; what was not told is not here."""
+
+    def add(self, sample: DeviceSample, event: Sample) -> None:
+        self.t.append(event.t)
+        self.interval_s = event.interval_s
+        self.used_bytes.append(_NAN if sample.used_bytes is None else sample.used_bytes)
+        self.utilisation.append(_NAN if sample.utilisation is None else sample.utilisation)
+        if sample.missing is not None:
+            self.now["missing"] = sample.missing
+            self.now |= {key: None for key in ("utilisation", "used_bytes") if key in sample.missing}
+        if sample.used_bytes is not None:
+            self.now["used_bytes"] = sample.used_bytes
+        if sample.processes is not None:
+            self.now["processes"] = sample.processes
+        if sample.utilisation is not None:
+            self.now["utilisation"] = sample.utilisation
+            self.busy_s.append(sample.utilisation * event.interval_s)
+            self.read_s.append(event.interval_s)
+
+
+@dataclass
+class MemoryColumns:
+    """Sampled steps of one device: when, which, and the peak; whole where a peak is the largest so far."""
+
+    t: list[float] = field(default_factory=list)
+    step: list[int] = field(default_factory=list)
+    peak_bytes: list[int] = field(default_factory=list)
+    largest: list[tuple[int, DeviceMemory]] = field(default_factory=list)
+    latest: DeviceMemory | None = None
+    source: str = ""
+
+    def add(self, device: DeviceMemory, event: Memory) -> None:
+        self.t.append(event.t)
+        self.step.append(event.step)
+        self.peak_bytes.append(device.peak_bytes)
+        self.latest, self.source = device, event.source
+        if not self.largest or device.peak_bytes > self.largest[-1][1].peak_bytes:
+            self.largest.append((event.step, device))
+
+
+@dataclass
+class Batch:
+    """Events of any files, each file's in its own order. Keys begin with the attempt.
+
+    `events` are the rare ones; `counts`, where set, what the reader could not take so far.
+    """
+
+    steps: list[tuple[int, Block]] = field(default_factory=list)
+    readings: dict[tuple[int, int], Readings] = field(default_factory=dict)
+    memory: dict[tuple[int, int], MemoryColumns] = field(default_factory=dict)
+    events: list[tuple[Source, AnyEvent]] = field(default_factory=list)
+    num_events: int = 0
+    num_refused: int = 0
+    counts: LineCounts | None = None
+
+    def add(self, file_name: str, events: Sequence[AnyEvent]) -> None:
+        """Take a chunk of one file."""
+        attempt, writer = attempt_of(file_name), file_name.rsplit(".", 2)[0]
+        self.num_events += len(events)
+        steps = [event for event in events if type(event) is Steps]
+        if steps:
+            blocks, num_refused = blocks_of(steps)
+            self.steps += [(attempt, block) for block in blocks]
+            self.num_refused += num_refused
+        if len(steps) == len(events):
+            return
+        for event in events:
+            if type(event) is Steps:
+                continue
+            if type(event) is Sample:
+                for sample in event.devices:
+                    self.readings.setdefault((attempt, sample.device), Readings()).add(sample, event)
+            elif type(event) is Memory:
+                for device in event.devices:
+                    self.memory.setdefault((attempt, device.device), MemoryColumns()).add(device, event)
+            else:
+                self.events.append((Source(attempt, event.t, writer, event.seq), event))

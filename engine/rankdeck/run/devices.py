@@ -1,0 +1,169 @@
+"""One device of a run: what an attempt told of it, and the figures of consecutive attempts together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rankdeck import events
+from rankdeck.run.batch import MemoryColumns, Readings
+from rankdeck.run.breakdown import break_down
+from rankdeck.run.series import Curve, Series
+
+_MOST_PEAKS = 4096
+
+
+def _history(*, keyed: bool = False) -> Series:
+    return Series(32_768, 4_096, keyed=keyed)
+
+
+@dataclass
+class AttemptDevice:
+    """What one attempt told of a device. Histories are over Unix time.
+
+    `peaks` are the sampled steps whose peak was larger than every one before, as (step, memory): so a cut
+    leaves the largest of the steps before it.
+    """
+
+    memory: events.DeviceMemory | None = None
+    memory_step: int | None = None
+    peaks: list[tuple[int, events.DeviceMemory]] = field(default_factory=list)
+    source: str | None = None
+    now: dict[str, Any] = field(default_factory=dict)
+    used_peak_bytes: int | None = None
+    busy_s: float = 0.0
+    read_s: float = 0.0
+    interval_s: float = 0.0
+    lost_at: float | None = None
+    peak_history: Series = field(default_factory=lambda: _history(keyed=True))
+    used_history: Series = field(default_factory=_history)
+    utilisation_history: Series = field(default_factory=_history)
+
+    def take_memory(self, columns: MemoryColumns) -> None:
+        """Sampled steps, in the order of the rank that drives the device."""
+        self.memory, self.memory_step, self.source = columns.latest, columns.step[-1], columns.source
+        for step, memory in columns.largest:
+            if not self.peaks or memory.peak_bytes > self.peaks[-1][1].peak_bytes:
+                self.peaks.append((step, memory))
+        if len(self.peaks) > _MOST_PEAKS:
+            self.peaks = self.peaks[1::2] if len(self.peaks) % 2 == 0 else self.peaks[::2]
+        self.peak_history.append_many(columns.t, np.array(columns.peak_bytes, np.float64), columns.step)
+
+    def take_readings(self, readings: Readings) -> None:
+        x, busy, used = np.array(readings.t), np.array(readings.utilisation), np.array(readings.used_bytes)
+        self.now |= readings.now
+        # One by one, so that sums do not depend on where batches were cut.
+        self.busy_s = float(np.cumsum([self.busy_s, *readings.busy_s])[-1])
+        self.read_s = float(np.cumsum([self.read_s, *readings.read_s])[-1])
+        known = np.isfinite(busy)
+        if known.any():
+            self.utilisation_history.append_many(x[known], busy[known])
+            self.interval_s = readings.interval_s
+        known = np.isfinite(used)
+        if known.any():
+            self.used_history.append_many(x[known], used[known])
+            self.used_peak_bytes = max(int(used[known].max()), self.used_peak_bytes or 0)
+
+    def cut(self, last: int) -> None:
+        """What was told of steps beyond `last` is history; readings of the driver are of no step."""
+        self.peaks = [(step, memory) for step, memory in self.peaks if step <= last]
+        if self.memory_step is not None and self.memory_step > last:
+            self.memory_step, self.memory = self.peaks[-1] if self.peaks else (None, None)
+        self.peak_history.cut(last)
+
+
+@dataclass
+class DeviceFigures:
+    """What is known of one device of the run.
+
+    `memory` is that of the newest sampled step (`memory_step`), `largest` that of the largest peak. The
+    histories are over seconds since the start of the run.
+    """
+
+    device: int
+    info: events.DeviceInfo | None = None
+    memory: events.DeviceMemory | None = None
+    memory_step: int | None = None
+    largest: events.DeviceMemory | None = None
+    used_bytes: int | None = None
+    used_peak_bytes: int | None = None
+    utilisation: float | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
+    processes: Sequence[events.ProcessUse] | None = None
+    lost_at: float | None = None
+    interval_s: float = 0.0
+    busy_s: float = 0.0
+    read_s: float = 0.0
+    source: str | None = None
+    peak_history: Curve = field(default_factory=lambda: Curve(tuple), compare=False)
+    used_history: Curve = field(default_factory=lambda: Curve(tuple), compare=False)
+    utilisation_history: Curve = field(default_factory=lambda: Curve(tuple), compare=False)
+
+    def add(self, told: AttemptDevice) -> None:
+        """What a later attempt of the same set-up told."""
+        if told.memory is not None:
+            self.memory, self.memory_step, self.source = told.memory, told.memory_step, told.source
+        if told.peaks and (self.largest is None or told.peaks[-1][1].peak_bytes > self.largest.peak_bytes):
+            self.largest = told.peaks[-1][1]
+        for name, value in told.now.items():
+            setattr(self, name, value)
+        if told.used_peak_bytes is not None:
+            self.used_peak_bytes = max(told.used_peak_bytes, self.used_peak_bytes or 0)
+        self.busy_s += told.busy_s
+        self.read_s += told.read_s
+        self.interval_s = told.interval_s or self.interval_s
+        self.lost_at = told.lost_at
+
+    @property
+    def kind(self) -> str | None:
+        """gpu | virtual"""
+        return None if self.info is None else self.info.kind
+
+    @property
+    def uuid(self) -> str | None:
+        return None if self.info is None else self.info.uuid
+
+    @property
+    def total_bytes(self) -> int | None:
+        return None if self.info is None else self.info.total_bytes
+
+    @property
+    def label(self) -> str:
+        return f"{'Virtual' if self.kind == 'virtual' else 'GPU'} {self.device}"
+
+    @property
+    def live_bytes(self) -> int | None:
+        return None if self.memory is None else self.memory.live_bytes
+
+    @property
+    def peak_bytes(self) -> int | None:
+        return None if self.largest is None else self.largest.peak_bytes
+
+    @property
+    def peak_by_kind(self) -> Mapping[str, int] | None:
+        return None if self.largest is None else self.largest.peak_by_kind
+
+    @property
+    def utilisation_mean(self) -> float | None:
+        return self.busy_s / self.read_s if self.read_s > 0 else None
+
+    @property
+    def breakdown(self) -> dict[str, int] | None:
+        """Where a GPU's memory is, as it was read last (breakdown.py); None where no driver was asked."""
+        if self.used_bytes is None or self.info is None:
+            return None
+        return break_down(
+            self.used_bytes,
+            self.memory,
+            self.processes,
+            total_bytes=self.info.total_bytes,
+            driver_bytes=self.info.driver_bytes,
+        )
+
+    @property
+    def memory_history(self) -> Curve:
+        """The driver's readings where there are any, else the peaks of sampled steps."""
+        return self.used_history if len(self.used_history) else self.peak_history

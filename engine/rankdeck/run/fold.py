@@ -1,0 +1,397 @@
+"""One fold of a run: everything that its events say, brought up to date a batch at a time.
+
+    event files -> EventReader -> Batch (batch.py) -> Fold.apply -> figures
+
+`show`, `watch`, `runs`, `export`, the displays of `train` and the app's dashboard all read this, so they say
+the same. However the files are cut into batches and whichever file is read first, the state is the same: each
+attempt is folded by itself (attempt.py), and one rule puts attempts together.
+
+The rule of resumes. An attempt says which step it goes on after once its state is restored (events.Restored;
+an older run's first steps tell). From then on whatever earlier attempts said of later steps (losses,
+evaluations, memory, phases) is history: steps that are trained again replace the older ones. An attempt that
+ended before it restored anything hides nothing. Problems stay, and errors of earlier attempts become
+warnings. To see the run as attempt N left it, fold the files up to N (`read_fold`).
+
+Memory is bounded: newest rows of steps as they are and older ones as marks and bins (steps.py), curves as
+pyramids (series.py). Events that make no sense are refused and counted, never raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import Flag, auto
+
+import msgspec
+import numpy as np
+
+from rankdeck import events
+from rankdeck.base.errors import Problem
+from rankdeck.run import rates
+from rankdeck.run.anatomy import StepAnatomy, bubble_of
+from rankdeck.run.attempt import Attempt
+from rankdeck.run.batch import Batch, Source
+from rankdeck.run.devices import DeviceFigures
+from rankdeck.run.imbalance import Imbalance, imbalance_of
+from rankdeck.run.series import Curve, Floats, Series
+from rankdeck.run.steps import MOST_RANKS, ROWS_HELD, Row
+from rankdeck.rundir import EventReader, LineCounts, RunDir
+
+
+class Changed(Flag):
+    """What a batch brought; a view repaints only what it shows of it."""
+
+    NOTHING = 0
+    STEPS = auto()
+    MEMORY = auto()
+    READINGS = auto()
+    EVALUATION = auto()
+    PROBLEMS = auto()
+    ANATOMY = auto()
+    STATE = auto()
+
+
+class Fold:
+    """The state of a run. `rows_held` per attempt, None is all (for exports); `curves` are for drawing."""
+
+    def __init__(self, rows_held: int | None = ROWS_HELD, *, curves: bool = True) -> None:
+        self._rows_held = rows_held
+        self._with_curves = curves
+        self.attempts: dict[int, Attempt] = {}
+        self.num_events = 0
+        self.counts = LineCounts()
+        self.raised: list[Problem] = []
+        """Problems in the order in which they were read; `problems` has them in the order of the run."""
+        self.dropped: list[events.Dropped] = []
+        self._problems: list[tuple[Source, Problem]] = []
+        self._num_refused = 0
+        self._devices: dict[int, DeviceFigures] | None = None
+        self.losses = self._step_curve("losses")
+        self.loss_ema = self._step_curve("loss_ema")
+        self.rates = self._step_curve("rates")
+        self.rate_ema = self._step_curve("rate_ema")
+        self.held_out = Curve(lambda: [one.held_out for one in self._in_order()])
+
+    def _step_curve(self, name: str) -> Curve:
+        def parts() -> list[Series]:
+            return [getattr(one.curves, name) for one in self._in_order() if one.curves is not None]
+
+        return Curve(parts)
+
+    def _in_order(self) -> list[Attempt]:
+        return [self.attempts[number] for number in sorted(self.attempts)]
+
+    def apply(self, batch: Batch) -> Changed:
+        """Take a batch; what changed. The cost hardly depends on how many events it holds."""
+        self.num_events += batch.num_events
+        self._num_refused += batch.num_refused
+        changed = Changed.NOTHING
+        if batch.counts is not None and batch.counts != self.counts:
+            self.counts = batch.counts
+            changed |= Changed.PROBLEMS
+        before = {number: one.restored for number, one in self.attempts.items()}
+        for source, event in batch.events:
+            changed |= self._take(source, event)
+        for number, block in batch.steps:
+            self._attempt(number).joiner.add(block)
+        for (number, index), memory in batch.memory.items():
+            self._attempt(number).device(index).take_memory(memory)
+            changed |= Changed.MEMORY
+        for (number, index), readings in batch.readings.items():
+            self._attempt(number).device(index).take_readings(readings)
+            changed |= Changed.READINGS
+        changed |= self._cut(before, has_memory=bool(batch.memory))
+        for one in self.attempts.values():
+            if one.take_rows():
+                changed |= Changed.STEPS
+        if changed & (Changed.STATE | Changed.MEMORY | Changed.READINGS):
+            self._devices = None
+        return changed
+
+    def _attempt(self, number: int) -> Attempt:
+        if number not in self.attempts:
+            self.attempts[number] = Attempt(number, self._rows_held, curves=self._with_curves)
+            later = [one.restored for one in self._in_order() if one.number > number]
+            known = [restored for restored in later if restored is not None]
+            if known:
+                self.attempts[number].cut(min(known))
+        return self.attempts[number]
+
+    def _cut(self, before: dict[int, int | None], *, has_memory: bool) -> Changed:
+        """The rule of resumes, where an attempt has just said what it goes on after."""
+        changed = Changed.NOTHING
+        least: int | None = None
+        for one in reversed(self._in_order()):
+            if least is not None:
+                if one.cut(least):
+                    changed |= ~Changed.NOTHING
+                elif has_memory:
+                    for device in one.devices.values():
+                        device.cut(least)
+            if one.restored is not None:
+                least = one.restored if least is None else min(least, one.restored)
+        if any(one.restored != before.get(number) for number, one in self.attempts.items()):
+            changed |= Changed.STATE
+        return changed
+
+    def _take(self, source: Source, event: events.AnyEvent) -> Changed:
+        if not 0 <= (getattr(event, "rank", None) or 0) < MOST_RANKS:
+            self._num_refused += 1
+            return Changed.NOTHING
+        one = self._attempt(source.attempt)
+        match event:
+            case events.RunStarted():
+                self._num_refused += not one.start(event)
+            case events.Evaluation():
+                return Changed.EVALUATION if one.evaluate(event) else Changed.NOTHING
+            case events.Spans():
+                try:
+                    return Changed.ANATOMY if one.add_spans(event) else Changed.NOTHING
+                except (ValueError, IndexError):
+                    self._num_refused += 1
+                    return Changed.NOTHING
+            case events.Pipeline():
+                one.pipeline[event.rank] = event
+                return Changed.ANATOMY
+            case events.Comm():
+                one.comm.setdefault(event.rank, {})[event.algorithm] = event.sent_bytes
+                if event.sync_s is not None:
+                    one.sync[event.rank] = event
+            case events.ProblemRaised():
+                self.raised.append(event.problem)
+                self._problems.append((source, event.problem))
+                self._problems.sort(key=lambda entry: entry[0])
+                return Changed.PROBLEMS
+            case events.Dropped():
+                self.dropped.append(event)
+                return Changed.PROBLEMS
+            case _:
+                one.take_rare(source, event)
+        return Changed.STATE
+
+    @property
+    def started(self) -> events.RunStarted | None:
+        """The latest attempt's announcement."""
+        return next((one.started for one in reversed(self._in_order()) if one.started is not None), None)
+
+    @property
+    def first_started(self) -> events.RunStarted | None:
+        return next((one.started for one in self._in_order() if one.started is not None), None)
+
+    @property
+    def num_attempts(self) -> int:
+        return sum(one.started is not None for one in self.attempts.values())
+
+    @property
+    def refused(self) -> int:
+        """Events and parts of them that made no sense."""
+        return self._num_refused + sum(one.joiner.num_refused for one in self.attempts.values())
+
+    @property
+    def dropped_lines(self) -> int:
+        return sum(event.lines for event in self.dropped)
+
+    @property
+    def problems(self) -> list[Problem]:
+        """In the order of the run; what earlier attempts ended with is no longer the run's end."""
+        latest = max((number for number, one in self.attempts.items() if one.started), default=0)
+        return [
+            msgspec.structs.replace(problem, severity="warning")
+            if source.attempt < latest and problem.severity == "error"
+            else problem
+            for source, problem in self._problems
+        ]
+
+    @property
+    def _latest(self) -> Attempt | None:
+        known = [one for one in self._in_order() if one.started is not None]
+        return known[-1] if known else None
+
+    @property
+    def rank_failures(self) -> list[Problem]:
+        """What the ranks of the latest attempt saw of their ends."""
+        failures = self._latest.rank_failures if self._latest is not None else {}
+        return [failures[rank].problem for rank in sorted(failures)]
+
+    @property
+    def phases(self) -> dict[int, str]:
+        """What each rank of the latest attempt is busy with."""
+        return self._latest.phases if self._latest is not None else {}
+
+    @property
+    def ranks_ended(self) -> set[int]:
+        return self._latest.ranks_ended if self._latest is not None else set()
+
+    @property
+    def num_steps_planned(self) -> int | None:
+        """As asked for; where epochs were, as the ranks counted them once they had read their data."""
+        asked = self.started.steps if self.started else None
+        counted = (one.steps_counted for one in reversed(self._in_order()))
+        return asked if asked is not None else next((steps for steps in counted if steps), None)
+
+    def _with_rows(self) -> list[rates.Attempted]:
+        return [
+            rates.Attempted(one.table, float(one.started.global_batch) if one.started else np.nan)
+            for one in self._in_order()
+            if len(one.table)
+        ]
+
+    @property
+    def step(self) -> int | None:
+        """The last complete step."""
+        return None if self.last is None else self.last.step
+
+    @property
+    def last(self) -> Row | None:
+        """The row of the last complete step."""
+        return next(
+            (one.table.row(-1) for one in reversed(self._in_order()) if one.table.rows.shape[1]), None
+        )
+
+    def row_at(self, step: int) -> Row | None:
+        """The row of a step, None where it is not held."""
+        for one in self._in_order():
+            steps = one.table.column("step")
+            index = int(np.searchsorted(steps, step))
+            if index < len(steps) and steps[index] == step:
+                return one.table.row(index)
+        return None
+
+    def rows(self) -> Iterator[Row]:
+        """The rows that are held, in the order of the steps."""
+        for one in self._in_order():
+            yield from map(one.table.row, range(one.table.rows.shape[1]))
+
+    def column(self, name: str) -> Floats:
+        """One column of the rows that are held (steps.COLUMNS)."""
+        return np.concatenate([np.empty(0), *(one.table.column(name) for one in self._in_order())])
+
+    def first_row(self) -> Row | None:
+        return next((one.table.first for one in self._in_order() if one.table.first is not None), None)
+
+    def first_loss(self) -> float | None:
+        """The first one that is finite."""
+        known = (one.table.first_loss for one in self._in_order())
+        return next((found[1] for found in known if found is not None), None)
+
+    def is_exact(self) -> bool:
+        """Whether rates and step times are of every row; else they are estimates (steps.StepTable)."""
+        return not any(one.table.num_gone for one in self.attempts.values())
+
+    def samples_per_s(self) -> float | None:
+        """Over the whole run after the first 20 % of its steps, evaluations included."""
+        return rates.samples_per_s(self._with_rows())
+
+    def recent_samples_per_s(self, window_s: float = 5.0) -> float | None:
+        """Samples a second over the last `window_s` seconds of steps."""
+        return rates.recent_samples_per_s(self._with_rows(), window_s)
+
+    def remaining_s(self) -> float | None:
+        """Seconds until the last step at the pace of the last quarter of the steps."""
+        planned = self.num_steps_planned
+        if planned is None or self.step is None:
+            return None
+        return rates.remaining_s(self._with_rows(), planned, self.step)
+
+    def step_times(self) -> dict[str, float | None]:
+        """Median and p99 of the seconds from a step's end to the next one's."""
+        return rates.step_times(self._with_rows())
+
+    @property
+    def evaluation(self) -> events.Evaluation | None:
+        """The evaluation of the latest step."""
+        told = [(one.evaluations[-1].step, one.number) for one in self._in_order() if one.evaluations]
+        return self.attempts[max(told)[1]].evaluations[-1] if told else None
+
+    @property
+    def _measured(self) -> list[Attempt]:
+        """The newest attempt that restored, or the latest one, after those before it with the same set-up."""
+        known = [one for one in self._in_order() if one.started is not None] or self._in_order()
+        restored = [one for one in known if one.restored is not None]
+        shown = (restored or known)[-1:]
+        for one in reversed(known[: known.index(shown[0])] if shown else []):
+            if one.setup() != shown[0].setup():
+                break
+            shown.insert(0, one)
+        return shown
+
+    @property
+    def devices(self) -> dict[int, DeviceFigures]:
+        """By place in the run: those that were announced or told about."""
+        if self._devices is None:
+            self._devices = self._put_devices_together()
+        return self._devices
+
+    def _put_devices_together(self) -> dict[int, DeviceFigures]:
+        found: dict[int, DeviceFigures] = {}
+        measured = self._measured
+        infos = measured[-1].started.devices if measured and measured[-1].started else []
+        for info in infos:
+            found[info.index] = DeviceFigures(info.index, info)
+        for one in measured:
+            for index, told in one.devices.items():
+                found.setdefault(index, DeviceFigures(index)).add(told)
+        for index, figures in found.items():
+            figures.peak_history = self._history(index, "peak_history")
+            figures.used_history = self._history(index, "used_history")
+            figures.utilisation_history = self._history(index, "utilisation_history")
+        return dict(sorted(found.items()))
+
+    def _history(self, index: int, name: str) -> Curve:
+        def parts() -> Sequence[Series]:
+            return [getattr(one.devices[index], name) for one in self._in_order() if index in one.devices]
+
+        def zero() -> float:
+            return self.first_started.started if self.first_started is not None else 0.0
+
+        return Curve(parts, zero)
+
+    @property
+    def source(self) -> str | None:
+        """'measured in rehearsal' or 'measured on GPU', once memory was told."""
+        return next((device.source for device in self.devices.values() if device.source is not None), None)
+
+    @property
+    def comm(self) -> dict[int, dict[str, int]]:
+        """Bytes that each rank sends per step, by algorithm."""
+        return next((one.comm for one in reversed(self._measured) if one.comm), {})
+
+    @property
+    def sync(self) -> dict[int, events.Comm]:
+        return next((found for one in reversed(self._measured) if (found := one.visible(one.sync))), {})
+
+    @property
+    def pipeline(self) -> dict[int, events.Pipeline]:
+        return next((found for one in reversed(self._measured) if (found := one.visible(one.pipeline))), {})
+
+    @property
+    def anatomy(self) -> StepAnatomy | None:
+        """The newest sampled step that every rank has told."""
+        known = (one.anatomies.last for one in reversed(self._measured))
+        return next((found for found in known if found is not None), None)
+
+    @property
+    def bubble(self) -> tuple[float | None, float | None] | None:
+        """(measured, theory) of a pipeline; None for what is none."""
+        pipeline = self.pipeline
+        if not pipeline:
+            return None
+        theories = [told.theory_bubble for told in pipeline.values() if told.theory_bubble is not None]
+        theory = max(theories, default=None)
+        return bubble_of([one.anatomies for one in self._measured], flushes=bool(theory)), theory
+
+    def imbalance(self) -> Imbalance | None:
+        """The lead device's peak against the median of the others; None below two known peaks."""
+        return imbalance_of({index: device.peak_bytes for index, device in self.devices.items()})
+
+
+def read_fold(run: RunDir, *, attempt: int | None = None, rows_held: int | None = ROWS_HELD) -> Fold:
+    """Everything that is in the run's directory now, or was when attempt `attempt` ended."""
+    fold, reader = Fold(rows_held, curves=False), EventReader(run, last_attempt=attempt)
+    while True:
+        batch = Batch()
+        for name, found in reader.batches():
+            batch.add(name, found)
+        batch.counts = reader.counts()
+        fold.apply(batch)
+        if not batch.num_events:
+            return fold

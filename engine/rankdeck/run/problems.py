@@ -1,0 +1,47 @@
+"""What is said of a run that ended badly and did not say why, and of events that could not be read."""
+
+from __future__ import annotations
+
+from rankdeck.base.errors import Problem
+from rankdeck.rundir import LineCounts, RunDir
+
+
+def lost_problem(run: RunDir) -> Problem:
+    """What is said of a run that has no last word and no guard."""
+    return Problem(
+        "lost",
+        "The run was killed from outside: nothing holds its lock and it left no last word.",
+        path=str(run.path),
+        advice=f"What its ranks wrote until then is in {run.logs_folder}.",
+    )
+
+
+def failed_problem(run: RunDir) -> Problem:
+    """What is said of a run that failed and whose ranks raised no problem."""
+    end = run.end()
+    reason = (end.reason if end else None) or "The run failed without saying why."
+    return Problem("failed", reason, path=str(run.path), advice=f"See the files in {run.logs_folder}.")
+
+
+def reading_problems(counts: LineCounts, refused: int = 0) -> list[Problem]:
+    """One warning for each kind of event that could not be taken."""
+    problems = []
+    if counts.newer:
+        problems.append(
+            Problem(
+                "newer-events",
+                f"{counts.newer} events were written by a newer version of Rankdeck and are not shown.",
+                advice="Update Rankdeck to see them.",
+                severity="warning",
+            )
+        )
+    if counts.unreadable + refused:
+        problems.append(
+            Problem(
+                "unreadable-events",
+                f"{counts.unreadable + refused} events are damaged and are not shown.",
+                advice="Look at the disk, and at who else writes into the folder of events.",
+                severity="warning",
+            )
+        )
+    return problems

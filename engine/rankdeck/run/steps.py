@@ -1,0 +1,387 @@
+"""The steps of one attempt: what the ranks wrote each for itself, joined into one row per step.
+
+    events.Steps of a rank -> Block -> Joiner -> rows -> StepTable
+
+A rank writes its own share; a step is complete once every rank has written it, and only then gets a row. The
+loss of a row is the sum of `loss_sum` over the sum of `count` of the ranks that report one: no rank ever
+sends a loss to another. Rows are (columns, steps) arrays of doubles with NaN for what is not known. A number
+of a step is never the size of an allocation: lines that are missing leave unknown rows only where few are
+missing. fold.py keeps a joiner and a table per attempt; rates.py reads the tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rankdeck.events import Steps
+from rankdeck.run.series import Floats
+
+MOST_RANKS = 1 << 16
+"""No run has more: a larger number is damage, and is refused."""
+LARGEST_STEP = 1 << 52
+ROWS_HELD = 1 << 18
+"""Rows of an attempt that are held one by one; what is older counts in marks and bins (StepTable)."""
+_MOST_FILLED = 4096
+_MOST_PENDING = 1 << 20
+_LARGEST_JOIN = 1 << 16
+_SHARES = ("loss_sum", "count", "lr", "samples", "step_s", "ended")
+_LOSS_SUM, _COUNT, _LR, _SAMPLES, _STEP_S, _ENDED = range(len(_SHARES))
+_GET = tuple(map(attrgetter, _SHARES))
+
+
+class Row(NamedTuple):
+    """One complete step. NaN is unknown; `ended` is Unix time, `step_s` the time since the step before."""
+
+    step: int
+    loss: float
+    lr: float
+    samples: float
+    step_s: float
+    ended: float
+
+
+COLUMNS = Row._fields
+
+
+class Block(NamedTuple):
+    """Consecutive steps of one rank; `values` is (shares, steps)."""
+
+    rank: int
+    first: int
+    values: Floats
+    reports_loss: bool
+
+    @property
+    def last(self) -> int:
+        return self.first + int(self.values.shape[1]) - 1
+
+
+def blocks_of(steps: Sequence[Steps]) -> tuple[list[Block], int]:
+    """The lines of one rank, in the order of its file, as blocks; and how many were refused."""
+    whole = _block(steps) if _is_one_block(steps) else None
+    if whole is not None:
+        return [whole], 0
+    blocks: list[Block] = []
+    num_refused = 0
+    for line in steps:
+        block = _block_of_line(line)
+        if block is None:
+            num_refused += 1
+            continue
+        before = blocks[-1] if blocks else None
+        if before is not None and (before.rank, before.last + 1, before.reports_loss) == (
+            block.rank,
+            block.first,
+            block.reports_loss,
+        ):
+            blocks[-1] = before._replace(values=np.concatenate([before.values, block.values], axis=1))
+        else:
+            blocks.append(block)
+    return blocks, num_refused
+
+
+def _is_one_block(steps: Sequence[Steps]) -> bool:
+    """The usual case, seen without a loop of ours, since a million lines must not cost a second: one rank
+    whose lines are equally long and follow each other, all with a loss or none."""
+    first, last = steps[0], steps[-1]
+    lengths = set(map(len, map(_GET[_ENDED], steps)))
+    num_steps = len(first.ended) * len(steps)
+    return (
+        len(lengths) == 1
+        and num_steps > 0
+        and len(set(map(type, map(_GET[_LOSS_SUM], steps)))) == 1
+        and first.first >= 1
+        and last.first <= LARGEST_STEP
+        and last.first + len(last.ended) - first.first == num_steps
+        and 0 <= first.rank < MOST_RANKS
+    )
+
+
+def _block(steps: Sequence[Steps]) -> Block | None:
+    """The lines as one block; None where columns differ in length or a number is none that a double holds."""
+    reports_loss = steps[0].loss_sum is not None
+    num_steps = len(steps) * len(steps[0].ended)
+    values = np.full((len(_SHARES), num_steps), np.nan)
+    for row, get in enumerate(_GET):
+        if row in (_LOSS_SUM, _COUNT) and not reports_loss:
+            continue
+        try:
+            column = _column(map(get, steps))
+        except (TypeError, OverflowError):
+            return None
+        if len(column) != num_steps:
+            return None
+        values[row] = column
+    return Block(steps[0].rank, steps[0].first, values, reports_loss)
+
+
+def _column(parts: Iterable[Any]) -> Floats:
+    """One column of all lines; None (a loss that was not finite) becomes NaN."""
+    numbers = list(chain.from_iterable(parts))
+    try:
+        return np.fromiter(numbers, np.float64, len(numbers))
+    except TypeError:
+        return np.array(numbers, dtype=np.float64)
+
+
+def _block_of_line(line: Steps) -> Block | None:
+    """One line whose columns may differ in length; None where it makes no sense."""
+    num_steps = max(len(line.ended), len(line.step_s), len(line.samples))
+    if not (1 <= line.first <= LARGEST_STEP and 0 <= line.rank < MOST_RANKS and num_steps):
+        return None
+    values = np.full((len(_SHARES), num_steps), np.nan)
+    for row, get in enumerate(_GET):
+        column = (get(line) or ())[:num_steps]
+        try:
+            values[row, : len(column)] = np.array(column, dtype=np.float64)
+        except OverflowError:
+            return None
+    return Block(line.rank, line.first, values, line.loss_sum is not None)
+
+
+class Joiner:
+    """The ranks of one attempt. `world_size` may be set late: until then everything waits.
+
+    `restored` is the step that the attempt goes on after, as the ranks said or as the first of their steps
+    tells; None while none has said anything.
+    """
+
+    def __init__(self) -> None:
+        self.world_size: int | None = None
+        self.restored: int | None = None
+        self.num_refused = 0
+        self._blocks: dict[int, list[Block]] = {}
+        self._last: dict[int, int] = {}
+        self._reports: dict[int, bool] = {}
+        self._next: int | None = None
+
+    def restore(self, step: int) -> None:
+        """A rank said, or its first line shows, that it goes on after `step`; the least of all counts."""
+        self.restored = step if self.restored is None else min(self.restored, step)
+
+    def add(self, block: Block) -> None:
+        """The next block of a rank. What it repeats of its own steps is refused."""
+        last = self._last.get(block.rank)
+        if last is None:
+            self.restore(block.first - 1)
+            self._reports[block.rank] = block.reports_loss
+        elif block.first <= last:
+            self.num_refused += 1
+            block = block._replace(
+                first=max(block.first, last + 1), values=block.values[:, max(0, last + 1 - block.first) :]
+            )
+            if not block.values.shape[1]:
+                return
+        waiting = self._blocks.setdefault(block.rank, [])
+        waiting.append(block)
+        self._last[block.rank] = block.last
+        if len(waiting) > 1 and block.last - waiting[0].first > _MOST_PENDING:
+            self._forget_surplus(waiting)
+
+    def _forget_surplus(self, waiting: list[Block]) -> None:
+        """A rank that never writes must not make the others' steps pile up for ever."""
+        surplus = sum(block.values.shape[1] for block in waiting) - _MOST_PENDING
+        while len(waiting) > 1 and surplus > 0:
+            surplus -= waiting.pop(0).values.shape[1]
+            self.num_refused += 1
+
+    def take(self) -> list[Floats]:
+        """Rows (COLUMNS, steps) of the steps that are complete by now, in order; each step once."""
+        if self.world_size is None or len(self._last) < self.world_size or self.restored is None:
+            return []
+        end = min(self._last.values())
+        spans = self._spans(end)
+        if self._next is None and spans and 1 < spans[0][0] - self.restored <= _MOST_FILLED:
+            spans[0] = (self.restored + 1, spans[0][1])
+        found = []
+        for first, last in spans:
+            first = first if self._next is None else max(first, self._next)
+            if self._next is not None and 0 < first - self._next <= _MOST_FILLED:
+                first = self._next  # lines that were lost leave unknown rows
+            found += [
+                self._join(start, min(last, start + 65_535)) for start in range(first, last + 1, 65_536)
+            ]
+            self._next = last + 1
+        for rank, blocks in self._blocks.items():
+            self._blocks[rank] = [block for block in blocks if block.last > end]
+        return found
+
+    def _spans(self, end: int) -> list[tuple[int, int]]:
+        """What any rank wrote of the steps up to `end`, as (first, last) without overlaps."""
+        least = self._next or 1
+        given = sorted(
+            (max(block.first, least), min(block.last, end))
+            for blocks in self._blocks.values()
+            for block in blocks
+        )
+        spans: list[tuple[int, int]] = []
+        for first, last in given:
+            if first > last:
+                continue
+            if spans and first <= spans[-1][1] + 1:
+                spans[-1] = (spans[-1][0], max(spans[-1][1], last))
+            else:
+                spans.append((first, last))
+        return spans
+
+    def _join(self, first: int, last: int) -> Floats:
+        ranks = sorted(self._last)
+        dense = {rank: self._dense(rank, first, last) for rank in ranks}
+        # A rank without loss (an inner stage of a pipeline) repeats samples that another one counts.
+        reporting = [dense[rank] for rank in ranks if self._reports[rank]] or [dense[ranks[0]]]
+        count = sum(values[_COUNT] for values in reporting)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            loss = np.where(count > 0, sum(values[_LOSS_SUM] for values in reporting) / count, np.nan)
+        return np.stack(
+            [
+                np.arange(first, last + 1, dtype=np.float64),
+                loss,
+                dense[ranks[0]][_LR],
+                sum(values[_SAMPLES] for values in reporting),
+                np.fmax.reduce([values[_STEP_S] for values in dense.values()]),
+                np.fmax.reduce([values[_ENDED] for values in dense.values()]),
+            ]
+        )
+
+    def _dense(self, rank: int, first: int, last: int) -> Floats:
+        """The shares of one rank for the steps first..last, NaN where a line was lost."""
+        dense = np.full((len(_SHARES), last - first + 1), np.nan)
+        for block in self._blocks.get(rank, ()):
+            begin, end = max(block.first, first), min(block.last, last)
+            if begin <= end:
+                dense[:, begin - first : end - first + 1] = block.values[
+                    :, begin - block.first : end - block.first + 1
+                ]
+        return dense
+
+
+class Mark(NamedTuple):
+    """Where an attempt stood after row number `row`; `samples` are those up to it."""
+
+    row: int
+    step: float
+    ended: float
+    samples: float
+
+
+class StepTable:
+    """The rows of one attempt: the newest `rows_held` as they are, of older ones what whole-run figures need.
+
+    Rows that slide out leave a mark every so many rows (at most 4096, evenly) and are counted in bins of
+    their step times that are 1 % wide. So figures of an attempt of at most `rows_held` steps are exact;
+    beyond that a rate begins at a mark (at most 1/2048 of the rows off), and a median or a percentile of step
+    times is within 1 %. A cut that goes back behind the rows held leaves the bins as they are.
+    """
+
+    _MOST_MARKS = 4096
+    _LEAST_S, _BIN, _NUM_BINS = 1e-7, np.log(1.01), 2800
+
+    def __init__(self, rows_held: int | None = ROWS_HELD) -> None:
+        self._rows_held = rows_held
+        self._rows = np.empty((len(COLUMNS), 256))
+        self._begin = 0
+        self._end = 0
+        self._samples_gone = 0.0
+        self._last_gone = np.nan
+        self._stride = 1
+        self.num_gone = 0
+        self.marks: list[Mark] = []
+        self.times_gone = np.zeros(0, dtype=np.int64)
+        self.first: Row | None = None
+        self.first_loss: tuple[float, float] | None = None
+        """(step, loss) of the first row with a finite loss."""
+
+    def __len__(self) -> int:
+        return self.num_gone + self._end - self._begin
+
+    @property
+    def rows(self) -> Floats:
+        """The rows held, (COLUMNS, steps)."""
+        held: Floats = self._rows[:, self._begin : self._end]
+        return held
+
+    def column(self, name: str) -> Floats:
+        column: Floats = self.rows[COLUMNS.index(name)]
+        return column
+
+    def row(self, index: int) -> Row:
+        """A row held; negative indices count from the last."""
+        step, *values = self.rows[:, index].tolist()
+        return Row(int(step), *values)
+
+    def append(self, rows: Floats) -> None:
+        num_rows = rows.shape[1]
+        if self.first is None and num_rows:
+            step, *values = rows[:, 0].tolist()
+            self.first = Row(int(step), *values)
+        if self.first_loss is None:
+            known = np.flatnonzero(np.isfinite(rows[1]))
+            if len(known):
+                self.first_loss = (float(rows[0, known[0]]), float(rows[1, known[0]]))
+        if self._end + num_rows > self._rows.shape[1]:
+            held = self._end - self._begin
+            is_roomy = held + num_rows <= self._begin
+            target = self._rows if is_roomy else np.empty((len(COLUMNS), 2 * (held + num_rows)))
+            target[:, :held] = self.rows
+            self._rows, self._begin, self._end = target, 0, held
+        self._rows[:, self._end : self._end + num_rows] = rows
+        self._end += num_rows
+        surplus = 0 if self._rows_held is None else self._end - self._begin - self._rows_held
+        if surplus > 0:
+            self._let_go(self.rows[:, :surplus])
+            self._begin += surplus
+
+    def _let_go(self, rows: Floats) -> None:
+        """What stays of rows that are older than those held."""
+        steps, _, _, samples, _, ended = rows
+        times = np.diff(ended, prepend=self._last_gone)
+        self._last_gone = float(ended[-1])
+        if not len(self.times_gone):
+            self.times_gone = np.zeros(self._NUM_BINS, dtype=np.int64)
+        times = times[np.isfinite(times)]
+        bins = np.log(np.maximum(times, self._LEAST_S) / self._LEAST_S) / self._BIN
+        self.times_gone += np.bincount(
+            np.minimum(bins, self._NUM_BINS - 1).astype(np.int64), minlength=self._NUM_BINS
+        )
+        totals = self._samples_gone + np.cumsum(np.nan_to_num(samples))
+        self._samples_gone = float(totals[-1])
+        indices = np.arange(self.num_gone, self.num_gone + len(steps))
+        for at in np.flatnonzero(indices % self._stride == 0).tolist():
+            self.marks.append(Mark(int(indices[at]), float(steps[at]), float(ended[at]), float(totals[at])))
+        self.num_gone += len(steps)
+        while len(self.marks) > self._MOST_MARKS:
+            self._stride *= 2
+            self.marks = [mark for mark in self.marks if mark.row % self._stride == 0]
+
+    @property
+    def samples_gone(self) -> float:
+        return self._samples_gone
+
+    @property
+    def last_gone(self) -> float:
+        """The Unix time at which the row before the first one held ended; NaN where there is none."""
+        return self._last_gone
+
+    def times_of_bins(self) -> Floats:
+        """The step times that the bins of `times_gone` stand for, in seconds."""
+        middles: Floats = self._LEAST_S * np.exp((np.arange(len(self.times_gone)) + 0.5) * self._BIN)
+        return middles
+
+    def cut(self, last: int) -> None:
+        """Forget the steps beyond `last`."""
+        steps = self.column("step")
+        self._end = self._begin + int(np.searchsorted(steps, last, side="right"))
+        if self.num_gone and self._begin == self._end:
+            self.marks = [mark for mark in self.marks if mark.step <= last]
+            newest = self.marks[-1] if self.marks else Mark(-1, 0.0, np.nan, 0.0)
+            self.num_gone, self._last_gone = newest.row + 1, newest.ended
+            self._samples_gone = newest.samples
+        if self.first is not None and self.first.step > last:
+            self.first = None
+        if self.first_loss is not None and self.first_loss[0] > last:
+            self.first_loss = None

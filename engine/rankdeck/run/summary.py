@@ -1,0 +1,203 @@
+"""A run summed up: what `show --json` and exports say of it.
+
+`summarise` is a contract: keys may be added, never changed. Unknown is None. Every figure is the fold's
+(fold.py); what the run's other files say (its end, its configuration, its prediction) is added here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from rankdeck import events
+from rankdeck.base.errors import ConfigError, Problem
+from rankdeck.run.anatomy import totals_s
+from rankdeck.run.devices import DeviceFigures
+from rankdeck.run.fold import Fold, read_fold
+from rankdeck.run.imbalance import Imbalance
+from rankdeck.run.prediction import read_prediction
+from rankdeck.run.problems import failed_problem, lost_problem, reading_problems
+from rankdeck.rundir import RunDir
+
+
+def summarise(run: RunDir, fold: Fold | None = None, *, attempt: int | None = None) -> dict[str, Any]:
+    """What `rankdeck show --json` prints. `fold` spares reading the events again. With `attempt`, the run as
+    that attempt left it."""
+    fold = fold or read_fold(run, attempt=attempt)
+    is_past = attempt is not None and attempt < run.next_attempt() - 1
+    end = None if is_past else run.end()
+    outcome, exit_code = _past_end(fold) if is_past else (run.outcome(), end.exit_code if end else None)
+    strategy, options, planned = _what_ran(run, fold)
+    predicted = _predicted_bytes(run)
+    first, last = fold.first_started, fold.last
+    return {
+        "run": run.name,
+        "path": str(run.path),
+        "outcome": outcome,
+        "strategy": strategy,
+        "options": options,
+        "steps": fold.step or 0,
+        "attempts": fold.num_attempts,
+        "loss": {"first": fold.first_loss(), "last": _finite(last.loss if last else None)},
+        "evaluation": _evaluation(fold.evaluation),
+        "samples_per_s": fold.samples_per_s(),
+        "step_s": fold.step_times(),
+        "estimated": not fold.is_exact(),
+        "first_step_s": _first_step_s(fold),
+        "devices": [_device(device, predicted) for device in fold.devices.values()],
+        "imbalance": _imbalance(fold.imbalance()),
+        "comm": _comm(fold),
+        "bubble": _bubble(fold),
+        "pipeline": _pipeline(fold),
+        "anatomy": _anatomy(fold),
+        "pace": fold.started.pace if fold.started else None,
+        "problems": [_problem(problem) for problem in problems_of(run, fold, outcome)],
+        "steps_planned": planned,
+        "source": fold.source,
+        "started": first.started if first else run.environment().get("started"),
+        "ended": end.ended if end else None,
+        "exit_code": exit_code,
+        "weights": str(run.weights) if run.weights.is_file() else None,
+        "missing_lines": fold.counts.missing,
+        "unreadable": fold.counts.unreadable + fold.refused,
+        "newer_events": fold.counts.newer,
+    }
+
+
+def _past_end(fold: Fold) -> tuple[str, int | None]:
+    """(outcome, exit code) of an attempt that another one followed."""
+    last = max(fold.attempts, default=0)
+    ended = fold.attempts[last].ended if last in fold.attempts else None
+    return (ended.outcome, ended.exit_code) if ended is not None else ("lost", None)
+
+
+def problems_of(run: RunDir, fold: Fold, outcome: str) -> list[Problem]:
+    """What was raised, and for a run that ended badly at least one cause."""
+    found = list(fold.problems)
+    if outcome == "lost":
+        found.append(lost_problem(run))
+    elif outcome == "failed" and not any(problem.severity == "error" for problem in found):
+        # The supervisor names one cause for all ranks; without it, what the ranks saw is the best there is.
+        found.extend(fold.rank_failures or [failed_problem(run)])
+    return found + reading_problems(fold.counts, fold.refused)
+
+
+def _predicted_bytes(run: RunDir) -> dict[int, int]:
+    """The predicted peak of live tensors by device; nothing where only a bound is known."""
+    line = read_prediction(run)
+    if line is None or line.is_bound:
+        return {}
+    return {device.device: device.active_bytes for device in line.devices}
+
+
+def _what_ran(run: RunDir, fold: Fold) -> tuple[str | None, dict[str, Any], int | None]:
+    """Strategy, its options and the planned steps; from the configuration for a run that never started."""
+    if fold.started is not None:
+        return fold.started.strategy, fold.started.options, fold.num_steps_planned
+    try:
+        config = run.config()
+    except ConfigError:
+        return None, {}, None
+    return config.strategy.use, config.strategy.options, config.train.steps
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _evaluation(evaluation: events.Evaluation | None) -> dict[str, Any] | None:
+    if evaluation is None:
+        return None
+    return {
+        "loss": _finite(evaluation.loss),
+        "accuracy": evaluation.accuracy,
+        "step": evaluation.step,
+        "samples": evaluation.samples,
+    }
+
+
+def _first_step_s(fold: Fold) -> float | None:
+    row = fold.first_row()
+    if fold.first_started is None or row is None:
+        return None
+    return _finite(row.ended - fold.first_started.started)
+
+
+def _device(figures: DeviceFigures, predicted: Mapping[int, int]) -> dict[str, Any]:
+    info = figures.info
+    return {
+        "device": figures.device,
+        "name": info.name if info else None,
+        "uuid": info.uuid if info else None,
+        "kind": info.kind if info else None,
+        "total_bytes": info.total_bytes if info else None,
+        "peak_bytes": figures.peak_bytes,
+        "peak_by_kind": dict(figures.peak_by_kind) if figures.peak_by_kind is not None else None,
+        "utilisation_mean": figures.utilisation_mean,
+        "used_peak_bytes": figures.used_peak_bytes,
+        "breakdown": figures.breakdown,
+        "lost_at": figures.lost_at,
+        "predicted_peak_bytes": predicted.get(figures.device),
+    }
+
+
+def _imbalance(found: Imbalance | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {"device": found.device, "excess_bytes": round(found.excess_bytes), "ratio": found.ratio}
+
+
+def _comm(fold: Fold) -> dict[str, Any] | None:
+    comm, sync = fold.comm, fold.sync
+    if not comm:
+        return None
+    size = max(fold.started.world_size if fold.started else 0, max(comm) + 1)
+    algorithms = dict.fromkeys(name for _, by_name in sorted(comm.items()) for name in by_name)
+    synced = [sync.get(rank) for rank in range(size)]
+    return {
+        "algorithm": " + ".join(algorithms),
+        "sent_bytes_per_step": [sum(comm[rank].values()) if rank in comm else None for rank in range(size)],
+        "sync_s": [None if told is None else told.sync_s for told in synced],
+        "overlapped_s": [None if told is None else told.overlapped_s for told in synced],
+    }
+
+
+def _bubble(fold: Fold) -> dict[str, float | None] | None:
+    """The share of a step that a pipeline's devices wait, measured and by the schedule's theory."""
+    return None if fold.bubble is None else {"measured": fold.bubble[0], "theory": fold.bubble[1]}
+
+
+def _pipeline(fold: Fold) -> list[dict[str, Any]] | None:
+    """What each rank said of its stages."""
+    if not fold.pipeline:
+        return None
+    keys = ("rank", "stages", "microbatches", "in_flight", "weight_versions", "staleness")
+    told = [event for _, event in sorted(fold.pipeline.items())]
+    return [{key: getattr(event, key) for key in keys} for event in told]
+
+
+def _anatomy(fold: Fold) -> dict[str, Any] | None:
+    """Seconds by phase of each device in the last step that was sampled."""
+    last = fold.anatomy
+    if last is None:
+        return None
+    return {
+        "step": last.step,
+        "seconds": last.seconds,
+        "simulated": last.simulated,
+        "devices": [{"device": row.device, "seconds_by_phase": dict(totals_s(row))} for row in last.rows],
+    }
+
+
+def _problem(problem: Problem) -> dict[str, Any]:
+    return {
+        "code": problem.code,
+        "rank": problem.rank,
+        "message": problem.message,
+        "advice": problem.advice,
+        "severity": problem.severity,
+        "path": problem.path,
+        "line": problem.line,
+        "last_lines": list(problem.last_lines),
+    }

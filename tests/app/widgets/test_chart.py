@@ -1,0 +1,104 @@
+"""What every painted chart has from its base, and the legend and rows that they share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from PySide6.QtCore import QSize
+from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen
+from pytestqt.qtbot import QtBot
+
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.chart import Chart
+from rankdeck_app.widgets.device_rows import DeviceRows
+from rankdeck_app.widgets.legend import LegendEntry, place_entries
+
+
+@dataclass(frozen=True)
+class Bars:
+    heights: tuple[int, ...] = ()
+
+
+class BarChart(Chart[Bars]):
+    """As high as its figure asks; counts what the base asks of it."""
+
+    num_layouts = num_paints = 0
+
+    def describe(self) -> str:
+        return ", ".join(map(str, self._figure.heights))
+
+    def relayout(self) -> None:
+        self.num_layouts += 1
+
+    def sizeHint(self) -> QSize:
+        return QSize(40, 10 * len(self._figure.heights))
+
+    def paint(self, painter: QPainter, event: QPaintEvent) -> None:
+        self.num_paints += 1
+
+
+@pytest.fixture
+def chart(qtbot: QtBot) -> BarChart:
+    made = BarChart(Theme(), Bars(), "Bars")
+    qtbot.addWidget(made)
+    made.resize(40, 40)
+    made.show()
+    qtbot.waitUntil(lambda: made.num_paints > 0)
+    return made
+
+
+def test_a_new_figure_is_laid_out_described_and_painted(qtbot: QtBot, chart: BarChart) -> None:
+    layouts, paints = chart.num_layouts, chart.num_paints
+    chart.set_figure(Bars((1, 2)))
+    qtbot.waitUntil(lambda: chart.num_paints > paints)
+    assert chart.num_layouts > layouts
+    assert (chart.accessibleName(), chart.accessibleDescription()) == ("Bars", "1, 2")
+
+
+def test_an_equal_figure_costs_nothing(qtbot: QtBot, chart: BarChart) -> None:
+    chart.set_figure(Bars((1, 2)))
+    qtbot.waitUntil(lambda: chart.accessibleDescription() == "1, 2")
+    layouts = chart.num_layouts
+    chart.set_figure(Bars((1, 2)))
+    assert chart.num_layouts == layouts
+
+
+def test_another_theme_is_laid_out_and_its_ground_painted(qtbot: QtBot) -> None:
+    theme = Theme()
+    chart = BarChart(theme, Bars())
+    qtbot.addWidget(chart)
+    chart.resize(40, 40)
+
+    def ground() -> QColor:
+        return chart.grab().toImage().pixelColor(20, 20)
+
+    assert ground().rgb() == theme.color("rankdeck.card.background").rgb()
+    before, layouts = ground(), chart.num_layouts
+    theme.load("Light Modern")
+    assert ground().rgb() == theme.color("rankdeck.card.background").rgb() != before.rgb()
+    assert chart.num_layouts > layouts
+
+
+def test_the_least_of_a_legend_goes_unnamed_where_there_is_no_room(qtbot: QtBot) -> None:
+    line = QPen(QColor("black"))
+    entries = [
+        LegendEntry("much", [QColor("red")], 5.0),
+        LegendEntry("least", [QColor("blue")], 1.0),
+        LegendEntry("cap", line),
+    ]
+    [all_of_them] = place_entries(entries, 1000)
+    assert [entry.text for entry, _ in all_of_them] == ["much", "least", "cap"]
+    width = all_of_them[-1][1]  # where the last one begins: one too few
+    [fitting] = place_entries(entries, width)
+    assert [entry.text for entry, _ in fitting] == ["much", "cap"], "a line is never left out"
+    lines = place_entries(entries, width, one_line=False)
+    assert [[entry.text for entry, _ in one] for one in lines] == [["much", "least"], ["cap"]]
+
+
+def test_rows_stand_in_the_middle_of_their_room_and_end_within_it(qtbot: QtBot) -> None:
+    few = DeviceRows.of(["GPU 0", "GPU 1"], 300, 200, most_row=36.0, numbers=44)
+    assert few.row_height == 36.0 and few.plot.center().y() == pytest.approx(100)
+    assert few.row(1).top() == pytest.approx(few.row(0).bottom()) and few.plot.right() == pytest.approx(256)
+    many = DeviceRows.of([f"GPU {index}" for index in range(16)], 300, 80, most_row=36.0, numbers=44, top=4)
+    assert many.row_height == 5.0 and (many.plot.top(), many.plot.bottom()) == (4, 84)

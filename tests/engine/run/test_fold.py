@@ -1,0 +1,346 @@
+"""One fold of a run: the rule of resumes, and the same state however the files are read."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from rankdeck import events
+from rankdeck.base.errors import Problem
+from rankdeck.run import attempt as attempts
+from rankdeck.run.batch import Batch
+from rankdeck.run.fold import Changed, Fold, read_fold
+from rankdeck.run.row import row_of
+from rankdeck.run.summary import summarise
+from rankdeck.rundir import EventReader, RunDir
+from tests.helpers.written_run import MIB, WrittenRun, device_infos
+
+NUM_RUNS = 150
+
+
+def restored(run: WrittenRun, rank: int, step: int, attempt: int) -> None:
+    run.writer(f"rank-{rank}", attempt).write(events.Restored(rank=rank, step=step))
+
+
+def evaluated(run: WrittenRun, step: int, loss: float, attempt: int = 0) -> None:
+    run.writer("rank-0", attempt).write(events.Evaluation(step=step, loss=loss, samples=4, seconds=0.1))
+
+
+def steps_again(runs: Path, *, says: bool = True) -> WrittenRun:
+    """Four steps and an evaluation, then steps 3 and 4 once more."""
+    run = WrittenRun(runs)
+    run.begin()
+    run.steps(0, 1, [5.0, 4.0, 3.0, 2.0])
+    evaluated(run, 4, 0.5)
+    run.memory(0, 4, {0: {"activations": 900 * MIB}})
+    run.begin(attempt=1)
+    if says:
+        restored(run, 0, 2, 1)
+    run.steps(0, 3, [30.0, 20.0], attempt=1)
+    return run
+
+
+@pytest.mark.parametrize("says", [True, False], ids=["said", "from its first steps"])
+def test_steps_that_are_trained_again_replace_the_older_ones(tmp_path: Path, says: bool) -> None:
+    run = steps_again(tmp_path / "runs", says=says)
+    fold = read_fold(run.dir)
+    assert fold.column("loss").tolist() == [5.0, 4.0, 30.0, 20.0]
+    assert fold.evaluation is None and fold.devices[0].peak_bytes is None
+    run.end()
+    facts = summarise(run.dir)
+    assert (facts["loss"], facts["evaluation"], facts["steps"]) == ({"first": 5.0, "last": 20.0}, None, 4)
+    before = summarise(run.dir, attempt=0)
+    assert (before["loss"]["last"], before["evaluation"]["loss"]) == (2.0, 0.5)
+    assert before["devices"][0]["peak_bytes"] == 900 * MIB and before["outcome"] == "lost"
+
+
+def test_what_a_later_attempt_goes_on_after_is_history_before_it_trains(tmp_path: Path) -> None:
+    run = steps_again(tmp_path / "runs")
+    run.begin(attempt=2)
+    restored(run, 0, 1, 2)
+    assert read_fold(run.dir).column("loss").tolist() == [5.0]
+    run.lose()
+
+
+def test_an_attempt_that_ended_before_it_restored_hides_nothing(tmp_path: Path) -> None:
+    run = steps_again(tmp_path / "runs")
+    run.memory(0, 4, {0: {"activations": 70}}, attempt=1)
+    evaluated(run, 4, 0.25, attempt=1)
+    run.begin(2, device_infos(2), strategy="ddp", attempt=2)
+    run.writer("rank-0", 2).write(events.RankStarted(rank=0, pid=1, devices=[0]))
+    problem = Problem("out-of-memory", "Too large.", rank=0)
+    run.writer("rank-0", 2).write(events.RankFailed(rank=0, problem=problem))
+    fold = read_fold(run.dir)
+    assert fold.column("loss").tolist() == [5.0, 4.0, 30.0, 20.0]
+    assert fold.evaluation is not None and fold.evaluation.loss == 0.25
+    assert fold.devices[0].peak_bytes == 70
+    assert fold.rank_failures == [problem] and fold.num_attempts == 3
+    run.lose()
+
+
+def test_errors_of_an_earlier_attempt_are_warnings_of_the_run(tmp_path: Path) -> None:
+    run = steps_again(tmp_path / "runs")
+    for attempt in (0, 1):
+        problem = Problem("rank-killed", "It was killed.", rank=0)
+        run.writer("supervisor", attempt).write(events.ProblemRaised(problem=problem))
+    assert [problem.severity for problem in read_fold(run.dir).problems] == ["warning", "error"]
+    run.lose()
+
+
+def test_a_sampled_step_of_one_attempt_is_not_mixed_with_the_same_step_of_another(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path / "runs")
+    for attempt, ranks in ((0, [0]), (1, [1])):
+        run.begin(2, device_infos(2), attempt=attempt)
+        for rank in ranks:
+            run.writer(f"rank-{rank}", attempt).write(spans(rank, 4))
+    assert read_fold(run.dir).anatomy is None
+    run.writer("rank-0", 1).write(spans(0, 4))
+    assert read_fold(run.dir).anatomy is not None
+    run.lose()
+
+
+def spans(rank: int, step: int) -> events.Spans:
+    return events.Spans(
+        rank=rank,
+        step=step,
+        began=100.0 + step,
+        seconds=1.0,
+        names=["forward"],
+        name=[0],
+        device=[rank],
+        start_us=[0],
+        duration_us=[1000],
+        microbatch=[0],
+    )
+
+
+def test_numbers_that_make_no_sense_cost_nothing_and_are_counted(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path / "runs")
+    run.begin(10**9)
+    run.begin(1)
+    writer = run.writer("rank-0")
+    for event in (
+        events.Steps(rank=0, first=400_000_000, samples=[1], ended=[run.started + 1.0], step_s=[0.1]),
+        events.Steps(rank=10**9, first=1, ended=[1.0]),
+        events.Comm(rank=10**9, step=1, algorithm="ring", sent_bytes=5),
+        events.Spans(**{**asdict_of(spans(0, 4)), "name": [0, 7]}),
+    ):
+        writer.write(event)
+    fold = read_fold(run.dir)
+    assert (fold.step, len(fold.column("step")), fold.refused) == (400_000_000, 1, 4)
+    run.end()
+    facts = summarise(run.dir)
+    assert facts["unreadable"] == 4 and facts["problems"][-1]["code"] == "unreadable-events"
+
+
+def asdict_of(event: events.Spans) -> dict[str, Any]:
+    return {name: getattr(event, name) for name in event.__struct_fields__}
+
+
+def test_events_of_a_newer_version_are_skipped_and_said_once(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path / "runs")
+    run.begin()
+    run.steps(0, 1, [1.0])
+    for event in ({"kind": "steps", "v": 99, "first": "one"}, {"kind": "weather", "rain": True}):
+        with (run.path / "events" / "rank-0.0.jsonl").open("a") as file:
+            file.write(json.dumps({**event, "seq": 1}) + "\n")
+    run.end()
+    facts = summarise(run.dir)
+    assert (facts["steps"], facts["newer_events"], facts["unreadable"]) == (1, 2, 0)
+    assert [problem["code"] for problem in facts["problems"]] == ["newer-events"]
+
+
+def test_rates_leave_out_the_time_between_attempts(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path / "runs")
+    run.begin()
+    run.steps(0, 1, [1.0] * 5, step_s=0.5)
+    run.started += 1000.0
+    run.begin(attempt=1)
+    run.steps(0, 6, [1.0] * 5, step_s=0.5, attempt=1)
+    fold = read_fold(run.dir)
+    assert fold.samples_per_s() == pytest.approx(16 / 0.5)
+    assert fold.step_times() == {"median": pytest.approx(0.5), "p99": pytest.approx(0.5)}
+    run.lose()
+
+
+def test_figures_of_a_run_that_is_longer_than_what_is_held_are_within_their_bounds(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path / "runs")
+    run.begin(steps=20_000)
+    choose = random.Random(0)
+    ended = run.started
+    for first in range(1, 20_001, 500):
+        times = [choose.uniform(0.01, 0.02) for _ in range(500)]
+        ends = (ended + np.cumsum(times)).tolist()
+        ended = ends[-1]
+        columns = {"loss_sum": [8.0] * 500, "count": [8.0] * 500, "samples": [16] * 500, "lr": [0.1] * 500}
+        run.writer("rank-0").write(events.Steps(rank=0, first=first, step_s=times, ended=ends, **columns))
+    whole, part = read_fold(run.dir, rows_held=None), read_fold(run.dir, rows_held=1000)
+    assert whole.is_exact() and not part.is_exact()
+    assert len(part.column("loss")) == 1000 and part.step == whole.step == 20_000
+    assert part.first_row() == whole.first_row() and part.first_loss() == whole.first_loss()
+    assert part.samples_per_s() == pytest.approx(whole.samples_per_s(), rel=1e-3)
+    for name, value in whole.step_times().items():
+        assert part.step_times()[name] == pytest.approx(value, rel=0.01), name
+    run.lose()
+
+
+# Any run, any split, any interleaving.
+
+
+def any_run(folder: Path, choose: random.Random) -> tuple[WrittenRun, int]:
+    """A run of one to four attempts on one to three ranks, some of which die at any moment; written by the
+    real writer."""
+    run = WrittenRun(folder)
+    num_attempts = choose.randint(1, 4)
+    reached = 0
+    for attempt in range(num_attempts):
+        if choose.random() < 0.1:
+            continue  # its supervisor never came up
+        world_size = choose.randint(1, 3)
+        infos = device_infos(choose.choice([1, world_size]))
+        run.begin(world_size, infos, strategy=choose.choice(["ddp", "fsdp"]), attempt=attempt)
+        run.started += choose.uniform(1, 50)
+        if choose.random() < 0.15:
+            continue  # it died before it restored anything
+        after = choose.randint(0, reached)
+        says = choose.random() < 0.7
+        ends = [after + choose.randint(0, 12) for _ in range(world_size)]
+        for rank in range(world_size):
+            if says:
+                restored(run, rank, after, attempt)
+            _train(run, choose, rank, after + 1, ends[rank], attempt, world_size)
+        reached = max(reached, min(ends))
+    return run, num_attempts
+
+
+def _train(
+    run: WrittenRun, choose: random.Random, rank: int, first: int, last: int, attempt: int, world_size: int
+) -> None:
+    """The lines of one rank; the first rank of a longer chain is silent about losses at times."""
+    is_silent = rank == 0 and world_size > 1 and choose.random() < 0.2
+    writer = run.writer(f"rank-{rank}", attempt)
+    while first <= last:
+        num_steps = 1 if is_silent else min(choose.randint(1, 5), last - first + 1)
+        losses = [choose.choice([None, choose.uniform(1, 9)]) for _ in range(num_steps)]
+        if choose.random() < 0.1:
+            writer._seq += 1  # a line that could not be written
+        else:
+            run.steps(rank, first, None if is_silent else losses, attempt=attempt)
+        first += num_steps
+        step = first - 1
+        if choose.random() < 0.3:
+            run.memory(rank, step, {rank: {"activations": choose.randint(1, 99)}}, attempt=attempt)
+        if choose.random() < 0.3:
+            writer.write(spans(rank, step))
+        if choose.random() < 0.2:
+            sample = events.DeviceSample(rank, utilisation=choose.random(), used_bytes=choose.randint(1, 99))
+            writer.write(events.Sample(devices=[sample], interval_s=0.5, rank=rank))
+        if rank == 0 and choose.random() < 0.3:
+            evaluated(run, step, choose.uniform(1, 9), attempt)
+        if choose.random() < 0.1:
+            problem = Problem("checkpoint", f"of step {step}", rank=rank)
+            writer.write(events.ProblemRaised(problem=problem))
+        if choose.random() < 0.2:
+            writer.write(events.Comm(rank=rank, step=step, algorithm="ring", sent_bytes=step, sync_s=0.1))
+
+
+def state(fold: Fold, run: RunDir) -> dict[str, Any]:
+    """Everything that is shown of a fold."""
+    curves = {name: getattr(fold, name).points() for name in ("losses", "rates", "held_out")}
+    return {
+        "summary": summarise(run, fold),
+        "rows": list(fold.rows()),
+        "phases": fold.phases,
+        "devices": {index: asdict_without_curves(device) for index, device in fold.devices.items()},
+        "histories": {
+            index: [history.points() for history in (device.peak_history, device.utilisation_history)]
+            for index, device in fold.devices.items()
+        },
+        "curves": curves,
+        "averages": [np.round(fold.loss_ema.points()[1].astype(float), 4).tolist()],
+    }
+
+
+def asdict_without_curves(device: Any) -> dict[str, Any]:
+    told = {name: value for name, value in vars(device).items() if not name.endswith("_history")}
+    return {name: repr(value) for name, value in told.items()}
+
+
+def read_in_any_way(run: RunDir, choose: random.Random) -> Fold:
+    """Files grow by any number of bytes at a time, in any order, and are folded in batches of any size."""
+    fold, batch = Fold(), Batch()
+    contents = {path: path.read_bytes() for path in sorted(run.events_folder.iterdir())}
+    shown = dict.fromkeys(contents, 0)
+    readers = {path: EventReader(run) for path in contents}
+    while waiting := [path for path, data in contents.items() if shown[path] < len(data)]:
+        path = choose.choice(waiting)
+        shown[path] += choose.randint(1, 900)
+        path.write_bytes(contents[path][: shown[path]])
+        for name, found in list(readers[path].batches()):
+            if name == path.name:
+                batch.add(name, found)
+        if choose.random() < 0.5:
+            fold.apply(batch)
+            batch = Batch()
+    fold.apply(batch)
+    return fold
+
+
+def test_any_run_read_in_any_way_is_the_same(tmp_path: Path) -> None:
+    for seed in range(NUM_RUNS):
+        choose = random.Random(seed)
+        run, _ = any_run(tmp_path / str(seed), choose)
+        whole = Fold()
+        batch = Batch()
+        for name, found in EventReader(run.dir).batches():
+            batch.add(name, found)
+        whole.apply(batch)
+        again = read_in_any_way(run.dir, choose)
+        expected, seen = state(whole, run.dir), state(again, run.dir)
+        for key in expected:
+            np.testing.assert_equal(seen[key], expected[key], err_msg=f"{key} of seed {seed}")
+        assert row_of(run.dir)["steps"] == (whole.step or 0), seed
+        assert row_of(run.dir)["strategy"] == (whole.started.strategy if whole.started else "single")
+        run.lose()
+
+
+def test_without_the_rule_of_resumes_the_same_runs_differ(tmp_path: Path) -> None:
+    """The negative control: attempts are put one behind the other, and nothing becomes history."""
+    num_wrong = 0
+    for seed in range(20):
+        run, _ = any_run(tmp_path / str(seed), random.Random(seed))
+        right = read_fold(run.dir).column("step").tolist()
+        with mock.patch.object(attempts.Attempt, "cut", return_value=False):
+            wrong = read_fold(run.dir).column("step").tolist()
+        assert right == sorted(set(right))
+        num_wrong += wrong != right
+        run.lose()
+    assert num_wrong > 5
+
+
+def test_a_batch_says_what_it_changed(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path / "runs")
+    run.begin()
+    fold, reader = Fold(), EventReader(run.dir)
+
+    def changed() -> Changed:
+        batch = Batch()
+        for name, found in reader.batches():
+            batch.add(name, found)
+        return fold.apply(batch)
+
+    assert changed() == Changed.STATE
+    run.steps(0, 1, [1.0])
+    assert Changed.STEPS in changed()
+    run.memory(0, 1, {0: {"activations": 1}})
+    assert changed() == Changed.MEMORY
+    evaluated(run, 1, 0.5)
+    assert changed() == Changed.EVALUATION
+    assert changed() == Changed.NOTHING
+    run.lose()

@@ -1,0 +1,151 @@
+"""The shares of all ranks become one row per step, whatever order they come in."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rankdeck.events import Steps
+from rankdeck.run.steps import COLUMNS, Joiner, StepTable, blocks_of
+
+
+def share(
+    rank: int,
+    first: int,
+    sums: list[float | None] | None,
+    *,
+    num_steps: int | None = None,
+    count: float = 2.0,
+    late_s: float = 0.0,
+) -> Steps:
+    """Consecutive steps of one rank that end a second after each other, `late_s` late."""
+    length = num_steps if sums is None else len(sums)
+    assert length is not None
+    return Steps(
+        rank=rank,
+        first=first,
+        loss_sum=sums,
+        count=None if sums is None else [count] * length,
+        lr=[0.1] * length,
+        samples=[4] * length,
+        step_s=[1.0 + late_s] * length,
+        ended=[100.0 + first + index + late_s for index in range(length)],
+    )
+
+
+class Joined:
+    """The rows that a joiner makes of events, in a table."""
+
+    def __init__(self, world_size: int | None, *events: Steps) -> None:
+        self.joiner, self.table = Joiner(), StepTable()
+        self.joiner.world_size = world_size
+        self.add(*events)
+
+    def add(self, *events: Steps) -> None:
+        for event in events:
+            for block in blocks_of([event])[0]:
+                self.joiner.add(block)
+        for rows in self.joiner.take():
+            self.table.append(rows)
+
+    def __getattr__(self, name: str) -> list[float]:
+        return [None if value != value else value for value in self.table.column(name).tolist()]
+
+
+def test_the_loss_of_a_step_is_the_sum_of_sums_over_the_sum_of_counts() -> None:
+    found = Joined(2, share(0, 1, [2.0, 4.0]), share(1, 1, [6.0, 8.0], count=6.0))
+    assert found.loss == [1.0, 1.5]
+    assert found.samples == [8.0, 8.0]
+
+
+def test_a_step_is_complete_once_every_rank_has_told_it() -> None:
+    found = Joined(2, share(0, 1, [2.0, 4.0, 6.0]), share(1, 1, [2.0]))
+    assert found.step == [1]
+    found.add(share(1, 2, [4.0, 6.0]))
+    assert found.loss == [1.0, 2.0, 3.0]
+
+
+def test_rows_wait_until_the_number_of_ranks_is_known() -> None:
+    found = Joined(None, share(0, 1, [2.0]))
+    assert found.step == []
+    found.joiner.world_size = 1
+    found.add()
+    assert found.step == [1]
+
+
+def test_a_rank_without_loss_counts_for_time_only() -> None:
+    found = Joined(2, share(0, 1, None, num_steps=2, late_s=0.5), share(1, 1, [2.0, 4.0]))
+    assert found.loss == [1.0, 2.0]
+    assert found.samples == [4.0, 4.0]
+    assert found.ended == [101.5, 102.5]
+    assert found.step_s == [1.5, 1.5]
+
+
+def test_what_is_not_finite_or_has_no_target_is_unknown_and_no_zero() -> None:
+    found = Joined(1, share(0, 1, [None, 2.0]), share(0, 3, [0.0], count=0.0))
+    assert found.loss == [None, 1.0, None]
+
+
+def test_lines_that_were_dropped_leave_unknown_rows() -> None:
+    found = Joined(1, share(0, 1, [2.0]), share(0, 4, [8.0]))
+    assert found.step == [1, 2, 3, 4]
+    assert found.loss == [1.0, None, None, 4.0]
+
+
+def test_a_gap_of_one_rank_keeps_the_times_of_the_others() -> None:
+    found = Joined(2, share(0, 1, [2.0, 2.0]), share(1, 2, [2.0]))
+    assert found.loss[0] is None and found.ended[0] == 101.0
+
+
+def test_a_million_steps_are_joined_quickly_and_stay_small() -> None:
+    found = Joined(1)
+    for first in range(1, 1_000_001, 1000):
+        found.add(share(0, first, [1.0] * 1000))
+    assert len(found.table) == 1_000_000
+    assert found.table.rows.nbytes <= 2**18 * 8 * len(COLUMNS)
+
+
+def test_a_number_of_a_step_costs_nothing() -> None:
+    found = Joined(2, share(0, 400_000_000, [1.0]), share(1, 2**51, [1.0]))
+    assert found.step == [400_000_000]
+    assert blocks_of(
+        [share(0, 2**60, [1.0]), share(0, 0, [1.0]), share(-1, 1, [1.0]), share(2**40, 1, [1.0])]
+    ) == (
+        [],
+        4,
+    )
+
+
+def test_columns_of_unequal_length_are_unknown_where_they_end() -> None:
+    line = Steps(rank=0, first=1, loss_sum=[2.0, 4.0, 6.0], count=[2.0], lr=[], samples=[4, 4], ended=[1.0])
+    found = Joined(1, line)
+    assert found.step == [1, 2]
+    assert found.loss == [1.0, None] and found.ended == [1.0, None] and found.lr == [None, None]
+
+
+def test_a_number_that_no_double_holds_is_refused() -> None:
+    line = Steps(rank=0, first=1, samples=[10**400], ended=[1.0], step_s=[1.0], lr=[1.0])
+    assert blocks_of([line]) == ([], 1)
+
+
+def test_lines_at_once_and_one_by_one_are_the_same() -> None:
+    lines = [share(0, first, [None if first == 3 else 2.0, 4.0]) for first in range(1, 9, 2)]
+    (whole,), _ = blocks_of(lines)
+    apart = [block for line in lines for block in blocks_of([line])[0]]
+    np.testing.assert_array_equal(whole.values, np.concatenate([block.values for block in apart], axis=1))
+
+
+def test_a_rank_that_repeats_itself_is_refused() -> None:
+    found = Joined(1, share(0, 1, [2.0, 4.0]), share(0, 2, [20.0, 40.0]))
+    assert found.loss == [1.0, 2.0, 20.0] and found.joiner.num_refused == 1
+
+
+def test_rows_that_slide_out_leave_marks_and_bins() -> None:
+    small, whole = StepTable(rows_held=100), StepTable(rows_held=None)
+    rows = np.stack([np.arange(1.0, 1001.0), *[np.full(1000, 2.0)] * 4, 50 + np.arange(1000.0)])
+    for start in range(0, 1000, 7):
+        for table in (small, whole):
+            table.append(rows[:, start : start + 7])
+    assert (len(small), small.rows.shape[1], len(whole.marks)) == (1000, 100, 0)
+    assert small.marks[-1].row == 899 and small.samples_gone == 1800.0
+    assert small.times_gone.sum() == 899
+    assert abs(small.times_of_bins()[small.times_gone.argmax()] - 1.0) < 0.01

@@ -1,0 +1,146 @@
+"""Every file of a run is opened for reading by one module, base/files.py: a run's folder may come from
+anywhere, and a pipe, a folder or a device in place of a file must not hang or break whoever looks at it."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankdeck import events
+from rankdeck.checkpoint_files import list_checkpoints
+from rankdeck.run.fold import read_fold
+from rankdeck.run.row import row_of
+from rankdeck.run.summary import summarise
+from rankdeck.rundir import list_runs
+from tests.helpers.written_run import WrittenRun
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+READS = ("read_text", "read_bytes")
+
+NO_FILE_OF_A_RUN = {
+    "engine/rankdeck/base/leases.py": "locks of GPUs",
+    "engine/rankdeck/checkpoint/weights.py": "writes",
+    "engine/rankdeck/checkpoint_files.py": "writes, and reads through files.open_regular",
+    "engine/rankdeck/cli/app.py": "/dev/null",
+    "engine/rankdeck/cli/plan_target.py": "/sys",
+    "engine/rankdeck/config/loading.py": "a person's configuration; RunDir.config looks first",
+    "engine/rankdeck/config/presets.py": "presets",
+    "engine/rankdeck/data/bpe.py": "training data",
+    "engine/rankdeck/data/corpus.py": "training data",
+    "engine/rankdeck/launch/control.py": "the run's folder, for its socket",
+    "engine/rankdeck/launch/guard.py": "the standard library only: writes, and /proc",
+    "engine/rankdeck/launch/processes.py": "/proc",
+    "engine/rankdeck/launch/rank.py": "writes logs",
+    "engine/rankdeck/launch/ranks.py": "pipes, and writes logs",
+    "engine/rankdeck/launch/supervisor.py": "/proc",
+    "engine/rankdeck/models/hugging_face.py": "a model's configuration",
+    "engine/rankdeck/rundir/directory.py": "writes",
+    "engine/rankdeck/rundir/listing.py": "writes",
+    "engine/rankdeck/rundir/writing.py": "writes, and the end of what it appends to",
+    "engine/rankdeck/run/export.py": "writes, and the weights by safetensors",
+    "engine/rankdeck/base/heartbeat.py": "pipes",
+    "app/rankdeck_app/commands/keymap.py": "a setting",
+    "app/rankdeck_app/controllers/session.py": "presets",
+    "app/rankdeck_app/settings.py": "settings",
+    "app/rankdeck_app/shell/window_state.py": "a setting",
+    "app/rankdeck_app/state/draft.py": "the draft",
+    "app/rankdeck_app/state/trust.py": "a setting",
+    "app/rankdeck_app/state/workspace.py": "a setting",
+    "app/rankdeck_app/theme/vscode.py": "a theme",
+    "app/rankdeck_app/widgets/card.py": "writes",
+}
+
+
+def opens(source: str) -> bool:
+    """Whether a module opens files without base/files.py."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        called = node.func
+        if isinstance(called, ast.Name) and called.id in ("open", "safe_open"):
+            return True
+        if not isinstance(called, ast.Attribute):
+            continue
+        owner = called.value.id if isinstance(called.value, ast.Name) else ""
+        if called.attr in READS and owner != "files":
+            return True
+        if called.attr == "open" and (owner in ("os", "io") or _is_mode(node.args[:1])):
+            return True
+    return False
+
+
+def _is_mode(args: list[ast.expr]) -> bool:
+    return bool(args) and isinstance(args[0], ast.Constant) and set(str(args[0].value)) <= set("rwabx+t")
+
+
+def test_no_other_module_opens_a_file_of_a_run() -> None:
+    found = {
+        str(file.relative_to(CHECKOUT))
+        for root in ("engine/rankdeck", "app/rankdeck_app")
+        for file in (CHECKOUT / root).rglob("*.py")
+        if opens(file.read_text(encoding="utf-8"))
+    } - {"engine/rankdeck/base/files.py"}
+    assert found <= set(NO_FILE_OF_A_RUN), "read it through rankdeck.base.files, or say here what it opens"
+    assert all((CHECKOUT / file).is_file() for file in NO_FILE_OF_A_RUN)
+
+
+@pytest.mark.parametrize(
+    "source", ["open('x')", "path.read_text()", "p.read_bytes()", "os.open('x', 0)", "path.open('rb')"]
+)
+def test_an_open_is_seen(source: str) -> None:
+    assert opens(source)
+    assert not opens("files.read_text(path)\nself._tabs.open(path)\nfiles.open_regular(path)")
+
+
+def put_in_place(path: Path, kind: str) -> None:
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
+def test_what_is_no_regular_file_is_passed_over_and_told(tmp_path: Path, kind: str) -> None:
+    run = WrittenRun(tmp_path / "runs")
+    run.begin()
+    run.steps(0, 1, [1.0])
+    run.writer("rank-1").write(events.RankStarted(rank=1, pid=1, devices=[0]))
+    (run.dir.checkpoints_folder / "5").mkdir(parents=True)
+    run.lose()
+    for name in (
+        "end.json",
+        "environment.json",
+        "plan.json",
+        "events/rank-1.0.jsonl",
+        "checkpoints/5/COMMIT",
+    ):
+        put_in_place(run.path / name, kind)
+    assert read_fold(run.dir).counts.unreadable == 1
+    facts = summarise(run.dir)
+    assert (facts["outcome"], facts["steps"]) == ("lost", 1)
+    assert "unreadable-events" in [problem["code"] for problem in facts["problems"]]
+    assert row_of(run.dir)["steps"] == 1 and list_checkpoints(run.dir.checkpoints_folder) == []
+    put_in_place(run.path / "config.toml", kind)
+    assert list_runs(tmp_path / "runs") == []
+
+
+def test_a_pipe_in_place_of_the_index_or_a_log_hangs_nothing(tmp_path: Path) -> None:
+    """The negative control beside it: a plain read of the same pipe waits for ever."""
+    from rankdeck.base.home import state_dir
+    from rankdeck.diagnose.exceptions import read_last_lines
+
+    state_dir().mkdir(parents=True, exist_ok=True)
+    os.mkfifo(state_dir() / "runs.index")
+    os.mkfifo(tmp_path / "rank-0.0.err")
+    assert list_runs(tmp_path) == [] and read_last_lines(tmp_path / "rank-0.0.err") == ()
+    with pytest.raises(subprocess.TimeoutExpired):
+        script = f"open({str(tmp_path / 'rank-0.0.err')!r}).read()"
+        subprocess.run([sys.executable, "-c", script], timeout=0.5, check=False)
