@@ -89,7 +89,7 @@ def test_a_virtual_display_takes_a_real_window(x_display: str) -> None:
     assert done.stdout.strip() == "xcb True", done.stderr
 
 
-# What the source itself has to keep. Sets called NOT_YET name what does not keep it: they only shrink.
+# What the source itself has to keep.
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
@@ -97,18 +97,6 @@ MAX_FUNCTION_LINES = 60
 LONG_FILES = {
     "engine/rankdeck/config/catalog.py": "a table of data: one row per strategy, model, data set and loss",
     "engine/rankdeck/events.py": "a table of data: one class per kind of event in a run's files",
-}
-LONG_FILES_NOT_YET = {
-    "engine/rankdeck/strategies/hybrid.py",
-    "engine/rankdeck/training/loop.py",
-}
-PACKAGES_WITHOUT_A_PURPOSE_YET = {"engine/rankdeck/strategies"}
-CUT_DOCSTRINGS_NOT_YET = {
-    "engine/rankdeck/parallel/mesh.py",
-    "engine/rankdeck/strategies/__init__.py",
-    "engine/rankdeck/strategies/base.py",
-    "engine/rankdeck/training/reporting.py",
-    "engine/rankdeck/training/worker.py",
 }
 # What a person calls files of their own, in examples.
 EXAMPLE_FILES = {
@@ -120,12 +108,9 @@ EXAMPLE_FILES = {
     "datasets.py",
     "engine.py",
 }
-WRONG_REFERENCES_NOT_YET = {
-    ("engine/rankdeck/parallel/collectives/counted.py", "../strategies/tensor_parallel.py"),
-}
+
 # An event is called after its tag on disk; the code around them reads `events.Sample`.
 NAMED_BY_THEIR_TAG = {"engine/rankdeck/events.py"}
-SHARED_CLASS_NAMES_NOT_YET: set[str] = set()
 
 _REFERENCE = re.compile(r"(?<![\w*.<>{/-])((?:\.\./|\./)*(?:[\w.-]+/)*[\w-]+\.(?:py|md))\b")
 
@@ -164,10 +149,8 @@ def _prose(file: Path) -> Iterator[str]:
 
 def test_no_file_is_longer_than_one_sits_through() -> None:
     lengths = {_name(file): len(file.read_text("utf-8").splitlines()) for file in _sources("engine", "app")}
-    allowed = LONG_FILES.keys() | LONG_FILES_NOT_YET
     long = {name: length for name, length in lengths.items() if length > MAX_FILE_LINES}
-    assert long.keys() <= allowed, long
-    assert LONG_FILES.keys() <= lengths.keys()
+    assert long.keys() == LONG_FILES.keys(), long
 
 
 def test_no_function_is_longer_than_a_screen() -> None:
@@ -186,9 +169,7 @@ def test_every_package_says_in_one_sentence_what_it_is_for() -> None:
     for file in _sources("engine", "app", suffix="__init__.py"):
         first = (ast.get_docstring(_tree(file)) or "").split("\n\n")[0]
         sentence = re.match(r"[A-Z`].*?[.](?=\s|$)", first, re.DOTALL)
-        if (sentence is None or len(sentence[0].split()) < 5) and (
-            _name(file.parent) not in PACKAGES_WITHOUT_A_PURPOSE_YET
-        ):
+        if sentence is None or len(sentence[0].split()) < 5:
             silent.append(_name(file))
     assert not silent
 
@@ -199,7 +180,7 @@ def test_no_docstring_is_cut_in_the_middle_of_a_sentence() -> None:
         for line, text in _docstrings(file):
             first, _, rest = text.partition("\n\n")
             continues = first.endswith(":") and re.match(r"[a-z(]", rest) is not None
-            if (continues or first.endswith((";", ","))) and _name(file) not in CUT_DOCSTRINGS_NOT_YET:
+            if continues or first.endswith((";", ",")):
                 cut.append(f"{_name(file)}:{line}: {first}")
     assert not cut
 
@@ -219,11 +200,7 @@ def test_every_file_that_is_named_exists() -> None:
         for match in (match for text in _prose(file) for match in _REFERENCE.finditer(text)):
             named = match[1]
             there = named in names or any((base / named).is_file() for base in [file.parent, *bases])
-            if (
-                not there
-                and named not in EXAMPLE_FILES
-                and (_name(file), named) not in WRONG_REFERENCES_NOT_YET
-            ):
+            if not there and named not in EXAMPLE_FILES:
                 wrong.append(f"{_name(file)}: {named}")
     assert not wrong
 
@@ -239,11 +216,7 @@ def test_no_two_public_classes_have_one_name() -> None:
             ):
                 places.setdefault(node.name, []).append(f"{_name(file)}:{node.lineno}")
     shared = {name: found for name, found in places.items() if len(found) > 1}
-    assert shared.keys() <= SHARED_CLASS_NAMES_NOT_YET, shared
-
-
-KNOWN_CIRCLES = (("rankdeck.cli.display", "rankdeck.cli.lines", "rankdeck.cli.live"),)
-"""Those that are still there. Nothing is added."""
+    assert not shared
 
 
 def _circles(package: str) -> list[tuple[str, ...]]:
@@ -260,7 +233,7 @@ def _circles(package: str) -> list[tuple[str, ...]]:
 
 @pytest.mark.parametrize("package", ["rankdeck", "rankdeck_app"])
 def test_no_modules_import_each_other(package: str) -> None:
-    assert [circle for circle in _circles(package) if circle not in KNOWN_CIRCLES] == []
+    assert _circles(package) == []
 
 
 def test_modules_that_import_each_other_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

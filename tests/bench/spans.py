@@ -22,7 +22,8 @@ import torch
 from rankdeck.config import from_text
 from rankdeck.profiling.spans import SpanBudget, SpanRecorder
 from rankdeck.rundir import EventWriter
-from rankdeck.training.loop import Trainer, assemble
+from rankdeck.training.assembly import assemble
+from rankdeck.training.loop import Trainer
 from rankdeck.training.reporting import StepReporter
 from rankdeck.training.workload import load
 

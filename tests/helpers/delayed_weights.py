@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from rankdeck.config import from_text
+from rankdeck.config.catalog import AsyncPipelineOptions
 from rankdeck.data.loader import build_loader, first_batch
 from rankdeck.data.sampling import StepBatches
+from rankdeck.parallel.nested import cast
 from rankdeck.parallel.pipelining.cutting import cut_model
-from rankdeck.strategies.base import cast
 from rankdeck.training import workload as workloads
 
 Weights = dict[str, Tensor]
@@ -59,7 +60,8 @@ def train_delayed(toml: str, num_stages: int, *, late_by: int = 0) -> tuple[Weig
     samples = train.global_batch // train.accumulate
     model = workload.build_model().train().to(dtype)
     inputs = cast(first_batch(workload.train, samples)[0], dtype)
-    cut = cut_model(model, num_stages, config.strategy.options, inputs, samples, device=torch.device("cpu"))
+    options = AsyncPipelineOptions(**config.strategy.options)
+    cut = cut_model(model, num_stages, options, inputs, samples, device=torch.device("cpu"))
     stages = [_Stage(module, workload) for module in cut.stages]
     sampler = StepBatches(
         len(workload.train),

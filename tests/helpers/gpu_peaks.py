@@ -47,7 +47,7 @@ def peaks(
     from rankdeck.planner.targets import Target, TargetDevice
     from rankdeck.rundir import EventWriter
     from rankdeck.training import workload as workloads
-    from rankdeck.training.loop import assemble
+    from rankdeck.training.assembly import assemble
 
     target = Target("one GPU", (TargetDevice(None, None),) * num_ranks, like_cuda=True)
     chosen = Candidate(strategy, options).config(config(precision), target)

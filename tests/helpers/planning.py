@@ -20,7 +20,7 @@ from rankdeck.run import plan_lines
 from rankdeck.run.plan_lines import PlanLine
 from rankdeck.rundir import EventWriter
 from rankdeck.training import workload as workloads
-from rankdeck.training.loop import assemble
+from rankdeck.training.assembly import assemble
 from tests.helpers.ranks import ROOT, RankSet
 
 _FACTORIES = Path(__file__).with_name("hugging_face.py")
@@ -58,6 +58,7 @@ STRATEGIES = {
     "fsdp-whole": '{ use = "fsdp", reshard = false }',
     "gpipe": '{ use = "pipeline", schedule = "gpipe", microbatches = 4 }',
     "1f1b": '{ use = "pipeline", schedule = "1f1b", microbatches = 4 }',
+    "1f1b-by-hand": '{ use = "pipeline", schedule = "1f1b-by-hand", microbatches = 4 }',
     "pipeline-async": '{ use = "pipeline-async" }',
     "tensor": '{ use = "tensor" }',
     "data-stage": '{ use = "hybrid", data = 2, stage = 2, microbatches = 4 }',

@@ -33,9 +33,9 @@ from rankdeck.parallel.collectives.grad_sync import GradientSync
 from rankdeck.parallel.pipelining.communication import StageCommunication
 from rankdeck.rundir import EventWriter
 from rankdeck.strategies.ddp import Ddp
-from rankdeck.strategies.pipeline import Pipeline
+from rankdeck.strategies.pipeline import PipelineParallel
 from rankdeck.training import workload as workloads
-from rankdeck.training.loop import assemble
+from rankdeck.training.assembly import assemble
 
 
 def train_once(request: dict[str, object], rank: int, world_size: int) -> None:
@@ -77,14 +77,14 @@ class _Only(SamplingBudget):
         return step in self._steps
 
 
-_WHOLE_PIPELINE: Callable[..., object] = Pipeline.forward_backward
+_WHOLE_PIPELINE: Callable[..., object] = PipelineParallel.forward_backward
 
 
-def _first_stage_forgotten(self: Pipeline, batch: object, scale: float, **last: bool) -> object:
+def _first_stage_forgotten(self: PipelineParallel, batch: object, scale: float, **last: bool) -> object:
     """A pipeline whose first stage does without its gradients."""
     sums = _WHOLE_PIPELINE(self, batch, scale, **last)
     if self.mesh().rank == 0:
-        for parameter in self._cut.stages[0].parameters():
+        for parameter in self.cut.stages[0].parameters():
             parameter.grad = None
     return sums
 
@@ -104,7 +104,7 @@ def _without_sync() -> Iterator[None]:
         mock.patch.object(Ddp, "forward_backward", local),
         mock.patch.object(dist, "reduce_scatter_single", own_slice),
         mock.patch.object(GradientSync, "sync", lambda self, gradients: None),
-        mock.patch.object(Pipeline, "forward_backward", _first_stage_forgotten),
+        mock.patch.object(PipelineParallel, "forward_backward", _first_stage_forgotten),
         mock.patch.object(StageCommunication, "sum_tied_gradients", lambda self: None),
     ):
         yield

@@ -29,7 +29,7 @@ from rankdeck.run.batch import Batch
 from rankdeck.rundir import EventReader, RunDir
 from rankdeck.training import workload as workloads
 from rankdeck.training.agreement import Agreement
-from rankdeck.training.loop import assemble
+from rankdeck.training.assembly import assemble
 from rankdeck.training.saving import Saver
 
 
@@ -46,7 +46,7 @@ def run(
     places = list(range(config.selection.count or 1)) if card.one_process else [rank]
     here = RunDir(Path(folder))
     writer = here.writer(f"rank-{rank}", attempt)
-    keeper = CheckpointStore(
+    store = CheckpointStore(
         here.checkpoints_folder,
         rank=rank,
         world_size=world_size,
@@ -64,7 +64,7 @@ def run(
         writer=writer,
         sampling=SamplingBudget(),
         saver=Saver(
-            keeper=keeper,
+            store=store,
             agreement=Agreement(here.requests_folder, rank, 0 if world_size == 1 else 1),
             writer=writer,
             rank=rank,

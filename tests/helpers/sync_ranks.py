@@ -23,7 +23,7 @@ from rankdeck.rundir import EventWriter
 from rankdeck.strategies.base import Setup, Strategy
 from rankdeck.torch_compat.dtensors import local_part
 from rankdeck.training import workload as workloads
-from rankdeck.training.loop import assemble
+from rankdeck.training.assembly import assemble
 
 SHAPES = [(64, 33), (7,), (1,), (128, 5, 3), (300, 40)]
 
@@ -119,12 +119,12 @@ def one_step(toml: str) -> dict[str, Any]:
         step()
         written = written_bytes() - before
         dist.barrier()
-        sent, times = strategy.sent_bytes_per_step(), strategy.sync_times()
+        sent, times = strategy.facts.sent(), strategy.facts.sync_times()
     assert sent is not None
     return {
-        "words": sent[0],
-        "told": sent[1],
-        "measured": sent[2],
+        "words": sent.algorithm,
+        "told": sent.num_bytes,
+        "measured": sent.is_measured,
         "written": written,
         "sync_s": None if times is None else times.seconds,
         "overlapped_s": None if times is None else times.overlapped_s,
@@ -172,7 +172,7 @@ def _stepping(toml: str, after: int = 0) -> Iterator[tuple[Strategy, Callable[[]
             writer=EventWriter(Path(folder) / "events.jsonl"),
         )
         if after and trainer.strategy.warms_up:
-            trainer._warm_up()
+            trainer.warm_up()
         loader = trainer.loader(after)
         batches, numbers = iter(loader), itertools.count(after + 1)
         yield trainer.strategy, lambda: trainer.step(next(numbers), batches, followed=False)
@@ -185,7 +185,7 @@ def first_weights(toml: str) -> dict[str, Any]:
     config = from_text(toml, folder=Path.cwd())
     workload = workloads.load(config)
     setup = Setup(
-        options=config.strategy.options,
+        options=config.strategy_card.options(**config.strategy.options),
         loss=workload.loss,
         devices=[torch.device("cpu")],
         rank=dist.get_rank(),

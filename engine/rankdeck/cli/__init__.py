@@ -8,7 +8,7 @@
     catalogue.py   devices, strategies, presets, validate
     follow.py      reads a run's events until it has ended, for train and watch
     display.py     what is shown meanwhile: live.py on a terminal, lines.py in a pipe
-    summary.py     results as a person reads them
+    summary.py     results as a person reads them; words.py what it and the displays say alike
     console.py      stdout for results, stderr for the rest; problems in words or JSON
 
 Nothing here imports torch, and each command imports what it needs when it is called: `rankdeck --help` stays

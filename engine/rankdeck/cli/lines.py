@@ -8,7 +8,7 @@ import time
 from rankdeck import events
 from rankdeck.base.units import format_duration
 from rankdeck.cli import console
-from rankdeck.cli.display import evaluation_in_words, loss_in_words
+from rankdeck.cli.words import evaluation_in_words, loss_in_words
 from rankdeck.run.anatomy import SIMULATED_TIME
 from rankdeck.run.fold import Fold
 

@@ -17,7 +17,7 @@ from rich.text import Text
 from rankdeck import events
 from rankdeck.base.units import format_bytes, format_count, format_duration
 from rankdeck.cli import console
-from rankdeck.cli.display import evaluation_in_words, kinds_in_words, loss_in_words
+from rankdeck.cli.words import evaluation_in_words, kinds_in_words, loss_in_words
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run.anatomy import SIMULATED_TIME
 from rankdeck.run.devices import DeviceFigures

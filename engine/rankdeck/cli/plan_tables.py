@@ -11,7 +11,7 @@ from rich.text import Text
 
 from rankdeck.base.units import format_bytes
 from rankdeck.cli import console
-from rankdeck.cli.display import KIND_LABELS
+from rankdeck.cli.words import KIND_LABELS
 from rankdeck.run import plan_lines
 from rankdeck.run.plan_lines import PlanLine, PlannedDevice
 

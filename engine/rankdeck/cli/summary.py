@@ -16,7 +16,7 @@ from rich.text import Text
 from rankdeck.base.errors import Problem
 from rankdeck.base.units import format_bytes, format_duration
 from rankdeck.cli import console
-from rankdeck.cli.display import KIND_LABELS, kinds_in_words, loss_in_words
+from rankdeck.cli.words import KIND_LABELS, kinds_in_words, loss_in_words
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.events import MEMORY_KINDS
 from rankdeck.run.anatomy import SIMULATED_TIME

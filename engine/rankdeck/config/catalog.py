@@ -12,10 +12,13 @@ import importlib
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from rankdeck.config import mesh_sizes
+from rankdeck.config.planning import Planning, uses_torchs_ddp, usual_meshes
 
 
 class Options(BaseModel):
@@ -109,12 +112,17 @@ class PipelineOptions(CutOptions):
     schedule: Literal[
         "gpipe",
         "1f1b",
+        "1f1b-by-hand",
         "interleaved-1f1b",
         "looped-bfs",
         "interleaved-zero-bubble",
         "zbv",
         "dualpipev",
-    ] = Field("1f1b", description="In which order stages run forward and backward of the microbatches.")
+    ] = Field(
+        "1f1b",
+        description="In which order stages run forward and backward of the microbatches. 1f1b-by-hand is the "
+        "same as 1f1b, written out in one function to be read; the others run in torch.",
+    )
     microbatches: Positive | None = Field(
         None, description="Parts of the batch in the pipe; a divisor near 2 x stages where not given."
     )
@@ -267,6 +275,13 @@ class StrategyCard(CatalogCard):
     sends: str = ""
     wins: str = ""
     breaks: str = ""
+    planning: Planning = field(default_factory=Planning)
+
+    def batch_cut(self, options: Mapping[str, Any], num_devices: int) -> tuple[int, int]:
+        """(slices of the batch, stages with microbatches between them)."""
+        if self.planning.batch_cut is not None:
+            return self.planning.batch_cut(options, num_devices)
+        return (num_devices if self.batch_shards else 1), 1
 
 
 def _table(*cards: Any) -> Mapping[str, Any]:
@@ -288,6 +303,7 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         sends="0 bytes per step.",
         wins="Whenever the model and its batch fit one device and one device is fast enough.",
         breaks="The first byte that does not fit.",
+        planning=Planning(in_turn=True, one_thread=True),
     ),
     StrategyCard(
         "dp",
@@ -305,6 +321,12 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         "outputs back.",
         wins="Hardly ever: a quick try on two devices. parallel_loss gathers losses instead of outputs.",
         breaks="Device 0 runs out of memory first (gathered outputs, loss, optimizer), while others idle.",
+        planning=Planning(
+            variants=lambda num_devices: [{}, {"parallel_loss": True}],
+            less_memory=lambda options: {} if options["parallel_loss"] else {"parallel_loss": True},
+            one_thread=True,
+            waits_for_sends=True,
+        ),
     ),
     StrategyCard(
         "ddp",
@@ -321,6 +343,16 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         wins="Whenever the model fits one device: equal memory, near-linear speed-up.",
         breaks="A model whose weights, gradients and optimizer state do not fit one device; slow links with "
         "small batches.",
+        planning=Planning(
+            variants=lambda num_devices: [{}, {"gradient_as_bucket_view": True}],
+            less_memory=lambda options: (
+                {"gradient_as_bucket_view": True}
+                if uses_torchs_ddp(options) and not options["gradient_as_bucket_view"]
+                else {}
+            ),
+            equal_ranks="all",
+            stand_in=lambda options: "single" if uses_torchs_ddp(options) else None,
+        ),
     ),
     StrategyCard(
         "fsdp",
@@ -338,6 +370,12 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         wins="A model that fits no single device; memory falls with the number of devices.",
         breaks="Slow links: weights travel in every forward and backward. Models without repeated blocks are "
         "gathered whole.",
+        planning=Planning(
+            variants=lambda num_devices: [{}, {"reshard": False}],
+            less_memory=lambda options: {} if options["reshard"] else {"reshard": True},
+            equal_ranks="slices",
+            side_streams=True,
+        ),
     ),
     StrategyCard(
         "model",
@@ -356,6 +394,7 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         wins="A model that does not fit one device, without any change of its mathematics: equal to single, "
         "batch norms included.",
         breaks="Speed: only one device works at a time. Uneven layers: the fullest device decides.",
+        planning=Planning(in_turn=True, one_thread=True, uses_nccl=False),
     ),
     StrategyCard(
         "pipeline",
@@ -363,7 +402,7 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         "microbatches through stages",
         "Pipeline parallel: each rank holds a stage (or two) of the layers, and microbatches flow through "
         "them so that all ranks work at once.",
-        "rankdeck.strategies.pipeline:Pipeline",
+        "rankdeck.strategies.pipeline:PipelineParallel",
         PipelineOptions,
         batch_shards=False,
         min_devices=2,
@@ -376,6 +415,13 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         "bubble is (p-1)/(m+p-1) of the step; interleaved and zero-bubble schedules shrink it.",
         breaks="Few microbatches (the bubble grows), uneven stages (all wait for the slowest), and batch "
         "norms (they see one microbatch at a time).",
+        planning=Planning(
+            variants=lambda num_devices: [
+                {"schedule": schedule} for schedule in ("gpipe", "1f1b", "interleaved-1f1b")
+            ],
+            label_option="schedule",
+            batch_cut=lambda options, num_devices: (1, num_devices),
+        ),
     ),
     StrategyCard(
         "pipeline-async",
@@ -396,6 +442,7 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         "old (2bw: exactly one).",
         breaks="Large learning rates: stale gradients overshoot. Tied weights and one norm over all "
         "gradients (clip_norm), because no moment sees all stages at the same update.",
+        planning=Planning(variants=lambda num_devices: [{"mode": "stash"}], label_option="mode"),
     ),
     StrategyCard(
         "tensor",
@@ -414,6 +461,14 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         wins="Layers too large for one device, on links as fast as NVLink: few ranks of one machine.",
         breaks="Slow links: every block waits for its sums. Heads that the devices do not divide, and layers "
         "that are neither Linear nor Embedding (convolutions, fused Conv1D).",
+        planning=Planning(
+            less_memory=lambda options: (
+                {} if options["sequence_parallel"] else {"sequence_parallel": True, "loss_parallel": True}
+            ),
+            equal_ranks="all",
+            late_steps=1,
+            waits_for_sends=True,
+        ),
     ),
     StrategyCard(
         "hybrid",
@@ -432,6 +487,14 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         "gradients that the rank holds, shard as fsdp, stage as pipeline, tensor as tensor.",
         wins="Models that no single axis fits: tensor inside a machine, stages and replicas across machines.",
         breaks="The limits of every axis, and a mesh that leaves each device too little to do.",
+        planning=Planning(
+            variants=usual_meshes,
+            batch_cut=lambda options, num_devices: (mesh_sizes.batch_slices(options), options["stage"]),
+            equal_ranks="mesh",
+            late_steps=1,
+            waits_for_sends=True,
+            side_streams=True,
+        ),
     ),
 )
 

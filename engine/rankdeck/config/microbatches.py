@@ -11,6 +11,7 @@ from rankdeck.base.errors import Problem, one_of
 stages_per_device = {
     "gpipe": 1,
     "1f1b": 1,
+    "1f1b-by-hand": 1,
     "interleaved-1f1b": 2,
     "looped-bfs": 2,
     "interleaved-zero-bubble": 2,
@@ -21,7 +22,7 @@ stages_per_device = {
 
 def fits(schedule: str, num_devices: int, microbatches: int) -> bool:
     """Whether the schedule can be laid out for so many microbatches."""
-    if schedule == "1f1b":
+    if schedule in ("1f1b", "1f1b-by-hand"):
         return microbatches >= num_devices
     if schedule == "dualpipev":
         return microbatches >= 2 * num_devices

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import ClassVar
 
 import torch
 
@@ -32,6 +33,9 @@ class Ledger(Storages):
     One ledger serves all threads of a process; each thread that runs tensor operations enters `following`
     itself.
     """
+
+    can_follow: ClassVar[bool] = True
+    """Whether steps can be followed at all: not with a NullLedger."""
 
     def __init__(self, num_devices: int, *, round_to_bytes: int = 1) -> None:
         super().__init__(num_devices, round_to_bytes=round_to_bytes)

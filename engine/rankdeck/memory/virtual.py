@@ -9,24 +9,23 @@ without it a crossing costs one clone.
 from __future__ import annotations
 
 import threading
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rankdeck.memory.ledger import Ledger
-
-_NO_SCOPE = nullcontext()
+from rankdeck.memory.null_ledger import AnyLedger, NullLedger
 
 
 class VirtualDevices:
     """`num_devices` devices of one process. `source` None stands for the host, where batches come from."""
 
-    def __init__(self, num_devices: int, ledger: Ledger | None = None) -> None:
-        assert ledger is None or ledger.num_devices >= num_devices
+    def __init__(self, num_devices: int, ledger: AnyLedger | None = None) -> None:
+        assert not isinstance(ledger, Ledger) or ledger.num_devices >= num_devices
         self.num_devices = num_devices
-        self.ledger = ledger
+        self.ledger: AnyLedger = ledger or NullLedger()
         self.moved_bytes: dict[tuple[int, int], int] = {}
         """Bytes that crossed so far by (source, target), followed or not; not those from the host."""
         self._lock = threading.Lock()
@@ -34,32 +33,31 @@ class VirtualDevices:
     @property
     def is_following(self) -> bool:
         """Whether a ledger follows the calling thread."""
-        return self.ledger is not None and self.ledger.is_following
+        return self.ledger.is_following
 
     def on(self, device: int) -> AbstractContextManager[None]:
         """A context in which tensors made from nothing belong to `device`."""
-        return _NO_SCOPE if self.ledger is None else self.ledger.on(device)
+        return self.ledger.on(device)
 
     def phase(self, kind: str) -> AbstractContextManager[None]:
         """A context in which new tensors are `kind` (see Ledger.phase)."""
-        return _NO_SCOPE if self.ledger is None else self.ledger.phase(kind)
+        return self.ledger.phase(kind)
 
     def end_phase(self, kind: str) -> None:
         """End the phase early if it is `kind`."""
-        if self.ledger is not None:
-            self.ledger.end_phase(kind)
+        self.ledger.end_phase(kind)
 
     def crossing(self, target: int, kind: str | None = None) -> AbstractContextManager[None]:
         """A context whose operations read any device and return tensors of `target`."""
-        return _NO_SCOPE if self.ledger is None else self.ledger.crossing(target, kind)
+        return self.ledger.crossing(target, kind)
 
     def unfollowed(self) -> AbstractContextManager[None]:
         """A context whose tensors are the host's: the ledger leaves them out."""
-        return _NO_SCOPE if self.ledger is None else self.ledger.paused()
+        return self.ledger.paused()
 
     def relabel(self, tensors: list[Tensor], kind: str) -> None:
         """Tell the ledger, if it follows, what tensors turned out to be for."""
-        if self.ledger is not None and self.is_following:
+        if self.is_following:
             self.ledger.relabel(tensors, kind)
 
     def count_moved(self, source: int | None, target: int, num_bytes: int) -> None:
@@ -69,7 +67,7 @@ class VirtualDevices:
         with self._lock:
             pair = (source, target)
             self.moved_bytes[pair] = self.moved_bytes.get(pair, 0) + num_bytes
-        if self.ledger is not None and self.is_following:
+        if self.is_following:
             self.ledger.count_moved(source, target, num_bytes)
 
     def copy(self, tensor: Tensor, source: int | None, target: int, kind: str | None = None) -> Tensor:

@@ -2,7 +2,7 @@
 
 A mean of means is wrong as soon as ranks hold different numbers of targets (4e-3 on masked text); sums add up
 whatever the cut is. The loop divides once, by the count of the whole global batch. Source: the sum form is
-what Megatron-LM and torchtitan use for the same reason. Read training/loop.py next.
+what Megatron-LM and torchtitan use for the same reason. Read training/step.py next.
 """
 
 from __future__ import annotations

@@ -35,10 +35,8 @@ class Mesh:
 
     @property
     def random_stream(self) -> int:
-        """Ranks that differ on data, shard or stage draw differently;
-
-        along tensor, replicated activations must agree.
-        """
+        """Ranks that differ on data, shard or stage draw differently. Along tensor they draw alike, because
+        replicated activations must agree."""
         stream = 0
         for axis in ("data", "shard", "stage"):
             stream = stream * self.size(axis) + self.coordinate(axis)

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rankdeck.base.units import format_bytes
-from rankdeck.config import RunConfig, mesh_sizes
-from rankdeck.config.catalog import STRATEGIES
+from rankdeck.config import RunConfig
 from rankdeck.planner.candidates import Candidate
 from rankdeck.planner.targets import Target
 from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, FITS, TIGHT, PlanLine
@@ -26,20 +25,15 @@ _ROUNDS = 12
 
 def changes_for(config: RunConfig, target: Target) -> list[dict[str, Any]]:
     """What could be changed about a configuration's memory, one thing each."""
-    train, strategy, options = config.train, config.strategy.use, config.strategy.options
+    train = config.train
     changes: list[dict[str, Any]] = []
     if not train.activation_checkpointing:
         changes.append({"train.activation_checkpointing": True})
     if target.like_cuda and train.precision == "fp32":
         changes.append({"train.precision": "bf16"})
-    if strategy == "dp" and not options.get("parallel_loss"):
-        changes.append({"strategy.parallel_loss": True})
-    if strategy == "ddp" and options.get("sync") == "native" and not options.get("gradient_as_bucket_view"):
-        changes.append({"strategy.gradient_as_bucket_view": True})
-    if strategy == "fsdp" and not options.get("reshard", True):
-        changes.append({"strategy.reshard": True})
-    if strategy == "tensor" and not options.get("sequence_parallel"):
-        changes.append({"strategy.sequence_parallel": True, "strategy.loss_parallel": True})
+    less = config.strategy_card.planning.less_memory(config.strategy.options)
+    if less:
+        changes.append({f"strategy.{name}": value for name, value in less.items()})
     if train.global_batch // train.accumulate > _unit(config, target.num_devices):
         changes.append({"train.accumulate": 2 * train.accumulate})
     return changes
@@ -97,11 +91,8 @@ def largest_batch(candidate: Candidate, base: RunConfig, target: Target, plan: P
 
 def _unit(config: RunConfig, num_devices: int) -> int:
     """The least batch: every device, part and microbatch gets one sample."""
-    options, card = config.strategy.options, STRATEGIES[config.strategy.use]
-    shards = num_devices if card.batch_shards else 1
-    stages = num_devices if config.strategy.use == "pipeline" else 1
-    if config.strategy.use == "hybrid":
-        shards, stages = mesh_sizes.batch_slices(options), int(options.get("stage", 1))
+    options = config.strategy.options
+    shards, stages = config.strategy_card.batch_cut(options, num_devices)
     microbatches = int(options.get("microbatches") or 2 * stages) if stages > 1 else 1
     return math.prod((config.train.accumulate, shards, microbatches))
 

@@ -1,12 +1,12 @@
 """The candidates of a plan: which strategies, with which options, and the configuration of each of them.
 
-What is sensible is a table: a strategy's defaults, and the options that change what it needs most. The
-configuration's own strategy comes first, as it is. Read pool.py next.
+What is sensible stands on each strategy's card: its defaults, and the options that change what it needs most.
+The configuration's own strategy comes first, as it is. Read pool.py next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,17 +17,6 @@ from rankdeck.config.catalog import STRATEGIES
 from rankdeck.planner.targets import Target
 
 Options = dict[str, Any]
-SENSIBLE: Mapping[str, Callable[[int], list[Options]]] = {
-    "single": lambda n: [{}],
-    "dp": lambda n: [{}, {"parallel_loss": True}],
-    "ddp": lambda n: [{}, {"gradient_as_bucket_view": True}],
-    "fsdp": lambda n: [{}, {"reshard": False}],
-    "model": lambda n: [{}],
-    "pipeline": lambda n: [{"schedule": "gpipe"}, {"schedule": "1f1b"}, {"schedule": "interleaved-1f1b"}],
-    "tensor": lambda n: [{}],
-    "pipeline-async": lambda n: [{"mode": "stash"}],
-    "hybrid": lambda n: _meshes(n),
-}
 ALL = "all"
 
 
@@ -45,8 +34,8 @@ class Candidate:
         """'pipeline, schedule = 1f1b': the strategy and what is not its default."""
         defaults = STRATEGIES[self.strategy].options().model_dump()
         shown = {key: value for key, value in self.options.items() if defaults.get(key) != value}
-        if self.strategy in ("pipeline", "pipeline-async") and not shown:
-            key = "schedule" if self.strategy == "pipeline" else "mode"
+        key = STRATEGIES[self.strategy].planning.label_option
+        if key is not None and not shown:
             shown = {key: self.options.get(key, defaults[key])}
         return ", ".join([self.strategy, *(f"{key} = {_toml(value)}" for key, value in shown.items())])
 
@@ -75,7 +64,7 @@ def candidates_for(config: RunConfig, wanted: str | None, num_devices: int) -> l
 
     Raises: ConfigError for an unknown name.
     """
-    names = list(SENSIBLE)
+    names = list(STRATEGIES)
     if wanted is not None and wanted != ALL:
         names = [name.strip() for name in wanted.split(",")]
         for name in names:
@@ -89,40 +78,27 @@ def candidates_for(config: RunConfig, wanted: str | None, num_devices: int) -> l
     own = config.strategy
     candidates = [Candidate(own.use, dict(own.options), configured=True)] if own.use in names else []
     for name in names:
-        for options in SENSIBLE[name](num_devices):
+        for options in STRATEGIES[name].planning.variants(num_devices):
             candidate = Candidate(name, options)
             if all(candidate.label != known.label for known in candidates):
                 candidates.append(candidate)
     return candidates
 
 
-def _meshes(num_devices: int) -> list[Options]:
-    """Pairs of axes over an even number of devices: replicas of pipelines, of slices, and split layers."""
-    half = num_devices // 2
-    if num_devices < 4 or num_devices % 2:
-        return []
-    return [
-        {"data": 2, "stage": half},
-        {"data": 2, "shard": half},
-        {"data": half, "tensor": 2},
-        {"shard": half, "tensor": 2},
-    ]
-
-
 def representatives(
-    strategy: str, options: Mapping[str, Any], num_devices: int, alike: Sequence[int] = ()
+    equal_ranks: str, options: Mapping[str, Any], num_devices: int, alike: Sequence[int] = ()
 ) -> dict[int, int]:
     """For every rank the rank whose figures are its own as well.
 
     Replicas and ranks of one tensor group hold equal shapes; stages differ. `alike` says for every slice of
     sharded weights which slice is like it; without it all are taken for the first.
     """
-    if strategy in ("ddp", "tensor"):
+    if equal_ranks == "all":
         return dict.fromkeys(range(num_devices), 0)
     slices = alike or (0,) * num_devices
-    if strategy == "fsdp":
+    if equal_ranks == "slices":
         return {rank: slices[rank] for rank in range(num_devices)}
-    if strategy == "hybrid":
+    if equal_ranks == "mesh":
         shard, stage, tensor = (int(options.get(axis, 1)) for axis in ("shard", "stage", "tensor"))
         same = {}
         for rank in range(num_devices):

@@ -27,22 +27,24 @@ from rankdeck.config import RunConfig
 from rankdeck.config.gpu_models import Rates
 from rankdeck.data.loader import first_batch
 from rankdeck.memory.entries import DeviceBytes
+from rankdeck.parallel.backend import Backend
 from rankdeck.parallel.collectives.replica_threads import ReplicaError
+from rankdeck.parallel.nested import each_tensor
 from rankdeck.planner.cuda_like import like_cuda
 from rankdeck.planner.plan_ledger import Change, PlanLedger
 from rankdeck.planner.planned_torch import planned
 from rankdeck.planner.values import Values
 from rankdeck.planner.work import Work, WorkCounter
 from rankdeck.rundir import EventWriter
-from rankdeck.strategies.base import PipelineFacts, Strategy, each_tensor
+from rankdeck.strategies.base import Strategy
+from rankdeck.strategies.facts import PipelineFacts
 from rankdeck.torch_compat.dtensors import is_dtensor
 from rankdeck.torch_compat.fake_tensors import FakeTensorMode, start_fake_group
 from rankdeck.training import workload as workloads
-from rankdeck.training.loop import Trainer, assemble
+from rankdeck.training.assembly import assemble
+from rankdeck.training.loop import Trainer
 
 NUM_STEPS = 2
-_COUNTED_LATE = ("tensor", "hybrid")
-"""Strategies that count their collectives in the second step, and hold a little more while they do."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class PassRequest:
 
     @property
     def num_steps(self) -> int:
-        return NUM_STEPS + (self.config.strategy.use in _COUNTED_LATE)
+        return NUM_STEPS + self.config.strategy_card.planning.late_steps
 
     @property
     def places(self) -> list[int]:
@@ -131,16 +133,17 @@ def fake_pass(request: PassRequest) -> PassResult:
     workload = workloads.load_shapes(request.config, Shapes)
     with (
         _group(request),
-        planned(like_cuda=request.like_cuda),
+        planned(like_cuda=request.like_cuda) as backend,
         like_cuda(request.config.train.precision, on=request.like_cuda),
     ):
-        trainer = _trainer(request, workload, ledger)
+        trainer = _trainer(request, workload, ledger, backend)
         try:
             try:
                 with values.strict_inside_modules():
                     work = _steps(trainer, workload, ledger, request, values)
             except Exception as error:
-                if _refuses(error) or request.config.strategy.use == "ddp":
+                stand_in = request.config.strategy_card.planning.stand_in(request.config.strategy.options)
+                if _refuses(error) or stand_in is not None:
                     raise
                 certain = dict(zip(request.places, _certain(trainer, ledger), strict=True))
                 raise NotFollowedError(error, certain) from error
@@ -149,19 +152,18 @@ def fake_pass(request: PassRequest) -> PassResult:
                 logs=dict(zip(request.places, ledger.logs, strict=True)),
                 work=work,
                 sent_bytes=_sent_bytes(trainer),
-                pipeline=trainer.strategy.pipeline_facts(),
-                alike=_alike_slices(request, trainer.strategy),
+                pipeline=trainer.strategy.facts.pipeline(),
+                alike=_alike_slices(trainer.strategy),
                 left_out=_left_out(request, values),
             )
         finally:
             trainer.strategy.close()
 
 
-def _alike_slices(request: PassRequest, strategy: Strategy) -> tuple[int, ...]:
+def _alike_slices(strategy: Strategy) -> tuple[int, ...]:
     """torch cuts the first dim of every weight into slices of ceil(length / n), of which the last ones may be
     shorter or empty."""
-    use, options = request.config.strategy.use, request.config.strategy.options
-    num_slices = {"fsdp": request.world_size, "hybrid": int(options.get("shard", 1))}.get(use, 1)
+    num_slices = strategy.mesh().size("shard")
     lengths = [length for weight in strategy.module.parameters() if (length := _sharded_length(weight))]
     if num_slices == 1 or not lengths:
         return ()
@@ -187,11 +189,11 @@ def _sharded_length(weight: torch.Tensor) -> int | None:
 
 def _left_out(request: PassRequest, values: Values) -> tuple[str, ...]:
     options = request.config.strategy.options
-    is_native_ddp = request.config.strategy.use == "ddp" and options["sync"] == "native"
+    by_torchs_wrapper = request.config.strategy_card.planning.stand_in(options) is not None
     left_out = []
     if values.has_workspaces:
         left_out.append("At least this much: an LSTM's kernel keeps a workspace whose size it alone knows.")
-    if is_native_ddp and options.get("compress") not in (None, "none"):
+    if by_torchs_wrapper and options.get("compress") not in (None, "none"):
         left_out.append("At least this much: what torch compresses gradients into is left out.")
     return tuple(left_out)
 
@@ -226,7 +228,9 @@ def _group(request: PassRequest) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _trainer(request: PassRequest, workload: workloads.Workload, ledger: PlanLedger) -> Trainer:
+def _trainer(
+    request: PassRequest, workload: workloads.Workload, ledger: PlanLedger, backend: Backend
+) -> Trainer:
     with ledger.fake:
         trainer = assemble(
             workload,
@@ -236,6 +240,7 @@ def _trainer(request: PassRequest, workload: workloads.Workload, ledger: PlanLed
             places=request.places,
             writer=EventWriter(Path(os.devnull)),
             ledger=ledger,
+            backend=backend,
         )
     if request.like_cuda:
         _step_like_cuda(trainer)
@@ -271,5 +276,5 @@ def _batches(strategy: Strategy, workload: workloads.Workload) -> Iterator[Any]:
 
 
 def _sent_bytes(trainer: Trainer) -> int:
-    sent = trainer.strategy.sent_bytes_per_step()
-    return 0 if sent is None else sent[1]
+    sent = trainer.strategy.facts.sent()
+    return 0 if sent is None else sent.num_bytes

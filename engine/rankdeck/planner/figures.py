@@ -25,7 +25,6 @@ from rankdeck.planner.work import Work
 from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, PlanLine, PlannedDevice, verdict_of
 
 _KEPT = ("parameters", "gradients", "optimizer", "buffers")
-_SIDE_STREAMS = ("fsdp", "hybrid")
 _BOUND = "At least this much: weights, gradients and optimizer state alone."
 _DDP_FALLBACK = "torch's DDP could not be followed: single's figures and a set of buckets."
 
@@ -67,7 +66,8 @@ def ranks_to_plan(
 def _standing(config: RunConfig, num_devices: int, planned: Mapping[int, RankNeeds]) -> dict[int, int]:
     """For every rank the one that is planned for it."""
     alike = planned[0].alike if 0 in planned else ()
-    return representatives(config.strategy.use, config.strategy.options, num_devices, alike)
+    equal_ranks = config.strategy_card.planning.equal_ranks
+    return representatives(equal_ranks, config.strategy.options, num_devices, alike)
 
 
 def plan_rank(config: RunConfig, rank: int, target: Target) -> RankNeeds:
@@ -80,8 +80,9 @@ def plan_rank(config: RunConfig, rank: int, target: Target) -> RankNeeds:
         certain = [_certain(place, device) for place, device in error.certain.items()]
         return RankNeeds(certain, notes=[_BOUND], reason=in_words(error.cause), is_bound=True)
     except Exception as error:
-        if config.strategy.use == "ddp" and config.strategy.options["sync"] == "native":
-            return _ddp_from_single(config, target)
+        stand_in = config.strategy_card.planning.stand_in(config.strategy.options)
+        if stand_in is not None:
+            return _from_stand_in(stand_in, config, target)
         return RankNeeds(reason=in_words(error))
 
 
@@ -119,7 +120,7 @@ def _device(result: PassResult, place: int, request: PassRequest, target: Target
     reserved = reserved_bytes(
         result.logs[place],
         held_bytes=[gpu.workspace_bytes, gpu.workspace_bytes],
-        side_streams=request.config.strategy.use in _SIDE_STREAMS,
+        side_streams=request.config.strategy_card.planning.side_streams,
     )
     active_bytes = bytes_of.peak_bytes + gpu.workspaces_bytes
     return DeviceNeeds(place, active_bytes, by_kind, reserved, result.work[place])
@@ -129,10 +130,10 @@ def _known(by_kind: Mapping[str, int]) -> dict[str, int]:
     return {kind: num_bytes for kind, num_bytes in by_kind.items() if num_bytes}
 
 
-def _ddp_from_single(config: RunConfig, target: Target) -> RankNeeds:
+def _from_stand_in(strategy: str, config: RunConfig, target: Target) -> RankNeeds:
     """A rank of ddp as a single device with its share of the batch, and buckets of the gradients' size."""
     share = config.train.global_batch // target.num_devices
-    single = Candidate("single", changes={"train.global_batch": share}).config(config, target)
+    single = Candidate(strategy, changes={"train.global_batch": share}).config(config, target)
     figures = plan_rank(single, 0, target)
     for device in figures.devices if not figures.is_bound else ():
         buckets_bytes = device.by_kind.get("parameters", 0)
@@ -192,7 +193,7 @@ def _planned_devices(
     else:
         standing = _standing(config, target.num_devices, planned)
         by_device = {rank: planned[same].devices[0] for rank, same in standing.items()}
-    talks = len(by_device) > 1 and config.strategy.use != "model"
+    talks = len(by_device) > 1 and config.strategy_card.planning.uses_nccl
     return [_planned(device, index, target, talks=talks) for index, device in by_device.items()]
 
 

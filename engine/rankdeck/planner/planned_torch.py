@@ -1,21 +1,24 @@
 """A context in which strategies build and train on fake tensors, as in a run.
 
-What torch does differently there is in torch_compat/planned.py and ddp.py. Four functions of this engine are
-exchanged as well: meshes are made for real, ddp wraps with PlannedDdp, no model is built on "meta", and
-Hugging Face's masks are made as in a run. Where DDP cannot be followed, ddp falls back to single's figures
-with a set of buckets (see figures.py). Read fake_pass.py first.
+What torch does differently there is in torch_compat/planned.py and ddp.py. What strategies ask for themselves
+they get from `PlannedBackend`: meshes are made for real, ddp wraps with PlannedDdp, no model is built on
+"meta", and Hugging Face's masks are made as in a run. Where DDP cannot be followed, ddp falls back to
+single's figures with a set of buckets (see figures.py). Read fake_pass.py first.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
 
+from rankdeck.parallel.backend import Backend
+from rankdeck.parallel.mesh import Mesh
 from rankdeck.planner.values import MASKING
 from rankdeck.torch_compat import planned as changes
 from rankdeck.torch_compat.ddp import PlannedDdp
@@ -23,8 +26,9 @@ from rankdeck.torch_compat.planned import Replaced
 
 
 @contextlib.contextmanager
-def planned(*, like_cuda: bool, initial_values: bool = False) -> Iterator[None]:
-    """A context in which strategies build and train on fake tensors, as over NCCL or as over gloo.
+def planned(*, like_cuda: bool, initial_values: bool = False) -> Iterator[Backend]:
+    """A context in which strategies build and train on fake tensors, as over NCCL or as over gloo; it gives
+    the backend for them.
 
     With `initial_values` real tensors do as well: then weights are filled.
     """
@@ -35,37 +39,34 @@ def planned(*, like_cuda: bool, initial_values: bool = False) -> Iterator[None]:
             changes.no_initial_values(replaced)
         changes.meshes_for_real(replaced)
         changes.own_objects_only(replaced)
-        _own_functions(replaced)
         if not like_cuda:
             changes.sends_hold(replaced)
-        yield
+        yield PlannedBackend(replaced)
     finally:
         replaced.put_back()
 
 
-def _own_functions(replaced: Replaced) -> None:
-    import rankdeck.parallel.fsdp.blank as blank
-    import rankdeck.parallel.mesh
-    import rankdeck.strategies.ddp as ddp
+class PlannedBackend(Backend):
+    """What strategies get on fake tensors."""
 
-    replaced.put(rankdeck.parallel.mesh, "init_device_mesh", changes.for_real(init_device_mesh))
-    replaced.put(ddp, "DistributedDataParallel", PlannedDdp)
-    # A model on "meta" holds tensors that are not fake; a fake one costs as little.
-    replaced.put(blank, "_on_meta", lambda model_fn: model_fn())
-    _masks_as_in_a_run(replaced)
+    def __init__(self, replaced: Replaced) -> None:
+        self._replaced = replaced
 
-
-def _masks_as_in_a_run(replaced: Replaced) -> None:
-    """Hugging Face's masks take fake tensors for a graph that is traced, and are never left out then."""
-    import rankdeck.training.user_code as user_code
-
-    build = user_code.build_model
-
-    def built(*args: Any, **kwargs: Any) -> nn.Module:
-        model = build(*args, **kwargs)
+    def model(self, model_fn: Callable[[], nn.Module]) -> nn.Module:
+        """Hugging Face's masks take fake tensors for a graph that is traced, and are never left out then."""
+        model = model_fn()
         masking = sys.modules.get(MASKING)
         if masking is not None and hasattr(masking, "is_tracing"):
-            replaced.put(masking, "is_tracing", lambda tensor=None: False)
+            self._replaced.put(masking, "is_tracing", lambda tensor=None: False)
         return model
 
-    replaced.put(user_code, "build_model", built)
+    def model_without_memory(self, model_fn: Callable[[], nn.Module]) -> nn.Module:
+        """A model on "meta" holds tensors that are not fake; a fake one costs as little."""
+        return model_fn()
+
+    def device_mesh(self, mesh: Mesh, device_type: str) -> DeviceMesh:
+        made: DeviceMesh = changes.for_real(super().device_mesh)(mesh, device_type)
+        return made
+
+    def replicate(self, module: nn.Module, **options: Any) -> DistributedDataParallel:
+        return PlannedDdp(module, **options)

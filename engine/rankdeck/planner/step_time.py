@@ -14,13 +14,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rankdeck.config.catalog import STRATEGIES
 from rankdeck.planner.work import Work
 from rankdeck.run.plan_lines import StepTime
 
 BEST_SHARE, WORST_SHARE = 0.9, 0.35
 KERNEL_LAUNCH_S = 6e-6
-HIDDEN_INSIDE = ("tensor", "hybrid", "dp")
-"""Strategies whose next operation waits for what is sent."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +39,12 @@ def step_time(step: StepCosts, scale: float | None = None) -> StepTime | None:
     known = [roofline for roofline in rooflines if roofline is not None]
     if not known or len(known) < len(rooflines):
         return None
-    in_turn = step.strategy in ("single", "model")
-    compute_s = sum(known) if in_turn else max(known)
+    planning = STRATEGIES[step.strategy].planning
+    compute_s = sum(known) if planning.in_turn else max(known)
     kernels = [work.num_kernels for work in step.work]
-    launches_s = KERNEL_LAUNCH_S * (sum(kernels) if in_turn or step.strategy == "dp" else max(kernels))
+    launches_s = KERNEL_LAUNCH_S * (sum(kernels) if planning.one_thread else max(kernels))
     sends_s = step.sent_bytes / step.link_bytes_per_s if step.link_bytes_per_s else 0.0
-    waits_best_s = sends_s if step.strategy in HIDDEN_INSIDE else 0.0
+    waits_best_s = sends_s if planning.waits_for_sends else 0.0
     low_s = max(compute_s / BEST_SHARE / (1 - step.bubble) + waits_best_s, sends_s)
     high_s = (compute_s / WORST_SHARE + launches_s) / (1 - step.bubble) + sends_s / 0.5
     if scale is None:

@@ -1,4 +1,3 @@
-"""Strategies:
-
-where tensors live, forward and backward, and how gradients meet. README.md gives the reading order.
+"""Strategies: where tensors live, forward and backward, and how gradients meet. README.md gives the reading
+order.
 """

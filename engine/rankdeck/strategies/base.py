@@ -8,7 +8,8 @@ schedule and metrics; a strategy owns where tensors live, forward and backward, 
     evaluate(batch, num_valid)      held-out sums
     weights()                       name -> tensor under the model's original names
 
-Read single.py first, then data_parallel.py and ddp.py.
+`compute` is the one forward and backward that single, ddp, fsdp, tensor and hybrid share. Read single.py
+first, then data_parallel.py and ddp.py.
 """
 
 from __future__ import annotations
@@ -22,21 +23,23 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from rankdeck.memory.ledger import Ledger
+from rankdeck.config.catalog import Options
+from rankdeck.memory.null_ledger import AnyLedger, NullLedger
 from rankdeck.models.losses import Loss
-from rankdeck.parallel.collectives.grad_sync import SyncTimes
+from rankdeck.parallel.backend import Backend
+from rankdeck.parallel.fsdp.blank import BlankModel
 from rankdeck.parallel.mesh import Mesh
+from rankdeck.parallel.nested import call, cast, each_tensor, first_samples, tensors_of
 from rankdeck.profiling.spans import SpanRecorder
+from rankdeck.strategies.facts import StrategyFacts
 
 Batch = tuple[Any, Any]
 
 
 @dataclass(frozen=True)
 class LossSum:
-    """A loss summed over `count` targets;
-
-    both stay on the device until they are reported. Tensors without dims, or numbers.
-    """
+    """A loss summed over `count` targets: tensors without dims that stay on the device until they are
+    reported, or numbers."""
 
     total: Tensor
     count: Tensor | int
@@ -44,56 +47,39 @@ class LossSum:
 
 @dataclass(frozen=True)
 class HeldoutSums:
-    """What one rank found on its share of the held-out samples.
-
-    `correct` is None where there are no classes.
-    """
+    """Sums over one rank's share of the held-out samples. `correct` is None where there are no classes."""
 
     total: float
     count: float
     correct: float | None
 
 
-@dataclass(frozen=True)
-class PipelineFacts:
-    """How a pipeline runs on one rank.
-
-    `in_flight`: the most microbatches whose activations it held at once. `theory_bubble`: the share of a step
-    that the schedule makes ranks wait, None where nothing is flushed. `weight_versions` (the most that it
-    held) and `staleness` (updates between the weights that a microbatch saw and those it updated) belong to
-    a pipeline without a flush.
-    """
-
-    stages: list[int]
-    microbatches: int
-    in_flight: int
-    theory_bubble: float | None = None
-    weight_versions: int | None = None
-    staleness: int | None = None
-
-
 @dataclass
 class Setup:
-    """What a strategy is given. `devices` are the torch devices that this rank drives, in the run's order
-    (all `cpu` in a rehearsal,
-    where the ledger keeps them apart); `ledger` is None on GPUs. `part_batch` is how many samples one part of
-    the global batch has over all data ranks, `accumulate` how many parts there are; `sample(n)` reads the
-    first n training samples as one batch, for a strategy that must know shapes before the first step."""
+    """What a strategy is given.
 
-    options: Mapping[str, Any]
+    `options` are those of its card in config/catalog.py. `devices` are the torch devices that this rank
+    drives, in the run's order (all `cpu` in a rehearsal, where the ledger keeps them apart). `part_batch` is
+    how many samples one part of the global batch has over all data ranks, `accumulate` how many parts there
+    are; `sample(n)` reads the first n training samples as one batch, for a strategy that must know shapes
+    before the first step. `drained(microbatches under way, updates)` is called when a pipe without a flush
+    was emptied.
+    """
+
+    options: Options
     loss: Loss
     devices: list[torch.device]
     rank: int = 0
     world_size: int = 1
-    ledger: Ledger | None = None
+    ledger: AnyLedger = field(default_factory=NullLedger)
     precision: str = "fp32"
     compile: bool = False
-    seed: int = 0
     part_batch: int = 1
     accumulate: int = 1
     sample: Callable[[int], Batch] | None = None
-    extras: dict[str, Any] = field(default_factory=dict)
     spans: SpanRecorder = field(default_factory=SpanRecorder)
+    backend: Backend = field(default_factory=Backend)
+    drained: Callable[[int, int], object] = lambda under_way, updates: None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -119,16 +105,18 @@ class Strategy(ABC):
     """Whether a forward or backward waits for other ranks in its middle."""
     steps_itself: ClassVar[bool] = False
     """Whether it steps the optimizer inside its own schedule; gradients are then never the loop's."""
+    options: Options
+    facts: StrategyFacts
+    """What it sends and how it runs, for whoever reports it."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
+        self.options = setup.options
         self.loss = setup.loss
         self.device = setup.devices[0]
         self.spans = setup.spans
-        # The loop sets both for a strategy that steps itself: one optimizer step with the gradients that are
-        # there (update, count of targets), and word of a drained pipe (microbatches under way, updates).
-        self.update_weights: Callable[[int, Any], object] = lambda update, count: None
-        self.tell_drained: Callable[[int, int], object] = lambda under_way, updates: None
+        self.ledger = setup.ledger
+        self.facts = StrategyFacts()
 
     def mesh(self) -> Mesh:
         return Mesh.of(self.setup.rank, data=self.setup.world_size)
@@ -158,8 +146,7 @@ class Strategy(ABC):
     @abstractmethod
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
         """Forward and backward of one part of the batch. The loss is multiplied by `scale` before backward;
-        `last` says that no more
-        parts follow, so that gradients may start to travel."""
+        `last` says that no more parts follow, so that gradients may start to travel."""
 
     def sync_gradients(self) -> None:  # noqa: B027 - most strategies have nothing to do here
         """Make gradients those of the whole global batch; nothing to do where backward did."""
@@ -180,35 +167,16 @@ class Strategy(ABC):
         """The optimizer's phase, on the devices that hold what it changes."""
         return self.spans.phase(0, "step")
 
-    def replicas_busy_s(self) -> list[float] | None:
-        """CPU seconds that each device's thread has worked so far;
-
-        None where the whole rank is one device.
-        """
-        return None
-
-    def sent_bytes_per_step(self) -> tuple[str, int, bool] | None:
-        """(algorithm, bytes this rank sends per step, measured or by formula); None where nothing is sent."""
-        return None
-
-    def sent_by_peer(self) -> dict[str, int] | None:
-        """The same bytes by the rank that receives them; None where they are not counted one by one."""
-        return None
-
-    def sync_times(self) -> SyncTimes | None:
-        """How long a step's sync takes and how much of it backward hides; None where nobody measured."""
-        return None
-
-    def pipeline_facts(self) -> PipelineFacts | None:
-        """How this rank's stages run; None where there are none."""
-        return None
-
     def weights(self) -> dict[str, Tensor]:
         """Parameters and persistent buffers under the model's original names; tied weights under every name.
 
         All ranks call this together; rank 0 gets them.
         """
         return {name: tensor.detach() for name, tensor in self.module.state_dict(keep_vars=True).items()}
+
+    def step_with(self, update_weights: Callable[[int, Any], object]) -> None:  # noqa: B027
+        """How a strategy that steps itself does it: `update_weights(update, count of targets)` takes one
+        optimizer step with the gradients that are there. Called once, before the first batch."""
 
     def settle(self) -> None:  # noqa: B027
         """Bring weights to a state that a checkpoint can hold; nothing to do where a step leaves them so."""
@@ -223,8 +191,6 @@ class Strategy(ABC):
     def close(self) -> None:  # noqa: B027
         """Give back threads and groups."""
 
-    # -- shared by strategies that run the whole model on one device --
-
     def to_device(self, batch: Batch, device: torch.device | None = None) -> Batch:
         """The batch on a device, floating inputs in the run's precision."""
         inputs, targets = batch
@@ -234,15 +200,55 @@ class Strategy(ABC):
                 cast((inputs, targets), self.setup.dtype),
                 lambda tensor: tensor.to(device=target, non_blocking=True),
             )
-        ledger = self.setup.ledger
-        if ledger is not None and ledger.is_following:
-            ledger.adopt(tensors_of(moved), 0, "inputs")
+        if self.ledger.is_following:
+            self.ledger.adopt(tensors_of(moved), 0, "inputs")
         return moved
 
-    def phase(self, kind: str) -> contextlib.AbstractContextManager[None]:
-        """A context in which new storages are `kind` in the ledger, where there is one."""
-        ledger = self.setup.ledger
-        return contextlib.nullcontext() if ledger is None else ledger.phase(kind)
+    def compute(self, forward: Callable[..., Any], batch: Batch, scale: float | Tensor) -> LossSum:
+        """Forward, loss and backward of one batch on this device; gradients add up in the parameters."""
+        inputs, targets = self.to_device(batch)
+        with self.autocast():
+            with self.spans.phase(0, "forward"):
+                outputs = call(forward, inputs)
+            with self.spans.phase(0, "loss"):
+                total, count = self.loss.function(outputs, targets)
+                del outputs
+        with self.spans.phase(0, "backward"):
+            (total * scale).backward()
+        return LossSum(total.detach(), count)
+
+    def compute_heldout(
+        self, forward: Callable[..., Any], batch: Batch, num_valid: int, *, together: bool = False
+    ) -> HeldoutSums:
+        """Forward and loss of the first `num_valid` samples in eval mode. Where ranks have to be in a forward
+        `together`, one whose share is all padding computes a sample for nothing."""
+        if num_valid == 0 and not together:
+            return self.no_sums()
+        inputs, targets = self.to_device(first_samples(batch, max(num_valid, 1)))
+        with self.evaluating():
+            sums = self.heldout_sums(call(forward, inputs), targets)
+        return sums if num_valid else self.no_sums()
+
+    def no_sums(self) -> HeldoutSums:
+        return HeldoutSums(0.0, 0.0, None if self.loss.correct is None else 0.0)
+
+    @contextlib.contextmanager
+    def communicating(self, name: str = "all-reduce", num_bytes: int | None = None) -> Iterator[None]:
+        """A phase in which this rank sends `num_bytes`; what it allocates meanwhile is for that."""
+        with self.ledger.phase("communication"), self.spans.phase(0, name, num_bytes=num_bytes):
+            yield
+
+    def blank_model(self, model_fn: Callable[[], nn.Module]) -> BlankModel:
+        """A model that is filled with rank 0's weights part by part: no device has to hold it whole."""
+        setup = self.setup
+        with self.ledger.paused():
+            return BlankModel(
+                model_fn,
+                rank=setup.rank,
+                device=self.device,
+                dtype=setup.dtype if setup.precision == "fp64" else None,
+                without_memory=setup.backend.model_without_memory,
+            )
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.setup.precision)
@@ -263,52 +269,6 @@ class Strategy(ABC):
         total, count = self.loss.function(outputs, targets)
         correct = None if self.loss.correct is None else float(self.loss.correct(outputs, targets))
         return HeldoutSums(float(total), float(count), correct)
-
-
-def call(module: Callable[..., Any], inputs: Any) -> Any:
-    """The model on its inputs: a dict becomes keyword arguments, a tuple positional ones."""
-    if isinstance(inputs, dict):
-        return module(**inputs)
-    if isinstance(inputs, tuple | list):
-        return module(*inputs)
-    return module(inputs)
-
-
-def first_samples(value: Any, num_valid: int) -> Any:
-    """The first samples of a batch, whatever it is made of."""
-    return each_tensor(value, lambda tensor: tensor[:num_valid])
-
-
-def tensors_of(value: Any) -> list[Tensor]:
-    """Every tensor inside tuples, lists and dicts."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, tuple | list):
-        return [tensor for item in value for tensor in tensors_of(item)]
-    return []
-
-
-def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same structure with every tensor changed."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return {key: each_tensor(inner, change) for key, inner in value.items()}
-    if isinstance(value, tuple | list):
-        return type(value)(each_tensor(inner, change) for inner in value)
-    return value
-
-
-def cast(value: Any, dtype: torch.dtype) -> Any:
-    """Floating tensors in the run's precision.
-
-    Only fp64 asks for it: what is fp32 or less stays as it came.
-    """
-    if dtype is not torch.float64:
-        return value
-    return each_tensor(value, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
 
 def compiled(module: nn.Module, setup: Setup) -> Callable[..., Any]:

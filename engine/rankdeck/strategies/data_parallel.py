@@ -16,32 +16,22 @@ single.py before, ddp.py after.
 
 from __future__ import annotations
 
-import contextlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from rankdeck.config.catalog import DpOptions
 from rankdeck.memory.virtual import VirtualDevices
 from rankdeck.models.losses import Loss
 from rankdeck.parallel.collectives.fan_out import data_parallel
 from rankdeck.parallel.collectives.replica_threads import ReplicaThreads
 from rankdeck.parallel.mesh import Mesh
+from rankdeck.parallel.nested import call, cast, first_samples, tensors_of
 from rankdeck.profiling.spans import SpanRecorder
-from rankdeck.strategies.base import (
-    Batch,
-    HeldoutSums,
-    LossSum,
-    Setup,
-    Strategy,
-    call,
-    cast,
-    first_samples,
-    place,
-    tensors_of,
-)
+from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy, place
+from rankdeck.strategies.facts import FanOutFacts
 
 
 class _Outputs(nn.Module):
@@ -104,14 +94,14 @@ class _Marked(nn.DataParallel[nn.Module]):
 
 class DataParallel(Strategy):
     name = "dp"
+    options: DpOptions
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        self._parallel_loss = bool(setup.options.get("parallel_loss", False))
-        self._steps = 0
         self._threads: ReplicaThreads | None = None
         if setup.is_rehearsal:
-            self._threads = ReplicaThreads(VirtualDevices(len(setup.devices), setup.ledger), self.spans)
+            self._threads = ReplicaThreads(VirtualDevices(len(setup.devices), self.ledger), self.spans)
+            self.facts = FanOutFacts(self._threads)
 
     def mesh(self) -> Mesh:
         """One rank: the batch is cut inside it."""
@@ -120,7 +110,7 @@ class DataParallel(Strategy):
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
         self._module = place(model_fn(), self.setup, self.device)
         self._outputs = self._spread(_Outputs(self._module))
-        inside = self.loss.inside and not self._parallel_loss
+        inside = self.loss.inside and not self.options.parallel_loss
         losses = _OutputsAndLosses if inside else _Losses
         self._losses = self._spread(losses(self._module, self.loss))
 
@@ -137,9 +127,10 @@ class DataParallel(Strategy):
 
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
         inputs, targets = self._host_batch(batch)
-        self._steps += last
+        if isinstance(self.facts, FanOutFacts):
+            self.facts.steps += last
         with self.autocast():
-            if self._parallel_loss or self.loss.inside:
+            if self.options.parallel_loss or self.loss.inside:
                 # Gathered outputs, if any, live until the backward is done, as in anyone's own loop.
                 totals, counts, *_gathered = self._losses(inputs, targets)
                 total, count = totals.sum(), counts.sum()
@@ -153,7 +144,7 @@ class DataParallel(Strategy):
 
         What device 0 makes of gathered outputs, until gradients leave it, is because of them.
         """
-        with self._phase("gathered"):
+        with self.ledger.phase("gathered"):
             with self.spans.phase(0, "loss"):
                 total, count = self.loss.function(outputs, targets)
                 del outputs
@@ -183,31 +174,13 @@ class DataParallel(Strategy):
 
     def _host_batch(self, batch: Batch) -> Batch:
         """The batch in the run's precision, still the host's: scatter takes each slice to its device."""
-        unfollowed = contextlib.nullcontext() if self._threads is None else self._threads.devices.unfollowed()
-        with unfollowed:
+        with self.ledger.paused():
             return cast(batch[0], self.setup.dtype), cast(batch[1], self.setup.dtype)
 
     def _on_lead(self, targets: Any) -> Any:
         """The targets on device 0, where the loss is computed."""
         _, moved = self.to_device((None, targets))
         return moved
-
-    def _phase(self, kind: str) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self._threads is None else self._threads.devices.phase(kind)
-
-    def replicas_busy_s(self) -> list[float] | None:
-        """Device 0's share includes this thread: it scatters, gathers, computes the loss and steps."""
-        if self._threads is None:
-            return None
-        lead, *others = self._threads.busy_s
-        return [lead + time.thread_time(), *others]
-
-    def sent_bytes_per_step(self) -> tuple[str, int, bool] | None:
-        """Measured where copies are ours; torch's own class does not tell."""
-        if self._threads is None or self._steps == 0:
-            return None
-        moved = sum(self._threads.devices.moved_bytes.values())
-        return "scatter, replicate, gather, reduce", round(moved / self._steps), True
 
     def extra_state(self) -> dict[str, Tensor]:
         """The random states of the devices that have drawn; device 0 draws from the process's own."""

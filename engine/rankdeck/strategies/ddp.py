@@ -24,40 +24,21 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from rankdeck.config.catalog import DdpOptions
 from rankdeck.parallel.collectives.broadcast import broadcast_from_rank_0
 from rankdeck.parallel.collectives.ddp_hooks import (
-    backward_times,
     compress_with_hook,
-    last_sync,
     one_bucket_mb,
     powersgd_tensors,
     put_powersgd_tensors,
-    time_every_backward,
 )
-from rankdeck.parallel.collectives.grad_sync import (
-    GradientSync,
-    SyncTimes,
-    all_reduce_bytes,
-    gradients_of,
-    travelling_bytes,
-)
+from rankdeck.parallel.collectives.grad_sync import GradientSync, gradients_of, travelling_bytes
 from rankdeck.parallel.collectives.sync_batch_norm import convert_batch_norms
-from rankdeck.profiling.spans import LateSpan
-from rankdeck.strategies.base import (
-    Batch,
-    HeldoutSums,
-    LossSum,
-    Setup,
-    Strategy,
-    call,
-    compiled,
-    first_samples,
-    place,
-)
+from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy, compiled, place
+from rankdeck.strategies.facts import DdpFacts, SyncFacts
 
 _MIB = 2**20
 
@@ -65,15 +46,11 @@ _MIB = 2**20
 class Ddp(Strategy):
     name = "ddp"
     warms_up = True  # the wrapper orders its buckets anew after its first backward
+    options: DdpOptions
+    facts: DdpFacts | SyncFacts
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        options = setup.options
-        self._algorithm: str = options.get("sync", "native")
-        self._compress: str = options.get("compress", "none")
-        self._powersgd_rank: int = options.get("powersgd_rank", 4)
-        self._bucket_mb: float = options.get("bucket_mb", 25.0)
-        self._find_unused = bool(options.get("find_unused_parameters"))
         self._ddp: DistributedDataParallel | None = None
         self._sync: GradientSync | None = None
         self._powersgd: Any = None
@@ -83,87 +60,71 @@ class Ddp(Strategy):
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
         """Every rank builds; rank 0's weights and buffers then go to all."""
         module = place(model_fn(), self.setup, self.device)
-        if self.setup.options.get("sync_batchnorm"):
+        if self.options.sync_batchnorm:
             module = convert_batch_norms(module, on_cpu=self.setup.is_rehearsal)
         self._module = module
-        if self._algorithm == "native":
-            self._ddp = self._wrap(module)
-            self._compiled = compiled(self._ddp, self.setup)
-            self.spans.late = self._late_spans
-            if self.spans.pace is not None:
-                self.spans.pace.spread_backward(module)
-            return
-        self._compiled = compiled(module, self.setup)
-        with self.phase("communication"):
-            broadcast_from_rank_0([*module.parameters(), *module.buffers()])
-        self._sync = GradientSync(
-            algorithm=self._algorithm,
-            compress=self._compress,
-            bucket_bytes=round(self._bucket_mb * _MIB),
-            powersgd_rank=self._powersgd_rank,
-        )
+        if self.options.sync == "native":
+            self._replicate_by_torch()
+        else:
+            self._replicate_by_hand()
 
-    def _wrap(self, module: nn.Module) -> DistributedDataParallel:
-        """Torch's wrapper. Its constructor makes buckets, and its second forward makes them anew."""
-        options = self.setup.options
-        one_bucket = self._compress == "powersgd"
-        with self.phase("communication"):
-            ddp = DistributedDataParallel(
+    def _replicate_by_torch(self) -> None:
+        """The wrapper: buckets of gradients, each all-reduced as soon as backward has filled it."""
+        module, options = self._module, self.options
+        with self.ledger.phase("communication"):
+            self._ddp = self.setup.backend.replicate(
                 module,
                 device_ids=None if self.setup.is_rehearsal else [self.device],
-                bucket_cap_mb=one_bucket_mb(module) if one_bucket else self._bucket_mb,
-                find_unused_parameters=self._find_unused,
-                static_graph=bool(options.get("static_graph")),
-                gradient_as_bucket_view=bool(options.get("gradient_as_bucket_view")),
+                bucket_cap_mb=one_bucket_mb(module) if options.compress == "powersgd" else options.bucket_mb,
+                find_unused_parameters=options.find_unused_parameters,
+                static_graph=options.static_graph,
+                gradient_as_bucket_view=options.gradient_as_bucket_view,
             )
-        if self._compress != "none":
-            self._powersgd = compress_with_hook(ddp, self._compress, None, self._powersgd_rank)
-        if self.setup.ledger is not None:
-            ledger = self.setup.ledger
-            module.register_forward_pre_hook(lambda *_: ledger.end_phase("communication"))
-        return ddp
+        if options.compress != "none":
+            self._powersgd = compress_with_hook(self._ddp, options.compress, None, options.powersgd_rank)
+        self._compiled = compiled(self._ddp, self.setup)
+        self.facts = DdpFacts(self._ddp, options, self.setup.world_size, self.spans)
+        if self.ledger.can_follow:
+            # What the wrapper makes before the module's own forward is buckets, in the second step anew.
+            module.register_forward_pre_hook(lambda *_: self.ledger.end_phase("communication"))
+        if self.spans.pace is not None:
+            self.spans.pace.spread_backward(module)
+
+    def _replicate_by_hand(self) -> None:
+        """Rank 0's weights to all; gradients will meet in `sync_gradients`."""
+        module, options = self._module, self.options
+        self._compiled = compiled(module, self.setup)
+        with self.ledger.phase("communication"):
+            broadcast_from_rank_0([*module.parameters(), *module.buffers()])
+        self._sync = GradientSync(
+            algorithm=options.sync,
+            compress=options.compress,
+            bucket_bytes=round(options.bucket_mb * _MIB),
+            powersgd_rank=options.powersgd_rank,
+        )
+        self.facts = SyncFacts(self._sync)
 
     @property
     def module(self) -> nn.Module:
         return self._module
 
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
-        inputs, targets = self.to_device(batch)
         if self._ddp is None:
             self._share_buffers_before(last)
-        # Only the last part's backward sends: before it, gradients just add up on each rank.
-        waiting = contextlib.nullcontext() if last or self._ddp is None else self._ddp.no_sync()
-        with waiting:
-            with self.autocast():
-                with self.spans.phase(0, "forward"):
-                    outputs = self._forward(inputs)
-                with self.spans.phase(0, "loss"):
-                    total, count = self.loss.function(outputs, targets)
-                    del outputs
-            # The wrapper divides by the number of ranks; a sum must not be divided.
-            divided_by = 1 if self._ddp is None else self.setup.world_size
-            with self.spans.phase(0, "backward"):
-                (total * (scale * divided_by)).backward()
+            sums = self.compute(self._compiled, batch, scale)
+        else:
+            # Only the last part's backward sends: before it, gradients just add up on each rank.
+            with contextlib.nullcontext() if last else self._ddp.no_sync():
+                # The wrapper divides by the number of ranks; a sum must not be divided.
+                sums = self.compute(self._forward_of_wrapper, batch, scale * self.setup.world_size)
         self._buffers_differ = True
-        return LossSum(total.detach(), count)
+        return sums
 
-    def _forward(self, inputs: Any) -> Any:
-        if self._ddp is None:
-            return call(self._compiled, inputs)
-        if self.spans.is_recording:
-            time_every_backward(self._ddp, True)
-        with self.phase("communication"):
-            return call(self._compiled, inputs)
-
-    def _late_spans(self) -> list[LateSpan]:
-        """The wrapper's own all-reduces, which ran under backward; torch tells one forward later."""
-        found = None if self._ddp is None else last_sync(self._ddp)
-        if self._ddp is not None:
-            time_every_backward(self._ddp, False)
-        if found is None:
-            return []
-        num_bytes = travelling_bytes(list(self._module.parameters()), self._compress, self._powersgd_rank)
-        return [LateSpan(0, "all-reduce", *found, num_bytes=num_bytes)]
+    def _forward_of_wrapper(self, *args: Any, **kwargs: Any) -> Any:
+        assert isinstance(self.facts, DdpFacts)
+        self.facts.before_forward()
+        with self.ledger.phase("communication"):
+            return self._compiled(*args, **kwargs)
 
     def _share_buffers_before(self, last: bool) -> None:
         """Rank 0's buffers to all before a step's first part, as torch's wrapper does."""
@@ -172,21 +133,19 @@ class Ddp(Strategy):
         self._begins_step = last
 
     def sync_gradients(self) -> None:
+        """The sum over ranks of every gradient; the wrapper's backward has made it already."""
         if self._sync is None:
             return
-        gradients = gradients_of(self._module, find_unused=self._find_unused)
-        num_bytes = travelling_bytes(gradients, self._compress, self._powersgd_rank)
-        with self.phase("communication"), self.spans.phase(0, "all-reduce", num_bytes=num_bytes):
+        options = self.options
+        gradients = gradients_of(self._module, find_unused=options.find_unused_parameters)
+        num_bytes = travelling_bytes(gradients, options.compress, options.powersgd_rank)
+        with self.communicating("all-reduce", num_bytes):
             self._sync.sync(gradients)
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
         """Each rank runs the plain module on its own samples, all with the buffers that rank 0 will save."""
         self._share_buffers()
-        if num_valid == 0:
-            return HeldoutSums(0.0, 0.0, None if self.loss.correct is None else 0.0)
-        inputs, targets = self.to_device(first_samples(batch, num_valid))
-        with self.evaluating():
-            return self.heldout_sums(call(self._module, inputs), targets)
+        return self.compute_heldout(self._module, batch, num_valid)
 
     def settle(self) -> None:
         """Any rank may write a buffer into a checkpoint: all have rank 0's."""
@@ -195,7 +154,7 @@ class Ddp(Strategy):
     def _share_buffers(self) -> None:
         buffers = list(self._module.buffers())
         if self._buffers_differ and buffers:
-            with self.phase("communication"):
+            with self.ledger.phase("communication"):
                 broadcast_from_rank_0(buffers)
         self._buffers_differ = False
 
@@ -210,20 +169,3 @@ class Ddp(Strategy):
             self._sync.put_state(state, self.device)
         elif self._powersgd is not None:
             put_powersgd_tensors(self._powersgd, state, self.device)
-
-    def sent_bytes_per_step(self) -> tuple[str, int, bool] | None:
-        """Of gradients: buffers, which travel too where a model has some, are left out."""
-        if self._sync is not None:
-            return self._sync.describe(), self._sync.sent_bytes, self._sync.is_measured
-        gradients: list[Tensor] = [p for p in self._module.parameters() if p.requires_grad]
-        num_bytes = travelling_bytes(gradients, self._compress, self._powersgd_rank)
-        words = f"native ({dist.get_backend()})" + ("" if self._compress == "none" else f", {self._compress}")
-        return words, all_reduce_bytes(num_bytes, self.setup.world_size), False
-
-    def sent_by_peer(self) -> dict[str, int] | None:
-        return None if self._sync is None else self._sync.sent_by_peer()
-
-    def sync_times(self) -> SyncTimes | None:
-        if self._sync is not None:
-            return self._sync.times
-        return None if self._ddp is None else backward_times(self._ddp)

@@ -17,21 +17,23 @@ torch.distributed.fsdp.fully_shard; Zhao et al., PyTorch FSDP, VLDB 2023. Read d
 
 from __future__ import annotations
 
-import contextlib
+import functools
 from collections.abc import Callable
 
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from rankdeck.config.catalog import FsdpOptions
 from rankdeck.parallel.collectives.broadcast import broadcast_from_rank_0
 from rankdeck.parallel.collectives.grad_sync import GradientSync
 from rankdeck.parallel.collectives.sync_batch_norm import convert_batch_norms
-from rankdeck.parallel.fsdp.blank import BlankModel
-from rankdeck.parallel.fsdp.blocks import reshard_blocks, sent_bytes_per_step, shard_blocks
-from rankdeck.parallel.mesh import Mesh, device_mesh
+from rankdeck.parallel.fsdp.blocks import reshard_blocks, shard_blocks
+from rankdeck.parallel.mesh import Mesh
+from rankdeck.parallel.slices import fill_in_slices
 from rankdeck.parallel.tensor.gradients import clip_over_ranks, whole_tensors
-from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy, call, first_samples
+from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy
+from rankdeck.strategies.facts import ShardFacts
 from rankdeck.torch_compat.dtensors import local_part
 
 
@@ -39,13 +41,10 @@ class Fsdp(Strategy):
     name = "fsdp"
     forwards_alone = False
     waits_inside = True
+    options: FsdpOptions
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        self._reshard = bool(setup.options.get("reshard", True))
-        self._half = setup.precision == "bf16"
-        self._parts = 0
-        self._parts_per_step = 1
         self._buffers_differ = False
 
     def mesh(self) -> Mesh:
@@ -57,70 +56,59 @@ class Fsdp(Strategy):
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
         """Rank 0's host holds the whole model for a moment; no device ever does."""
-        setup = self.setup
-        with contextlib.nullcontext() if setup.ledger is None else setup.ledger.paused():
-            blank = BlankModel(
-                model_fn,
-                rank=setup.rank,
-                device=self.device,
-                dtype=setup.dtype if setup.precision == "fp64" else None,
-            )
-        if setup.options.get("sync_batchnorm"):
+        setup, options = self.setup, self.options
+        blank = self.blank_model(model_fn)
+        if options.sync_batchnorm:
             blank.module = convert_batch_norms(blank.module, on_cpu=setup.is_rehearsal)
-        self._whole = shard_blocks(
-            blank.module,
-            device_mesh(self.mesh(), self.device.type),
-            reshard=self._reshard,
-            half=self._half,
-            find_unused=bool(setup.options.get("find_unused_parameters")),
-            prepare=blank.fill,
+        half = setup.precision == "bf16"
+        shard = functools.partial(
+            shard_blocks,
+            mesh=setup.backend.device_mesh(self.mesh(), self.device.type),
+            reshard=options.reshard,
+            half=half,
+            find_unused=options.find_unused_parameters,
         )
+        self._whole = fill_in_slices(blank, shard=shard)
         assert isinstance(blank.module, FSDPModule)
         self._module = blank.module
         self._whole_sync = GradientSync()
+        backend = str(dist.get_backend())
+        self.facts = ShardFacts(
+            self._module,
+            setup.world_size,
+            parts=setup.accumulate,
+            reshard=options.reshard,
+            half=half,
+            backend=backend,
+            words=f"gather and scatter ({backend})",
+        )
 
     @property
     def module(self) -> nn.Module:
         return self._module
 
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
-        inputs, targets = self.to_device(batch)
         # Before the last part gradients add up whole on each rank; then their sums are scattered.
         self._module.set_requires_gradient_sync(last)
-        with self.autocast():
-            with self.spans.phase(0, "forward"):
-                outputs = call(self._module, inputs)
-            with self.spans.phase(0, "loss"):
-                total, count = self.loss.function(outputs, targets)
-                del outputs
-        with self.spans.phase(0, "backward"):
-            (total * scale).backward()
         self._buffers_differ = True
-        self._parts += 1
-        if last:
-            self._parts_per_step, self._parts = self._parts, 0
-        return LossSum(total.detach(), count)
+        return self.compute(self._module, batch, scale)
 
     def sync_gradients(self) -> None:
         """Weights that stay whole; all others met in backward."""
         gradients = [local_part(weight.grad) for weight in self._whole if weight.grad is not None]
         if gradients:
-            with self.phase("communication"), self.spans.phase(0, "all-reduce"):
+            with self.communicating():
                 self._whole_sync.sync(gradients)
 
     def clip(self, max_norm: float) -> Tensor:
         return clip_over_ranks(self._module.parameters(), max_norm, world_size=self.setup.world_size)
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
-        """All ranks gather together, so a rank whose share is all padding computes too, for nothing."""
+        """All ranks gather together, then give the gathered weights up again."""
         self._share_buffers()
-        inputs, targets = self.to_device(first_samples(batch, max(num_valid, 1)))
-        with self.evaluating():
-            found = self.heldout_sums(call(self._module, inputs), targets)
+        sums = self.compute_heldout(self._module, batch, num_valid, together=True)
         reshard_blocks(self._module)
-        if num_valid == 0:
-            return HeldoutSums(0.0, 0.0, None if self.loss.correct is None else 0.0)
-        return found
+        return sums
 
     def settle(self) -> None:
         """Any rank may write a buffer into a checkpoint: all have rank 0's."""
@@ -130,21 +118,9 @@ class Fsdp(Strategy):
         """All evaluate with the running statistics that rank 0 will save."""
         buffers = list(self._module.buffers())
         if self._buffers_differ and buffers:
-            with self.phase("communication"):
+            with self.ledger.phase("communication"):
                 broadcast_from_rank_0(buffers)
         self._buffers_differ = False
-
-    def sent_bytes_per_step(self) -> tuple[str, int, bool] | None:
-        backend = str(dist.get_backend())
-        num_bytes = sent_bytes_per_step(
-            self._module,
-            self.setup.world_size,
-            parts=self._parts_per_step,
-            reshard=self._reshard,
-            half=self._half,
-            backend=backend,
-        )
-        return f"gather and scatter ({backend})", num_bytes, False
 
     def weights(self) -> dict[str, Tensor]:
         """Full tensors on rank 0; the other ranks help to put them together and keep none."""

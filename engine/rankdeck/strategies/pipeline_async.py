@@ -31,20 +31,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rankdeck.base.errors import ModelError
+from rankdeck.config.catalog import AsyncPipelineOptions
 from rankdeck.parallel.mesh import Mesh
+from rankdeck.parallel.nested import cast, first_samples, tensors_of
 from rankdeck.parallel.pipelining.building import build_stages
 from rankdeck.parallel.pipelining.versions import WeightVersions
-from rankdeck.strategies.base import (
-    Batch,
-    HeldoutSums,
-    LossSum,
-    PipelineFacts,
-    Setup,
-    Strategy,
-    cast,
-    first_samples,
-    tensors_of,
-)
+from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy
+from rankdeck.strategies.facts import AsyncStageFacts
 from rankdeck.torch_compat.dispatch import storage_key
 
 
@@ -65,12 +58,14 @@ class AsyncPipeline(Strategy):
     name = "pipeline-async"
     forwards_alone = False
     steps_itself = True
+    options: AsyncPipelineOptions
+    facts: AsyncStageFacts
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         self._stage = setup.rank
         self._num_stages = setup.world_size
-        self._two_versions = setup.options.get("mode", "stash") == "2bw"
+        self._two_versions = self.options.mode == "2bw"
         self._parts = setup.accumulate if self._two_versions else 1
         self._under_way: deque[_Microbatch] = deque()
         self._sending: deque[list[tuple[dist.Work | None, Tensor, str]]] = deque([[]])
@@ -78,9 +73,6 @@ class AsyncPipeline(Strategy):
         self._num_retired = 0
         self._drained_version = 0
         self._count_of_update: Any = 0
-        self._most_under_way = 0
-        self._staleness = 0
-        self._sent_bytes = 0
         self._was_followed = True
 
     def mesh(self) -> Mesh:
@@ -108,33 +100,34 @@ class AsyncPipeline(Strategy):
         setup = self.setup
         assert setup.sample is not None
         sample = setup.sample
-        self._relay = build_stages(
+        self.stages = build_stages(
             model_fn,
             range(self._num_stages),
-            options=setup.options,
+            options=self.options,
             inputs=lambda: cast(sample(setup.part_batch)[0], setup.dtype),
             num_samples=setup.part_batch,
             device=self.device,
             precision=setup.precision,
-            ledger=setup.ledger,
+            ledger=self.ledger,
         )
-        self._cut = self._relay.cut
-        if self._cut.shared_parameters():
+        self.cut = self.stages.cut
+        if self.cut.shared_parameters():
             raise ModelError(
                 "A weight is shared by stages that update it at different times: its copies would drift.",
                 path="strategy.use",
                 advice="Untie the weights, cut so that one stage holds both ends, or use strategy.use = "
                 '"pipeline".',
             )
-        self._versions = WeightVersions(self._cut.stages[self._stage])
-        boundaries = [*self._cut.boundaries, ()]
+        self._versions = WeightVersions(self.cut.stages[self._stage])
+        self.facts = AsyncStageFacts(self._stage, self._parts, setup.accumulate, self._versions)
+        boundaries = [*self.cut.boundaries, ()]
         self._enters, self._leaves = boundaries[self._stage], boundaries[self._stage + 1]
         # One group per direction: what travels on cannot stand in the way of what travels back.
         self._onward, self._backward = dist.new_group(), dist.new_group()
 
     @property
     def module(self) -> nn.Module:
-        return self._cut.model
+        return self.cut.model
 
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
         self._know_what_is_held()
@@ -145,9 +138,12 @@ class AsyncPipeline(Strategy):
         self._finish_sending(but=2)
         return sums
 
+    def step_with(self, update_weights: Callable[[int, Any], object]) -> None:
+        self._update_weights = update_weights
+
     def _forward(self, batch: Batch, scale: float | Tensor) -> LossSum:
         """The next microbatch through this stage, on the weights that it is due."""
-        inputs = batch[0] if self.is_first or self._cut.reads_inputs else None
+        inputs = batch[0] if self.is_first or self.cut.reads_inputs else None
         inputs, targets = self.to_device((inputs, batch[1] if self.is_last else None))
         received = self._received_onward()
         version = self._version_for(self._num_forwarded)
@@ -155,7 +151,7 @@ class AsyncPipeline(Strategy):
         total = torch.zeros((), device=self.device)
         marked = self.spans.phase(0, "forward", stage=self._stage, microbatch=self._num_forwarded)
         with marked, self._versions.using(version), self.autocast():
-            output = self._cut.stages[self._stage](None if self.is_first else received, inputs)
+            output = self.cut.stages[self._stage](None if self.is_first else received, inputs)
             if self.is_last:
                 loss, count = self.loss.function(output, targets)
                 total, output = loss.detach(), (loss * scale,)
@@ -166,14 +162,14 @@ class AsyncPipeline(Strategy):
             _Microbatch(self._num_forwarded, version, received, output, count, _storages((inputs, targets)))
         )
         self._num_forwarded += 1
-        self._most_under_way = max(self._most_under_way, len(self._under_way))
+        self.facts.forwarded(len(self._under_way))
         return LossSum(total, count)
 
     def _received_onward(self) -> tuple[Tensor, ...]:
         if self.is_first:
             return ()
-        with self.phase("communication"):
-            received = self._relay.receive(self._enters, self.setup.part_batch, self._stage - 1, self._onward)
+        with self.ledger.phase("communication"):
+            received = self.stages.receive(self._enters, self.setup.part_batch, self._stage - 1, self._onward)
         return tuple(tensor.requires_grad_(tensor.is_floating_point()) for tensor in received)
 
     def _version_for(self, number: int) -> int:
@@ -185,7 +181,7 @@ class AsyncPipeline(Strategy):
     def _retire(self) -> None:
         """Backward of the oldest microbatch under way, and the update if it was the last of one."""
         done = self._under_way.popleft()
-        self._staleness = max(self._staleness, done.number // self._parts - done.version)
+        self.facts.retired(staleness=done.number // self._parts - done.version)
         gradients, count = self._received_back(done)
         weights = self._versions.weights(done.version)
         wanted = [tensor for tensor in done.received if tensor.requires_grad]
@@ -221,8 +217,8 @@ class AsyncPipeline(Strategy):
         if self.is_last:
             return [torch.ones_like(output) for output in done.outputs], done.count
         boundary = tuple(shape for shape in self._leaves if shape.dtype.is_floating_point)
-        with self.phase("communication"):
-            gradients = self._relay.receive(boundary, self.setup.part_batch, self._stage + 1, self._backward)
+        with self.ledger.phase("communication"):
+            gradients = self.stages.receive(boundary, self.setup.part_batch, self._stage + 1, self._backward)
             count = torch.empty(1, dtype=torch.float64, device=self.device)
         dist.recv(count, self._stage + 1, group=self._backward)
         return list(gradients), count[0]
@@ -231,9 +227,9 @@ class AsyncPipeline(Strategy):
         needed = {microbatch.version for microbatch in self._under_way}
         if self._two_versions:
             needed.add(max(self._num_forwarded // self._parts - 1, self._drained_version))
-        with self.phase("parameters"):
+        with self.ledger.phase("parameters"):
             self._versions.before_update(needed)
-        self.update_weights(self._num_retired // self._parts, self._count_of_update)
+        self._update_weights(self._num_retired // self._parts, self._count_of_update)
         self._versions.after_update(needed & set(range(self._versions.newest + 1)))
         self._count_of_update = 0
 
@@ -247,17 +243,16 @@ class AsyncPipeline(Strategy):
         self._drained_version = self._versions.newest
         self._versions.forget_old()
         if is_new or under_way:
-            self.tell_drained(under_way, self._versions.newest)
+            self.setup.drained(under_way, self._versions.newest)
 
     def _send(self, tensors: tuple[Tensor, ...], stage: int, group: dist.ProcessGroup) -> None:
         # What goes on is also an activation of its microbatch; what goes back is here to be sent only.
         kind = "communication" if stage < self._stage else "activations"
-        sending = self._relay.send(tensors, stage, group)
-        self._sent_bytes += sum(tensor.numel() * tensor.element_size() for _, tensor in sending)
+        sending = self.stages.send(tensors, stage, group)
+        self.facts.count_sent([tensor for _, tensor in sending])
         self._sending[-1] += [(work, tensor, kind) for work, tensor in sending]
-        ledger = self.setup.ledger
-        if ledger is not None and ledger.is_following:
-            ledger.relabel([tensor for _, tensor in sending], kind)
+        if self.ledger.is_following:
+            self.ledger.relabel([tensor for _, tensor in sending], kind)
 
     def _finish_sending(self, *, but: int) -> None:
         """Let go of what was sent, except in the last `but` calls.
@@ -272,9 +267,9 @@ class AsyncPipeline(Strategy):
 
     def _know_what_is_held(self) -> None:
         """Tell a ledger that begins to follow in mid-run what microbatches under way hold."""
-        ledger = self.setup.ledger
-        is_followed = ledger is not None and ledger.is_following
-        if ledger is not None and is_followed and not self._was_followed:
+        ledger = self.ledger
+        is_followed = ledger.is_following
+        if is_followed and not self._was_followed:
             ledger.adopt(self._versions.tensors(), 0, "parameters")
             for _, tensor, kind in [sent for sending in self._sending for sent in sending]:
                 ledger.adopt((tensor,), 0, kind)
@@ -288,45 +283,29 @@ class AsyncPipeline(Strategy):
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
         assert not self._under_way, "the pipe is drained before an evaluation"
-        inputs = batch[0] if self.is_first or self._cut.reads_inputs else None
+        inputs = batch[0] if self.is_first or self.cut.reads_inputs else None
         inputs, targets = self.to_device((inputs, batch[1] if self.is_last else None))
-        samples = num_valid if self._cut.takes_any_batch else self.setup.part_batch
-        found = HeldoutSums(0.0, 0.0, None)
+        samples = num_valid if self.cut.takes_any_batch else self.setup.part_batch
+        sums = HeldoutSums(0.0, 0.0, None)
 
         def finish(_: int, outputs: Any) -> None:
-            nonlocal found
-            found = self.heldout_sums(
+            nonlocal sums
+            sums = self.heldout_sums(
                 first_samples(outputs, num_valid) if samples > num_valid else outputs,
                 first_samples(targets, num_valid),
             )
 
         with self.evaluating():
-            self._relay.run([(first_samples(inputs, samples), samples)], finish)
-        return found
+            self.stages.run([(first_samples(inputs, samples), samples)], finish)
+        return sums
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        with self._cut.evaluating(), torch.no_grad(), self.autocast():
+        with self.cut.evaluating(), torch.no_grad(), self.autocast():
             yield
 
     def weights(self) -> dict[str, Tensor]:
-        return self._relay.gather_weights()
-
-    def sent_bytes_per_step(self) -> tuple[str, int, bool] | None:
-        if not self._num_forwarded:
-            return None
-        per_update = self._sent_bytes * self.setup.accumulate / self._num_forwarded
-        return "point to point, no flush", round(per_update), True
-
-    def pipeline_facts(self) -> PipelineFacts:
-        return PipelineFacts(
-            stages=[self._stage],
-            microbatches=self._parts,
-            in_flight=self._most_under_way,
-            theory_bubble=0.0,
-            weight_versions=self._versions.most_alive,
-            staleness=self._staleness,
-        )
+        return self.stages.gather_weights()
 
 
 def _storages(value: Any) -> frozenset[int]:

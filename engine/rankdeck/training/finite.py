@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankdeck.strategies.base import call, cast, each_tensor, tensors_of
+from rankdeck.parallel.nested import call, cast, each_tensor, tensors_of
 from rankdeck.torch_compat.dtensors import local_part
 
 

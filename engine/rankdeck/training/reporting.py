@@ -1,8 +1,8 @@
-"""What a rank tells about its steps, without ever waiting for it.
+"""What a rank reports of its steps, without ever waiting for it.
 
-A step's loss is copied to the host asynchronously and told a step or more later on a GPU; on CPU it is there
-at once. Steps travel as columns, flushed within 50 ms of the first one waiting, so that a step costs the loop
-a few microseconds. No collective: each rank tells its own sum and count, and readers add them.
+On a GPU a step's loss is copied to the host asynchronously and reported a step or more later; on CPU it is
+there at once. Steps travel as columns, flushed within 50 ms of the first one waiting, so that a step costs
+the loop a few microseconds. No collective: each rank reports its own sum and count, and readers add them.
 """
 
 from __future__ import annotations
@@ -52,10 +52,7 @@ class StepReporter:
         self._flushed = time.monotonic()
 
     def add(self, facts: StepFacts) -> StepFacts | None:
-        """Take a step in;
-
-        returns the newest step whose loss is now known on the host, for the check that it is finite.
-        """
+        """Take a step in; returns the newest step whose loss is now known on the host, to be checked."""
         if self._on_gpu:
             _start_copy(facts)
         self._pending.append(facts)

@@ -11,19 +11,16 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
-from torch import Tensor
-from torch.optim import Optimizer
 
 from rankdeck import events
 from rankdeck.checkpoint.store import CheckpointStore, Restored
 from rankdeck.checkpoint_files import Checkpoint, CheckpointError
 from rankdeck.rundir import EventWriter
-from rankdeck.strategies.base import Strategy
 from rankdeck.training.agreement import SAVE, STOP, Agreement
-from rankdeck.training.loss_scaling import LossScaling
+from rankdeck.training.step import Trained
 
 
 class StopRequested(Exception):  # noqa: N818 - being asked to stop is no error
@@ -37,80 +34,66 @@ class Saver:
     `every` is 0 for no regular checkpoints; `start` is where the run goes on from.
     """
 
-    keeper: CheckpointStore
+    store: CheckpointStore
     agreement: Agreement
     writer: EventWriter
     rank: int
     every: int
     stop_requested: Callable[[], bool]
     start: Checkpoint | None = None
-    scaling: LossScaling | None = None
-    tell_steps: Callable[[], object] = lambda: None
-    """Writes the events of all steps so far: a run that goes on from a checkpoint never does them again."""
-    _saved_step: int = -1
+    _saved_step: int = field(default=-1, init=False)
+    _was_requested: bool = field(default=False, init=False)
 
-    def restore(self, strategy: Strategy, optimizer: Optimizer) -> Restored | None:
-        """The state of `start` into a strategy that is built; None where the run begins at its beginning.
+    def restore(self, start: Checkpoint, trained: Trained) -> Restored:
+        """The state of a checkpoint into a strategy that is built.
 
         Raises:
             ConfigError: the checkpoint is of another model or optimizer.
         """
-        if self.start is None:
-            return None
-        restored = self.keeper.restore(self.start, strategy.module, optimizer)
+        restored = self.store.restore(start, trained.strategy.module, trained.optimizer)
         # To write it anew would remove it first, and a kill in between would cost what may be the only one.
         self._saved_step = restored.step
         if restored.same_layout:
             extra = restored.extra()
-            if self.scaling is not None:
-                self.scaling.take_state(extra)
-            strategy.put_extra_state(extra)
+            trained.scaling.take_state(extra)
+            trained.strategy.put_extra_state(extra)
         return restored
 
-    def _extra(self, strategy: Strategy) -> dict[str, Tensor]:
-        """What is kept beside weights and optimizer."""
-        return strategy.extra_state() | (self.scaling.state() if self.scaling is not None else {})
-
-    def after_step(self, step: int, strategy: Strategy, optimizer: Optimizer) -> bool:
-        """Save or stop if `step` is agreed on or due; whether something was saved.
-
-        Raises:
-            StopRequested: after the state was saved.
-        """
+    def reason_to_save(self, step: int) -> str | None:
+        """Why all ranks save after `step`: "stop", "request" or "schedule"; None where they do not."""
         if self.rank == 0:
             if self.stop_requested():
                 self.agreement.propose(STOP, step)
             if self.agreement.requested(SAVE):
                 self.agreement.propose(SAVE, step)
-        stopping = self.agreement.reached(STOP, step)
-        asked = self.agreement.reached(SAVE, step)
-        due = bool(self.every) and step % self.every == 0
-        if not (stopping or asked or due):
-            return False
-        self.save(
-            step, strategy, optimizer, reason="stop" if stopping else "request" if asked else "schedule"
-        )
-        if asked and self.rank == 0:
+        self._was_requested = self.agreement.reached(SAVE, step)
+        if self.agreement.reached(STOP, step):
+            return "stop"
+        if self._was_requested:
+            return "request"
+        return "schedule" if self.every and step % self.every == 0 else None
+
+    def save(self, step: int, trained: Trained, *, reason: str) -> None:
+        """Write the state after `step`; a failure becomes a problem.
+
+        Raises:
+            StopRequested: after the state was saved, where that is the reason.
+        """
+        if step != self._saved_step:
+            self._save(step, trained, reason)
+        if self._was_requested and self.rank == 0:
             self.agreement.done(SAVE)
-        if stopping:
+        if reason == "stop":
             raise StopRequested
-        return True
 
-    def at_end(self, step: int, strategy: Strategy, optimizer: Optimizer) -> None:
-        """The last state, where checkpoints are kept at all."""
-        if self.every:
-            self.save(step, strategy, optimizer, reason="end")
-
-    def save(self, step: int, strategy: Strategy, optimizer: Optimizer, *, reason: str) -> None:
-        """Write the state after `step`; a failure becomes a problem."""
-        if step == self._saved_step:
-            return
-        self.tell_steps()
+    def _save(self, step: int, trained: Trained, reason: str) -> None:
+        strategy = trained.strategy
         started = time.monotonic()
         try:
             strategy.settle()
+            extra = strategy.extra_state() | trained.scaling.state()
             with self.agreement.saving() if self.rank == 0 else contextlib.nullcontext():
-                num_bytes = self.keeper.save(step, strategy.module, optimizer, self._extra(strategy))
+                num_bytes = self.store.save(step, strategy.module, trained.optimizer, extra)
         except CheckpointError as error:
             if self.rank == 0:
                 problem = msgspec.structs.replace(error.problem, severity="warning")

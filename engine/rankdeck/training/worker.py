@@ -1,7 +1,7 @@
 """What a rank does from start to exit.
 
 Started by the supervisor as `python -P -m rankdeck.training.worker`; its environment says which run, which
-rank, and where to beat. Whatever ends it is told in its own event file before it exits:
+rank, and where to beat. Whatever ends it is written into its own event file before it exits:
 
     0 done    1 the run failed    2 bad input    3 the machine lacks something    130 asked to stop
 
@@ -81,16 +81,16 @@ def main() -> NoReturn:
     place = Place.from_environment()
     stop = _Stop()
     writer = place.run.writer(f"rank-{place.rank}", place.attempt)
-    code = _run_and_tell(place, writer, stop)
+    code = _run_and_report(place, writer, stop)
     sys.stdout.flush()
     sys.stderr.flush()
     # The interpreter's own exit with gloo's groups alive takes seconds and may hang.
     os._exit(code)
 
 
-def _run_and_tell(place: Place, writer: EventWriter, stop: _Stop) -> int:
+def _run_and_report(place: Place, writer: EventWriter, stop: _Stop) -> int:
     """The exit code, with the problem and the end written down."""
-    rank = Rank(place, writer, stop)
+    rank = Worker(place, writer, stop)
     reason, code = "completed", 0
     try:
         rank.work()
@@ -98,7 +98,7 @@ def _run_and_tell(place: Place, writer: EventWriter, stop: _Stop) -> int:
         if _is_stop(error):
             reason, code = "stopped", EXIT_STOPPED
         else:
-            reason, code = "failed", _tell_failure(error, place.rank, writer)
+            reason, code = "failed", _report_failure(error, place.rank, writer)
     writer.write(events.RankEnded(rank=place.rank, reason=reason, step=rank.step), sync=True)
     if writer.dropped:
         print(f"{writer.dropped} event lines could not be written: {writer.drop_reason}", file=sys.stderr)
@@ -110,7 +110,7 @@ def _is_stop(error: BaseException) -> bool:
     return type(error).__name__ == "StopRequested"
 
 
-def _tell_failure(error: BaseException, rank: int, writer: EventWriter) -> int:
+def _report_failure(error: BaseException, rank: int, writer: EventWriter) -> int:
     """What ended the rank, for the supervisor, which names one cause for the run; returns the exit code."""
     failure = describe(error, rank)
     if not isinstance(error, RankdeckError):
@@ -124,7 +124,7 @@ def _tell_failure(error: BaseException, rank: int, writer: EventWriter) -> int:
     return failure.exit_code
 
 
-class Rank:
+class Worker:
     """One rank's work. `step` is the last step that began."""
 
     def __init__(self, place: Place, writer: EventWriter, stop: _Stop) -> None:
@@ -156,7 +156,7 @@ class Rank:
 
         from rankdeck.memory.sampling import SamplingBudget
         from rankdeck.training import workload as workloads
-        from rankdeck.training.loop import assemble
+        from rankdeck.training.assembly import assemble
 
         config = place.run.config()
         run_devices = [_device_info(entry) for entry in place.run.environment()["devices"]]
@@ -194,7 +194,7 @@ class Rank:
         """
         place = self._place
         if infos[0].kind == "virtual":
-            found: list[str | None] = [None] * len(infos)
+            uuids: list[str | None] = [None] * len(infos)
             devices = [torch.device("cpu")] * len(infos)
         else:
             if torch.cuda.device_count() < len(infos):
@@ -204,8 +204,8 @@ class Rank:
                 )
             first = 0 if len(infos) > 1 else place.local_rank
             devices = [torch.device("cuda", first + index) for index in range(len(infos))]
-            found = [_uuid_of(torch, device, info) for device, info in zip(devices, infos, strict=True)]
-            for info, uuid in zip(infos, found, strict=True):
+            uuids = [_uuid_of(torch, device, info) for device, info in zip(devices, infos, strict=True)]
+            for info, uuid in zip(infos, uuids, strict=True):
                 if info.uuid is not None and info.uuid != uuid:
                     raise MachineError(
                         f"{info.name} was chosen as {info.uuid}, but torch's device is {uuid}.",
@@ -214,7 +214,7 @@ class Rank:
             torch.cuda.set_device(devices[0])
         self._writer.write(
             events.RankStarted(
-                rank=place.rank, pid=os.getpid(), devices=[info.index for info in infos], uuids=found
+                rank=place.rank, pid=os.getpid(), devices=[info.index for info in infos], uuids=uuids
             ),
             sync=True,
         )
@@ -236,10 +236,8 @@ class Rank:
         )
 
     def _saver(self, config: RunConfig, num_devices: int) -> Saver:
-        """What saves this run, and where it goes on from:
-
-        the newest whole checkpoint, on any attempt but the first.
-        """
+        """What saves this run, and where it goes on from: the newest whole checkpoint, on any attempt but the
+        first."""
         from rankdeck.checkpoint.store import CheckpointStore
         from rankdeck.training.agreement import Agreement
         from rankdeck.training.saving import Saver
@@ -247,7 +245,7 @@ class Rank:
         place = self._place
         layout = f"{config.strategy.use} {sorted(config.strategy.options.items())} on {num_devices}"
         folder = place.run.checkpoints_folder
-        keeper = CheckpointStore(
+        store = CheckpointStore(
             folder,
             rank=place.rank,
             world_size=place.world_size,
@@ -256,7 +254,7 @@ class Rank:
         )
         lead = 0 if place.world_size == 1 else 1
         return Saver(
-            keeper=keeper,
+            store=store,
             agreement=Agreement(place.run.requests_folder, place.rank, lead),
             writer=self._writer,
             rank=place.rank,
@@ -266,22 +264,22 @@ class Rank:
         )
 
     def _newest_checkpoint(self) -> Checkpoint | None:
-        """Found by rank 0 for all; damaged ones that it passed over are told."""
-        found: Checkpoint | None = None
+        """What rank 0 finds, for all ranks; damaged ones that it passed over are reported."""
+        newest: Checkpoint | None = None
         complaints: list[str] = []
         if self._place.rank == 0:
-            found, complaints = newest_whole(self._place.run.checkpoints_folder)
+            newest, complaints = newest_whole(self._place.run.checkpoints_folder)
         for complaint in complaints:
-            advice = "An older checkpoint is used. Look at the disk." if found else "The run begins anew."
+            advice = "An older checkpoint is used. Look at the disk." if newest else "The run begins anew."
             problem = Problem("checkpoint-damaged", complaint, advice=advice, severity="warning")
             self._writer.write(events.ProblemRaised(problem=problem), sync=True)
         if self._place.world_size == 1:
-            return found
+            return newest
         import torch.distributed as dist
 
-        answer = [found]
-        dist.broadcast_object_list(answer, src=0)
-        return answer[0]
+        shared = [newest]
+        dist.broadcast_object_list(shared, src=0)
+        return shared[0]
 
     def _save(self, strategy: Strategy) -> None:
         """Final weights, by the rank that holds them all.
@@ -307,10 +305,8 @@ class Rank:
         self._writer.write(events.WeightsSaved(path=path.name, num_bytes=num_bytes), sync=True)
 
     def leave(self, *, clean: bool) -> None:
-        """Leave the group in order after success;
-
-        after a failure the others are ended by the supervisor, so nothing is awaited.
-        """
+        """Leave the group in order after success; after a failure the others are ended by the supervisor, so
+        that nothing is awaited."""
         if "torch" not in sys.modules:
             return
         import torch.distributed as dist
@@ -325,8 +321,8 @@ class Rank:
 def _uuid_of(torch: Any, device: Any, info: events.DeviceInfo) -> str:
     """The UUID that torch tells of a device, written as NVML writes it: torch leaves out what it names."""
     kind = "MIG" if (info.uuid or "").startswith("MIG-") else "GPU"
-    told = str(torch.cuda.get_device_properties(device).uuid)
-    return told if told.startswith(("GPU-", "MIG-")) else f"{kind}-{told}"
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    return uuid if uuid.startswith(("GPU-", "MIG-")) else f"{kind}-{uuid}"
 
 
 def _heart(place: Place) -> HeartbeatWriter | None:

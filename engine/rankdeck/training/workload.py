@@ -195,11 +195,11 @@ def _model(config: RunConfig, card: DataCard | None, train: SampleSet) -> nn.Mod
     args = {**_follows(config, card, train), **config.model.args}
     missing = [name for name in _NEEDS[use] if name not in args]
     if missing:
-        told = ", ".join(missing)
+        names = ", ".join(missing)
         raise ModelError(
-            f"Model {use} needs to know: {told}. Your own data does not tell.",
+            f"Model {use} needs to know: {names}. Your own data does not tell.",
             path="model.args",
-            advice=f"Give {told} in model.args, or take a model of your own.",
+            advice=f"Give {names} in model.args, or take a model of your own.",
         )
     model: nn.Module = MODELS[use].load()(**args)
     return model

@@ -76,6 +76,7 @@ TO_THE_BIT = {
         for schedule in (
             "gpipe",
             "1f1b",
+            "1f1b-by-hand",
             "interleaved-1f1b",
             "looped-bfs",
             "interleaved-zero-bubble",

@@ -12,8 +12,8 @@ from rich.console import Console
 from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.cli.app import run as command
-from rankdeck.cli.display import evaluation_in_words, kinds_in_words, loss_in_words
 from rankdeck.cli.live import bar, device_bars
+from rankdeck.cli.words import evaluation_in_words, kinds_in_words, loss_in_words
 from rankdeck.run.batch import Batch
 from rankdeck.run.fold import Fold, read_fold
 from rankdeck.rundir import enter_in_index

@@ -14,6 +14,7 @@ IN_CI = {
     ("gpt", "ddp-bucket-view"),
     ("gpt", "fsdp"),
     ("gpt", "1f1b"),
+    ("gpt", "1f1b-by-hand"),
     ("mlp", "pipeline-async"),
     ("gpt", "tensor"),
     ("gpt", "data-stage"),

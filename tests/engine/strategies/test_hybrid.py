@@ -38,6 +38,8 @@ OPTIONS = {
         'data = 2, stage = 2, sync = "ring", schedule = "looped-bfs"',
     ),
     "ddp x pipeline in a V, tied": ("gpt-deep-tied", 'data = 2, stage = 2, schedule = "zbv"'),
+    "ddp x pipeline by hand": ("gpt-deep-tied", 'data = 2, stage = 2, schedule = "1f1b-by-hand"'),
+    "fsdp x pipeline by hand": ("gpt-deep", 'shard = 2, stage = 2, schedule = "1f1b-by-hand"'),
     "fsdp x pipeline in a V": ("gpt-deep", 'shard = 2, stage = 2, schedule = "zbv"'),
     "tensor x pipeline in a V": ("gpt-deep", f'stage = 2, tensor = 2, schedule = "zbv"{BOTH}'),
     "fsdp x tensor, all options": ("gpt-tied", f"shard = 2, tensor = 2, reshard = false{BOTH}"),

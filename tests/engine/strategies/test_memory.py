@@ -12,7 +12,8 @@ from rankdeck.config import from_text
 from rankdeck.memory.sampling import SamplingBudget
 from rankdeck.rundir import EventWriter
 from rankdeck.training import workload as workloads
-from rankdeck.training.loop import Trainer, assemble
+from rankdeck.training.assembly import assemble
+from rankdeck.training.loop import Trainer
 from tests.helpers.tiny_training import allocator_rise_bytes
 
 WIDE = """

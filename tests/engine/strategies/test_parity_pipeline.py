@@ -7,6 +7,7 @@ With batch norms a pipeline equals one device that takes the same microbatches o
 from __future__ import annotations
 
 import tempfile
+from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
@@ -68,12 +69,52 @@ def test_a_perceptron_in_stages_ends_where_one_device_does(ranks: tuple[int, Ran
     assert distance(ranks, "mlp-deep", schedule) <= BARS["fp32"]
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved-zero-bubble"])
+@pytest.mark.parametrize("schedule", ["1f1b", "1f1b-by-hand", "interleaved-zero-bubble"])
 def test_fp64_leaves_no_doubt(ranks: tuple[int, RankSet], schedule: str) -> None:
     assert distance(ranks, "gpt-deep-tied", schedule, precision="fp64") <= BARS["fp64"]
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
+@pytest.mark.parametrize(
+    ("workload", "accumulate", "parts_per_rank"),
+    [("gpt-deep-tied", 1, 1), ("gpt-deep-masked", 2, 1), ("gpt-deep-tied", 1, 2)],
+)
+def test_1f1b_by_hand_is_torchs_to_the_last_bit(
+    ranks: tuple[int, RankSet], tmp_path: Path, workload: str, accumulate: int, parts_per_rank: int
+) -> None:
+    """Losses, norms of all gradients, an evaluation, and weights after five steps."""
+    num_ranks, rank_set = ranks
+    weights, reported = {}, {}
+    for schedule in ("1f1b", "1f1b-by-hand"):
+        (folder := tmp_path / schedule).mkdir()
+        toml = configuration(
+            workload, pipeline(schedule, num_ranks * parts_per_rank), num_ranks, accumulate=accumulate
+        )
+        weights[schedule] = rank_set.train(toml, events=str(folder))
+        reported[schedule] = [bits_of(folder, rank) for rank in range(num_ranks)]
+    assert largest_difference(weights["1f1b"], weights["1f1b-by-hand"]) == 0.0
+    assert reported["1f1b"] == reported["1f1b-by-hand"]
+    other = rank_set.train(configuration(workload, pipeline("gpipe", 16), num_ranks, accumulate=1))
+    assert largest_difference(weights["1f1b"], other) > 0.0, "other microbatches round differently"
+
+
+def bits_of(folder: Path, rank: int) -> dict[str, list[object]]:
+    """What a rank reported of its steps, its evaluations, the bytes that it sent and how its pipeline ran."""
+    found: dict[str, list[object]] = defaultdict(list)
+    for event in events.decode_lines((folder / f"rank-{rank}.0.jsonl").read_bytes()):
+        if isinstance(event, events.Steps):  # as many to an event as happened to be there when it was written
+            found["losses"] += zip(event.loss_sum or [], event.count or [], strict=True)
+            found["norms"] += event.grad_norm or []
+        if isinstance(event, events.Evaluation):
+            found["evaluations"].append((event.loss, event.accuracy))
+        if isinstance(event, events.Comm):
+            found["sent"].append((event.sent_bytes, event.measured))
+        if isinstance(event, events.Pipeline):
+            found["pipeline"].append((event.stages, event.in_flight, event.theory_bubble))
+    assert len(found["norms"]) == 5
+    return found
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "1f1b-by-hand", "zbv"])
 def test_a_stage_without_its_gradients_ends_far_off(ranks: tuple[int, RankSet], schedule: str) -> None:
     assert distance(ranks, "gpt-deep", schedule, without_sync=True) > MUST_DIFFER
 
@@ -125,7 +166,7 @@ def evaluation(folder: Path) -> events.Evaluation:
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
-@pytest.mark.parametrize("schedule", ["gpipe", "looped-bfs", "zbv"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b-by-hand", "looped-bfs", "zbv"])
 def test_held_out_samples_count_once_whatever_the_stages(
     ranks: tuple[int, RankSet], tmp_path: Path, schedule: str
 ) -> None:

@@ -46,13 +46,16 @@ def live(memory: events.DeviceMemory, name: str) -> int:
     return memory.live_by_kind[name]
 
 
-def test_1f1b_needs_less_than_gpipe_on_the_early_stages(ranks: tuple[int, RankSet], tmp_path: Path) -> None:
-    for schedule in ("gpipe", "1f1b"):
+@pytest.mark.parametrize("in_turn", ["1f1b", "1f1b-by-hand"])
+def test_1f1b_needs_less_than_gpipe_on_the_early_stages(
+    ranks: tuple[int, RankSet], tmp_path: Path, in_turn: str
+) -> None:
+    for schedule in ("gpipe", in_turn):
         strategy = f'{{ use = "pipeline", schedule = "{schedule}", microbatches = 16 }}'
         train(ranks, tmp_path / schedule, strategy)
     last = ranks[0] - 1
     for rank in range(last):
-        gpipe, better = (memory_of(tmp_path / schedule, rank) for schedule in ("gpipe", "1f1b"))
+        gpipe, better = (memory_of(tmp_path / schedule, rank) for schedule in ("gpipe", in_turn))
         assert better.peak_bytes < 0.8 * gpipe.peak_bytes
         in_flight = (last - rank + 1) / 16
         assert kind(better, "activations") == pytest.approx(in_flight * kind(gpipe, "activations"), rel=0.3)
@@ -63,10 +66,11 @@ def test_1f1b_needs_less_than_gpipe_on_the_early_stages(ranks: tuple[int, RankSe
     "strategy",
     [
         '{ use = "pipeline", schedule = "1f1b", microbatches = 4 }',
+        '{ use = "pipeline", schedule = "1f1b-by-hand", microbatches = 4 }',
         '{ use = "pipeline", schedule = "zbv", microbatches = 4 }',
         '{ use = "pipeline-async" }',
     ],
-    ids=["1f1b", "zbv", "async"],
+    ids=["1f1b", "1f1b-by-hand", "zbv", "async"],
 )
 def test_a_late_sample_equals_an_always_on_ledger(
     ranks: tuple[int, RankSet], tmp_path: Path, strategy: str

@@ -7,7 +7,7 @@ of them with its tensor and books what a bandwidth-optimal ring sends for it:
     reduce-scatter of G bytes (n-1)/n x G,  all-to-all of G bytes (n-1)/n x G
 
 It slows every operation a little, so enter it for one step. Source: torch's own CommDebugMode counts calls,
-not bytes. Read ../strategies/tensor_parallel.py next.
+not bytes. Read ../../strategies/tensor_parallel.py next.
 """
 
 from __future__ import annotations

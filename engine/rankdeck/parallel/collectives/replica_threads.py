@@ -208,7 +208,7 @@ def _settings_of_this_thread(devices: VirtualDevices) -> Callable[[ExitStack], N
     autocast = torch.is_autocast_enabled("cpu")
     dtype = torch.get_autocast_dtype("cpu")
     cache = torch.is_autocast_cache_enabled()
-    ledger = devices.ledger if devices.is_following else None
+    ledger, is_following = devices.ledger, devices.is_following
 
     def enter(stack: ExitStack) -> None:
         if inference:
@@ -216,7 +216,7 @@ def _settings_of_this_thread(devices: VirtualDevices) -> Callable[[ExitStack], N
         stack.enter_context(torch.set_grad_enabled(grad))
         if autocast:
             stack.enter_context(torch.autocast("cpu", dtype, cache_enabled=cache))
-        if ledger is not None:
+        if is_following:
             stack.enter_context(ledger.following())
 
     return enter

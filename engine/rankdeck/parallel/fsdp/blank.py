@@ -33,9 +33,11 @@ class BlankModel:
         rank: int,
         device: torch.device,
         dtype: torch.dtype | None = None,
+        without_memory: Callable[[Callable[[], nn.Module]], nn.Module] | None = None,
     ) -> None:
-        """`dtype` is that of floating weights, by default as the model has them."""
-        self.module = (model_fn() if rank == 0 else _on_meta(model_fn)).train()
+        """`dtype` is that of floating weights, by default as the model has them; `without_memory` builds the
+        model on all ranks but the first, by default `model_on_meta`."""
+        self.module = (model_fn() if rank == 0 else (without_memory or model_on_meta)(model_fn)).train()
         self._device = device
         self._dtype = dtype
         self._filled: dict[Tensor, Tensor] = {}
@@ -70,7 +72,7 @@ class BlankModel:
         return nn.Parameter(new, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else new
 
 
-def _on_meta(model_fn: Callable[[], nn.Module]) -> nn.Module:
+def model_on_meta(model_fn: Callable[[], nn.Module]) -> nn.Module:
     """The model without memory, or with it where it cannot do without."""
     with contextlib.suppress(Exception):  # whatever a factory cannot do there, it can do for real
         with torch.device("meta"):

@@ -27,12 +27,12 @@ HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float
 
 def shard_blocks(
     model: nn.Module,
-    mesh: DeviceMesh,
+    prepare: Callable[[nn.Module], None] = lambda part: None,
     *,
+    mesh: DeviceMesh,
     reshard: bool = True,
     half: bool = False,
     find_unused: bool = False,
-    prepare: Callable[[nn.Module], None] = lambda part: None,
 ) -> list[nn.Parameter]:
     """Cut the model's weights over `mesh`, in place; returns those that stay whole on every rank (scalars).
 

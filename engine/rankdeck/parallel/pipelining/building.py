@@ -6,14 +6,15 @@ those of a single device.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rankdeck.memory.ledger import Ledger
+from rankdeck.config.catalog import CutOptions
+from rankdeck.memory.null_ledger import AnyLedger
 from rankdeck.parallel.pipelining.communication import StageCommunication
 from rankdeck.parallel.pipelining.cutting import cut_model, move_in_place
 
@@ -22,12 +23,12 @@ def build_stages(
     model_fn: Callable[[], nn.Module],
     rank_of: Sequence[int],
     *,
-    options: Mapping[str, Any],
+    options: CutOptions,
     inputs: Callable[[], Any],
     num_samples: int,
     device: torch.device,
     precision: str,
-    ledger: Ledger | None = None,
+    ledger: AnyLedger,
     group: dist.ProcessGroup | None = None,
     pipelines: Sequence[Sequence[int]] | None = None,
 ) -> StageCommunication:
@@ -37,7 +38,7 @@ def build_stages(
 
     Raises: ModelError, ConfigError.
     """
-    with contextlib.nullcontext() if ledger is None else ledger.paused():
+    with ledger.paused():
         model = model_fn().train()
         if precision == "fp64":
             model = model.double()
@@ -51,14 +52,13 @@ def build_stages(
                 device=device,
                 agree=_agree,
             )
-        relay = StageCommunication(cut, rank_of, device, group, pipelines)
-        cut.keep_only(relay.own)
-        own = cut.held_by(relay.own)
+        stages = StageCommunication(cut, rank_of, device, group, pipelines)
+        cut.keep_only(stages.own)
+        own = cut.held_by(stages.own)
         move_in_place(own, device)
-    if ledger is not None:
-        ledger.adopt(_that_are(own, is_weight=True), 0, "parameters")
-        ledger.adopt(_that_are(own, is_weight=False), 0, "buffers")
-    return relay
+    ledger.adopt(_that_are(own, is_weight=True), 0, "parameters")
+    ledger.adopt(_that_are(own, is_weight=False), 0, "buffers")
+    return stages
 
 
 def _that_are(tensors: Sequence[Tensor], *, is_weight: bool) -> list[Tensor]:

@@ -75,6 +75,10 @@ class StageCommunication:
         """Weights of this rank that other ranks hold too; looked up by name, since a hybrid replaces them."""
         return [(self.cut.model.get_parameter(name), group) for name, group in self._tied]
 
+    def owners(self) -> dict[nn.Parameter, int]:
+        """For each weight of this rank that other ranks hold too, how many hold it."""
+        return {parameter: group.size() for parameter, group in self.tied()}
+
     def _global_rank(self, rank: int) -> int:
         return rank if self.group is None else dist.get_global_rank(self.group, rank)
 
@@ -97,20 +101,6 @@ class StageCommunication:
             size = dist.get_world_size(group)
             total += 2 * (size - 1) / size * local_part(parameter).numel() * parameter.element_size()
         return round(total)
-
-    def clip(self, max_norm: float) -> Tensor:
-        """One norm over the gradients of all stages; a tied weight counts once, where it is owned."""
-        owned = [p.grad for p in self.cut.owned_by(self.own) if p.grad is not None]
-        squares = torch.zeros((), dtype=torch.float64, device=self.device)
-        for gradient in owned:
-            squares += gradient.double().pow(2).sum()
-        dist.all_reduce(squares, group=self.group)
-        norm = squares.sqrt()
-        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        for parameter in self.cut.model.parameters():
-            if parameter.grad is not None:
-                parameter.grad.mul_(factor.to(parameter.grad.dtype))
-        return norm
 
     def run(self, batches: Sequence[tuple[Any, int]], finish: Callable[[int, Any], None]) -> None:
         """Forward of microbatches through all stages, each stage taking all of them before the next.

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from rankdeck.base.errors import ModelError
+from rankdeck.parallel.nested import each_tensor
 from rankdeck.parallel.pipelining.chain import Chain, Received
 from rankdeck.parallel.pipelining.probing import on_shapes, without_effects
 from rankdeck.torch_compat.dispatch import storage_key
@@ -86,7 +87,7 @@ def time_costs(chain: Chain, inputs: Any, device: torch.device) -> list[float]:
     """Seconds of each unit's forward: the fastest of a few. One unit at a time is on the device."""
     passing: Received = None
     costs = []
-    inputs = _moved(inputs, device)
+    inputs = each_tensor(inputs, lambda tensor: tensor.to(device))
     with without_effects(chain.model), torch.no_grad():
         for index in range(len(chain)):
             unit = chain.stage(index, index + 1)
@@ -139,13 +140,3 @@ def _saved_bytes(unit: nn.Module, passing: Received, inputs: Any) -> tuple[int, 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = unit(passing, inputs)
     return sum(saved.values()), output
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, dict):
-        return {key: _moved(item, device) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return type(value)(_moved(item, device) for item in value)
-    return value

@@ -8,13 +8,14 @@ that no unit uses belongs to the first stage. Read communication.py next, then t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from rankdeck.config.catalog import CutOptions
 from rankdeck.parallel.pipelining import costs
 from rankdeck.parallel.pipelining.chain import Chain
 from rankdeck.parallel.pipelining.costs import Boundary
@@ -103,7 +104,7 @@ class CutModel:
 def cut_model(
     model: nn.Module,
     num_stages: int,
-    options: Mapping[str, Any],
+    options: CutOptions,
     inputs: Any,
     num_samples: int,
     *,
@@ -118,13 +119,11 @@ def cut_model(
     Raises: ModelError, ConfigError.
     """
     chain = find_chain(model, inputs, num_samples)
-    given = options.get("cuts")
     holds_weights = chain.holds_weights()
-    if given:
-        cuts = given_cuts(given, chain.names, num_stages, holds_weights)
+    if options.cuts:
+        cuts = given_cuts(options.cuts, chain.names, num_stages, holds_weights)
     else:
-        balance = options.get("balance", "parameters")
-        measured = unit_costs(chain, balance, inputs, device)
+        measured = unit_costs(chain, options.balance, inputs, device)
         cuts = balanced_cuts(agree(measured), num_stages, holds_weights)
     return CutModel(chain, cuts, costs.boundaries(chain, inputs, num_samples))
 

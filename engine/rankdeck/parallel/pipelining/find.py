@@ -15,12 +15,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rankdeck.base.errors import ModelError
+from rankdeck.parallel.nested import call, tensors_of
 from rankdeck.parallel.pipelining.chain import Chain, Received, UnitChain
 from rankdeck.parallel.pipelining.observed import ObservedChain, observe
-from rankdeck.parallel.pipelining.probing import call_model, without_effects
+from rankdeck.parallel.pipelining.probing import without_effects
 from rankdeck.parallel.pipelining.traced import trace
 
 
@@ -65,20 +66,17 @@ def _computes_the_same(chain: Chain, model: nn.Module, inputs: Any) -> bool:
     passing: Received = None
     try:
         with without_effects(model), torch.no_grad():
-            wanted = call_model(model, inputs)
+            wanted = call(model, inputs)
             for index in range(len(chain)):
                 passing = chain.stage(index, index + 1)(passing, inputs)
     except Exception:  # a stage that lacks what it needs may fail in any way: then it is no such row
         return False
-    pairs = list(zip(_tensors(wanted), _tensors(passing), strict=False))
+    ours, theirs = (
+        [tensor for tensor in tensors_of(outputs) if tensor.is_floating_point()]
+        for outputs in (passing, wanted)
+    )
+    pairs = list(zip(theirs, ours, strict=False))
     return bool(pairs) and all(
         left.shape == right.shape and torch.allclose(left, right, rtol=1e-4, atol=1e-6)
         for left, right in pairs
     )
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value] if value.is_floating_point() else []
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
-    return [tensor for item in items for tensor in _tensors(item)]

@@ -24,8 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rankdeck.parallel.nested import call
 from rankdeck.parallel.pipelining.chain import Chain, Received
-from rankdeck.parallel.pipelining.probing import call_model, on_shapes, same_weights, without_effects
+from rankdeck.parallel.pipelining.probing import on_shapes, same_weights, without_effects
 from rankdeck.torch_compat.modules import own_tensors
 
 _LISTS = (nn.ModuleList, nn.Sequential)
@@ -61,7 +62,7 @@ def observe(model: nn.Module, inputs: Any) -> list[Seen]:
 
     def run(shapes: Any) -> None:
         seen.clear()
-        call_model(model, shapes)
+        call(model, shapes)
 
     handles = [unit.register_forward_hook(hook_of(name)) for name, unit in _open(model, "")]
     try:
@@ -148,7 +149,7 @@ class _ObservedStage(nn.Module):
     def forward(self, received: Received, inputs: Any) -> Any:
         self._received = None if received is None else received[0]
         try:
-            return call_model(self.model, inputs)
+            return call(self.model, inputs)
         except _HandOn as done:
             return (done.tensor,)
         finally:

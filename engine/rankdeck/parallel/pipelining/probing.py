@@ -18,15 +18,6 @@ from rankdeck.torch_compat.fake_tensors import FakeTensorMode
 T = TypeVar("T")
 
 
-def call_model(model: nn.Module, inputs: Any) -> Any:
-    """The model on its inputs: a dict becomes keyword arguments, a tuple positional ones."""
-    if isinstance(inputs, dict):
-        return model(**inputs)
-    if isinstance(inputs, tuple | list):
-        return model(*inputs)
-    return model(inputs)
-
-
 @contextmanager
 def without_effects(model: nn.Module) -> Iterator[None]:
     """Eval mode and random numbers put back: batch norms count nothing, dropout draws nothing."""

@@ -1,7 +1,8 @@
 """The seven pipeline schedules, as data: which stage runs which microbatch when, on each rank.
 
 `actions` lays a schedule out without running it; torch's own schedule classes decide the order, so that what
-is drawn and tested is what runs. A rank's list has a None where it waits, one slot per action.
+is drawn and tested is what runs. A rank's list has a None where it waits, one slot per action. "1f1b-by-hand"
+is 1f1b in order and memory, run by one_forward_one_backward.py.
 
     (p - 1) / (m + p - 1)    the bubble of gpipe and 1f1b for p stages and m microbatches
 
@@ -21,9 +22,11 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 from rankdeck.config.microbatches import stages_per_device
 from rankdeck.torch_compat.pipelining import slots
 
+BY_HAND = "1f1b-by-hand"
 _TORCH_NAMES = {
     "gpipe": "GPipe",
     "1f1b": "1F1B",
+    BY_HAND: "1F1B",
     "interleaved-1f1b": "Interleaved1F1B",
     "looped-bfs": "LoopedBFS",
     "interleaved-zero-bubble": "InterleavedZeroBubble",

@@ -27,7 +27,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from rankdeck.base.errors import ModelError
-from rankdeck.parallel.tensor.plan import Plan, SplitLayer
+from rankdeck.parallel.tensor.plan import SplitLayer, SplitPlan
 from rankdeck.parallel.tensor.sequence import SEQUENCE, bound_sequence, with_hidden
 
 
@@ -45,7 +45,7 @@ class LayerSplit:
     def __init__(
         self,
         model: nn.Module,
-        plan: Plan,
+        plan: SplitPlan,
         mesh: DeviceMesh,
         *,
         sequence_parallel: bool = False,
@@ -129,7 +129,7 @@ class LayerSplit:
         tie_again(self._model, self._ties)
 
 
-def _require_options(plan: Plan, *, sequence_parallel: bool, loss_parallel: bool) -> None:
+def _require_options(plan: SplitPlan, *, sequence_parallel: bool, loss_parallel: bool) -> None:
     if sequence_parallel and not plan.blocks:
         why = "the plan is given by hand" if not plan.found else "the model has no transformer blocks"
         raise ModelError(

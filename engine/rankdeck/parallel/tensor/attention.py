@@ -35,7 +35,7 @@ class HeadCount:
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionLayers:
     """One attention: its split layers, the block around it, and the numbers to adapt."""
 
     name: str
@@ -45,7 +45,7 @@ class Attention:
     counts: tuple[HeadCount, ...]
 
 
-def find_attentions(model: nn.Module, num_ranks: int) -> list[Attention]:
+def find_attentions(model: nn.Module, num_ranks: int) -> list[AttentionLayers]:
     """All attentions of a model, in its order.
 
     Raises:
@@ -66,7 +66,7 @@ def find_attentions(model: nn.Module, num_ranks: int) -> list[Attention]:
             continue
         _refuse_other_weights(module, name, {query, key, value, row.removeprefix(f"{name}.")})
         counts = _counts(module, name, children[query], children[key], num_ranks)
-        found.append(Attention(name, block, columns, row, counts))
+        found.append(AttentionLayers(name, block, columns, row, counts))
     return found
 
 

@@ -41,7 +41,7 @@ class SplitLayer:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SplitPlan:
     """How a model is split over `num_ranks`.
 
     `entries` are modules whose input feeds several columns, so that its gradient is added up once. `blocks`
@@ -56,7 +56,7 @@ class Plan:
     output: str | None = None
     found: bool = field(default=True)
 
-    def held_by(self, model: nn.Module) -> Plan:
+    def held_by(self, model: nn.Module) -> SplitPlan:
         """What of the plan concerns a model in which other ranks' weights have been dropped."""
         held = {name.rpartition(".")[0] for name, _ in model.named_parameters(remove_duplicate=False)}
         parents = {".".join(name.split(".")[:end]) for name in held for end in range(1, name.count(".") + 2)}
@@ -68,7 +68,7 @@ class Plan:
             heads=tuple(count for count in self.heads if count.module in parents),
         )
 
-    def inside(self, model: nn.Module, parts: Sequence[Collection[nn.Module]]) -> Plan:
+    def inside(self, model: nn.Module, parts: Sequence[Collection[nn.Module]]) -> SplitPlan:
         """What of the plan lies whole in one of the parts, which hand on whole activations.
 
         Columns and the row behind them are split together or not at all: between them lies a slice.
@@ -104,7 +104,7 @@ def _any_in(layers: Iterable[SplitLayer], module: str) -> bool:
     return any(layer.name == module or layer.name.startswith(f"{module}.") for layer in layers)
 
 
-def make_plan(model: nn.Module, num_ranks: int, given: Mapping[str, Kind] | None) -> Plan:
+def make_plan(model: nn.Module, num_ranks: int, given: Mapping[str, Kind] | None) -> SplitPlan:
     """The person's plan where there is one, else what the model's structure says.
 
     Raises:
@@ -113,7 +113,7 @@ def make_plan(model: nn.Module, num_ranks: int, given: Mapping[str, Kind] | None
     return given_plan(model, num_ranks, given) if given else find_plan(model, num_ranks)
 
 
-def find_plan(model: nn.Module, num_ranks: int) -> Plan:
+def find_plan(model: nn.Module, num_ranks: int) -> SplitPlan:
     """The plan of a model's transformer blocks; of its chain of linear layers where it has none.
 
     Raises:
@@ -137,10 +137,10 @@ def find_plan(model: nn.Module, num_ranks: int) -> Plan:
     vocabulary, output = _vocabulary(model, num_ranks, blocks) if blocks else ([], None)
     counts = tuple(count for attention in attentions for count in attention.counts)
     layers += vocabulary
-    return Plan(num_ranks, tuple(layers), _entries(model, layers), tuple(blocks), counts, output)
+    return SplitPlan(num_ranks, tuple(layers), _entries(model, layers), tuple(blocks), counts, output)
 
 
-def given_plan(model: nn.Module, num_ranks: int, given: Mapping[str, Kind]) -> Plan:
+def given_plan(model: nn.Module, num_ranks: int, given: Mapping[str, Kind]) -> SplitPlan:
     """A person's plan: name patterns ("blocks.*.up") to "column" or "row".
 
     A column that no row follows, in the model's order, is put together again behind it.
@@ -176,7 +176,7 @@ def given_plan(model: nn.Module, num_ranks: int, given: Mapping[str, Kind]) -> P
             path="strategy.plan",
             advice=f"Name {loose} in the plan too, or neither.",
         )
-    return Plan(num_ranks, tuple(layers), found=False)
+    return SplitPlan(num_ranks, tuple(layers), found=False)
 
 
 def _check_divides(name: str, module: nn.Module, kind: Kind, num_ranks: int) -> None:

@@ -1,0 +1,37 @@
+"""Kinds of memory, losses and evaluations in words: what displays and summaries say alike."""
+
+from __future__ import annotations
+
+from rankdeck import events
+from rankdeck.base.units import format_bytes
+
+KIND_LABELS = {
+    "parameters": "weights",
+    "gradients": "gradients",
+    "optimizer": "optimizer",
+    "buffers": "buffers",
+    "activations": "activ.",
+    "gathered": "gathered",
+    "communication": "comm",
+    "inputs": "inputs",
+    "temporary": "temp",
+}
+
+
+def kinds_in_words(by_kind: dict[str, int], num_kinds: int = 3) -> str:
+    """'gathered 128.0 MiB, weights 40.2 MiB': the largest kinds first."""
+    largest = sorted(by_kind.items(), key=lambda item: item[1], reverse=True)[:num_kinds]
+    return ", ".join(f"{KIND_LABELS.get(kind, kind)} {format_bytes(size)}" for kind, size in largest if size)
+
+
+def loss_in_words(loss: float | None) -> str:
+    """'0.0123'; '?' for a loss that is not known."""
+    return "?" if loss is None or loss != loss else f"{loss:.4f}"
+
+
+def evaluation_in_words(evaluation: events.Evaluation) -> str:
+    """'step 100: held-out loss 0.0712, accuracy 97.50 %'."""
+    words = f"step {evaluation.step}: held-out loss {loss_in_words(evaluation.loss)}"
+    if evaluation.accuracy is not None:
+        words += f", accuracy {evaluation.accuracy:.2%}".replace("%", " %")
+    return words

@@ -1,0 +1,37 @@
+"""What strategies ask torch for that a plan on tensors without memory has to make in another way.
+
+A run uses `Backend` as it is. The planner passes one of its own (planner/planned_torch.py), so that the very
+strategies that train are those that are planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
+
+from rankdeck.parallel.fsdp.blank import model_on_meta
+from rankdeck.parallel.mesh import Mesh, device_mesh
+
+
+class Backend:
+    """The real thing."""
+
+    def model(self, model_fn: Callable[[], nn.Module]) -> nn.Module:
+        """The whole model, with its first weights."""
+        return model_fn()
+
+    def model_without_memory(self, model_fn: Callable[[], nn.Module]) -> nn.Module:
+        """Its shapes alone, where it can be built so."""
+        return model_on_meta(model_fn)
+
+    def device_mesh(self, mesh: Mesh, device_type: str) -> DeviceMesh:
+        """torch's mesh over all ranks, with a process group behind every axis."""
+        return device_mesh(mesh, device_type)
+
+    def replicate(self, module: nn.Module, **options: Any) -> DistributedDataParallel:
+        """torch's wrapper, which has given rank 0's weights to all."""
+        return DistributedDataParallel(module, **options)

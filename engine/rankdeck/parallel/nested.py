@@ -1,0 +1,63 @@
+"""Batches as they come: a tensor, or tuples, lists and dicts of tensors, nested as a person likes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def call(module: Callable[..., Any], inputs: Any) -> Any:
+    """The model on its inputs: a dict becomes keyword arguments, a tuple positional ones."""
+    if isinstance(inputs, dict):
+        return module(**inputs)
+    if isinstance(inputs, tuple | list):
+        return module(*inputs)
+    return module(inputs)
+
+
+def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same structure with every tensor changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: each_tensor(inner, change) for key, inner in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(each_tensor(inner, change) for inner in value)
+    return value
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """Every tensor inside tuples, lists and dicts."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, tuple | list):
+        return [tensor for item in value for tensor in tensors_of(item)]
+    return []
+
+
+def first_samples(value: Any, num_samples: int) -> Any:
+    """The first samples of a batch, whatever it is made of."""
+    return each_tensor(value, lambda tensor: tensor[:num_samples])
+
+
+def cut_batch(value: Any, size: int, num_samples: int) -> list[Any]:
+    """A batch in microbatches of `size` samples, up to the sample `num_samples`; the last may be shorter."""
+    return [
+        each_tensor(value, lambda tensor, start=start: tensor[start : min(start + size, num_samples)])  # type: ignore[misc]
+        for start in range(0, num_samples, size)
+    ]
+
+
+def cast(value: Any, dtype: torch.dtype) -> Any:
+    """Floating tensors in the run's precision.
+
+    Only fp64 asks for it: what is fp32 or less stays as it came.
+    """
+    if dtype is not torch.float64:
+        return value
+    return each_tensor(value, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)

@@ -1,0 +1,194 @@
+"""1F1B by hand: the schedule that everybody uses, on plain sends and receives.
+
+    rank 0 of 3   F0 F1 F2          B0 F3 B1 F4 B2    B3    B4       p - 1 - s forwards ahead, then one
+    rank 1           F0 F1       B0 F2 B1 F3 B2 F4 B3    B4          forward and one backward in turn,
+    rank 2              F0 B0 F1 B1 F2 B2 F3 B3 F4 B4                then the backwards that are left
+
+A microbatch's activations live from its forward to its backward, so that stage s of p holds p - s of them,
+where all forwards first (gpipe) would hold all m. In turn, a rank has something to send to a neighbour
+whenever it waits for something from the same one: both go into one exchange, because two ranks that each send
+first and receive then may wait for each other for ever.
+
+It computes what torch's "1f1b" computes, to the last bit. Source: Narayanan et al., Efficient Large-Scale
+Language Model Training on GPU Clusters, 2021. Read schedules.py before, ../../strategies/pipeline.py next.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rankdeck.memory.null_ledger import AnyLedger
+from rankdeck.parallel.collectives.peers import Peers
+from rankdeck.parallel.fsdp.blocks import sharded_modules
+from rankdeck.parallel.pipelining.costs import Boundary
+from rankdeck.parallel.pipelining.stages import StageRunner, Traffic
+
+Tensors = tuple[Tensor, ...]
+
+
+def one_forward_one_backward(
+    forward: Callable[[int, Tensors], Tensors],
+    backward: Callable[[int, Tensors, Tensors, Tensors], Tensors],
+    previous: Neighbour,
+    following: Neighbour,
+    *,
+    num_ahead: int,
+    num_microbatches: int,
+) -> None:
+    """All microbatches of a batch through one rank's stage, forward and backward.
+
+    `forward(microbatch, received)` gives what is handed on; `backward(microbatch, received, outputs,
+    gradients)` adds up the gradients of the stage's weights and gives those of what was received. Stage s of
+    p runs `num_ahead` = p - 1 - s forwards ahead. Before the first stage and after the last one there is
+    nobody: nothing is received from there.
+    """
+    under_way: deque[tuple[int, Tensors, Tensors]] = deque()
+
+    def forward_next(microbatch: int, received: Tensors) -> Tensors:
+        outputs = forward(microbatch, received)
+        under_way.append((microbatch, received, outputs))
+        return outputs
+
+    def backward_oldest(gradients: Tensors) -> Tensors:
+        return backward(*under_way.popleft(), gradients)
+
+    num_ahead = min(num_ahead, num_microbatches)
+    for microbatch in range(num_ahead):
+        following.send(forward_next(microbatch, previous.receive()))
+
+    if num_ahead < num_microbatches:
+        received = previous.receive()
+        for microbatch in range(num_ahead, num_microbatches - 1):
+            gradients = following.exchange(forward_next(microbatch, received))
+            received = previous.exchange(backward_oldest(gradients))
+        gradients = following.exchange(forward_next(num_microbatches - 1, received))
+        previous.send(backward_oldest(gradients))
+
+    for _ in range(num_ahead):
+        previous.send(backward_oldest(following.receive()))
+
+
+class Neighbour:
+    """The rank of the stage before or after, by its number among `peers`; None where there is no such stage.
+
+    `boundary` says the shapes and dtypes of what comes from there.
+    """
+
+    def __init__(
+        self,
+        rank: int | None,
+        boundary: Boundary,
+        *,
+        peers: Peers | None,
+        device: torch.device,
+        traffic: Traffic,
+        ledger: AnyLedger,
+    ) -> None:
+        self._rank = rank
+        self._boundary = boundary
+        self._device = device
+        self._peers = peers
+        self._traffic = traffic
+        self._ledger = ledger
+
+    def send(self, tensors: Tensors) -> None:
+        """Returns once the tensors may be freed."""
+        self._exchange(tensors, ())
+
+    def receive(self) -> Tensors:
+        return self._exchange((), self._boundary)
+
+    def exchange(self, tensors: Tensors) -> Tensors:
+        """Send and receive at once: neither rank waits for the other to begin."""
+        return self._exchange(tensors, self._boundary)
+
+    def _exchange(self, tensors: Tensors, boundary: Boundary) -> Tensors:
+        if self._peers is None or self._rank is None:
+            return ()
+        outgoing = [tensor.detach().contiguous() for tensor in tensors]
+        with self._ledger.phase("communication"):
+            incoming = [
+                torch.empty(shape.shape, dtype=shape.dtype, device=self._device) for shape in boundary
+            ]
+        rank = self._rank
+        self._peers.exchange([(tensor, rank) for tensor in outgoing], [(tensor, rank) for tensor in incoming])
+        self._traffic.count_sent(outgoing)
+        return tuple(incoming)
+
+
+class HandWrittenSchedule:
+    """The function above over the one stage of a rank, with its spans and what is in flight.
+
+    `boundaries[i]` enters stage i; the last is empty.
+    """
+
+    def __init__(
+        self,
+        runner: StageRunner,
+        boundaries: Sequence[Boundary],
+        num_microbatches: int,
+        *,
+        device: torch.device,
+        group: dist.ProcessGroup | None,
+        traffic: Traffic,
+        ledger: AnyLedger,
+    ) -> None:
+        stage, num_stages, peers = runner.index, len(boundaries) - 1, Peers(group)
+        gradients = tuple(shape for shape in boundaries[stage + 1] if shape.dtype.is_floating_point)
+        self._runner = runner
+        self._traffic = traffic
+        self._num_microbatches = num_microbatches
+        self._num_ahead = num_stages - 1 - stage
+        self._previous, self._following = (
+            Neighbour(rank, boundary, peers=peers, device=device, traffic=traffic, ledger=ledger)
+            for rank, boundary in (
+                (None if runner.is_first else stage - 1, boundaries[stage]),
+                (None if runner.is_last else stage + 1, gradients),
+            )
+        )
+
+    def run(self) -> None:
+        """All microbatches of the batch that the runner has started with."""
+        one_forward_one_backward(
+            self._forward,
+            self._backward,
+            self._previous,
+            self._following,
+            num_ahead=self._num_ahead,
+            num_microbatches=self._num_microbatches,
+        )
+
+    def _forward(self, microbatch: int, received: Tensors) -> Tensors:
+        runner = self._runner
+        runner.microbatch = microbatch
+        for tensor in received:
+            tensor.requires_grad_(tensor.is_floating_point())
+        with self._traffic.spans.phase(0, "forward", stage=runner.index, microbatch=microbatch):
+            output = runner(*received)
+        self._traffic.forwarded()
+        return (output,) if runner.is_last else output
+
+    def _backward(self, microbatch: int, received: Tensors, outputs: Tensors, gradients: Tensors) -> Tensors:
+        """Weights that are sharded meet in the last backward: before it their gradients add up."""
+        is_last = microbatch == self._num_microbatches - 1
+        for module in sharded_modules(self._runner):
+            module.set_is_last_backward(is_last)
+            module.set_reshard_after_backward(is_last, recurse=False)
+            module.set_requires_gradient_sync(is_last, recurse=False)
+        floating = [tensor for tensor in outputs if tensor.is_floating_point()]
+        known = list(gradients) if gradients else [None] * len(floating)
+        pairs = [pair for pair in zip(floating, known, strict=True) if pair[0].requires_grad]
+        with self._traffic.spans.phase(0, "backward", stage=self._runner.index, microbatch=microbatch):
+            torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
+        self._traffic.backwarded()
+        leaves = [tensor for tensor in received if tensor.requires_grad]
+        return tuple(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves)
+
+    def buffers(self) -> list[Tensor]:
+        """Nothing is kept to receive into."""
+        return []

@@ -1,0 +1,200 @@
+"""A rank's stages as a schedule drives them: forward and backward of one microbatch at a time, and torch's
+schedules over them.
+
+Outputs live no longer than they must and may be of any kind, because the loss is computed inside the last
+stage. Static shapes are given to torch, so that no forward is run to find them out. Read schedules.py before,
+one_forward_one_backward.py for a schedule without torch's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+
+from rankdeck.models.losses import Loss
+from rankdeck.parallel.pipelining.costs import Boundary
+from rankdeck.parallel.pipelining.schedules import make_schedule
+from rankdeck.profiling.spans import SpanRecorder
+from rankdeck.torch_compat.pipelining import raised_in_a_stage, receive_buffers
+
+_NUMBER = torch.empty(1, dtype=torch.int64, device="meta")
+"""What torch's first stage gets for a microbatch: its number."""
+
+
+class Traffic:
+    """What this rank's stages have under way, what they have sent, and when they worked."""
+
+    def __init__(self, spans: SpanRecorder) -> None:
+        self.spans = spans
+        self.sent_bytes = 0
+        self.in_flight = 0
+        self.most_in_flight = 0
+
+    def forwarded(self) -> None:
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+
+    def backwarded(self) -> None:
+        self.in_flight -= 1
+
+    def count_sent(self, tensors: Sequence[Tensor]) -> None:
+        self.sent_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+class StageRunner(nn.Module):
+    """One stage of the model on the microbatch of the moment, and the loss behind the last stage.
+
+    `leaves` are the shapes and dtypes of what the stage hands on.
+    """
+
+    def __init__(
+        self,
+        stage: nn.Module,
+        index: int,
+        num_stages: int,
+        leaves: Boundary,
+        loss: Loss,
+        autocast: Callable[[], contextlib.AbstractContextManager[Any]],
+    ) -> None:
+        super().__init__()
+        self.stage = stage
+        self.index = index
+        self.is_first = index == 0
+        self.is_last = index == num_stages - 1
+        self.microbatch = 0
+        self.sums: list[tuple[Tensor, Any]] = []
+        self._leaves = leaves
+        self._loss = loss
+        self._autocast = autocast
+        self._inputs: list[Any] = []
+        self._targets: list[Any] = []
+        self._scale: float | Tensor = 1.0
+
+    def start(self, inputs: list[Any], targets: list[Any], scale: float | Tensor) -> None:
+        """A new batch, cut into microbatches."""
+        self._inputs, self._targets, self._scale = inputs, targets, scale
+        self.sums = []
+
+    def forward(self, *received: Tensor) -> Any:
+        """The scaled loss (a tensor without dims) on the last stage, on the others what is handed on."""
+        with self._autocast():
+            output = self.stage(None if self.is_first else received, self._inputs[self.microbatch])
+            if self.is_last:
+                total, count = self._loss.function(output, self._targets[self.microbatch])
+                self.sums.append((total.detach(), count))
+                return total * self._scale
+        return tuple(
+            tensor.to(shape.dtype).contiguous() for tensor, shape in zip(output, self._leaves, strict=True)
+        )
+
+
+class TorchSchedule:
+    """One of torch's schedules over a rank's stages. `boundaries[i]` enters stage i; the last is empty.
+
+    `dtype` is the loss's.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        runners: Sequence[StageRunner],
+        boundaries: Sequence[Boundary],
+        num_microbatches: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: dist.ProcessGroup | None,
+        traffic: Traffic,
+    ) -> None:
+        self._runners = runners
+        self._num_microbatches = num_microbatches
+        loss = torch.empty((), dtype=dtype, device="meta")
+        self._stages = [
+            _Stage(
+                traffic,
+                runner,
+                runner.index,
+                len(boundaries) - 1,
+                device,
+                input_args=((_NUMBER,) if runner.is_first else _static(boundaries[runner.index])),
+                output_args=_static(boundaries[runner.index + 1]) or (loss,),
+                group=group,
+            )
+            for runner in runners
+        ]
+        self._schedule = make_schedule(name, self._stages, num_microbatches, lambda output, _: output)
+
+    def run(self) -> None:
+        """All microbatches of the batch that the runners have started with."""
+        # Every structure of inputs and targets is ours to cut: torch passes numbers of microbatches along.
+        numbers = torch.arange(self._num_microbatches)
+        args = (numbers,) if any(runner.is_first for runner in self._runners) else ()
+        target = numbers if any(runner.is_last for runner in self._runners) else None
+        with raised_in_a_stage():
+            self._schedule.step(*args, target=target, return_outputs=False)
+
+    def buffers(self) -> list[Tensor]:
+        """What torch's stages keep to receive into: a tensor per microbatch."""
+        return [tensor for stage in self._stages for tensor in stage.buffers()]
+
+
+class _Stage(PipelineStage):
+    """torch's stage, which tells its runner the number of the microbatch and counts what it does."""
+
+    def __init__(self, traffic: Traffic, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._traffic = traffic
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        assert isinstance(self.submod, StageRunner)
+        self.submod.microbatch = fwd_chunk_id
+        with self._phase("forward", fwd_chunk_id):
+            output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        self._traffic.forwarded()
+        return output
+
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+    ) -> Any:
+        with self._phase("backward" if full_backward else "backward-input", bwd_chunk_id):
+            super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+        if full_backward:
+            self._traffic.backwarded()
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> Any:
+        with self._phase("backward-weight", bwd_chunk_id):
+            super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+        self._traffic.backwarded()
+
+    def _phase(self, name: str, microbatch: int) -> contextlib.AbstractContextManager[object]:
+        return self._traffic.spans.phase(0, name, stage=self.stage_index, microbatch=microbatch)
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._counted(super().get_fwd_send_ops(fwd_chunk_id))
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._counted(super().get_bwd_send_ops(bwd_chunk_id))
+
+    def _counted(self, ops: list[dist.P2POp]) -> list[dist.P2POp]:
+        self._traffic.count_sent([op.tensor for op in ops])
+        return ops
+
+    def buffers(self) -> list[Tensor]:
+        """What is received into, for every microbatch."""
+        return receive_buffers(self)
+
+
+def _static(boundary: Boundary) -> tuple[Tensor, ...]:
+    """A boundary as torch's stages want to know it: tensors without memory."""
+    return tuple(
+        torch.empty(
+            shape.shape, dtype=shape.dtype, device="meta", requires_grad=shape.dtype.is_floating_point
+        )
+        for shape in boundary
+    )

@@ -1,0 +1,64 @@
+"""Layers split over tensor inside the stages of a pipeline: a plan of the whole model, carried out for what
+one rank holds. Read plan.py and apply.py before.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from rankdeck.base.errors import ModelError
+from rankdeck.parallel.pipelining.communication import StageCommunication
+from rankdeck.parallel.tensor.apply import LayerSplit
+from rankdeck.parallel.tensor.plan import SplitPlan
+
+
+def split_stages(
+    stages: StageCommunication,
+    plan: SplitPlan,
+    mesh: DeviceMesh,
+    *,
+    sequence_parallel: bool,
+    loss_parallel: bool,
+) -> LayerSplit:
+    """Split the layers of this rank's stages, in place. What a cut tears apart stays whole.
+
+    Raises:
+        ModelError: nothing can be split so, or an option needs other cuts.
+    """
+    cut = stages.cut
+    require_own_modules(stages, "tensor")
+    inside = plan.inside(cut.model, [set(cut.stages[stage].modules()) for stage in stages.own])
+    if not inside.held_by(cut.model).layers and (torn := plan.held_by(cut.model).layers):
+        raise ModelError(
+            f"{torn[0].name} would be split over tensor together with a layer of another stage.",
+            path="strategy.tensor",
+            advice="Give strategy.cuts that keep such layers in one stage, or use stage or tensor alone.",
+        )
+    blocks = [[name for name in inside.blocks if name in cut.units[stage]] for stage in stages.own]
+    if sequence_parallel and sum(map(len, blocks)) < len(plan.held_by(cut.model).blocks):
+        raise ModelError(
+            "strategy.sequence_parallel needs stages of whole transformer blocks, and the model was cut "
+            "inside one.",
+            path="strategy.sequence_parallel",
+            advice="Leave it out, or give strategy.cuts that begin with blocks.",
+        )
+    split = LayerSplit(
+        cut.model, inside, mesh, sequence_parallel=sequence_parallel, loss_parallel=loss_parallel
+    )
+    split.split(cut.model)
+    split.finish(blocks)
+    return split
+
+
+def require_own_modules(stages: StageCommunication, axis: str) -> None:
+    """Raises: ModelError where a stage runs copies of the model's modules (it was traced)."""
+    modules: set[nn.Module] = set(stages.cut.model.modules())
+    for stage in stages.own:
+        for module in stages.cut.stages[stage].modules():
+            if any(True for _ in module.parameters(recurse=False)) and module not in modules:
+                raise ModelError(
+                    f"The model was cut by tracing, and {axis} needs the model's own modules.",
+                    path=f"strategy.{axis}",
+                    advice=f"Give the model a method pipeline_units(), or set {axis} = 1.",
+                )

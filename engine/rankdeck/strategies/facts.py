@@ -1,0 +1,331 @@
+"""What a strategy says of its steps beside its mathematics: bytes that it sends, how long its sync takes, how
+its pipeline runs, how busy its devices are. The loop asks now and then (training/reporting.py); nothing here
+changes what is computed. Skip it on a first reading.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from rankdeck.config.catalog import DdpOptions
+from rankdeck.parallel.collectives.counted import CountedCollectives
+from rankdeck.parallel.collectives.ddp_hooks import backward_times, last_sync, time_every_backward
+from rankdeck.parallel.collectives.grad_sync import (
+    GradientSync,
+    SyncTimes,
+    all_reduce_bytes,
+    travelling_bytes,
+)
+from rankdeck.parallel.collectives.replica_threads import ReplicaThreads
+from rankdeck.parallel.fsdp.blocks import sent_bytes_per_step
+from rankdeck.parallel.pipelining.communication import StageCommunication
+from rankdeck.parallel.pipelining.schedules import theory_bubble
+from rankdeck.parallel.pipelining.stages import Traffic
+from rankdeck.parallel.pipelining.versions import WeightVersions
+from rankdeck.profiling.spans import LateSpan, PhaseSpan, SpanRecorder
+
+
+@dataclass(frozen=True)
+class SentBytes:
+    """What this rank sends per step. `is_measured`: counted rather than by formula; `by_peer`: by the rank
+    that receives it, where sends are counted one by one."""
+
+    algorithm: str
+    num_bytes: int
+    is_measured: bool = False
+    by_peer: dict[str, int] | None = None
+
+
+@dataclass(frozen=True)
+class PipelineFacts:
+    """How a pipeline runs on one rank.
+
+    `in_flight`: the most microbatches whose activations it held at once. `theory_bubble`: the share of a step
+    that the schedule makes ranks wait, None where nothing is flushed. `weight_versions` (the most that it
+    held) and `staleness` (updates between the weights that a microbatch saw and those it updated) belong to
+    a pipeline without a flush.
+    """
+
+    stages: list[int]
+    microbatches: int
+    in_flight: int
+    theory_bubble: float | None = None
+    weight_versions: int | None = None
+    staleness: int | None = None
+
+
+class StrategyFacts:
+    """What is known of a strategy that sends nothing. Every answer is None where nobody knows."""
+
+    def sent(self) -> SentBytes | None:
+        return None
+
+    def sync_times(self) -> SyncTimes | None:
+        """How long a step's sync takes and how much of it backward hides."""
+        return None
+
+    def pipeline(self) -> PipelineFacts | None:
+        """How this rank's stages run."""
+        return None
+
+    def busy_s(self) -> list[float] | None:
+        """CPU seconds that each device's thread has worked; None where the whole rank is one device."""
+        return None
+
+
+class SyncFacts(StrategyFacts):
+    """Of a sync after backward, which counts what it sends."""
+
+    def __init__(self, sync: GradientSync, place: str = "") -> None:
+        self._sync = sync
+        self._place = place
+
+    def sent(self) -> SentBytes:
+        sync = self._sync
+        words = sync.describe() + self._place
+        return SentBytes(words, sync.sent_bytes, sync.is_measured, sync.sent_by_peer())
+
+    def sync_times(self) -> SyncTimes | None:
+        return self._sync.times
+
+
+class DdpFacts(StrategyFacts):
+    """Of torch's wrapper, whose all-reduces run under backward: it logs them itself."""
+
+    def __init__(
+        self, ddp: DistributedDataParallel, options: DdpOptions, world_size: int, spans: SpanRecorder
+    ) -> None:
+        self._ddp = ddp
+        self._options = options
+        self._world_size = world_size
+        self._spans = spans
+        spans.late = self._late_spans
+
+    def before_forward(self) -> None:
+        """Have torch time the backward of a step whose spans are recorded."""
+        if self._spans.is_recording:
+            time_every_backward(self._ddp, True)
+
+    def _late_spans(self) -> list[LateSpan]:
+        """torch tells of a backward one forward later."""
+        sync = last_sync(self._ddp)
+        time_every_backward(self._ddp, False)
+        return [] if sync is None else [LateSpan(0, "all-reduce", *sync, num_bytes=self._travelling_bytes())]
+
+    def _travelling_bytes(self) -> int:
+        gradients: list[Tensor] = [p for p in self._ddp.parameters() if p.requires_grad]
+        return travelling_bytes(gradients, self._options.compress, self._options.powersgd_rank)
+
+    def sent(self) -> SentBytes:
+        """Of gradients: buffers, which travel too where a model has some, are left out."""
+        compress = self._options.compress
+        words = f"native ({dist.get_backend()})" + ("" if compress == "none" else f", {compress}")
+        return SentBytes(words, all_reduce_bytes(self._travelling_bytes(), self._world_size))
+
+    def sync_times(self) -> SyncTimes | None:
+        return backward_times(self._ddp)
+
+
+@dataclass(frozen=True)
+class ShardFacts(StrategyFacts):
+    """Of weights in slices, by the formula of parallel/fsdp/blocks.py."""
+
+    model: nn.Module
+    num_ranks: int
+    parts: int
+    reshard: bool
+    half: bool
+    backend: str
+    words: str
+
+    def sent(self) -> SentBytes:
+        num_bytes = sent_bytes_per_step(
+            self.model,
+            self.num_ranks,
+            parts=self.parts,
+            reshard=self.reshard,
+            half=self.half,
+            backend=self.backend,
+        )
+        return SentBytes(self.words, num_bytes)
+
+
+class CollectiveFacts(StrategyFacts):
+    """Of sums inside layers: each collective is seen with its bytes; what a ring sends for them is a formula.
+
+    The second step is counted: all steps send the same, and the first also settles layouts.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._counted = CountedCollectives()
+
+    @contextlib.contextmanager
+    def part(self, *, last: bool) -> Iterator[None]:
+        """Forward and backward of a part of a step."""
+        with self._counted if self.steps == 1 else contextlib.nullcontext():
+            yield
+        self.steps += last
+
+    def sent(self) -> SentBytes | None:
+        return SentBytes("sums inside layers", self._counted.sent_bytes) if self.steps > 1 else None
+
+
+class StageFacts(StrategyFacts):
+    """Of a pipeline: counted where tensors are handed to the network; tied weights by formula."""
+
+    def __init__(
+        self, stages: StageCommunication, schedule: str, num_ranks: int, microbatches: int, traffic: Traffic
+    ) -> None:
+        self.steps = 0
+        self._stages = stages
+        self._schedule = schedule
+        self._num_ranks = num_ranks
+        self._microbatches = microbatches
+        self._traffic = traffic
+
+    def sent(self) -> SentBytes | None:
+        if not self.steps:
+            return None
+        num_bytes = round(self._traffic.sent_bytes / self.steps) + self._stages.tied_bytes()
+        return SentBytes(f"point to point ({self._schedule})", num_bytes, is_measured=True)
+
+    def pipeline(self) -> PipelineFacts:
+        return PipelineFacts(
+            stages=self._stages.own,
+            microbatches=self._microbatches,
+            in_flight=self._traffic.most_in_flight,
+            theory_bubble=theory_bubble(self._num_ranks, self._microbatches, self._schedule),
+        )
+
+
+@dataclass
+class AsyncStageFacts(StrategyFacts):
+    """Of a pipeline without a flush, whose every `parts` microbatches are an update."""
+
+    stage: int
+    parts: int
+    parts_per_step: int
+    versions: WeightVersions
+    num_forwarded: int = 0
+    most_under_way: int = 0
+    staleness: int = 0
+    sent_bytes: int = 0
+
+    def forwarded(self, num_under_way: int) -> None:
+        self.num_forwarded += 1
+        self.most_under_way = max(self.most_under_way, num_under_way)
+
+    def retired(self, *, staleness: int) -> None:
+        self.staleness = max(self.staleness, staleness)
+
+    def count_sent(self, tensors: list[Tensor]) -> None:
+        self.sent_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def sent(self) -> SentBytes | None:
+        if not self.num_forwarded:
+            return None
+        per_step = round(self.sent_bytes * self.parts_per_step / self.num_forwarded)
+        return SentBytes("point to point, no flush", per_step, is_measured=True)
+
+    def pipeline(self) -> PipelineFacts:
+        return PipelineFacts(
+            stages=[self.stage],
+            microbatches=self.parts,
+            in_flight=self.most_under_way,
+            theory_bubble=0.0,
+            weight_versions=self.versions.most_alive,
+            staleness=self.staleness,
+        )
+
+
+class FanOutFacts(StrategyFacts):
+    """Of a rehearsal's replicas: the threads behind its devices count."""
+
+    def __init__(self, threads: ReplicaThreads) -> None:
+        self._threads = threads
+        self.steps = 0
+
+    def sent(self) -> SentBytes | None:
+        if not self.steps:
+            return None
+        moved = sum(self._threads.devices.moved_bytes.values())
+        return SentBytes("scatter, replicate, gather, reduce", round(moved / self.steps), is_measured=True)
+
+    def busy_s(self) -> list[float]:
+        """Device 0's share includes the calling thread: it scatters, gathers, computes the loss and steps."""
+        lead, *others = self._threads.busy_s
+        return [lead + time.thread_time(), *others]
+
+
+class LayerSplitFacts(StrategyFacts):
+    """Of layers on several devices of one thread: which of them it works for, and what crosses the cuts."""
+
+    def __init__(self, num_devices: int, spans: SpanRecorder, *, is_rehearsal: bool) -> None:
+        self.steps = 0
+        self.moved_bytes = 0
+        self._is_rehearsal = is_rehearsal
+        self._busy_s = [0.0] * num_devices
+        self._spans = spans
+        self._mark: PhaseSpan | None = None
+        self._device: int | None = None
+        self._phase = ""
+        self._since_s = 0.0
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self.switch_to(None)
+
+    def switch_to(self, device: int | None, phase: str = "") -> None:
+        """From now on the thread works for `device`; its phase is marked, each stage on its own device."""
+        if (device, phase) == (self._device, self._phase):
+            return
+        self._spans.stop(self._mark)
+        self._mark = None if device is None else self._spans.start(device, phase, stage=device)
+        self._phase = phase
+        now_s = time.thread_time()
+        if self._device is not None:
+            self._busy_s[self._device] += now_s - self._since_s
+        self._device, self._since_s = device, now_s
+
+    def sent(self) -> SentBytes | None:
+        if len(self._busy_s) == 1 or self.steps == 0:
+            return None
+        per_step = round(self.moved_bytes / self.steps)
+        return SentBytes("activations and their gradients", per_step, is_measured=True)
+
+    def busy_s(self) -> list[float] | None:
+        """By stage of forward and backward; the optimizer's time is nobody's."""
+        return self._busy_s if self._is_rehearsal else None
+
+
+class HybridFacts(StrategyFacts):
+    """Of several axes: what each of them sends, added up; by formula unless all of it was counted."""
+
+    def __init__(self, axes: list[StrategyFacts], collectives: CollectiveFacts) -> None:
+        self._axes = axes
+        self._collectives = collectives
+
+    def sent(self) -> SentBytes | None:
+        """None before the second step is over: some axes count it."""
+        found = [sent for axis in self._axes if (sent := axis.sent()) is not None]
+        if self._collectives.steps < 2 or not found:
+            return None
+        return SentBytes(
+            "; ".join(sent.algorithm for sent in found),
+            sum(sent.num_bytes for sent in found),
+            all(sent.is_measured for sent in found),
+        )
+
+    def pipeline(self) -> PipelineFacts | None:
+        return next((facts for axis in self._axes if (facts := axis.pipeline()) is not None), None)

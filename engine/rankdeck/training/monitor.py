@@ -1,0 +1,158 @@
+"""Which steps are looked at closely, and what is written of them: memory by the ledger or by a GPU's
+allocator, phases of the devices, bytes sent, how busy threads are.
+
+Most steps cost nothing here: the ledger follows and spans record sampled steps, each within a budget of the
+run's time (memory/sampling.py, profiling/spans.py). Read loop.py before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from torch.optim import Optimizer
+
+from rankdeck import events
+from rankdeck.memory.sampling import SamplingBudget
+from rankdeck.memory.torch_memory import OwnedBytes, read_gpu_bytes, reset_gpu_peaks
+from rankdeck.profiling.spans import ALWAYS_STEPS, SpanBudget
+from rankdeck.rundir import EventWriter
+from rankdeck.strategies.base import Strategy
+from rankdeck.training.reporting import BusyMeter, StepFacts
+
+GPU_MEMORY_S = 0.2
+"""Seconds between two readings of a GPU's allocator."""
+_SENT_AFTER = 3
+"""The step of a process after which bytes sent are known; they are written again after its last one."""
+
+
+class StepMonitor:
+    """One rank's. `places` are its devices' in the run; steps are counted from 1 in this process (`nth`)."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        optimizer: Optimizer,
+        writer: EventWriter,
+        *,
+        rank: int,
+        places: list[int],
+        sampling: SamplingBudget,
+    ) -> None:
+        self._strategy = strategy
+        self._writer = writer
+        self._rank = rank
+        self._places = places
+        self._sampling = sampling
+        self._sampling.always_through += strategy.steps_to_fill
+        self._spans, self._span_budget = strategy.spans, SpanBudget()
+        # Of a rank that is one device its process tells enough, to the sampler.
+        has_threads = strategy.setup.is_rehearsal and len(places) > 1
+        self._busy = BusyMeter(writer, rank, places) if has_threads else None
+        self._owned = OwnedBytes(strategy.module, optimizer)
+        self._gpu_read_s = 0.0
+
+    def begin(self, step: int, nth: int, *, is_last: bool) -> bool:
+        """Step number `step` begins; whether the ledger is to follow it."""
+        followed = self._strategy.ledger.can_follow and self._sampling.should_follow(nth)
+        self._begin_spans(step, nth, followed, is_last)
+        return followed
+
+    def _begin_spans(self, step: int, nth: int, followed: bool, is_last: bool) -> None:
+        """The ledger slows a step down: such a one is sampled only where there may be no other.
+
+        Of the last step of a run some phases would never be known.
+        """
+        wanted = self._span_budget.should_record(nth) and (not followed or nth in ALWAYS_STEPS)
+        wanted = wanted and (not is_last or nth < ALWAYS_STEPS[-1])
+        pace = self._spans.pace
+        self._spans.begin_step(step, record=wanted and (pace is None or pace.is_holding), followed=followed)
+
+    @contextlib.contextmanager
+    def following(self, step: int) -> Iterator[None]:
+        """A step that the ledger follows, and its memory as an event."""
+        ledger = self._strategy.ledger
+        with ledger.following():
+            ledger.reset_peaks()
+            yield
+        readings = [
+            events.DeviceMemory(
+                device=self._places[reading.device],
+                live_bytes=reading.live_bytes,
+                peak_bytes=reading.peak_bytes,
+                live_by_kind=reading.live_by_kind,
+                peak_by_kind=reading.peak_by_kind,
+            )
+            for reading in ledger.devices()
+        ]
+        self._write_memory(step, events.MEASURED_IN_REHEARSAL, readings)
+
+    def end(self) -> None:
+        """The step is over; its spans are known by now or later."""
+        self._spans.end_step()
+        self.write_spans(wait=False)
+
+    def report(self, facts: StepFacts, nth: int, *, followed: bool, is_last: bool) -> None:
+        """What is due after a step that took `facts.step_s`."""
+        self._sampling.record(nth, facts.step_s, followed=followed)
+        if nth >= ALWAYS_STEPS[-1]:
+            self._span_budget.add_step(facts.step_s)
+        if self._busy is not None and self._busy.due():
+            self._busy.tell(self._strategy.facts.busy_s())
+        if not self._strategy.setup.is_rehearsal and time.monotonic() - self._gpu_read_s >= GPU_MEMORY_S:
+            self._write_gpu_memory(facts.step)
+        if nth == _SENT_AFTER or (nth > _SENT_AFTER and is_last):
+            self._write_facts(facts.step)
+
+    def write_spans(self, *, wait: bool) -> None:
+        """Sampled steps whose phases are known; with `wait`, all of them."""
+        started_s = time.perf_counter()
+        for event, marks_cost_s in self._spans.take(self._rank, self._places, wait=wait):
+            self._writer.write(event)
+            ended_s = time.perf_counter()
+            self._span_budget.add_cost(ended_s - started_s + marks_cost_s)
+            started_s = ended_s
+
+    def _write_gpu_memory(self, step: int) -> None:
+        self._gpu_read_s = time.monotonic()
+        readings = []
+        for place, device in zip(self._places, self._strategy.setup.devices, strict=True):
+            gpu = read_gpu_bytes(device, self._owned)
+            readings.append(
+                events.DeviceMemory(
+                    device=place,
+                    live_bytes=gpu.allocated_bytes,
+                    peak_bytes=gpu.peak_allocated_bytes,
+                    live_by_kind=gpu.live_by_kind,
+                    peak_by_kind=gpu.peak_by_kind,
+                    reserved_bytes=gpu.reserved_bytes,
+                    peak_reserved_bytes=gpu.peak_reserved_bytes,
+                )
+            )
+            reset_gpu_peaks(device)
+        self._write_memory(step, events.MEASURED_ON_GPU, readings)
+
+    def _write_memory(self, step: int, source: str, readings: list[events.DeviceMemory]) -> None:
+        self._writer.write(events.Memory(rank=self._rank, step=step, source=source, devices=readings))
+
+    def _write_facts(self, step: int) -> None:
+        """What the strategy sends, and how its pipeline runs."""
+        facts = self._strategy.facts
+        sent, times, pipeline = facts.sent(), facts.sync_times(), facts.pipeline()
+        if sent is not None:
+            self._writer.write(
+                events.Comm(
+                    rank=self._rank,
+                    step=step,
+                    algorithm=sent.algorithm,
+                    sent_bytes=sent.num_bytes,
+                    measured=sent.is_measured,
+                    by_peer=sent.by_peer,
+                    sync_s=None if times is None else times.seconds,
+                    overlapped_s=None if times is None else times.overlapped_s,
+                )
+            )
+        if pipeline is not None:
+            self._writer.write(events.Pipeline(rank=self._rank, step=step, **asdict(pipeline)))

@@ -1,0 +1,158 @@
+"""One optimizer step over one global batch, the same under every strategy:
+
+    zero_grad -> for each part: forward_backward -> sync -> (divide by the count) -> (clip) -> optimizer
+
+A loss is a sum over the global batch, divided once by its count. Where the count of targets is known
+beforehand, the loss is scaled by it before backward; where it is not (masked targets, a person's own loss),
+gradients are scaled after backward by the count that all ranks agree on. Read loop.py next.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from rankdeck.strategies.base import Batch, Strategy
+from rankdeck.training.loss_scaling import LossScaling
+from rankdeck.training.reporting import StepFacts
+from rankdeck.training.workload import Workload
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a run changes from step to step, and a checkpoint holds."""
+
+    strategy: Strategy
+    optimizer: Optimizer
+    scaling: LossScaling
+
+
+class OptimizerStep:
+    """Takes the steps of a run. `check_loss(step, sum)` raises for a loss that is no number, before weights
+    are touched; a GPU's is not known by then."""
+
+    def __init__(
+        self, workload: Workload, trained: Trained, check_loss: Callable[[int, float], None]
+    ) -> None:
+        self.last_inputs: Any = None
+        """What the model saw last."""
+        self._train = workload.config.train
+        self._schedule = workload.schedule
+        self._counts_vary = workload.counts_vary
+        self._strategy, self._optimizer, self._scaling = trained.strategy, trained.optimizer, trained.scaling
+        self._check_loss = check_loss
+        self._base_rates: list[float] = [group["lr"] for group in trained.optimizer.param_groups]
+        self._num_slices = self._train.accumulate * trained.strategy.data_shard()[1]
+        self._steps_before = 0
+        trained.strategy.step_with(self._update_in_schedule)
+
+    def go_on_after(self, step: int) -> None:
+        """The next step is `step` + 1: a resumed run."""
+        self._steps_before = step
+
+    def take(self, step: int, batches: Iterator[Batch]) -> StepFacts:
+        """Step number `step`, which takes `accumulate` batches."""
+        train, strategy = self._train, self._strategy
+        if not strategy.steps_itself:
+            self._optimizer.zero_grad(set_to_none=True)
+        total: Any = None
+        count: Any = 0
+        samples = 0
+        for part in range(train.accumulate):
+            batch = self._next(batches)
+            samples += _num_samples(batch)
+            scale = self._scaling.scaled(self.scale(batch))
+            sums = strategy.forward_backward(batch, scale, last=part == train.accumulate - 1)
+            total = sums.total if total is None else total + sums.total
+            count = count + sums.count
+        norm = None if strategy.steps_itself else self._finish_gradients(count)
+        factor = self._schedule(step - 1)
+        if isinstance(total, Tensor) and not total.is_cuda:
+            total, count = float(total), float(count)
+            self._check_loss(step, total)
+        if not strategy.steps_itself:
+            self._set_rate(factor)
+            with strategy.stepping():
+                self._scaling.step(self._optimizer)
+        loss = (total, count) if strategy.reports_loss() else None
+        return StepFacts(step, loss, self._base_rates[0] * factor, samples, 0.0, time.time(), norm)
+
+    def _next(self, batches: Iterator[Batch]) -> Batch:
+        """The batch is the host's until the strategy takes it to its device."""
+        strategy = self._strategy
+        with strategy.spans.phase(0, "data"):
+            if strategy.ledger.is_following:
+                with strategy.ledger.paused():
+                    batch = next(batches)
+            else:
+                batch = next(batches)
+        self.last_inputs = batch[0]
+        return batch
+
+    def scale(self, batch: Batch) -> float:
+        """What a part's loss sum is multiplied by before backward: 1 over the targets of the whole global
+        batch, where they are known beforehand; else 1 over its samples, which `_divide_by` sets right."""
+        if self._counts_vary:
+            return 1.0 / self._train.global_batch
+        nominal = self._strategy.loss.nominal_count(batch[1])
+        assert nominal is not None
+        return 1.0 / (nominal * self._num_slices)
+
+    def _finish_gradients(self, count: Any) -> Any:
+        """Make gradients those of the whole global batch, of bounded norm; the norm where it is bounded."""
+        strategy, train = self._strategy, self._train
+        strategy.sync_gradients()
+        with strategy.stepping():
+            self._scaling.unscale(self._optimizer)
+            if self._counts_vary:
+                self._divide_by(self._count_of_all(count))
+            return strategy.clip(train.clip_norm) if train.clip_norm else None
+
+    def _update_in_schedule(self, update: int, count: Any) -> None:
+        """One optimizer step of a strategy that steps itself: `update` counts from 1 in this process, `count`
+        is that of its whole global batch."""
+        if self._counts_vary:
+            self._divide_by(torch.as_tensor(count, dtype=torch.float64))
+        self._set_rate(self._schedule(self._steps_before + update - 1))
+        with self._strategy.stepping():
+            self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def _count_of_all(self, count: Any) -> Tensor:
+        """This rank's count of targets, added up over all ranks that report loss."""
+        strategy = self._strategy
+        counts = torch.tensor(float(count) if strategy.reports_loss() else 0.0, dtype=torch.float64)
+        counts = counts.to(strategy.device)
+        if strategy.setup.world_size > 1:
+            dist.all_reduce(counts)
+        return counts
+
+    def _divide_by(self, count: Tensor) -> None:
+        """Gradients of sum/global_batch become gradients of sum/count. No target at all gives 0.
+
+        A count may be a sum of weights, and below 1.
+        """
+        factor = self._train.global_batch / torch.where(count > 0, count, 1.0)
+        gradients = [p.grad for p in self._strategy.module.parameters() if p.grad is not None]
+        for gradient in gradients:
+            gradient.mul_(factor.to(gradient.device, gradient.dtype))
+
+    def _set_rate(self, factor: float) -> None:
+        for group, base in zip(self._optimizer.param_groups, self._base_rates, strict=True):
+            group["lr"] = base * factor
+
+
+def _num_samples(batch: Any) -> int:
+    """The length of the first tensor in a batch."""
+    if isinstance(batch, Tensor):
+        return len(batch)
+    if isinstance(batch, dict):
+        batch = tuple(batch.values())
+    return _num_samples(batch[0]) if isinstance(batch, tuple | list) and batch else 0

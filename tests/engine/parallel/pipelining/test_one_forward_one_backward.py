@@ -1,0 +1,60 @@
+"""1F1B by hand lays its microbatches out as torch's 1f1b does, and holds p - s of them on stage s."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rankdeck.memory.null_ledger import NullLedger
+from rankdeck.parallel.pipelining.one_forward_one_backward import (
+    Neighbour,
+    Tensors,
+    one_forward_one_backward,
+)
+from rankdeck.parallel.pipelining.schedules import actions, in_flight
+from rankdeck.parallel.pipelining.stages import Traffic
+from rankdeck.profiling.spans import SpanRecorder
+
+
+def order_of(num_ahead: int, num_microbatches: int) -> list[tuple[str, int]]:
+    """What a rank without neighbours does, microbatch by microbatch."""
+    done: list[tuple[str, int]] = []
+
+    def forward(microbatch: int, received: Tensors) -> Tensors:
+        done.append(("forward", microbatch))
+        return ()
+
+    def backward(microbatch: int, *_: Tensors) -> Tensors:
+        done.append(("backward", microbatch))
+        return ()
+
+    traffic = Traffic(SpanRecorder())
+    nobody = Neighbour(None, (), device=torch.device("cpu"), peers=None, traffic=traffic, ledger=NullLedger())
+    one_forward_one_backward(
+        forward, backward, nobody, nobody, num_ahead=num_ahead, num_microbatches=num_microbatches
+    )
+    return done
+
+
+@pytest.mark.parametrize(("num_ranks", "num_microbatches"), [(2, 2), (2, 5), (4, 4), (4, 9), (3, 8)])
+def test_every_rank_takes_microbatches_in_torchs_order(num_ranks: int, num_microbatches: int) -> None:
+    for stage, slots in enumerate(actions("1f1b", num_ranks, num_microbatches)):
+        order = order_of(num_ranks - 1 - stage, num_microbatches)
+        # torch numbers the last rank's forwards from 1 in what it lays out, and runs them from 0.
+        assert [kind for kind, _ in order] == [slot.kind for slot in slots if slot is not None]
+        for kind in ("forward", "backward"):
+            assert [number for done, number in order if done == kind] == list(range(num_microbatches))
+        assert in_flight(slots) == num_ranks - stage
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 2, 3])
+def test_fewer_microbatches_than_stages_go_forward_and_then_back(num_microbatches: int) -> None:
+    """torch refuses them; here the pipe is never full."""
+    order = order_of(3, num_microbatches)
+    numbers = range(num_microbatches)
+    assert order == [("forward", n) for n in numbers] + [("backward", n) for n in numbers]
+
+
+def test_another_number_of_forwards_ahead_is_another_order() -> None:
+    """The negative control."""
+    assert order_of(0, 4) != order_of(1, 4)
