@@ -23,7 +23,7 @@ from rankdeck.rundir import End, EventReader, LineCounts, RunDir
 POLL_S = 0.04
 POLL_ENDED_S = 1.0
 OUTCOME_EVERY_S = 0.5
-_HAND_OVER_EVERY_S = 0.02
+_HAND_OVER_EVERY_S = 0.03
 _PASS_BYTES = 8 << 20
 # Half a millisecond of decoding: the thread lets go of the interpreter's lock between two chunks.
 _CHUNK_BYTES = 1 << 17

@@ -90,7 +90,9 @@ class Attempt:
         return None if started is None else (started.strategy, started.options, started.devices)
 
     def device(self, index: int) -> AttemptDevice:
-        return self.devices.setdefault(index, AttemptDevice())
+        if index not in self.devices:
+            self.devices[index] = AttemptDevice()
+        return self.devices[index]
 
     def start(self, event: events.RunStarted) -> bool:
         """The supervisor's announcement; False where it makes no sense."""

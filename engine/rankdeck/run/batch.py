@@ -6,6 +6,7 @@ a time that hardly depends on how many events it holds. fold.py reads it next.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -85,8 +86,10 @@ class Batch:
     """
 
     steps: list[tuple[int, StepBlock]] = field(default_factory=list)
-    readings: dict[tuple[int, int], Readings] = field(default_factory=dict)
-    memory: dict[tuple[int, int], MemoryColumns] = field(default_factory=dict)
+    readings: defaultdict[tuple[int, int], Readings] = field(default_factory=lambda: defaultdict(Readings))
+    memory: defaultdict[tuple[int, int], MemoryColumns] = field(
+        default_factory=lambda: defaultdict(MemoryColumns)
+    )
     events: list[tuple[Source, AnyEvent]] = field(default_factory=list)
     num_events: int = 0
     num_refused: int = 0
@@ -108,9 +111,9 @@ class Batch:
                 continue
             if type(event) is Sample:
                 for sample in event.devices:
-                    self.readings.setdefault((attempt, sample.device), Readings()).add(sample, event)
+                    self.readings[attempt, sample.device].add(sample, event)
             elif type(event) is Memory:
                 for device in event.devices:
-                    self.memory.setdefault((attempt, device.device), MemoryColumns()).add(device, event)
+                    self.memory[attempt, device.device].add(device, event)
             else:
                 self.events.append((Source(attempt, event.t, writer, event.seq), event))

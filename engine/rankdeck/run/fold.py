@@ -18,7 +18,7 @@ pyramids (series.py). Events that make no sense are refused and counted, never r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from enum import Flag, auto
 
 import msgspec
@@ -57,6 +57,7 @@ class Fold:
         self._rows_held = rows_held
         self._with_curves = curves
         self.attempts: dict[int, Attempt] = {}
+        """By number, in their order."""
         self.num_events = 0
         self.counts = LineCounts()
         self.raised: list[Problem] = []
@@ -69,16 +70,13 @@ class Fold:
         self.loss_ema = self._step_curve("loss_ema")
         self.rates = self._step_curve("rates")
         self.rate_ema = self._step_curve("rate_ema")
-        self.held_out = Curve(lambda: [one.held_out for one in self._in_order()])
+        self.held_out = Curve(lambda: [one.held_out for one in self.attempts.values()])
 
     def _step_curve(self, name: str) -> Curve:
         def parts() -> list[Series]:
-            return [getattr(one.curves, name) for one in self._in_order() if one.curves is not None]
+            return [getattr(one.curves, name) for one in self.attempts.values() if one.curves is not None]
 
         return Curve(parts)
-
-    def _in_order(self) -> list[Attempt]:
-        return [self.attempts[number] for number in sorted(self.attempts)]
 
     def apply(self, batch: Batch) -> Changed:
         """Take a batch; what changed. The cost hardly depends on how many events it holds."""
@@ -110,7 +108,8 @@ class Fold:
     def _attempt(self, number: int) -> Attempt:
         if number not in self.attempts:
             self.attempts[number] = Attempt(number, self._rows_held, curves=self._with_curves)
-            later = [one.restored for one in self._in_order() if one.number > number]
+            self.attempts = dict(sorted(self.attempts.items()))
+            later = [one.restored for one in self.attempts.values() if one.number > number]
             known = [restored for restored in later if restored is not None]
             if known:
                 self.attempts[number].cut(min(known))
@@ -120,7 +119,7 @@ class Fold:
         """The rule of resumes, where an attempt has just said what it goes on after."""
         changed = Changed.NOTHING
         least: int | None = None
-        for one in reversed(self._in_order()):
+        for one in reversed(self.attempts.values()):
             if least is not None:
                 if one.cut(least):
                     changed |= ~Changed.NOTHING
@@ -171,11 +170,13 @@ class Fold:
     @property
     def started(self) -> events.RunStarted | None:
         """The latest attempt's announcement."""
-        return next((one.started for one in reversed(self._in_order()) if one.started is not None), None)
+        return next(
+            (one.started for one in reversed(self.attempts.values()) if one.started is not None), None
+        )
 
     @property
     def first_started(self) -> events.RunStarted | None:
-        return next((one.started for one in self._in_order() if one.started is not None), None)
+        return next((one.started for one in self.attempts.values() if one.started is not None), None)
 
     @property
     def num_attempts(self) -> int:
@@ -203,7 +204,7 @@ class Fold:
 
     @property
     def _latest(self) -> Attempt | None:
-        known = [one for one in self._in_order() if one.started is not None]
+        known = [one for one in self.attempts.values() if one.started is not None]
         return known[-1] if known else None
 
     @property
@@ -225,13 +226,13 @@ class Fold:
     def num_steps_planned(self) -> int | None:
         """As asked for; where epochs were, as the ranks counted them once they had read their data."""
         asked = self.started.steps if self.started else None
-        counted = (one.steps_counted for one in reversed(self._in_order()))
+        counted = (one.steps_counted for one in reversed(self.attempts.values()))
         return asked if asked is not None else next((steps for steps in counted if steps), None)
 
     def _with_rows(self) -> list[rates.Attempted]:
         return [
             rates.Attempted(one.table, float(one.started.global_batch) if one.started else np.nan)
-            for one in self._in_order()
+            for one in self.attempts.values()
             if len(one.table)
         ]
 
@@ -244,12 +245,12 @@ class Fold:
     def last(self) -> Row | None:
         """The row of the last complete step."""
         return next(
-            (one.table.row(-1) for one in reversed(self._in_order()) if one.table.rows.shape[1]), None
+            (one.table.row(-1) for one in reversed(self.attempts.values()) if one.table.rows.shape[1]), None
         )
 
     def row_at(self, step: int) -> Row | None:
         """The row of a step, None where it is not held."""
-        for one in self._in_order():
+        for one in self.attempts.values():
             steps = one.table.column("step")
             index = int(np.searchsorted(steps, step))
             if index < len(steps) and steps[index] == step:
@@ -258,19 +259,19 @@ class Fold:
 
     def rows(self) -> Iterator[Row]:
         """The rows that are held, in the order of the steps."""
-        for one in self._in_order():
+        for one in self.attempts.values():
             yield from map(one.table.row, range(one.table.rows.shape[1]))
 
     def column(self, name: str) -> Floats:
         """One column of the rows that are held (steps.COLUMNS)."""
-        return np.concatenate([np.empty(0), *(one.table.column(name) for one in self._in_order())])
+        return np.concatenate([np.empty(0), *(one.table.column(name) for one in self.attempts.values())])
 
     def first_row(self) -> Row | None:
-        return next((one.table.first for one in self._in_order() if one.table.first is not None), None)
+        return next((one.table.first for one in self.attempts.values() if one.table.first is not None), None)
 
     def first_loss(self) -> float | None:
         """The first one that is finite."""
-        known = (one.table.first_loss for one in self._in_order())
+        known = (one.table.first_loss for one in self.attempts.values())
         return next((found[1] for found in known if found is not None), None)
 
     def is_exact(self) -> bool:
@@ -299,13 +300,14 @@ class Fold:
     @property
     def evaluation(self) -> events.Evaluation | None:
         """The evaluation of the latest step."""
-        told = [(one.evaluations[-1].step, one.number) for one in self._in_order() if one.evaluations]
+        told = [(one.evaluations[-1].step, one.number) for one in self.attempts.values() if one.evaluations]
         return self.attempts[max(told)[1]].evaluations[-1] if told else None
 
     @property
     def _measured(self) -> list[Attempt]:
         """The newest attempt that restored, or the latest one, after those before it with the same set-up."""
-        known = [one for one in self._in_order() if one.started is not None] or self._in_order()
+        attempts = list(self.attempts.values())
+        known = [one for one in attempts if one.started is not None] or attempts
         restored = [one for one in known if one.restored is not None]
         shown = (restored or known)[-1:]
         for one in reversed(known[: known.index(shown[0])] if shown else []):
@@ -330,20 +332,13 @@ class Fold:
         for one in measured:
             for index, told in one.devices.items():
                 found.setdefault(index, DeviceFigures(index)).add(told)
+        zero = self.first_started.started if self.first_started is not None else 0.0
         for index, figures in found.items():
-            figures.peak_history = self._history(index, "peak_history")
-            figures.used_history = self._history(index, "used_history")
-            figures.utilisation_history = self._history(index, "utilisation_history")
+            parts = [one.devices[index] for one in self.attempts.values() if index in one.devices]
+            figures.peak_history = Curve.of([part.peak_history for part in parts], zero)
+            figures.used_history = Curve.of([part.used_history for part in parts], zero)
+            figures.utilisation_history = Curve.of([part.utilisation_history for part in parts], zero)
         return dict(sorted(found.items()))
-
-    def _history(self, index: int, name: str) -> Curve:
-        def parts() -> Sequence[Series]:
-            return [getattr(one.devices[index], name) for one in self._in_order() if index in one.devices]
-
-        def zero() -> float:
-            return self.first_started.started if self.first_started is not None else 0.0
-
-        return Curve(parts, zero)
 
     @property
     def source(self) -> str | None:

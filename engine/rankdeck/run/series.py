@@ -278,9 +278,14 @@ class Curve:
     `zero` is taken from every x: the start of the run, where x is time.
     """
 
-    def __init__(self, parts: Callable[[], Sequence[Series]], zero: Callable[[], float] = float) -> None:
+    def __init__(self, parts: Callable[[], Sequence[Series]], zero: float = 0.0) -> None:
         self._all_parts = parts
         self._zero = zero
+
+    @classmethod
+    def of(cls, parts: Sequence[Series], zero: float) -> Curve:
+        """Of series that are known and only grow."""
+        return cls(lambda: parts, zero)
 
     @property
     def _parts(self) -> list[Series]:
@@ -291,17 +296,17 @@ class Curve:
 
     @property
     def first_x(self) -> float | None:
-        first = self._parts[0].first_x if self._parts else None
-        return None if first is None else first - self._zero()
+        first = next((part.first_x for part in self._parts), None)
+        return None if first is None else first - self._zero
 
     @property
     def last_x(self) -> float | None:
-        last = self._parts[-1].last_x if self._parts else None
-        return None if last is None else last - self._zero()
+        last = next((part.last_x for part in reversed(self._parts)), None)
+        return None if last is None else last - self._zero
 
     @property
     def last_y(self) -> float | None:
-        return self._parts[-1].last_y if self._parts else None
+        return next((part.last_y for part in reversed(self._parts)), None)
 
     @property
     def num_bytes(self) -> int:
@@ -310,15 +315,14 @@ class Curve:
 
     def window(self, x0: float, x1: float, max_points: int) -> Window:
         """As of one series: `Series.window`."""
-        zero = self._zero()
-        x0, x1, parts = x0 + zero, x1 + zero, self._parts
+        x0, x1, parts = x0 + self._zero, x1 + self._zero, self._parts
         begin = max((at for at, part in enumerate(parts) if (part.first_x or 0.0) <= x0), default=0)
         end = min((at for at, part in enumerate(parts) if (part.last_x or 0.0) >= x1), default=len(parts))
         found = [part.window(x0, x1, max_points) for part in parts[begin : end + 1]]
         if not found:
             nothing = np.empty(0)
             return Window(nothing, nothing, nothing)
-        x = np.concatenate([window.x for window in found]) - zero
+        x = np.concatenate([window.x for window in found]) - self._zero
         low = np.concatenate([window.low for window in found])
         if all(window.low is window.high for window in found):
             return Window(x, low, low)
@@ -329,7 +333,7 @@ class Curve:
         found = [part.points() for part in self._parts]
         if not found:
             return np.empty(0), np.empty(0, dtype=np.float32)
-        return np.concatenate([x for x, _ in found]) - self._zero(), np.concatenate([y for _, y in found])
+        return np.concatenate([x for x, _ in found]) - self._zero, np.concatenate([y for _, y in found])
 
 
 class Ema:

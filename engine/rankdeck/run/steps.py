@@ -350,12 +350,17 @@ class StepTable:
         )
         totals = self._samples_gone + np.cumsum(np.nan_to_num(samples))
         self._samples_gone = float(totals[-1])
-        indices = np.arange(self.num_gone, self.num_gone + len(steps))
-        for at in np.flatnonzero(indices % self._stride == 0).tolist():
-            self.marks.append(Mark(int(indices[at]), float(steps[at]), float(ended[at]), float(totals[at])))
+        self._thin_marks(self.num_gone + len(steps))
+        for at in range(-self.num_gone % self._stride, len(steps), self._stride):
+            self.marks.append(Mark(self.num_gone + at, float(steps[at]), float(ended[at]), float(totals[at])))
         self.num_gone += len(steps)
-        while len(self.marks) > self._MOST_MARKS:
+
+    def _thin_marks(self, num_gone: int) -> None:
+        """Few enough marks for `num_gone` rows, before there are too many."""
+        stride = self._stride
+        while num_gone > self._stride * self._MOST_MARKS:
             self._stride *= 2
+        if self._stride > stride:
             self.marks = [mark for mark in self.marks if mark.row % self._stride == 0]
 
     @property
