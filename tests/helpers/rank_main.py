@@ -90,6 +90,19 @@ def _first_stage_forgotten(self: PipelineParallel, batch: object, scale: float, 
 
 
 @contextlib.contextmanager
+def own_slices() -> Iterator[None]:
+    """Under FSDP each rank keeps its slice of its own gradients, where the sums should be scattered."""
+    # The function that FSDP calls; torch 2.11 knows it by its older name only.
+    name = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+
+    def own_slice(output: Tensor, group: dist.ProcessGroup, **rest: Any) -> None:
+        output.copy_(rest["input"].chunk(group.size())[group.rank()])
+
+    with mock.patch.object(dist, name, own_slice):
+        yield
+
+
+@contextlib.contextmanager
 def _without_sync() -> Iterator[None]:
     """Each rank keeps the gradients of its own share, under every strategy that syncs here."""
     whole = Ddp.forward_backward
@@ -97,12 +110,9 @@ def _without_sync() -> Iterator[None]:
     def local(self: Ddp, batch: object, scale: float, *, last: bool) -> object:
         return whole(self, batch, scale, last=False)  # type: ignore[arg-type]
 
-    def own_slice(output: Tensor, group: dist.ProcessGroup, **rest: Any) -> None:
-        output.copy_(rest["input"].chunk(group.size())[group.rank()])
-
     with (
         mock.patch.object(Ddp, "forward_backward", local),
-        mock.patch.object(dist, "reduce_scatter_single", own_slice),
+        own_slices(),
         mock.patch.object(GradientSync, "sync", lambda self, gradients: None),
         mock.patch.object(PipelineParallel, "forward_backward", _first_stage_forgotten),
         mock.patch.object(StageCommunication, "sum_tied_gradients", lambda self: None),

@@ -21,7 +21,7 @@ from rankdeck.parallel.mesh import Mesh, device_mesh
 from rankdeck.parallel.tensor.apply import LayerSplit
 from rankdeck.parallel.tensor.gradients import clip_over_ranks
 from rankdeck.parallel.tensor.plan import find_plan
-from tests.helpers.rank_main import train_once
+from tests.helpers.rank_main import own_slices, train_once
 
 
 def train_leaving_out(toml: str, out: str, what: str) -> None:
@@ -45,20 +45,9 @@ def _no_sums() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _own_slices() -> Iterator[None]:
-    """Each rank keeps its slice of its own gradients, where the sums of all should be scattered."""
-
-    def own_slice(output: torch.Tensor, group: dist.ProcessGroup, **rest: Any) -> None:
-        output.copy_(rest["input"].chunk(group.size())[group.rank()])
-
-    with mock.patch.object(dist, "reduce_scatter_single", own_slice):
-        yield
-
-
 LEFT_OUT: dict[str, Any] = {
     "data": lambda: mock.patch.object(GradientSync, "sync"),
-    "shard": _own_slices,
+    "shard": own_slices,
     "sums": _no_sums,
     "ties": lambda: mock.patch.object(LayerSplit, "_tie_again"),
     "partial": lambda: mock.patch("rankdeck.strategies.tensor_parallel.add_up_partial"),
