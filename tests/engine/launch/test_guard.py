@@ -258,12 +258,15 @@ def test_a_run_that_is_over_cannot_be_stopped(tmp_path: Path) -> None:
         request_stop(run)
 
 
-def test_the_socket_is_the_owners_and_takes_no_nonsense(tmp_path: Path) -> None:
+def test_the_socket_is_the_owners_and_takes_no_nonsense(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = launch(tmp_path / "runs")
+    monkeypatch.chdir(run.path)  # the whole path may be longer than a socket's may be
     assert (run.path / "control.sock").stat().st_mode & 0o077 == 0
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
         caller.settimeout(60)
-        caller.connect(str(run.path / "control.sock"))
+        caller.connect("control.sock")
         lines = caller.makefile("rb")
         for line in (b"hello\n", b"[]\n", b'{"command": "dance"}\n', b"\xff\xfe\n"):
             caller.sendall(line)

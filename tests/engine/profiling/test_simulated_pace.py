@@ -24,7 +24,7 @@ NUM_RANKS = 4
 NEAR = 0.04
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def ranks(rank_set_of: Callable[[int], RankSet]) -> RankSet:
     return rank_set_of(NUM_RANKS)
 
