@@ -1,11 +1,15 @@
 # Every job sets up .venv first (.ci/setup; nothing to do once .venv/.ready is there). `make` alone lists the jobs.
 #   make run ARGS="folder"          arguments for the app
-#   make test PYTEST="-k reader"    arguments for pytest
+#   make test PYTEST="-k reader"    arguments for pytest, in one process
+#   make test WORKERS=4             as many processes that test (default: 2; each has ranks of its own, about 3 GB)
 #   make test-torch TORCH=2.11.0    another torch, in an environment of its own (several GB)
 #   PYTHON, TORCH_INDEX             see .ci/setup
 BIN := .venv/bin
 ARGS ?=
 PYTEST ?=
+WORKERS ?= 2
+# A whole suite is shared out, a part of it is soonest done by one.
+ALL = $(if $(strip $(PYTEST)),,-n $(WORKERS) --dist worksteal)
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
@@ -21,7 +25,7 @@ run: setup ## set everything up and open the app
 	@$(BIN)/rankdeck-app $(ARGS)
 
 test: setup ## every test that needs no GPU and no more than seconds
-	@$(BIN)/python -m pytest $(PYTEST)
+	@$(BIN)/python -m pytest $(ALL) $(PYTEST)
 
 test-all: setup ## the slow ones too, and those that need a GPU where there is one
 	@$(BIN)/python -m pytest -m "" --timeout=1800 $(PYTEST)
@@ -30,7 +34,7 @@ test-torch: ## the engine's tests under another torch: TORCH=2.11.0; several GB 
 	@.ci/test-torch "$(TORCH)" $(PYTEST)
 
 coverage: setup ## make test, with the lines that no test reached
-	@$(BIN)/python -m pytest --cov --cov-report=term-missing:skip-covered $(PYTEST)
+	@$(BIN)/python -m pytest $(ALL) --cov --cov-report=term-missing:skip-covered $(PYTEST)
 
 lint: setup ## style, types, and who imports whom
 	@$(BIN)/ruff check .

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture(scope="session")
+def _prepared_texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("texts")
+
+
+@pytest.fixture(autouse=True)
+def _texts_are_prepared_once(_own_home: None, _prepared_texts: Path) -> None:
+    """The tokens of a text are the same in every test, and seconds of work."""
+    cache = Path(os.environ["RANKDECK_HOME"]) / "cache"
+    cache.mkdir(parents=True)
+    (cache / "text").symlink_to(_prepared_texts)
 
 
 @pytest.fixture

@@ -266,9 +266,9 @@ def fill(disk: Path) -> Path:
             return filler
 
 
-def _started_on(disk: Path, job: Path) -> RunDir:
+def _started_on(disk: Path, job: Path, steps: int) -> RunDir:
     """A detached run on the small disk that has begun to train; its weights have 340 KB."""
-    changes = ["--set", "train.steps=1500", "--set", 'model={use="mlp"}', "--devices", "cpu:2"]
+    changes = ["--set", f"train.steps={steps}", "--set", 'model={use="mlp"}', "--devices", "cpu:2"]
     rankdeck("train", job, *changes, "--runs", disk, "--detach", env={"FAULT": ""}, code=0)
     (run,) = list_runs(disk)
     wait_until(lambda: _training(run), deadline_s=60, what="the first step")
@@ -278,7 +278,7 @@ def _started_on(disk: Path, job: Path) -> RunDir:
 def test_a_disk_that_stays_full_fails_the_run_because_its_weights_are_lost(
     job: Path, small_disk: Path
 ) -> None:
-    run = _started_on(small_disk, job)
+    run = _started_on(small_disk, job, steps=500)
     fill(small_disk)
     end = launching.ended(run)
     assert (end.outcome, end.exit_code) == ("failed", 1)
@@ -286,7 +286,7 @@ def test_a_disk_that_stays_full_fails_the_run_because_its_weights_are_lost(
 
 
 def test_a_disk_that_was_full_for_a_while_costs_events_and_says_so(job: Path, small_disk: Path) -> None:
-    run = _started_on(small_disk, job)
+    run = _started_on(small_disk, job, steps=1500)
     filler = fill(small_disk)
     sizes: list[int] = []
 

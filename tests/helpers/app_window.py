@@ -23,6 +23,7 @@ from rankdeck_app.shell.frame import open_window
 from rankdeck_app.shell.services import make_services
 from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.views.output import OutputView
+from tests.helpers.waiting import with_load
 
 
 def open_app(workspace: Path, *, plans: bool = False) -> App:
@@ -56,6 +57,7 @@ def settle() -> None:
 
 def wait_for(condition: Callable[[], object], deadline_s: float, what: str) -> None:
     """Run the event loop until the condition holds."""
+    deadline_s = with_load(deadline_s)
     end_s = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < end_s, f"{what} did not happen within {deadline_s:g} s"
@@ -90,7 +92,7 @@ def end_all_runs(runs: Path) -> None:
         if run.is_alive():
             request_stop(run, now=True)
     for run in list_runs(runs):
-        assert wait_ended(run, timeout_s=20)
+        assert wait_ended(run, timeout_s=with_load(20))
 
 
 def num_written(run: RunDir) -> int:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.helpers.waiting import with_load
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
@@ -46,7 +48,7 @@ def rankdeck(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=timeout_s,
+        timeout=with_load(timeout_s),
         cwd=cwd,
         env={**os.environ, **(env or {})},
         check=False,

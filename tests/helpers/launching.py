@@ -18,11 +18,11 @@ from rankdeck.launch.processes import read_process
 from rankdeck.launch.start import start
 from rankdeck.rundir import End, EventReader, RunDir
 from tests.helpers.processes import processes_of_run
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import wait_until, with_load
 
 FAKE_WORKER = Path(__file__).with_name("fake_worker.py")
 GONE_S = 5.0
-"""How long anything of a run may take to be gone, whatever ended it."""
+"""How long anything of a run may take to be gone on an idle machine, whatever ended it."""
 
 _ATTACHED = """
 import pathlib, signal, sys
@@ -128,7 +128,7 @@ def sampler_pid(run: RunDir) -> int | None:
 
 def ended(run: RunDir, timeout_s: float = 60.0) -> End:
     """The last word of a run that ends by itself; nothing of it is left."""
-    assert wait_ended(run, timeout_s), f"{run.name} did not end within {timeout_s} s"
+    assert wait_ended(run, with_load(timeout_s)), f"{run.name} did not end within {timeout_s} s"
     end = run.end()
     assert end is not None
     wait_until_gone(run)

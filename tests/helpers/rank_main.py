@@ -1,6 +1,8 @@
-"""One rank of a persistent set: reads a configuration per line, trains it with the others, answers.
+"""The ranks of a persistent set: each reads a configuration per line, trains it with the others, answers.
 
-    python rank_main.py RANK WORLD_SIZE STORE_FILE
+    python rank_main.py STORE_FILE SOCKET...
+
+There is one socket, by its number, for each rank.
 
 A request is {"toml", "out", "events", "always", "follow", "without_sync"}; rank 0 leaves the final weights at
 `out`, `always` follows every step with the ledger and `follow` those that it lists, `without_sync` leaves the
@@ -14,12 +16,13 @@ import contextlib
 import importlib
 import json
 import os
+import socket
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 from unittest import mock
 
 import torch
@@ -28,6 +31,7 @@ from torch import Tensor
 
 from rankdeck.checkpoint.weights import save_weights
 from rankdeck.config import from_text
+from rankdeck.config.catalog import STRATEGIES
 from rankdeck.memory.sampling import SamplingBudget
 from rankdeck.parallel.collectives.grad_sync import GradientSync
 from rankdeck.parallel.pipelining.communication import StageCommunication
@@ -127,17 +131,40 @@ def answer_to(request: dict[str, Any], rank: int, world_size: int) -> Any:
     return getattr(importlib.import_module(module), name)(**request["arguments"])
 
 
-def main() -> None:
-    rank, world_size, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+def serve(rank: int, world_size: int, store: str, requests: TextIO) -> None:
+    """One rank, until nobody asks any more."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
-    for line in sys.stdin:
+    print(json.dumps({"result": None}), file=requests, flush=True)
+    for line in requests:
         try:
             answer = {"result": answer_to(json.loads(line), rank, world_size)}
         except Exception:
             answer = {"error": traceback.format_exc()}
-        print(json.dumps(answer), flush=True)
-    os._exit(0)
+        print(json.dumps(answer), file=requests, flush=True)
+
+
+def main() -> None:
+    """Fork a rank for each socket: what they all import is imported once."""
+    store, numbers = sys.argv[1], [int(number) for number in sys.argv[2:]]
+    for card in STRATEGIES.values():
+        card.load()
+    for rank, number in enumerate(numbers):
+        if os.fork() == 0:
+            for other in numbers:
+                if other != number:
+                    os.close(other)
+            try:
+                with socket.socket(fileno=number) as own, own.makefile("rw") as requests:
+                    serve(rank, len(numbers), store, requests)
+            except BrokenPipeError:
+                pass  # who asked is gone
+            finally:
+                os._exit(0)
+    for number in numbers:
+        os.close(number)
+    for _ in numbers:
+        os.wait()
 
 
 if __name__ == "__main__":

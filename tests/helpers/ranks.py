@@ -1,11 +1,16 @@
-"""A persistent set of gloo ranks that trains one configuration after another: a table costs one start."""
+"""A persistent set of gloo ranks that trains one configuration after another: a table costs one start, and
+the ranks of a set one import of torch.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +26,21 @@ class RankSet:
     def __init__(self, world_size: int, folder: Path) -> None:
         self._folder = folder
         self._num_runs = 0
-        env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        pairs = [socket.socketpair() for _ in range(world_size)]
+        self._ranks = [ours.makefile("rw") for ours, _ in pairs]
+        numbers = [theirs.fileno() for _, theirs in pairs]
         script = str(ROOT / "tests/helpers/rank_main.py")
-        self._ranks = [
-            subprocess.Popen(
-                [sys.executable, script, str(rank), str(world_size), str(folder / "store")],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=env,
-                text=True,
-            )
-            for rank in range(world_size)
-        ]
+        self._starter = subprocess.Popen(
+            [sys.executable, script, str(folder / "store"), *map(str, numbers)],
+            stdin=subprocess.DEVNULL,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+            pass_fds=numbers,
+            process_group=0,
+        )
+        for pair in pairs:
+            for end in pair:  # ours stays open as long as its file does
+                end.close()
+        self._answers()  # they have met
 
     def train(self, toml: str, **request: Any) -> dict[str, Tensor]:
         """Final weights of one run over all ranks; an AssertionError shows what one raised."""
@@ -47,29 +55,33 @@ class RankSet:
 
     def _ask(self, request: dict[str, Any]) -> list[Any]:
         for rank in self._ranks:
-            assert rank.stdin is not None
-            rank.stdin.write(json.dumps(request) + "\n")
-            rank.stdin.flush()
-        answers = []
-        for rank in self._ranks:
-            assert rank.stdout is not None
-            answers.append(json.loads(rank.stdout.readline() or '{"error": "it died"}'))
+            rank.write(json.dumps(request) + "\n")
+            rank.flush()
+        return self._answers()
+
+    def _answers(self) -> list[Any]:
+        answers = [json.loads(rank.readline() or '{"error": "it died"}') for rank in self._ranks]
         for number, answer in enumerate(answers):
             assert "error" not in answer, f"rank {number}: {answer['error']}"
         return [answer["result"] for answer in answers]
 
     def close(self) -> None:
         for rank in self._ranks:
-            if rank.stdin is not None:
-                rank.stdin.close()
-        for rank in self._ranks:
-            try:
-                rank.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                rank.kill()
-                rank.wait()
-            if rank.stdout is not None:
-                rank.stdout.close()
+            rank.close()
+        try:
+            self._starter.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._starter.pid, signal.SIGKILL)
+            self._starter.wait()
+
+
+def in_turn(rows: Iterable[Any], columns: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """(number of ranks, row, column): every row with every column, on 2 ranks and on 4 in turn."""
+    return [
+        (2 + 2 * ((above + left) % 2), row, column)
+        for above, row in enumerate(rows)
+        for left, column in enumerate(columns)
+    ]
 
 
 def largest_difference(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:

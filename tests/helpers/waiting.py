@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -9,13 +10,19 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
+def with_load(seconds: float) -> float:
+    """How long may take, on this machine as busy as it is, what takes so many seconds on an idle one."""
+    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 def wait_until(
     condition: Callable[[], T], *, deadline_s: float = 10.0, every_s: float = 0.02, what: str = ""
 ) -> T:
     """The condition's first true value.
 
-    Raises: AssertionError that says what did not come true within `deadline_s`.
+    Raises: AssertionError that says what did not come true within `deadline_s` of an idle machine.
     """
+    deadline_s = with_load(deadline_s)
     end_s = time.monotonic() + deadline_s
     while True:
         value = condition()

@@ -34,10 +34,10 @@ def test_the_newest_beat_is_read(reader: HeartbeatReader) -> None:
 
 def test_a_full_pipe_drops_beats_and_never_waits(reader: HeartbeatReader) -> None:
     writer = HeartbeatWriter(reader.path)
-    began = time.monotonic()
-    for step in range(100_000):
+    began = time.process_time()
+    for step in range(100_000):  # the pipe is full long before: a write that waited would wait for ever
         writer.beat(step, "step")
-    assert time.monotonic() - began < 2
+    assert time.process_time() - began < 2
     beat = reader.read()
     assert beat is not None and 0 < beat.step < 99_999
     writer.beat(100_000, "after the flood")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -166,11 +166,9 @@ def runs(ranks: tuple[int, RankSet], tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(scope="module")
-def four_too(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def four_too(runs: Runs, rank_set_of: Callable[[int], RankSet]) -> None:
     """Ranks for what needs four, beside the two."""
-    runs.ranks[4] = RankSet(4, tmp_path_factory.mktemp("four"))
-    yield
-    runs.ranks[4].close()
+    runs.ranks[4] = rank_set_of(4)
 
 
 two_ranks = pytest.mark.parametrize("ranks", [2], indirect=True, ids=["2-ranks"])

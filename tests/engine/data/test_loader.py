@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from rankdeck.data.base import Draw
 from rankdeck.data.digits import Digits
 from rankdeck.data.loader import build_loader
 from rankdeck.data.sampling import HeldoutBatches, StepBatches
+from tests.helpers.waiting import wait_until
 
 
 class Squares:
@@ -115,10 +115,9 @@ def test_closing_ends_the_workers_even_in_mid_epoch() -> None:
     assert len(workers) == 2
     loader.close()
     loader.close()
-    deadline = time.monotonic() + 5
-    while any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(
+        lambda: not any(w.is_running() and w.status() != psutil.STATUS_ZOMBIE for w in workers), deadline_s=5
+    )
 
 
 def test_an_error_of_the_users_own_data_keeps_its_type() -> None:

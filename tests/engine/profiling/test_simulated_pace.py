@@ -6,7 +6,7 @@ bars: (p-1)/(m+p-1) for gpipe and 1f1b, measured within 0.04 of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,8 @@ NEAR = 0.04
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankSet]:
-    found = RankSet(NUM_RANKS, tmp_path_factory.mktemp("ranks"))
-    yield found
-    found.close()
+def ranks(rank_set_of: Callable[[int], RankSet]) -> RankSet:
+    return rank_set_of(NUM_RANKS)
 
 
 def configuration(strategy: str, num_devices: int, *, pace: str = "", steps: int = 5, batch: int = 32) -> str:
@@ -124,18 +122,33 @@ def of_one_process(tmp_path: Path, strategy: str, num_devices: int, **changes: A
     return anatomies.last
 
 
+def holds_once(
+    folder: Path, holds: Callable[[StepAnatomy], bool], strategy: str, *args: Any, **changes: Any
+) -> bool:
+    """Whether it holds in one of three runs: a busy machine only ever adds to a span."""
+    for attempt in range(3):
+        (own := folder / str(attempt)).mkdir()
+        if holds(of_one_process(own, strategy, *args, **changes)):
+            return True
+    return False
+
+
 def test_a_backward_takes_twice_a_forward_and_a_forward_50_ms(tmp_path: Path) -> None:
-    step = of_one_process(tmp_path, '{ use = "single" }', 1)
-    seconds = {span.name: span.duration_s for span in step.rows[0].spans}
-    assert 0.05 <= seconds["forward"] < 0.08
-    assert 0.1 <= seconds["backward"] < 0.14
+    def is_so(step: StepAnatomy) -> bool:
+        seconds = {span.name: span.duration_s for span in step.rows[0].spans}
+        assert seconds["forward"] >= 0.05 and seconds["backward"] >= 0.1
+        return seconds["forward"] < 0.08 and seconds["backward"] < 0.14
+
+    assert holds_once(tmp_path, is_so, '{ use = "single" }', 1)
 
 
 def test_replicas_of_dp_compute_side_by_side(tmp_path: Path) -> None:
-    step = of_one_process(tmp_path, '{ use = "dp" }', 2)
-    first, second = (next(s for s in row.spans if s.name == "backward") for row in step.rows)
-    together_s = min(first.end_s, second.end_s) - max(first.start_s, second.start_s)
-    assert together_s > 0.8 * first.duration_s
+    def is_so(step: StepAnatomy) -> bool:
+        first, second = (next(s for s in row.spans if s.name == "backward") for row in step.rows)
+        together_s = min(first.end_s, second.end_s) - max(first.start_s, second.start_s)
+        return together_s > 0.8 * first.duration_s
+
+    assert holds_once(tmp_path, is_so, '{ use = "dp" }', 2)
 
 
 def test_layers_of_model_compute_one_device_after_another(tmp_path: Path) -> None:
@@ -160,6 +173,8 @@ def test_a_pace_that_cannot_be_held_is_refused_with_one_that_can(tmp_path: Path,
 
 def test_a_given_rate_that_can_be_held_decides_how_long_a_slot_is(tmp_path: Path) -> None:
     # 8 layers of 64 x 64 on 32 samples: 2 x 64 x 64 x 32 x 8 operations at 1e-2 x 1e9 a second.
-    step = of_one_process(tmp_path, '{ use = "single" }', 1, pace=", device_gflops = 0.01")
-    forward = next(span for span in step.rows[0].spans if span.name == "forward")
-    assert forward.duration_s == pytest.approx(2 * 64 * 64 * 32 * 8 / 1e7, rel=0.1)
+    def is_so(step: StepAnatomy) -> bool:
+        forward = next(span for span in step.rows[0].spans if span.name == "forward")
+        return forward.duration_s == pytest.approx(2 * 64 * 64 * 32 * 8 / 1e7, rel=0.1)
+
+    assert holds_once(tmp_path, is_so, '{ use = "single" }', 1, pace=", device_gflops = 0.01")

@@ -9,7 +9,7 @@ import pytest
 
 from rankdeck import events
 from tests.helpers.parity import configuration
-from tests.helpers.ranks import RankSet
+from tests.helpers.ranks import RankSet, in_turn
 
 Ranks = tuple[int, RankSet]
 HERE = "tests.helpers.sync_ranks"
@@ -36,8 +36,11 @@ def test_native_bytes_are_those_that_the_kernel_counts(ranks: Ranks, compress: s
     assert found[0]["told"] <= share * whole + 1
 
 
-@pytest.mark.parametrize("compress", ["none", "fp16"])
-@pytest.mark.parametrize("sync", ["ring", "reduce-broadcast", "all-to-all"])
+@pytest.mark.parametrize(
+    ("ranks", "sync", "compress"),
+    in_turn(["ring", "reduce-broadcast", "all-to-all"], ["none", "fp16"]),
+    indirect=["ranks"],
+)
 def test_explicit_bytes_are_counted_message_by_message(ranks: Ranks, sync: str, compress: str) -> None:
     size = ranks[0]
     found = one_step(ranks, f'sync = "{sync}", compress = "{compress}"')

@@ -10,7 +10,7 @@ import pytest
 from rankdeck import events
 from tests.helpers.parity import configuration, of_one_device
 from tests.helpers.rank_main import train_once
-from tests.helpers.ranks import RankSet, largest_difference
+from tests.helpers.ranks import RankSet, in_turn, largest_difference
 
 Ranks = tuple[int, RankSet]
 HERE = "tests.helpers.sync_ranks"
@@ -55,8 +55,9 @@ def test_a_factory_that_needs_memory_gets_it(ranks: Ranks, workload: str) -> Non
     assert largest_difference(weights, of_one_device(workload)) <= 2e-6
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("options", ["", "reshard = false"])
+@pytest.mark.parametrize(
+    ("ranks", "options", "accumulate"), in_turn(["", "reshard = false"], [1, 2]), indirect=["ranks"]
+)
 def test_bytes_are_those_that_the_kernel_counts(ranks: Ranks, options: str, accumulate: int) -> None:
     strategy = f'{{ use = "fsdp"{", " if options else ""}{options} }}'
     found = ranks[1].call(f"{HERE}:one_step", toml=wide(ranks, strategy, accumulate=accumulate))
@@ -122,8 +123,9 @@ def evaluation(folder: Path) -> events.Evaluation:
     return [event for event in told if isinstance(event, events.Evaluation)][-1]
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-@pytest.mark.parametrize("workload", ["mlp", "batch-norm"])
+@pytest.mark.parametrize(
+    ("ranks", "strategy", "workload"), in_turn(["ddp", "fsdp"], ["mlp", "batch-norm"]), indirect=["ranks"]
+)
 def test_an_evaluation_that_does_not_divide_counts_every_sample_once(
     ranks: Ranks, tmp_path: Path, strategy: str, workload: str
 ) -> None:

@@ -73,19 +73,16 @@ def test_one_axis_alone_ends_where_one_device_does(two: RankSet, axis: str) -> N
     assert largest_difference(weights, of_one_device("gpt-masked", "fp32", 2)) <= BARS["fp32"]
 
 
-@pytest.mark.parametrize(("workload", "accumulate"), [("gpt-masked", 2), ("gpt-tied", 1)])
 @pytest.mark.parametrize("sizes", PAIRS.values(), ids=PAIRS)
-def test_every_pair_ends_where_one_device_does(
-    four: RankSet, sizes: str, workload: str, accumulate: int
-) -> None:
-    weights = four.train(configuration(workload, hybrid(sizes), 4, accumulate=accumulate))
-    assert largest_difference(weights, of_one_device(workload, "fp32", accumulate)) <= BARS["fp32"]
+def test_every_pair_ends_where_one_device_does(four: RankSet, sizes: str) -> None:
+    weights = four.train(configuration("gpt-tied", hybrid(sizes), 4))
+    assert largest_difference(weights, of_one_device("gpt-tied")) <= BARS["fp32"]
 
 
 @pytest.mark.parametrize("sizes", PAIRS.values(), ids=PAIRS)
 def test_fp64_leaves_no_doubt(four: RankSet, sizes: str) -> None:
-    weights = four.train(configuration("gpt-masked", hybrid(sizes), 4, precision="fp64"))
-    assert largest_difference(weights, of_one_device("gpt-masked", "fp64")) <= BARS["fp64"]
+    weights = four.train(configuration("gpt-masked", hybrid(sizes), 4, precision="fp64", accumulate=2))
+    assert largest_difference(weights, of_one_device("gpt-masked", "fp64", 2)) <= BARS["fp64"]
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -126,7 +123,8 @@ def test_evaluation_counts_every_sample_once_on_any_mesh(four: RankSet, tmp_path
     for index, sizes in enumerate(PAIRS.values()):
         folder = tmp_path / str(index)
         folder.mkdir()
-        four.train(configuration("mlp-deep", hybrid(sizes), 4), events=str(folder))
+        toml = configuration("mlp-deep", hybrid(sizes), 4).replace("steps = 5", "steps = 1")
+        four.train(toml, events=str(folder))
         found = events.decode_lines((folder / "rank-0.0.jsonl").read_bytes())
         losses += [(event.loss, event.samples) for event in found if isinstance(event, events.Evaluation)]
     assert len(losses) == len(PAIRS)

@@ -19,9 +19,10 @@ from rankdeck import events
 from rankdeck.config.microbatches import stages_per_device
 from tests.helpers.parity import BARS, MUST_DIFFER, configuration, of_one_device
 from tests.helpers.rank_main import train_once
-from tests.helpers.ranks import RankSet, largest_difference
+from tests.helpers.ranks import RankSet, in_turn, largest_difference
 
 SCHEDULES = list(stages_per_device)
+WORKLOADS = {"gpt-deep-tied": 1, "gpt-deep-masked": 2, "mlp-deep": 1}  # and the parts that are accumulated
 
 
 def pipeline(schedule: str, microbatches: int, more: str = "") -> str:
@@ -52,21 +53,11 @@ def distance(
     return largest_difference(weights, of_one_device(workload, precision, as_if or accumulate, train=train))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_every_schedule_ends_where_one_device_does(ranks: tuple[int, RankSet], schedule: str) -> None:
-    assert distance(ranks, "gpt-deep-tied", schedule) <= BARS["fp32"]
-
-
-@pytest.mark.parametrize("ranks", [2], indirect=True)
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_masked_targets_and_accumulated_parts_add_up(ranks: tuple[int, RankSet], schedule: str) -> None:
-    assert distance(ranks, "gpt-deep-masked", schedule, accumulate=2) <= BARS["fp32"]
-
-
-@pytest.mark.parametrize("ranks", [4], indirect=True)
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_perceptron_in_stages_ends_where_one_device_does(ranks: tuple[int, RankSet], schedule: str) -> None:
-    assert distance(ranks, "mlp-deep", schedule) <= BARS["fp32"]
+@pytest.mark.parametrize(("ranks", "schedule", "workload"), in_turn(SCHEDULES, WORKLOADS), indirect=["ranks"])
+def test_every_schedule_ends_where_one_device_does(
+    ranks: tuple[int, RankSet], schedule: str, workload: str
+) -> None:
+    assert distance(ranks, workload, schedule, accumulate=WORKLOADS[workload]) <= BARS["fp32"]
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "1f1b-by-hand", "interleaved-zero-bubble"])

@@ -20,15 +20,18 @@ SEQUENCE = ", sequence_parallel = true"
 LOSS = ", loss_parallel = true"
 GIVEN = ', plan = { "blocks.*.up" = "column", "blocks.*.down" = "row", "head.output" = "column" }'
 CASES = [
-    ("gpt", FOUND, 1),
-    ("gpt-tied", FOUND, 1),
-    ("gpt-masked", FOUND, 2),
-    ("mlp", FOUND, 1),
-    ("mlp-nearly-all-masked", FOUND, 2),
-    ("gpt-masked", SEQUENCE, 2),
-    ("gpt-tied", LOSS, 1),
-    ("gpt-masked", SEQUENCE + LOSS, 2),
-    ("gpt", GIVEN, 1),
+    (2, "gpt", FOUND, 1),
+    (4, "gpt-tied", FOUND, 1),
+    (2, "gpt-masked", FOUND, 2),
+    (4, "mlp", FOUND, 1),
+    (2, "mlp-nearly-all-masked", FOUND, 2),
+    (4, "mlp-nearly-all-masked", FOUND, 2),
+    (2, "gpt-masked", SEQUENCE, 2),
+    (4, "gpt-masked", SEQUENCE, 2),
+    (2, "gpt-tied", LOSS, 1),
+    (4, "gpt-tied", LOSS, 1),
+    (2, "gpt", GIVEN, 1),
+    (4, "gpt", GIVEN, 1),
 ]
 
 
@@ -36,7 +39,7 @@ def tensor(options: str) -> str:
     return f'{{ use = "tensor"{options} }}'
 
 
-@pytest.mark.parametrize(("workload", "options", "accumulate"), CASES)
+@pytest.mark.parametrize(("ranks", "workload", "options", "accumulate"), CASES, indirect=["ranks"])
 def test_split_layers_end_where_one_device_does(
     ranks: tuple[int, RankSet], workload: str, options: str, accumulate: int
 ) -> None:
@@ -66,6 +69,7 @@ def test_bf16_stays_near_one_device_in_bf16(ranks: tuple[int, RankSet]) -> None:
     assert largest_difference(rank_set.train(toml), of_one_device("gpt", "bf16")) <= 1e-3
 
 
+@pytest.mark.parametrize("ranks", [2], indirect=True, ids=["2-ranks"])
 @pytest.mark.parametrize(
     ("workload", "options", "left_out"),
     [("gpt", FOUND, "sums"), ("gpt-tied", FOUND, "ties"), ("gpt", SEQUENCE, "partial")],

@@ -6,16 +6,19 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.ranks import RankSet
+from tests.helpers.ranks import RankSet, in_turn
 
 HERE = "tests.helpers.sync_ranks"
 ALGORITHMS = ("native", "ring", "reduce-broadcast", "all-to-all")
+SIXTEEN_BITS = {"fp16": 2e-3, "bf16": 2e-2}  # and how far off the largest sum may be
+SHARES = {"fp16": 0.5, "bf16": 0.5, "powersgd": 0.0078}
 MIB = 2**20
 Ranks = tuple[int, RankSet]
 
 
-@pytest.mark.parametrize("bucket_bytes", [1, 20_000, 25 * MIB])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    ("ranks", "algorithm", "bucket_bytes"), in_turn(ALGORITHMS, [1, 20_000, 25 * MIB]), indirect=["ranks"]
+)
 def test_every_algorithm_gives_the_sum_and_the_same_bits(
     ranks: Ranks, algorithm: str, bucket_bytes: int
 ) -> None:
@@ -25,14 +28,15 @@ def test_every_algorithm_gives_the_sum_and_the_same_bits(
     assert all(rank["seconds"] > 0 for rank in found)
 
 
-@pytest.mark.parametrize(("compress", "bar"), [("fp16", 2e-3), ("bf16", 2e-2)])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    ("ranks", "algorithm", "compress"), in_turn(ALGORITHMS, SIXTEEN_BITS), indirect=["ranks"]
+)
 def test_sixteen_bits_are_a_little_off_on_all_ranks_alike(
-    ranks: Ranks, algorithm: str, compress: str, bar: float
+    ranks: Ranks, algorithm: str, compress: str
 ) -> None:
     found = ranks[1].call(f"{HERE}:sync", algorithm=algorithm, compress=compress)
     for rank in found:
-        assert 1e-5 < rank["error"] / rank["largest"] < bar
+        assert 1e-5 < rank["error"] / rank["largest"] < SIXTEEN_BITS[compress]
     assert len({rank["bits"] for rank in found}) == 1
 
 
@@ -62,15 +66,14 @@ def test_bytes_are_those_of_the_formula_and_of_the_kernel(ranks: Ranks, algorith
         assert rank["written"] == pytest.approx(num_bytes, rel=0.02)
 
 
-@pytest.mark.parametrize("algorithm", ["native", "ring"])
-@pytest.mark.parametrize(("compress", "share"), [("fp16", 0.5), ("bf16", 0.5), ("powersgd", 0.0078)])
-def test_compressed_bytes_are_what_the_kernel_counts(
-    ranks: Ranks, algorithm: str, compress: str, share: float
-) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "algorithm", "compress"), in_turn(["native", "ring"], SHARES), indirect=["ranks"]
+)
+def test_compressed_bytes_are_what_the_kernel_counts(ranks: Ranks, algorithm: str, compress: str) -> None:
     found: list[dict[str, int]] = ranks[1].call(f"{HERE}:sent_bytes", algorithm=algorithm, compress=compress)
     size = len(found)
     for rank in found:
-        assert rank["told"] == pytest.approx(2 * (size - 1) / size * 4 * MIB * share, rel=0.01)
+        assert rank["told"] == pytest.approx(2 * (size - 1) / size * 4 * MIB * SHARES[compress], rel=0.01)
         # Each message has a header, which counts where messages are small.
         assert rank["written"] == pytest.approx(rank["told"], rel=0.02, abs=8192)
 
@@ -102,8 +105,7 @@ def test_a_parameter_that_was_left_out_is_named_with_the_way_out(ranks: Ranks) -
         assert "find_unused_parameters" in rank["advice"]
 
 
-@pytest.mark.parametrize("dims", [2, 4])
-@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize(("ranks", "dims", "momentum"), in_turn([2, 4], [0.1, None]), indirect=["ranks"])
 def test_batch_norm_over_ranks_is_that_of_the_whole_batch(
     ranks: Ranks, dims: int, momentum: float | None
 ) -> None:
