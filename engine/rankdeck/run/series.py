@@ -315,6 +315,8 @@ class Curve:
         windows = [part.window(x0, x1, max_points, self._curve) for part in parts[begin : end + 1]]
         if not windows:
             return Window(*[np.empty(0)] * 3)
+        if len(windows) == 1:
+            return windows[0]._replace(x=windows[0].x - self._zero)
         x = np.concatenate([window.x for window in windows]) - self._zero
         low = np.concatenate([window.low for window in windows])
         if all(window.low is window.high for window in windows):
