@@ -225,7 +225,7 @@ class Bench:
         live.close()
         self._window.editor.close_page()
         return (
-            f"attach: {live.num_events:,} events in {attach_s:.2f} s (goal 1), of the processor "
+            f"attach: {live.fold.num_events:,} events in {attach_s:.2f} s (goal 1), of the processor "
             f"{time.process_time() - cpu_s:.2f} s; tab open in {opened_ms:.0f} ms"
         )
 

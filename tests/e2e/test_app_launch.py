@@ -91,8 +91,8 @@ def test_a_launched_draft_trains_to_its_end_and_every_event_is_seen(
     qtbot.keyClick(app.window, Qt.Key.Key_F5, Qt.KeyboardModifier.ControlModifier)
     run = launched(app)
     wait_for(lambda: run.outcome == "completed", STEPS_S, "the run's completion")
-    assert run.step == 30 and len(run.losses) == 30 and not run.problems and not run.missing_lines
-    assert run.num_events == num_written(run.run)
+    assert run.step == 30 and len(run.losses) == 30 and not run.problems and not run.fold.counts.missing
+    assert run.fold.num_events == num_written(run.run)
     wait_for(lambda: "completed, exit code 0" in output_text(app), 10, "the last line of output")
     assert "[rank 1] step 30" in output_text(app)
     assert app.session.workspace.folder.is_dir() and run.run.path.parent == runs_folder()
@@ -162,7 +162,7 @@ def test_a_killed_app_leaves_its_run_alone_and_reopening_shows_every_event(
     run = app.tabs.active()
     assert run is not None
     wait_for(lambda: run.outcome == "completed", STEPS_S, "the completion of the killed app's run")
-    assert run.num_events == num_written(run.run) and not run.missing_lines
+    assert run.fold.num_events == num_written(run.run) and not run.fold.counts.missing
     assert run.step == 4000 and len(run.losses) == 4000
 
 

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 from PySide6.QtCore import QCoreApplication
 
 from rankdeck.run.attempt import Attempt
 from rankdeck.run.fold import read_fold
+from rankdeck.run.series import Ema
 from rankdeck.rundir import RunDir
 from rankdeck_app.state.live_run import LiveRun
 from tests.helpers import killing
@@ -71,6 +73,8 @@ def test_everything_that_shows_a_run_resumed_twice_says_the_same(
     steps, shown = live.losses.points()
     assert steps.tolist() == list(range(1, 71)) and live.step == facts["steps"]
     assert shown.tolist() == pytest.approx(losses, rel=1e-6)
+    smoothed = Ema(1 / 2).extend(np.array([losses]))[0]
+    assert live.loss_ema.points()[1].tolist() == pytest.approx(smoothed.tolist(), rel=1e-5)
     assert live.samples_per_s == facts["samples_per_s"]
     assert live.fold.step_times() == facts["step_s"]
     evaluation = live.evaluation
@@ -78,7 +82,7 @@ def test_everything_that_shows_a_run_resumed_twice_says_the_same(
     assert evaluation.loss == facts["evaluation"]["loss"]
     peaks = [live.total_bytes_of(device) for device in live.devices]
     assert peaks == [device["peak_bytes"] for device in facts["devices"]]
-    assert live.missing_lines == facts["missing_lines"]
+    assert live.fold.counts.missing == facts["missing_lines"]
     assert len(live.held_out) == len({step for step, _ in zip(*live.held_out.points(), strict=True)})
     (row,) = [row for row in rankdeck("runs", "--json", code=0).json if row["run"] == run.name]
     assert {key: row[key] for key in row} == {key: facts[key] for key in row}

@@ -58,7 +58,7 @@ class DeviceFeed(QObject):
         self._silence.stop()
         stream, self._stream = self._stream, None
         if stream is not None:
-            stream.close()
+            stream.end()
             stream.deleteLater()
 
     def _begin(self) -> None:
@@ -67,7 +67,7 @@ class DeviceFeed(QObject):
         self._last_words = ""
         self._stream = self._engine.follow(_COMMAND)
         self._stream.lines.connect(self._take)
-        self._stream.ended.connect(self._ended)
+        self._stream.answered.connect(self._ended)
 
     def _take(self, lines: list[bytes]) -> None:
         for data in lines:
@@ -87,7 +87,7 @@ class DeviceFeed(QObject):
             self._last_words = f"Readings of GPUs have not come for {HANGS_AFTER_S:.0f} s."
             self._stream.kill()
 
-    def _ended(self, exit_code: int, err: str) -> None:
+    def _ended(self, exit_code: int, _: str, err: str) -> None:
         stream, self._stream = self._stream, None
         self._silence.stop()
         if stream is not None:

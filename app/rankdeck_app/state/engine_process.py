@@ -60,102 +60,75 @@ def parse_problems(text: str) -> list[Problem]:
 
 
 class EngineCall(QObject):
-    """One command of the engine, run to its end. `answered` brings exit code, stdout and stderr; an engine
-    that cannot be started at all answers with exit code -1 and the reason as stderr.
+    """One command of the engine, run to its end. `answered` brings exit code (minus the signal that ended
+    it), stdout and stderr; what cannot be started at all answers with -1 and the reason as stderr.
     """
 
     answered = Signal(int, str, str)
 
     def __init__(self, python: str, arguments: Sequence[str], folder: Path, parent: QObject) -> None:
         super().__init__(parent)
-        self._process = engine_command(python, arguments, folder, self)
-        self._process.finished.connect(self._finished)
-        self._process.errorOccurred.connect(self._failed)
+        self.process = engine_command(python, arguments, folder, self)
+        self.process.finished.connect(self._finished)
+        self.process.errorOccurred.connect(self._failed)
 
     def start(self) -> None:
-        self._process.start()
+        self.process.start()
 
     def cancel(self) -> None:
-        self._process.terminate()
+        self.process.terminate()
 
-    @property
-    def is_running(self) -> bool:
-        return self._process.state() != QProcess.ProcessState.NotRunning
-
-    def wait(self, timeout_ms: int) -> bool:
-        return not self.is_running or self._process.waitForFinished(timeout_ms)
-
-    def end(self) -> None:
-        """Stop it now, without an answer."""
-        self._process.finished.disconnect(self._finished)
-        self._process.errorOccurred.disconnect(self._failed)
-        if self.is_running:
-            self._process.kill()
-            self._process.waitForFinished(2000)
-
-    def _finished(self, exit_code: int, status: QProcess.ExitStatus) -> None:
-        out = bytes(self._process.readAllStandardOutput().data()).decode("utf-8", "replace")
-        err = bytes(self._process.readAllStandardError().data()).decode("utf-8", "replace")
-        code = exit_code if status == QProcess.ExitStatus.NormalExit else -1
-        self.answered.emit(code, out, err)
-
-    def _failed(self, error: QProcess.ProcessError) -> None:
-        if error == QProcess.ProcessError.FailedToStart:
-            self.answered.emit(-1, "", f"{self._process.program()}: {self._process.errorString()}")
-
-
-class Stream(QObject):
-    """A command that goes on: `lines` brings what it wrote, whole lines at a time; `ended` its exit code (-1
-    where it crashed or could not be started) and the end of its stderr.
-    """
-
-    lines = Signal(list)
-    ended = Signal(int, str)
-
-    def __init__(self, python: str, arguments: Sequence[str], parent: QObject) -> None:
-        super().__init__(parent)
-        self._rest = b""
-        self._process = QProcess(self)
-        self._process.setProgram(python)
-        self._process.setArguments(["-P", "-m", "rankdeck", *arguments])
-        self._process.setProcessEnvironment(engine_environment())
-        self._process.setStandardInputFile(QProcess.nullDevice())
-        self._process.readyReadStandardOutput.connect(self._read)
-        self._process.finished.connect(self._finished)
-        self._process.errorOccurred.connect(self._failed)
-        self._process.start()
+    def kill(self) -> None:
+        """`answered` follows."""
+        self.process.kill()
 
     @property
     def pid(self) -> int:
         """0 while it does not run."""
-        return int(self._process.processId())
+        return int(self.process.processId())
 
-    def kill(self) -> None:
-        """`ended` follows."""
-        self._process.kill()
+    @property
+    def is_running(self) -> bool:
+        return self.process.state() != QProcess.ProcessState.NotRunning
 
-    def close(self) -> None:
-        """End it now, without a word of it."""
-        self._process.readyReadStandardOutput.disconnect(self._read)
-        self._process.finished.disconnect(self._finished)
-        self._process.errorOccurred.disconnect(self._failed)
-        if self._process.state() != QProcess.ProcessState.NotRunning:
-            self._process.kill()
-            self._process.waitForFinished(2000)
+    def wait(self, timeout_ms: int) -> bool:
+        return not self.is_running or self.process.waitForFinished(timeout_ms)
+
+    def end(self) -> None:
+        """Stop it now, without an answer."""
+        self.blockSignals(True)
+        if self.is_running:
+            self.process.kill()
+            self.process.waitForFinished(2000)
+
+    def _finished(self, exit_code: int, status: QProcess.ExitStatus) -> None:
+        out = bytes(self.process.readAllStandardOutput().data()).decode("utf-8", "replace")
+        err = bytes(self.process.readAllStandardError().data()).decode("utf-8", "replace")
+        self.answered.emit(exit_code if status == QProcess.ExitStatus.NormalExit else -exit_code, out, err)
+
+    def _failed(self, error: QProcess.ProcessError) -> None:
+        if error == QProcess.ProcessError.FailedToStart:
+            self.answered.emit(-1, "", f"{self.process.program()}: {self.process.errorString()}")
+
+
+class Stream(EngineCall):
+    """A command that goes on: `lines` brings what it wrote, whole lines at a time, before it answers."""
+
+    lines = Signal(list)
+
+    def __init__(self, python: str, arguments: Sequence[str], folder: Path, parent: QObject) -> None:
+        super().__init__(python, arguments, folder, parent)
+        self._rest = b""
+        self.process.readyReadStandardOutput.connect(self._read)
 
     def _read(self) -> None:
-        *lines, self._rest = (self._rest + bytes(self._process.readAllStandardOutput().data())).split(b"\n")
+        *lines, self._rest = (self._rest + bytes(self.process.readAllStandardOutput().data())).split(b"\n")
         if lines:
             self.lines.emit(lines)
 
     def _finished(self, exit_code: int, status: QProcess.ExitStatus) -> None:
         self._read()
-        err = bytes(self._process.readAllStandardError().data()).decode("utf-8", "replace")
-        self.ended.emit(exit_code if status == QProcess.ExitStatus.NormalExit else -1, err[-2000:])
-
-    def _failed(self, error: QProcess.ProcessError) -> None:
-        if error == QProcess.ProcessError.FailedToStart:
-            self.ended.emit(-1, f"{self._process.program()}: {self._process.errorString()}")
+        super()._finished(exit_code, status)
 
 
 class Launch(QObject):
@@ -267,7 +240,7 @@ class Engine(QObject):
         return self.ask(["stop", str(run), *(["--now"] if now else [])])
 
     def ask(self, arguments: Sequence[str], folder: Path | None = None) -> EngineCall:
-        """Any other command; the answer comes through `Question.answered`."""
+        """Any other command; the answer comes through `EngineCall.answered`."""
         call = EngineCall(self.python, arguments, folder or Path.cwd(), self)
         self._calls.append(call)
         call.answered.connect(lambda *_: self._calls.remove(call))
@@ -277,7 +250,9 @@ class Engine(QObject):
 
     def follow(self, arguments: Sequence[str]) -> Stream:
         """A command that goes on until its reader closes it; whoever asks owns it."""
-        return Stream(self.python, arguments, self)
+        stream = Stream(self.python, arguments, Path.cwd(), self)
+        stream.start()
+        return stream
 
     def close(self) -> None:
         """Let launches that have begun reach their guard, and end the rest."""

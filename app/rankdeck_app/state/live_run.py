@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 from PySide6.QtCore import QObject, Signal
 
@@ -17,8 +16,9 @@ from rankdeck.base.errors import Problem
 from rankdeck.config import RunConfig
 from rankdeck.events import MEASURED_IN_REHEARSAL, MEASURED_ON_GPU, DeviceMemory, Evaluation
 from rankdeck.run.anatomy import StepAnatomy
+from rankdeck.run.batch import Changed
 from rankdeck.run.devices import DeviceFigures
-from rankdeck.run.fold import Changed, Fold
+from rankdeck.run.fold import Fold
 from rankdeck.run.imbalance import Imbalance, imbalance_of
 from rankdeck.run.plan_lines import PlanLine
 from rankdeck.run.problems import reading_problems
@@ -66,10 +66,9 @@ class LiveRun(QObject):
         """The predicted figure that `total_bytes_of` is to be compared with: live tensors of sampled steps,
         or with `as_read`, and where no step was sampled, all that the driver counts.
         """
-        place = self.devices.index(device)
         line = self.prediction
         planned = [] if line is None or line.is_bound else line.devices
-        found = next((one for one in planned if one.device == place), None)
+        found = next((one for one in planned if one.device == device.device), None)
         if found is None:
             return None
         is_of_driver = as_read or self.memory_of(device) is None
@@ -78,18 +77,6 @@ class LiveRun(QObject):
     @property
     def strategy(self) -> str | None:
         return self.fold.started.strategy if self.fold.started else None
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return self.fold.started.options if self.fold.started else {}
-
-    @property
-    def world_size(self) -> int | None:
-        return self.fold.started.world_size if self.fold.started else None
-
-    @property
-    def attempt(self) -> int | None:
-        return self.fold.started.attempt if self.fold.started else None
 
     @property
     def steps(self) -> int | None:
@@ -103,11 +90,6 @@ class LiveRun(QObject):
         return self.fold.step
 
     @property
-    def learning_rate(self) -> float | None:
-        last = self.fold.last
-        return None if last is None or last.lr != last.lr else last.lr
-
-    @property
     def evaluation(self) -> Evaluation | None:
         return self.fold.evaluation
 
@@ -115,14 +97,6 @@ class LiveRun(QObject):
     def problems(self) -> list[Problem]:
         """What was raised, and what of the events could not be written or read."""
         return [*self.fold.problems, *self._own_problems]
-
-    @property
-    def num_events(self) -> int:
-        return self.fold.num_events
-
-    @property
-    def missing_lines(self) -> int:
-        return self.fold.counts.missing
 
     @property
     def started(self) -> float | None:
@@ -219,8 +193,7 @@ class LiveRun(QObject):
 
     def phase(self) -> str | None:
         """What the ranks are busy with before the first step; None while none has said anything."""
-        ended = self.fold.ranks_ended
-        phases = {rank: phase for rank, phase in self.fold.phases.items() if rank not in ended}
+        phases = self.fold.phases
         if not phases:
             return None
         rank, phase = min(phases.items())
@@ -238,14 +211,14 @@ class LiveRun(QObject):
             changed |= self._take(self._tail.batches.popleft())
             if time.perf_counter() >= until:
                 break
+        if changed & (Changed.STATE | Changed.MEMORY | Changed.READINGS):
+            self.devices = [device for device in self.fold.devices.values() if device.info is not None]
         if changed:
             self.changed.emit(changed)
         return changed
 
     def _take(self, passed: Passed) -> Changed:
         changed = self.fold.apply(passed.batch)
-        if changed & (Changed.STATE | Changed.MEMORY | Changed.READINGS):
-            self.devices = [device for device in self.fold.devices.values() if device.info is not None]
         if passed.config is not None:
             self.config = passed.config
             changed |= Changed.STATE

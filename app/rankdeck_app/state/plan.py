@@ -156,7 +156,7 @@ class DraftPlan(QObject):
         self._wants_all = self._wants_chosen = False
         self._drop_process()
         for process in self.findChildren(PlanProcess):
-            process.wait()
+            process.wait(2000)
 
     def _follow(self) -> None:
         """The draft is another: answers to the old form go at once, the new question waits for quiet."""

@@ -19,7 +19,7 @@ from PySide6.QtCore import QObject, QProcess, QTimer, Signal
 
 from rankdeck.config import RunConfig
 from rankdeck.run import plan_lines
-from rankdeck_app.state.engine_process import Engine, engine_command, parse_problems
+from rankdeck_app.state.engine_process import Engine, Stream, parse_problems
 from rankdeck_app.state.trust import Trust
 from rankdeck_app.state.workspace import Workspace
 
@@ -28,7 +28,7 @@ SILENCE_MS = 240_000
 _NICENESS = 10
 
 
-class PlanProcess(QObject):
+class PlanProcess(Stream):
     """`line_came` brings a PlanLine, in the order of arrival; `ended` comes once, after the last of them,
     with "" or with why there are no more.
     """
@@ -47,27 +47,24 @@ class PlanProcess(QObject):
         silence_ms: int = SILENCE_MS,
     ) -> None:
         """A command of the engine that plans; the configuration's file is removed when it is over."""
-        super().__init__(parent)
+        super().__init__(python, arguments, folder, parent)
         self._file = config_file
-        self._process = engine_command(python, arguments, folder, self)
         if sys.platform != "win32":
             session = QProcess.UnixProcessParameters()
             session.flags = QProcess.UnixProcessFlag.CreateNewSession
-            self._process.setUnixProcessParameters(session)
-        self._process.started.connect(self._started)
-        self._process.readyReadStandardOutput.connect(self._read)
-        self._process.finished.connect(self._finished)
-        self._process.errorOccurred.connect(self._failed)
+            self.process.setUnixProcessParameters(session)
+        self.process.started.connect(self._started)
+        self.lines.connect(self._take)
+        self.answered.connect(self._answered)
         self._patience = QTimer(self, interval=silence_ms, singleShot=True)
         self._patience.timeout.connect(self._give_up)
-        self._pid = 0
+        self._leader = 0
         self._is_over = False
-        self._said = ""
-        self._unknown: list[str] = []
+        self._unknown = ""
 
     def start(self) -> None:
         self._patience.start()
-        self._process.start()
+        super().start()
 
     def end(self) -> None:
         """Stop it now, with its children; no more lines come."""
@@ -75,73 +72,59 @@ class PlanProcess(QObject):
         self._patience.stop()
         self._kill()
 
-    def wait(self, timeout_ms: int = 2000) -> None:
-        """Until an ended process is gone, for a window that closes."""
-        if self._process.state() != QProcess.ProcessState.NotRunning:
-            self._process.waitForFinished(timeout_ms)
-
     def _started(self) -> None:
-        self._pid = self._process.processId()
-        if sys.platform == "win32":
-            return
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, self._pid, _NICENESS)
+        self._leader = self.pid
+        if sys.platform != "win32":
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, self._leader, _NICENESS)
 
-    def _read(self) -> None:
-        while not self._is_over and self._process.canReadLine():
-            self._take(bytes(self._process.readLine().data()))
+    def _take(self, lines: list[bytes]) -> None:
+        for line in filter(bytes.strip, lines):
+            if self._is_over:
+                return
+            self._patience.start()
+            try:
+                plan_line = plan_lines.decode(line)
+            except msgspec.DecodeError:
+                self._unknown += line.decode("utf-8", "replace")
+            else:
+                self.line_came.emit(plan_line)
 
-    def _take(self, line: bytes) -> None:
-        if not line.strip():
-            return
-        self._patience.start()
-        try:
-            plan_line = plan_lines.decode(line)
-        except msgspec.DecodeError:
-            self._unknown.append(line.decode("utf-8", "replace"))
+    def _answered(self, exit_code: int, _: str, err: str) -> None:
+        if exit_code and not self._leader:
+            self._close(f"{err}.")  # it could not be started
         else:
-            self.line_came.emit(plan_line)
+            self._take([self._rest])
+            self._close("" if exit_code == 0 else self._reason(exit_code, err))
 
-    def _finished(self, exit_code: int, status: QProcess.ExitStatus) -> None:
-        self._read()
-        if not self._is_over:
-            self._take(bytes(self._process.readAllStandardOutput().data()))
-        is_whole = exit_code == 0 and status == QProcess.ExitStatus.NormalExit
-        self._close("" if is_whole else self._reason(exit_code, status))
-
-    def _reason(self, exit_code: int, status: QProcess.ExitStatus) -> str:
+    def _reason(self, exit_code: int, err: str) -> str:
         """The engine's own words where it had any."""
-        errors = bytes(self._process.readAllStandardError().data()).decode("utf-8", "replace")
-        problems = parse_problems("".join(self._unknown)) or parse_problems(errors)
+        problems = parse_problems(self._unknown) or parse_problems(err)
         if problems:
             return " ".join(filter(None, (problems[0].message, problems[0].advice)))
-        how = f"{'signal' if status == QProcess.ExitStatus.CrashExit else 'exit code'} {exit_code}"
-        last = [line.strip() for line in errors.splitlines() if line.strip()]
+        how = f"exit code {exit_code}" if exit_code > 0 else f"signal {-exit_code}"
+        last = [line.strip() for line in err.splitlines() if line.strip()]
         return f"The planner ended with {how}{f': {last[-1][:200]}' if last else '.'}"
-
-    def _failed(self, error: QProcess.ProcessError) -> None:
-        if error == QProcess.ProcessError.FailedToStart:
-            self._close(f"{self._process.program()}: {self._process.errorString()}.")
 
     def _give_up(self) -> None:
         self._kill()
         self._close(f"The planner has said nothing for {self._patience.interval() // 1000} s.")
 
     def _kill(self) -> None:
-        if self._process.state() == QProcess.ProcessState.NotRunning:
+        if not self.is_running:
             self._clear()
-        elif self._pid and sys.platform != "win32":
+        elif self._leader and sys.platform != "win32":
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._pid, signal.SIGKILL)
+                os.killpg(self._leader, signal.SIGKILL)
         else:
-            self._process.kill()
+            self.kill()
 
     def _close(self, reason: str) -> None:
         self._patience.stop()
         if not self._is_over:
             self._is_over = True
             self.ended.emit(reason)
-        if self._process.state() == QProcess.ProcessState.NotRunning:
+        if not self.is_running:
             self._clear()
 
     def _clear(self) -> None:

@@ -47,7 +47,7 @@ class Predictions(QObject):
         if self._process is not None:
             self._process.end()
         for process in self.findChildren(PlanProcess):
-            process.wait()
+            process.wait(2000)
 
     def _look(self, run: LiveRun, _changed: object) -> None:
         if run in self._starting and run.config is not None and run.devices:

@@ -65,10 +65,10 @@ def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file; a byte order mark, which some editors write, is skipped.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: as `read_bytes`.
         ValueError: it is not UTF-8 text, or not TOML.
     """
-    return tomllib.loads(path.read_text("utf-8-sig"))
+    return tomllib.loads(read_bytes(path).decode("utf-8-sig"))
 
 
 # Reading. Every file of a run is opened here, since a run's folder may come from anywhere.

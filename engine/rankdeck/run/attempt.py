@@ -6,9 +6,9 @@ forgotten. fold.py puts attempts together.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
@@ -24,36 +24,38 @@ _NUM_EVALUATIONS = 4096
 StepEvent = TypeVar("StepEvent", events.Comm, events.Pipeline)
 
 
-@dataclass
+STEP_CURVES = ("losses", "loss_ema", "rates", "rate_ema")
+
+
 class StepCurves:
-    """Loss and throughput over steps, and their averages, for drawing. The averages begin anew with each
-    attempt, so that they do not depend on what was read first."""
+    """Loss and throughput over steps, and their averages, for drawing: STEP_CURVES of one series.
 
-    losses: Series = field(default_factory=Series)
-    loss_ema: Series = field(default_factory=Series)
-    rates: Series = field(default_factory=lambda: Series(262_144, 16_384))
-    rate_ema: Series = field(default_factory=lambda: Series(262_144, 16_384))
-    averages: tuple[Ema, Ema, Ema] | None = None
+    The average of the loss goes on from `loss_before`, where the attempt before stood after step `after`;
+    that of the throughput begins anew, since another strategy may be behind it.
+    """
 
-    def append(self, rows: Floats, num_steps: int | None) -> None:
-        """Rows of steps.COLUMNS of a run of `num_steps`."""
-        if self.averages is None:
-            # A sixtieth of the run, so that the line is calm and still turns where the loss does.
-            alpha = 1.0 / min(500.0, max(2.0, (num_steps or 3_000) / 60))
-            self.averages = (Ema(alpha), Ema(alpha), Ema(alpha))
+    def __init__(self, num_steps: int | None, after: int, loss_before: float | None) -> None:
+        self.series = Series(num_curves=len(STEP_CURVES))
+        self.loss_before = loss_before
+        # A sixtieth of the run, so that the line is calm and still turns where the loss does.
+        self._averages = Ema(1.0 / min(500.0, max(2.0, (num_steps or 3_000) / 60)), 3)
+        if loss_before is not None:
+            self._averages.go_on(0, loss_before, after)
+
+    def append(self, rows: Floats) -> None:
+        """Rows of steps.COLUMNS."""
         step, loss, _, samples, step_s, _ = rows
-        of_loss, of_samples, of_seconds = self.averages
-        self.losses.append_many(step, loss)
-        self.loss_ema.append_many(step, of_loss.extend(loss))
+        loss_ema, smooth_samples, smooth_s = self._averages.extend(np.stack([loss, samples, step_s]))
         with np.errstate(divide="ignore", invalid="ignore"):
-            rate = np.where(step_s > 0, samples / step_s, np.nan)
-            smooth = of_samples.extend(samples) / of_seconds.extend(step_s)
-        self.rates.append_many(step, rate)
-        self.rate_ema.append_many(step, np.where(np.isfinite(smooth), smooth, np.nan))
+            rates = np.where(step_s > 0, samples / step_s, np.nan)
+            smooth = smooth_samples / smooth_s
+        rate_ema = np.where(np.isfinite(smooth), smooth, np.nan)
+        self.series.append_many(step, np.stack([loss, loss_ema, rates, rate_ema]))
 
-    def cut(self, last: int) -> None:
-        for series in (self.losses, self.loss_ema, self.rates, self.rate_ema):
-            series.cut(last)
+    @property
+    def smoothed_loss(self) -> float | None:
+        newest = self.series.last_of(STEP_CURVES.index("loss_ema"))
+        return newest if newest is not None and math.isfinite(newest) else None
 
 
 class Attempt:
@@ -65,12 +67,12 @@ class Attempt:
         self.started: events.RunStarted | None = None
         self.ended: events.RunEnded | None = None
         self.table = StepTable(rows_held)
-        self.curves = StepCurves() if curves else None
+        self.curves: StepCurves | None = None
+        self._with_curves = curves
         self.held_out = Series(4_096, 1_024)
         self.evaluations: deque[events.Evaluation] = deque(maxlen=_NUM_EVALUATIONS)
         self.devices: dict[int, AttemptDevice] = {}
         self.phases: dict[int, str] = {}
-        self.ranks_ended: set[int] = set()
         self.steps_counted: int | None = None
         self.rank_failures: dict[int, events.RankFailed] = {}
         self.comm: dict[int, dict[str, int]] = {}
@@ -102,17 +104,29 @@ class Attempt:
         self.anatomies.announce(event.world_size)
         return True
 
-    def take_rows(self) -> bool:
-        """Make rows of the steps that are complete by now; whether there are any."""
-        found = self.joiner.take()
-        for rows in found:
+    def take_rows(self, loss_before: float | None = None) -> bool:
+        """Make rows of the steps that are complete by now; whether there are any. `loss_before` is the
+        smoothed loss where the attempts before stand."""
+        complete = self.joiner.take()
+        for rows in complete:
             if self.last is not None:
                 rows = rows[:, : int(np.searchsorted(rows[0], self.last, side="right"))]
             if rows.shape[1]:
                 self.table.append(rows)
                 if self.curves is not None:
-                    self.curves.append(rows, self.started.steps if self.started else None)
-        return bool(found)
+                    self.curves.append(rows)
+        is_other = self.curves is not None and self.curves.loss_before != loss_before
+        if self._with_curves and len(self.table) and (self.curves is None or is_other):
+            self._draw_again(loss_before)
+        return bool(complete)
+
+    def _draw_again(self, loss_before: float | None) -> None:
+        """The curves of all rows, unless the oldest are gone: then the average has long forgotten how it
+        began."""
+        if self.curves is None or not self.table.num_gone:
+            num_steps = self.started.steps if self.started else None
+            self.curves = StepCurves(num_steps, self.restored or 0, loss_before)
+            self.curves.append(self.table.rows)
 
     def evaluate(self, event: events.Evaluation) -> bool:
         if self._is_history(event.step):
@@ -130,9 +144,9 @@ class Attempt:
         """
         return not self._is_history(event.step) and self.anatomies.add(event) is not None
 
-    def visible(self, told: Mapping[int, StepEvent]) -> dict[int, StepEvent]:
-        """What ranks told last, without what is of later steps than `last`."""
-        return {rank: event for rank, event in told.items() if not self._is_history(event.step)}
+    def visible(self, newest: Mapping[int, StepEvent]) -> dict[int, StepEvent]:
+        """The newest events by rank, without those of later steps than `last`."""
+        return {rank: event for rank, event in newest.items() if not self._is_history(event.step)}
 
     def _is_history(self, step: int) -> bool:
         return self.last is not None and step > self.last
@@ -150,7 +164,7 @@ class Attempt:
             device.cut(last)
         self.anatomies.cut(last)
         if self.curves is not None:
-            self.curves.cut(last)
+            self.curves.series.cut(last)
         return True
 
     def take_rare(self, source: Source, event: events.AnyEvent) -> None:
@@ -164,7 +178,7 @@ class Attempt:
                 self.phases[event.rank] = event.phase
                 self.steps_counted = event.steps or self.steps_counted
             case events.RankEnded():
-                self.ranks_ended.add(event.rank)
+                self.phases.pop(event.rank, None)
             case events.RankFailed():
                 self.rank_failures[event.rank] = event
             case events.Restored():

@@ -9,13 +9,25 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Flag, auto
 from typing import Any, NamedTuple
 
 from rankdeck.events import AnyEvent, DeviceMemory, DeviceSample, Memory, Sample, Steps
 from rankdeck.run.steps import StepBlock, blocks_of
 from rankdeck.rundir import LineCounts, attempt_of
 
-_NAN = float("nan")
+
+class Changed(Flag):
+    """What a batch brought; a view repaints only what it shows of it."""
+
+    NOTHING = 0
+    STEPS = auto()
+    MEMORY = auto()
+    READINGS = auto()
+    EVALUATION = auto()
+    PROBLEMS = auto()
+    ANATOMY = auto()
+    STATE = auto()
 
 
 class Source(NamedTuple):
@@ -29,33 +41,32 @@ class Source(NamedTuple):
 
 @dataclass
 class Readings:
-    """Samples of one device as columns; NaN is unknown. It was busy for `busy_s` of `read_s` seconds."""
+    """Samples of one device as columns, without what was not read."""
 
-    t: list[float] = field(default_factory=list)
+    used_t: list[float] = field(default_factory=list)
+    used_bytes: list[int] = field(default_factory=list)
+    utilisation_t: list[float] = field(default_factory=list)
     utilisation: list[float] = field(default_factory=list)
-    used_bytes: list[float] = field(default_factory=list)
-    busy_s: list[float] = field(default_factory=list)
-    read_s: list[float] = field(default_factory=list)
-    interval_s: float = 0.0
+    interval_s: list[float] = field(default_factory=list)
+    """The seconds that each utilisation is of."""
     now: dict[str, Any] = field(default_factory=dict)
-    """What was told last of used_bytes, utilisation, processes and missing; what was not told is not here."""
+    """The newest used_bytes, utilisation, processes and missing; what was never read is not here."""
 
     def add(self, sample: DeviceSample, event: Sample) -> None:
-        self.t.append(event.t)
-        self.interval_s = event.interval_s
-        self.used_bytes.append(_NAN if sample.used_bytes is None else sample.used_bytes)
-        self.utilisation.append(_NAN if sample.utilisation is None else sample.utilisation)
         if sample.missing is not None:
             self.now["missing"] = sample.missing
             self.now |= {key: None for key in ("utilisation", "used_bytes") if key in sample.missing}
-        if sample.used_bytes is not None:
-            self.now["used_bytes"] = sample.used_bytes
         if sample.processes is not None:
             self.now["processes"] = sample.processes
+        if sample.used_bytes is not None:
+            self.used_t.append(event.t)
+            self.used_bytes.append(sample.used_bytes)
+            self.now["used_bytes"] = sample.used_bytes
         if sample.utilisation is not None:
+            self.utilisation_t.append(event.t)
+            self.utilisation.append(sample.utilisation)
+            self.interval_s.append(event.interval_s)
             self.now["utilisation"] = sample.utilisation
-            self.busy_s.append(sample.utilisation * event.interval_s)
-            self.read_s.append(event.interval_s)
 
 
 @dataclass

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from rankdeck import events
 from rankdeck.run.batch import MemoryColumns, Readings
 from rankdeck.run.breakdown import break_down
 from rankdeck.run.series import Curve, Series
 
+HISTORIES = ("peak_history", "used_history", "utilisation_history")
 _MOST_PEAKS = 4096
 
 
@@ -50,22 +49,20 @@ class AttemptDevice:
                 self.peaks.append((step, memory))
         if len(self.peaks) > _MOST_PEAKS:
             self.peaks = self.peaks[1::2] if len(self.peaks) % 2 == 0 else self.peaks[::2]
-        self.peak_history.append_many(columns.t, np.array(columns.peak_bytes, np.float64), columns.step)
+        self.peak_history.append_many(columns.t, columns.peak_bytes, columns.step)
 
     def take_readings(self, readings: Readings) -> None:
-        x, busy, used = np.array(readings.t), np.array(readings.utilisation), np.array(readings.used_bytes)
         self.now |= readings.now
-        # One by one, so that sums do not depend on where batches were cut.
-        self.busy_s = float(np.cumsum([self.busy_s, *readings.busy_s])[-1])
-        self.read_s = float(np.cumsum([self.read_s, *readings.read_s])[-1])
-        known = np.isfinite(busy)
-        if known.any():
-            self.utilisation_history.append_many(x[known], busy[known])
-            self.interval_s = readings.interval_s
-        known = np.isfinite(used)
-        if known.any():
-            self.used_history.append_many(x[known], used[known])
-            self.used_peak_bytes = max(int(used[known].max()), self.used_peak_bytes or 0)
+        if readings.used_bytes:
+            self.used_history.append_many(readings.used_t, readings.used_bytes)
+            self.used_peak_bytes = max(*readings.used_bytes, self.used_peak_bytes or 0)
+        if readings.utilisation:
+            self.utilisation_history.append_many(readings.utilisation_t, readings.utilisation)
+            self.interval_s = readings.interval_s[-1]
+            # One by one, so that sums do not depend on where batches were cut.
+            for utilisation, interval_s in zip(readings.utilisation, readings.interval_s, strict=True):
+                self.busy_s += utilisation * interval_s
+                self.read_s += interval_s
 
     def cut(self, last: int) -> None:
         """What was told of steps beyond `last` is history; readings of the driver are of no step."""
@@ -84,7 +81,8 @@ class DeviceFigures:
     """
 
     device: int
-    info: events.DeviceInfo | None = None
+    info: events.DeviceInfo | None
+    histories: Mapping[str, Curve] = field(compare=False)
     memory: events.DeviceMemory | None = None
     memory_step: int | None = None
     largest: events.DeviceMemory | None = None
@@ -98,9 +96,6 @@ class DeviceFigures:
     busy_s: float = 0.0
     read_s: float = 0.0
     source: str | None = None
-    peak_history: Curve = field(default_factory=lambda: Curve(tuple), compare=False)
-    used_history: Curve = field(default_factory=lambda: Curve(tuple), compare=False)
-    utilisation_history: Curve = field(default_factory=lambda: Curve(tuple), compare=False)
 
     def add(self, told: AttemptDevice) -> None:
         """What a later attempt of the same set-up told."""
@@ -162,6 +157,18 @@ class DeviceFigures:
             total_bytes=self.info.total_bytes,
             driver_bytes=self.info.driver_bytes,
         )
+
+    @property
+    def peak_history(self) -> Curve:
+        return self.histories["peak_history"]
+
+    @property
+    def used_history(self) -> Curve:
+        return self.histories["used_history"]
+
+    @property
+    def utilisation_history(self) -> Curve:
+        return self.histories["utilisation_history"]
 
     @property
     def memory_history(self) -> Curve:

@@ -18,8 +18,8 @@ pyramids (series.py). Events that make no sense are refused and counted, never r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from enum import Flag, auto
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -28,26 +28,15 @@ from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.run import rates
 from rankdeck.run.anatomy import StepAnatomy, bubble_of
-from rankdeck.run.attempt import Attempt
-from rankdeck.run.batch import Batch, Source
-from rankdeck.run.devices import DeviceFigures
+from rankdeck.run.attempt import STEP_CURVES, Attempt
+from rankdeck.run.batch import Batch, Changed, Source
+from rankdeck.run.devices import HISTORIES, DeviceFigures
 from rankdeck.run.imbalance import Imbalance, imbalance_of
 from rankdeck.run.series import Curve, Floats, Series
 from rankdeck.run.steps import MOST_RANKS, ROWS_HELD, Row
 from rankdeck.rundir import EventReader, LineCounts, RunDir
 
-
-class Changed(Flag):
-    """What a batch brought; a view repaints only what it shows of it."""
-
-    NOTHING = 0
-    STEPS = auto()
-    MEMORY = auto()
-    READINGS = auto()
-    EVALUATION = auto()
-    PROBLEMS = auto()
-    ANATOMY = auto()
-    STATE = auto()
+T = TypeVar("T")
 
 
 class Fold:
@@ -55,6 +44,7 @@ class Fold:
 
     def __init__(self, rows_held: int | None = ROWS_HELD, *, curves: bool = True) -> None:
         self._rows_held = rows_held
+        self._nothing = Attempt(0, curves=False)
         self._with_curves = curves
         self.attempts: dict[int, Attempt] = {}
         """By number, in their order."""
@@ -66,6 +56,7 @@ class Fold:
         self._problems: list[tuple[Source, Problem]] = []
         self._num_refused = 0
         self._devices: dict[int, DeviceFigures] | None = None
+        self._histories: dict[tuple[int, float], dict[str, Curve]] = {}
         self.losses = self._step_curve("losses")
         self.loss_ema = self._step_curve("loss_ema")
         self.rates = self._step_curve("rates")
@@ -74,9 +65,9 @@ class Fold:
 
     def _step_curve(self, name: str) -> Curve:
         def parts() -> list[Series]:
-            return [getattr(one.curves, name) for one in self.attempts.values() if one.curves is not None]
+            return [one.curves.series for one in self.attempts.values() if one.curves is not None]
 
-        return Curve(parts)
+        return Curve(parts, STEP_CURVES.index(name))
 
     def apply(self, batch: Batch) -> Changed:
         """Take a batch; what changed. The cost hardly depends on how many events it holds."""
@@ -98,9 +89,12 @@ class Fold:
             self._attempt(number).device(index).take_readings(readings)
             changed |= Changed.READINGS
         changed |= self._cut(before, has_memory=bool(batch.memory))
+        smoothed_loss: float | None = None
         for one in self.attempts.values():
-            if one.take_rows():
+            if one.take_rows(smoothed_loss):
                 changed |= Changed.STEPS
+            if one.curves is not None and one.curves.smoothed_loss is not None:
+                smoothed_loss = one.curves.smoothed_loss
         if changed & (Changed.STATE | Changed.MEMORY | Changed.READINGS):
             self._devices = None
         return changed
@@ -168,19 +162,26 @@ class Fold:
         return Changed.STATE
 
     @property
+    def _announced(self) -> list[Attempt]:
+        return [one for one in self.attempts.values() if one.started is not None]
+
+    @property
+    def _latest(self) -> Attempt:
+        """The newest that was announced; before there is one, one that says nothing."""
+        return (self._announced or [self._nothing])[-1]
+
+    @property
     def started(self) -> events.RunStarted | None:
         """The latest attempt's announcement."""
-        return next(
-            (one.started for one in reversed(self.attempts.values()) if one.started is not None), None
-        )
+        return self._latest.started
 
     @property
     def first_started(self) -> events.RunStarted | None:
-        return next((one.started for one in self.attempts.values() if one.started is not None), None)
+        return next((one.started for one in self._announced), None)
 
     @property
     def num_attempts(self) -> int:
-        return sum(one.started is not None for one in self.attempts.values())
+        return len(self._announced)
 
     @property
     def refused(self) -> int:
@@ -194,7 +195,7 @@ class Fold:
     @property
     def problems(self) -> list[Problem]:
         """In the order of the run; what earlier attempts ended with is no longer the run's end."""
-        latest = max((number for number, one in self.attempts.items() if one.started), default=0)
+        latest = self._latest.number
         return [
             msgspec.structs.replace(problem, severity="warning")
             if source.attempt < latest and problem.severity == "error"
@@ -203,24 +204,15 @@ class Fold:
         ]
 
     @property
-    def _latest(self) -> Attempt | None:
-        known = [one for one in self.attempts.values() if one.started is not None]
-        return known[-1] if known else None
-
-    @property
     def rank_failures(self) -> list[Problem]:
         """What the ranks of the latest attempt saw of their ends."""
-        failures = self._latest.rank_failures if self._latest is not None else {}
+        failures = self._latest.rank_failures
         return [failures[rank].problem for rank in sorted(failures)]
 
     @property
     def phases(self) -> dict[int, str]:
-        """What each rank of the latest attempt is busy with."""
-        return self._latest.phases if self._latest is not None else {}
-
-    @property
-    def ranks_ended(self) -> set[int]:
-        return self._latest.ranks_ended if self._latest is not None else set()
+        """What each rank of the latest attempt is busy with, until it ends."""
+        return self._latest.phases
 
     @property
     def num_steps_planned(self) -> int | None:
@@ -272,7 +264,7 @@ class Fold:
     def first_loss(self) -> float | None:
         """The first one that is finite."""
         known = (one.table.first_loss for one in self.attempts.values())
-        return next((found[1] for found in known if found is not None), None)
+        return next((row[1] for row in known if row is not None), None)
 
     def is_exact(self) -> bool:
         """Whether rates and step times are of every row; else they are estimates (steps.StepTable)."""
@@ -300,8 +292,8 @@ class Fold:
     @property
     def evaluation(self) -> events.Evaluation | None:
         """The evaluation of the latest step."""
-        told = [(one.evaluations[-1].step, one.number) for one in self.attempts.values() if one.evaluations]
-        return self.attempts[max(told)[1]].evaluations[-1] if told else None
+        newest = [(one.evaluations[-1].step, one.number) for one in self.attempts.values() if one.evaluations]
+        return self.attempts[max(newest)[1]].evaluations[-1] if newest else None
 
     @property
     def _measured(self) -> list[Attempt]:
@@ -318,51 +310,65 @@ class Fold:
 
     @property
     def devices(self) -> dict[int, DeviceFigures]:
-        """By place in the run: those that were announced or told about."""
+        """By place in the run: those that were announced or reported."""
         if self._devices is None:
             self._devices = self._put_devices_together()
         return self._devices
 
     def _put_devices_together(self) -> dict[int, DeviceFigures]:
-        found: dict[int, DeviceFigures] = {}
         measured = self._measured
-        infos = measured[-1].started.devices if measured and measured[-1].started else []
-        for info in infos:
-            found[info.index] = DeviceFigures(info.index, info)
+        started = measured[-1].started if measured else None
+        infos = {info.index: info for info in (started.devices if started else [])}
+        indices = sorted(infos.keys() | {index for one in measured for index in one.devices})
+        figures = {
+            index: DeviceFigures(index, infos.get(index), self._histories_of(index)) for index in indices
+        }
         for one in measured:
-            for index, told in one.devices.items():
-                found.setdefault(index, DeviceFigures(index)).add(told)
+            for index, device in one.devices.items():
+                figures[index].add(device)
+        return figures
+
+    def _histories_of(self, index: int) -> dict[str, Curve]:
+        """The histories of a device over seconds since the start of the run."""
         zero = self.first_started.started if self.first_started is not None else 0.0
-        for index, figures in found.items():
-            parts = [one.devices[index] for one in self.attempts.values() if index in one.devices]
-            figures.peak_history = Curve.of([part.peak_history for part in parts], zero)
-            figures.used_history = Curve.of([part.used_history for part in parts], zero)
-            figures.utilisation_history = Curve.of([part.utilisation_history for part in parts], zero)
-        return dict(sorted(found.items()))
+        if (index, zero) not in self._histories:
+            self._histories[index, zero] = {name: self._history(index, name, zero) for name in HISTORIES}
+        return self._histories[index, zero]
+
+    def _history(self, index: int, name: str, zero: float) -> Curve:
+        def parts() -> list[Series]:
+            return [
+                getattr(one.devices[index], name) for one in self.attempts.values() if index in one.devices
+            ]
+
+        return Curve(parts, zero=zero)
 
     @property
     def source(self) -> str | None:
-        """'measured in rehearsal' or 'measured on GPU', once memory was told."""
+        """'measured in rehearsal' or 'measured on GPU', once memory was reported."""
         return next((device.source for device in self.devices.values() if device.source is not None), None)
+
+    def _newest(self, get: Callable[[Attempt], T]) -> T | None:
+        """Of the attempts that are measured together, what the newest that has it says."""
+        return next((value for one in reversed(self._measured) if (value := get(one))), None)
 
     @property
     def comm(self) -> dict[int, dict[str, int]]:
         """Bytes that each rank sends per step, by algorithm."""
-        return next((one.comm for one in reversed(self._measured) if one.comm), {})
+        return self._newest(lambda one: one.comm) or {}
 
     @property
     def sync(self) -> dict[int, events.Comm]:
-        return next((found for one in reversed(self._measured) if (found := one.visible(one.sync))), {})
+        return self._newest(lambda one: one.visible(one.sync)) or {}
 
     @property
     def pipeline(self) -> dict[int, events.Pipeline]:
-        return next((found for one in reversed(self._measured) if (found := one.visible(one.pipeline))), {})
+        return self._newest(lambda one: one.visible(one.pipeline)) or {}
 
     @property
     def anatomy(self) -> StepAnatomy | None:
-        """The newest sampled step that every rank has told."""
-        known = (one.anatomies.last for one in reversed(self._measured))
-        return next((found for found in known if found is not None), None)
+        """The newest sampled step that every rank has reported."""
+        return self._newest(lambda one: one.anatomies.last)
 
     @property
     def bubble(self) -> tuple[float | None, float | None] | None:
@@ -370,7 +376,7 @@ class Fold:
         pipeline = self.pipeline
         if not pipeline:
             return None
-        theories = [told.theory_bubble for told in pipeline.values() if told.theory_bubble is not None]
+        theories = [rank.theory_bubble for rank in pipeline.values() if rank.theory_bubble is not None]
         theory = max(theories, default=None)
         return bubble_of([one.anatomies for one in self._measured], flushes=bool(theory)), theory
 
@@ -384,8 +390,8 @@ def read_fold(run: RunDir, *, attempt: int | None = None, rows_held: int | None 
     fold, reader = Fold(rows_held, curves=False), EventReader(run, last_attempt=attempt)
     while True:
         batch = Batch()
-        for name, found in reader.batches():
-            batch.add(name, found)
+        for name, chunk in reader.batches():
+            batch.add(name, chunk)
         batch.counts = reader.counts()
         fold.apply(batch)
         if not batch.num_events:

@@ -8,13 +8,13 @@ are exact.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from rankdeck.run.series import Floats
-from rankdeck.run.steps import StepTable
+from rankdeck.run.steps import Mark, StepTable
 
 WARM_UP_SHARE = 0.2
 _RECENT_SHARE = 0.75
@@ -29,64 +29,74 @@ class Attempted(NamedTuple):
 
 def samples_per_s(attempts: Sequence[Attempted], share: float = WARM_UP_SHARE) -> float | None:
     """Over the run after the first `share` of its steps, evaluations included."""
-    stretch = _stretch(attempts, max(1, int(sum(len(one.table) for one in attempts) * share)))
-    return None if stretch is None else stretch[1] / stretch[0]
-
-
-def remaining_s(attempts: Sequence[Attempted], num_steps: int, step: int) -> float | None:
-    """Seconds from `step` to `num_steps` at the pace of the last quarter of the steps done."""
-    num_rows = sum(len(one.table) for one in attempts)
-    start = max(1, int(num_rows * _RECENT_SHARE))
-    stretch = _stretch(attempts, start)
-    return None if stretch is None else max(0, num_steps - step) * stretch[0] / (num_rows - start)
+    return _rate_from(attempts, max(1, int(_num_rows(attempts) * share)))
 
 
 def recent_samples_per_s(attempts: Sequence[Attempted], window_s: float) -> float | None:
     """Samples a second over the last `window_s` seconds of steps."""
     if not attempts or not len(attempts[-1].table.rows[0]):
         return None
-    num_rows = sum(len(one.table) for one in attempts)
+    num_rows = _num_rows(attempts)
     ended = attempts[-1].table.column("ended")
     num_recent = len(ended) - int(np.searchsorted(ended, ended[-1] - window_s))
-    stretch = _stretch(attempts, max(1, min(num_rows - num_recent, num_rows - 2) + 1))
-    return None if stretch is None else stretch[1] / stretch[0]
+    return _rate_from(attempts, max(1, min(num_rows - num_recent, num_rows - 2) + 1))
 
 
-def _stretch(attempts: Sequence[Attempted], start: int) -> tuple[float, float] | None:
-    """(seconds, samples) from the end of the row before index `start` to the last row's end; None where they
-    do not span any time."""
-    seconds, samples, offset = 0.0, 0.0, 0
+def remaining_s(attempts: Sequence[Attempted], num_steps: int, step: int) -> float | None:
+    """Seconds from `step` to `num_steps` at the pace of the last quarter of the steps done."""
+    num_rows = _num_rows(attempts)
+    start = max(1, int(num_rows * _RECENT_SHARE))
+    seconds = _seconds_from(attempts, start)
+    return None if seconds is None else max(0, num_steps - step) * seconds / (num_rows - start)
+
+
+def _num_rows(attempts: Sequence[Attempted]) -> int:
+    return sum(len(one.table) for one in attempts)
+
+
+def _rate_from(attempts: Sequence[Attempted], start: int) -> float | None:
+    seconds = _seconds_from(attempts, start)
+    if seconds is None:
+        return None
+    return sum(_samples_behind(*stretch) for stretch in _stretches(attempts, start)) / seconds
+
+
+def _seconds_from(attempts: Sequence[Attempted], start: int) -> float | None:
+    """From the end of the row before index `start` to the last row's end; None where that is no time."""
+    seconds = sum(_seconds_behind(one.table, row) for one, row in _stretches(attempts, start))
+    return seconds if seconds > 0 and math.isfinite(seconds) else None
+
+
+def _stretches(attempts: Sequence[Attempted], start: int) -> Iterator[tuple[Attempted, int]]:
+    """The attempts with rows from index `start` on, each with the row behind which they count, or -1."""
     for one in attempts:
-        num_rows = len(one.table)
-        index = start - offset
-        offset += num_rows
-        if not num_rows or index >= num_rows:
-            continue
-        own_s, own_samples = _span(one, max(0, index - 1), is_first=index <= 0)
-        seconds, samples = seconds + own_s, samples + own_samples
-    return (seconds, samples) if seconds > 0 and math.isfinite(seconds) else None
+        if start < len(one.table):
+            yield one, max(-1, start - 1)
+        start -= len(one.table)
 
 
-def _span(one: Attempted, after: int, *, is_first: bool) -> tuple[float, float]:
-    """(seconds, samples) of an attempt's rows behind row `after`; of all of them where `is_first`."""
-    table = one.table
-    held = after - table.num_gone
+def _seconds_behind(table: StepTable, row: int) -> float:
     ended = table.column("ended")
     last = float(ended[-1]) if len(ended) else table.last_gone
-    if is_first:
+    if row < 0:
         assert table.first is not None
-        own_s = float(np.fmax(0.0, table.first.step_s))
-        return last - table.first.ended + own_s, table.samples_gone + _samples(one, 0)
-    if held >= 0:
-        return last - float(ended[held]), _samples(one, held + 1)
-    mark = next((mark for mark in table.marks if mark.row >= after), table.marks[-1])
-    return last - mark.ended, table.samples_gone - mark.samples + _samples(one, 0)
+        return last - table.first.ended + float(np.fmax(0.0, table.first.step_s))
+    is_held = row >= table.num_gone
+    return last - (float(ended[row - table.num_gone]) if is_held else _mark_at(table, row).ended)
 
 
-def _samples(one: Attempted, begin: int) -> float:
-    """The samples of the rows held from place `begin` on."""
-    samples = one.table.column("samples")[begin:]
-    return float(np.where(np.isnan(samples), one.batch, samples).sum())
+def _samples_behind(one: Attempted, row: int) -> float:
+    table = one.table
+    samples = table.column("samples")[max(0, row + 1 - table.num_gone) :]
+    held = float(np.where(np.isnan(samples), one.batch, samples).sum())
+    if row >= table.num_gone:
+        return held
+    return held + table.samples_gone - (_mark_at(table, row).samples if row >= 0 else 0.0)
+
+
+def _mark_at(table: StepTable, row: int) -> Mark:
+    """The first mark from a row that is gone on."""
+    return next((mark for mark in table.marks if mark.row >= row), table.marks[-1])
 
 
 def step_times(attempts: Sequence[Attempted]) -> dict[str, float | None]:

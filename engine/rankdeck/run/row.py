@@ -6,7 +6,6 @@ The command line's `runs` and the app's list both show this; a test holds it to 
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,15 +105,17 @@ def last_step(run: RunDir) -> int:
 
 def _goes_on_after(path: Path) -> int | None:
     """The step that a rank restored, as it said or as its first steps tell."""
-    told = [event for event in first_events(path) if isinstance(event, events.Restored | events.Steps)]
-    if not told:
-        return None
-    return told[0].step if isinstance(told[0], events.Restored) else told[0].first - 1
+    for event in first_events(path):
+        if isinstance(event, events.Restored):
+            return event.step
+        if isinstance(event, events.Steps):
+            return event.first - 1
+    return None
 
 
 def _last_step(path: Path) -> int | None:
-    told = (event for event in events_from_end(path) if isinstance(event, events.Steps))
-    return next((steps.first + len(steps.ended) - 1 for steps in told), None)
+    lines = (event for event in events_from_end(path) if isinstance(event, events.Steps))
+    return next((steps.first + len(steps.ended) - 1 for steps in lines), None)
 
 
 def _started(run: RunDir) -> Iterator[events.RunStarted]:
@@ -134,7 +135,7 @@ def _files(run: RunDir, writer: str, attempt: int | None) -> list[Path]:
 
 def _tables(run: RunDir) -> dict[str, Any]:
     try:
-        return tomllib.loads(files.read_text(run.config_file))
+        return files.read_toml(run.config_file)
     except (OSError, ValueError):
         return {}
 

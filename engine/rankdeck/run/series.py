@@ -10,13 +10,12 @@ fills series, charts draw windows of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
-T = TypeVar("T", bound=np.generic)
 
 FACTOR = 8
 _LARGEST_APPEND = 65_536
@@ -40,86 +39,91 @@ class Window(NamedTuple):
         return np.repeat(self.x, 2), y
 
 
-class _Track:
-    """Parallel columns that slide: at least the newest `capacity` rows are there, `first` is the absolute
-    index of the oldest.
+class Sliding:
+    """Arrays of (rows, columns) that grow together at their end. With a `capacity` only the newest columns
+    are held; `first` is the absolute index of the oldest one held.
     """
 
-    def __init__(self, capacity: int, value_columns: int) -> None:
-        self.capacity = capacity
-        self.first = 0
-        self._begin = 0
-        self._end = 0
-        self._x = np.empty(min(capacity, 256), dtype=np.float64)
-        self._values = [np.empty(len(self._x), dtype=np.float32) for _ in range(value_columns)]
+    def __init__(self, arrays: Sequence[tuple[int, type]], capacity: int | None = None) -> None:
+        self._arrays: list[NDArray[Any]] = [np.empty((num_rows, 256), dtype) for num_rows, dtype in arrays]
+        self._capacity = capacity
+        self.first = self._begin = self._end = 0
+
+    def __len__(self) -> int:
+        return self._end - self._begin
+
+    def __getitem__(self, index: int) -> NDArray[Any]:
+        """What is held of an array."""
+        return self._arrays[index][:, self._begin : self._end]
 
     @property
     def end(self) -> int:
-        """The absolute index behind the newest row."""
+        """The absolute index behind the newest column."""
         return self.first + self._end - self._begin
 
     @property
-    def x(self) -> Floats:
-        return self._x[self._begin : self._end]
-
-    def value(self, column: int) -> NDArray[np.float32]:
-        """The least (0) or the greatest (-1) values; the same column where rows are single points."""
-        return self._values[column][self._begin : self._end]
-
-    @property
     def num_bytes(self) -> int:
-        return self._x.nbytes + sum(column.nbytes for column in self._values)
+        return sum(array.nbytes for array in self._arrays)
 
-    def append(self, x: Floats, values: Sequence[NDArray[np.float32]]) -> None:
-        self._make_room(len(x))
-        new_end = self._end + len(x)
-        self._x[self._end : new_end] = x
-        for column, value in zip(self._values, values, strict=True):
-            column[self._end : new_end] = value
-        self._end = new_end
-        surplus = self._end - self._begin - self.capacity
-        if surplus > 0:
-            self._begin += surplus
-            self.first += surplus
+    def append(self, *parts: NDArray[Any]) -> None:
+        """As many new columns of each array."""
+        num_new = parts[0].shape[-1]
+        if self._end + num_new > self._arrays[0].shape[1]:
+            self._make_room(num_new)
+        end = self._end + num_new
+        for array, part in zip(self._arrays, parts, strict=True):
+            array[:, self._end : end] = part
+        self._end = end
+        if self._capacity is not None and len(self) > self._capacity:
+            self.forget(len(self) - self._capacity)
+
+    def forget(self, num_oldest: int) -> None:
+        self._begin += num_oldest
+        self.first += num_oldest
 
     def truncate(self, end: int) -> None:
-        """Forget the rows from the absolute index `end` on."""
+        """Forget the columns from the absolute index `end` on."""
         if end < self.first:
             self.first, self._begin, self._end = end, 0, 0
         elif end < self.end:
             self._end = self._begin + end - self.first
 
-    def _make_room(self, num_rows: int) -> None:
-        if self._end + num_rows <= len(self._x):
-            return
-        held = self._end - self._begin
-        largest = self.capacity + max(num_rows, self.capacity // 8)
-        wanted = len(self._x) if held + num_rows <= len(self._x) // 2 else 2 * (held + num_rows)
-        length = min(largest, max(wanted, held + num_rows))
-        self._x = self._moved(self._x, length)
-        self._values = [self._moved(column, length) for column in self._values]
+    def _make_room(self, num_new: int) -> None:
+        held, length = len(self), self._arrays[0].shape[1]
+        if held + num_new > length // 2:
+            length = 2 * (held + num_new)
+        if self._capacity is not None:
+            length = min(length, self._capacity + max(num_new, self._capacity // 8))
+        for index, array in enumerate(self._arrays):
+            target = array if length == array.shape[1] else np.empty((len(array), length), array.dtype)
+            target[:, :held] = self[index]
+            self._arrays[index] = target
         self._begin, self._end = 0, held
-
-    def _moved(self, column: NDArray[T], length: int) -> NDArray[T]:
-        target = column if length == len(column) else np.empty(length, dtype=column.dtype)
-        target[: self._end - self._begin] = column[self._begin : self._end]
-        return target
 
 
 class Series:
-    """An append-only curve y(x) with a min/max pyramid. x never goes back; y may be NaN, which least and
-    greatest pass over.
+    """An append-only curve y(x), or several over the same x, with a min/max pyramid. x never goes back; y may
+    be NaN, which least and greatest pass over.
 
-    Source: the level-of-detail pyramid of waveform editors, with a factor of 8 between tiers.
+    The arrays of `_raw` are x, the curves, and for a keyed series the keys; those of a tier x, and the least
+    values of every curve before the greatest. Source: the level-of-detail pyramid of waveform editors, with a
+    factor of 8 between tiers.
     """
 
     def __init__(
-        self, raw_capacity: int = 1_000_000, tier_capacity: int = 32_768, *, keyed: bool = False
+        self,
+        raw_capacity: int = 1_000_000,
+        tier_capacity: int = 32_768,
+        *,
+        num_curves: int = 1,
+        keyed: bool = False,
     ) -> None:
         assert raw_capacity >= 4 * FACTOR and tier_capacity >= 4 * FACTOR
-        self._raw = _Track(raw_capacity, 1)
-        self._keys = _Track(raw_capacity, 0) if keyed else None
-        self._tiers: list[_Track] = []
+        arrays: list[tuple[int, type]] = [(1, np.float64), (num_curves, np.float32)]
+        self._raw = Sliding([*arrays, (1, np.float64)] if keyed else arrays, raw_capacity)
+        self._is_keyed = keyed
+        self._num_curves = num_curves
+        self._tiers: list[Sliding] = []
         self._tier_capacity = tier_capacity
         self._largest_append = min(_LARGEST_APPEND, raw_capacity // 2, tier_capacity * FACTOR // 2)
 
@@ -131,15 +135,19 @@ class Series:
     def first_x(self) -> float | None:
         """The oldest x that a window can show."""
         oldest = self._tiers[-1] if self._tiers else self._raw
-        return float(min(oldest.x[0], self._raw.x[0])) if len(self) else None
+        return float(min(oldest[0][0, 0], self._raw[0][0, 0])) if len(self) else None
 
     @property
     def last_x(self) -> float | None:
-        return float(self._raw.x[-1]) if len(self) else None
+        return float(self._raw[0][0, -1]) if len(self) else None
 
     @property
     def last_y(self) -> float | None:
-        return float(self._raw.value(0)[-1]) if len(self) else None
+        return self.last_of()
+
+    def last_of(self, curve: int = 0) -> float | None:
+        """The newest y of a curve."""
+        return float(self._raw[1][curve, -1]) if len(self) else None
 
     @property
     def num_bytes(self) -> int:
@@ -149,21 +157,45 @@ class Series:
     def append(self, x: float, y: float) -> None:
         self.append_many((x,), (y,))
 
-    def append_many(self, x: ArrayLike, y: ArrayLike, keys: ArrayLike | None = None) -> None:
-        """Appends points in order. An x that goes back (a clock that was set) counts as the last x.
+    def append_many(self, x: ArrayLike, y: ArrayLike, keys: ArrayLike = ()) -> None:
+        """Appends points in order: n of x, (n) or (curves, n) of y. An x that goes back (a clock that was
+        set) counts as the last x.
 
         `keys` (a keyed series only): what `cut` compares with instead of x; they never go back either.
         """
         xs = np.asarray(x, dtype=np.float64)
         with np.errstate(over="ignore"):
-            ys = np.asarray(y).astype(np.float32)
-        assert xs.shape == ys.shape and xs.ndim == 1
-        known = None if keys is None else np.asarray(keys, dtype=np.float64)
+            ys = np.asarray(y).astype(np.float32).reshape(self._num_curves, len(xs))
+        last_x = self.last_x
+        if last_x is not None and len(xs) and xs[0] < last_x:
+            xs = np.maximum(xs, last_x)
+        if len(xs) > 1 and (xs[1:] < xs[:-1]).any():
+            xs = np.maximum.accumulate(xs)
+        rest: list[NDArray[Any]] = [ys]
+        if self._is_keyed:
+            rest.append(np.asarray(keys, dtype=np.float64))
         for start in range(0, len(xs), self._largest_append):
             part = slice(start, start + self._largest_append)
-            self._append_part(xs[part], ys[part])
-            if self._keys is not None and known is not None:
-                self._keys.append(known[part], ())
+            self._raw.append(xs[part], *[array[..., part] for array in rest])
+            self._fill_tiers()
+
+    def _fill_tiers(self) -> None:
+        source = self._raw
+        level = 0
+        while (complete := source.end // FACTOR) > 0:
+            if level == len(self._tiers):
+                arrays: list[tuple[int, type]] = [(1, np.float64), (2 * self._num_curves, np.float32)]
+                self._tiers.append(Sliding(arrays, self._tier_capacity))
+            tier = self._tiers[level]
+            if complete == tier.end:
+                return
+            bins = slice(tier.end * FACTOR - source.first, complete * FACTOR - source.first)
+            y = source[1][:, bins].reshape(len(source[1]), -1, FACTOR)
+            low = np.fmin.reduce(y[: self._num_curves], axis=2)
+            high = np.fmax.reduce(y[-self._num_curves :], axis=2)
+            tier.append(source[0][:, bins][:, ::FACTOR], np.concatenate([low, high]))
+            source = tier
+            level += 1
 
     def cut(self, last: float) -> None:
         """Forgets the points beyond x (or key) `last`.
@@ -171,7 +203,7 @@ class Series:
         Exact among the points that are held one by one. Further back whole bins go, the one that holds `last`
         with them; of a keyed series everything.
         """
-        keys = self._raw.x if self._keys is None else self._keys.x
+        keys = self._raw[2 if self._is_keyed else 0][0]
         count = self._raw.first + int(np.searchsorted(keys, last, side="right"))
         if count == self._raw.first and count > 0:
             count = self._count_in_tiers(last)
@@ -180,8 +212,8 @@ class Series:
 
     def _count_in_tiers(self, last: float) -> int:
         """The points of the whole bins up to x `last`."""
-        for level, tier in enumerate(self._tiers if self._keys is None else (), start=1):
-            bins = int(np.searchsorted(tier.x, last, side="right"))
+        for level, tier in enumerate(() if self._is_keyed else self._tiers, start=1):
+            bins = int(np.searchsorted(tier[0][0], last, side="right"))
             if tier.first == 0 or bins > 0:
                 return (tier.first + max(0, bins - 1)) * int(FACTOR**level)
         return 0
@@ -194,42 +226,15 @@ class Series:
                 count = count // FACTOR**level * FACTOR**level
         for level, track in enumerate(tracks):
             track.truncate(count // FACTOR**level)
-        if self._keys is not None:
-            self._keys.truncate(count)
 
-    def _append_part(self, xs: Floats, ys: NDArray[np.float32]) -> None:
-        last_x = self.last_x
-        if last_x is not None and xs[0] < last_x:
-            xs = np.maximum(xs, last_x)
-        if len(xs) > 1 and (xs[1:] < xs[:-1]).any():
-            xs = np.maximum.accumulate(xs)
-        self._raw.append(xs, (ys,))
-        self._fill_tiers()
-
-    def _fill_tiers(self) -> None:
-        source = self._raw
-        level = 0
-        while (complete := source.end // FACTOR) > 0:
-            if level == len(self._tiers):
-                self._tiers.append(_Track(self._tier_capacity, 2))
-            tier = self._tiers[level]
-            if complete == tier.end:
-                return
-            rows = slice(tier.end * FACTOR - source.first, complete * FACTOR - source.first)
-            low = np.fmin.reduce(source.value(0)[rows].reshape(-1, FACTOR), axis=1)
-            high = np.fmax.reduce(source.value(-1)[rows].reshape(-1, FACTOR), axis=1)
-            tier.append(source.x[rows][::FACTOR], (low, high))
-            source = tier
-            level += 1
-
-    def window(self, x0: float, x1: float, max_points: int) -> Window:
+    def window(self, x0: float, x1: float, max_points: int, curve: int = 0) -> Window:
         """Bins that cover [x0, x1] and reach one bin beyond on both sides, at most about `max_points` of
         them.
         """
         tracks = [self._raw, *self._tiers]
         for level, track in enumerate(tracks):
             is_coarsest = level == len(tracks) - 1
-            x = track.x
+            x = track[0][0]
             if not is_coarsest and track.first > 0 and x[0] > x0:
                 continue
             begin = max(0, int(np.searchsorted(x, x0, side="right")) - 1)
@@ -238,54 +243,50 @@ class Series:
             while (end - begin) > group * max_points:
                 group *= 2
             if group < FACTOR or is_coarsest:
-                bins = self._bins(track, slice(begin, end), group)
-                return self._with_tail(bins, track, FACTOR**level, x1) if level and end == len(x) else bins
+                bins = self._bins(track, slice(begin, end), group, curve)
+                return self._with_tail(bins, level, x1, curve) if level and end == len(x) else bins
         raise AssertionError("unreachable")
 
-    def _bins(self, track: _Track, rows: slice, group: int) -> Window:
-        """Rows in groups that begin at multiples of `group`, wherever the window begins."""
+    def _bins(self, track: Sliding, columns: slice, group: int, curve: int) -> Window:
+        """Columns in groups that begin at multiples of `group`, wherever the window begins."""
         if track is self._raw and group == 1:
-            value = track.value(0)[rows].copy()
-            return Window(track.x[rows].copy(), value, value)
-        begin = max(0, rows.start - (track.first + rows.start) % group)
-        starts = np.maximum(0, np.arange(-((track.first + begin) % group), rows.stop - begin, group))
-        low = np.fmin.reduceat(track.value(0)[begin : rows.stop], starts)
-        high = np.fmax.reduceat(track.value(-1)[begin : rows.stop], starts)
-        return Window(track.x[begin : rows.stop][starts], low, high)
+            value = track[1][curve, columns].copy()
+            return Window(track[0][0, columns].copy(), value, value)
+        begin = max(0, columns.start - (track.first + columns.start) % group)
+        starts = np.maximum(0, np.arange(-((track.first + begin) % group), columns.stop - begin, group))
+        low = np.fmin.reduceat(track[1][curve, begin : columns.stop], starts)
+        high = np.fmax.reduceat(track[1][curve - self._num_curves, begin : columns.stop], starts)
+        return Window(track[0][0, begin : columns.stop][starts], low, high)
 
-    def _with_tail(self, bins: Window, track: _Track, points_per_row: int, x1: float) -> Window:
-        """The bins, and one more for the newest points, which fill no row of the tier yet."""
-        unbinned = max(0, track.end * points_per_row - self._raw.first)
-        x = self._raw.x[unbinned:]
+    def _with_tail(self, bins: Window, level: int, x1: float, curve: int) -> Window:
+        """The bins, and one more for the newest points, which fill no bin of the tier yet."""
+        unbinned = max(0, self._tiers[level - 1].end * FACTOR**level - self._raw.first)
+        x = self._raw[0][0, unbinned:]
         num_points = min(len(x), int(np.searchsorted(x, x1, side="left")) + 1)
         if num_points == 0:
             return bins
-        tail = self._raw.value(0)[unbinned : unbinned + num_points]
+        tail = self._raw[1][curve, unbinned : unbinned + num_points]
         return Window(
             np.append(bins.x, x[num_points - 1]),
             np.append(bins.low, np.fmin.reduce(tail)),
             np.append(bins.high, np.fmax.reduce(tail)),
         )
 
-    def points(self) -> tuple[Floats, NDArray[np.float32]]:
+    def points(self, curve: int = 0) -> tuple[Floats, NDArray[np.float32]]:
         """(x, y) of the points that are still held one by one, for exports."""
-        return self._raw.x.copy(), self._raw.value(0).copy()
+        return self._raw[0][0].copy(), self._raw[1][curve].copy()
 
 
 class Curve:
-    """The series of a run's attempts, one behind the other, drawn as one; `parts` gives them when asked.
+    """One curve of the series of a run's attempts, one behind the other; `parts` gives those series.
 
     `zero` is taken from every x: the start of the run, where x is time.
     """
 
-    def __init__(self, parts: Callable[[], Sequence[Series]], zero: float = 0.0) -> None:
+    def __init__(self, parts: Callable[[], Sequence[Series]], curve: int = 0, zero: float = 0.0) -> None:
         self._all_parts = parts
+        self._curve = curve
         self._zero = zero
-
-    @classmethod
-    def of(cls, parts: Sequence[Series], zero: float) -> Curve:
-        """Of series that are known and only grow."""
-        return cls(lambda: parts, zero)
 
     @property
     def _parts(self) -> list[Series]:
@@ -296,85 +297,71 @@ class Curve:
 
     @property
     def first_x(self) -> float | None:
-        first = next((part.first_x for part in self._parts), None)
-        return None if first is None else first - self._zero
+        return next((x - self._zero for part in self._parts if (x := part.first_x) is not None), None)
 
     @property
     def last_x(self) -> float | None:
-        last = next((part.last_x for part in reversed(self._parts)), None)
-        return None if last is None else last - self._zero
+        return next((x - self._zero for part in self._parts[::-1] if (x := part.last_x) is not None), None)
 
     @property
     def last_y(self) -> float | None:
-        return next((part.last_y for part in reversed(self._parts)), None)
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory held, in bytes."""
-        return sum(part.num_bytes for part in self._all_parts())
+        return next((part.last_of(self._curve) for part in self._parts[::-1]), None)
 
     def window(self, x0: float, x1: float, max_points: int) -> Window:
         """As of one series: `Series.window`."""
         x0, x1, parts = x0 + self._zero, x1 + self._zero, self._parts
         begin = max((at for at, part in enumerate(parts) if (part.first_x or 0.0) <= x0), default=0)
         end = min((at for at, part in enumerate(parts) if (part.last_x or 0.0) >= x1), default=len(parts))
-        found = [part.window(x0, x1, max_points) for part in parts[begin : end + 1]]
-        if not found:
-            nothing = np.empty(0)
-            return Window(nothing, nothing, nothing)
-        x = np.concatenate([window.x for window in found]) - self._zero
-        low = np.concatenate([window.low for window in found])
-        if all(window.low is window.high for window in found):
+        windows = [part.window(x0, x1, max_points, self._curve) for part in parts[begin : end + 1]]
+        if not windows:
+            return Window(*[np.empty(0)] * 3)
+        if len(windows) == 1:
+            return windows[0]._replace(x=windows[0].x - self._zero)
+        x = np.concatenate([window.x for window in windows]) - self._zero
+        low = np.concatenate([window.low for window in windows])
+        if all(window.low is window.high for window in windows):
             return Window(x, low, low)
-        return Window(x, low, np.concatenate([window.high for window in found]))
+        return Window(x, low, np.concatenate([window.high for window in windows]))
 
     def points(self) -> tuple[Floats, NDArray[np.float32]]:
         """(x, y) of the points that are still held one by one, for exports."""
-        found = [part.points() for part in self._parts]
-        if not found:
+        points = [part.points(self._curve) for part in self._parts]
+        if not points:
             return np.empty(0), np.empty(0, dtype=np.float32)
-        return np.concatenate([x for x, _ in found]) - self._zero, np.concatenate([y for _, y in found])
+        return np.concatenate([x for x, _ in points]) - self._zero, np.concatenate([y for _, y in points])
 
 
 class Ema:
-    """An exponential moving average that is fed in pieces and starts unbiased; a NaN leaves it where it is.
+    """Exponential moving averages of several rows that are fed in pieces; a NaN leaves its row where it is.
 
-    Source: the bias correction of Kingma and Ba, Adam (2015), section 3.
+    Each starts unbiased, or goes on from a value. Source: the bias correction of Kingma and Ba, Adam (2015),
+    section 3.
     """
 
-    _BLOCK = 256
-
-    def __init__(self, alpha: float) -> None:
-        assert 0 < alpha <= 1
+    def __init__(self, alpha: float, num_rows: int = 1) -> None:
+        assert 0 < alpha < 1
         self._alpha = alpha
-        self._sum = 0.0
-        self._weight = 0.0
+        self._sum = np.zeros((num_rows, 1))
+        self._weight = np.zeros((num_rows, 1))
 
-    @property
-    def value(self) -> float | None:
-        return self._sum / self._weight if self._weight else None
+    def go_on(self, row: int, value: float, num_values: int) -> None:
+        """From an average of `num_values` values."""
+        self._weight[row] = 1.0 - (1.0 - self._alpha) ** num_values
+        self._sum[row] = value * self._weight[row]
 
-    def extend(self, y: ArrayLike) -> Floats:
-        """The average after each of the values; NaN until the first finite one."""
-        values = np.asarray(y, dtype=np.float64)
-        finite = np.isfinite(values)
-        averages = np.concatenate(
-            [[self.value if self.value is not None else np.nan], self._finite(values[finite])]
-        )
-        place: Floats = averages[np.cumsum(finite)]
-        return place
+    def extend(self, values: Floats) -> Floats:
+        """The averages after each column of (rows, n); NaN until the first finite one."""
+        # In pieces, because (1 - alpha)**-n leaves the range of a float at about n = 700 / alpha.
+        length = int(500 / -np.log1p(-self._alpha))
+        pieces = [values[:, start : start + length] for start in range(0, values.shape[1], length)]
+        return np.concatenate([np.empty((len(values), 0)), *map(self._extend, pieces)], axis=1)
 
-    def _finite(self, values: Floats) -> Floats:
-        out = np.empty(len(values))
-        keep = 1.0 - self._alpha
-        # In blocks, because keep**-n leaves the range of a float at about n = 700 / alpha.
-        block = max(1, min(self._BLOCK, int(500 / -np.log(keep)))) if keep > 0 else 1
-        powers = keep ** np.arange(1, block + 1)
-        for start in range(0, len(values), block):
-            part = values[start : start + block]
-            decay = powers[: len(part)]
-            sums = decay * (self._sum + self._alpha * np.cumsum(part / decay)) if keep > 0 else part
-            weights = 1.0 - decay * (1.0 - self._weight)
-            out[start : start + block] = sums / weights
-            self._sum, self._weight = float(sums[-1]), float(weights[-1])
-        return out
+    def _extend(self, values: Floats) -> Floats:
+        is_known = np.isfinite(values)
+        decay = np.cumprod(np.where(is_known, 1.0 - self._alpha, 1.0), axis=1)
+        known = np.where(is_known, values, 0.0)
+        sums = decay * (self._sum + self._alpha * np.cumsum(known / decay, axis=1))
+        weights = 1.0 - decay * (1.0 - self._weight)
+        self._sum, self._weight = sums[:, -1:], weights[:, -1:]
+        averages: Floats = np.divide(sums, weights, out=np.full_like(sums, np.nan), where=weights > 0)
+        return averages

@@ -11,15 +11,17 @@ missing. fold.py keeps a joiner and a table per attempt; rates.py reads the tabl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Sequence
+from functools import reduce
 from itertools import chain
-from operator import attrgetter
+from operator import add, attrgetter, eq
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rankdeck.events import Steps
-from rankdeck.run.series import Floats
+from rankdeck.run.series import Floats, Sliding
 
 MOST_RANKS = 1 << 16
 """No run has more: a larger number is damage, and is refused."""
@@ -32,6 +34,7 @@ _LARGEST_JOIN = 1 << 16
 _SHARES = ("loss_sum", "count", "lr", "samples", "step_s", "ended")
 _LOSS_SUM, _COUNT, _LR, _SAMPLES, _STEP_S, _ENDED = range(len(_SHARES))
 _GET = tuple(map(attrgetter, _SHARES))
+_GET_FIRST = attrgetter("first")
 
 
 class Row(NamedTuple):
@@ -63,55 +66,38 @@ class StepBlock(NamedTuple):
 
 def blocks_of(steps: Sequence[Steps]) -> tuple[list[StepBlock], int]:
     """The lines of one rank, in the order of its file, as blocks; and how many were refused."""
-    whole = _block(steps) if _is_one_block(steps) else None
-    if whole is not None:
+    if _are_consecutive(steps) and (whole := _block(steps)) is not None:
         return [whole], 0
-    blocks: list[StepBlock] = []
-    num_refused = 0
-    for line in steps:
-        block = _block_of_line(line)
-        if block is None:
-            num_refused += 1
-            continue
-        before = blocks[-1] if blocks else None
-        if before is not None and (before.rank, before.last + 1, before.reports_loss) == (
-            block.rank,
-            block.first,
-            block.reports_loss,
-        ):
-            blocks[-1] = before._replace(values=np.concatenate([before.values, block.values], axis=1))
-        else:
-            blocks.append(block)
-    return blocks, num_refused
+    blocks = [block for line in steps if (block := _block_of_line(line)) is not None]
+    return blocks, len(steps) - len(blocks)
 
 
-def _is_one_block(steps: Sequence[Steps]) -> bool:
-    """The usual case, seen without a loop of ours, since a million lines must not cost a second: one rank
-    whose lines are equally long and follow each other, all with a loss or none."""
-    first, last = steps[0], steps[-1]
-    lengths = set(map(len, map(_GET[_ENDED], steps)))
-    num_steps = len(first.ended) * len(steps)
+def _are_consecutive(steps: Sequence[Steps]) -> bool:
+    """The usual case, seen without a loop of ours, since a million lines must not cost a second: the lines of
+    one rank follow each other, all with a loss or none."""
+    lengths = list(map(len, map(_GET[_ENDED], steps)))
+    firsts = list(map(_GET_FIRST, steps))
     return (
-        len(lengths) == 1
-        and num_steps > 0
+        min(lengths) > 0
+        and all(map(eq, map(add, firsts, lengths), firsts[1:]))
         and len(set(map(type, map(_GET[_LOSS_SUM], steps)))) == 1
-        and first.first >= 1
-        and last.first <= LARGEST_STEP
-        and last.first + len(last.ended) - first.first == num_steps
-        and 0 <= first.rank < MOST_RANKS
+        and firsts[0] >= 1
+        and firsts[-1] <= LARGEST_STEP
+        and 0 <= steps[0].rank < MOST_RANKS
     )
 
 
 def _block(steps: Sequence[Steps]) -> StepBlock | None:
     """The lines as one block; None where columns differ in length or a number is none that a double holds."""
     reports_loss = steps[0].loss_sum is not None
-    num_steps = len(steps) * len(steps[0].ended)
-    values = np.full((len(_SHARES), num_steps), np.nan)
+    num_steps = steps[-1].first + len(steps[-1].ended) - steps[0].first
+    values = np.empty((len(_SHARES), num_steps))
     for row, get in enumerate(_GET):
         if row in (_LOSS_SUM, _COUNT) and not reports_loss:
+            values[row] = np.nan
             continue
         try:
-            column = _column(map(get, steps))
+            column = _column(steps, get)
         except (TypeError, OverflowError):
             return None
         if len(column) != num_steps:
@@ -120,13 +106,12 @@ def _block(steps: Sequence[Steps]) -> StepBlock | None:
     return StepBlock(steps[0].rank, steps[0].first, values, reports_loss)
 
 
-def _column(parts: Iterable[Any]) -> Floats:
+def _column(steps: Sequence[Steps], get: Callable[[Steps], Any]) -> Floats:
     """One column of all lines; None (a loss that was not finite) becomes NaN."""
-    numbers = list(chain.from_iterable(parts))
     try:
-        return np.fromiter(numbers, np.float64, len(numbers))
+        return np.fromiter(chain.from_iterable(map(get, steps)), np.float64)
     except TypeError:
-        return np.array(numbers, dtype=np.float64)
+        return np.array(list(chain.from_iterable(map(get, steps))), dtype=np.float64)
 
 
 def _block_of_line(line: Steps) -> StepBlock | None:
@@ -198,18 +183,19 @@ class Joiner:
         spans = self._spans(end)
         if self._next is None and spans and 1 < spans[0][0] - self.restored <= _MOST_FILLED:
             spans[0] = (self.restored + 1, spans[0][1])
-        found = []
+        rows = []
         for first, last in spans:
             first = first if self._next is None else max(first, self._next)
             if self._next is not None and 0 < first - self._next <= _MOST_FILLED:
                 first = self._next  # lines that were lost leave unknown rows
-            found += [
-                self._join(start, min(last, start + 65_535)) for start in range(first, last + 1, 65_536)
+            rows += [
+                self._join(start, min(last, start + _LARGEST_JOIN - 1))
+                for start in range(first, last + 1, _LARGEST_JOIN)
             ]
             self._next = last + 1
         for rank, blocks in self._blocks.items():
             self._blocks[rank] = [block for block in blocks if block.last > end]
-        return found
+        return rows
 
     def _spans(self, end: int) -> list[tuple[int, int]]:
         """What any rank wrote of the steps up to `end`, as (first, last) without overlaps."""
@@ -231,27 +217,24 @@ class Joiner:
 
     def _join(self, first: int, last: int) -> Floats:
         ranks = sorted(self._last)
-        dense = {rank: self._dense(rank, first, last) for rank in ranks}
+        dense = [self._dense(rank, first, last) for rank in ranks]
         # A rank without loss (an inner stage of a pipeline) repeats samples that another one counts.
-        reporting = [dense[rank] for rank in ranks if self._reports[rank]] or [dense[ranks[0]]]
-        count = sum(values[_COUNT] for values in reporting)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            loss = np.where(count > 0, sum(values[_LOSS_SUM] for values in reporting) / count, np.nan)
-        return np.stack(
-            [
-                np.arange(first, last + 1, dtype=np.float64),
-                loss,
-                dense[ranks[0]][_LR],
-                sum(values[_SAMPLES] for values in reporting),
-                np.fmax.reduce([values[_STEP_S] for values in dense.values()]),
-                np.fmax.reduce([values[_ENDED] for values in dense.values()]),
-            ]
-        )
+        reporting = [values for rank, values in zip(ranks, dense, strict=True) if self._reports[rank]]
+        loss_sum, count, _, samples, _, _ = reduce(np.add, reporting or dense[:1])
+        rows = reduce(np.fmax, dense).copy()  # step_s and ended are those of the slowest rank
+        rows[0] = np.arange(first, last + 1)
+        rows[1] = np.nan
+        np.divide(loss_sum, count, out=rows[1], where=count > 0)
+        rows[2], rows[3] = dense[0][_LR], samples
+        return rows
 
     def _dense(self, rank: int, first: int, last: int) -> Floats:
         """The shares of one rank for the steps first..last, NaN where a line was lost."""
+        blocks = self._blocks.get(rank, ())
+        if len(blocks) == 1 and blocks[0].first <= first and last <= blocks[0].last:
+            return blocks[0].values[:, first - blocks[0].first : last + 1 - blocks[0].first]
         dense = np.full((len(_SHARES), last - first + 1), np.nan)
-        for block in self._blocks.get(rank, ()):
+        for block in blocks:
             begin, end = max(block.first, first), min(block.last, last)
             if begin <= end:
                 dense[:, begin - first : end - first + 1] = block.values[
@@ -283,13 +266,12 @@ class StepTable:
 
     def __init__(self, rows_held: int | None = ROWS_HELD) -> None:
         self._rows_held = rows_held
-        self._rows = np.empty((len(COLUMNS), 256))
-        self._begin = 0
-        self._end = 0
-        self._samples_gone = 0.0
-        self._last_gone = np.nan
+        self._held = Sliding([(len(COLUMNS), np.float64)])
         self._stride = 1
         self.num_gone = 0
+        self.samples_gone = 0.0
+        self.last_gone = np.nan
+        """The Unix time at which the row before the first one held ended; NaN where there is none."""
         self.marks: list[Mark] = []
         self.times_gone = np.zeros(0, dtype=np.int64)
         self.first: Row | None = None
@@ -297,13 +279,12 @@ class StepTable:
         """(step, loss) of the first row with a finite loss."""
 
     def __len__(self) -> int:
-        return self.num_gone + self._end - self._begin
+        return self.num_gone + len(self._held)
 
     @property
     def rows(self) -> Floats:
         """The rows held, (COLUMNS, steps)."""
-        held: Floats = self._rows[:, self._begin : self._end]
-        return held
+        return self._held[0]
 
     def column(self, name: str) -> Floats:
         column: Floats = self.rows[COLUMNS.index(name)]
@@ -311,36 +292,29 @@ class StepTable:
 
     def row(self, index: int) -> Row:
         """A row held; negative indices count from the last."""
-        step, *values = self.rows[:, index].tolist()
-        return Row(int(step), *values)
+        return _row(self.rows[:, index])
 
     def append(self, rows: Floats) -> None:
-        num_rows = rows.shape[1]
-        if self.first is None and num_rows:
-            step, *values = rows[:, 0].tolist()
-            self.first = Row(int(step), *values)
+        if self.first is None and rows.shape[1]:
+            self.first = _row(rows[:, 0])
         if self.first_loss is None:
             known = np.flatnonzero(np.isfinite(rows[1]))
             if len(known):
                 self.first_loss = (float(rows[0, known[0]]), float(rows[1, known[0]]))
-        if self._end + num_rows > self._rows.shape[1]:
-            held = self._end - self._begin
-            is_roomy = held + num_rows <= self._begin
-            target = self._rows if is_roomy else np.empty((len(COLUMNS), 2 * (held + num_rows)))
-            target[:, :held] = self.rows
-            self._rows, self._begin, self._end = target, 0, held
-        self._rows[:, self._end : self._end + num_rows] = rows
-        self._end += num_rows
-        surplus = 0 if self._rows_held is None else self._end - self._begin - self._rows_held
-        if surplus > 0:
-            self._let_go(self.rows[:, :surplus])
-            self._begin += surplus
+        self._held.append(rows)
+        if self._rows_held is not None:
+            # Many at once, at places that do not depend on how the rows came.
+            together = max(1, self._rows_held // 1000)
+            surplus = math.ceil((len(self) - self._rows_held) / together) * together - self.num_gone
+            if surplus > 0:
+                self._let_go(self.rows[:, :surplus])
+                self._held.forget(surplus)
 
     def _let_go(self, rows: Floats) -> None:
         """What stays of rows that are older than those held."""
         steps, _, _, samples, _, ended = rows
-        times = np.diff(ended, prepend=self._last_gone)
-        self._last_gone = float(ended[-1])
+        times = np.diff(ended, prepend=self.last_gone)
+        self.last_gone = float(ended[-1])
         if not len(self.times_gone):
             self.times_gone = np.zeros(self._NUM_BINS, dtype=np.int64)
         times = times[np.isfinite(times)]
@@ -348,8 +322,8 @@ class StepTable:
         self.times_gone += np.bincount(
             np.minimum(bins, self._NUM_BINS - 1).astype(np.int64), minlength=self._NUM_BINS
         )
-        totals = self._samples_gone + np.cumsum(np.nan_to_num(samples))
-        self._samples_gone = float(totals[-1])
+        totals = self.samples_gone + np.cumsum(np.nan_to_num(samples))
+        self.samples_gone = float(totals[-1])
         self._thin_marks(self.num_gone + len(steps))
         for at in range(-self.num_gone % self._stride, len(steps), self._stride):
             self.marks.append(Mark(self.num_gone + at, float(steps[at]), float(ended[at]), float(totals[at])))
@@ -363,15 +337,6 @@ class StepTable:
         if self._stride > stride:
             self.marks = [mark for mark in self.marks if mark.row % self._stride == 0]
 
-    @property
-    def samples_gone(self) -> float:
-        return self._samples_gone
-
-    @property
-    def last_gone(self) -> float:
-        """The Unix time at which the row before the first one held ended; NaN where there is none."""
-        return self._last_gone
-
     def times_of_bins(self) -> Floats:
         """The step times that the bins of `times_gone` stand for, in seconds."""
         middles: Floats = self._LEAST_S * np.exp((np.arange(len(self.times_gone)) + 0.5) * self._BIN)
@@ -379,14 +344,19 @@ class StepTable:
 
     def cut(self, last: int) -> None:
         """Forget the steps beyond `last`."""
-        steps = self.column("step")
-        self._end = self._begin + int(np.searchsorted(steps, last, side="right"))
-        if self.num_gone and self._begin == self._end:
+        num_kept = int(np.searchsorted(self.column("step"), last, side="right"))
+        self._held.truncate(self._held.first + num_kept)
+        if self.num_gone and not num_kept:
             self.marks = [mark for mark in self.marks if mark.step <= last]
             newest = self.marks[-1] if self.marks else Mark(-1, 0.0, np.nan, 0.0)
-            self.num_gone, self._last_gone = newest.row + 1, newest.ended
-            self._samples_gone = newest.samples
+            self.num_gone, self.last_gone = newest.row + 1, newest.ended
+            self.samples_gone = newest.samples
         if self.first is not None and self.first.step > last:
             self.first = None
         if self.first_loss is not None and self.first_loss[0] > last:
             self.first_loss = None
+
+
+def _row(column: Floats) -> Row:
+    step, *values = column.tolist()
+    return Row(int(step), *values)

@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from rankdeck import events
 from rankdeck.base.errors import ConfigError, Problem
 from rankdeck.run.anatomy import totals_s
@@ -52,7 +54,10 @@ def summarise(run: RunDir, fold: Fold | None = None, *, attempt: int | None = No
         "pipeline": _pipeline(fold),
         "anatomy": _anatomy(fold),
         "pace": fold.started.pace if fold.started else None,
-        "problems": [_problem(problem) for problem in problems_of(run, fold, outcome)],
+        "problems": [
+            {**msgspec.structs.asdict(problem), "last_lines": list(problem.last_lines)}
+            for problem in problems_of(run, fold, outcome)
+        ],
         "steps_planned": planned,
         "source": fold.source,
         "started": first.started if first else run.environment().get("started"),
@@ -125,19 +130,17 @@ def _first_step_s(fold: Fold) -> float | None:
 
 
 def _device(figures: DeviceFigures, predicted: Mapping[int, int]) -> dict[str, Any]:
-    info = figures.info
+    of_info, of_run = (
+        ("name", "uuid", "kind", "total_bytes"),
+        ("utilisation_mean", "used_peak_bytes", "lost_at"),
+    )
     return {
         "device": figures.device,
-        "name": info.name if info else None,
-        "uuid": info.uuid if info else None,
-        "kind": info.kind if info else None,
-        "total_bytes": info.total_bytes if info else None,
+        **{key: getattr(figures.info, key, None) for key in of_info},
+        **{key: getattr(figures, key) for key in of_run},
         "peak_bytes": figures.peak_bytes,
-        "peak_by_kind": dict(figures.peak_by_kind) if figures.peak_by_kind is not None else None,
-        "utilisation_mean": figures.utilisation_mean,
-        "used_peak_bytes": figures.used_peak_bytes,
+        "peak_by_kind": figures.peak_by_kind,
         "breakdown": figures.breakdown,
-        "lost_at": figures.lost_at,
         "predicted_peak_bytes": predicted.get(figures.device),
     }
 
@@ -158,8 +161,8 @@ def _comm(fold: Fold) -> dict[str, Any] | None:
     return {
         "algorithm": " + ".join(algorithms),
         "sent_bytes_per_step": [sum(comm[rank].values()) if rank in comm else None for rank in range(size)],
-        "sync_s": [None if told is None else told.sync_s for told in synced],
-        "overlapped_s": [None if told is None else told.overlapped_s for told in synced],
+        "sync_s": [None if rank is None else rank.sync_s for rank in synced],
+        "overlapped_s": [None if rank is None else rank.overlapped_s for rank in synced],
     }
 
 
@@ -173,8 +176,7 @@ def _pipeline(fold: Fold) -> list[dict[str, Any]] | None:
     if not fold.pipeline:
         return None
     keys = ("rank", "stages", "microbatches", "in_flight", "weight_versions", "staleness")
-    told = [event for _, event in sorted(fold.pipeline.items())]
-    return [{key: getattr(event, key) for key in keys} for event in told]
+    return [{key: getattr(event, key) for key in keys} for _, event in sorted(fold.pipeline.items())]
 
 
 def _anatomy(fold: Fold) -> dict[str, Any] | None:
@@ -187,17 +189,4 @@ def _anatomy(fold: Fold) -> dict[str, Any] | None:
         "seconds": last.seconds,
         "simulated": last.simulated,
         "devices": [{"device": row.device, "seconds_by_phase": dict(totals_s(row))} for row in last.rows],
-    }
-
-
-def _problem(problem: Problem) -> dict[str, Any]:
-    return {
-        "code": problem.code,
-        "rank": problem.rank,
-        "message": problem.message,
-        "advice": problem.advice,
-        "severity": problem.severity,
-        "path": problem.path,
-        "line": problem.line,
-        "last_lines": list(problem.last_lines),
     }

@@ -13,7 +13,7 @@ from PySide6.QtCore import QCoreApplication
 
 from rankdeck import events
 from rankdeck.base.errors import Problem
-from rankdeck.run.fold import Changed
+from rankdeck.run.batch import Changed
 from rankdeck_app.state.live_run import LiveRun
 from tests.helpers.waiting import wait_until
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
@@ -72,7 +72,7 @@ def test_a_point_appears_when_all_ranks_gave_it(
     x, y = run.losses.points()
     assert x.tolist() == [1, 2, 3]
     np.testing.assert_allclose(y, [(10 + 120) / 40, (20 + 150) / 40, np.nan], rtol=1e-6)
-    assert run.learning_rate == pytest.approx(1e-3)
+    assert run.fold.last.lr == pytest.approx(1e-3)
 
 
 def test_a_rank_that_reports_no_loss_does_not_dilute_it(
@@ -113,7 +113,7 @@ def test_a_torn_last_line_waits_for_its_end(written: WrittenRun, opened: Callabl
     with path.open("ab") as file:
         file.write(line[40:])
     drained(run, lambda: run.step == 1)
-    assert run.losses.last_y == 3.0 and run.missing_lines == 0
+    assert run.losses.last_y == 3.0 and run.fold.counts.missing == 0
 
 
 def test_a_lost_line_is_a_gap_and_is_counted(written: WrittenRun, opened: Callable[[Path], LiveRun]) -> None:
@@ -122,9 +122,9 @@ def test_a_lost_line_is_a_gap_and_is_counted(written: WrittenRun, opened: Callab
     written.writer("rank-0")._seq += 1
     written.steps(0, 3, [3.0])
     run = opened(written.path)
-    drained(run, lambda: run.step == 3 and run.missing_lines)
+    drained(run, lambda: run.step == 3 and run.fold.counts.missing)
     np.testing.assert_array_equal(run.losses.points()[1], [1.0, np.nan, 3.0])
-    assert run.missing_lines == 1
+    assert run.fold.counts.missing == 1
 
 
 def test_a_restart_goes_on_where_the_first_attempt_stopped(
@@ -198,10 +198,10 @@ def test_readings_before_the_start_is_known_are_kept(
     run = opened(written.path)
     sample = events.Sample(devices=[events.DeviceSample(device=0, utilisation=0.5)], interval_s=0.2)
     written.writer("sampler").write(sample)
-    drained(run, lambda: run.num_events == 1)
+    drained(run, lambda: run.fold.num_events == 1)
     written.begin()
     written.writer("sampler").write(events.Sample(devices=[events.DeviceSample(device=0)], interval_s=0.2))
-    drained(run, lambda: run.num_events == 3 and run.devices)
+    drained(run, lambda: run.fold.num_events == 3 and run.devices)
     assert len(run.devices[0].utilisation_history) == 1, "an unknown reading is not a reading of zero"
     assert run.devices[0].interval_s == 0.2
 

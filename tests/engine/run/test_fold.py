@@ -14,8 +14,8 @@ import pytest
 from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.run import attempt as attempts
-from rankdeck.run.batch import Batch
-from rankdeck.run.fold import Changed, Fold, read_fold
+from rankdeck.run.batch import Batch, Changed
+from rankdeck.run.fold import Fold, read_fold
 from rankdeck.run.row import row_of
 from rankdeck.run.summary import summarise
 from rankdeck.rundir import EventReader, RunDir
@@ -268,7 +268,7 @@ def state(fold: Fold, run: RunDir) -> dict[str, Any]:
 
 
 def asdict_without_curves(device: Any) -> dict[str, Any]:
-    told = {name: value for name, value in vars(device).items() if not name.endswith("_history")}
+    told = {name: value for name, value in vars(device).items() if name != "histories"}
     return {name: repr(value) for name, value in told.items()}
 
 
@@ -344,3 +344,41 @@ def test_a_batch_says_what_it_changed(tmp_path: Path) -> None:
     assert changed() == Changed.EVALUATION
     assert changed() == Changed.NOTHING
     run.lose()
+
+
+def test_the_smoothed_loss_of_a_run_that_was_resumed_is_that_of_one_that_never_stopped(
+    tmp_path: Path,
+) -> None:
+    """Also where steps are trained again, and whichever attempt is read first."""
+    losses = [9.0 - 0.02 * step + 0.5 * (step % 7) for step in range(200)]
+    whole, resumed = WrittenRun(tmp_path / "whole"), WrittenRun(tmp_path / "resumed")
+    whole.begin(steps=200)
+    whole.steps(0, 1, losses)
+    kept = [losses[:60] + [50.0] * 20, losses[60:100] + [-50.0] * 20, losses[100:]]
+    for attempt, (after, seen) in enumerate(zip((0, 60, 100), kept, strict=True)):
+        resumed.begin(steps=200, attempt=attempt)
+        restored(resumed, 0, after, attempt)
+        resumed.steps(0, after + 1, seen, attempt=attempt)
+    expected = drawn(whole.dir, [0])
+    assert len(expected) == 200
+    for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2]):
+        np.testing.assert_allclose(drawn(resumed.dir, order), expected, rtol=1e-5, err_msg=str(order))
+    with mock.patch.object(attempts.Ema, "go_on"):
+        assert abs(drawn(resumed.dir, [0, 1, 2]) - expected).max() > 0.1
+    for run in (whole, resumed):
+        run.lose()
+
+
+def drawn(run: RunDir, order: list[int]) -> np.ndarray:
+    """The smoothed loss, after the files of each attempt were read on their own, in this order."""
+    fold = Fold()
+    chunks = list(EventReader(run).batches())
+    for attempt in order:
+        for name, found in chunks:
+            if name.endswith(f".{attempt}.jsonl"):
+                batch = Batch()
+                batch.add(name, found)
+                fold.apply(batch)
+    x, y = fold.loss_ema.points()
+    assert x.tolist() == fold.column("step").tolist()
+    return y.astype(float)

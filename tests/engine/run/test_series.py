@@ -114,16 +114,22 @@ def reference_ema(values: list[float], alpha: float) -> list[float]:
     return out
 
 
-@pytest.mark.parametrize("alpha", [0.002, 0.02, 0.5, 1.0])
-def test_an_ema_in_pieces_equals_the_recursion(alpha: float) -> None:
-    values = np.random.default_rng(2).normal(size=3000)
-    ema = Ema(alpha)
-    pieces = np.concatenate([ema.extend(values[:7]), ema.extend(values[7:1500]), ema.extend(values[1500:])])
-    np.testing.assert_allclose(pieces, reference_ema(values.tolist(), alpha), rtol=1e-9, atol=1e-9)
-    assert ema.value == pytest.approx(pieces[-1])
+@pytest.mark.parametrize("alpha", [0.002, 0.02, 0.5, 0.99])
+def test_emas_in_pieces_equal_the_recursion(alpha: float) -> None:
+    values = np.random.default_rng(2).normal(size=(2, 3000))
+    ema = Ema(alpha, 2)
+    pieces = np.concatenate([ema.extend(part) for part in np.split(values, [7, 1500], axis=1)], axis=1)
+    for row, expected in zip(pieces, values, strict=True):
+        np.testing.assert_allclose(row, reference_ema(expected.tolist(), alpha), rtol=1e-9, atol=1e-9)
 
 
 def test_an_ema_stays_where_it_is_at_a_nan() -> None:
-    ema = Ema(0.5)
-    out = ema.extend([np.nan, 1.0, np.nan, 3.0])
+    (out,) = Ema(0.5).extend(np.array([[np.nan, 1.0, np.nan, 3.0]]))
     assert np.isnan(out[0]) and out[1] == out[2] == 1.0 and out[3] > 2
+
+
+def test_an_ema_goes_on_from_another_ones_value() -> None:
+    values = np.random.default_rng(3).normal(size=(1, 400))
+    ema, (expected,) = Ema(0.02), Ema(0.02).extend(values)
+    ema.go_on(0, expected[29], 30)
+    np.testing.assert_allclose(ema.extend(values[:, 30:])[0], expected[30:], rtol=1e-9)

@@ -14,7 +14,7 @@ from pathlib import Path
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
-from rankdeck.run.fold import Changed
+from rankdeck.run.batch import Changed
 from rankdeck.run.row import RESUMABLE
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.shell.page import Page, PageAction
