@@ -66,10 +66,8 @@ def _preset(text: str, path: Path) -> Path:
         raise ConfigError(
             f"{text} is a folder.", code="unreadable", path=text, advice="Name the TOML file inside it."
         )
-    try:
-        return presets.find(text)
-    except ConfigError:
-        pass
+    if (preset := presets.find(text)) is not None:
+        return preset
     names = [card.name for card in presets.all()]
     beside = _configurations_beside(path)
     advice = did_you_mean(text, [*names, *beside]) or f"Presets: {one_of(names)}."

@@ -73,12 +73,8 @@ class ProblemReport:
         elif kind == "missing":
             self.add("missing", place, f"{dotted} is missing.", f"Add {place[-1]} = ...")
         else:
-            self.add(
-                "wrong-value",
-                place,
-                f"{dotted} = {_shown(item['input'])} {_wrong(kind, item)}.",
-                _right(kind, item),
-            )
+            wrong, right = _words(kind, item)
+            self.add("wrong-value", place, f"{dotted} = {_shown(item['input'])} {wrong}.", right)
 
 
 def _shown(value: Any) -> str:
@@ -86,61 +82,39 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _wrong(kind: str, item: Any) -> str:
-    words = {
-        "int_parsing": "is not a whole number",
-        "int_type": "is not a whole number",
-        "int_from_float": "is not a whole number",
-        "float_parsing": "is not a number",
-        "float_type": "is not a number",
-        "finite_number": "is not a finite number",
-        "bool_parsing": "is neither true nor false",
-        "bool_type": "is neither true nor false",
-        "string_type": "is not text in quotes",
-        "list_type": "is not a list",
-        "tuple_type": "is not a list",
-        "too_short": "has too few entries",
-        "too_long": "has too many entries",
-        "dict_type": "is not a table",
-        "model_type": "is not a table",
-        "literal_error": "is not one of the choices",
-        "greater_than_equal": "is too small",
-        "greater_than": "is too small",
-        "less_than_equal": "is too large",
-        "less_than": "is too large",
-    }
-    return words.get(kind, f"is not valid ({item['msg']})")
+_FORMS = {
+    "int": ("is not a whole number", "Write a whole number, as in 32."),
+    "float": ("is not a number", "Write a number, as in 0.1."),
+    "finite": ("is not a finite number", "Write a number, as in 0.1."),
+    "bool": ("is neither true nor false", "Write true or false."),
+    "string": ("is not text in quotes", 'Write text in quotes, as in "gpt".'),
+    "list": ("is not a list", "Write a list, as in [256, 256]."),
+    "tuple": ("is not a list", "Write a list, as in [0.9, 0.999]."),
+    "dict": ("is not a table", "Write a table, as in { layers = 4 }."),
+    "model": ("is not a table", "Write a table, as in { layers = 4 }."),
+}
+"""What is wrong and what to write, by the first word of pydantic's type of an error."""
+_BOUNDS = {
+    "greater_than_equal": ("is too small", "at least", "ge"),
+    "greater_than": ("is too small", "more than", "gt"),
+    "less_than_equal": ("is too large", "at most", "le"),
+    "less_than": ("is too large", "less than", "lt"),
+}
+_LENGTHS = {"too_short": "has too few entries", "too_long": "has too many entries"}
 
 
-def _right(kind: str, item: Any) -> str | None:
+def _words(kind: str, item: Any) -> tuple[str, str | None]:
+    """(what is wrong with a value, what to write instead)."""
     context = item.get("ctx", {})
     if kind == "literal_error":
         choices = context["expected"].replace("'", "")
         close = did_you_mean(str(item["input"]), choices.replace(" or ", ", ").split(", "))
-        return f"{close + ' ' if close else ''}Use {choices}."
-    bounds = {
-        "greater_than_equal": ("ge", "at least"),
-        "greater_than": ("gt", "more than"),
-        "less_than_equal": ("le", "at most"),
-        "less_than": ("lt", "less than"),
-    }
-    if kind in bounds:
-        key, words = bounds[kind]
-        return f"Use {words} {context[key]}."
-    return _FORMS.get(kind.partition("_")[0])
-
-
-_FORMS = {
-    "int": "Write a whole number, as in 32.",
-    "float": "Write a number, as in 0.1.",
-    "finite": "Write a number, as in 0.1.",
-    "bool": "Write true or false.",
-    "string": 'Write text in quotes, as in "gpt".',
-    "list": "Write a list, as in [256, 256].",
-    "tuple": "Write a list, as in [0.9, 0.999].",
-    "dict": "Write a table, as in { layers = 4 }.",
-    "model": "Write a table, as in { layers = 4 }.",
-}
+        return "is not one of the choices", f"{close + ' ' if close else ''}Use {choices}."
+    if kind in _BOUNDS:
+        wrong, words, bound = _BOUNDS[kind]
+        return wrong, f"Use {words} {context[bound]}."
+    other = _LENGTHS.get(kind, f"is not valid ({item['msg']})")
+    return _FORMS.get(kind.partition("_")[0], (other, None))
 
 
 def find_card(

@@ -14,30 +14,13 @@ from typing import Any
 from rankdeck.base.errors import ConfigError, Problem, did_you_mean, one_of
 from rankdeck.config.checks import CARDS, ProblemReport, choice, find_card
 from rankdeck.config.rules import TABLE_RULES, check_together
-from rankdeck.config.schema import (
-    Choice,
-    DataConfig,
-    DevicesConfig,
-    LaunchConfig,
-    LossConfig,
-    ModelConfig,
-    RehearsalConfig,
-    RunConfig,
-    Table,
-    TrainConfig,
-)
+from rankdeck.config.schema import Choice, RunConfig
 from rankdeck.config.toml_lines import Place, key_lines
 
-_SECTIONS: dict[str, type[Table]] = {
-    "model": ModelConfig,
-    "data": DataConfig,
-    "loss": LossConfig,
-    "train": TrainConfig,
-    "devices": DevicesConfig,
-    "rehearsal": RehearsalConfig,
-    "launch": LaunchConfig,
+_TOP_LEVEL = RunConfig.model_fields
+_SECTIONS: dict[str, Any] = {
+    name: field.annotation for name, field in _TOP_LEVEL.items() if name not in ("name", "folder", "strategy")
 }
-_TOP_LEVEL = ("name", "folder", *_SECTIONS, "strategy")
 
 
 def load(
