@@ -7,7 +7,7 @@ events themselves. `choose` picks. A display is fed by follow.py and never waits
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rankdeck import events
 from rankdeck.rundir import RunDir
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from rankdeck.run.fold import Fold  # brings numpy, which a list of runs does not need
 
 
-class Display(Protocol):
-    """Shown from `open` to `close`."""
+class Display:
+    """Shown from `open` to `close`. This one shows nothing: `train --json` speaks once, at the end."""
 
-    def open(self) -> None: ...
+    def open(self) -> None:
+        pass
 
     def event(self, writer: str, event: events.AnyEvent, fold: Fold) -> None:
         """One event, already folded into `fold`."""
@@ -30,29 +31,11 @@ class Display(Protocol):
     def say(self, words: str) -> None:
         """A remark of the command's own."""
 
-    def close(self) -> None: ...
-
-
-class Quiet:
-    """Shows nothing: `train --json` speaks once, at the end."""
-
-    def open(self) -> None:
-        pass
-
-    def event(self, writer: str, event: events.AnyEvent, fold: Fold) -> None:
-        pass
-
-    def tick(self, fold: Fold) -> None:
-        pass
-
-    def say(self, words: str) -> None:
-        pass
-
     def close(self) -> None:
         pass
 
 
-class JsonLines(Quiet):
+class JsonLines(Display):
     """Every event as a JSON line with its writer."""
 
     def event(self, writer: str, event: events.AnyEvent, fold: Fold) -> None:
@@ -65,7 +48,7 @@ class JsonLines(Quiet):
 def choose(run: RunDir, *, progress: bool = True) -> Display:
     """The display for where stdout goes."""
     if not progress:
-        return Quiet()
+        return Display()
     if sys.stdout.isatty():
         from rankdeck.cli.live import LiveDisplay
 

@@ -17,6 +17,7 @@ from rich.text import Text
 from rankdeck import events
 from rankdeck.base.units import format_bytes, format_count, format_duration
 from rankdeck.cli import console
+from rankdeck.cli.display import Display
 from rankdeck.cli.words import evaluation_in_words, kinds_in_words, loss_in_words
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run.anatomy import SIMULATED_TIME
@@ -28,7 +29,7 @@ REDRAW_S = 0.125
 _BAR_CELLS = 24
 
 
-class LiveDisplay:
+class LiveDisplay(Display):
     """The picture. `tick` redraws it; nothing redraws behind its back."""
 
     def __init__(self, run: RunDir) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from rankdeck.base import files
 
 if TYPE_CHECKING:
     from rankdeck.config import RunConfig
@@ -38,7 +40,7 @@ def load_config(
 
     path = _expanded(text)
     folder = None
-    if not _is(path.is_file):
+    if not files.is_regular(path):
         path, folder = _preset(text, path), Path.cwd()
     return load(path, strategy=strategy, devices=devices, name=name, overrides=overrides, folder=folder)
 
@@ -50,19 +52,15 @@ def _expanded(text: str) -> Path:
         return Path(text)
 
 
-def _is(question: Callable[[], bool]) -> bool:
-    """False also for what cannot be a path at all (too long a name)."""
-    try:
-        return question()
-    except OSError:
-        return False
-
-
 def _preset(text: str, path: Path) -> Path:
     from rankdeck.base.errors import ConfigError, did_you_mean, one_of
     from rankdeck.config import presets
 
-    if text and _is(path.is_dir):
+    try:
+        is_folder = text and path.is_dir()
+    except OSError:  # too long a name
+        is_folder = False
+    if is_folder:
         raise ConfigError(
             f"{text} is a folder.", code="unreadable", path=text, advice="Name the TOML file inside it."
         )

@@ -110,15 +110,13 @@ def stay(run: RunDir, display: Display, *, as_json: bool, attempt: int = 0) -> i
 def _finish(run: RunDir, fold: Fold, *, as_json: bool, interrupted: bool) -> int:
     from rankdeck.cli import console
     from rankdeck.cli.summary import print_summary
-    from rankdeck.run import summary
+    from rankdeck.run.summary import summarise
 
-    facts = summary.summarise(run, fold)
+    facts = summarise(run, fold)
     if as_json:
         console.as_json(facts)
     else:
-        print_summary(facts)
-        for problem in summary.problems_of(run, fold, facts["outcome"])[len(fold.problems) :]:
-            console.problem(problem)
+        print_summary(facts, num_shown=len(fold.problems))
     if interrupted and facts["outcome"] != "completed":
         return INTERRUPTED
     end = run.end()

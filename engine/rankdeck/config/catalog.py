@@ -265,6 +265,11 @@ class StrategyCard(CatalogCard):
         """Whether its options are the sizes of a mesh."""
         return issubclass(self.options, MeshOptions)
 
+    def changed(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Options that are not the default ones."""
+        defaults = self.options().model_dump()
+        return {name: value for name, value in options.items() if defaults.get(name) != value}
+
     def batch_cut(self, options: Mapping[str, Any], num_devices: int) -> tuple[int, int]:
         """(slices of the batch, stages with microbatches between them)."""
         if self.planning.batch_cut is not None:

@@ -141,16 +141,13 @@ def parse_planned(text: str) -> list[GpuModel] | None:
         return None
     count, name = int(match[1]), match[2]
     if not 1 <= count <= MAX_PLANNED:
-        raise DeviceError(
-            f"{count} GPUs cannot be planned for.", path="devices.use", advice=f"Use 1 to {MAX_PLANNED}."
-        )
+        raise DeviceError(f"{count} GPUs cannot be planned for.", advice=f"Use 1 to {MAX_PLANNED}.")
     model = find_gpu(name) or _of_size(name)
     if model is None:
         known = [known.name for known in GPU_MODELS]
         raise DeviceError(
             f'"{name}" is no GPU that is known here.',
             code="unknown-gpu",
-            path="devices.use",
             advice=did_you_mean(name, known)
             or f'Give a size ("{count} x 24GiB"), or one of {", ".join(known)}.',
         )

@@ -59,7 +59,6 @@ def busy_error(gpu_name: str, holder: str) -> DeviceError:
     return DeviceError(
         f"{gpu_name} is used by the run {Path(holder).name}.",
         code="device-busy",
-        path="devices.use",
         advice=f"Stop it with: rankdeck stop {Path(holder).name}, or choose other devices.",
     )
 
@@ -118,18 +117,16 @@ def _named(gpus: list[GpuStatus], names: Sequence[str]) -> list[GpuStatus]:
             raise DeviceError(
                 f"There is no GPU {name}.",
                 code="unknown-device",
-                path="devices.use",
                 advice=did_you_mean(name, [gpu.uuid for gpu in gpus]) or f"This machine has {there}.",
             )
         found.append(by_name[name])
     if len({gpu.uuid for gpu in found}) < len(found):
-        raise DeviceError("A GPU is named twice.", path="devices.use", advice="Name each GPU once.")
+        raise DeviceError("A GPU is named twice.", advice="Name each GPU once.")
     for gpu in found:
         _refuse_unusable(gpu, gpus)
     if len(found) > 1 and any(gpu.parent is not None for gpu in found):
         raise DeviceError(
             "A run can use one MIG instance only: CUDA shows a process no second one.",
-            path="devices.use",
             advice="Name one instance, or whole GPUs.",
         )
     return found
@@ -141,7 +138,7 @@ def _all(gpus: list[GpuStatus]) -> list[GpuStatus]:
     visible = visible_gpus(gpus, os.environ)
     if not visible:
         hidden = f"{VARIABLE}={os.environ.get(VARIABLE)} leaves none of the {len(gpus)} GPUs."
-        raise DeviceError(hidden, path="devices.use", advice="Unset it, or name GPUs: --devices gpu:0.")
+        raise DeviceError(hidden, advice="Unset it, or name GPUs: --devices gpu:0.")
     usable = [gpu for gpu in visible if gpu.availability().is_for_all]
     if not usable:
         _refuse_unusable(visible[0], gpus)
@@ -150,7 +147,7 @@ def _all(gpus: list[GpuStatus]) -> list[GpuStatus]:
 
 def _refuse_none(gpus: Sequence[GpuStatus]) -> None:
     if not gpus:
-        raise DeviceError("This machine has no GPU.", path="devices.use", advice="Rehearse on CPU: cpu:2.")
+        raise DeviceError("This machine has no GPU.", advice="Rehearse on CPU: cpu:2.")
 
 
 def _refuse_unusable(gpu: GpuStatus, gpus: Sequence[GpuStatus]) -> None:
@@ -168,7 +165,7 @@ def _refuse_unusable(gpu: GpuStatus, gpus: Sequence[GpuStatus]) -> None:
         advice = f"Choose one of its instances: gpu:{one_of(parts)}." if parts else "It has no instance yet."
     else:
         return
-    raise DeviceError(message, code="device-unusable", path="devices.use", advice=advice)
+    raise DeviceError(message, code="device-unusable", advice=advice)
 
 
 def _foreign(gpu: GpuStatus) -> list[GpuProcess]:

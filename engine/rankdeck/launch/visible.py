@@ -43,6 +43,5 @@ def _check_order(text: str, gpus: Sequence[GpuStatus], environment: Mapping[str,
         raise DeviceError(
             f"{VARIABLE}={text} counts in CUDA's own order, and the GPUs here are of several models.",
             code="visible-devices",
-            path="devices.use",
             advice="Set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name GPUs as nvidia-smi counts: --devices gpu:0,1.",
         )

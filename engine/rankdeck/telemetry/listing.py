@@ -125,11 +125,8 @@ def ask_once(patience_s: float = PATIENCE_S) -> Listing:
     end_s = time.monotonic() + patience_s
     try:
         while sampler.exit_code is None and time.monotonic() < end_s:
-            for _, line in sampler.wait_for_lines(min(0.5, patience_s)):
-                if line is not None:
-                    registry.feed(line, time.monotonic())
-            for notice in sampler.look():
-                registry.feed(notice, time.monotonic())
+            for line in [*sampler.wait_for_lines(min(0.5, patience_s)), *sampler.look()]:
+                registry.feed(line, time.monotonic())
     finally:
         sampler.stop(grace_s=0.1)
     if registry.listed is None:

@@ -129,8 +129,8 @@ class SamplerProcess:
             advice = "That GPU is left out from now on; the machine may need a restart."
         return [NoticeLine(t=time.time(), code="restarted", message=message, advice=advice)]
 
-    def wait_for_lines(self, timeout_s: float) -> list[tuple[bytes, AnyLine | None]]:
-        """Lines as they came and what they say; empty when none came in time."""
+    def wait_for_lines(self, timeout_s: float) -> list[AnyLine]:
+        """The lines that came; empty when none came in time."""
         process = self._process
         if process is None or process.stdout is None:
             time.sleep(timeout_s)
@@ -147,7 +147,7 @@ class SamplerProcess:
                 pass
             return []
         *lines, self._buffer = (self._buffer + chunk).split(b"\n")
-        return [(line + b"\n", decode(line)) for line in lines]
+        return [fact for line in lines if (fact := decode(line)) is not None]
 
     def _close_pipe(self) -> None:
         self._buffer = b""
