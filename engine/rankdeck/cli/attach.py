@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from rankdeck.base.errors import MachineError
+from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, RunName, find_run
 
 
@@ -28,8 +30,6 @@ def stop(
     now: Annotated[bool, typer.Option("--now", help="Do not let the step end first.")] = False,
 ) -> int:
     """Stop a run and everything that belongs to it."""
-    from rankdeck.base.errors import MachineError
-    from rankdeck.cli import console
     from rankdeck.launch.control import request_stop, wait_ended
 
     run = find_run(name)

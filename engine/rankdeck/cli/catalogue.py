@@ -5,15 +5,15 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
+from rich.text import Text
+
+from rankdeck.base.units import format_setting
+from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, ConfigName, load_config
 
 
 def strategies() -> int:
     """List the parallel strategies: where everything lives, what is sent, when each wins."""
-    from rich.text import Text
-
-    from rankdeck.base.units import format_setting
-    from rankdeck.cli import console
     from rankdeck.config.catalog import STRATEGIES, option_fields
 
     out = console.out()
@@ -33,9 +33,6 @@ def strategies() -> int:
 
 def presets() -> int:
     """List the ready configurations and what one learns from each."""
-    from rich.text import Text
-
-    from rankdeck.cli import console
     from rankdeck.config import presets as ready
 
     out = console.out()
@@ -53,8 +50,6 @@ def presets() -> int:
 
 def validate(config: ConfigName, as_json: AsJson = False) -> int:
     """Check a configuration without running anything."""
-    from rankdeck.cli import console
-
     chosen = load_config(config)
     if as_json:
         console.as_json({"problems": []})

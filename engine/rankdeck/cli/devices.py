@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rankdeck.base.errors import MachineError
+from rankdeck.cli import console
 from rankdeck.cli.options import AsJson
 
 if TYPE_CHECKING:
@@ -37,7 +39,6 @@ def devices(
 
 
 def _list(*, as_json: bool) -> int:
-    from rankdeck.cli import console
     from rankdeck.cli.device_table import devices_table, print_notice
     from rankdeck.telemetry.listing import ask_once
 
@@ -75,7 +76,7 @@ def _follow_json() -> int:
             elif now_s - written_s > SILENT_S:
                 lines = _silence(registry, heard_s, written_s, now_s)
                 written_s = now_s
-            sys.stdout.buffer.write(b"".join(map(encode, [*lines, *sampler.look()])))
+            sys.stdout.buffer.write(b"".join(map(encode, [*lines, *sampler.poll()])))
             sys.stdout.buffer.flush()
     finally:
         sampler.stop()
@@ -89,18 +90,17 @@ def _silence(registry: DeviceRegistry, heard_s: float, written_s: float, now_s: 
     lines: list[AnyLine] = []
     if written_s == heard_s and registry.listed is not None:
         words = "The driver does not answer at the moment: what is shown is old."
-        lines.append(NoticeLine(t=time.time(), code="silent", message=words))
+        lines.append(NoticeLine(code="silent", message=words))
     rows = []
     for device in registry.devices:
         readings = {name: registry.reading(device.uuid, name, now_s) for name in METRICS}
         stale = {name: reading for name, reading in readings.items() if reading.state == "stale"}
         if stale:
             rows.append(DeviceReadings(device.uuid, stale))
-    return [*lines, SampleLine(t=time.time(), devices=rows)] if rows else lines
+    return [*lines, SampleLine(devices=rows)] if rows else lines
 
 
 def _follow_table() -> int:
-    from rankdeck.base.errors import MachineError
     from rankdeck.cli.device_table import REDRAW_S, LiveDevices
     from rankdeck.telemetry.registry import DeviceRegistry
     from rankdeck.telemetry.sampler_process import SamplerProcess
@@ -110,7 +110,7 @@ def _follow_table() -> int:
     try:
         with view.shown():
             while sampler.exit_code is None:
-                for line in [*sampler.wait_for_lines(REDRAW_S), *sampler.look()]:
+                for line in [*sampler.wait_for_lines(REDRAW_S), *sampler.poll()]:
                     registry.feed(line, time.monotonic())
                     view.add(line)
                 view.draw(time.monotonic())

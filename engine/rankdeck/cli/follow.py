@@ -26,9 +26,9 @@ def follow(
         while True:
             # The end is looked for before the events are read: after it nothing more is written.
             ended = run.outcome() != "running"
-            found = False
+            is_new = False
             for name, chunk in reader.batches():
-                found = True
+                is_new = True
                 batch = Batch(counts=reader.counts())
                 batch.add(name, chunk)
                 fold.apply(batch)
@@ -38,7 +38,7 @@ def follow(
             display.tick(fold)
             if on_tick is not None and not on_tick():
                 break
-            if found:
+            if is_new:
                 continue
             if ended:
                 break

@@ -155,8 +155,7 @@ def _bytes_now(device: DeviceFigures) -> int | None:
 
 
 def _scale_bytes(device: DeviceFigures) -> int:
-    known = (device.live_bytes, device.peak_bytes, device.used_bytes)
-    return max((size for size in known if size is not None), default=0)
+    return max(device.live_bytes or 0, device.peak_bytes or 0, device.used_bytes or 0)
 
 
 def _memory_bar(device: DeviceFigures, full_bytes: int, style: str) -> Text:

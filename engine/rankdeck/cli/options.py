@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 import typer
 
 from rankdeck.base import files
+from rankdeck.base.errors import ConfigError, did_you_mean, one_of
 
 if TYPE_CHECKING:
     from rankdeck.config import RunConfig
+    from rankdeck.config.loading import Changes
     from rankdeck.rundir import RunDir
 
 ConfigName = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file, or a preset's name.")]
@@ -23,14 +24,7 @@ Detach = Annotated[bool, typer.Option("--detach", help="Leave once the run is up
 AsJson = Annotated[bool, typer.Option("--json", help="Results as JSON on stdout, problems too.")]
 
 
-def load_config(
-    text: str,
-    *,
-    strategy: str | None = None,
-    devices: str | None = None,
-    name: str | None = None,
-    overrides: Sequence[str] = (),
-) -> RunConfig:
+def load_config(text: str, **changes: Unpack[Changes]) -> RunConfig:
     """The configuration that CONFIG names. A preset's relative paths start in the current folder.
 
     Raises:
@@ -42,7 +36,7 @@ def load_config(
     folder = None
     if not files.is_regular(path):
         path, folder = _preset(text, path), Path.cwd()
-    return load(path, strategy=strategy, devices=devices, name=name, overrides=overrides, folder=folder)
+    return load(path, folder=folder, **changes)
 
 
 def _expanded(text: str) -> Path:
@@ -53,7 +47,6 @@ def _expanded(text: str) -> Path:
 
 
 def _preset(text: str, path: Path) -> Path:
-    from rankdeck.base.errors import ConfigError, did_you_mean, one_of
     from rankdeck.config import presets
 
     try:

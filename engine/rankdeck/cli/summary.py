@@ -59,7 +59,8 @@ def print_report(facts: Mapping[str, Any]) -> None:
     if facts["imbalance"]:
         pairs.append(("imbalance", _imbalance_words(facts["imbalance"])))
     if facts["comm"]:
-        pairs.append(("sent per step", _comm_words(facts["comm"])))
+        sent = ", ".join(map(size_in_words, facts["comm"]["sent_bytes_per_step"]))
+        pairs.append(("sent per step", f"{facts['comm']['algorithm']}: {sent}"))
         pairs.extend(_sync_words(facts["comm"]))
     pairs.extend(_pipeline_words(facts))
     pairs.extend(_anatomy_words(facts["anatomy"]))
@@ -129,10 +130,6 @@ def _imbalance_words(imbalance: Mapping[str, Any]) -> str:
     excess = format_bytes(imbalance["excess_bytes"])
     words = f"device {imbalance['device']} +{excess} against the median of the others"
     return words + (f" ({ratio:.2f}x)" if ratio is not None else "")
-
-
-def _comm_words(comm: Mapping[str, Any]) -> str:
-    return f"{comm['algorithm']}: {', '.join(map(size_in_words, comm['sent_bytes_per_step']))}"
 
 
 def _sync_words(comm: Mapping[str, Any]) -> Iterable[tuple[str, str]]:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from rankdeck.base.errors import Problem, did_you_mean, one_of
 from rankdeck.config.catalog import DATA, LOSSES, MODELS, OPTIMIZERS, SCHEDULES, STRATEGIES, CatalogCard
+from rankdeck.config.schema import Choice
 from rankdeck.config.toml_lines import Place, line_of
 
 CARDS: dict[Place, tuple[str, Mapping[str, CatalogCard]]] = {
@@ -130,10 +131,8 @@ def find_card(
     return card
 
 
-def choice(
-    report: ProblemReport, place: Place, values: Any, default: str
-) -> tuple[str, dict[str, Any]] | None:
-    """(use, options): the card that the table names, or the default, and its options, validated.
+def choice(report: ProblemReport, place: Place, values: Any, default: str) -> Choice | None:
+    """The card that the table names, or the default, with its options, validated.
 
     None where something is wrong with them, which is in `report` then.
     """
@@ -157,7 +156,7 @@ def choice(
         return None
     given = {key: value for key, value in values.items() if key != "use"}
     if ":" in use and place in OWN_CODE:
-        return use, given
+        return Choice(use=use, options=given)
     card = find_card(report, place, what, cards, use)
     if card is None:
         return None
@@ -172,7 +171,9 @@ def choice(
         )
     own = {key: value for key, value in given.items() if key not in foreign}
     options = report.validate(card.options, place, own, owner=f"{what} {use}")
-    return None if options is None else (use, options.model_dump(exclude_none=True, mode="json"))
+    if options is None:
+        return None
+    return Choice(use=use, options=options.model_dump(exclude_none=True, mode="json"))
 
 
 def _foreign_options(

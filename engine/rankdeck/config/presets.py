@@ -55,14 +55,13 @@ def find(name: str) -> Path | None:
 def _card(path: Path) -> PresetCard:
     source = path.read_text(encoding="utf-8")
     tables = tomllib.loads(source)
-    strategy = _use(tables, "strategy", "single")
     devices = _use(tables, "devices", "auto")
     return PresetCard(
         name=path.stem,
         title=str(tables.get("name", path.stem)),
         text=_leading_comment(source),
         path=path,
-        strategy=strategy,
+        strategy=_use(tables, "strategy", "single"),
         devices=devices,
         needs_gpu=devices.startswith("gpu"),
     )

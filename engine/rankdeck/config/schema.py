@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomlkit
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_serializer
 
 from rankdeck.base.units import parse_bytes
 from rankdeck.config.catalog import STRATEGIES, StrategyCard
@@ -35,6 +35,11 @@ class Choice(Table):
 
     use: str
     options: dict[str, Any] = Field(default_factory=dict)
+
+    @model_serializer
+    def _as_table(self) -> dict[str, Any]:
+        """As a person writes it: the options beside `use`."""
+        return {"use": self.use, **self.options}
 
 
 class ModelConfig(Table):
@@ -155,17 +160,8 @@ class RunConfig(Table):
         return folders
 
     def to_dict(self) -> dict[str, Any]:
-        """The tables as a person writes them: options of a choice beside its `use`, nothing that is None."""
-        tables = self.model_dump(exclude_none=True)
-        train = tables["train"]
-        train["optimizer"] = _beside(train["optimizer"])
-        train["schedule"] = _beside(train["schedule"])
-        tables["strategy"] = _beside(tables["strategy"])
-        return tables
+        """The tables as a person writes them, without what is None."""
+        return self.model_dump(exclude_none=True)
 
     def to_toml(self) -> str:
         return tomlkit.dumps(self.to_dict())
-
-
-def _beside(choice: dict[str, Any]) -> dict[str, Any]:
-    return {"use": choice["use"], **choice["options"]}
