@@ -13,8 +13,8 @@ from rankdeck.cli.options import AsJson, RunName, find_run
 
 def watch(name: RunName, as_json: AsJson = False) -> int:
     """Show a run as it goes on, or how it went. Ctrl-C leaves the run alone."""
-    from rankdeck.cli.display import JsonLines, choose
-    from rankdeck.cli.follow import follow
+    from rankdeck.cli.display import JsonLines
+    from rankdeck.cli.follow import choose, follow
     from rankdeck.cli.summary import print_summary
     from rankdeck.run.summary import summarise
 

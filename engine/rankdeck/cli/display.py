@@ -1,7 +1,7 @@
 """What `train` and `watch` show while a run goes on.
 
 On a terminal a picture that is redrawn (live.py), piped plain lines (lines.py), with `watch --json` the
-events themselves. `choose` picks. A display is fed by follow.py and never waits.
+events themselves. A display is picked and fed by follow.py and never waits.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import sys
 from typing import TYPE_CHECKING
 
 from rankdeck import events
-from rankdeck.rundir import RunDir
 
 if TYPE_CHECKING:
     from rankdeck.run.fold import Fold  # brings numpy, which a list of runs does not need
@@ -43,16 +42,3 @@ class JsonLines(Display):
 
     def tick(self, fold: Fold) -> None:
         sys.stdout.flush()
-
-
-def choose(run: RunDir, *, progress: bool = True) -> Display:
-    """The display for where stdout goes."""
-    if not progress:
-        return Display()
-    if sys.stdout.isatty():
-        from rankdeck.cli.live import LiveDisplay
-
-        return LiveDisplay(run)
-    from rankdeck.cli.lines import PlainLines
-
-    return PlainLines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 
@@ -46,3 +47,16 @@ def follow(
     finally:
         display.close()
     return fold
+
+
+def choose(run: RunDir, *, progress: bool = True) -> Display:
+    """The display for where stdout goes."""
+    if not progress:
+        return Display()
+    if sys.stdout.isatty():
+        from rankdeck.cli.live import LiveDisplay
+
+        return LiveDisplay(run)
+    from rankdeck.cli.lines import PlainLines
+
+    return PlainLines()

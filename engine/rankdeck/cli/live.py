@@ -64,14 +64,10 @@ class LiveDisplay(Display):
 
     def tick(self, fold: Fold) -> None:
         if time.monotonic() - self._drawn_s >= REDRAW_S:
-            self._live.update(self._picture(fold), refresh=True)
+            bars = [device_bars(fold)] if fold.devices else []
+            picture = Group(_title(self._run, fold), self._progress(fold), *bars)
+            self._live.update(picture, refresh=True)
             self._drawn_s = time.monotonic()
-
-    def _picture(self, fold: Fold) -> RenderableType:
-        parts: list[RenderableType] = [_title(self._run, fold), self._progress(fold)]
-        if fold.devices:
-            parts.append(device_bars(fold))
-        return Group(*parts)
 
     def _progress(self, fold: Fold) -> RenderableType:
         last = fold.last

@@ -73,7 +73,7 @@ def command_started() -> float:
 
 def leave_or_stay(run: RunDir, *, detach: bool, as_json: bool, attempt: int = 0) -> int:
     """Say where the run is and leave it, or show its `attempt` until the end; the exit code."""
-    from rankdeck.cli.display import choose
+    from rankdeck.cli.follow import choose
 
     if not detach:
         return stay(run, choose(run, progress=not as_json), as_json=as_json, attempt=attempt)

@@ -6,7 +6,7 @@ for what is checked where.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -160,30 +160,15 @@ def choice(report: ProblemReport, place: Place, values: Any, default: str) -> Ch
     card = find_card(report, place, what, cards, use)
     if card is None:
         return None
-    foreign = _foreign_options(cards, card, given)
-    for key, owners in foreign.items():
-        advice = f"Leave it out, or set {dotted}.use to {one_of(owners)}."
-        report.add(
-            "foreign-option",
-            (*place, key),
-            f"{dotted}.{key} is an option of {one_of(owners)}, not of {use}.",
-            advice,
-        )
-    own = {key: value for key, value in given.items() if key not in foreign}
-    options = report.validate(card.options, place, own, owner=f"{what} {use}")
+    for key in [key for key in given if key not in card.options.model_fields]:
+        owners = one_of(other.name for other in cards.values() if key in other.options.model_fields)
+        if owners:
+            del given[key]
+            message = f"{dotted}.{key} is an option of {owners}, not of {use}."
+            report.add(
+                "foreign-option", (*place, key), message, f"Leave it out, or set {dotted}.use to {owners}."
+            )
+    options = report.validate(card.options, place, given, owner=f"{what} {use}")
     if options is None:
         return None
     return Choice(use=use, options=options.model_dump(exclude_none=True, mode="json"))
-
-
-def _foreign_options(
-    cards: Mapping[str, CatalogCard], card: CatalogCard, given: Iterable[str]
-) -> dict[str, list[str]]:
-    """Options that other cards have and this one has not: {option: [cards that have it]}."""
-    foreign: dict[str, list[str]] = {}
-    for key in given:
-        if key not in card.options.model_fields:
-            owners = [other.name for other in cards.values() if key in other.options.model_fields]
-            if owners:
-                foreign[key] = owners
-    return foreign

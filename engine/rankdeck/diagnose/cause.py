@@ -147,13 +147,12 @@ def _text(problem: Problem) -> tuple[str, str]:
 
 def _wordless_cause(rank: RankEvidence, *, disk_is_full: bool) -> Cause:
     code = rank.exit_code or 1
+    runs_code = code if code in (1, 2, 3) else 1
     at = f" in {place(rank.beat)}" if rank.beat else ""
     if disk_is_full:
         words = f"No space left on the disk: the process exited with {code}{at}, and what it said is lost."
         advice = "Free space on the disk, then run again."
-        return Cause(
-            Problem("disk-full", words, advice=advice, rank=rank.rank), code if code in (1, 2, 3) else 1
-        )
+        return Cause(Problem("disk-full", words, advice=advice, rank=rank.rank), runs_code)
     last = f" Its last line: {rank.last_lines[-1]}" if rank.last_lines else ""
     words = f"The process exited with {code}{at} without saying why.{last}"
     if code == EXIT_STOPPED:
@@ -165,7 +164,7 @@ def _wordless_cause(rank: RankEvidence, *, disk_is_full: bool) -> Cause:
         rank=rank.rank,
         last_lines=rank.last_lines,
     )
-    return Cause(problem, code if code in (1, 2, 3) else 1)
+    return Cause(problem, runs_code)
 
 
 def _hang_cause(ranks: Sequence[RankEvidence], now_s: float) -> Cause | None:

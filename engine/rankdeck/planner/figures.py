@@ -7,7 +7,7 @@ weights, gradients and optimizer state. Read fake_pass.py before, pool.py next.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 
@@ -19,10 +19,10 @@ from rankdeck.memory.entries import DeviceBytes
 from rankdeck.planner.allocator import reserved_bytes
 from rankdeck.planner.candidates import Candidate, representatives
 from rankdeck.planner.fake_pass import NotFollowedError, PassRequest, PassResult, fake_pass
-from rankdeck.planner.step_time import StepCosts, step_time
+from rankdeck.planner.step_time import step_time
 from rankdeck.planner.targets import Target
 from rankdeck.planner.work import Work
-from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, PlanLine, PlannedDevice, verdict_of
+from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, PlanLine, PlannedDevice, StepTime, verdict_of
 
 _KEPT = ("parameters", "gradients", "optimizer", "buffers")
 _BOUND = "At least this much: weights, gradients and optimizer state alone."
@@ -172,7 +172,7 @@ def line_of(
         line.reason = f"{line.reason} {failed.reason}" if too_much else failed.reason
         line.verdict = DOES_NOT_FIT if too_much else CANNOT
         return line
-    line.step = step_time(_step(config, target, planned), scale)
+    line.step = _step_time(config, target, planned, scale)
     return line
 
 
@@ -210,15 +210,18 @@ def _constants_bytes(gpu: GpuModel | None, *, talks: bool) -> int:
     return gpu.context_bytes + (gpu.nccl_bytes if talks else 0)
 
 
-def _step(config: RunConfig, target: Target, planned: Mapping[int, RankNeeds]) -> StepCosts:
-    ranks: Sequence[RankNeeds] = list(planned.values())
+def _step_time(
+    config: RunConfig, target: Target, planned: Mapping[int, RankNeeds], scale: float | None
+) -> StepTime | None:
+    ranks = planned.values()
     gpu = target.devices[0].gpu
-    return StepCosts(
-        strategy=config.strategy.use,
-        work=[work for one in ranks for work in one.work],
+    return step_time(
+        config.strategy.use,
+        [work for one in ranks for work in one.work],
         sent_bytes=max(one.sent_bytes for one in ranks),
         link_bytes_per_s=None if gpu is None else gpu.link,
         bubble=max(one.bubble for one in ranks),
+        scale=scale,
     )
 
 

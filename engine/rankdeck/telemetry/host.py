@@ -15,7 +15,6 @@ import psutil
 
 from rankdeck.telemetry.provider import DeviceLostError, Provider
 from rankdeck.telemetry.readings import (
-    METRICS,
     Device,
     DeviceProcesses,
     DevicesLine,
@@ -54,9 +53,7 @@ class HostProvider(Provider):
     def read(self, uuid: str, metrics: tuple[str, ...]) -> dict[str, Reading]:
         """Raises: DeviceLostError when the rank has ended."""
         busy = self._busy(uuid) if "utilisation" in metrics else None
-        values = {name: Reading(state="unsupported", unit=METRICS[name].unit) for name in metrics}
-        values.pop("utilisation", None)
-        return values if busy is None else values | {"utilisation": Reading(busy, unit="ratio")}
+        return {} if busy is None else {"utilisation": Reading(busy, unit="ratio")}
 
     def _busy(self, uuid: str) -> float | None:
         """None in the first reading: there is no time yet to be busy in."""

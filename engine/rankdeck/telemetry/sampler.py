@@ -11,13 +11,14 @@ of every ten, so that no call waits for 8 others. Ticks that were missed are not
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import select
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NoReturn
@@ -137,16 +138,12 @@ class Sampler:
                 continue
             if self._runs.get(uuid) is not None and not turn:
                 continue
-            self._note(uuid)
-            try:
+            with self._asking(device):
                 values = self._provider.read(uuid, _ALL if turn else _DUE[phase])
                 if turn:
                     processes.append(self._processes(uuid))
-            except DeviceLostError as error:
-                self._lose(device, str(error))
-                continue
-            readings.append(DeviceReadings(uuid, values))
-            read_s.append(time.monotonic())
+                readings.append(DeviceReadings(uuid, values))
+                read_s.append(time.monotonic())
         self._note("")
         self._write_readings(readings, read_s)
         self._write_processes(processes)
@@ -160,25 +157,29 @@ class Sampler:
         for device in self._devices:
             if device.uuid in self._lost:
                 continue
-            self._note(device.uuid)
-            try:
+            with self._asking(device):
                 entry = DeviceReadings(device.uuid, self._provider.read(device.uuid, _ALL))
                 self._write(SampleLine(devices=[entry]))
                 self._runs[device.uuid] = lease_holder(device.uuid)
                 self._write_processes([self._processes(device.uuid)])
-            except DeviceLostError as error:
-                self._lose(device, str(error))
         self._note("")
+
+    @contextlib.contextmanager
+    def _asking(self, device: Device) -> Iterator[None]:
+        """The watcher can see which device is asked; what is left to ask of one that is lost is skipped."""
+        self._note(device.uuid)
+        try:
+            yield
+        except DeviceLostError as error:
+            self._lose(device, str(error))
 
     def _write_last_processes(self) -> None:
         """Who is on the devices at the end."""
         processes = []
         for device in self._devices:
             if device.uuid not in self._lost:
-                try:
+                with self._asking(device):
                     processes.append(self._processes(device.uuid))
-                except DeviceLostError as error:
-                    self._lose(device, str(error))
         self._write_processes(processes)
 
     def _processes(self, uuid: str) -> DeviceProcesses:
