@@ -34,7 +34,6 @@ NO_FILE_OF_A_RUN = {
     "engine/rankdeck/data/corpus.py": "training data",
     "engine/rankdeck/launch/control.py": "the run's folder, for its socket",
     "engine/rankdeck/launch/guard.py": "the standard library only: writes, and /proc",
-    "engine/rankdeck/launch/processes.py": "/proc",
     "engine/rankdeck/launch/rank_start.py": "writes logs",
     "engine/rankdeck/launch/rank_processes.py": "pipes, and writes logs",
     "engine/rankdeck/launch/callers.py": "a folder, for its socket",

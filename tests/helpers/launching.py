@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.config import RunConfig, from_dict
 from rankdeck.launch.control import wait_ended
-from rankdeck.launch.processes import read_process
 from rankdeck.launch.start import start
 from rankdeck.rundir import End, EventReader, RunDir
 from tests.helpers.processes import processes_of_run
@@ -107,11 +108,8 @@ def guard_pid(run: RunDir) -> int:
 def supervisor_pid(run: RunDir) -> int | None:
     """The guard's only direct child that is a supervisor, or None before it has begun or after its end."""
     guard = guard_pid(run)
-    for pid in processes_of_run(run.path):
-        row = read_process(pid)
-        if row is not None and row.parent == guard:
-            return pid
-    return None
+    below = {process.pid for process in psutil.process_iter(["ppid"]) if process.info["ppid"] == guard}
+    return next((pid for pid in processes_of_run(run.path) if pid in below), None)
 
 
 def sampler_pid(run: RunDir) -> int | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from rankdeck.launch.guard import GUARD
-from rankdeck.launch.processes import all_processes, environment_of
+from rankdeck.launch.processes import environment_of
 
 # Python's own helpers live until the interpreter that started them ends.
 _KEPT_BY_PYTHON = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
@@ -71,7 +71,7 @@ def _counts(process: psutil.Process) -> bool:
 def processes_of_run(run: Path) -> list[int]:
     """Live processes that were started for this run."""
     wanted = str(run)
-    return [row.pid for row in all_processes() if row.state != "Z" and wanted in _runs_of(row.pid)]
+    return [pid for pid in psutil.pids() if wanted in _runs_of(pid)]
 
 
 def _runs_of(pid: int) -> set[str | None]:

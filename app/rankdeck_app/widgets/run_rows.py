@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import BaseModel
+
 from rankdeck.config import DataConfig, LaunchConfig, RehearsalConfig, TrainConfig
 from rankdeck.config.catalog import (
     DATA,
@@ -75,7 +77,7 @@ def _split(rows: list[FormRow]) -> tuple[list[FormRow], list[FormRow]]:
     return front, [row for row in rows if row not in front]
 
 
-def _named(options: type[Any], section: str, *names: str) -> list[FormRow]:
+def _named(options: type[BaseModel], section: str, *names: str) -> list[FormRow]:
     fields = {field.name: field for field in option_fields(options)}
     return [_row((section, name), fields[name]) for name in names]
 

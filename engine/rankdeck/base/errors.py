@@ -57,6 +57,8 @@ class RankdeckError(Exception):
 
     code = "error"
     exit_code = 1
+    path: str | None = None
+    """The place that is blamed where nothing else is said."""
 
     def __init__(
         self,
@@ -75,7 +77,7 @@ class RankdeckError(Exception):
         self.advice = advice
         if code is not None:
             self.code = code
-        own = Problem(code=self.code, message=message, path=path, line=line, advice=advice, rank=rank)
+        own = Problem(self.code, message, path or self.path, line, advice, rank)
         self.problems: list[Problem] = list(problems) if problems else [own]
 
     @property
@@ -100,6 +102,7 @@ class ModelError(RankdeckError):
 
 class DeviceError(RankdeckError):
     code = "device"
+    path = "devices.use"
     exit_code = 2
 
 

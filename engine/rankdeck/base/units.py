@@ -37,6 +37,11 @@ def format_bytes(num_bytes: float, digits: int = 1) -> str:
     raise AssertionError("unreachable")
 
 
+def format_setting(key: str, value: object) -> str:
+    """'reshard = false', 'schedule = 1f1b': an option as it is written in a configuration, without quotes."""
+    return f"{key} = {str(value).lower() if isinstance(value, bool) else value}"
+
+
 def format_duration(seconds: float) -> str:
     """'00:41', '06:41', '1:13:22' and '2 d 03:10'."""
     total = max(0, round(seconds))

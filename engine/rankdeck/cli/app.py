@@ -15,7 +15,7 @@ import typer
 
 from rankdeck import __version__
 from rankdeck.base.errors import Problem, RankdeckError
-from rankdeck.cli import attach, catalogue, devices, plan, results, resume, train
+from rankdeck.cli import attach, catalogue, console, devices, plan, results, resume, train
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141  # what a shell reports for a command that SIGPIPE ended
@@ -70,7 +70,7 @@ def run(argv: Sequence[str]) -> int:
         code = _invoke(argv)
         sys.stdout.flush()
     except BrokenPipeError:
-        _let_go_of_stdout()
+        _silence_stdout()
         return BROKEN_PIPE
     return code
 
@@ -81,7 +81,7 @@ def _invoke(argv: Sequence[str]) -> int:
     try:
         code = command.main(args=list(argv), prog_name="rankdeck", standalone_mode=False)
     except RankdeckError as error:
-        _tell(error.problems, as_json, error.file)
+        _print_problems(error.problems, as_json, error.file)
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
@@ -90,19 +90,18 @@ def _invoke(argv: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
-        _tell([_machine_problem(error)], as_json)
+        _print_problems([_machine_problem(error)], as_json)
         return 3
     except Exception as error:
         usage = _usage_problem(error)
         if usage is None:
             raise
-        _tell([usage], as_json)
+        _print_problems([usage], as_json)
         return 2
     return code if isinstance(code, int) else 0
 
 
-def _tell(problems: Sequence[Problem], as_json: bool, file: str | None = None) -> None:
-    from rankdeck.cli import console
+def _print_problems(problems: Sequence[Problem], as_json: bool, file: str | None = None) -> None:
 
     if as_json:
         console.problems_json(problems)
@@ -136,7 +135,7 @@ def _usage_problem(error: Exception) -> Problem | None:
     return Problem("usage", message, advice=f"Did you mean {hint} {advice}" if hint else advice)
 
 
-def _let_go_of_stdout() -> None:
+def _silence_stdout() -> None:
     """Whoever read stdout is gone; what is still buffered must not complain when Python exits."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())

@@ -6,24 +6,22 @@ from typing import Annotated
 
 import typer
 
+from rankdeck.base.errors import MachineError
+from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, RunName, find_run
 
 
 def watch(name: RunName, as_json: AsJson = False) -> int:
     """Show a run as it goes on, or how it went. Ctrl-C leaves the run alone."""
-    from rankdeck.cli import console
-    from rankdeck.cli.display import JsonLines, choose
-    from rankdeck.cli.follow import follow
+    from rankdeck.cli.display import JsonLines
+    from rankdeck.cli.follow import choose, follow
     from rankdeck.cli.summary import print_summary
-    from rankdeck.run import summary
+    from rankdeck.run.summary import summarise
 
     run = find_run(name)
     fold = follow(run, JsonLines() if as_json else choose(run))
     if not as_json:
-        facts = summary.summarise(run, fold)
-        print_summary(facts)
-        for problem in summary.problems_of(run, fold, facts["outcome"])[len(fold.problems) :]:
-            console.problem(problem)
+        print_summary(summarise(run, fold), num_shown=len(fold.problems))
     return 0
 
 
@@ -32,8 +30,6 @@ def stop(
     now: Annotated[bool, typer.Option("--now", help="Do not let the step end first.")] = False,
 ) -> int:
     """Stop a run and everything that belongs to it."""
-    from rankdeck.base.errors import MachineError
-    from rankdeck.cli import console
     from rankdeck.launch.control import request_stop, wait_ended
 
     run = find_run(name)

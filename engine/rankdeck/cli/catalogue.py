@@ -5,14 +5,15 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
+from rich.text import Text
+
+from rankdeck.base.units import format_setting
+from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, ConfigName, load_config
 
 
 def strategies() -> int:
     """List the parallel strategies: where everything lives, what is sent, when each wins."""
-    from rich.text import Text
-
-    from rankdeck.cli import console
     from rankdeck.config.catalog import STRATEGIES, option_fields
 
     out = console.out()
@@ -22,7 +23,8 @@ def strategies() -> int:
         lines = [card.summary, *(f"{label}: {words}" for label, words in facts.items() if words)]
         for option in option_fields(card.options):
             choices = f" ({', '.join(map(str, option.choices))})" if len(option.choices) > 1 else ""
-            lines.append(f"strategy.{option.name} = {_toml(option.default)}{choices}: {option.text}")
+            setting = format_setting(f"strategy.{option.name}", option.default)
+            lines.append(f"{setting}{choices}: {option.text}")
         for line in lines:
             _print_indented(out, line)
         out.print()
@@ -31,9 +33,6 @@ def strategies() -> int:
 
 def presets() -> int:
     """List the ready configurations and what one learns from each."""
-    from rich.text import Text
-
-    from rankdeck.cli import console
     from rankdeck.config import presets as ready
 
     out = console.out()
@@ -51,8 +50,6 @@ def presets() -> int:
 
 def validate(config: ConfigName, as_json: AsJson = False) -> int:
     """Check a configuration without running anything."""
-    from rankdeck.cli import console
-
     chosen = load_config(config)
     if as_json:
         console.as_json({"problems": []})
@@ -63,10 +60,6 @@ def validate(config: ConfigName, as_json: AsJson = False) -> int:
         f"{chosen.data.use}, {length}."
     )
     return 0
-
-
-def _toml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _print_indented(out: Any, words: str) -> None:

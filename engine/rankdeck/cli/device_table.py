@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from types import TracebackType
+from contextlib import AbstractContextManager, nullcontext
 
 from rich.console import Group
 from rich.live import Live
@@ -19,20 +19,20 @@ from rich.text import Text
 from rankdeck.base.errors import Problem
 from rankdeck.base.units import format_bytes
 from rankdeck.cli import console
+from rankdeck.cli.words import UNKNOWN, empty_table, size_in_words
 from rankdeck.telemetry.listing import GpuProcess, GpuStatus, gpu_of
 from rankdeck.telemetry.readings import AnyLine, NoticeLine
 from rankdeck.telemetry.registry import DeviceRegistry
 
-_UNKNOWN = "-"
-_WORDS = {"unsupported": _UNKNOWN, "error": "error", "stale": "stale"}
+_WORDS = {"unsupported": UNKNOWN, "error": "error", "stale": "stale"}
 _BAR_CELLS = 12
-PLAIN_S = 1.0
+REDRAW_S, PLAIN_S = 0.2, 1.0
 _NUM_NOTICES = 4
 
 
 def devices_table(gpus: Sequence[GpuStatus]) -> Table:
     """One row per GPU, MIG instances below theirs."""
-    table = Table(box=None, header_style="dim", pad_edge=False)
+    table = empty_table()
     table.add_column("gpu", justify="right", no_wrap=True)
     table.add_column("name", overflow="ellipsis", no_wrap=True)
     table.add_column("")
@@ -50,13 +50,13 @@ def _cells(gpu: GpuStatus) -> list[Text | str]:
     if gpu.state == "lost":
         since = "" if gpu.lost_at is None else time.strftime(" since %H:%M:%S", time.localtime(gpu.lost_at))
         lost = Text(f"lost{since}", style="bold red")
-        return [place, gpu.name, lost, *[_UNKNOWN] * 6, gpu.uuid]
-    total = "the host's" if gpu.unified else _size(gpu.total_bytes)
+        return [place, gpu.name, lost, *[UNKNOWN] * 6, gpu.uuid]
+    total = "the host's" if gpu.unified else size_in_words(gpu.total_bytes)
     return [
         place,
         gpu.name,
         _bar(gpu),
-        _value(gpu, "used_bytes", _size(gpu.used_bytes)),
+        _value(gpu, "used_bytes", size_in_words(gpu.used_bytes)),
         total,
         _value(gpu, "utilisation", "" if gpu.utilisation is None else f"{gpu.utilisation * 100:.0f} %"),
         _value(gpu, "temperature_c", "" if gpu.temperature_c is None else f"{gpu.temperature_c:.0f} C"),
@@ -81,9 +81,9 @@ def _bar(gpu: GpuStatus) -> Text:
 def _holders(gpu: GpuStatus) -> str:
     """'run gpt-ddp: python 3.0 GiB; other, outside this namespace: 2.0 GiB'."""
     if "processes" in gpu.states:
-        return _WORDS.get(gpu.states["processes"], _UNKNOWN)
+        return _WORDS.get(gpu.states["processes"], UNKNOWN)
     own = [process for process in gpu.processes if not process.foreign]
-    words = [f"{process.name or process.pid} {_size(process.used_bytes)}" for process in own]
+    words = [f"{process.name or process.pid} {size_in_words(process.used_bytes)}" for process in own]
     foreign = [process for process in gpu.processes if process.foreign]
     if foreign:
         words.append(f"other, outside this namespace: {_total(foreign)}")
@@ -98,15 +98,11 @@ def _total(processes: Sequence[GpuProcess]) -> str:
     """The bytes of all; at least so many where some are not told."""
     known = [process.used_bytes for process in processes if process.used_bytes is not None]
     if not known:
-        return _UNKNOWN
+        return UNKNOWN
     return format_bytes(sum(known)) + (" or more" if len(known) < len(processes) else "")
 
 
-def _size(num_bytes: int | None) -> str:
-    return _UNKNOWN if num_bytes is None else format_bytes(num_bytes)
-
-
-def tell_notice(notice: NoticeLine) -> None:
+def print_notice(notice: NoticeLine) -> None:
     """On stderr, as problems are."""
     severity = "error" if notice.severity == "error" else "warning"
     if notice.severity != "info":
@@ -120,37 +116,31 @@ class LiveDevices:
         self._registry = registry
         self._console = console.out()
         self._is_terminal = sys.stdout.isatty()
-        self._printed_s = 0.0
+        self._drawn_s = 0.0
         self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False)
 
-    def __enter__(self) -> LiveDevices:
-        if self._is_terminal:
-            self._live.start()
-        return self
+    def shown(self) -> AbstractContextManager[object]:
+        return self._live if self._is_terminal else nullcontext()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._is_terminal:
-            self._live.stop()
-
-    def tell(self, line: AnyLine) -> None:
+    def add(self, line: AnyLine) -> None:
+        """A notice is printed where nothing is redrawn in place."""
         if isinstance(line, NoticeLine) and not self._is_terminal and self._registry.listed is not None:
-            tell_notice(line)
+            print_notice(line)
 
     def draw(self, now_s: float) -> None:
-        told = self._registry.listed
-        if told is None or not self._registry.is_read:
+        listed = self._registry.listed
+        if listed is None or not self._registry.is_read:
             return
+        if now_s - self._drawn_s < (REDRAW_S if self._is_terminal else PLAIN_S):
+            return
+        self._drawn_s = now_s
         gpus = [gpu_of(device, self._registry, now_s) for device in self._registry.devices]
         if not self._is_terminal:
-            if now_s - self._printed_s >= PLAIN_S:
-                self._console.print(devices_table(gpus))
-                self._printed_s = now_s
+            self._console.print(devices_table(gpus))
             return
         words = Text(time.strftime("%H:%M:%S"), style="bold")
-        words.append(f"  driver {told.driver or _UNKNOWN}", style="dim not bold")
-        if told.simulated:
+        words.append(f"  driver {listed.driver or UNKNOWN}", style="dim not bold")
+        if listed.simulated:
             words.append("  simulated devices", style="yellow")
         notices = [
             Text(f"{time.strftime('%H:%M:%S', time.localtime(notice.t))} {notice.message}", style="yellow")

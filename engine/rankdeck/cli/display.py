@@ -1,25 +1,25 @@
 """What `train` and `watch` show while a run goes on.
 
 On a terminal a picture that is redrawn (live.py), piped plain lines (lines.py), with `watch --json` the
-events themselves. `choose` picks. A display is fed by follow.py and never waits.
+events themselves. A display is picked and fed by follow.py and never waits.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rankdeck import events
-from rankdeck.rundir import RunDir
 
 if TYPE_CHECKING:
     from rankdeck.run.fold import Fold  # brings numpy, which a list of runs does not need
 
 
-class Display(Protocol):
-    """Shown from `open` to `close`."""
+class Display:
+    """Shown from `open` to `close`. This one shows nothing: `train --json` speaks once, at the end."""
 
-    def open(self) -> None: ...
+    def open(self) -> None:
+        pass
 
     def event(self, writer: str, event: events.AnyEvent, fold: Fold) -> None:
         """One event, already folded into `fold`."""
@@ -30,29 +30,11 @@ class Display(Protocol):
     def say(self, words: str) -> None:
         """A remark of the command's own."""
 
-    def close(self) -> None: ...
-
-
-class Quiet:
-    """Shows nothing: `train --json` speaks once, at the end."""
-
-    def open(self) -> None:
-        pass
-
-    def event(self, writer: str, event: events.AnyEvent, fold: Fold) -> None:
-        pass
-
-    def tick(self, fold: Fold) -> None:
-        pass
-
-    def say(self, words: str) -> None:
-        pass
-
     def close(self) -> None:
         pass
 
 
-class JsonLines(Quiet):
+class JsonLines(Display):
     """Every event as a JSON line with its writer."""
 
     def event(self, writer: str, event: events.AnyEvent, fold: Fold) -> None:
@@ -60,16 +42,3 @@ class JsonLines(Quiet):
 
     def tick(self, fold: Fold) -> None:
         sys.stdout.flush()
-
-
-def choose(run: RunDir, *, progress: bool = True) -> Display:
-    """The display for where stdout goes."""
-    if not progress:
-        return Quiet()
-    if sys.stdout.isatty():
-        from rankdeck.cli.live import LiveDisplay
-
-        return LiveDisplay(run)
-    from rankdeck.cli.lines import PlainLines
-
-    return PlainLines()

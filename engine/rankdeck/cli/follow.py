@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 
@@ -26,9 +27,9 @@ def follow(
         while True:
             # The end is looked for before the events are read: after it nothing more is written.
             ended = run.outcome() != "running"
-            found = False
+            is_new = False
             for name, chunk in reader.batches():
-                found = True
+                is_new = True
                 batch = Batch(counts=reader.counts())
                 batch.add(name, chunk)
                 fold.apply(batch)
@@ -38,7 +39,7 @@ def follow(
             display.tick(fold)
             if on_tick is not None and not on_tick():
                 break
-            if found:
+            if is_new:
                 continue
             if ended:
                 break
@@ -46,3 +47,16 @@ def follow(
     finally:
         display.close()
     return fold
+
+
+def choose(run: RunDir, *, progress: bool = True) -> Display:
+    """The display for where stdout goes."""
+    if not progress:
+        return Display()
+    if sys.stdout.isatty():
+        from rankdeck.cli.live import LiveDisplay
+
+        return LiveDisplay(run)
+    from rankdeck.cli.lines import PlainLines
+
+    return PlainLines()

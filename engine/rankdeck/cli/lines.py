@@ -8,6 +8,7 @@ import time
 from rankdeck import events
 from rankdeck.base.units import format_duration
 from rankdeck.cli import console
+from rankdeck.cli.display import Display
 from rankdeck.cli.words import evaluation_in_words, loss_in_words
 from rankdeck.run.anatomy import SIMULATED_TIME
 from rankdeck.run.fold import Fold
@@ -15,16 +16,13 @@ from rankdeck.run.fold import Fold
 EVERY_S = 1.0
 
 
-class PlainLines:
+class PlainLines(Display):
     """Lines on stdout; problems on stderr as they come."""
 
     def __init__(self) -> None:
-        self._told_s = 0.0
-        self._told_step = 0
+        self._printed_s = 0.0
+        self._printed_step = 0
         self._phase = "starting"  # said with the number of ranks already
-
-    def open(self) -> None:
-        pass
 
     def event(self, writer: str, event: events.AnyEvent, fold: Fold) -> None:
         match event:
@@ -42,14 +40,14 @@ class PlainLines:
                 console.problem(event.problem)
 
     def tick(self, fold: Fold) -> None:
-        if time.monotonic() - self._told_s >= EVERY_S:
+        if time.monotonic() - self._printed_s >= EVERY_S:
             self._progress(fold)
 
     def _progress(self, fold: Fold, up_to: int | None = None) -> None:
         """A line for the newest complete step, or for step `up_to` where that is one."""
         newest = fold.step or 0
         step = min(newest, up_to) if up_to is not None else newest
-        row = fold.row_at(step) if step > self._told_step else None
+        row = fold.row_at(step) if step > self._printed_step else None
         if row is None:
             return
         rate, left_s = fold.recent_samples_per_s(), fold.remaining_s()
@@ -59,11 +57,8 @@ class PlainLines:
         if left_s is not None and left_s > 0:
             words.append(f"{format_duration(left_s)} left")
         self.say("  ".join(words))
-        self._told_s, self._told_step = time.monotonic(), step
+        self._printed_s, self._printed_step = time.monotonic(), step
 
     def say(self, words: str) -> None:
         sys.stdout.write(words + "\n")
         sys.stdout.flush()
-
-    def close(self) -> None:
-        pass

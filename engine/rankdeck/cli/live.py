@@ -17,6 +17,7 @@ from rich.text import Text
 from rankdeck import events
 from rankdeck.base.units import format_bytes, format_count, format_duration
 from rankdeck.cli import console
+from rankdeck.cli.display import Display
 from rankdeck.cli.words import evaluation_in_words, kinds_in_words, loss_in_words
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run.anatomy import SIMULATED_TIME
@@ -28,7 +29,7 @@ REDRAW_S = 0.125
 _BAR_CELLS = 24
 
 
-class LiveDisplay:
+class LiveDisplay(Display):
     """The picture. `tick` redraws it; nothing redraws behind its back."""
 
     def __init__(self, run: RunDir) -> None:
@@ -63,14 +64,10 @@ class LiveDisplay:
 
     def tick(self, fold: Fold) -> None:
         if time.monotonic() - self._drawn_s >= REDRAW_S:
-            self._live.update(self._picture(fold), refresh=True)
+            bars = [device_bars(fold)] if fold.devices else []
+            picture = Group(_title(self._run, fold), self._progress(fold), *bars)
+            self._live.update(picture, refresh=True)
             self._drawn_s = time.monotonic()
-
-    def _picture(self, fold: Fold) -> RenderableType:
-        parts: list[RenderableType] = [_title(self._run, fold), self._progress(fold)]
-        if fold.devices:
-            parts.append(device_bars(fold))
-        return Group(*parts)
 
     def _progress(self, fold: Fold) -> RenderableType:
         last = fold.last
@@ -154,8 +151,7 @@ def _bytes_now(device: DeviceFigures) -> int | None:
 
 
 def _scale_bytes(device: DeviceFigures) -> int:
-    known = (device.live_bytes, device.peak_bytes, device.used_bytes)
-    return max((size for size in known if size is not None), default=0)
+    return max(device.live_bytes or 0, device.peak_bytes or 0, device.used_bytes or 0)
 
 
 def _memory_bar(device: DeviceFigures, full_bytes: int, style: str) -> Text:

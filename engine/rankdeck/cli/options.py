@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 import typer
 
+from rankdeck.base import files
+from rankdeck.base.errors import ConfigError, did_you_mean, one_of
+
 if TYPE_CHECKING:
     from rankdeck.config import RunConfig
+    from rankdeck.config.loading import Changes
     from rankdeck.rundir import RunDir
 
 ConfigName = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file, or a preset's name.")]
@@ -21,14 +24,7 @@ Detach = Annotated[bool, typer.Option("--detach", help="Leave once the run is up
 AsJson = Annotated[bool, typer.Option("--json", help="Results as JSON on stdout, problems too.")]
 
 
-def load_config(
-    text: str,
-    *,
-    strategy: str | None = None,
-    devices: str | None = None,
-    name: str | None = None,
-    overrides: Sequence[str] = (),
-) -> RunConfig:
+def load_config(text: str, **changes: Unpack[Changes]) -> RunConfig:
     """The configuration that CONFIG names. A preset's relative paths start in the current folder.
 
     Raises:
@@ -38,9 +34,9 @@ def load_config(
 
     path = _expanded(text)
     folder = None
-    if not _is(path.is_file):
+    if not files.is_regular(path):
         path, folder = _preset(text, path), Path.cwd()
-    return load(path, strategy=strategy, devices=devices, name=name, overrides=overrides, folder=folder)
+    return load(path, folder=folder, **changes)
 
 
 def _expanded(text: str) -> Path:
@@ -50,26 +46,19 @@ def _expanded(text: str) -> Path:
         return Path(text)
 
 
-def _is(question: Callable[[], bool]) -> bool:
-    """False also for what cannot be a path at all (too long a name)."""
-    try:
-        return question()
-    except OSError:
-        return False
-
-
 def _preset(text: str, path: Path) -> Path:
-    from rankdeck.base.errors import ConfigError, did_you_mean, one_of
     from rankdeck.config import presets
 
-    if text and _is(path.is_dir):
+    try:
+        is_folder = text and path.is_dir()
+    except OSError:  # too long a name
+        is_folder = False
+    if is_folder:
         raise ConfigError(
             f"{text} is a folder.", code="unreadable", path=text, advice="Name the TOML file inside it."
         )
-    try:
-        return presets.find(text)
-    except ConfigError:
-        pass
+    if (preset := presets.find(text)) is not None:
+        return preset
     names = [card.name for card in presets.all()]
     beside = _configurations_beside(path)
     advice = did_you_mean(text, [*names, *beside]) or f"Presets: {one_of(names)}."

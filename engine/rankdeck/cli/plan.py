@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rankdeck.base.errors import ConfigError
+from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, Overrides, load_config
 
 if TYPE_CHECKING:
@@ -45,7 +47,6 @@ def plan(
 
     The strategies themselves run, on tensors without memory. Nothing is trained, and no GPU is needed.
     """
-    from rankdeck.base.errors import ConfigError
 
     if accuracy:
         return _accuracy(as_json=as_json)
@@ -70,7 +71,6 @@ def plan(
 
 def _warn_of_torch() -> None:
     """Say on stderr that the installed torch is an unknown one, if it is."""
-    from rankdeck.cli import console
     from rankdeck.torch_compat.versions import version_problem
 
     problem = version_problem()
@@ -80,7 +80,6 @@ def _warn_of_torch() -> None:
 
 def _lines(config: RunConfig, strategy: str | None, target: Target, *, fit_batch: bool) -> Iterator[PlanLine]:
     """The rows as they come, then advice for the configuration's own."""
-    from rankdeck.base.errors import ConfigError
     from rankdeck.planner.preload import preload
 
     preload()
@@ -118,7 +117,6 @@ def _lines(config: RunConfig, strategy: str | None, target: Target, *, fit_batch
 def _accuracy(*, as_json: bool) -> int:
     """One row per device of every run that left a measured peak, and how far off predictions were."""
     from rankdeck import rundir
-    from rankdeck.cli import console
     from rankdeck.cli.plan_tables import accuracy_table, spread_in_words
     from rankdeck.planner.accuracy import compare, spread_of
 

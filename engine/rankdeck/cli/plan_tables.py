@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from rich.text import Text
 
 from rankdeck.base.units import format_bytes
 from rankdeck.cli import console
-from rankdeck.cli.words import KIND_LABELS
+from rankdeck.cli.words import KIND_LABELS, empty_table
 from rankdeck.run import plan_lines
 from rankdeck.run.plan_lines import PlanLine, PlannedDevice
 
@@ -77,14 +78,9 @@ def _row(line: PlanLine) -> Text:
 
 def per_device(devices: list[PlannedDevice]) -> str:
     """'12.9 GiB, 3.7 GiB x3': equal neighbours are said once."""
-    sizes = [format_bytes(device.total_bytes) for device in devices]
-    parts: list[tuple[str, int]] = []
-    for size in sizes:
-        if parts and parts[-1][0] == size:
-            parts[-1] = (size, parts[-1][1] + 1)
-        else:
-            parts.append((size, 1))
-    return ", ".join(size if count == 1 else f"{size} x{count}" for size, count in parts)
+    equal = itertools.groupby(format_bytes(device.total_bytes) for device in devices)
+    counts = ((size, len(list(group))) for size, group in equal)
+    return ", ".join(size if count == 1 else f"{size} x{count}" for size, count in counts)
 
 
 def _seconds(step: plan_lines.StepTime) -> str:
@@ -107,7 +103,7 @@ def _kinds(device: PlannedDevice) -> str:
 
 def accuracy_table(rows: Sequence[Compared]) -> Table:
     """Predicted beside measured, one row per device of a run."""
-    table = Table(box=None, header_style="dim", pad_edge=False)
+    table = empty_table()
     for heading in ("run", "strategy", "device"):
         table.add_column(heading, no_wrap=heading == "run")
     for heading in ("predicted", "measured", "error"):

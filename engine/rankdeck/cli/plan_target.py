@@ -11,7 +11,7 @@ from rankdeck.base.errors import ConfigError
 from rankdeck.base.units import parse_bytes
 from rankdeck.config import RunConfig
 from rankdeck.config.devices import parse_devices
-from rankdeck.config.gpu_models import GpuModel, find_gpu, parse_planned
+from rankdeck.config.gpu_models import gpu_model, parse_planned
 from rankdeck.launch.choose import free_gpus, selected_gpus
 from rankdeck.planner.targets import Target, TargetDevice
 from rankdeck.telemetry.listing import GpuStatus, list_gpus
@@ -80,12 +80,7 @@ def _free_host_bytes() -> int:
 def _own(gpus: list[GpuStatus]) -> Target:
     """This machine's GPUs as they are now: what other processes hold is not there for the run."""
     devices = tuple(
-        TargetDevice(
-            gpu.name,
-            gpu.total_bytes,
-            gpu.used_bytes or 0,
-            find_gpu(gpu.name, gpu.total_bytes) or GpuModel(gpu.name, gpu.total_bytes or 0),
-        )
+        TargetDevice(gpu.name, gpu.total_bytes, gpu.used_bytes or 0, gpu_model(gpu.name, gpu.total_bytes))
         for gpu in gpus
     )
     names = list(dict.fromkeys(gpu.name for gpu in gpus))

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rankdeck.base.errors import ConfigError
+from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, RunName, find_run
 
 if TYPE_CHECKING:
@@ -29,7 +31,6 @@ class ExportFormat(enum.StrEnum):
 def runs(as_json: AsJson = False) -> int:
     """List every run, the newest first."""
     from rankdeck import rundir
-    from rankdeck.cli import console
     from rankdeck.cli.summary import runs_table
     from rankdeck.run.row import row_of
 
@@ -52,7 +53,6 @@ def show(
     as_json: AsJson = False,
 ) -> int:
     """Show what a run did and what it cost on every device, beside what was predicted."""
-    from rankdeck.cli import console
     from rankdeck.cli.summary import print_report
     from rankdeck.run.summary import summarise
 
@@ -82,7 +82,6 @@ def export(
     attempt: Attempt = None,
 ) -> int:
     """Write a run's weights or its figures to a file."""
-    from rankdeck.cli import console
     from rankdeck.run import export as exporting
 
     run = find_run(name)
@@ -113,8 +112,6 @@ def _check_attempt(run: RunDir, attempt: int | None) -> None:
     """Raises: ConfigError where the run has no such attempt."""
     newest = run.next_attempt() - 1
     if attempt is not None and attempt > newest:
-        from rankdeck.base.errors import ConfigError
-
         raise ConfigError(
             f"{run.name} has no attempt {attempt}.",
             code="no-attempt",

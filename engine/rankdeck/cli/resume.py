@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from rankdeck.base.units import format_bytes
+from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, Detach, Overrides, RunName, find_run
 from rankdeck.cli.train import command_started, leave_or_stay
-
-if TYPE_CHECKING:
-    from rankdeck.config import RunConfig
-    from rankdeck.rundir import RunDir
 
 SAVED_WITHIN_S = 120.0
 
@@ -30,10 +28,12 @@ def resume(
     as_json: AsJson = False,
 ) -> int:
     """Go on with a run from its newest checkpoint, under another strategy or on other devices if you like."""
+    from rankdeck.config import load
     from rankdeck.launch import start
 
     run = find_run(name)
-    config = _config(run, strategy, devices, overrides or [])
+    # Its folder is where it was, not the run's.
+    config = load(run.config_to_go_on_with, strategy=strategy, devices=devices, overrides=overrides or ())
     attempt = run.next_attempt()
     start.resume(
         run,
@@ -45,18 +45,8 @@ def resume(
     return leave_or_stay(run, detach=detach, as_json=as_json, attempt=attempt)
 
 
-def _config(run: RunDir, strategy: str | None, devices: str | None, overrides: list[str]) -> RunConfig:
-    """What the latest attempt ran that was not refused, with the changes. Its folder is where it was, not the
-    run's."""
-    from rankdeck.config import load
-
-    return load(run.config_to_go_on_with, strategy=strategy, devices=devices, overrides=overrides)
-
-
 def checkpoint(name: RunName) -> int:
     """Save a running run now, after the step that is under way."""
-    from rankdeck.base.units import format_bytes
-    from rankdeck.cli import console
     from rankdeck.launch.control import request_checkpoint, wait_saved
 
     run = find_run(name)

@@ -5,18 +5,20 @@ Everything is drawn from the facts that `--json` prints, so that both say the sa
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from rankdeck.base.errors import Problem
-from rankdeck.base.units import format_bytes, format_duration
+from rankdeck.base.units import format_bytes, format_duration, format_setting
 from rankdeck.cli import console
-from rankdeck.cli.words import KIND_LABELS, kinds_in_words, loss_in_words
+from rankdeck.cli.words import KIND_LABELS, UNKNOWN, empty_table, kinds_in_words, loss_in_words, size_in_words
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.events import MEMORY_KINDS
 from rankdeck.run.anatomy import SIMULATED_TIME
@@ -28,11 +30,11 @@ _STYLES = {
     "lost": "bold red",
     "stopped": "yellow",
 }
-_UNKNOWN = "-"
 
 
-def print_summary(facts: Mapping[str, Any]) -> None:
-    """How a run ended: outcome, loss, speed, memory per device, where it lies."""
+def print_summary(facts: Mapping[str, Any], *, num_shown: int) -> None:
+    """How a run ended: outcome, loss, speed, memory per device, where it lies; then its problems but those
+    that have been shown already."""
     out = console.out()
     out.print(_outcome_line(facts))
     pairs = list(_figures(facts))
@@ -45,6 +47,7 @@ def print_summary(facts: Mapping[str, Any]) -> None:
         pairs.append(("imbalance", _imbalance_words(facts["imbalance"])))
     pairs.append(("run", facts["path"]))
     _print_pairs(out, pairs)
+    _print_problems(facts["problems"][num_shown:])
 
 
 def print_report(facts: Mapping[str, Any]) -> None:
@@ -56,7 +59,8 @@ def print_report(facts: Mapping[str, Any]) -> None:
     if facts["imbalance"]:
         pairs.append(("imbalance", _imbalance_words(facts["imbalance"])))
     if facts["comm"]:
-        pairs.append(("sent per step", _comm_words(facts["comm"])))
+        sent = ", ".join(map(size_in_words, facts["comm"]["sent_bytes_per_step"]))
+        pairs.append(("sent per step", f"{facts['comm']['algorithm']}: {sent}"))
         pairs.extend(_sync_words(facts["comm"]))
     pairs.extend(_pipeline_words(facts))
     pairs.extend(_anatomy_words(facts["anatomy"]))
@@ -68,8 +72,12 @@ def print_report(facts: Mapping[str, Any]) -> None:
         source = f", {facts['source']}" if facts["source"] else ""
         out.print(f"\nmemory at each device's peak{source}", style="dim", soft_wrap=True)
         out.print(_devices_table(facts["devices"]))
-    for item in facts["problems"]:
-        console.problem(Problem(**{**item, "last_lines": tuple(item["last_lines"])}))
+    _print_problems(facts["problems"])
+
+
+def _print_problems(problems: Iterable[Mapping[str, Any]]) -> None:
+    for problem in problems:
+        console.problem(msgspec.convert(problem, Problem))
 
 
 def _outcome_line(facts: Mapping[str, Any]) -> Text:
@@ -89,13 +97,8 @@ def _outcome_line(facts: Mapping[str, Any]) -> Text:
 def _strategy_words(facts: Mapping[str, Any]) -> str:
     """'dp (parallel_loss = true) on 4 devices': options that are not the default ones are named."""
     card = STRATEGIES.get(facts["strategy"])
-    defaults = card.options().model_dump() if card else {}
-    changed = [
-        f"{name} = {str(value).lower() if isinstance(value, bool) else value}"
-        for name, value in facts["options"].items()
-        if defaults.get(name) != value
-    ]
-    options = f" ({', '.join(changed)})" if changed else ""
+    changed = card.changed(facts["options"]) if card else facts["options"]
+    options = f" ({', '.join(itertools.starmap(format_setting, changed.items()))})" if changed else ""
     num_devices = len(facts["devices"])
     where = f" on {num_devices} device{'s' if num_devices > 1 else ''}" if num_devices else ""
     return f"{facts['strategy']}{options}{where}"
@@ -129,11 +132,6 @@ def _imbalance_words(imbalance: Mapping[str, Any]) -> str:
     return words + (f" ({ratio:.2f}x)" if ratio is not None else "")
 
 
-def _comm_words(comm: Mapping[str, Any]) -> str:
-    sent = [_UNKNOWN if size is None else format_bytes(size) for size in comm["sent_bytes_per_step"]]
-    return f"{comm['algorithm']}: {', '.join(sent)}"
-
-
 def _sync_words(comm: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     """How long gradients take to meet, and how much of it backward hides, of the slowest rank."""
     known = [pair for pair in zip(comm["sync_s"], comm["overlapped_s"], strict=True) if pair[0] is not None]
@@ -147,7 +145,7 @@ def _pipeline_words(facts: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     bubble, ranks = facts["bubble"], facts["pipeline"]
     if bubble:
         theory = "" if bubble["theory"] is None else f", {bubble['theory']:.3f} in theory"
-        measured = _UNKNOWN if bubble["measured"] is None else f"{bubble['measured']:.3f}"
+        measured = UNKNOWN if bubble["measured"] is None else f"{bubble['measured']:.3f}"
         simulated = f" ({SIMULATED_TIME})" if facts["pace"] == "simulated" else ""
         yield "bubble", f"{measured} measured{theory}{simulated}"
     if ranks:
@@ -173,7 +171,7 @@ def _milliseconds(seconds: float) -> str:
 
 def _devices_table(devices: Sequence[Mapping[str, Any]]) -> Table:
     """Peak bytes by kind, one column per device: kinds are many, devices few."""
-    table = _table()
+    table = empty_table()
     table.add_column("")
     for device in devices:
         table.add_column(f"{device['device']} {device['name'] or ''}".rstrip(), justify="right")
@@ -182,10 +180,10 @@ def _devices_table(devices: Sequence[Mapping[str, Any]]) -> Table:
     ]
     for kind in kinds:
         sizes = [(device["peak_by_kind"] or {}).get(kind) for device in devices]
-        table.add_row(KIND_LABELS[kind], *map(_size, sizes))
-    table.add_row("peak", *(_size(device["peak_bytes"]) for device in devices), style="bold")
+        table.add_row(KIND_LABELS[kind], *map(size_in_words, sizes))
+    table.add_row("peak", *(size_in_words(device["peak_bytes"]) for device in devices), style="bold")
     if any(device["predicted_peak_bytes"] for device in devices):
-        table.add_row("predicted", *(_size(device["predicted_peak_bytes"]) for device in devices))
+        table.add_row("predicted", *(size_in_words(device["predicted_peak_bytes"]) for device in devices))
         table.add_row("error", *map(_error, devices), style="dim")
     if any(device["utilisation_mean"] is not None for device in devices):
         table.add_row("busy", *(_percent(device["utilisation_mean"]) for device in devices))
@@ -194,16 +192,16 @@ def _devices_table(devices: Sequence[Mapping[str, Any]]) -> Table:
 
 def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The list of `rankdeck runs`."""
-    table = _table()
+    table = empty_table()
     for heading in ("run", "outcome", "strategy"):
         table.add_column(heading, no_wrap=heading == "run")
     table.add_column("steps", justify="right")
     table.add_column("started")
     for row in rows:
         started = row["started"]
-        ago = _UNKNOWN if started is None else f"{format_duration(time.time() - started)} ago"
+        ago = UNKNOWN if started is None else f"{format_duration(time.time() - started)} ago"
         outcome = Text(row["outcome"], style=_STYLES.get(row["outcome"], ""))
-        table.add_row(row["run"], outcome, row["strategy"] or _UNKNOWN, _count(row["steps"]), ago)
+        table.add_row(row["run"], outcome, row["strategy"] or UNKNOWN, _count(row["steps"]), ago)
     return table
 
 
@@ -216,22 +214,14 @@ def _print_pairs(out: Console, pairs: Sequence[tuple[str, str]]) -> None:
         )
 
 
-def _table() -> Table:
-    return Table(box=None, header_style="dim", pad_edge=False)
-
-
-def _size(num_bytes: int | None) -> str:
-    return _UNKNOWN if num_bytes is None else format_bytes(num_bytes)
-
-
 def _percent(share: float | None, digits: int = 0) -> str:
-    return _UNKNOWN if share is None else f"{share * 100:.{digits}f} %"
+    return UNKNOWN if share is None else f"{share * 100:.{digits}f} %"
 
 
 def _error(device: Mapping[str, Any]) -> str:
     predicted, measured = device["predicted_peak_bytes"], device["peak_bytes"]
-    return f"{(predicted / measured - 1) * 100:+.2f} %" if predicted and measured else _UNKNOWN
+    return f"{(predicted / measured - 1) * 100:+.2f} %" if predicted and measured else UNKNOWN
 
 
 def _count(count: int | None) -> str:
-    return _UNKNOWN if count is None else str(count)
+    return UNKNOWN if count is None else str(count)

@@ -5,16 +5,19 @@ Ctrl-C (or SIGTERM) asks the run to stop in order and waits; the second one stop
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rankdeck.base.errors import RankdeckError
+from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, ConfigName, Detach, Overrides, load_config
 
 if TYPE_CHECKING:
@@ -70,8 +73,7 @@ def command_started() -> float:
 
 def leave_or_stay(run: RunDir, *, detach: bool, as_json: bool, attempt: int = 0) -> int:
     """Say where the run is and leave it, or show its `attempt` until the end; the exit code."""
-    from rankdeck.cli import console
-    from rankdeck.cli.display import choose
+    from rankdeck.cli.follow import choose
 
     if not detach:
         return stay(run, choose(run, progress=not as_json), as_json=as_json, attempt=attempt)
@@ -86,7 +88,6 @@ def stay(run: RunDir, display: Display, *, as_json: bool, attempt: int = 0) -> i
     """Show the run from `attempt` on until its end. If the display's reader went away, the run is stopped:
     nobody sees it.
     """
-    from rankdeck.base.errors import RankdeckError
     from rankdeck.cli.follow import follow
     from rankdeck.launch.control import request_stop, wait_ended
 
@@ -97,7 +98,8 @@ def stay(run: RunDir, display: Display, *, as_json: bool, attempt: int = 0) -> i
             if run.is_alive():
                 raise
 
-    with _Interrupts(stop, display.say) as interrupts:
+    interrupts = _Interrupts(stop, display.say)
+    with interrupts.counted():
         try:
             fold = follow(run, display, interrupts.act, attempt)
         except BrokenPipeError:
@@ -108,17 +110,14 @@ def stay(run: RunDir, display: Display, *, as_json: bool, attempt: int = 0) -> i
 
 
 def _finish(run: RunDir, fold: Fold, *, as_json: bool, interrupted: bool) -> int:
-    from rankdeck.cli import console
     from rankdeck.cli.summary import print_summary
-    from rankdeck.run import summary
+    from rankdeck.run.summary import summarise
 
-    facts = summary.summarise(run, fold)
+    facts = summarise(run, fold)
     if as_json:
         console.as_json(facts)
     else:
-        print_summary(facts)
-        for problem in summary.problems_of(run, fold, facts["outcome"])[len(fold.problems) :]:
-            console.problem(problem)
+        print_summary(facts, num_shown=len(fold.problems))
     if interrupted and facts["outcome"] != "completed":
         return INTERRUPTED
     end = run.end()
@@ -126,25 +125,22 @@ def _finish(run: RunDir, fold: Fold, *, as_json: bool, interrupted: bool) -> int
 
 
 class _Interrupts:
-    """Counts Ctrl-C and SIGTERM while it is open; `act` does what they ask for, outside of the handler."""
+    """Counts Ctrl-C and SIGTERM; `act` does what they ask for, outside of the handler."""
 
-    def __init__(self, stop: Callable[[bool], object], tell: Callable[[str], None]) -> None:
+    def __init__(self, stop: Callable[[bool], object], say: Callable[[str], None]) -> None:
         self._stop = stop
-        self._tell = tell
+        self._say = say
         self._done = 0
         self.count = 0
 
-    def __enter__(self) -> _Interrupts:
-        self._before = {
-            number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)
-        }
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
@@ -154,6 +150,6 @@ class _Interrupts:
         while self._done < min(self.count, 2):
             self._done += 1
             now = self._done == 2
-            self._tell("stopping now" if now else "stopping; Ctrl-C again stops at once")
+            self._say("stopping now" if now else "stopping; Ctrl-C again stops at once")
             self._stop(now)
         return self.count < 3

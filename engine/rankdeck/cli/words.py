@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from rich.table import Table
+
 from rankdeck import events
 from rankdeck.base.units import format_bytes
 
+UNKNOWN = "-"
 KIND_LABELS = {
     "parameters": "weights",
     "gradients": "gradients",
@@ -22,6 +25,14 @@ def kinds_in_words(by_kind: dict[str, int], num_kinds: int = 3) -> str:
     """'gathered 128.0 MiB, weights 40.2 MiB': the largest kinds first."""
     largest = sorted(by_kind.items(), key=lambda item: item[1], reverse=True)[:num_kinds]
     return ", ".join(f"{KIND_LABELS.get(kind, kind)} {format_bytes(size)}" for kind, size in largest if size)
+
+
+def size_in_words(num_bytes: int | None) -> str:
+    return UNKNOWN if num_bytes is None else format_bytes(num_bytes)
+
+
+def empty_table() -> Table:
+    return Table(box=None, header_style="dim", pad_edge=False)
 
 
 def loss_in_words(loss: float | None) -> str:

@@ -10,27 +10,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rankdeck.config.schema import Choice, TrainConfig
+
 
 @dataclass(frozen=True)
 class Facts:
-    """What rows look at: parts of a validated configuration. `num_devices` is None where only the launch
-    can tell, `device_kind` (cpu | gpu) likewise."""
+    """What rows look at: parts of a validated configuration. `device_kind` (cpu | gpu) is None where only the
+    launch can tell."""
 
-    strategy: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    model: str = ""
+    strategy: Choice
+    train: TrainConfig = field(default_factory=TrainConfig)
     model_args: Mapping[str, Any] = field(default_factory=dict)
-    accumulate: int = 1
-    precision: str = "fp32"
-    clip_norm: float = 0.0
-    activation_checkpointing: bool = False
-    compile: bool = False
     device_kind: str | None = None
-    num_devices: int | None = None
 
     def asks(self, option: str) -> bool:
         """Whether an option of the strategy is given and on."""
-        return bool(self.options.get(option))
+        return bool(self.strategy.options.get(option))
 
 
 @dataclass(frozen=True)
@@ -45,7 +40,7 @@ class Refusal:
 
 
 def _own_sync(facts: Facts) -> bool:
-    return bool(facts.options.get("sync", "native") != "native")
+    return bool(facts.strategy.options.get("sync", "native") != "native")
 
 
 _SPLIT_BACKWARD = ("interleaved-zero-bubble", "zbv", "dualpipev")
@@ -57,35 +52,35 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         (),
         "train.precision",
-        lambda facts: facts.precision == "fp16" and facts.device_kind == "cpu",
+        lambda facts: facts.train.precision == "fp16" and facts.device_kind == "cpu",
         "train.precision = fp16 is for CUDA: a CPU has no fast fp16.",
         "Use bf16 or fp32, or gpu devices.",
     ),
     Refusal(
         (),
         "train.precision",
-        lambda facts: facts.precision == "fp16" and facts.strategy not in WITH_FP16,
+        lambda facts: facts.train.precision == "fp16" and facts.strategy.use not in WITH_FP16,
         "train.precision = fp16 needs a gradient scaler that sees the whole gradient on every rank.",
         "Use bf16, which needs no scaler, or strategy.use = single, dp, ddp or model.",
     ),
     Refusal(
         (),
         "train.compile",
-        lambda facts: facts.compile and facts.strategy not in WITH_COMPILE,
+        lambda facts: facts.train.compile and facts.strategy.use not in WITH_COMPILE,
         "train.compile works on a model that stays whole and in its place.",
         "Leave it out, or use strategy.use = single or ddp.",
     ),
     Refusal(
         (),
         "train.compile",
-        lambda facts: facts.compile and facts.activation_checkpointing,
+        lambda facts: facts.train.compile and facts.train.activation_checkpointing,
         "train.compile decides by itself what to compute again in backward.",
         "Leave train.activation_checkpointing out.",
     ),
     Refusal(
         ("ddp",),
         "strategy.static_graph",
-        lambda facts: facts.asks("static_graph") and facts.accumulate > 1,
+        lambda facts: facts.asks("static_graph") and facts.train.accumulate > 1,
         "strategy.static_graph cannot skip the sync of the first parts of an accumulated batch: torch's "
         "wrapper stops there with an internal error.",
         "Set train.accumulate = 1, or leave strategy.static_graph out.",
@@ -109,7 +104,9 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         ("pipeline",),
         "train.activation_checkpointing",
-        lambda facts: facts.activation_checkpointing and facts.options.get("schedule") in _SPLIT_BACKWARD,
+        lambda facts: (
+            facts.train.activation_checkpointing and facts.strategy.options.get("schedule") in _SPLIT_BACKWARD
+        ),
         "A schedule that splits backward in two goes through the graph twice, and a checkpointed block "
         "recomputes its forward only once.",
         'Set strategy.schedule = "1f1b" or "interleaved-1f1b", or train.activation_checkpointing = false.',
@@ -117,7 +114,7 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         ("pipeline-async",),
         "train.clip_norm",
-        lambda facts: facts.clip_norm > 0,
+        lambda facts: facts.train.clip_norm > 0,
         "train.clip_norm needs the norm over all gradients of one update, and in a pipeline without a flush "
         "no moment has them all.",
         'Set train.clip_norm = 0, or strategy.use = "pipeline".',
@@ -146,5 +143,5 @@ def refusals(facts: Facts) -> list[Refusal]:
     return [
         row
         for row in REFUSALS
-        if (not row.strategies or facts.strategy in row.strategies) and row.applies(facts)
+        if (not row.strategies or facts.strategy.use in row.strategies) and row.applies(facts)
     ]

@@ -8,14 +8,18 @@ scanning. Read schema.py next.
 
 from __future__ import annotations
 
+import ast
+import functools
 import importlib
+import inspect
+import itertools
 import types
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
 
 from rankdeck.config import mesh_sizes
 from rankdeck.config.planning import Planning, uses_torchs_ddp, usual_meshes
@@ -24,7 +28,7 @@ from rankdeck.config.planning import Planning, uses_torchs_ddp, usual_meshes
 class Options(BaseModel):
     """Options of one card. Unknown names are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=False, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
@@ -37,75 +41,54 @@ class NoOptions(Options):
 
 
 class DpOptions(Options):
-    parallel_loss: bool = Field(
-        False, description="Compute the loss inside the forward, so that only losses are gathered."
-    )
+    parallel_loss: bool = False
+    """Compute the loss inside the forward, so that only losses are gathered."""
 
 
 class DdpOptions(Options):
-    sync: Literal["native", "ring", "reduce-broadcast", "all-to-all"] = Field(
-        "native",
-        description="How gradients meet. native: bucketed all-reduce while backward runs; the others are "
-        "explicit and start after it.",
-    )
-    compress: Literal["none", "fp16", "bf16", "powersgd"] = Field(
-        "none",
-        description="What gradients travel as: fp16 and bf16 halve them, powersgd sends thin sketches.",
-    )
-    powersgd_rank: Annotated[int, Field(ge=1, le=64)] = Field(
-        4, description="Columns of PowerSGD's thin matrices: more are closer, and cost more bytes."
-    )
-    bucket_mb: Annotated[float, Field(gt=0, le=1024)] = Field(
-        25.0, description="MiB of gradients that travel together; native powersgd always takes one bucket."
-    )
-    find_unused_parameters: bool = Field(
-        False, description="Allow parameters that take no part in a loss; ranks ask each other in each step."
-    )
-    static_graph: bool = Field(
-        False, description="Promise that every step uses the same parameters: native learns them once."
-    )
-    gradient_as_bucket_view: bool = Field(
-        False, description="Gradients are views of the buckets: one copy less."
-    )
-    sync_batchnorm: bool = Field(
-        False, description="Batch norm over the batches of all ranks, as one device would compute it."
-    )
+    sync: Literal["native", "ring", "reduce-broadcast", "all-to-all"] = "native"
+    """How gradients meet. native: bucketed all-reduce while backward runs; the others are explicit and start
+    after it."""
+    compress: Literal["none", "fp16", "bf16", "powersgd"] = "none"
+    """What gradients travel as: fp16 and bf16 halve them, powersgd sends thin sketches."""
+    powersgd_rank: Annotated[int, Field(ge=1, le=64)] = 4
+    """Columns of PowerSGD's thin matrices: more are closer, and cost more bytes."""
+    bucket_mb: Annotated[float, Field(gt=0, le=1024)] = 25.0
+    """MiB of gradients that travel together; native powersgd always takes one bucket."""
+    find_unused_parameters: bool = False
+    """Allow parameters that take no part in a loss; ranks ask each other in each step."""
+    static_graph: bool = False
+    """Promise that every step uses the same parameters: native learns them once."""
+    gradient_as_bucket_view: bool = False
+    """Gradients are views of the buckets: one copy less."""
+    sync_batchnorm: bool = False
+    """Batch norm over the batches of all ranks, as one device would compute it."""
 
 
 class FsdpOptions(Options):
-    reshard: bool = Field(
-        True,
-        description="Let a block's gathered weights go after its forward and gather them again for its "
-        "backward: less memory, more bytes.",
-    )
-    find_unused_parameters: bool = Field(
-        False, description="Allow ranks to use different parameters: one without a gradient counts as zero."
-    )
-    sync_batchnorm: bool = Field(
-        False, description="Batch norm over the batches of all ranks, as one device would compute it."
-    )
+    reshard: bool = True
+    """Let a block's gathered weights go after its forward and gather them again for its backward: less
+    memory, more bytes."""
+    find_unused_parameters: bool = False
+    """Allow ranks to use different parameters: one without a gradient counts as zero."""
+    sync_batchnorm: bool = False
+    """Batch norm over the batches of all ranks, as one device would compute it."""
 
 
 class TensorOptions(Options):
-    plan: dict[str, Literal["column", "row"]] | None = Field(
-        None,
-        description="Layers to split, as name patterns; found for transformer blocks where it is not given.",
-    )
-    sequence_parallel: bool = Field(
-        False, description="Cut the stream between layers along the sequence: less memory, the same bytes."
-    )
-    loss_parallel: bool = Field(
-        False, description="Compute cross entropy on split classes: logits are never gathered."
-    )
+    plan: dict[str, Literal["column", "row"]] | None = None
+    """Layers to split, as name patterns; found for transformer blocks where it is not given."""
+    sequence_parallel: bool = False
+    """Cut the stream between layers along the sequence: less memory, the same bytes."""
+    loss_parallel: bool = False
+    """Compute cross entropy on split classes: logits are never gathered."""
 
 
 class CutOptions(Options):
-    cuts: list[str | int] | None = Field(
-        None, description="Units that a stage begins with, by name or index; balanced where not given."
-    )
-    balance: Literal["parameters", "time", "activations"] = Field(
-        "parameters", description="What stages are made even in: weights, measured forward time, or memory."
-    )
+    cuts: list[str | int] | None = None
+    """Units that a stage begins with, by name or index; balanced where not given."""
+    balance: Literal["parameters", "time", "activations"] = "parameters"
+    """What stages are made even in: weights, measured forward time, or memory."""
 
 
 class PipelineOptions(CutOptions):
@@ -118,50 +101,49 @@ class PipelineOptions(CutOptions):
         "interleaved-zero-bubble",
         "zbv",
         "dualpipev",
-    ] = Field(
-        "1f1b",
-        description="In which order stages run forward and backward of the microbatches. 1f1b-by-hand is the "
-        "same as 1f1b, written out in one function to be read; the others run in torch.",
-    )
-    microbatches: Positive | None = Field(
-        None, description="Parts of the batch in the pipe; a divisor near 2 x stages where not given."
-    )
+    ] = "1f1b"
+    """In which order stages run forward and backward of the microbatches. 1f1b-by-hand is the same as 1f1b,
+    written out in one function to be read; the others run in torch."""
+    microbatches: Positive | None = None
+    """Parts of the batch in the pipe; a divisor near 2 x stages where not given."""
 
 
-class _MeshOptions(Options):
-    data: Positive = Field(1, description="Replicas: gradients are summed over this axis after backward.")
-    shard: Positive = Field(1, description="Slices of every weight, put together block by block, as in fsdp.")
-    stage: Positive = Field(1, description="Stages of layers with microbatches between them, as in pipeline.")
-    tensor: Positive = Field(1, description="Slices of every large layer, as in tensor.")
+class MeshOptions(Options):
+    data: Positive = 1
+    """Replicas: gradients are summed over this axis after backward."""
+    shard: Positive = 1
+    """Slices of every weight, put together block by block, as in fsdp."""
+    stage: Positive = 1
+    """Stages of layers with microbatches between them, as in pipeline."""
+    tensor: Positive = 1
+    """Slices of every large layer, as in tensor."""
 
 
-class HybridOptions(PipelineOptions, _MeshOptions):
-    sync: Literal["native", "ring", "reduce-broadcast", "all-to-all"] = Field(
-        "native", description="How gradients meet over data."
-    )
-    compress: Literal["none", "fp16", "bf16", "powersgd"] = Field(
-        "none", description="What gradients travel as over data."
-    )
-    reshard: bool = Field(
-        True, description="shard: gather a block's weights again for its backward. Stages keep theirs."
-    )
-    plan: dict[str, Literal["column", "row"]] | None = Field(
-        None, description="tensor: layers to split, as name patterns; found where it is not given."
-    )
-    sequence_parallel: bool = Field(False, description="tensor: cut the stream between layers as well.")
-    loss_parallel: bool = Field(False, description="tensor: cross entropy on split classes.")
+class HybridOptions(PipelineOptions, MeshOptions):
+    sync: Literal["native", "ring", "reduce-broadcast", "all-to-all"] = "native"
+    """How gradients meet over data."""
+    compress: Literal["none", "fp16", "bf16", "powersgd"] = "none"
+    """What gradients travel as over data."""
+    reshard: bool = True
+    """shard: gather a block's weights again for its backward. Stages keep theirs."""
+    plan: dict[str, Literal["column", "row"]] | None = None
+    """tensor: layers to split, as name patterns; found where it is not given."""
+    sequence_parallel: bool = False
+    """tensor: cut the stream between layers as well."""
+    loss_parallel: bool = False
+    """tensor: cross entropy on split classes."""
 
 
 class AsyncPipelineOptions(CutOptions):
-    mode: Literal["stash", "2bw"] = Field(
-        "stash",
-        description="stash: weights kept per microbatch under way; 2bw: two versions, one update behind.",
-    )
+    mode: Literal["stash", "2bw"] = "stash"
+    """stash: weights kept per microbatch under way; 2bw: two versions, one update behind."""
 
 
 class MlpArgs(Options):
-    hidden: list[Positive] = Field([256, 256], description="Widths of the hidden layers.")
-    classes: Positive | None = Field(None, description="Follows from the data where it is not given.")
+    hidden: list[Positive] = [256, 256]
+    """Widths of the hidden layers."""
+    classes: Positive | None = None
+    """Follows from the data where it is not given."""
     dropout: Fraction = 0.0
 
 
@@ -170,40 +152,42 @@ class GptArgs(Options):
     heads: Positive = 4
     width: Positive = 128
     context: Positive = 128
-    vocabulary: Positive | None = Field(None, description="Follows from the data where it is not given.")
-    tied: bool = Field(False, description="The output layer shares the embedding's weights.")
+    vocabulary: Positive | None = None
+    """Follows from the data where it is not given."""
+    tied: bool = False
+    """The output layer shares the embedding's weights."""
     dropout: Fraction = 0.0
 
 
 class ResnetArgs(Options):
     depth: Literal[18, 34, 50, 101] = 18
-    classes: Positive | None = Field(None, description="Follows from the data where it is not given.")
-    stem: Literal["imagenet", "small"] = Field(
-        "imagenet", description="small: a 3x3 convolution, for small pictures."
-    )
+    classes: Positive | None = None
+    """Follows from the data where it is not given."""
+    stem: Literal["imagenet", "small"] = "imagenet"
+    """small: a 3x3 convolution, for small pictures."""
 
 
 class TextArgs(Options):
-    path: str = Field(
-        "@stdlib", description="A file or a folder; @stdlib is the source of the running Python."
-    )
-    vocabulary: Annotated[int, Field(ge=256, le=65536)] = Field(
-        256, description="256: bytes; above that a BPE vocabulary."
-    )
-    context: Positive | None = Field(
-        None, description="Tokens per sample; follows from the model where it is not given."
-    )
+    path: str = "@stdlib"
+    """A file or a folder; @stdlib is the source of the running Python."""
+    vocabulary: Annotated[int, Field(ge=256, le=65536)] = 256
+    """256: bytes; above that a BPE vocabulary."""
+    context: Positive | None = None
+    """Tokens per sample; follows from the model where it is not given."""
 
 
 class ImagesArgs(Options):
-    path: str = Field(description="A folder with one folder per class, or with train/ and val/ above those.")
-    size: Annotated[int, Field(ge=8, le=1024)] = Field(224, description="Pixels per side.")
+    path: str
+    """A folder with one folder per class, or with train/ and val/ above those."""
+    size: Annotated[int, Field(ge=8, le=1024)] = 224
+    """Pixels per side."""
 
 
 class SyntheticArgs(Options):
     samples: Positive = 4096
     classes: Positive | None = None
-    masked: Fraction = Field(0.0, description="Share of targets that are masked (-100).")
+    masked: Fraction = 0.0
+    """Share of targets that are masked (-100)."""
 
 
 class SgdArgs(Options):
@@ -225,19 +209,18 @@ class AdamwArgs(AdamArgs):
 
 
 class WarmupArgs(Options):
-    warmup: Annotated[int, Field(ge=0)] = Field(
-        0, description="Steps over which the rate rises from 0; 0 is off."
-    )
+    warmup: Annotated[int, Field(ge=0)] = 0
+    """Steps over which the rate rises from 0; 0 is off."""
 
 
 class CosineArgs(WarmupArgs):
-    final: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.0, description="The last rate as a share of the first."
-    )
+    final: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """The last rate as a share of the first."""
 
 
 class OneCycleArgs(Options):
-    rise: Fraction = Field(0.3, description="Share of the steps over which the rate rises.")
+    rise: Fraction = 0.3
+    """Share of the steps over which the rate rises."""
 
 
 @dataclass(frozen=True)
@@ -276,6 +259,16 @@ class StrategyCard(CatalogCard):
     wins: str = ""
     breaks: str = ""
     planning: Planning = field(default_factory=Planning)
+
+    @property
+    def has_mesh(self) -> bool:
+        """Whether its options are the sizes of a mesh."""
+        return issubclass(self.options, MeshOptions)
+
+    def changed(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Options that are not the default ones."""
+        defaults = self.options().model_dump()
+        return {name: value for name, value in options.items() if defaults.get(name) != value}
 
     def batch_cut(self, options: Mapping[str, Any], num_devices: int) -> tuple[int, int]:
         """(slices of the batch, stages with microbatches between them)."""
@@ -648,39 +641,51 @@ class OptionField:
     optional: bool = False
 
 
-def option_fields(options: type[BaseModel]) -> list[OptionField]:
+_KINDS = {"boolean": "bool", "integer": "int", "number": "float", "array": "list", "object": "table"}
+
+
+@functools.cache
+def option_fields(options: type[BaseModel]) -> tuple[OptionField, ...]:
     """The fields of an options model, in order, with their bounds and choices."""
-    return [_option_field(name, info.annotation, info) for name, info in options.model_fields.items()]
+    schema = options.model_json_schema()["properties"]
+    return tuple(
+        _option_field(name, info, schema[name], info.description or _text(options, name))
+        for name, info in options.model_fields.items()
+    )
 
 
-def _option_field(name: str, annotation: Any, info: Any) -> OptionField:
-    minimum = maximum = None
-    optional = False
-    metadata = list(info.metadata)
-    while True:
-        origin = typing.get_origin(annotation)
-        if origin is Annotated:
-            annotation, *more = typing.get_args(annotation)
-            for item in more:
-                metadata.extend(getattr(item, "metadata", [item]))
-        elif origin in (typing.Union, types.UnionType):
-            optional = True
-            annotation = next(arg for arg in typing.get_args(annotation) if arg is not type(None))
-        else:
-            break
-    for item in metadata:
-        for bound in ("ge", "gt"):
-            minimum = getattr(item, bound, minimum)
-        for bound in ("le", "lt"):
-            maximum = getattr(item, bound, maximum)
-    choices: tuple[Any, ...] = ()
-    if typing.get_origin(annotation) is Literal:
-        kind, choices = "choice", typing.get_args(annotation)
-    elif typing.get_origin(annotation) in (list, tuple):
-        kind = "list"
-    elif typing.get_origin(annotation) is dict:
-        kind = "table"
-    else:
-        kind = {bool: "bool", int: "int", float: "float"}.get(annotation, "text")
-    default = None if info.is_required() else info.get_default(call_default_factory=True)
-    return OptionField(name, kind, default, info.description or "", choices, minimum, maximum, optional)
+def _option_field(name: str, info: FieldInfo, schema: dict[str, Any], text: str) -> OptionField:
+    """`schema` is the field's JSON schema."""
+    either = schema.get("anyOf", [schema])
+    schema = next(one for one in either if one.get("type") != "null")
+    return OptionField(
+        name,
+        kind="choice" if "enum" in schema else _KINDS.get(schema.get("type", ""), "text"),
+        default=None if info.is_required() else info.get_default(call_default_factory=True),
+        text=text,
+        choices=tuple(schema.get("enum", ())),
+        minimum=schema.get("minimum", schema.get("exclusiveMinimum")),
+        maximum=schema.get("maximum", schema.get("exclusiveMaximum")),
+        optional=len(either) > 1,
+    )
+
+
+def _text(options: type[BaseModel], field: str) -> str:
+    """What stands below a field, in the class that says most of it."""
+    classes = [cls for cls in options.__mro__ if issubclass(cls, BaseModel) and cls is not BaseModel]
+    texts = (_texts_below(cls.__module__).get((cls.__name__, field)) for cls in classes)
+    return next(filter(None, texts), "")
+
+
+@functools.cache
+def _texts_below(module: str) -> dict[tuple[str, str], str]:
+    """(class, field) -> the docstring below the field. Read from the source when a form asks for it: pydantic
+    itself (use_attribute_docstrings) would at every import, which takes 35 ms."""
+    texts = {}
+    tree = ast.parse(inspect.getsource(importlib.import_module(module)))
+    for cls in (node for node in tree.body if isinstance(node, ast.ClassDef)):
+        for field_and_text in itertools.pairwise(cls.body):
+            match field_and_text:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    texts[cls.name, name] = " ".join(text.split())
+    return texts

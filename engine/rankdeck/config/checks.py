@@ -6,13 +6,14 @@ for what is checked where.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from rankdeck.base.errors import Problem, did_you_mean, one_of
 from rankdeck.config.catalog import DATA, LOSSES, MODELS, OPTIMIZERS, SCHEDULES, STRATEGIES, CatalogCard
+from rankdeck.config.schema import Choice
 from rankdeck.config.toml_lines import Place, line_of
 
 CARDS: dict[Place, tuple[str, Mapping[str, CatalogCard]]] = {
@@ -73,12 +74,8 @@ class ProblemReport:
         elif kind == "missing":
             self.add("missing", place, f"{dotted} is missing.", f"Add {place[-1]} = ...")
         else:
-            self.add(
-                "wrong-value",
-                place,
-                f"{dotted} = {_shown(item['input'])} {_wrong(kind, item)}.",
-                _right(kind, item),
-            )
+            wrong, right = _words(kind, item)
+            self.add("wrong-value", place, f"{dotted} = {_shown(item['input'])} {wrong}.", right)
 
 
 def _shown(value: Any) -> str:
@@ -86,61 +83,39 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _wrong(kind: str, item: Any) -> str:
-    words = {
-        "int_parsing": "is not a whole number",
-        "int_type": "is not a whole number",
-        "int_from_float": "is not a whole number",
-        "float_parsing": "is not a number",
-        "float_type": "is not a number",
-        "finite_number": "is not a finite number",
-        "bool_parsing": "is neither true nor false",
-        "bool_type": "is neither true nor false",
-        "string_type": "is not text in quotes",
-        "list_type": "is not a list",
-        "tuple_type": "is not a list",
-        "too_short": "has too few entries",
-        "too_long": "has too many entries",
-        "dict_type": "is not a table",
-        "model_type": "is not a table",
-        "literal_error": "is not one of the choices",
-        "greater_than_equal": "is too small",
-        "greater_than": "is too small",
-        "less_than_equal": "is too large",
-        "less_than": "is too large",
-    }
-    return words.get(kind, f"is not valid ({item['msg']})")
+_FORMS = {
+    "int": ("is not a whole number", "Write a whole number, as in 32."),
+    "float": ("is not a number", "Write a number, as in 0.1."),
+    "finite": ("is not a finite number", "Write a number, as in 0.1."),
+    "bool": ("is neither true nor false", "Write true or false."),
+    "string": ("is not text in quotes", 'Write text in quotes, as in "gpt".'),
+    "list": ("is not a list", "Write a list, as in [256, 256]."),
+    "tuple": ("is not a list", "Write a list, as in [0.9, 0.999]."),
+    "dict": ("is not a table", "Write a table, as in { layers = 4 }."),
+    "model": ("is not a table", "Write a table, as in { layers = 4 }."),
+}
+"""What is wrong and what to write, by the first word of pydantic's type of an error."""
+_BOUNDS = {
+    "greater_than_equal": ("is too small", "at least", "ge"),
+    "greater_than": ("is too small", "more than", "gt"),
+    "less_than_equal": ("is too large", "at most", "le"),
+    "less_than": ("is too large", "less than", "lt"),
+}
+_LENGTHS = {"too_short": "has too few entries", "too_long": "has too many entries"}
 
 
-def _right(kind: str, item: Any) -> str | None:
+def _words(kind: str, item: Any) -> tuple[str, str | None]:
+    """(what is wrong with a value, what to write instead)."""
     context = item.get("ctx", {})
     if kind == "literal_error":
         choices = context["expected"].replace("'", "")
         close = did_you_mean(str(item["input"]), choices.replace(" or ", ", ").split(", "))
-        return f"{close + ' ' if close else ''}Use {choices}."
-    bounds = {
-        "greater_than_equal": ("ge", "at least"),
-        "greater_than": ("gt", "more than"),
-        "less_than_equal": ("le", "at most"),
-        "less_than": ("lt", "less than"),
-    }
-    if kind in bounds:
-        key, words = bounds[kind]
-        return f"Use {words} {context[key]}."
-    return _FORMS.get(kind.partition("_")[0])
-
-
-_FORMS = {
-    "int": "Write a whole number, as in 32.",
-    "float": "Write a number, as in 0.1.",
-    "finite": "Write a number, as in 0.1.",
-    "bool": "Write true or false.",
-    "string": 'Write text in quotes, as in "gpt".',
-    "list": "Write a list, as in [256, 256].",
-    "tuple": "Write a list, as in [0.9, 0.999].",
-    "dict": "Write a table, as in { layers = 4 }.",
-    "model": "Write a table, as in { layers = 4 }.",
-}
+        return "is not one of the choices", f"{close + ' ' if close else ''}Use {choices}."
+    if kind in _BOUNDS:
+        wrong, words, bound = _BOUNDS[kind]
+        return wrong, f"Use {words} {context[bound]}."
+    other = _LENGTHS.get(kind, f"is not valid ({item['msg']})")
+    return _FORMS.get(kind.partition("_")[0], (other, None))
 
 
 def find_card(
@@ -156,10 +131,8 @@ def find_card(
     return card
 
 
-def choice(
-    report: ProblemReport, place: Place, values: Any, default: str
-) -> tuple[str, dict[str, Any]] | None:
-    """(use, options): the card that the table names, or the default, and its options, validated.
+def choice(report: ProblemReport, place: Place, values: Any, default: str) -> Choice | None:
+    """The card that the table names, or the default, with its options, validated.
 
     None where something is wrong with them, which is in `report` then.
     """
@@ -183,32 +156,19 @@ def choice(
         return None
     given = {key: value for key, value in values.items() if key != "use"}
     if ":" in use and place in OWN_CODE:
-        return use, given
+        return Choice(use=use, options=given)
     card = find_card(report, place, what, cards, use)
     if card is None:
         return None
-    foreign = _foreign_options(cards, card, given)
-    for key, owners in foreign.items():
-        advice = f"Leave it out, or set {dotted}.use to {one_of(owners)}."
-        report.add(
-            "foreign-option",
-            (*place, key),
-            f"{dotted}.{key} is an option of {one_of(owners)}, not of {use}.",
-            advice,
-        )
-    own = {key: value for key, value in given.items() if key not in foreign}
-    options = report.validate(card.options, place, own, owner=f"{what} {use}")
-    return None if options is None else (use, options.model_dump(exclude_none=True, mode="json"))
-
-
-def _foreign_options(
-    cards: Mapping[str, CatalogCard], card: CatalogCard, given: Iterable[str]
-) -> dict[str, list[str]]:
-    """Options that other cards have and this one has not: {option: [cards that have it]}."""
-    foreign: dict[str, list[str]] = {}
-    for key in given:
-        if key not in card.options.model_fields:
-            owners = [other.name for other in cards.values() if key in other.options.model_fields]
-            if owners:
-                foreign[key] = owners
-    return foreign
+    for key in [key for key in given if key not in card.options.model_fields]:
+        owners = one_of(other.name for other in cards.values() if key in other.options.model_fields)
+        if owners:
+            del given[key]
+            message = f"{dotted}.{key} is an option of {owners}, not of {use}."
+            report.add(
+                "foreign-option", (*place, key), message, f"Leave it out, or set {dotted}.use to {owners}."
+            )
+    options = report.validate(card.options, place, given, owner=f"{what} {use}")
+    if options is None:
+        return None
+    return Choice(use=use, options=options.model_dump(exclude_none=True, mode="json"))

@@ -48,9 +48,7 @@ def parse_devices(text: str) -> DeviceSelection:
         if re.fullmatch(r"[0-9]+", rest) and 1 <= int(rest) <= MAX_VIRTUAL_DEVICES:
             return DeviceSelection("cpu", int(rest))
         raise DeviceError(
-            f'"{text}" does not name virtual devices.',
-            advice=f"Use cpu:1 to cpu:{MAX_VIRTUAL_DEVICES}.",
-            path="devices.use",
+            f'"{text}" does not name virtual devices.', advice=f"Use cpu:1 to cpu:{MAX_VIRTUAL_DEVICES}."
         )
     if kind in ("gpu", "cuda") and rest == "all":
         return DeviceSelection("gpu")
@@ -59,13 +57,9 @@ def parse_devices(text: str) -> DeviceSelection:
         bad = [name for name in names if not re.fullmatch(r"[0-9]+|(GPU|MIG)-[0-9a-fA-F-]+", name)]
         if bad:
             raise DeviceError(
-                f'"{bad[0]}" in "{text}" is neither a GPU\'s index nor its UUID.',
-                advice=_FORMS,
-                path="devices.use",
+                f'"{bad[0]}" in "{text}" is neither a GPU\'s index nor its UUID.', advice=_FORMS
             )
         if len(set(names)) < len(names):
-            raise DeviceError(
-                f'"{text}" names a GPU twice.', advice="Name each GPU once.", path="devices.use"
-            )
+            raise DeviceError(f'"{text}" names a GPU twice.', advice="Name each GPU once.")
         return DeviceSelection("gpu", gpus=names)
-    raise DeviceError(f'"{text}" is not a choice of devices.', advice=_FORMS, path="devices.use")
+    raise DeviceError(f'"{text}" is not a choice of devices.', advice=_FORMS)

@@ -1,9 +1,8 @@
 """GPUs that one can plan for by name, with or without having them: size, speed, and what the driver takes.
 
     total_bytes      what nvidia-smi calls total, not what the box says
-    fp32, half       floating point operations per second at best: fp32 outside tensor cores (torch's default
-                     does not use TF32), and dense fp16 or bf16 inside them
-    bandwidth        bytes per second of the GPU's own memory
+    rates            floating point operations per second at best: fp32 outside tensor cores (torch's default
+                     does not use TF32), and dense fp16 or bf16 inside them; bytes per second of its memory
     link             bytes per second to another GPU of the same machine, one way: NVLink or PCIe
     context_bytes    of a process: driver, kernels, libraries
     workspace_bytes  of each cuBLAS handle, of which a training process has two (forward, backward)
@@ -31,38 +30,30 @@ MAX_PLANNED = 64
 
 
 @dataclass(frozen=True)
-class GpuModel:
-    """See the top of this file. `fp32`, `half`, `bandwidth` and `link` are None where nobody knows."""
-
-    name: str
-    total_bytes: int
-    fp32: float | None = None
-    half: float | None = None
-    bandwidth: float | None = None
-    link: float | None = None
-    context_bytes: int = 512 * _MIB
-    workspace_bytes: int = _OLD_WORKSPACE
-    nccl_bytes: int = 256 * _MIB
-
-    @property
-    def rates(self) -> Rates | None:
-        if self.fp32 is None or self.half is None or self.bandwidth is None:
-            return None
-        return Rates(self.fp32, self.half, self.bandwidth)
-
-    @property
-    def workspaces_bytes(self) -> int:
-        """What cuBLAS holds inside torch's allocator in a training process."""
-        return 2 * self.workspace_bytes
-
-
-@dataclass(frozen=True)
 class Rates:
     """What a device does at best: floating point operations per second in fp32 and in 16 bits, bytes/s."""
 
     flops_per_s: float
     half_flops_per_s: float
     bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class GpuModel:
+    """See the top of this file. `rates` and `link` are None where nobody knows."""
+
+    name: str
+    total_bytes: int
+    rates: Rates | None = None
+    link: float | None = None
+    context_bytes: int = 512 * _MIB
+    workspace_bytes: int = _OLD_WORKSPACE
+    nccl_bytes: int = 256 * _MIB
+
+    @property
+    def workspaces_bytes(self) -> int:
+        """What cuBLAS holds inside torch's allocator in a training process."""
+        return 2 * self.workspace_bytes
 
 
 def _gpu(
@@ -73,9 +64,7 @@ def _gpu(
     return GpuModel(
         name,
         mib * _MIB,
-        fp32 * _TERA,
-        half * _TERA,
-        gigabytes_per_s * _GIGA,
+        Rates(fp32 * _TERA, half * _TERA, gigabytes_per_s * _GIGA),
         link * _GIGA,
         context_bytes=(640 if hopper else 512) * _MIB,
         workspace_bytes=_NEW_WORKSPACE if hopper else _OLD_WORKSPACE,
@@ -127,6 +116,11 @@ def find_gpu(name: str, total_bytes: int | None = None) -> GpuModel | None:
     return named[-1] if named else fitting[-1]
 
 
+def gpu_model(name: str, total_bytes: int | None) -> GpuModel:
+    """The row of a GPU, or one that knows nothing but its size."""
+    return find_gpu(name, total_bytes) or GpuModel(name, total_bytes or 0)
+
+
 def _words(name: str) -> set[str]:
     return set(re.findall(r"[a-z]+[0-9]*[a-z]*|[0-9]+[a-z]*", name.lower()))
 
@@ -147,16 +141,13 @@ def parse_planned(text: str) -> list[GpuModel] | None:
         return None
     count, name = int(match[1]), match[2]
     if not 1 <= count <= MAX_PLANNED:
-        raise DeviceError(
-            f"{count} GPUs cannot be planned for.", path="devices.use", advice=f"Use 1 to {MAX_PLANNED}."
-        )
+        raise DeviceError(f"{count} GPUs cannot be planned for.", advice=f"Use 1 to {MAX_PLANNED}.")
     model = find_gpu(name) or _of_size(name)
     if model is None:
         known = [known.name for known in GPU_MODELS]
         raise DeviceError(
             f'"{name}" is no GPU that is known here.',
             code="unknown-gpu",
-            path="devices.use",
             advice=did_you_mean(name, known)
             or f'Give a size ("{count} x 24GiB"), or one of {", ".join(known)}.',
         )

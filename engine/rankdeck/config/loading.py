@@ -9,49 +9,33 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from rankdeck.base.errors import ConfigError, Problem, did_you_mean, one_of
 from rankdeck.config.checks import CARDS, ProblemReport, choice, find_card
 from rankdeck.config.rules import TABLE_RULES, check_together
-from rankdeck.config.schema import (
-    Choice,
-    DataConfig,
-    DevicesConfig,
-    LaunchConfig,
-    LossConfig,
-    ModelConfig,
-    RehearsalConfig,
-    RunConfig,
-    Table,
-    TrainConfig,
-)
+from rankdeck.config.schema import Choice, RunConfig
 from rankdeck.config.toml_lines import Place, key_lines
 
-_SECTIONS: dict[str, type[Table]] = {
-    "model": ModelConfig,
-    "data": DataConfig,
-    "loss": LossConfig,
-    "train": TrainConfig,
-    "devices": DevicesConfig,
-    "rehearsal": RehearsalConfig,
-    "launch": LaunchConfig,
+_TOP_LEVEL = RunConfig.model_fields
+_SECTIONS: dict[str, Any] = {
+    name: field.annotation for name, field in _TOP_LEVEL.items() if name not in ("name", "folder", "strategy")
 }
-_TOP_LEVEL = ("name", "folder", *_SECTIONS, "strategy")
 
 
-def load(
-    path: Path,
-    *,
-    strategy: str | None = None,
-    devices: str | None = None,
-    name: str | None = None,
-    overrides: Iterable[str] = (),
-    folder: Path | None = None,
-) -> RunConfig:
-    """The configuration in a file, with the command line's changes applied: first `strategy` (which replaces
-    the whole table), then `devices`, then every "train.steps=50" of `overrides`. Relative paths start in
-    `folder`, by default the file's own.
+class Changes(TypedDict, total=False):
+    """What a command line changes, in this order. `strategy` replaces the whole table; `overrides` are like
+    "train.steps=50"."""
+
+    strategy: str | None
+    devices: str | None
+    name: str | None
+    overrides: Iterable[str]
+
+
+def load(path: Path, *, folder: Path | None = None, **changes: Unpack[Changes]) -> RunConfig:
+    """The configuration in a file, with the command line's changes applied. Relative paths start in `folder`,
+    by default the file's own.
 
     Raises:
         ConfigError: every problem of the file and of the changes, with path, line and advice.
@@ -62,30 +46,13 @@ def load(
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise ConfigError(f"{path} cannot be read: {reason}.", code="unreadable", path=str(path)) from None
     try:
-        return from_text(
-            text,
-            folder=folder or path.resolve().parent,
-            stem=path.stem,
-            strategy=strategy,
-            devices=devices,
-            name=name,
-            overrides=overrides,
-        )
+        return from_text(text, folder=folder or path.resolve().parent, stem=path.stem, **changes)
     except ConfigError as error:
         error.file = str(path)
         raise
 
 
-def from_text(
-    text: str,
-    *,
-    folder: Path,
-    stem: str = "run",
-    strategy: str | None = None,
-    devices: str | None = None,
-    name: str | None = None,
-    overrides: Iterable[str] = (),
-) -> RunConfig:
+def from_text(text: str, *, folder: Path, stem: str = "run", **changes: Unpack[Changes]) -> RunConfig:
     """As `load`, for text that is not in a file yet (the app's editor)."""
     try:
         tables = tomllib.loads(text)
@@ -97,17 +64,12 @@ def from_text(
             advice="Mend that line.",
         ) from None
     lines = key_lines(text)
-    given = {
-        "strategy": None if strategy is None else {"use": strategy},
-        "devices": None if devices is None else {"use": devices},
-        "name": name,
-    }
-    for key, value in given.items():
-        if value is not None:
-            tables[key] = value
+    for key in ("strategy", "devices", "name"):
+        if (value := changes.get(key)) is not None:
+            tables[key] = value if key == "name" else {"use": value}
             _not_in_file(lines, (key,))
     problems = []
-    for override in overrides:
+    for override in changes.get("overrides", ()):
         place = _override_place(override)
         if problem := _apply_override(tables, override):
             problems.append(problem)
@@ -161,7 +123,7 @@ def from_dict(
         report.add("wrong-type", ("folder",), "folder must be text in quotes.", 'Write folder = "path".')
     for section in _SECTIONS:
         values[section] = _section(report, section, tables.get(section, {}))
-    values["strategy"] = _choice(report, ("strategy",), tables.get("strategy", {}), "single")
+    values["strategy"] = choice(report, ("strategy",), tables.get("strategy", {}), "single")
     if all(values[key] is not None for key in ("train", "strategy", "devices")):
         check_together(report, values)
     if report.problems:
@@ -179,7 +141,7 @@ def _section(report: ProblemReport, section: str, values: Any) -> Any:
     before = len(report.problems)
     if section == "train":
         for key, default in (("optimizer", "adamw"), ("schedule", "constant")):
-            values[key] = _choice(report, (section, key), values.get(key, {}), default) or Choice(use=default)
+            values[key] = choice(report, (section, key), values.get(key, {}), default) or Choice(use=default)
     table: Any = report.validate(table_type, (section,), values)
     if table is None:
         return None
@@ -188,11 +150,6 @@ def _section(report: ProblemReport, section: str, values: Any) -> Any:
     elif section in TABLE_RULES:
         TABLE_RULES[section](report, table)
     return None if len(report.problems) > before else table
-
-
-def _choice(report: ProblemReport, place: Place, values: Any, default: str) -> Choice | None:
-    chosen = choice(report, place, values, default)
-    return None if chosen is None else Choice(use=chosen[0], options=chosen[1])
 
 
 def _card_table(report: ProblemReport, section: str, table: Any) -> Any:

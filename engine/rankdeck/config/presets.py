@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rankdeck.base.errors import ConfigError, did_you_mean, one_of
-
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -49,34 +47,21 @@ def all() -> list[PresetCard]:  # noqa: A001 - read as presets.all()
     return cards
 
 
-def find(name: str) -> Path:
-    """The file of a preset.
-
-    Raises:
-        ConfigError: there is no preset of this name; the message says which there are.
-    """
-    paths = {path.stem: path for path in folder().glob("*.toml")}
-    if name in paths:
-        return paths[name]
-    names = sorted(paths)
-    raise ConfigError(
-        f'There is no preset called "{name}".',
-        code="unknown-preset",
-        advice=did_you_mean(name, names) or f"Use {one_of(names)}.",
-    )
+def find(name: str) -> Path | None:
+    """The file of a preset; None where there is none of this name."""
+    return next((path for path in folder().glob("*.toml") if path.stem == name), None)
 
 
 def _card(path: Path) -> PresetCard:
     source = path.read_text(encoding="utf-8")
     tables = tomllib.loads(source)
-    strategy = _use(tables, "strategy", "single")
     devices = _use(tables, "devices", "auto")
     return PresetCard(
         name=path.stem,
         title=str(tables.get("name", path.stem)),
         text=_leading_comment(source),
         path=path,
-        strategy=strategy,
+        strategy=_use(tables, "strategy", "single"),
         devices=devices,
         needs_gpu=devices.startswith("gpu"),
     )

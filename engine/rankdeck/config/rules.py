@@ -88,7 +88,8 @@ def _check_on(
     train: TrainConfig = values["train"]
     if num_devices is not None:
         values["strategy"] = _with_mesh(values["strategy"], num_devices)
-    for row in refusals(_facts(values, kind, num_devices)):
+    model_args = values["model"].args if values["model"] else {}
+    for row in refusals(Facts(values["strategy"], train, model_args, kind)):
         report.add("does-not-combine", tuple(row.place.split(".")), row.why, row.instead)
     if kind == "gpu" and train.precision == "fp64":
         advice = "Use fp32, or cpu:N for a rehearsal."
@@ -105,27 +106,11 @@ def _check_on(
 
 
 def _with_mesh(strategy: Choice, num_devices: int) -> Choice:
-    """A hybrid whose axes nobody gave gets a mesh to begin with."""
-    if strategy.use != "hybrid" or math.prod(mesh_sizes.sizes_of(strategy.options).values()) > 1:
+    """A strategy with axes that nobody gave sizes gets a mesh to begin with."""
+    sizes = mesh_sizes.sizes_of(strategy.options).values()
+    if not STRATEGIES[strategy.use].has_mesh or math.prod(sizes) > 1:
         return strategy
     return Choice(use=strategy.use, options={**strategy.options, **mesh_sizes.usual_sizes(num_devices)})
-
-
-def _facts(values: dict[str, Any], kind: str | None, num_devices: int | None) -> Facts:
-    train, model = values["train"], values["model"]
-    return Facts(
-        strategy=values["strategy"].use,
-        options=values["strategy"].options,
-        model=model.use if model else "",
-        model_args=model.args if model else {},
-        accumulate=train.accumulate,
-        precision=train.precision,
-        clip_norm=train.clip_norm,
-        activation_checkpointing=train.activation_checkpointing,
-        compile=train.compile,
-        device_kind=kind,
-        num_devices=num_devices,
-    )
 
 
 def batch_problems(train: TrainConfig, strategy: Choice, num_devices: int) -> list[Problem]:
@@ -140,20 +125,18 @@ def batch_problems(train: TrainConfig, strategy: Choice, num_devices: int) -> li
                 advice=f'Use cpu:{card.min_devices} for a rehearsal, or strategy.use = "single".',
             )
         ]
-    is_mesh = card.name == "hybrid"
-    if is_mesh and (problem := mesh_sizes.problem(strategy.options, num_devices)):
+    options = strategy.options
+    if card.has_mesh and (problem := mesh_sizes.problem(options, num_devices)):
         return [problem]
-    shards = num_devices if card.batch_shards else 1
-    cut_by = f"{shards} devices"
-    if is_mesh:
-        shards = mesh_sizes.batch_slices(strategy.options)
-        cut_by = f"data x shard {shards}"
-    parts = train.accumulate * shards
+    slices, stages = card.batch_cut(options, num_devices)
+    parts = train.accumulate * slices
     if train.global_batch % parts == 0:
-        return _stage_problems(train, strategy, num_devices)
+        problem = _stage_problem(train, strategy, num_devices, train.global_batch // slices, stages)
+        return [] if problem is None else [problem]
     below = train.global_batch // parts * parts
     choices = [str(below)] if below else []
     choices.append(str(below + parts))
+    cut_by = f"data x shard {slices}" if card.has_mesh else f"{slices} devices"
     return [
         Problem(
             "batch",
@@ -165,19 +148,14 @@ def batch_problems(train: TrainConfig, strategy: Choice, num_devices: int) -> li
     ]
 
 
-def _stage_problems(train: TrainConfig, strategy: Choice, num_devices: int) -> list[Problem]:
-    """Whether a pipeline can be fed: microbatches that fit its schedule, parts enough for two versions."""
+def _stage_problem(
+    train: TrainConfig, strategy: Choice, num_devices: int, batch: int, stages: int
+) -> Problem | None:
+    """Whether `batch` feeds a pipeline: microbatches that fit its schedule, parts enough for two versions."""
     options = strategy.options
-    if strategy.use == "pipeline":
-        schedule, wanted = options["schedule"], options.get("microbatches")
-        problem = microbatches.problem(schedule, num_devices, train.global_batch, train.accumulate, wanted)
-        return [] if problem is None else [problem]
-    if strategy.use == "hybrid" and options["stage"] > 1:
-        per_pipeline = train.global_batch // mesh_sizes.batch_slices(options)
-        schedule, wanted = options["schedule"], options.get("microbatches")
-        problem = microbatches.problem(schedule, options["stage"], per_pipeline, train.accumulate, wanted)
-        return [] if problem is None else [problem]
-    if strategy.use == "pipeline-async":
-        problem = microbatches.async_problem(options["mode"], num_devices, train.accumulate)
-        return [] if problem is None else [problem]
-    return []
+    if stages > 1:
+        wanted = options.get("microbatches")
+        return microbatches.problem(options["schedule"], stages, batch, train.accumulate, wanted)
+    if "mode" in options:
+        return microbatches.async_problem(options["mode"], num_devices, train.accumulate)
+    return None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomlkit
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_serializer
 
 from rankdeck.base.units import parse_bytes
 from rankdeck.config.catalog import STRATEGIES, StrategyCard
@@ -36,53 +36,57 @@ class Choice(Table):
     use: str
     options: dict[str, Any] = Field(default_factory=dict)
 
+    @model_serializer
+    def _as_table(self) -> dict[str, Any]:
+        """As a person writes it: the options beside `use`."""
+        return {"use": self.use, **self.options}
+
 
 class ModelConfig(Table):
-    use: str = Field(
-        "mlp",
-        description='A catalogue name, or your own "package.module:factory" or "path/to/file.py:factory".',
-    )
+    use: str = "mlp"
+    """A catalogue name, or your own "package.module:factory" or "path/to/file.py:factory"."""
     args: dict[str, Any] = Field(default_factory=dict)
 
 
 class DataConfig(Table):
-    use: str = Field("digits", description='digits, text, images, synthetic, or your own "module:factory".')
+    use: str = "digits"
+    """digits, text, images, synthetic, or your own "module:factory"."""
     args: dict[str, Any] = Field(default_factory=dict)
-    workers: Annotated[int, Field(ge=0, le=64)] = Field(0, description="DataLoader workers per rank.")
-    pin_memory: bool = Field(True, description="Page-locked batches, on GPUs.")
+    workers: Annotated[int, Field(ge=0, le=64)] = 0
+    """DataLoader workers per rank."""
+    pin_memory: bool = True
+    """Page-locked batches, on GPUs."""
 
 
 class LossConfig(Table):
-    use: str = Field("cross_entropy", description='cross_entropy, mse, model, or your own "module:function".')
+    use: str = "cross_entropy"
+    """cross_entropy, mse, model, or your own "module:function"."""
 
 
 class TrainConfig(Table):
     steps: AtLeastOne | None = Field(
         None, description=f"Optimizer steps; {DEFAULT_STEPS} where neither steps nor epochs is given."
     )
-    epochs: AtLeastOne | None = Field(None, description="Passes over the training data, instead of steps.")
-    global_batch: AtLeastOne = Field(
-        32, description="Samples that one optimizer step sees, on all devices together."
-    )
-    accumulate: AtLeastOne = Field(
-        1, description="Parts that the global batch is cut into, one after another."
-    )
+    epochs: AtLeastOne | None = None
+    """Passes over the training data, instead of steps."""
+    global_batch: AtLeastOne = 32
+    """Samples that one optimizer step sees, on all devices together."""
+    accumulate: AtLeastOne = 1
+    """Parts that the global batch is cut into, one after another."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     precision: Literal["fp32", "fp64", "bf16", "fp16"] = "fp32"
     optimizer: Choice = Choice(use="adamw")
     schedule: Choice = Choice(use="constant")
-    clip_norm: Annotated[float, Field(ge=0)] = Field(
-        0.0, description="Largest norm of all gradients together; 0 is off."
-    )
-    activation_checkpointing: bool = Field(
-        False, description="Recompute activations in backward: less memory, more time."
-    )
+    clip_norm: Annotated[float, Field(ge=0)] = 0.0
+    """Largest norm of all gradients together; 0 is off."""
+    activation_checkpointing: bool = False
+    """Recompute activations in backward: less memory, more time."""
     compile: bool = False
-    checkpoint_every: Count = Field(0, description="Steps between checkpoints; 0 is off.")
+    checkpoint_every: Count = 0
+    """Steps between checkpoints; 0 is off."""
     keep_checkpoints: AtLeastOne = 3
-    evaluate_every: Count = Field(
-        100, description="Steps between evaluations; 0 is off. A last evaluation always runs."
-    )
+    evaluate_every: Count = 100
+    """Steps between evaluations; 0 is off. A last evaluation always runs."""
 
     @property
     def known_steps(self) -> int | None:
@@ -91,37 +95,33 @@ class TrainConfig(Table):
 
 
 class DevicesConfig(Table):
-    use: str = Field("auto", description="auto, cpu:4, gpu:all, gpu:0,2 or gpu:GPU-<uuid>.")
+    use: str = "auto"
+    """auto, cpu:4, gpu:all, gpu:0,2 or gpu:GPU-<uuid>."""
 
 
 class RehearsalConfig(Table):
-    pace: Literal["real", "simulated"] = Field(
-        "real", description="simulated: each virtual device takes the time that its FLOPs need, in its shape."
-    )
-    device_gflops: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="How fast a virtual device pretends to be; chosen so that it holds by default."
-    )
-    capacity: str | None = Field(
-        None, description='The size that virtual devices pretend to have, as in "24GiB".'
-    )
+    pace: Literal["real", "simulated"] = "real"
+    """simulated: each virtual device takes the time that its FLOPs need, in its shape."""
+    device_gflops: Annotated[float, Field(gt=0)] | None = None
+    """How fast a virtual device pretends to be; chosen so that it holds by default."""
+    capacity: str | None = None
+    """The size that virtual devices pretend to have, as in "24GiB"."""
 
 
 class LaunchConfig(Table):
-    timeout_s: Annotated[float, Field(gt=0, le=1e6)] = Field(
-        60.0, description="Longest wait in a collective, after warm-up."
-    )
-    max_restarts: Count = Field(
-        0, description="How often a run goes on by itself after a rank failed, from its newest checkpoint."
-    )
+    timeout_s: Annotated[float, Field(gt=0, le=1e6)] = 60.0
+    """Longest wait in a collective, after warm-up."""
+    max_restarts: Count = 0
+    """How often a run goes on by itself after a rank failed, from its newest checkpoint."""
 
 
 class RunConfig(Table):
     """One run, whole and validated. Make it with `load` or `from_dict`, never by hand."""
 
-    name: str = Field("", description="What the run is called; from the file's name where it is not given.")
-    folder: str | None = Field(
-        None, description="Where relative paths start and your own modules are looked for."
-    )
+    name: str = ""
+    """What the run is called; from the file's name where it is not given."""
+    folder: str | None = None
+    """Where relative paths start and your own modules are looked for."""
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     loss: LossConfig = LossConfig()
@@ -160,17 +160,8 @@ class RunConfig(Table):
         return folders
 
     def to_dict(self) -> dict[str, Any]:
-        """The tables as a person writes them: options of a choice beside its `use`, nothing that is None."""
-        tables = self.model_dump(exclude_none=True)
-        train = tables["train"]
-        train["optimizer"] = _beside(train["optimizer"])
-        train["schedule"] = _beside(train["schedule"])
-        tables["strategy"] = _beside(tables["strategy"])
-        return tables
+        """The tables as a person writes them, without what is None."""
+        return self.model_dump(exclude_none=True)
 
     def to_toml(self) -> str:
         return tomlkit.dumps(self.to_dict())
-
-
-def _beside(choice: dict[str, Any]) -> dict[str, Any]:
-    return {"use": choice["use"], **choice["options"]}

@@ -61,7 +61,7 @@ def find_cause(
         return _signal_cause(min(signalled, key=_progress), oom_kills)
     own = [rank for rank in ranks if rank.failure is not None and not rank.failure.is_communication]
     if own:
-        return _own_cause(min(own, key=_told_at), ranks)
+        return _own_cause(min(own, key=_failed_at), ranks)
     wordless = [
         rank for rank in ranks if rank.failure is None and _exited_badly(rank) and not _is_victim(rank)
     ]
@@ -89,7 +89,7 @@ def _progress(rank: RankEvidence) -> tuple[int, float]:
     return (-1, 0.0) if rank.beat is None else (rank.beat.step, rank.beat.at_s)
 
 
-def _told_at(rank: RankEvidence) -> tuple[float, int]:
+def _failed_at(rank: RankEvidence) -> tuple[float, int]:
     return (rank.failure.t if rank.failure is not None else 0.0, rank.rank)
 
 
@@ -147,15 +147,14 @@ def _text(problem: Problem) -> tuple[str, str]:
 
 def _wordless_cause(rank: RankEvidence, *, disk_is_full: bool) -> Cause:
     code = rank.exit_code or 1
+    runs_code = code if code in (1, 2, 3) else 1
     at = f" in {place(rank.beat)}" if rank.beat else ""
     if disk_is_full:
         words = f"No space left on the disk: the process exited with {code}{at}, and what it said is lost."
         advice = "Free space on the disk, then run again."
-        return Cause(
-            Problem("disk-full", words, advice=advice, rank=rank.rank), code if code in (1, 2, 3) else 1
-        )
-    said = f" Its last line: {rank.last_lines[-1]}" if rank.last_lines else ""
-    words = f"The process exited with {code}{at} without saying why.{said}"
+        return Cause(Problem("disk-full", words, advice=advice, rank=rank.rank), runs_code)
+    last = f" Its last line: {rank.last_lines[-1]}" if rank.last_lines else ""
+    words = f"The process exited with {code}{at} without saying why.{last}"
     if code == EXIT_STOPPED:
         words = "The process was asked to stop (SIGTERM) by something outside Rankdeck."
     problem = Problem(
@@ -165,13 +164,13 @@ def _wordless_cause(rank: RankEvidence, *, disk_is_full: bool) -> Cause:
         rank=rank.rank,
         last_lines=rank.last_lines,
     )
-    return Cause(problem, code if code in (1, 2, 3) else 1)
+    return Cause(problem, runs_code)
 
 
 def _hang_cause(ranks: Sequence[RankEvidence], now_s: float) -> Cause | None:
     """The rank that did not arrive, where the others ran into a timeout or are all alive."""
     victims = [rank for rank in ranks if _exited_badly(rank)]
-    if victims and not any(is_timeout(_said(rank)) for rank in victims):
+    if victims and not any(is_timeout(_last_message(rank)) for rank in victims):
         return None
     waiting = [rank for rank in ranks if rank.exit_code is None]
     suspended = [rank.rank for rank in ranks if rank.suspended]
@@ -187,23 +186,23 @@ def _hang_cause(ranks: Sequence[RankEvidence], now_s: float) -> Cause | None:
     return Cause(msgspec.structs.replace(problem, last_lines=cause.last_lines), 1)
 
 
-def _said(rank: RankEvidence) -> str:
+def _last_message(rank: RankEvidence) -> str:
     return rank.failure.problem.message if rank.failure is not None else "\n".join(rank.last_lines)
 
 
 def _communication_cause(ranks: Sequence[RankEvidence]) -> Cause:
     failed = [rank for rank in ranks if rank.failure is not None]
     if failed:
-        first = min(failed, key=_told_at)
+        first = min(failed, key=_failed_at)
         assert first.failure is not None
         return Cause(first.failure.problem, 1)
     fallen = next((rank for rank in ranks if _exited_badly(rank)), None)
     if fallen is None:
         return Cause(Problem("failed", "The ranks ended without saying why."), 1)
-    said = f": {fallen.last_lines[-1]}" if fallen.last_lines else "."
+    last = f": {fallen.last_lines[-1]}" if fallen.last_lines else "."
     problem = Problem(
         "communication",
-        f"The connection to the other ranks failed{said}",
+        f"The connection to the other ranks failed{last}",
         advice="Its last lines say more.",
         rank=fallen.rank,
         last_lines=fallen.last_lines,

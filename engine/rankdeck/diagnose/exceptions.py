@@ -129,10 +129,11 @@ def own_place(error: BaseException) -> tuple[str | None, int | None]:
     a person's own code; (None, None) where there is none.
     """
     paths = sysconfig.get_paths()
-    not_theirs = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    not_theirs.append(str(Path(__file__).parent.parent))
+    not_theirs = (paths["stdlib"], paths["platstdlib"], str(Path(__file__).parent.parent))
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        inside = any(frame.filename.startswith(folder + os.sep) for folder in not_theirs)
+        # An environment may see packages of another one: its own folders are not all that there are.
+        installed = {"site-packages", "dist-packages"} & set(Path(frame.filename).parts)
+        inside = installed or any(frame.filename.startswith(folder + os.sep) for folder in not_theirs)
         if not inside and not frame.filename.startswith("<"):
             return frame.filename, frame.lineno
     return None, None

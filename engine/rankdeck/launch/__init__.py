@@ -9,7 +9,7 @@
     rank_processes.py  ranks as processes: forked early, released late, ended by session
     rank_start.py      the first thing a rank does
     control.py         asking a run to stop, waiting for its end
-    leftovers.py       ends what a killed guard left behind
+    processes.py       processes by session and environment; ends what a killed guard left behind
 
 Reading order: start, guard, supervisor, rank_processes. Only supervisor.py and agent.py import torch.
 """

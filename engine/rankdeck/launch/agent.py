@@ -18,7 +18,7 @@ MONITOR_S = 0.05
 class RankAgent(OneHostAgent):
     """Runs ranks that wait to be released.
 
-    `release` is called for each with torch's part of its environment; `watch` at every look, and ends the run
+    `release` is called for each with torch's part of its environment; `watch` at every poll, and ends the run
     by returning True; `patience_s` after a failure: for how long more may be learnt of it.
     """
 
@@ -30,7 +30,7 @@ class RankAgent(OneHostAgent):
         watch: Callable[[], bool],
         patience_s: Callable[[], float],
     ) -> None:
-        super().__init__(run, len(ranks), look_every_s=MONITOR_S)
+        super().__init__(run, len(ranks), poll_every_s=MONITOR_S)
         self._ranks = ranks
         self._release = release
         self._watch = watch
@@ -40,7 +40,7 @@ class RankAgent(OneHostAgent):
         self._release(self._ranks[rank], environment)
         return self._ranks[rank].pid
 
-    def look(self) -> bool | None:
+    def poll(self) -> bool | None:
         codes = [rank.poll() for rank in self._ranks]
         if any(codes):
             self._settle()

@@ -2,12 +2,17 @@
 
 People pick GPUs by nvidia-smi's index; a run keeps UUIDs. A GPU that another run holds a lease on is refused;
 one that a foreign compute process uses is taken with a warning, and `auto` takes neither.
+
+CUDA_VISIBLE_DEVICES of whoever starts a run (a person, a scheduler) limits what `auto` and `gpu:all` mean. A
+GPU that is named is taken whatever the variable says, because people name them by what nvidia-smi shows. Its
+numbers count in CUDA's order, which is nvidia-smi's only with CUDA_DEVICE_ORDER=PCI_BUS_ID or where all GPUs
+are of one model. As CUDA does, everything after the first entry that names no GPU is left out.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,9 +21,10 @@ from rankdeck.base.leases import lease_holder, lease_path
 from rankdeck.base.units import format_bytes
 from rankdeck.config import RunConfig
 from rankdeck.events import DeviceInfo
-from rankdeck.launch.visible import VARIABLE, visible_gpus
 from rankdeck.telemetry.availability import GpuRefusal
 from rankdeck.telemetry.listing import GpuProcess, GpuStatus, list_gpus
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass
@@ -45,21 +51,13 @@ def choose_devices(config: RunConfig) -> ChosenDevices:
     else:
         free = free_gpus()
         choice = _gpus(free) if free else _virtual(config, 2)
-    if config.strategy_card.one_device:
-        return _only_first(choice)
-    return _one_per_stage(choice, config.strategy.options.get("cuts")) if _is_split(config) else choice
-
-
-def _is_split(config: RunConfig) -> bool:
-    """Whether one process holds layers on several devices, as many as its cuts make."""
-    return config.strategy_card.one_process and bool(config.strategy.options.get("cuts"))
+    return _with_work(config, choice)
 
 
 def busy_error(gpu_name: str, holder: str) -> DeviceError:
     return DeviceError(
         f"{gpu_name} is used by the run {Path(holder).name}.",
         code="device-busy",
-        path="devices.use",
         advice=f"Stop it with: rankdeck stop {Path(holder).name}, or choose other devices.",
     )
 
@@ -77,8 +75,8 @@ def _gpus(gpus: Sequence[GpuStatus]) -> ChosenDevices:
         holder = lease_holder(gpu.uuid)
         if holder:
             raise busy_error(f"GPU {gpu.index} ({gpu.name})", holder)
-        for process in _foreign(gpu):
-            choice.warnings.append(_used_warning(gpu, process))
+        computing = (process for process in gpu.processes if process.kind == "compute")
+        choice.warnings.extend(_used_warning(gpu, process) for process in computing)
         if gpu.hidden_bytes is not None:
             choice.warnings.append(_hidden_warning(gpu, gpu.hidden_bytes))
         choice.devices.append(DeviceInfo(place, gpu.name, "gpu", gpu.uuid, gpu.total_bytes, gpu.driver_bytes))
@@ -88,15 +86,12 @@ def _gpus(gpus: Sequence[GpuStatus]) -> ChosenDevices:
 
 def free_gpus() -> list[GpuStatus]:
     """What `auto` takes: GPUs that nobody uses. Empty without a driver."""
-    there = visible_gpus(_gpus_or_none(), os.environ)
-    return [gpu for gpu in there if gpu.availability(lease_holder(gpu.uuid) or None).is_for_auto]
-
-
-def _gpus_or_none() -> list[GpuStatus]:
     try:
-        return list_gpus()
+        gpus = list_gpus()
     except MachineError:
         return []
+    there = visible_gpus(gpus, os.environ)
+    return [gpu for gpu in there if gpu.availability(lease_holder(gpu.uuid) or None).is_for_auto]
 
 
 def selected_gpus(gpus: list[GpuStatus], names: Sequence[str]) -> list[GpuStatus]:
@@ -111,28 +106,26 @@ def _named(gpus: list[GpuStatus], names: Sequence[str]) -> list[GpuStatus]:
     """The GPUs of these indices or UUIDs."""
     _refuse_none(gpus)
     by_name = {str(gpu.index): gpu for gpu in gpus if gpu.parent is None} | {gpu.uuid: gpu for gpu in gpus}
-    found = []
+    named = []
     for name in names:
         if name not in by_name:
             there = one_of(f"{gpu.index} ({gpu.name}, {gpu.uuid})" for gpu in gpus)
             raise DeviceError(
                 f"There is no GPU {name}.",
                 code="unknown-device",
-                path="devices.use",
                 advice=did_you_mean(name, [gpu.uuid for gpu in gpus]) or f"This machine has {there}.",
             )
-        found.append(by_name[name])
-    if len({gpu.uuid for gpu in found}) < len(found):
-        raise DeviceError("A GPU is named twice.", path="devices.use", advice="Name each GPU once.")
-    for gpu in found:
+        named.append(by_name[name])
+    if len({gpu.uuid for gpu in named}) < len(named):
+        raise DeviceError("A GPU is named twice.", advice="Name each GPU once.")
+    for gpu in named:
         _refuse_unusable(gpu, gpus)
-    if len(found) > 1 and any(gpu.parent is not None for gpu in found):
+    if len(named) > 1 and any(gpu.parent is not None for gpu in named):
         raise DeviceError(
             "A run can use one MIG instance only: CUDA shows a process no second one.",
-            path="devices.use",
             advice="Name one instance, or whole GPUs.",
         )
-    return found
+    return named
 
 
 def _all(gpus: list[GpuStatus]) -> list[GpuStatus]:
@@ -141,7 +134,7 @@ def _all(gpus: list[GpuStatus]) -> list[GpuStatus]:
     visible = visible_gpus(gpus, os.environ)
     if not visible:
         hidden = f"{VARIABLE}={os.environ.get(VARIABLE)} leaves none of the {len(gpus)} GPUs."
-        raise DeviceError(hidden, path="devices.use", advice="Unset it, or name GPUs: --devices gpu:0.")
+        raise DeviceError(hidden, advice="Unset it, or name GPUs: --devices gpu:0.")
     usable = [gpu for gpu in visible if gpu.availability().is_for_all]
     if not usable:
         _refuse_unusable(visible[0], gpus)
@@ -150,7 +143,7 @@ def _all(gpus: list[GpuStatus]) -> list[GpuStatus]:
 
 def _refuse_none(gpus: Sequence[GpuStatus]) -> None:
     if not gpus:
-        raise DeviceError("This machine has no GPU.", path="devices.use", advice="Rehearse on CPU: cpu:2.")
+        raise DeviceError("This machine has no GPU.", advice="Rehearse on CPU: cpu:2.")
 
 
 def _refuse_unusable(gpu: GpuStatus, gpus: Sequence[GpuStatus]) -> None:
@@ -168,12 +161,7 @@ def _refuse_unusable(gpu: GpuStatus, gpus: Sequence[GpuStatus]) -> None:
         advice = f"Choose one of its instances: gpu:{one_of(parts)}." if parts else "It has no instance yet."
     else:
         return
-    raise DeviceError(message, code="device-unusable", path="devices.use", advice=advice)
-
-
-def _foreign(gpu: GpuStatus) -> list[GpuProcess]:
-    """Compute processes on a GPU that no run of ours holds."""
-    return [process for process in gpu.processes if process.kind == "compute"]
+    raise DeviceError(message, code="device-unusable", advice=advice)
 
 
 def _used_warning(gpu: GpuStatus, process: GpuProcess) -> Problem:
@@ -197,24 +185,20 @@ def _hidden_warning(gpu: GpuStatus, hidden_bytes: int) -> Problem:
     )
 
 
-def _only_first(chosen: ChosenDevices) -> ChosenDevices:
-    """`single` runs on one device, and says so when several were chosen."""
-    reason = f"Strategy single uses {chosen.devices[0].name} only"
-    return _first(chosen, 1, reason, "one-device", "strategy.use", "Choose ddp or dp to use them all.")
-
-
-def _one_per_stage(chosen: ChosenDevices, cuts: Sequence[str | int] | None) -> ChosenDevices:
-    """Given cuts say how many devices there is work for; more are left out, and the run says so."""
-    num_stages = len(cuts or ()) + 1
-    reason = f"strategy.cuts makes {num_stages} stages for as many devices"
-    advice = "Give one cut more for each of them, or leave strategy.cuts out."
-    return _first(chosen, num_stages, reason, "fewer-stages", "strategy.cuts", advice)
-
-
-def _first(
-    chosen: ChosenDevices, count: int, reason: str, code: str, place: str, advice: str
-) -> ChosenDevices:
-    """The first `count` devices, with a warning where that leaves some out."""
+def _with_work(config: RunConfig, chosen: ChosenDevices) -> ChosenDevices:
+    """The devices that there is work for, with a warning where that leaves some out: one under `single`, and
+    one per stage where one process holds the stages that given cuts make."""
+    cuts = config.strategy.options.get("cuts")
+    if config.strategy_card.one_device:
+        count, reason = 1, f"Strategy single uses {chosen.devices[0].name} only"
+        code, place, advice = "one-device", "strategy.use", "Choose ddp or dp to use them all."
+    elif config.strategy_card.one_process and cuts:
+        count = len(cuts) + 1
+        reason = f"strategy.cuts makes {count} stages for as many devices"
+        code, place = "fewer-stages", "strategy.cuts"
+        advice = "Give one cut more for each of them, or leave strategy.cuts out."
+    else:
+        return chosen
     rest = len(chosen.devices) - count
     if rest <= 0:
         return chosen
@@ -222,3 +206,35 @@ def _first(
     message = f"{reason}; {rest} {words} left out."
     warning = Problem(code, message, path=place, advice=advice, severity="warning")
     return ChosenDevices(chosen.devices[:count], chosen.leases[:count], [*chosen.warnings, warning])
+
+
+def visible_gpus(gpus: Sequence[GpuStatus], environment: Mapping[str, str]) -> list[GpuStatus]:
+    """The GPUs that the variable leaves, in its order; all where it is not set.
+
+    Raises:
+        DeviceError: it counts in an order that only CUDA knows.
+    """
+    text = environment.get(VARIABLE)
+    if text is None:
+        return list(gpus)
+    visible: list[GpuStatus] = []
+    for entry in (entry.strip() for entry in text.split(",")):
+        if entry.isdecimal():
+            _check_order(text, gpus, environment)
+            matching = [gpu for gpu in gpus if gpu.parent is None and gpu.index == int(entry)]
+        else:
+            matching = [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)]
+        if len(matching) != 1:
+            break
+        visible.append(matching[0])
+    return visible
+
+
+def _check_order(text: str, gpus: Sequence[GpuStatus], environment: Mapping[str, str]) -> None:
+    models = {gpu.name for gpu in gpus if gpu.parent is None}
+    if len(models) > 1 and environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        raise DeviceError(
+            f"{VARIABLE}={text} counts in CUDA's own order, and the GPUs here are of several models.",
+            code="visible-devices",
+            advice="Set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name GPUs as nvidia-smi counts: --devices gpu:0,1.",
+        )

@@ -265,7 +265,7 @@ class Guard:
                 f"The run's supervisor was ended by {_signal_name(-status)}, which nobody here had sent; "
                 "its ranks ended with it."
             )
-            self._tell_loss(reason)
+            self._write_loss(reason)
         else:
             outcome, code = "failed", status if status in (1, 2, 3) else 1
             reason = reason or f"The run's supervisor exited with {status}: see logs/supervisor.*.err."
@@ -283,7 +283,7 @@ class Guard:
             return None
         return reason if isinstance(reason, str) else None
 
-    def _tell_loss(self, reason: str) -> None:
+    def _write_loss(self, reason: str) -> None:
         """The one event that the guard writes, in a file of its own: nobody else is left to write it."""
         problem = {"code": "supervisor-lost", "message": reason}
         problem["advice"] = "If nobody killed it, the kernel may have run out of memory (see dmesg)."

@@ -1,57 +1,77 @@
-"""Processes as Linux shows them in /proc: whose child, which session, which run."""
+"""Processes of this machine by session and by environment; ends what a killed guard left behind.
+
+A guard ends everything below it. If the guard itself is killed, its supervisor and ranks die with it; what
+may stay are processes that ranks had started (a DataLoader worker, a user's helper). They are known by
+RANKDECK_RUN in their environment, and ended when the lock of that run is free: a held lock means a living
+guard, and a run without a lock file has not begun.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator
+import signal
 from pathlib import Path
-from typing import NamedTuple
+
+import psutil
+
+from rankdeck.rundir import RunDir
 
 
-class ProcessRow(NamedTuple):
-    """One line of /proc. `state` is R, S, D, T (suspended) or Z (a zombie)."""
-
-    pid: int
-    state: str
-    parent: int
-    group: int
-    session: int
-
-
-def read_process(pid: int) -> ProcessRow | None:
-    """The process, or None when it is gone."""
+def is_suspended(pid: int) -> bool:
+    """Whether a signal (SIGSTOP) or a tracer has suspended the process."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return None
-    # The name in the second column may hold spaces and brackets.
-    state, parent, group, session = stat.rpartition(b")")[2].split()[:4]
-    return ProcessRow(pid, state.decode(), int(parent), int(group), int(session))
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.Error:
+        return False
 
 
-def all_processes() -> Iterator[ProcessRow]:
-    """Every process that /proc shows; those that end meanwhile are left out."""
-    for entry in Path("/proc").glob("[0-9]*"):
-        if (row := read_process(int(entry.name))) is not None:
-            yield row
-
-
-def signal_sessions(sessions: set[int], number: int) -> int:
-    """Send a signal to every process of these sessions, whatever its group; how many there were."""
-    members = [row.pid for row in all_processes() if row.session in sessions and row.state != "Z"]
-    for pid in members:
+def signal_sessions(sessions: set[int], number: int) -> None:
+    """Send a signal to every process of these sessions, whatever its group."""
+    for pid in psutil.pids():
         try:
-            os.kill(pid, number)
+            if os.getsid(pid) in sessions:
+                os.kill(pid, number)
         except OSError:
             pass
-    return len(members)
 
 
 def environment_of(pid: int) -> dict[str, str]:
     """The environment that a process was started with; empty for one that is gone or another user's."""
     try:
-        raw = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
+        return psutil.Process(pid).environ()
+    except psutil.Error:
         return {}
-    pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if entry)
-    return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
+
+
+def end_leftovers() -> list[int]:
+    """Kill every leftover of this user; their process ids."""
+    me = psutil.Process()
+    # A command may run inside a run's own terminal.
+    ours = {me.pid, *(parent.pid for parent in me.parents())}
+    is_over = functools.cache(_is_over)
+    ended = []
+    for pid in psutil.pids():
+        if pid in ours or not _sees_our_files(pid):
+            continue
+        run = environment_of(pid).get("RANKDECK_RUN")
+        if run is not None and is_over(run):
+            try:
+                os.kill(pid, signal.SIGKILL)
+                ended.append(pid)
+            except OSError:
+                pass
+    return ended
+
+
+def _is_over(run: str) -> bool:
+    return Path(run, "guard.lock").is_file() and not RunDir(Path(run)).is_alive()
+
+
+def _sees_our_files(pid: int) -> bool:
+    """Whether a process is this user's, and not in a container where the same path is another run."""
+    try:
+        mine, its = Path("/proc/self/ns/mnt").stat(), Path(f"/proc/{pid}/ns/mnt").stat()
+        return Path(f"/proc/{pid}").stat().st_uid == os.getuid() and mine.st_ino == its.st_ino
+    except OSError:
+        return False

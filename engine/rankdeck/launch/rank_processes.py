@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from rankdeck.base.heartbeat import die_with_parent
 from rankdeck.launch import rank_start
-from rankdeck.launch.processes import read_process, signal_sessions
+from rankdeck.launch.processes import is_suspended, signal_sessions
 from rankdeck.torch_compat.processes import cuda_was_touched
 
 GRACE_S = 3.0
@@ -72,8 +72,7 @@ class RankProcess:
     @property
     def is_suspended(self) -> bool:
         """Whether a signal (SIGSTOP) has suspended it."""
-        row = read_process(self.pid) if self.exit_code is None else None
-        return row is not None and row.state in "Tt"
+        return self.exit_code is None and is_suspended(self.pid)
 
     def send(self, number: int) -> None:
         """Signal the rank alone."""

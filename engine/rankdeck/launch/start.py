@@ -18,7 +18,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -29,7 +29,7 @@ from rankdeck.checkpoint_files import newest_whole
 from rankdeck.config import RunConfig, on_devices
 from rankdeck.launch import choose, guard
 from rankdeck.launch.control import wait_ended
-from rankdeck.launch.leftovers import end_leftovers
+from rankdeck.launch.processes import end_leftovers
 from rankdeck.run.prediction import prediction_file
 from rankdeck.rundir import RunDir
 
@@ -42,7 +42,7 @@ _GUARD = (
 _READY_S = 30.0
 _LETTING_GO_S = 20.0
 """How long a run that has said its last word may take until nothing of it is left."""
-_SET_BY_RUNS = {
+_SET_BY_RUNS = {  # what a run that this command happens to be part of has put into its environment
     "RANKDECK_RUN",
     guard.GUARD,
     "RANKDECK_ATTEMPT",
@@ -254,6 +254,7 @@ def _start_guard(
         "tether_fd": tether_end,
         "attempt": attempt,
     }
+    environment = {key: value for key, value in os.environ.items() if key not in _SET_BY_RUNS}
     passed = [ready_end] if tether_end is None else [ready_end, tether_end]
     try:
         first = subprocess.Popen(
@@ -263,7 +264,7 @@ def _start_guard(
             stderr=subprocess.DEVNULL,
             pass_fds=passed,
             # Not yet RANKDECK_RUN: until it holds the lock, it would look like a leftover of its run.
-            env={**_without_run(os.environ), guard.GUARD: str(run.path)},
+            env={**environment, guard.GUARD: str(run.path)},
         )
     except OSError as error:
         raise MachineError(f"No process could be started: {error.strerror}.") from None
@@ -282,20 +283,14 @@ def _start_guard(
     return run
 
 
-def _without_run(environment: os._Environ[str]) -> dict[str, str]:
-    """The environment without what a run that this command happens to be part of has put there, and without
-    simulated devices."""
-    return {key: value for key, value in environment.items() if key not in _SET_BY_RUNS}
-
-
-def _read_answer(answer_end: int, run: RunDir) -> Literal[True]:
+def _read_answer(answer_end: int, run: RunDir) -> None:
     """Raises: DeviceError when a lease is held meanwhile, NotResumableError when the run is alive meanwhile,
     MachineError when there is no guard."""
     ready, _, _ = select.select([answer_end], [], [], _READY_S)
     data = os.read(answer_end, 65536) if ready else b""
     answer = json.loads(data) if data else {}
     if "ready" in answer:
-        return True
+        return
     if "alive" in answer:
         raise _alive_error(run)
     if "refused" in answer:

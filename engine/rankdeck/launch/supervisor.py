@@ -93,7 +93,7 @@ class Supervisor:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         oom_kills = _count_oom_kills()
         try:
-            self._tell_start()
+            self._write_start()
             self._fork_ranks()
             self._prepare_data()
             code = 0 if self._run_ranks() else self._name_cause(oom_kills)
@@ -109,7 +109,7 @@ class Supervisor:
         end_ranks(self._ranks, 0 if code != EXIT_STOPPED else GRACE_S, self._is_saving)
         if self._sampler is not None:
             self._sampler.stop()
-        self._tell_end(code)
+        self._write_end(code)
         if self._restarts:
             self._begin_next_attempt()
         return code
@@ -122,7 +122,7 @@ class Supervisor:
             self._ending = True
             raise StopAsked
 
-    def _tell_start(self) -> None:
+    def _write_start(self) -> None:
         config = self._config
         train = config.train
         # When the person's command began; nobody asked for a restart.
@@ -145,7 +145,7 @@ class Supervisor:
         for warning in msgspec.convert(self._environment.get("problems", []), list[Problem]):
             self._raise_problem(warning)
 
-    def _tell_phase(self, phase: str) -> None:
+    def _write_phase(self, phase: str) -> None:
         for rank in range(self._world_size):
             self._writer.write(events.Phase(rank=rank, phase=phase))
 
@@ -154,7 +154,7 @@ class Supervisor:
 
     def _fork_ranks(self) -> None:
         """Import what ranks need, then fork them, while there is one thread."""
-        self._tell_phase("starting")
+        self._write_phase("starting")
         _set_threads(self._world_size)
         uuids = [device.uuid for device in self._devices if device.uuid is not None]
         if uuids:
@@ -175,7 +175,7 @@ class Supervisor:
         """What is made once for all ranks (a vocabulary). Threads that it starts come after the fork."""
         from rankdeck.training import workload
 
-        self._tell_phase("preparing data")
+        self._write_phase("preparing data")
         workload.prepare(self._config)
 
     def _run_ranks(self) -> bool:
@@ -183,7 +183,7 @@ class Supervisor:
         from rankdeck.launch.agent import RankAgent
 
         self._start_sampler()
-        agent = RankAgent(self._run.name, self._ranks, self._release, self._look, self._watch.patience_s)
+        agent = RankAgent(self._run.name, self._ranks, self._release, self._poll, self._watch.patience_s)
         succeeded = not agent.run().is_failed()
         self._ending = True
         return succeeded
@@ -201,15 +201,15 @@ class Supervisor:
         except OSError:
             traceback.print_exc()
 
-    def _look(self) -> bool:
+    def _poll(self) -> bool:
         """See how ranks and sampler are; True when a hang has to end the run."""
         if self._sampler is not None:
-            for notice in self._sampler.look():
+            for notice in self._sampler.poll():
                 self._writer.write(events.DeviceNotice(code=notice.code, message=notice.message))
                 self._raise_problem(
                     Problem(notice.code, notice.message, advice=notice.advice, severity="warning")
                 )
-        return self._watch.look()
+        return self._watch.poll()
 
     def _release(self, rank: RankProcess, torch_environment: Mapping[str, str]) -> None:
         number = rank.rank
@@ -219,11 +219,11 @@ class Supervisor:
             "RANKDECK_ATTEMPT": str(self._arguments.attempt),
             "RANKDECK_SUPERVISOR_PID": str(os.getpid()),
             "RANKDECK_HEARTBEAT": self._watch.readers[number].path,
-            rank_start.STACKS: str(self._watch.stacks(number)),
+            rank_start.STACKS: str(self._watch.log(number, "stacks")),
             # gloo listens on the interface that the host's name resolves to; ranks of one host need no other.
             "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
         }
-        rank.release(environment, self._watch.out(number), self._watch.err(number))
+        rank.release(environment, self._watch.log(number, "out"), self._watch.log(number, "err"))
 
     def _name_cause(self, oom_kills: int) -> int:
         """Raise the one problem behind the failure; the run's exit code."""
@@ -256,12 +256,10 @@ class Supervisor:
         )
 
     def _begin_next_attempt(self) -> NoReturn:
-        arguments = self._arguments
-        command = [sys.executable, "-P", "-m", "rankdeck.launch.supervisor", str(arguments.run.path)]
-        command += ["--attempt", str(arguments.attempt + 1), "--restarts", str(arguments.restarts + 1)]
-        command += ["--worker", arguments.worker]
-        if arguments.words is not None:
-            command += ["--words", str(arguments.words)]
+        command = [sys.executable, "-P", "-m", "rankdeck.launch.supervisor", *sys.argv[1:]]
+        # The last one of each counts.
+        command += ["--attempt", str(self._arguments.attempt + 1)]
+        command += ["--restarts", str(self._arguments.restarts + 1)]
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os.execv(command[0], command)
@@ -272,7 +270,7 @@ class Supervisor:
         print(problem.text(), file=sys.stderr)
         return exit_code
 
-    def _tell_end(self, code: int) -> None:
+    def _write_end(self, code: int) -> None:
         dropped = self._watch.dropped_lines()
         if dropped or _is_full(self._run.path):
             self._raise_problem(_disk_problem(dropped))

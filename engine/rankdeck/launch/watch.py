@@ -21,8 +21,8 @@ from rankdeck.diagnose.hang import Frame, find_laggard, is_still, parse_stack, s
 from rankdeck.launch.rank_processes import RankProcess
 from rankdeck.rundir import RunDir, events_from_end
 
-LOOK_S = 1.0
-"""Seconds between two looks for a hang."""
+POLL_S = 1.0
+"""Seconds between two searches for a hang."""
 OVERTIME_S = 10.0
 """How long after launch.timeout_s the ranks' own timeouts may take to end them."""
 VICTIM_S = 1.0
@@ -45,7 +45,7 @@ class Watch:
         self._raise_problem = raise_problem
         self.ranks: Sequence[RankProcess] = ()
         self.readers: list[HeartbeatReader] = []
-        self._looked_s = 0.0
+        self._polled_s = 0.0
         self._suspected: tuple[int, int] | None = None
         self._frames: dict[int, list[Frame]] = {}
         self._suspended: set[int] = set()
@@ -54,28 +54,20 @@ class Watch:
         self.ranks = ranks
         self.readers = [HeartbeatReader() for _ in ranks]
 
-    def out(self, rank: int) -> Path:
-        return self._log(rank, "out")
-
-    def err(self, rank: int) -> Path:
-        return self._log(rank, "err")
-
-    def stacks(self, rank: int) -> Path:
-        return self._log(rank, "stacks")
-
-    def _log(self, rank: int, kind: str) -> Path:
+    def log(self, rank: int, kind: str) -> Path:
+        """`kind`: out | err | stacks."""
         return self._run.logs_folder / f"rank-{rank}.{self._attempt}.{kind}"
 
     def beats(self) -> dict[int, Beat]:
         return {rank: beat for rank, reader in enumerate(self.readers) if (beat := reader.read()) is not None}
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Take heartbeats in; True when a hang has lasted so long that the run has to end."""
         beats = self.beats()
         now_s = time.monotonic()
-        if now_s - self._looked_s < LOOK_S:
+        if now_s - self._polled_s < POLL_S:
             return False
-        self._looked_s = now_s
+        self._polled_s = now_s
         if not is_still(beats, now_s, max(reader.longest_gap_s for reader in self.readers)):
             return False
         key = min((beat.step, rank) for rank, beat in beats.items())
@@ -104,21 +96,21 @@ class Watch:
     def _dump_stacks(self, beats: dict[int, Beat]) -> dict[int, list[Frame]]:
         """Where every rank that runs stands now. Only ranks that have beaten know what SIGUSR1 means."""
         running = [rank for rank in self.ranks if rank.rank in beats and rank.rank not in self._suspended]
-        sizes = before = {rank.rank: _num_bytes(self.stacks(rank.rank)) for rank in running}
+        sizes = before = {rank.rank: _num_bytes(self.log(rank.rank, "stacks")) for rank in running}
         for rank in running:
             rank.send(signal.SIGUSR1)
         deadline = time.monotonic() + _DUMP_S
         # A report is written in pieces: it is whole when it has grown and grows no more.
         while time.monotonic() < deadline:
             time.sleep(0.02)
-            earlier, sizes = sizes, {rank: _num_bytes(self.stacks(rank)) for rank in before}
+            earlier, sizes = sizes, {rank: _num_bytes(self.log(rank, "stacks")) for rank in before}
             if sizes == earlier and all(sizes[rank] > before[rank] for rank in before):
                 break
         return {rank: frames for rank in before if (frames := self._read_stack(rank))}
 
     def _read_stack(self, rank: int) -> list[Frame]:
         try:
-            return parse_stack(files.read_text(self.stacks(rank)))
+            return parse_stack(files.read_text(self.log(rank, "stacks")))
         except OSError:
             return []
 
@@ -146,7 +138,7 @@ class Watch:
                 failure=self._own_failure(rank),
                 beat=beats.get(rank.rank),
                 suspended=rank.rank in self._suspended or rank.was_suspended,
-                last_lines=read_last_lines(self.err(rank.rank)),
+                last_lines=read_last_lines(self.log(rank.rank, "err")),
                 frames=self._frames.get(rank.rank, ()),
             )
             for rank in self.ranks
@@ -175,8 +167,8 @@ class Watch:
     def close(self) -> None:
         """Nobody looks at stacks that were never asked for."""
         for rank in self.ranks:
-            if _num_bytes(self.stacks(rank.rank)) == 0:
-                self.stacks(rank.rank).unlink(missing_ok=True)
+            if _num_bytes(self.log(rank.rank, "stacks")) == 0:
+                self.log(rank.rank, "stacks").unlink(missing_ok=True)
 
     def _tail(self, rank: int) -> list[events.AnyEvent]:
         """The last events of a rank, the newest first."""

@@ -82,7 +82,7 @@ class Ledger(Storages):
             with self._lock:
                 self._num_following -= 1
                 if self._num_following == 0:
-                    self._patches.take_off()
+                    self._patches.put_back()
                     for watched in self._watched:
                         watched.stop(self)
 

@@ -16,7 +16,7 @@ import msgspec
 
 from rankdeck.base.errors import ConfigError
 from rankdeck.config import RunConfig
-from rankdeck.config.gpu_models import GpuModel, find_gpu
+from rankdeck.config.gpu_models import find_gpu, gpu_model
 from rankdeck.events import DeviceInfo
 from rankdeck.planner.candidates import Candidate
 from rankdeck.planner.pool import plan_lines_of
@@ -64,14 +64,13 @@ def predict(run: RunDir) -> PlanLine | None:
 
 def _target(infos: Sequence[DeviceInfo]) -> Target:
     like_cuda = infos[0].kind == "gpu"
-    devices = tuple(TargetDevice(info.name, info.total_bytes, 0, _gpu(info)) for info in infos)
+    devices = tuple(
+        TargetDevice(
+            info.name, info.total_bytes, 0, gpu_model(info.name, info.total_bytes) if like_cuda else None
+        )
+        for info in infos
+    )
     return Target(f"{len(infos)} x {infos[0].name}", devices, like_cuda)
-
-
-def _gpu(info: DeviceInfo) -> GpuModel | None:
-    if info.kind != "gpu":
-        return None
-    return find_gpu(info.name, info.total_bytes) or GpuModel(info.name, info.total_bytes or 0)
 
 
 def compare(run: RunDir) -> list[Compared]:

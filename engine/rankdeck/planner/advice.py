@@ -6,11 +6,12 @@ mesh is advice as well; the other lines of a plan say that. Read candidates.py a
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rankdeck.base.units import format_bytes
+from rankdeck.base.units import format_bytes, format_setting
 from rankdeck.config import RunConfig
 from rankdeck.planner.candidates import Candidate
 from rankdeck.planner.targets import Target
@@ -59,7 +60,7 @@ def advise(
         if saved_bytes <= 0:
             continue
         line_after.saves_bytes = saved_bytes
-        what = ", ".join(f"{key} = {_toml(value)}" for key, value in line_after.changes.items())
+        what = ", ".join(itertools.starmap(format_setting, line_after.changes.items()))
         enough = {FITS: "it fits then", TIGHT: "it is tight then"}.get(line_after.verdict, "not enough alone")
         line_after.advice = f"{what} saves {format_bytes(saved_bytes)} on the fullest device: {enough}."
         yield line_after
@@ -95,7 +96,3 @@ def _unit(config: RunConfig, num_devices: int) -> int:
     shards, stages = config.strategy_card.batch_cut(options, num_devices)
     microbatches = int(options.get("microbatches") or 2 * stages) if stages > 1 else 1
     return math.prod((config.train.accumulate, shards, microbatches))
-
-
-def _toml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -6,12 +6,14 @@ The configuration's own strategy comes first, as it is. Read pool.py next.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rankdeck.base.errors import ConfigError, did_you_mean, one_of
+from rankdeck.base.units import format_setting
 from rankdeck.config import RunConfig, from_dict
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.planner.targets import Target
@@ -32,12 +34,12 @@ class Candidate:
     @property
     def label(self) -> str:
         """'pipeline, schedule = 1f1b': the strategy and what is not its default."""
-        defaults = STRATEGIES[self.strategy].options().model_dump()
-        shown = {key: value for key, value in self.options.items() if defaults.get(key) != value}
-        key = STRATEGIES[self.strategy].planning.label_option
+        card = STRATEGIES[self.strategy]
+        shown = card.changed(self.options)
+        key = card.planning.label_option
         if key is not None and not shown:
-            shown = {key: self.options.get(key, defaults[key])}
-        return ", ".join([self.strategy, *(f"{key} = {_toml(value)}" for key, value in shown.items())])
+            shown = {key: getattr(card.options(), key)}
+        return ", ".join([self.strategy, *itertools.starmap(format_setting, shown.items())])
 
     def config(self, base: RunConfig, target: Target) -> RunConfig:
         """The configuration of a run of this candidate.
@@ -107,7 +109,3 @@ def representatives(
             same[rank] = (at_shard * stage + at_stage) * tensor
         return same
     return {rank: rank for rank in range(num_devices)}
-
-
-def _toml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

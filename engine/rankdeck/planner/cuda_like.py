@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rankdeck.torch_compat.planned import Replaced
+from rankdeck.torch_compat.replaced import Replaced
 
 _aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)

@@ -143,15 +143,18 @@ def fake_pass(request: PassRequest) -> PassResult:
                     work = _steps(trainer, workload, ledger, request, values)
             except Exception as error:
                 stand_in = request.config.strategy_card.planning.stand_in(request.config.strategy.options)
-                if _refuses(error) or stand_in is not None:
+                # Said for people, and said in a run as well.
+                refuses = isinstance(error, RankdeckError) and not isinstance(error, ReplicaError)
+                if refuses or stand_in is not None:
                     raise
                 certain = dict(zip(request.places, _certain(trainer, ledger), strict=True))
                 raise NotFollowedError(error, certain) from error
+            sent = trainer.strategy.facts.sent()
             return PassResult(
                 devices=dict(zip(request.places, ledger.devices(), strict=True)),
                 logs=dict(zip(request.places, ledger.logs, strict=True)),
                 work=work,
-                sent_bytes=_sent_bytes(trainer),
+                sent_bytes=0 if sent is None else sent.num_bytes,
                 pipeline=trainer.strategy.facts.pipeline(),
                 alike=_alike_slices(trainer.strategy),
                 left_out=_left_out(request, values),
@@ -196,11 +199,6 @@ def _left_out(request: PassRequest, values: Values) -> tuple[str, ...]:
     if by_torchs_wrapper and options.get("compress") not in (None, "none"):
         left_out.append("At least this much: what torch compresses gradients into is left out.")
     return tuple(left_out)
-
-
-def _refuses(error: BaseException) -> bool:
-    """Whether this is said for people, and would be said in a run as well."""
-    return isinstance(error, RankdeckError) and not isinstance(error, ReplicaError)
 
 
 def _certain(trainer: Trainer, ledger: PlanLedger) -> list[DeviceBytes]:
@@ -273,8 +271,3 @@ def _batches(strategy: Strategy, workload: workloads.Workload) -> Iterator[Any]:
     size = train.global_batch // train.accumulate // strategy.data_shard()[1]
     while True:
         yield first_batch(workload.train, size)
-
-
-def _sent_bytes(trainer: Trainer) -> int:
-    sent = trainer.strategy.facts.sent()
-    return 0 if sent is None else sent.num_bytes

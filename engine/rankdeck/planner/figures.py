@@ -7,7 +7,7 @@ weights, gradients and optimizer state. Read fake_pass.py before, pool.py next.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 
@@ -19,33 +19,24 @@ from rankdeck.memory.entries import DeviceBytes
 from rankdeck.planner.allocator import reserved_bytes
 from rankdeck.planner.candidates import Candidate, representatives
 from rankdeck.planner.fake_pass import NotFollowedError, PassRequest, PassResult, fake_pass
-from rankdeck.planner.step_time import StepCosts, step_time
+from rankdeck.planner.step_time import step_time
 from rankdeck.planner.targets import Target
 from rankdeck.planner.work import Work
-from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, PlanLine, PlannedDevice, verdict_of
+from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, PlanLine, PlannedDevice, StepTime, verdict_of
 
 _KEPT = ("parameters", "gradients", "optimizer", "buffers")
 _BOUND = "At least this much: weights, gradients and optimizer state alone."
 _DDP_FALLBACK = "torch's DDP could not be followed: single's figures and a set of buckets."
 
 
-class DeviceNeeds(msgspec.Struct):
-    """A device as one rank saw it; `reserved_bytes` is None in a rehearsal, `work` where nothing ran."""
-
-    place: int
-    active_bytes: int
-    by_kind: dict[str, int]
-    reserved_bytes: int | None = None
-    work: Work | None = None
-
-
 class RankNeeds(msgspec.Struct):
-    """What one rank's devices need, or in `reason` why that is not known.
+    """What one rank's devices need and have to do in a step, or in `reason` why that is not known.
 
     `is_bound`: the devices say only what is certain. `alike`: see representatives in candidates.py.
     """
 
-    devices: list[DeviceNeeds] = []
+    devices: list[PlannedDevice] = []
+    work: list[Work] = []
     alike: tuple[int, ...] = ()
     sent_bytes: int = 0
     bubble: float = 0.0
@@ -73,7 +64,9 @@ def _standing(config: RunConfig, num_devices: int, planned: Mapping[int, RankNee
 def plan_rank(config: RunConfig, rank: int, target: Target) -> RankNeeds:
     """A rank's figures; whatever goes wrong is said in them."""
     try:
-        return _planned_rank(_request(config, target, rank), target)
+        device = target.devices[min(rank, target.num_devices - 1)]
+        request = PassRequest(config, target.num_devices, rank, target.like_cuda, device.rates)
+        return _planned_rank(request, target)
     except RankdeckError as error:
         return RankNeeds(reason=" ".join(filter(None, (error.message, error.advice))))
     except NotFollowedError as error:
@@ -86,15 +79,11 @@ def plan_rank(config: RunConfig, rank: int, target: Target) -> RankNeeds:
         return RankNeeds(reason=in_words(error))
 
 
-def _certain(place: int, device: DeviceBytes) -> DeviceNeeds:
+def _certain(place: int, device: DeviceBytes) -> PlannedDevice:
     """What stays from step to step. The error that ended the pass may still hold other tensors."""
     by_kind = {kind: device.live_by_kind[kind] for kind in _KEPT if device.live_by_kind[kind]}
-    return DeviceNeeds(place, sum(by_kind.values()), by_kind)
-
-
-def _request(config: RunConfig, target: Target, rank: int) -> PassRequest:
-    device = target.devices[min(rank, target.num_devices - 1)]
-    return PassRequest(config, target.num_devices, rank, like_cuda=target.like_cuda, rates=device.rates)
+    num_bytes = sum(by_kind.values())
+    return PlannedDevice(device=place, active_bytes=num_bytes, total_bytes=num_bytes, by_kind=by_kind)
 
 
 def _planned_rank(request: PassRequest, target: Target) -> RankNeeds:
@@ -102,6 +91,7 @@ def _planned_rank(request: PassRequest, target: Target) -> RankNeeds:
     facts = result.pipeline
     return RankNeeds(
         [_device(result, place, request, target) for place in result.devices],
+        list(result.work.values()),
         alike=result.alike,
         sent_bytes=result.sent_bytes,
         bubble=(facts.theory_bubble if facts is not None else None) or 0.0,
@@ -110,24 +100,25 @@ def _planned_rank(request: PassRequest, target: Target) -> RankNeeds:
     )
 
 
-def _device(result: PassResult, place: int, request: PassRequest, target: Target) -> DeviceNeeds:
+def _device(result: PassResult, place: int, request: PassRequest, target: Target) -> PlannedDevice:
     """cuBLAS' workspaces lie inside the allocator, from the first product on."""
-    bytes_of, gpu = result.devices[place], target.devices[place].gpu
-    by_kind = _known(bytes_of.peak_by_kind)
+    peak_bytes, gpu = result.devices[place].peak_bytes, target.devices[place].gpu
+    by_kind = {kind: num_bytes for kind, num_bytes in result.devices[place].peak_by_kind.items() if num_bytes}
     if gpu is None:
-        return DeviceNeeds(place, bytes_of.peak_bytes, by_kind, work=result.work[place])
+        return PlannedDevice(device=place, active_bytes=peak_bytes, total_bytes=peak_bytes, by_kind=by_kind)
     by_kind["temporary"] = by_kind.get("temporary", 0) + gpu.workspaces_bytes
     reserved = reserved_bytes(
         result.logs[place],
         held_bytes=[gpu.workspace_bytes, gpu.workspace_bytes],
         side_streams=request.config.strategy_card.planning.side_streams,
     )
-    active_bytes = bytes_of.peak_bytes + gpu.workspaces_bytes
-    return DeviceNeeds(place, active_bytes, by_kind, reserved, result.work[place])
-
-
-def _known(by_kind: Mapping[str, int]) -> dict[str, int]:
-    return {kind: num_bytes for kind, num_bytes in by_kind.items() if num_bytes}
+    return PlannedDevice(
+        device=place,
+        active_bytes=peak_bytes + gpu.workspaces_bytes,
+        reserved_bytes=reserved,
+        total_bytes=reserved,
+        by_kind=by_kind,
+    )
 
 
 def _from_stand_in(strategy: str, config: RunConfig, target: Target) -> RankNeeds:
@@ -139,6 +130,7 @@ def _from_stand_in(strategy: str, config: RunConfig, target: Target) -> RankNeed
         buckets_bytes = device.by_kind.get("parameters", 0)
         device.by_kind["communication"] = device.by_kind.get("communication", 0) + buckets_bytes
         device.active_bytes += buckets_bytes
+        device.total_bytes += buckets_bytes
         if device.reserved_bytes is not None:
             device.reserved_bytes += buckets_bytes
     figures.notes.append(_DDP_FALLBACK)
@@ -180,7 +172,7 @@ def line_of(
         line.reason = f"{line.reason} {failed.reason}" if too_much else failed.reason
         line.verdict = DOES_NOT_FIT if too_much else CANNOT
         return line
-    line.step = step_time(_step(config, target, planned), scale)
+    line.step = _step_time(config, target, planned, scale)
     return line
 
 
@@ -197,20 +189,17 @@ def _planned_devices(
     return [_planned(device, index, target, talks=talks) for index, device in by_device.items()]
 
 
-def _planned(planned: DeviceNeeds, index: int, target: Target, *, talks: bool) -> PlannedDevice:
+def _planned(planned: PlannedDevice, index: int, target: Target, *, talks: bool) -> PlannedDevice:
     device = target.devices[index]
     constants_bytes = _constants_bytes(device.gpu, talks=talks)
-    held_bytes = planned.active_bytes if planned.reserved_bytes is None else planned.reserved_bytes
-    return PlannedDevice(
+    return msgspec.structs.replace(
+        planned,
         device=index,
         name=device.name,
-        active_bytes=planned.active_bytes,
-        reserved_bytes=planned.reserved_bytes,
         constants_bytes=constants_bytes,
-        total_bytes=held_bytes + constants_bytes,
+        total_bytes=planned.total_bytes + constants_bytes,
         capacity_bytes=device.total_bytes,
         others_bytes=device.others_bytes,
-        by_kind=planned.by_kind,
     )
 
 
@@ -221,15 +210,18 @@ def _constants_bytes(gpu: GpuModel | None, *, talks: bool) -> int:
     return gpu.context_bytes + (gpu.nccl_bytes if talks else 0)
 
 
-def _step(config: RunConfig, target: Target, planned: Mapping[int, RankNeeds]) -> StepCosts:
-    ranks: Sequence[RankNeeds] = list(planned.values())
+def _step_time(
+    config: RunConfig, target: Target, planned: Mapping[int, RankNeeds], scale: float | None
+) -> StepTime | None:
+    ranks = planned.values()
     gpu = target.devices[0].gpu
-    return StepCosts(
-        strategy=config.strategy.use,
-        work=[device.work for one in ranks for device in one.devices if device.work is not None],
+    return step_time(
+        config.strategy.use,
+        [work for one in ranks for work in one.work],
         sent_bytes=max(one.sent_bytes for one in ranks),
         link_bytes_per_s=None if gpu is None else gpu.link,
         bubble=max(one.bubble for one in ranks),
+        scale=scale,
     )
 
 

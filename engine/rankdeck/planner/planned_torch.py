@@ -22,7 +22,7 @@ from rankdeck.parallel.mesh import Mesh
 from rankdeck.planner.values import MASKING
 from rankdeck.torch_compat import planned as changes
 from rankdeck.torch_compat.ddp import PlannedDdp
-from rankdeck.torch_compat.planned import Replaced
+from rankdeck.torch_compat.replaced import Replaced
 
 
 @contextlib.contextmanager

@@ -100,8 +100,8 @@ class RunDir:
         )
 
     def _was_refused(self, attempt: int) -> bool:
-        said = events_from_end(self.events_folder / f"supervisor.{attempt}.jsonl")
-        end = next((event for event in said if isinstance(event, events.RunEnded)), None)
+        last = events_from_end(self.events_folder / f"supervisor.{attempt}.jsonl")
+        end = next((event for event in last if isinstance(event, events.RunEnded)), None)
         return end is not None and end.exit_code == 2
 
     def config(self) -> RunConfig:
@@ -128,8 +128,8 @@ class RunDir:
 
     def _latest(self, stem: str, suffix: str) -> Path:
         """A file that an attempt that was resumed brought along, else the run's first one."""
-        found = list(self.path.glob(f"{stem}.*.{suffix}"))
-        return max(found, key=lambda path: attempt_of(path.name), default=self.path / f"{stem}.{suffix}")
+        resumed = self.path.glob(f"{stem}.*.{suffix}")
+        return max(resumed, key=lambda path: attempt_of(path.name), default=self.path / f"{stem}.{suffix}")
 
     def next_attempt(self) -> int:
         """The number of an attempt that has left no file yet."""

@@ -65,10 +65,11 @@ def find_run(text: str, folder: Path | None = None) -> RunDir:
         if runs:
             return runs[0]
         raise RunNotFoundError("There is no run yet.", advice="Start one with: rankdeck train digits-mlp")
-    for called in (_is_folder, _is_named, _has_in_name):
-        matching = [run for run in runs if called(run, text)]
-        if matching:
-            break
+    matching = (
+        [run for run in runs if run.name == text]
+        or [run for run in runs if _is_named(run, text)]
+        or [run for run in runs if text and text in run.name]
+    )
     if len(matching) == 1:
         return matching[0]
     if matching:
@@ -94,10 +95,6 @@ def _as_directory(text: str) -> Path | None:
         return None
 
 
-def _is_folder(run: RunDir, text: str) -> bool:
-    return run.name == text
-
-
 def _is_named(run: RunDir, text: str) -> bool:
     if text and slug(text) == run.name[16:-5]:
         return True
@@ -105,7 +102,3 @@ def _is_named(run: RunDir, text: str) -> bool:
         return run.config().name == text
     except ConfigError:
         return False
-
-
-def _has_in_name(run: RunDir, text: str) -> bool:
-    return bool(text) and text in run.name

@@ -6,6 +6,7 @@ It may be killed at any time and loses and doubles nothing.
 from __future__ import annotations
 
 import errno
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -47,15 +48,14 @@ class EventReader:
 
     run: RunDir
     cursors: dict[str, Cursor] = field(default_factory=dict)
-    missing: dict[str, int] = field(default_factory=dict)
-    unreadable: dict[str, int] = field(default_factory=dict)
-    newer: dict[str, int] = field(default_factory=dict)
+    missing: Counter[str] = field(default_factory=Counter)
+    unreadable: Counter[str] = field(default_factory=Counter)
+    newer: Counter[str] = field(default_factory=Counter)
     last_attempt: int | None = None
 
     def counts(self) -> LineCounts:
         """What could not be given so far, of all files."""
-        told = (self.missing, self.unreadable, self.newer)
-        return LineCounts(*(sum(by_file.values()) for by_file in told))
+        return LineCounts(self.missing.total(), self.unreadable.total(), self.newer.total())
 
     def read(self, max_bytes: int = 16 << 20) -> list[tuple[str, events.AnyEvent]]:
         """New events as (writer, event), every file in its own order; writer is "rank-0", "supervisor" or
@@ -123,11 +123,9 @@ class EventReader:
                     decoded.append(events.decode(line))
                 except msgspec.DecodeError:
                     decoded.append(None)
-                    _count(self.unreadable, name)
-                else:
-                    _count(self.newer, name, decoded[-1] is None)
-        else:
-            _count(self.newer, name, decoded.count(None))
+                    self.unreadable[name] += 1
+                    self.newer[name] -= 1
+        self.newer[name] += decoded.count(None)
         known = [event for event in decoded if event is not None]
         # The usual chunk is whole, and its two ends tell so: a million events are read in a second.
         if (
@@ -142,11 +140,6 @@ class EventReader:
                 cursor.seq += 1
                 continue
             if event.seq > cursor.seq:
-                _count(self.missing, name, event.seq - cursor.seq)
+                self.missing[name] += event.seq - cursor.seq
             cursor.seq = event.seq + 1
         return known
-
-
-def _count(counts: dict[str, int], name: str, more: int = 1) -> None:
-    if more:
-        counts[name] = counts.get(name, 0) + more

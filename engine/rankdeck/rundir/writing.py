@@ -32,10 +32,10 @@ class EventWriter:
         `sync` also waits for the disk (life-cycle events only: 150 us).
         """
         if self._unsaid and not self._put(events.Dropped(lines=self._unsaid, reason=self._reason)):
-            return self._drop(None)
+            return self._drop()
         self._unsaid = 0
         if not self._put(event):
-            return self._drop(None)
+            return self._drop()
         if sync:
             try:
                 os.fdatasync(self._handle)
@@ -64,7 +64,7 @@ class EventWriter:
         self._seq += 1
         return True
 
-    def _drop(self, _: None) -> bool:
+    def _drop(self) -> bool:
         # A dropped line leaves a gap in seq: a reader sees that something is missing even if this is never
         # said.
         self._seq += 1

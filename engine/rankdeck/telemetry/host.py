@@ -13,13 +13,11 @@ from collections.abc import Sequence
 
 import psutil
 
-from rankdeck.telemetry.provider import DeviceLostError
+from rankdeck.telemetry.provider import DeviceLostError, Provider
 from rankdeck.telemetry.readings import (
-    METRICS,
     Device,
     DeviceProcesses,
     DevicesLine,
-    NoticeLine,
     ProcessUse,
     Reading,
 )
@@ -29,7 +27,7 @@ def virtual_uuid(index: int) -> str:
     return f"virtual-{index}"
 
 
-class HostProvider:
+class HostProvider(Provider):
     """`pids`: the ranks in order; rank i is virtual device i.
 
     Busy is CPU time over wall time, per thread that the rank may use, since the reading before.
@@ -50,17 +48,12 @@ class HostProvider:
             except psutil.Error:
                 devices[-1].lost_at = time.time()
             devices[-1].capabilities = ["utilisation"]
-        return DevicesLine(t=time.time(), devices=devices, provider="host")
+        return DevicesLine(devices=devices, provider="host")
 
     def read(self, uuid: str, metrics: tuple[str, ...]) -> dict[str, Reading]:
         """Raises: DeviceLostError when the rank has ended."""
-        values = {name: Reading(state="unsupported", unit=METRICS[name].unit) for name in metrics}
-        if "utilisation" in values:
-            busy = self._busy(uuid)
-            values.pop("utilisation")
-            if busy is not None:
-                values["utilisation"] = Reading(busy, unit="ratio")
-        return values
+        busy = self._busy(uuid) if "utilisation" in metrics else None
+        return {} if busy is None else {"utilisation": Reading(busy, unit="ratio")}
 
     def _busy(self, uuid: str) -> float | None:
         """None in the first reading: there is no time yet to be busy in."""
@@ -77,16 +70,3 @@ class HostProvider:
 
     def processes(self, uuid: str) -> DeviceProcesses:
         return DeviceProcesses(uuid, [ProcessUse(self._pids[uuid])])
-
-    def wait_for_event(self, timeout_s: float) -> NoticeLine | None:
-        time.sleep(timeout_s)
-        return None
-
-    def notices(self) -> list[NoticeLine]:
-        return []
-
-    def signature(self) -> object:
-        return len(self._pids)
-
-    def close(self) -> None:
-        pass

@@ -7,7 +7,7 @@ nothing but the readings. Every reading that there is not is None; `states` says
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import msgspec
@@ -95,6 +95,10 @@ class GpuStatus:
         return asdict(self) | {"kind": "gpu"}
 
 
+_FACTS = {field.name for field in fields(GpuStatus)} & set(Device.__struct_fields__)
+"""What a device's status takes over from its listing as it is."""
+
+
 @dataclass(frozen=True)
 class Listing:
     """`notices` are what happened while the driver was asked: a lost GPU, a crash, a slow call."""
@@ -125,11 +129,8 @@ def ask_once(patience_s: float = PATIENCE_S) -> Listing:
     end_s = time.monotonic() + patience_s
     try:
         while sampler.exit_code is None and time.monotonic() < end_s:
-            for _, line in sampler.wait_for_lines(min(0.5, patience_s)):
-                if line is not None:
-                    registry.feed(line, time.monotonic())
-            for notice in sampler.look():
-                registry.feed(notice, time.monotonic())
+            for line in [*sampler.wait_for_lines(min(0.5, patience_s)), *sampler.poll()]:
+                registry.feed(line, time.monotonic())
     finally:
         sampler.stop(grace_s=0.1)
     if registry.listed is None:
@@ -157,32 +158,22 @@ def gpu_of(device: Device, registry: DeviceRegistry, now_s: float, *, keeps: boo
             name: msgspec.structs.replace(reading, state="value") if reading.state == "stale" else reading
             for name, reading in readings.items()
         }
-    values = {name: r.value if r.state == "value" else None for name, r in readings.items()}
+    values: dict[str, Any] = {name: r.value if r.state == "value" else None for name, r in readings.items()}
     ages = [reading.age_s for reading in readings.values() if reading.value is not None]
     on_it = registry.processes(device.uuid)
     states: dict[str, str] = {name: r.state for name, r in readings.items() if r.state != "value"}
     if on_it.processes is None:
         states["processes"] = on_it.state
-    fields: dict[str, Any] = dict(values)
+    facts: dict[str, Any] = {name: getattr(device, name) for name in _FACTS}
     return GpuStatus(
-        index=device.index,
-        uuid=device.uuid,
-        name=device.name,
-        total_bytes=device.total_bytes,
         processes=[
             GpuProcess(item.pid, item.name, item.used_bytes, item.type, item.foreign)
             for item in on_it.processes or []
         ],
-        power_limit_w=device.power_limit_w,
-        driver_bytes=device.driver_bytes,
-        parent=device.parent,
-        mig=device.mig,
-        unified=device.unified,
-        simulated=device.simulated,
         state="ok" if device.lost_at is None else "lost",
-        lost_at=device.lost_at,
         states=states,
         run=on_it.run,
         age_s=max(ages, default=None),
-        **fields,
+        **facts,
+        **values,
     )

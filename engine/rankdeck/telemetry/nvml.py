@@ -32,7 +32,7 @@ from rankdeck.telemetry.nvml_calls import (
     open_nvml,
     text,
 )
-from rankdeck.telemetry.provider import DeviceLostError
+from rankdeck.telemetry.provider import DeviceLostError, Provider
 from rankdeck.telemetry.readings import (
     METRICS,
     Device,
@@ -51,7 +51,7 @@ _PROCESSES = Call(("processes",), lambda _: ())
 _UNITS = {name: metric.unit for name, metric in METRICS.items()}
 
 
-class NvmlProvider:
+class NvmlProvider(Provider):
     """The machine's NVIDIA GPUs. `library` is loaded instead of the driver's own, and called simulated.
 
     `skip` are UUIDs, or "#index", of what is listed as lost and never asked: that has ended this process
@@ -86,7 +86,7 @@ class NvmlProvider:
         except pynvml.NVMLError as error:
             raise MachineError(f"NVIDIA's driver failed: {error}.", code="driver", advice=RESTART) from None
         devices = [gpu.device for gpu in self._gpus.values()]
-        return DevicesLine(t=time.time(), devices=devices, driver=driver, simulated=self._simulated)
+        return DevicesLine(devices=devices, driver=driver, simulated=self._simulated)
 
     def _add(self, index: int) -> None:
         place = f"#{index}"
@@ -214,7 +214,6 @@ class NvmlProvider:
         names = ", ".join(call.metrics)
         self._notices.append(
             NoticeLine(
-                t=time.time(),
                 code="slow",
                 uuid=gpu.device.uuid,
                 message=f"GPU {gpu.device.index}: the driver took {took_s:.1f} s to tell {names}, which is "
@@ -287,7 +286,6 @@ class NvmlProvider:
         what, advice = xid.describe(number)
         name = "A GPU" if gpu is None else f"GPU {gpu.device.index} ({gpu.device.name})"
         return NoticeLine(
-            t=time.time(),
             code="xid",
             uuid=None if gpu is None else gpu.device.uuid,
             xid=number,

@@ -39,12 +39,16 @@ class Provider(Protocol):
 
     def wait_for_event(self, timeout_s: float) -> NoticeLine | None:
         """The next thing that the driver reports by itself, or None after the time; called from a thread."""
+        return None
 
     def notices(self) -> list[NoticeLine]:
         """What it noticed by itself while it was asked, each once."""
+        return []
 
     def signature(self) -> object:
         """Something that differs once there are other devices than at the last probe."""
+        return None
 
     def close(self) -> None:
         """Let go of the driver."""
+        return

@@ -21,6 +21,7 @@ last one: what it leaves out is as it was. Read registry.py next: it folds lines
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Literal
 
@@ -70,7 +71,7 @@ COVERED_HZ = 1.0
 class SamplerLine(msgspec.Struct, tag_field="kind", omit_defaults=True, kw_only=True):
     """What every line has: `t` is Unix time in seconds, `v` the version of this page."""
 
-    t: float
+    t: float = msgspec.field(default_factory=time.time)
     v: int = 1
 
 

@@ -24,7 +24,6 @@ from rankdeck.telemetry.readings import (
     DevicesLine,
     NoticeLine,
     ProcessesLine,
-    Reading,
     SampleLine,
     SamplerLine,
 )
@@ -102,7 +101,9 @@ class RunSink:
     def _news_of_missing(self, entry: DeviceReadings) -> dict[str, str] | None:
         known = self._missing.get(entry.uuid, {})
         now = {name: value for name, value in known.items() if name not in entry.readings}
-        now |= {name: _why(reading) for name, reading in entry.readings.items() if reading.state != "value"}
+        for name, reading in entry.readings.items():
+            if reading.state != "value":
+                now[name] = ": ".join(filter(None, (reading.state, reading.detail)))
         if self.kind == "virtual" or now == known:
             return None
         self._missing[entry.uuid] = now
@@ -137,7 +138,3 @@ class RunSink:
             # A warning: whether the run fails of it is for the ranks to say.
             problem = Problem(code, notice.message, advice=notice.advice, severity="warning")
             self._writer.write(events.ProblemRaised(problem=problem), sync=True)
-
-
-def _why(reading: Reading) -> str:
-    return reading.state if reading.detail is None else f"{reading.state}: {reading.detail}"

@@ -11,15 +11,16 @@ of every ten, so that no call waits for 8 others. Ticks that were missed are not
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import select
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import NoReturn
 
 from rankdeck.base.errors import MachineError
@@ -112,7 +113,7 @@ class Sampler:
             self.tick(tick)
             if tick % LOOK_TICKS == 0 and self._has_changed():
                 words = "There are other devices than before."
-                self._write(NoticeLine(t=time.time(), code="changed", message=words, severity="info"))
+                self._write(NoticeLine(code="changed", message=words, severity="info"))
                 return False
             tick = max(tick, int((time.monotonic() - began_s) / TICK_S)) + 1
             is_over = wait(max(0.0, began_s + tick * TICK_S - time.monotonic()))
@@ -137,47 +138,48 @@ class Sampler:
                 continue
             if self._runs.get(uuid) is not None and not turn:
                 continue
-            self._note(uuid)
-            try:
+            with self._asking(device):
                 values = self._provider.read(uuid, _ALL if turn else _DUE[phase])
                 if turn:
                     processes.append(self._processes(uuid))
-            except DeviceLostError as error:
-                self._lose(device, str(error))
-                continue
-            readings.append(DeviceReadings(uuid, values))
-            read_s.append(time.monotonic())
+                readings.append(DeviceReadings(uuid, values))
+                read_s.append(time.monotonic())
         self._note("")
         self._write_readings(readings, read_s)
         self._write_processes(processes)
         for notice in self._provider.notices():
             self._write(notice)
-        self._write_events()
+        while not self._events.empty():
+            self._write(self._events.get())
 
     def each(self) -> None:
         """Read everything once, a device at a time: what comes before one that hangs is written."""
         for device in self._devices:
             if device.uuid in self._lost:
                 continue
-            self._note(device.uuid)
-            try:
+            with self._asking(device):
                 entry = DeviceReadings(device.uuid, self._provider.read(device.uuid, _ALL))
-                self._write(SampleLine(t=time.time(), devices=[entry]))
+                self._write(SampleLine(devices=[entry]))
                 self._runs[device.uuid] = lease_holder(device.uuid)
                 self._write_processes([self._processes(device.uuid)])
-            except DeviceLostError as error:
-                self._lose(device, str(error))
         self._note("")
+
+    @contextlib.contextmanager
+    def _asking(self, device: Device) -> Iterator[None]:
+        """The watcher can see which device is asked; what is left to ask of one that is lost is skipped."""
+        self._note(device.uuid)
+        try:
+            yield
+        except DeviceLostError as error:
+            self._lose(device, str(error))
 
     def _write_last_processes(self) -> None:
         """Who is on the devices at the end."""
         processes = []
         for device in self._devices:
             if device.uuid not in self._lost:
-                try:
+                with self._asking(device):
                     processes.append(self._processes(device.uuid))
-                except DeviceLostError as error:
-                    self._lose(device, str(error))
         self._write_processes(processes)
 
     def _processes(self, uuid: str) -> DeviceProcesses:
@@ -193,18 +195,11 @@ class Sampler:
             if now_s - at_s > _OLD_S:
                 for reading in entry.readings.values():
                     reading.age_s = round(now_s - at_s, 4)
-        self._write(SampleLine(t=time.time(), devices=devices))
+        self._write(SampleLine(devices=devices))
 
     def _write_processes(self, devices: list[DeviceProcesses]) -> None:
         if devices:
-            self._write(ProcessesLine(t=time.time(), devices=devices))
-
-    def _write_events(self) -> None:
-        while True:
-            try:
-                self._write(self._events.get_nowait())
-            except Empty:
-                return
+            self._write(ProcessesLine(devices=devices))
 
     def _lose(self, device: Device, why: str) -> None:
         self._lost.add(device.uuid)
@@ -212,7 +207,6 @@ class Sampler:
         more = "" if "is lost" in why.lower() else f": {why.rstrip('.')}"
         self._write(
             NoticeLine(
-                t=time.time(),
                 code="lost",
                 uuid=device.uuid,
                 message=f"GPU {device.index} ({device.name}) is lost{more}.",
@@ -234,19 +228,13 @@ class Sampler:
             return False
         self._lost.discard(device.uuid)
         words = f"GPU {device.index} ({device.name}) answers again."
-        self._write(NoticeLine(t=time.time(), code="back", uuid=device.uuid, message=words, severity="info"))
+        self._write(NoticeLine(code="back", uuid=device.uuid, message=words, severity="info"))
         return True
 
 
 def _write_line(line: SamplerLine) -> None:
     sys.stdout.buffer.write(encode(line))
     sys.stdout.buffer.flush()
-
-
-def _driver_notice(error: MachineError) -> NoticeLine:
-    return NoticeLine(
-        t=time.time(), code=error.code, message=error.message, advice=error.advice, severity="error"
-    )
 
 
 def _listen_to_signals() -> Callable[[float], bool]:
@@ -299,7 +287,7 @@ def main(argv: Sequence[str]) -> int:
         sampler = Sampler(provider, write, last_call=last_call, only=only)
         sampler.begin()
     except MachineError as error:
-        write(_driver_notice(error))
+        write(NoticeLine(code=error.code, message=error.message, advice=error.advice, severity="error"))
         return error.exit_code
     if options.once:
         sampler.each()

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rankdeck.telemetry.last_call import LastCall
 from rankdeck.telemetry.readings import AnyLine, NoticeLine, decode
@@ -30,18 +30,15 @@ _CHUNK_BYTES = 1 << 16
 
 
 class SamplerProcess:
-    """A sampler with these arguments. `environment` is its own; a rank never gets it.
+    """A sampler with these arguments.
 
     `piped`: its lines come by `wait_for_lines`. `exit_code` is set once it has ended for good: nothing is
     started again after the first one found no driver.
     """
 
-    def __init__(
-        self, arguments: Sequence[str] = (), *, piped: bool, environment: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, arguments: Sequence[str] = (), *, piped: bool) -> None:
         self._arguments = list(arguments)
         self._piped = piped
-        self._environment = environment
         self._skip: list[str] = []
         self._pause_s = FIRST_PAUSE_S
         self._begins_s = 0.0
@@ -72,24 +69,19 @@ class SamplerProcess:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if self._piped else subprocess.DEVNULL,
             pass_fds=[self._last_call.handle],
-            env=None if self._environment is None else dict(self._environment),
         )
 
-    def _begin_again(self) -> None:
-        """A machine that has no room for a process now may have some later."""
-        try:
-            self._begin()
-        except OSError:
-            self._begins_s = time.monotonic() + LONGEST_PAUSE_S
-
-    def look(self) -> list[NoticeLine]:
+    def poll(self) -> list[NoticeLine]:
         """See whether it lives; start the next one when its time has come. What happened, in words."""
         self._left = [process for process in self._left if process.poll() is None]
         if self.exit_code is not None:
             return []
         if self._process is None:
             if time.monotonic() >= self._begins_s:
-                self._begin_again()
+                try:
+                    self._begin()
+                except OSError:  # the machine may have room for a process later
+                    self._begins_s = time.monotonic() + LONGEST_PAUSE_S
             return []
         code = self._process.poll()
         device, age_s = self._last_call.read()
@@ -127,10 +119,10 @@ class SamplerProcess:
         advice = "If it comes again, see whether nvidia-smi answers."
         if device:
             advice = "That GPU is left out from now on; the machine may need a restart."
-        return [NoticeLine(t=time.time(), code="restarted", message=message, advice=advice)]
+        return [NoticeLine(code="restarted", message=message, advice=advice)]
 
-    def wait_for_lines(self, timeout_s: float) -> list[tuple[bytes, AnyLine | None]]:
-        """Lines as they came and what they say; empty when none came in time."""
+    def wait_for_lines(self, timeout_s: float) -> list[AnyLine]:
+        """The lines that came; empty when none came in time."""
         process = self._process
         if process is None or process.stdout is None:
             time.sleep(timeout_s)
@@ -147,7 +139,7 @@ class SamplerProcess:
                 pass
             return []
         *lines, self._buffer = (self._buffer + chunk).split(b"\n")
-        return [(line + b"\n", decode(line)) for line in lines]
+        return [fact for line in lines if (fact := decode(line)) is not None]
 
     def _close_pipe(self) -> None:
         self._buffer = b""

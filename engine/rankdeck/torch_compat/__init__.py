@@ -8,6 +8,7 @@
     fake_tensors   tensors without memory, and a process group whose collectives are done at once
     shape_memo     operations on fake tensors that torch need not be asked twice
     planned        what torch does differently where a strategy runs on fake tensors
+    replaced       attributes that are exchanged for a while
     ledger_hooks   methods that are wrapped while the memory ledger follows
     ddp            DistributedDataParallel's log, compression and reducer
     fsdp           weights without a gradient under fully_shard

@@ -55,16 +55,16 @@ PLACES = (
 
 
 class OneHostAgent(SimpleElasticAgent, abc.ABC):
-    """Runs the ranks of one host, whatever they are: a subclass starts them, looks at them and ends them."""
+    """Runs the ranks of one host, whatever they are: a subclass starts, polls and ends them."""
 
-    def __init__(self, run: str, num_ranks: int, *, look_every_s: float) -> None:
+    def __init__(self, run: str, num_ranks: int, *, poll_every_s: float) -> None:
         spec = WorkerSpec(
             role="rank",
             local_world_size=num_ranks,
             rdzv_handler=OneHostRendezvous(run),
             entrypoint="rank",
             max_restarts=0,
-            monitor_interval=look_every_s,
+            monitor_interval=poll_every_s,
             local_addr=LOOPBACK,
         )
         super().__init__(spec, exit_barrier_timeout=1)
@@ -74,7 +74,7 @@ class OneHostAgent(SimpleElasticAgent, abc.ABC):
         """Start a rank with torch's part of its environment; its process id."""
 
     @abc.abstractmethod
-    def look(self) -> bool | None:
+    def poll(self) -> bool | None:
         """True once all ranks have done their work, False when one has failed, None while they work."""
 
     @abc.abstractmethod
@@ -88,7 +88,7 @@ class OneHostAgent(SimpleElasticAgent, abc.ABC):
         }
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        done = self.look()
+        done = self.poll()
         if done is None:
             return RunResult(state=WorkerState.HEALTHY)
         if not done:

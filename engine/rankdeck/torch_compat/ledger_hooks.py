@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from rankdeck.torch_compat.places import Private
+from rankdeck.torch_compat.replaced import Replaced
 
 _PROPAGATION = "torch.distributed.tensor._sharding_prop"
 _PROPAGATE = "_propagate_tensor_meta_non_cached"
@@ -30,7 +31,7 @@ PLACES = (
 )
 
 
-class Patches:
+class Patches(Replaced):
     """Methods of torch that are wrapped while somebody follows."""
 
     def __init__(
@@ -39,23 +40,15 @@ class Patches:
         paused: Callable[[], AbstractContextManager[None]],
         phase: Callable[[str], AbstractContextManager[None]],
     ) -> None:
+        super().__init__()
         self._resized = resized
         self._paused = paused
         self._phase = phase
-        self._originals: list[tuple[type, str, Any]] = []
 
     def put_on(self) -> None:
         self._follow_resize()
         self._pause_sharding_propagation()
         self._name_what_fsdp_moves()
-
-    def take_off(self) -> None:
-        while self._originals:
-            owner, name, original = self._originals.pop()
-            if original is None:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, original)
 
     def _follow_resize(self) -> None:
         """FSDP frees and gets back unsharded parameters by resizing their storage, outside any operation."""
@@ -67,7 +60,7 @@ class Patches:
             resized(storage)
             return out
 
-        self._wrap(torch.UntypedStorage, "resize_", followed_resize)
+        self.put(torch.UntypedStorage, "resize_", followed_resize)
 
     def _pause_sharding_propagation(self) -> None:
         """DTensor works out shardings on tensors of the global shape, which hold no memory."""
@@ -81,7 +74,7 @@ class Patches:
             with paused():
                 return propagate(*args, **kwargs)
 
-        self._wrap(module.ShardingPropagator, _PROPAGATE, unfollowed)
+        self.put(module.ShardingPropagator, _PROPAGATE, unfollowed)
 
     def _name_what_fsdp_moves(self) -> None:
         """Weights that FSDP gathers, and gradients on their way to slices, are communication."""
@@ -89,7 +82,7 @@ class Patches:
         for name in _FSDP_MOVES:
             move = getattr(group, name, None)
             if group is not None and move is not None:
-                self._wrap(group, name, self._as_communication(move))
+                self.put(group, name, self._as_communication(move))
 
     def _as_communication(self, move: Callable[..., Any]) -> Callable[..., Any]:
         def named(*args: Any, **kwargs: Any) -> Any:
@@ -97,7 +90,3 @@ class Patches:
                 return move(*args, **kwargs)
 
         return named
-
-    def _wrap(self, owner: type, name: str, wrapper: Any) -> None:
-        self._originals.append((owner, name, owner.__dict__.get(name)))
-        setattr(owner, name, wrapper)

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from rankdeck.torch_compat.dispatch import without_modes
 from rankdeck.torch_compat.modules import own_tensors
 from rankdeck.torch_compat.places import Private
+from rankdeck.torch_compat.replaced import Replaced
 
 _MESH = ("__init__", "__getitem__", "_concatenate", "_flatten", "_unflatten")
 _MESHES = "plans of fsdp, tensor and hybrid fail"
@@ -35,21 +36,6 @@ PLACES = (
     ),
     Private("torch.nn.init:kaiming_uniform_", "plans take longer", takes=("tensor",)),
 )
-
-
-class Replaced:
-    """Attributes that are exchanged for a while, and put back."""
-
-    def __init__(self) -> None:
-        self._originals: list[tuple[Any, str, Any]] = []
-
-    def put(self, owner: Any, name: str, value: Any) -> None:
-        self._originals.append((owner, name, inspect.getattr_static(owner, name)))
-        setattr(owner, name, value)
-
-    def put_back(self) -> None:
-        while self._originals:
-            setattr(*self._originals.pop())
 
 
 def weights_in_place(replaced: Replaced) -> None:

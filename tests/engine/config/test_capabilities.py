@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rankdeck.base.errors import ConfigError, Problem
-from rankdeck.config import from_text
+from rankdeck.config import Choice, TrainConfig, from_text
 from rankdeck.config.capabilities import REFUSALS, Facts, refusals
 from rankdeck.config.catalog import STRATEGIES
 
@@ -49,7 +49,7 @@ def test_a_bad_pair_is_refused_with_its_line_and_a_way_out(
 def test_what_is_not_in_the_table_is_not_refused() -> None:
     text = '[strategy]\nuse = "ddp"\nstatic_graph = true\ncompress = "powersgd"'
     assert from_text(text, folder=Path("/somewhere")).strategy.options["static_graph"]
-    assert refusals(Facts("single", accumulate=4)) == []
+    assert refusals(Facts(Choice(use="single"), TrainConfig(accumulate=4))) == []
 
 
 @pytest.mark.parametrize("row", REFUSALS, ids=lambda row: row.place)

@@ -77,17 +77,14 @@ def test_a_preset_divides_over_the_usual_numbers_of_devices(
     assert config.selection.count == num_devices
 
 
-def test_a_preset_is_found_and_one_that_is_none_gets_a_suggestion() -> None:
-    assert presets.find("digits-mlp").name == "digits-mlp.toml"
-    with pytest.raises(ConfigError) as caught:
-        presets.find("digits-mpl")
-    assert caught.value.advice == 'Did you mean "digits-mlp"?'
+def test_a_preset_is_found_by_its_name() -> None:
+    found = presets.find("digits-mlp")
+    assert found is not None and found.name == "digits-mlp.toml"
 
 
-@pytest.mark.parametrize("name", ["../presets/digits-mlp", "", "/etc/passwd"])
+@pytest.mark.parametrize("name", ["digits-mpl", "../presets/digits-mlp", "", "/etc/passwd"])
 def test_a_preset_is_a_name_and_no_path(name: str) -> None:
-    with pytest.raises(ConfigError):
-        presets.find(name)
+    assert presets.find(name) is None
 
 
 def test_a_damaged_file_hides_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rankdeck.base.errors import DataError, TrainingError
-from rankdeck.diagnose.exceptions import describe, is_communication, last_lines, read_last_lines
+from rankdeck.diagnose.exceptions import describe, is_communication, last_lines, own_place, read_last_lines
 from rankdeck.events import RankFailed, decode, encode
 
 COMMUNICATION = [
@@ -120,3 +121,14 @@ def test_last_lines_are_few_and_not_empty(tmp_path: Path) -> None:
     log.write_text("x" * 100_000 + "\nthe end\n", encoding="utf-8")
     assert read_last_lines(log)[-1] == "the end"
     assert max(map(len, read_last_lines(log))) == 300
+
+
+def test_an_error_in_a_package_of_another_environment_names_the_line_that_called_it(tmp_path: Path) -> None:
+    package = tmp_path / "lib" / "site-packages" / "a_package_elsewhere.py"
+    package.parent.mkdir(parents=True)
+    package.write_text("def fail():\n    raise ValueError('no')\n")
+    called: dict[str, Any] = {}
+    exec(compile(package.read_text(), str(package), "exec"), called)
+    with pytest.raises(ValueError) as caught:
+        called["fail"]()
+    assert own_place(caught.value)[0] == __file__

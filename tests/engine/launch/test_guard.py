@@ -17,7 +17,7 @@ import pytest
 import rankdeck
 from rankdeck.launch import choose
 from rankdeck.launch.control import NotRunningError, request_stop, wait_ended
-from rankdeck.launch.leftovers import end_leftovers
+from rankdeck.launch.processes import end_leftovers
 from rankdeck.launch.rank_processes import GRACE_S
 from rankdeck.launch.start import _start_guard
 from rankdeck.rundir import RunDir, create, list_runs

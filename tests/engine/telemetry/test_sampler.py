@@ -202,13 +202,14 @@ def test_a_named_library_is_called_simulated_in_the_stream(gpus: SimulatedGpus) 
 
 
 def test_a_call_that_never_comes_back_is_ended(gpus: SimulatedGpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler_process, "HANGS_AFTER_S", 1.0)
     for name, value in gpus.as_installed.items():
         monkeypatch.setenv(name, value)
     gpus.delay("POWER", 3600.0, 1)
     sampler = SamplerProcess(piped=True)
     try:
-        notices = wait_until(lambda: (sampler.wait_for_lines(0.1) and None) or sampler.look(), what="its end")
+        wait_until(lambda: sampler.wait_for_lines(0.1), what="its first line")
+        monkeypatch.setattr(sampler_process, "HANGS_AFTER_S", 1.0)
+        notices = wait_until(lambda: (sampler.wait_for_lines(0.1) and None) or sampler.poll(), what="its end")
         assert "has not answered" in notices[0].message and gpus.uuid(1) in notices[0].message
     finally:
         sampler.stop()
