@@ -1,5 +1,5 @@
 """Reads VS Code colour themes: JSON with comments, trailing commas and `include`, colours as #RGB, #RGBA,
-#RRGGBB or #RRGGBBAA. What a theme leaves open is filled by colors.DERIVED and then by our own theme of the
+#RRGGBB or #RRGGBBAA. What a theme leaves open is filled by colors.COLORS and then by our own theme of the
 same kind.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rankdeck_app.theme.colors import DARK, DERIVED, LIGHT, Mix
+from rankdeck_app.theme.colors import COLORS, DARK, LIGHT, Mix
 
 _NOISE = re.compile(r'("(?:[^"\\]|\\.)*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 _TRAILING = re.compile(r'("(?:[^"\\]|\\.)*")|,(?=\s*[}\]])')
@@ -130,7 +130,7 @@ def _completed(colors: dict[str, str], kind: str) -> dict[str, str]:
 
     def value_of(key: str) -> str:
         if key not in full:
-            rule = DERIVED.get(key)
+            rule = COLORS[key].foreign
             if isinstance(rule, Mix):
                 full[key] = mixed(value_of(rule.base), value_of(rule.over), rule.share)
             else:
