@@ -124,8 +124,3 @@ class CodiconEngine(QIconEngine):
 
     def clone(self) -> QIconEngine:
         return CodiconEngine(self._glyph, self._color, self._disabled)
-
-
-def make_icon(name: str, color: ColorSource, disabled: ColorSource) -> QIcon:
-    assert name in CODEPOINTS, f"no icon {name}: add it to CODEPOINTS"
-    return QIcon(CodiconEngine(name, color, disabled))

@@ -55,8 +55,7 @@ def normal_hex(value: str) -> str:
 
 def channels(value: str) -> tuple[int, int, int, int]:
     """Red, green, blue, alpha of a normal hex value."""
-    digits = value[1:] + ("FF" if len(value) == 7 else "")
-    red, green, blue, alpha = (int(digits[at : at + 2], 16) for at in (0, 2, 4, 6))
+    red, green, blue, alpha = bytes.fromhex(value[1:].ljust(8, "F"))
     return red, green, blue, alpha
 
 
@@ -117,10 +116,8 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
 
 def _kind(raw: dict[str, Any], colors: dict[str, str]) -> str:
     kind = raw.get("type")
-    if isinstance(kind, str) and kind.lower() in ("light", "hclight", "hc-light"):
-        return "light"
     if isinstance(kind, str):
-        return "dark"
+        return "light" if kind.lower() in ("light", "hclight", "hc-light") else "dark"
     return "light" if luminance(colors.get("editor.background", "#1F1F1F")) > 0.5 else "dark"
 
 
