@@ -113,11 +113,10 @@ class Settings(QObject):
         except (OSError, ValueError) as error:
             self.problems.append(f"{self.path}: {error}. Defaults are used until it is corrected.")
             return
-        # Keys of a newer or older version are kept in the file, and not ours to judge.
-        for key, option in self.options.items():
-            value = _find(table, key)
-            if value is None:
-                continue
+        for key, value in _flatten(table):
+            option = self.options.get(key)
+            if option is None:
+                continue  # a newer or older version's option: kept in the file, not ours to judge
             problem = option.problem_with(value)
             if problem:
                 self.problems.append(f"{self.path}: {problem} The default {option.default!r} is used.")
@@ -180,8 +179,11 @@ class Settings(QObject):
         write_whole(self.path, tomlkit.dumps(document))
 
 
-def _find(table: Any, key: str) -> Any:
-    """The value at a dotted key, or None."""
-    for name in key.split("."):
-        table = table.get(name) if isinstance(table, dict) else None
-    return table
+def _flatten(table: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    values: list[tuple[str, Any]] = []
+    for key, value in table.items():
+        if isinstance(value, dict):
+            values += _flatten(value, f"{prefix}{key}.")
+        else:
+            values.append((prefix + key, value))
+    return values
