@@ -32,11 +32,9 @@ class SignalBridge(QObject):
         self._outer.setblocking(False)
         self._notifier = QSocketNotifier(self._inner.fileno(), QSocketNotifier.Type.Read, self)
         self._notifier.activated.connect(self._on_signal)
-        self._before = {sig: signal.signal(sig, self._noted) for sig in (signal.SIGINT, signal.SIGTERM)}
-        self._wakeup_before = signal.set_wakeup_fd(self._outer.fileno())
-
-    def _noted(self, _signum: int, _frame: object) -> None:
-        pass
+        for one in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(one, lambda _signum, _frame: None)
+        signal.set_wakeup_fd(self._outer.fileno())
 
     def _on_signal(self) -> None:
         self._inner.recv(64)
@@ -44,11 +42,9 @@ class SignalBridge(QObject):
         QApplication.quit()
 
     def release(self) -> None:
-        """Give the signals back as they were."""
+        """Signals wake nobody any more."""
+        signal.set_wakeup_fd(-1)
         self._notifier.setEnabled(False)
-        signal.set_wakeup_fd(self._wakeup_before)
-        for sig, handler in self._before.items():
-            signal.signal(sig, handler)
         self._inner.close()
         self._outer.close()
 

@@ -17,7 +17,7 @@ from rankdeck_app.controllers.launching import Launching
 from rankdeck_app.controllers.remedies import Remedies
 from rankdeck_app.controllers.run_alerts import RunAlerts
 from rankdeck_app.controllers.run_tabs import RunTabs
-from rankdeck_app.controllers.session import Session, open_session
+from rankdeck_app.controllers.session import Session
 from rankdeck_app.controllers.view_commands import AppCommands
 from rankdeck_app.shell.keys_page import KeysPage
 from rankdeck_app.shell.notifications_page import NotificationsPage
@@ -29,7 +29,6 @@ from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.views import config_page, settings_page, strategy_page, welcome
 
 if TYPE_CHECKING:
-    from rankdeck.config.presets import PresetCard
     from rankdeck.run.row import RunInfo
 
 
@@ -38,23 +37,14 @@ class App:
 
     def __init__(self, window: MainWindow) -> None:
         self.window = window
-        self.session: Session = open_session(window.services, window)
+        self.session = Session(window.services, window)
         self.tabs = RunTabs(window, self.session)
         self.launching = Launching(window, self.session, self.tabs)
         self.alerts = RunAlerts(window, self.session, self.tabs)
         self.watch = DeviceWatch(window, self.session, self.tabs)
-        self.remedies = Remedies(window, self.session, self.tabs, self.alerts, self.watch, self.show_config)
-        self.actions = AppCommands(
-            window,
-            self.session,
-            self.tabs,
-            self.launching,
-            use_preset=self.use_preset,
-            choose_strategy=self.choose_strategy,
-            explain_strategy=self.explain_strategy,
-            show_config=self.show_config,
-            show_devices=self.watch.show,
-            show_plan=self.show_plan,
+        self.actions = AppCommands(window, self.session, self.tabs, self.launching, self.watch)
+        self.remedies = Remedies(
+            window, self.session, self.tabs, self.alerts, self.watch, self.actions.show_config
         )
         self._greeted = False
         self._alive_toast: Toast | None = None
@@ -91,16 +81,12 @@ class App:
         register("plan", lambda _id: self._plan_page())
 
     def _register_views(self) -> None:
-        side, panel = self.window.side_bar, self.window.panel
-        side.register(
-            Activity("launch", "Run Configuration", "rocket", self._launch_view, 90, ("Ctrl+Shift+L",))
-        )
-        side.register(Activity("runs", "Runs", "history", self._runs_view, 80, ("Ctrl+Shift+R",)))
-        side.register(Activity("strategies", "Strategies", "circuit-board", self._strategies_view, 60))
-        panel.register(PanelTab("problems", "Problems", self._problems_view, None, 90, ("Ctrl+Shift+M",)))
-        panel.register(
-            PanelTab("output", "Output", self._output_view, self._output_tools, 80, ("Ctrl+Shift+U",))
-        )
+        activity, panel = self.window.add_activity, self.window.add_panel_tab
+        activity(Activity("launch", "Run Configuration", "rocket", self._launch_view, 90, ("Ctrl+Shift+L",)))
+        activity(Activity("runs", "Runs", "history", self._runs_view, 80, ("Ctrl+Shift+R",)))
+        activity(Activity("strategies", "Strategies", "circuit-board", self._strategies_view, 60))
+        panel(PanelTab("problems", "Problems", self._problems_view, None, 90, ("Ctrl+Shift+M",)))
+        panel(PanelTab("output", "Output", self._output_view, self._output_tools, 80, ("Ctrl+Shift+U",)))
 
     def _launch_view(self) -> QWidget:
         from rankdeck_app.views.launch.side_bar import LaunchView
@@ -108,10 +94,10 @@ class App:
         window, session = self.window, self.session
         keys = partial(window.keymap.text_for, "run.launch")
         view = LaunchView(window.theme, session.draft, session.gpus, session.presets, session.plan, keys)
-        view.plan_opened.connect(self.show_plan)
+        view.plan_opened.connect(self.actions.show_plan)
         view.launch_requested.connect(self.launching.launch_draft)
-        view.preset_picked.connect(self.use_preset)
-        view.strategy_explained.connect(self.explain_strategy)
+        view.preset_picked.connect(self.actions.use_preset)
+        view.strategy_explained.connect(self.actions.explain_strategy)
         view.devices_opened.connect(self.watch.show)
 
         def show_state() -> None:
@@ -144,7 +130,7 @@ class App:
         from rankdeck_app.views.strategies import StrategiesView
 
         view = StrategiesView(self.window.theme)
-        view.opened.connect(self.explain_strategy)
+        view.opened.connect(self.actions.explain_strategy)
         return view
 
     def _problems_view(self) -> QWidget:
@@ -177,13 +163,13 @@ class App:
 
         page = welcome.WelcomePage(window.theme, session.runs, session.gpus, session.presets, hint)
         page.launch_suggested.connect(self.launching.launch_suggestion)
-        page.preset_picked.connect(self.use_preset)
+        page.preset_picked.connect(self.actions.use_preset)
         page.run_opened.connect(self.tabs.open)
         return page
 
     def _strategy_page(self, page_id: str) -> Page:
         page = strategy_page.StrategyPage(page_id, self.window.theme)
-        page.chosen.connect(self.choose_strategy)
+        page.chosen.connect(self.actions.choose_strategy)
         return page
 
     def _plan_page(self) -> Page:
@@ -194,40 +180,6 @@ class App:
         page.trust_asked.connect(lambda: self.launching.ask_trust_of_draft(page.ask_again))
         return page
 
-    # What views ask for
-
-    def use_preset(self, preset: PresetCard) -> None:
-        """Make a preset the configuration; the one before can be brought back."""
-        before, was_edited = self.session.draft.snapshot(), self.session.draft.is_edited
-        try:
-            self.session.use_preset(preset)
-        except OSError as error:
-            self.window.toasts.error(f"{preset.path} cannot be read: {error.strerror}.")
-            return
-        if self.window.side_bar.shown != "launch" or not self.window.side_bar.isVisible():
-            self.window.show_activity("launch")
-        if was_edited:
-            undo = ("Bring It Back", lambda: self.session.draft.bring_back(before))
-            text = f"The configuration is now {preset.name}; the one before had changes of yours."
-            self.window.toasts.show(text, actions=[undo])
-
-    def choose_strategy(self, name: str) -> None:
-        self.session.draft.choose(("strategy",), name)
-        self.window.show_activity("launch")
-
-    def explain_strategy(self, name: str) -> None:
-        self.window.editor.open(strategy_page.page_id(name))
-
-    def show_config(self, line: int | None = None) -> None:
-        """The configuration's tab, at a line if one is given."""
-        page = self.window.editor.open(config_page.PAGE_ID)
-        if isinstance(page, config_page.ConfigPage) and line is not None:
-            page.go_to_line(line)
-
-    def show_plan(self) -> None:
-        """What every strategy would need."""
-        self.window.editor.open("plan:")
-
     # What the frame shows
 
     def _show_problems(self) -> None:
@@ -236,9 +188,7 @@ class App:
         self.window.panel.set_badge("problems", errors + warnings, "error" if errors else "normal")
         for name, icon, count in (("errors", "error", errors), ("warnings", "warning", warnings)):
             item = self.window.status.item(name, "left", 80 if name == "errors" else 79)
-            item.set_text(str(count), icon)
-            item.set_tooltip(f"{count} {name}")
-            item.set_command("view.panel.problems")
+            item.show_text(str(count), icon, tooltip=f"{count} {name}", command="view.panel.problems")
 
     def _show_workspace(self) -> None:
         self.window.title_bar.set_center_text(self.session.workspace.name)
@@ -246,25 +196,18 @@ class App:
     def _show_alive(self) -> None:
         """A number on the Runs symbol; at the first look, runs that are alive are named."""
         alive = self.session.runs.alive
-        self.window.activity_bar.set_badge("runs", len(alive))
+        self.window.activity_bar.button("runs").set_badge(len(alive))
         waiting = [info for info in alive if self.window.editor.page(f"run:{info.path}") is None]
         if self._greeted:
-            self._withdraw_toast(still_true=bool(waiting))
+            if not waiting and self._alive_toast in self.window.toasts.shown():
+                self._alive_toast.finish()
             return
         self._greeted = True
         if waiting:
             names = ", ".join(info.title for info in waiting[:3])
             text = f"{len(waiting)} run{'s are' if len(waiting) > 1 else ' is'} alive: {names}"
-            self._alive_toast = self.window.toasts.show(
-                text, actions=[("Open", partial(self._open_all, waiting))]
-            )
-
-    def _withdraw_toast(self, still_true: bool) -> None:
-        toast = self._alive_toast
-        if toast is not None and not still_true:
-            self._alive_toast = None
-            if toast in self.window.toasts.shown():
-                toast.finish()
+            open_all = ("Open", partial(self._open_all, waiting))
+            self._alive_toast = self.window.toasts.show(text, actions=[open_all])
 
     def _open_all(self, infos: list[RunInfo]) -> None:
         for info in infos:

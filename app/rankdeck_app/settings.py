@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from PySide6.QtCore import QObject, Signal
 
 from rankdeck.base.files import read_toml, write_whole
 
 Value = bool | int | float | str
+V = TypeVar("V", bool, int, float, str)
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,6 @@ class Setting:
     choices: tuple[str, ...] = ()
     minimum: float | None = None
     maximum: float | None = None
-    needs_restart: bool = False
 
     @property
     def kind(self) -> type[Value]:
@@ -39,10 +39,7 @@ class Setting:
 
     def problem_with(self, value: object) -> str | None:
         """Why the value is not allowed here, or None."""
-        fits = isinstance(value, self.kind) and not (self.kind is not bool and isinstance(value, bool))
-        if self.kind is float and isinstance(value, int) and not isinstance(value, bool):
-            fits = True
-        if not fits:
+        if type(value) is not self.kind and not (self.kind is float and type(value) is int):
             return f"{self.key} must be {_KIND_NAMES[self.kind]}, not {value!r}."
         if self.choices and value not in self.choices:
             return f"{self.key} must be {', '.join(self.choices[:-1])} or {self.choices[-1]}, not {value!r}."
@@ -62,11 +59,7 @@ OPTIONS: tuple[Setting, ...] = (
         "Dark Modern",
         "Colour theme: Dark Modern, Light Modern, or the path of a VS Code colour theme (JSON).",
     ),
-    Setting(
-        "runs.dir",
-        "",
-        "Folder in which new runs are kept. Empty: the folder runs in the workspace.",
-    ),
+    Setting("runs.dir", "", "Folder in which new runs are kept. Empty: the folder runs in the workspace."),
     Setting(
         "engine.python",
         "",
@@ -130,28 +123,14 @@ class Settings(QObject):
             else:
                 self._values[key] = option.kind(value)
 
-    def get(self, key: str) -> Value:
+    def get(self, key: str, kind: type[V]) -> V:
+        """The value, or its default. `kind` is the type of the setting's row."""
+        value = self.value(key)
+        assert isinstance(value, kind), f"{key} is no {kind.__name__}"
+        return value
+
+    def value(self, key: str) -> Value:
         return self._values.get(key, self.options[key].default)
-
-    def get_bool(self, key: str) -> bool:
-        value = self.get(key)
-        assert isinstance(value, bool), f"{key} is no bool"
-        return value
-
-    def get_int(self, key: str) -> int:
-        value = self.get(key)
-        assert isinstance(value, int), f"{key} is no int"
-        return value
-
-    def get_float(self, key: str) -> float:
-        value = self.get(key)
-        assert isinstance(value, int | float), f"{key} is no float"
-        return float(value)
-
-    def get_str(self, key: str) -> str:
-        value = self.get(key)
-        assert isinstance(value, str), f"{key} is no str"
-        return value
 
     def set(self, key: str, value: Value) -> None:
         """Change a value, write the file, tell who listens.
@@ -165,7 +144,7 @@ class Settings(QObject):
         if problem:
             raise ValueError(problem)
         value = option.kind(value)
-        if value == self.get(key):
+        if value == self.value(key):
             return
         self._values[key] = value
         try:

@@ -15,7 +15,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_without_a_file_every_option_has_its_default(path: Path) -> None:
     settings = Settings(path)
-    assert all(settings.get(option.key) == option.default for option in OPTIONS)
+    assert all(settings.value(option.key) == option.default for option in OPTIONS)
     assert not path.exists()
 
 
@@ -30,8 +30,8 @@ def test_a_change_is_kept_and_told(path: Path) -> None:
     settings.set("window.frame_rate", 60)
     settings.set("window.frame_rate", 60)
     assert heard == ["theme.name", "window.frame_rate"]
-    assert Settings(path).get_str("theme.name") == "Light Modern"
-    assert Settings(path).get_int("window.frame_rate") == 60
+    assert Settings(path).get("theme.name", str) == "Light Modern"
+    assert Settings(path).get("window.frame_rate", int) == 60
 
 
 def test_a_reset_takes_the_line_out_of_the_file(path: Path) -> None:
@@ -52,8 +52,8 @@ def test_comments_and_keys_of_others_survive_a_change(path: Path) -> None:
 def test_a_value_of_the_wrong_kind_is_told_and_the_default_used(path: Path) -> None:
     path.write_text('[window]\nframe_rate = "fast"\nrestore_tabs = false\n[theme]\nname = 3\n')
     settings = Settings(path)
-    assert settings.get_int("window.frame_rate") == 30
-    assert settings.get_bool("window.restore_tabs") is False
+    assert settings.get("window.frame_rate", int) == 30
+    assert settings.get("window.restore_tabs", bool) is False
     assert len(settings.problems) == 2
     assert "window.frame_rate must be a whole number, not 'fast'" in settings.problems[0]
 
@@ -81,7 +81,7 @@ def test_a_value_that_is_not_allowed_is_refused_with_what_is(path: Path, value: 
     settings = Settings(path)
     with pytest.raises(ValueError, match=says):
         settings.set("window.frame_rate", value)  # type: ignore[arg-type]
-    assert settings.get_int("window.frame_rate") == 30
+    assert settings.get("window.frame_rate", int) == 30
 
 
 def test_choices_are_named_in_the_refusal(path: Path) -> None:
@@ -92,4 +92,4 @@ def test_choices_are_named_in_the_refusal(path: Path) -> None:
 
 def test_a_whole_number_does_for_a_float(path: Path) -> None:
     path.write_text("[notifications]\nseconds = 5\n")
-    assert Settings(path).get_float("notifications.seconds") == 5.0
+    assert Settings(path).get("notifications.seconds", float) == 5.0

@@ -96,7 +96,7 @@ def test_a_launched_draft_trains_to_its_end_and_every_event_is_seen(
     wait_for(lambda: "completed, exit code 0" in output_text(app), 10, "the last line of output")
     assert "[rank 1] step 30" in output_text(app)
     assert app.session.workspace.folder.is_dir() and run.run.path.parent == runs_folder()
-    assert not list((app.window.folders.state / "launch").iterdir())
+    assert not list((app.window.services.state_folder / "launch").iterdir())
 
 
 def test_two_runs_are_live_at_once_and_stop_ends_the_active_one_only(app: App, tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_a_refused_launch_is_explained_in_the_panel_and_in_a_toast(app: App, tmp
     app.session.draft.choose(("model",), "gpt")
     app.launching.launch_draft()
     wait_for(lambda: not app.launching.num_pending, STEPS_S, "the engine's answer")
-    view = app.window.panel.body("problems")
+    view = app.window.panel._bodies["problems"]
     run = app.tabs.active()
     if run is None:
         assert "did not start" in app.window.toasts.history[-1].text

@@ -61,7 +61,7 @@ def test_what_the_footer_predicts_is_what_the_run_then_measures(qtbot: QtBot, ap
 
 @pytest.mark.slow
 def test_every_strategy_of_a_small_model_is_answered(qtbot: QtBot, app: App) -> None:
-    app.show_plan()
+    app.actions.show_plan()
     page = app.window.editor.active_page()
     assert isinstance(page, PlanPage)
     wait_for(lambda: page.plan.is_complete, 3 * PLAN_S, "the plan of every strategy")

@@ -63,7 +63,7 @@ def shown_options(strategy: str) -> set[str]:
 
 @pytest.mark.parametrize("card", PRESETS)
 def test_a_preset_starts_from_the_side_bar(app: App, card: presets.PresetCard) -> None:
-    app.use_preset(card)
+    app.actions.use_preset(card)
     check_three_steps(app, card.strategy)
 
 

@@ -11,7 +11,6 @@ all of its keys; an empty list means none:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -34,21 +33,17 @@ def to_keys(sequence: QKeySequence) -> str:
     return sequence.toString(QKeySequence.SequenceFormat.PortableText).replace(", ", " ")
 
 
+def to_text(keys: str) -> str:
+    """As a person reads the keys."""
+    return to_sequence(keys).toString(QKeySequence.SequenceFormat.NativeText).replace(", ", " ")
+
+
 def are_keys(text: object) -> bool:
     """Whether the text names keys that exist, one or two strokes."""
     if not isinstance(text, str):
         return False
     strokes = text.split()
     return 1 <= len(strokes) <= 2 and all(to_keys(to_sequence(stroke)) for stroke in strokes)
-
-
-@dataclass(frozen=True)
-class Binding:
-    """The keys of one command; `changed` when they are the person's own."""
-
-    command_id: str
-    keys: tuple[str, ...]
-    changed: bool
 
 
 class Keymap(QObject):
@@ -90,21 +85,16 @@ class Keymap(QObject):
     def text_for(self, command_id: str) -> str:
         """The first shortcut as a person reads it, or ''."""
         keys = self.keys_for(command_id)
-        if not keys:
-            return ""
-        return to_sequence(keys[0]).toString(QKeySequence.SequenceFormat.NativeText).replace(", ", " ")
+        return to_text(keys[0]) if keys else ""
 
-    def bindings(self) -> list[Binding]:
-        return [Binding(c.id, self.keys_for(c.id), c.id in self._own) for c in self._commands]
+    def is_own(self, command_id: str) -> bool:
+        """Whether the keys are the person's, not the table's."""
+        return command_id in self._own
 
     def commands_on(self, keys: str) -> list[str]:
         """Ids of the commands that the keys would reach, whatever their `when`."""
         wanted = to_sequence(keys)
-        return [
-            binding.command_id
-            for binding in self.bindings()
-            if any(to_sequence(own) == wanted for own in binding.keys)
-        ]
+        return [c.id for c in self._commands if wanted in map(to_sequence, self.keys_for(c.id))]
 
     def set_keys(self, command_id: str, keys: tuple[str, ...]) -> None:
         """Give a command these keys and write the file.
@@ -161,11 +151,9 @@ class Shortcuts(QObject):
     def rebuild(self) -> None:
         """Make the shortcuts anew from the keymap, keeping those whose sequence is still used."""
         targets: dict[str, list[str]] = {}
-        for binding in self._keymap.bindings():
-            for keys in binding.keys:
-                sequence = to_sequence(keys)
-                if not sequence.isEmpty():
-                    targets.setdefault(to_keys(sequence), []).insert(0, binding.command_id)
+        for command in self._commands:
+            for keys in filter(None, map(to_keys, map(to_sequence, self._keymap.keys_for(command.id)))):
+                targets.setdefault(keys, []).insert(0, command.id)
         for keys in self._shortcuts.keys() - targets.keys():
             shortcut = self._shortcuts.pop(keys)
             shortcut.setEnabled(False)

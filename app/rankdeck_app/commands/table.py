@@ -10,18 +10,20 @@ place:
     )
 
 `Context` holds the facts that `when` speaks of. A command whose `when` does not hold is not offered anywhere.
-No widgets
-here: read keymap.py for how keys arrive, shell/title_bar.py for menus and shell/palette.py for the palette.
+No widgets here: read keymap.py for how keys arrive, shell/title_bar.py for menus and shell/palette.py for the
+palette.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from PySide6.QtCore import QObject, Signal
 
-from rankdeck_app.commands.when import Test, parse_when
+_FACT = re.compile(r"!?\w[\w.]*")
 
 
 @dataclass(frozen=True)
@@ -31,11 +33,11 @@ class Command:
     id: dotted and stable ("view.toggleSideBar"); it is what the keymap file names.
     title: "Category: What it does"; the palette shows all of it, menus and tooltips the part after the colon.
     keys: default shortcuts; chords as "Ctrl+K Ctrl+S".
-    when: expression over the context (when.py); empty means always.
+    when: facts of the context joined by &&, "!" before one that must not hold; empty means always.
     menu: "Menu/group", e.g. "View/2_layout"; groups are sorted by name and parted by a line. Empty: in no
         menu.
     run: called without arguments.
-    checked: for commands that switch something; menus show a check mark by it.
+    checked: the fact that a command switches; menus show a check mark by it.
     palette: False keeps it out of the palette (one that only makes sense by its key).
     """
 
@@ -45,7 +47,7 @@ class Command:
     keys: tuple[str, ...] = ()
     when: str = ""
     menu: str = ""
-    checked: Callable[[], bool] | None = None
+    checked: str = ""
     palette: bool = True
 
     @property
@@ -79,8 +81,13 @@ class Context(QObject):
     def get(self, key: str) -> object:
         return self.facts.get(key)
 
-    def holds(self, when: str) -> bool:
-        return parse_when(when)(self.facts)
+
+@cache
+def parse_when(when: str) -> dict[str, bool]:
+    """The facts that a `when` speaks of and whether each must hold: "zenMode && !paletteOpen"."""
+    facts = [fact.strip() for fact in when.split("&&")] if when else []
+    assert all(map(_FACT.fullmatch, facts)), f"when: {when!r} is not facts joined by &&."
+    return {fact.removeprefix("!"): not fact.startswith("!") for fact in facts}
 
 
 class CommandTable(QObject):
@@ -96,13 +103,12 @@ class CommandTable(QObject):
         super().__init__(parent)
         self.context = context
         self._rows: dict[str, Command] = {}
-        self._tests: dict[str, Test] = {}
 
     def register(self, *commands: Command) -> None:
         """Add rows. An id that is taken is an error of ours, a `when` that cannot be read too."""
         for command in commands:
             assert command.id not in self._rows, f"command {command.id} is registered twice"
-            self._tests[command.id] = parse_when(command.when)
+            parse_when(command.when)
             self._rows[command.id] = command
         self.changed.emit()
 
@@ -117,8 +123,10 @@ class CommandTable(QObject):
 
     def enabled(self, command_id: str) -> bool:
         """Whether the command exists and applies now."""
-        test = self._tests.get(command_id)
-        return test is not None and test(self.context.facts)
+        command, facts = self._rows.get(command_id), self.context.facts
+        return command is not None and all(
+            bool(facts.get(fact)) is wanted for fact, wanted in parse_when(command.when).items()
+        )
 
     def run(self, command_id: str) -> bool:
         """Run a command if it applies now; whether it did."""

@@ -79,11 +79,9 @@ class DeviceWatch(QObject):
             self._open.pop(("driver", None, None), None)
         lost = {gpu.uuid: gpu for gpu in gpus.whole if gpu.lost_at is not None}
         for uuid in lost.keys() - self._lost:
-            words, advice = (
-                f"{lost[uuid].label} is lost: it answers no more.",
-                "See the kernel's log (dmesg).",
-            )
-            self._open.setdefault(("lost", uuid, None), Problem("lost", words, advice=advice))
+            message = f"{lost[uuid].label} is lost: it answers no more."
+            problem = Problem("lost", message, advice="See the kernel's log (dmesg).")
+            self._open.setdefault(("lost", uuid, None), problem)
         for uuid in self._lost - lost.keys():
             self._open.pop(("lost", uuid, None), None)
         self._lost = set(lost)
@@ -99,14 +97,12 @@ class DeviceWatch(QObject):
 
     def _show_status(self) -> None:
         gpus = self._session.gpus.whole
-        item = self._window.status.item("gpus", "right", 1)
-        if not gpus:
-            item.set_text("")
-            return
-        item.set_text(status_text(gpus))
-        item.set_tone("error" if any(gpu.lost_at is not None for gpu in gpus) else "normal")
-        item.set_tooltip("VRAM in use on this machine's GPUs. A click opens Devices")
-        item.set_command("devices.show")
+        self._window.status.item("gpus", "right", 1).show_text(
+            status_text(gpus) if gpus else "",
+            tooltip="VRAM in use on this machine's GPUs. A click opens Devices",
+            command="devices.show",
+            tone="error" if any(gpu.lost_at is not None for gpu in gpus) else "normal",
+        )
 
 
 def status_text(gpus: list[GpuState]) -> str:

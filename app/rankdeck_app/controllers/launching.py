@@ -28,6 +28,8 @@ from rankdeck_app.views.launch.devices import NONE_CHOSEN, PLACE
 from rankdeck_app.views.launch.trust_question import TrustQuestion
 from rankdeck_app.views.starting import PAGE_KIND, StartingPage
 
+_RESUME = "resume"
+
 
 class Launching(QObject):
     """`changed`: what stands in the way, or what is starting, is new."""
@@ -41,7 +43,6 @@ class Launching(QObject):
         self._tabs = tabs
         self._count = 0
         self._pending: dict[str, Launch] = {}
-        self._resuming: dict[Path, Launch] = {}
         self.question: TrustQuestion | None = None
         window.editor.register_page_kind(PAGE_KIND, self._make_page)
         session.draft.changed.connect(self._draft_changed)
@@ -52,7 +53,7 @@ class Launching(QObject):
 
     @property
     def num_pending(self) -> int:
-        return len(self._pending) + len(self._resuming)
+        return len(self._pending)
 
     def blocker(self) -> Problem | None:
         """Why the draft cannot be launched, or None."""
@@ -116,52 +117,34 @@ class Launching(QObject):
 
     def launch(self, config: RunConfig) -> None:
         """Start a run of this configuration, asking first where its own code is not trusted yet."""
-        folders = self._session.trust.untrusted(config.code_folders())
-        if folders:
-            self._ask_trust(folders, lambda: self._begin(config))
-        else:
-            self._begin(config)
+        self._when_trusted(config, lambda: self._begin(config))
 
     def ask_trust_of_draft(self, go_on: Callable[[], object]) -> None:
         """Ask whether the draft's own code may run, and go on if it may."""
         config = self._session.draft.config
         if config is not None:
-            self._ask_trust(self._session.trust.untrusted(config.code_folders()), go_on)
+            self._when_trusted(config, go_on)
 
     def resume(self, path: Path) -> None:
         """Go on with a run that is over, asking first where its own code is not trusted yet."""
         try:
-            folders = self._session.trust.untrusted(RunDir(path).config().code_folders())
+            config = RunDir(path).config()
         except ConfigError as error:
             self._refused(path.name, error.problems)
-            return
-        if folders:
-            self._ask_trust(folders, lambda: self._begin_resume(path))
         else:
-            self._begin_resume(path)
+            self._when_trusted(config, lambda: self._begin_resume(path))
 
     def _begin_resume(self, path: Path) -> None:
-        if path in self._resuming:
+        key = f"{_RESUME}:{path}"
+        if key not in self._pending:
+            launch = self._session.engine.resume(path, workspace=self._session.workspace.folder)
+            self._await(key, launch)
+
+    def _when_trusted(self, config: RunConfig, go_on: Callable[[], object]) -> None:
+        folders = self._session.trust.untrusted(config.code_folders())
+        if not folders:
+            go_on()
             return
-        launch = self._session.engine.resume(path, workspace=self._session.workspace.folder)
-        self._resuming[path] = launch
-        self._session.problems.set(LAUNCH, launch.name, [])
-        launch.arrived.connect(lambda _: self._resumed(path))
-        launch.refused.connect(lambda problems: self._resume_refused(path, problems))
-        self.changed.emit()
-
-    def _resumed(self, path: Path) -> None:
-        self._resuming.pop(path, None)
-        self._tabs.open(path)
-        self._session.runs.rescan()
-        self.changed.emit()
-
-    def _resume_refused(self, path: Path, problems: list[Problem]) -> None:
-        self._resuming.pop(path, None)
-        self._refused(path.name, problems)
-        self.changed.emit()
-
-    def _ask_trust(self, folders: list[Path], go_on: Callable[[], object]) -> None:
         question = TrustQuestion(folders, self._window)
         self.question = question
 
@@ -194,11 +177,15 @@ class Launching(QObject):
             return
         self._count += 1
         page_id = f"{PAGE_KIND}:{self._count}"
-        self._pending[page_id] = launch
-        self._session.problems.set(LAUNCH, config.name, [])
-        launch.arrived.connect(lambda path: self._arrived(page_id, path))
-        launch.refused.connect(lambda problems: self._launch_refused(page_id, launch, problems))
+        self._await(page_id, launch)
         self._window.editor.open(page_id)
+
+    def _await(self, key: str, launch: Launch) -> None:
+        """`key` is the id of the page that waits with us, if there is one."""
+        self._pending[key] = launch
+        self._session.problems.set(LAUNCH, launch.name, [])
+        launch.arrived.connect(lambda path: self._arrived(key, path))
+        launch.refused.connect(lambda problems: self._launch_refused(key, launch, problems))
         self.changed.emit()
 
     def _make_page(self, page_id: str) -> Page:
@@ -207,21 +194,21 @@ class Launching(QObject):
             raise PageUnavailable("This launch is over.")
         return StartingPage(page_id, launch, self._window.theme)
 
-    def _arrived(self, page_id: str, path: Path) -> None:
+    def _arrived(self, key: str, path: Path) -> None:
         """The run is there: its tab takes the place of the one that waited."""
-        self._pending.pop(page_id, None)
+        self._pending.pop(key, None)
         editor = self._window.editor
         active = editor.active_page()
-        waiting = editor.page(page_id)
-        self._tabs.open(path, focus=waiting is not None and waiting is active)
-        editor.close_page(page_id)
+        in_front = active is not None and active.page_id == key
+        self._tabs.open(path, focus=in_front or key.startswith(_RESUME))
+        editor.close_page(key)
         self._session.runs.rescan()
         self.changed.emit()
 
-    def _launch_refused(self, page_id: str, launch: Launch, problems: list[Problem]) -> None:
-        self._pending.pop(page_id, None)
+    def _launch_refused(self, key: str, launch: Launch, problems: list[Problem]) -> None:
+        self._pending.pop(key, None)
         if problems[0].code == "cancelled":
-            self._window.editor.close_page(page_id)
+            self._window.editor.close_page(key)
             self._window.toasts.info(problems[0].message)
         else:
             self._refused(launch.name, problems)

@@ -1,32 +1,24 @@
 """What can be done about a problem from here: the buttons of the Problems panel.
 
-A table of rows (when it fits, what the button says, what it does), so that a cause that the engine learns to
-name gets its button by one more row.
+A cause that the engine learns to name gets its button by one more line of `of`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 
 from rankdeck_app.controllers.device_watch import DeviceWatch
 from rankdeck_app.controllers.run_alerts import RunAlerts
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.shell.window import MainWindow
-from rankdeck_app.state.imbalance_alert import BETTER, CODE
+from rankdeck_app.state.imbalance_alert import CODE
 from rankdeck_app.state.problem_list import DEVICES, DRAFT, LAUNCH, ListedProblem
 from rankdeck_app.state.suggestion import REHEARSAL
 from rankdeck_app.widgets.run_list import strategy_title
 
 Remedy = tuple[str, Callable[[], object]]
-
-
-@dataclass(frozen=True)
-class _Row:
-    fits: Callable[[ListedProblem], bool]
-    label: str
-    act: Callable[[ListedProblem], object]
 
 
 class Remedies:
@@ -45,39 +37,33 @@ class Remedies:
         self._session = session
         self._tabs = tabs
         self._alerts = alerts
-        self._rows = (
-            _Row(_needs_rehearsal, "Rehearse Instead", lambda _entry: self._rehearse()),
-            _Row(
-                lambda entry: entry.owner == DRAFT and entry.problem.line is not None,
-                "Go to Line",
-                lambda entry: show_config(entry.problem.line),
-            ),
-            _Row(lambda entry: entry.owner == LAUNCH, "Dismiss", lambda _entry: self._dismiss()),
-            *(self._use_row(better) for better in dict.fromkeys(BETTER.values())),
-            _Row(lambda entry: entry.owner == DEVICES, "Show Devices", lambda _entry: watch.show()),
-            _Row(lambda entry: entry.owner == DEVICES, "Dismiss", lambda _entry: watch.dismiss()),
-            _Row(_has_output, "Show Output", self._show_output),
-            _Row(_has_output, "Open Its Folder", self._reveal),
-        )
+        self._watch = watch
+        self._show_config = show_config
 
     def of(self, entry: ListedProblem) -> list[Remedy]:
-        return [(row.label, lambda row=row: row.act(entry)) for row in self._rows if row.fits(entry)]  # type: ignore[misc]
-
-    def _use_row(self, strategy: str) -> _Row:
-        """Run again with the strategy that does without the imbalance."""
-
-        def fits(entry: ListedProblem) -> bool:
-            return entry.problem.code == CODE and self._alerts.better_for(entry.run) == strategy
-
-        def use(entry: ListedProblem) -> None:
-            if entry.run is not None:
-                self._alerts.use_strategy(entry.run, strategy)
-
-        return _Row(fits, f"Use {strategy_title(strategy)}", use)
+        """What each button says and does; the suggested one stands first."""
+        owner, problem, run = entry.owner, entry.problem, entry.run
+        remedies: list[Remedy] = []
+        if owner in (DRAFT, LAUNCH) and problem.code in ("no-gpu", "no-driver"):
+            remedies.append(("Rehearse Instead", self._rehearse))
+        if owner == DRAFT and problem.line is not None:
+            remedies.append(("Go to Line", partial(self._show_config, problem.line)))
+        if owner == LAUNCH:
+            remedies.append(("Dismiss", self._dismiss))
+        if owner == DEVICES:
+            remedies += [("Show Devices", self._watch.show), ("Dismiss", self._watch.dismiss)]
+        if run is not None and problem.code != CODE:
+            remedies.append(("Show Output", partial(self._show_output, entry)))
+            remedies.append(("Open Its Folder", partial(self._tabs.reveal, run)))
+        elif run is not None and (better := self._alerts.better_for(run)):
+            # Run again with the strategy that does without the imbalance.
+            use = partial(self._alerts.use_strategy, run, better)
+            remedies.append((f"Use {strategy_title(better)}", use))
+        return remedies
 
     def _rehearse(self) -> None:
         self._session.draft.set_value(("devices", "use"), REHEARSAL)
-        self._session.problems.set(LAUNCH, "", [])
+        self._dismiss()
 
     def _dismiss(self) -> None:
         self._session.problems.set(LAUNCH, "", [])
@@ -90,15 +76,3 @@ class Remedies:
         view = self._window.show_panel("output")
         if isinstance(view, OutputView):
             view.set_rank(entry.problem.rank)
-
-    def _reveal(self, entry: ListedProblem) -> None:
-        if entry.run is not None:
-            self._tabs.reveal(entry.run)
-
-
-def _needs_rehearsal(entry: ListedProblem) -> bool:
-    return entry.owner in (DRAFT, LAUNCH) and entry.problem.code in ("no-gpu", "no-driver")
-
-
-def _has_output(entry: ListedProblem) -> bool:
-    return entry.run is not None and entry.problem.code != CODE

@@ -46,11 +46,9 @@ class RunAlerts(QObject):
         alert = self._alerts.get(run.run.path)
         if alert is None:
             return
-        kinds = {}
-        for place, device in enumerate(run.devices):
-            memory = run.memory_of(device)
-            if memory is not None and memory.peak_by_kind is not None:
-                kinds[place] = memory.peak_by_kind
+        held = {place: run.memory_of(device) for place, device in enumerate(run.devices)}
+        known = {place: memory.peak_by_kind for place, memory in held.items() if memory is not None}
+        kinds = {place: by_kind for place, by_kind in known.items() if by_kind is not None}
         labels = {place: device.label for place, device in enumerate(run.devices)}
         problem = alert.look(run.imbalance, labels, kinds, run.strategy)
         title = run.config.name if run.config is not None else run.name

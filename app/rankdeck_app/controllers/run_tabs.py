@@ -209,20 +209,22 @@ class RunTabs(QObject):
         loss, rate = status.item("loss", "right", 4, mono=True), status.item("rate", "right", 6, mono=True)
         if run is None:
             for item in (state, devices, loss, rate):
-                item.set_text("")
+                item.show_text("")
         else:
             icon, _, word = outcome_look(run.outcome or "running")
-            state.set_text(" · ".join(filter(None, (word.split(":")[0].capitalize(), *_progress(run)))), icon)
-            state.set_tooltip(f"{run.config.name if run.config else run.name}\n{run.run.path}")
-            state.set_command("view.panel.output")
+            state.show_text(
+                " · ".join(filter(None, (word.split(":")[0].capitalize(), *_progress(run)))),
+                icon,
+                tooltip=f"{run.config.name if run.config else run.name}\n{run.run.path}",
+                command="view.panel.output",
+            )
             # GPUs of this machine stand in the status bar already.
             shown = run.is_rehearsal or not self._session.gpus.devices
-            devices.set_text(_devices(run) if shown else "")
-            loss.set_text("" if run.loss is None else f"loss {run.loss:.4f}")
-            rate.set_text("" if run.samples_per_s is None else f"{run.samples_per_s:.0f} samples/s")
-            devices.set_tooltip(run.source or "")
-            loss.set_tooltip("Training loss, smoothed")
-            rate.set_tooltip("Samples per second of all devices together")
+            devices.show_text(_devices(run) if shown else "", tooltip=run.source or "")
+            loss_text = "" if run.loss is None else f"loss {run.loss:.4f}"
+            loss.show_text(loss_text, tooltip="Training loss, smoothed")
+            rate_text = "" if run.samples_per_s is None else f"{run.samples_per_s:.0f} samples/s"
+            rate.show_text(rate_text, tooltip="Samples per second of all devices together")
         self.figures_changed.emit()
 
     def close(self) -> None:

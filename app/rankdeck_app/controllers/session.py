@@ -6,17 +6,16 @@ and no half-started launch behind, and ends no run.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from PySide6.QtCore import QObject
 
+from rankdeck.base import home
 from rankdeck.config import presets as engine_presets
 from rankdeck.config.presets import PresetCard
+from rankdeck_app.settings import Settings
 from rankdeck_app.shell.services import Services
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.engine_process import Engine
@@ -28,27 +27,41 @@ from rankdeck_app.state.problem_list import ProblemList
 from rankdeck_app.state.runs import Runs
 from rankdeck_app.state.suggestion import default_devices
 from rankdeck_app.state.trust import Trust
-from rankdeck_app.state.workspace import DEFAULT_FOLDER, Workspace
+from rankdeck_app.state.workspace import Workspace
 
 FIRST_PRESET = "gpt-dp"
 _FALLBACK = '[model]\nuse = "mlp"\n\n[data]\nuse = "digits"\n'
 
 
-@dataclass(frozen=True)
 class Session:
-    """Everything that views and controllers share."""
+    """Everything that views and controllers of one window share. Nothing is created on disk."""
 
-    workspace: Workspace
-    trust: Trust
-    engine: Engine
-    gpus: Gpus
-    runs: Runs
-    draft: Draft
-    problems: ProblemList
-    presets: Sequence[PresetCard]
-    plan: DraftPlan
-    elsewhere: DraftPlan
-    predictions: Predictions
+    def __init__(self, services: Services, parent: QObject) -> None:
+        settings, state_folder = services.settings, services.state_folder
+        self.workspace = Workspace(
+            state_folder / "workspace.json",
+            settings,
+            folder=services.workspace,
+            runs=services.runs,
+            parent=parent,
+        )
+        self.engine = Engine(state_folder / "launch", parent)
+        _follow_python(settings, self.engine)
+        self.trust = Trust(home.config_dir() / "trusted.toml")
+        self.gpus = Gpus(self.engine, parent)
+        self.runs = Runs(self.workspace.runs_folder, parent)
+        self.workspace.changed.connect(lambda: self.runs.set_folder(self.workspace.runs_folder))
+        self.draft = Draft(state_folder / "draft.json", self.workspace.folder, parent)
+        self.problems = ProblemList(parent)
+        self.presets: Sequence[PresetCard] = engine_presets.all()
+        is_automatic = partial(settings.get, "plan.automatic", bool)
+        planner = Planner(self.engine, self.trust, self.workspace, is_automatic)
+        self.plan = DraftPlan(self.draft, planner, parent)
+        self.elsewhere = DraftPlan(self.draft, planner, parent)
+        self.predictions = Predictions(planner, self.plan, parent)
+        if not self.draft.is_restored:
+            self._begin_draft()
+            self._prefer_gpus(self.draft.text)
 
     def start(self) -> None:
         """Begin to look: for runs, once a second, and at GPUs, for as long as the app is up."""
@@ -77,81 +90,33 @@ class Session:
         self.engine.close()
         self.runs.close()
 
+    def _prefer_gpus(self, first_text: str) -> None:
+        """The first draft was made before the driver answered: with GPUs it trains on them, unless it was
+        changed.
+        """
 
-def open_session(services: Services, parent: QObject) -> Session:
-    """The session of one window. Nothing is created on disk."""
-    folders = services.folders
-    workspace = _workspace(services, parent)
-    engine = Engine(folders.state / "launch", parent)
-    _follow_python(services, engine)
-    trust = Trust(folders.config / "trusted.toml")
-    draft = Draft(folders.state / "draft.json", workspace.folder, parent)
-    is_automatic = partial(services.settings.get_bool, "plan.automatic")
-    planner = Planner(engine, trust, workspace, is_automatic)
-    plan = DraftPlan(draft, planner, parent)
-    session = Session(
-        workspace=workspace,
-        trust=trust,
-        engine=engine,
-        gpus=Gpus(engine, parent),
-        runs=Runs(workspace.runs_folder, parent),
-        draft=draft,
-        problems=ProblemList(parent),
-        presets=engine_presets.all(),
-        plan=plan,
-        elsewhere=DraftPlan(draft, planner, parent),
-        predictions=Predictions(planner, plan, parent),
-    )
-    workspace.changed.connect(lambda: session.runs.set_folder(workspace.runs_folder))
-    if not session.draft.is_restored:
-        _begin_draft(session)
-        _prefer_gpus(session, session.draft.text)
-    return session
+        def answered() -> None:
+            self.gpus.changed.disconnect(answered)
+            if self.gpus.devices and self.draft.text == first_text:
+                self.draft.set_value(("devices", "use"), default_devices("dp", self.gpus.devices))
+
+        self.gpus.changed.connect(answered)
+
+    def _begin_draft(self) -> None:
+        """The first draft of all: the suggested run."""
+        preset = next((card for card in self.presets if card.name == FIRST_PRESET), None)
+        try:
+            if preset is not None:
+                return self.use_preset(preset)
+        except OSError:
+            pass
+        return self.draft.replace(_FALLBACK, folder=self.workspace.folder, stem="run")
 
 
-def _workspace(services: Services, parent: QObject) -> Workspace:
-    """With what the command line asked for, which goes before everything that is remembered."""
-    folders, settings = services.folders, services.settings
-    is_default = folders.workspace == Path(DEFAULT_FOLDER).expanduser().absolute()
-    named = os.environ.get("RANKDECK_RUNS") or settings.get_str("runs.dir")
-    usual = Path(named).expanduser().absolute() if named else folders.workspace / "runs"
-    return Workspace(
-        folders.state / "workspace.json",
-        settings,
-        folder=None if is_default else folders.workspace,
-        runs=None if folders.runs == usual else folders.runs,
-        parent=parent,
-    )
-
-
-def _follow_python(services: Services, engine: Engine) -> None:
+def _follow_python(settings: Settings, engine: Engine) -> None:
     def follow(key: str) -> None:
         if key == "engine.python":
-            engine.python = services.settings.get_str(key) or sys.executable
+            engine.python = settings.get(key, str) or sys.executable
 
-    services.settings.changed.connect(follow)
+    settings.changed.connect(follow)
     follow("engine.python")
-
-
-def _prefer_gpus(session: Session, first_text: str) -> None:
-    """The first draft was made before the driver answered: with GPUs it trains on them, unless it was
-    changed.
-    """
-
-    def answered() -> None:
-        session.gpus.changed.disconnect(answered)
-        if session.gpus.devices and session.draft.text == first_text:
-            session.draft.set_value(("devices", "use"), default_devices("dp", session.gpus.devices))
-
-    session.gpus.changed.connect(answered)
-
-
-def _begin_draft(session: Session) -> None:
-    """The first draft of all: the suggested run."""
-    preset = next((card for card in session.presets if card.name == FIRST_PRESET), None)
-    try:
-        if preset is not None:
-            return session.use_preset(preset)
-    except OSError:
-        pass
-    return session.draft.replace(_FALLBACK, folder=session.workspace.folder, stem="run")

@@ -11,11 +11,13 @@ from PySide6.QtWidgets import QFileDialog
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.config.presets import PresetCard
 from rankdeck_app.commands.table import Command
+from rankdeck_app.controllers.device_watch import DeviceWatch
 from rankdeck_app.controllers.launching import Launching
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.shell.palette import QuickItem, QuickProvider
 from rankdeck_app.shell.window import MainWindow
+from rankdeck_app.views import config_page, strategy_page
 from rankdeck_app.widgets.run_list import details, outcome_look, strategy_title
 
 MAX_FILES = 500
@@ -23,32 +25,16 @@ _TOML_FILTER = "Configurations (*.toml)"
 
 
 class AppCommands:
-    """What the commands do where that is more than one call."""
+    """What the commands do where that is more than one call; views ask for the same by signals."""
 
     def __init__(
-        self,
-        window: MainWindow,
-        session: Session,
-        tabs: RunTabs,
-        launching: Launching,
-        *,
-        use_preset: Callable[[PresetCard], object],
-        choose_strategy: Callable[[str], object],
-        explain_strategy: Callable[[str], object],
-        show_config: Callable[[], object],
-        show_devices: Callable[[], object],
-        show_plan: Callable[[], object],
+        self, window: MainWindow, session: Session, tabs: RunTabs, launching: Launching, watch: DeviceWatch
     ) -> None:
         self.window = window
         self.session = session
         self.tabs = tabs
         self.launching = launching
-        self.use_preset = use_preset
-        self.choose_strategy = choose_strategy
-        self.explain_strategy = explain_strategy
-        self.show_config = show_config
-        self.show_devices = show_devices
-        self.show_plan = show_plan
+        self.watch = watch
 
     def rows(self) -> list[Command]:
         return [
@@ -61,178 +47,71 @@ class AppCommands:
 
     def _control_rows(self) -> list[Command]:
         """Start, stop and save a run."""
-        tabs = self.tabs
+        row, tabs, launching = partial(Command, menu="Run/1_control"), self.tabs, self.launching
+        alive, stop_now = partial(row, when="activeRunAlive"), partial(tabs.stop_active, now=True)
         return [
-            Command(
-                "run.launch",
-                "Run: Launch",
-                self.launching.launch_draft,
-                keys=("Ctrl+F5",),
-                when="launchable",
-                menu="Run/1_control",
-            ),
-            Command(
-                "run.stop",
-                "Run: Stop",
-                tabs.stop_active,
-                keys=("Shift+F5",),
-                when="activeRunAlive",
-                menu="Run/1_control",
-            ),
-            Command(
-                "run.stopNow",
-                "Run: Stop Now",
-                lambda: tabs.stop_active(now=True),
-                keys=("Ctrl+Shift+F5",),
-                when="activeRunAlive",
-                menu="Run/1_control",
-            ),
-            Command(
-                "run.checkpoint",
-                "Run: Save Checkpoint Now",
-                self._on_active(tabs.save_checkpoint),
-                when="activeRunAlive",
-                menu="Run/1_control",
-            ),
-            Command(
-                "run.resume",
-                "Run: Resume",
-                self._on_active(self.launching.resume),
-                when="activeRunResumable",
-                menu="Run/1_control",
-            ),
+            row("run.launch", "Run: Launch", launching.launch_draft, ("Ctrl+F5",), "launchable"),
+            alive("run.stop", "Run: Stop", tabs.stop_active, ("Shift+F5",)),
+            alive("run.stopNow", "Run: Stop Now", stop_now, ("Ctrl+Shift+F5",)),
+            alive("run.checkpoint", "Run: Save Checkpoint Now", self._on_active(tabs.save_checkpoint)),
+            row("run.resume", "Run: Resume", self._on_active(launching.resume), when="activeRunResumable"),
         ]
 
     def _configure_rows(self) -> list[Command]:
         """What the next run will be."""
+        row = partial(Command, menu="Run/2_configure")
         return [
-            Command(
-                "run.startFrom",
-                "Run: Start From Preset…",
-                lambda: self.window.palette_box.pick(self.preset_items(), "Start from a preset"),
-                keys=("Ctrl+K P",),
-                menu="Run/2_configure",
-            ),
-            Command(
+            row("run.startFrom", "Run: Start From Preset…", self._pick_preset, ("Ctrl+K P",)),
+            row(
                 "strategy.choose",
                 "Run: Change Strategy…",
                 lambda: self._pick_strategy(self.choose_strategy, "Strategy of the next run"),
-                keys=("Ctrl+K S",),
-                menu="Run/2_configure",
+                ("Ctrl+K S",),
             ),
-            Command(
-                "config.show",
-                "Run: Edit Configuration",
-                self.show_config,
-                keys=("Ctrl+K Ctrl+E",),
-                menu="Run/2_configure",
-            ),
-            Command(
-                "devices.refresh",
-                "Run: Look for GPUs",
-                self.session.gpus.ask,
-                menu="Run/2_configure",
-            ),
+            row("config.show", "Run: Edit Configuration", self.show_config, ("Ctrl+K Ctrl+E",)),
+            row("devices.refresh", "Run: Look for GPUs", self.session.gpus.ask),
         ]
 
     def _active_run_rows(self) -> list[Command]:
         """What can be had of the run in the active tab."""
-        tabs = self.tabs
+        row, tabs, of = partial(Command, when="activeRun", menu="Run/3_this"), self.tabs, self._on_active
         return [
-            Command(
-                "run.reuse",
-                "Run: Use the Configuration of This Run",
-                self._on_active(tabs.use_configuration),
-                when="activeRun",
-                menu="Run/3_this",
-            ),
-            Command(
-                "run.reveal",
-                "Run: Open the Folder of This Run",
-                self._on_active(tabs.reveal),
-                when="activeRun",
-                menu="Run/3_this",
-            ),
-            Command(
-                "run.copyPath",
-                "Run: Copy the Path of This Run",
-                self._on_active(tabs.copy_path),
-                when="activeRun",
-                menu="Run/3_this",
-            ),
+            row("run.reuse", "Run: Use the Configuration of This Run", of(tabs.use_configuration)),
+            row("run.reveal", "Run: Open the Folder of This Run", of(tabs.reveal)),
+            row("run.copyPath", "Run: Copy the Path of This Run", of(tabs.copy_path)),
         ]
 
     def _file_rows(self) -> list[Command]:
+        open_row, save_row = partial(Command, menu="File/1_open"), partial(Command, menu="File/2_save")
         return [
-            Command("run.open", "File: Open Run…", self._open_run, keys=("Ctrl+O",), menu="File/1_open"),
-            Command(
-                "config.open",
-                "File: Open Configuration…",
-                self._open_config,
-                keys=("Ctrl+K Ctrl+O",),
-                menu="File/1_open",
-            ),
-            Command(
-                "workspace.open",
-                "File: Open Folder…",
-                self._open_folder,
-                keys=("Ctrl+K Ctrl+F",),
-                menu="File/1_open",
-            ),
-            Command(
-                "config.save",
-                "File: Save Configuration",
-                self._save,
-                keys=("Ctrl+S",),
-                menu="File/2_save",
-            ),
-            Command(
-                "config.saveAs",
-                "File: Save Configuration As…",
-                self._save_as,
-                keys=("Ctrl+Shift+S",),
-                menu="File/2_save",
-            ),
+            open_row("run.open", "File: Open Run…", self._open_run, ("Ctrl+O",)),
+            open_row("config.open", "File: Open Configuration…", self._open_config, ("Ctrl+K Ctrl+O",)),
+            open_row("workspace.open", "File: Open Folder…", self._open_folder, ("Ctrl+K Ctrl+F",)),
+            save_row("config.save", "File: Save Configuration", self._save, ("Ctrl+S",)),
+            save_row("config.saveAs", "File: Save Configuration As…", self._save_as, ("Ctrl+Shift+S",)),
         ]
 
     def _other_rows(self) -> list[Command]:
+        row, welcome = (
+            partial(Command, menu="View/3_activities"),
+            partial(self.window.editor.open, "welcome:"),
+        )
         return [
-            Command(
-                "devices.show",
-                "View: Devices",
-                self.show_devices,
-                keys=("Ctrl+Shift+D",),
-                menu="View/3_activities",
-            ),
-            Command(
-                "plan.show",
-                "View: VRAM Plan",
-                self.show_plan,
-                keys=("Ctrl+K V",),
-                menu="View/3_activities",
-            ),
+            row("devices.show", "View: Devices", self.watch.show, ("Ctrl+Shift+D",)),
+            row("plan.show", "View: VRAM Plan", self.show_plan, ("Ctrl+K V",)),
             Command(
                 "strategy.explain",
                 "Help: Explain a Strategy…",
                 lambda: self._pick_strategy(self.explain_strategy, "Which strategy?"),
                 menu="Help/2_learn",
             ),
-            Command(
-                "welcome.show",
-                "Help: Welcome",
-                lambda: self.window.editor.open("welcome:"),
-                menu="Help/1_start",
-            ),
+            Command("welcome.show", "Help: Welcome", welcome, menu="Help/1_start"),
         ]
 
     # What quick open lists
 
     def providers(self) -> list[QuickProvider]:
-        return [
-            QuickProvider("runs", self.run_items),
-            QuickProvider("presets", self.preset_items),
-            QuickProvider("files", self.file_items),
-        ]
+        return [self.run_items, self.preset_items, self.file_items]
 
     def run_items(self) -> list[QuickItem]:
         return [
@@ -272,6 +151,40 @@ class AppCommands:
             if runs not in path.parents
         ]
 
+    # What views ask for
+
+    def use_preset(self, preset: PresetCard) -> None:
+        """Make a preset the configuration; the one before can be brought back."""
+        before, was_edited = self.session.draft.snapshot(), self.session.draft.is_edited
+        try:
+            self.session.use_preset(preset)
+        except OSError as error:
+            self.window.toasts.error(f"{preset.path} cannot be read: {error.strerror}.")
+            return
+        if self.window.side_bar.shown != "launch" or not self.window.side_bar.isVisible():
+            self.window.show_activity("launch")
+        if was_edited:
+            undo = ("Bring It Back", lambda: self.session.draft.bring_back(before))
+            text = f"The configuration is now {preset.name}; the one before had changes of yours."
+            self.window.toasts.show(text, actions=[undo])
+
+    def choose_strategy(self, name: str) -> None:
+        self.session.draft.choose(("strategy",), name)
+        self.window.show_activity("launch")
+
+    def explain_strategy(self, name: str) -> None:
+        self.window.editor.open(strategy_page.page_id(name))
+
+    def show_config(self, line: int | None = None) -> None:
+        """The configuration's tab, at a line if one is given."""
+        page = self.window.editor.open(config_page.PAGE_ID)
+        if isinstance(page, config_page.ConfigPage) and line is not None:
+            page.go_to_line(line)
+
+    def show_plan(self) -> None:
+        """What every strategy would need."""
+        self.window.editor.open("plan:")
+
     # Files and folders
 
     def open_config(self, path: Path) -> None:
@@ -291,16 +204,15 @@ class AppCommands:
             self.open_config(Path(chosen))
 
     def _open_run(self) -> None:
-        folder = str(self.session.workspace.runs_folder)
-        chosen = QFileDialog.getExistingDirectory(self.window, "Open Run", folder)
-        if chosen:
-            self.tabs.open(Path(chosen))
+        self._pick_folder("Open Run", self.session.workspace.runs_folder, self.tabs.open)
 
     def _open_folder(self) -> None:
-        folder = str(self.session.workspace.folder)
-        chosen = QFileDialog.getExistingDirectory(self.window, "Open Folder", folder)
+        self._pick_folder("Open Folder", self.session.workspace.folder, self.open_workspace)
+
+    def _pick_folder(self, title: str, start: Path, act: Callable[[Path], object]) -> None:
+        chosen = QFileDialog.getExistingDirectory(self.window, title, str(start))
         if chosen:
-            self.open_workspace(Path(chosen))
+            act(Path(chosen))
 
     def open_workspace(self, folder: Path) -> None:
         try:
@@ -310,10 +222,7 @@ class AppCommands:
 
     def _save(self) -> None:
         source = self.session.draft.source
-        if source is None:
-            self._save_as()
-        else:
-            self.save_config(source)
+        self.save_config(source) if source else self._save_as()
 
     def _save_as(self) -> None:
         draft = self.session.draft
@@ -340,6 +249,9 @@ class AppCommands:
                 act(run.run.path)
 
         return on_active
+
+    def _pick_preset(self) -> None:
+        self.window.palette_box.pick(self.preset_items(), "Start from a preset")
 
     def _pick_strategy(self, act: Callable[[str], object], placeholder: str) -> None:
         items = [

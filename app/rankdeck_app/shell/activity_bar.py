@@ -6,10 +6,11 @@ view.
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
 from collections.abc import Callable
 
-from PySide6.QtCore import QEvent, QPoint, QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QEnterEvent, QKeyEvent, QPainter, QPaintEvent
+from PySide6.QtCore import QPoint, QRectF, Qt
+from PySide6.QtGui import QKeyEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QAbstractButton, QMenu, QVBoxLayout, QWidget
 
 from rankdeck_app.shell.side_bar import Activity
@@ -29,6 +30,7 @@ class ActivityButton(QAbstractButton):
         self.active = False
         self.setFixedSize(WIDTH, WIDTH)
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+        self.setAttribute(Qt.WidgetAttribute.WA_Hover)
         self.setAccessibleName(name)
         self.setToolTip(name)
 
@@ -38,22 +40,12 @@ class ActivityButton(QAbstractButton):
         self.update()
 
     def set_badge(self, count: int) -> None:
+        """A number on the symbol; 0 takes it away."""
         self._badge = count
         self.update()
 
-    def sizeHint(self) -> QSize:
-        return QSize(WIDTH, WIDTH)
-
-    def enterEvent(self, event: QEnterEvent) -> None:
-        self.update()
-
-    def leaveEvent(self, event: QEvent) -> None:
-        self.update()
-
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.key() in (Qt.Key.Key_Up, Qt.Key.Key_Down):
-            self.focusNextPrevChild(event.key() == Qt.Key.Key_Down)
-        elif event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
+        if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
             self.click()
         else:
             super().keyPressEvent(event)
@@ -87,9 +79,7 @@ class ActivityButton(QAbstractButton):
 
 
 class ActivityBar(QWidget):
-    """`clicked` carries the id of the activity whose symbol was pressed."""
-
-    clicked = Signal(str)
+    """One button per activity, and the gear."""
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -99,20 +89,18 @@ class ActivityBar(QWidget):
         self.setAccessibleName("Activity bar")
         self._theme = theme
         self._buttons: dict[str, ActivityButton] = {}
-        self._order: list[Activity] = []
+        self._priorities: list[int] = []
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(0, 0, 0, 0)
         self._column.setSpacing(0)
         self._column.addStretch(1)
 
     def add(self, activity: Activity) -> ActivityButton:
-        """A symbol for an activity; SideBar.register calls this through the window."""
+        """A symbol for an activity; one of a higher priority stands nearer to the top."""
         button = ActivityButton(activity.icon, activity.title, self._theme)
-        button.clicked.connect(lambda: self.clicked.emit(activity.id))
-        self._order.append(activity)
-        self._order.sort(key=lambda row: -row.priority)
         self._buttons[activity.id] = button
-        self._column.insertWidget(self._order.index(activity), button)
+        self._column.insertWidget(bisect_right(self._priorities, -activity.priority), button)
+        insort(self._priorities, -activity.priority)
         return button
 
     def add_menu(self, icon: str, name: str, fill: Callable[[QMenu], None]) -> ActivityButton:
@@ -134,13 +122,6 @@ class ActivityBar(QWidget):
         """Mark the activity on show; '' marks none (the side bar is folded)."""
         for own_id, button in self._buttons.items():
             button.set_active(own_id == activity_id)
-
-    def set_badge(self, activity_id: str, count: int) -> None:
-        """A number on the symbol; 0 takes it away."""
-        self._buttons[activity_id].set_badge(count)
-
-    def set_tooltip(self, activity_id: str, text: str) -> None:
-        self._buttons[activity_id].setToolTip(text)
 
     def button(self, activity_id: str) -> ActivityButton:
         return self._buttons[activity_id]

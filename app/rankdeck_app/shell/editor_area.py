@@ -29,8 +29,6 @@ class EditorArea(QWidget):
     saved."""
 
     active_page_changed = Signal(object)
-    page_opened = Signal(object)
-    page_closed = Signal(str)
     layout_changed = Signal()
 
     def __init__(self, services: Services, parent: QWidget | None = None) -> None:
@@ -67,35 +65,24 @@ class EditorArea(QWidget):
         self._kinds[prefix] = factory
         self._services.context.set(f"pageKind.{prefix}", True)
 
-    def open(
-        self,
-        page_id: str,
-        factory: PageFactory | None = None,
-        *,
-        beside: bool = False,
-        focus: bool = True,
-        pinned: bool = False,
-    ) -> Page:
+    def open(self, page_id: str, factory: PageFactory | None = None, *, focus: bool = True) -> Page:
         """Focus the page of that id, or build it: with `factory`, else with the registered kind's.
 
-        `beside` opens a new page in a group to the right; `focus=False` leaves the keyboard where it is.
+        `focus=False` leaves the keyboard where it is.
         """
         existing = self._find(page_id)
         if existing is not None:
             group, tab = existing
             group.show_tab(tab)
         else:
-            tab = Tab(page_id, factory or self._kind_of(page_id), pinned=pinned)
-            group = self._split(self._active, "right") if beside and self._active.tabs else self._active
+            group, tab = self._active, Tab(page_id, factory or self._kind_of(page_id))
             tab.build()
             group.insert(tab)
-            self.page_opened.emit(tab.page)
         self._activate(group)
         if focus:
             group.focus_page()
-        page = tab.build()
         self._tell()
-        return page
+        return tab.build()
 
     def page(self, page_id: str) -> Page | None:
         """The built page of that id, or None."""
@@ -110,13 +97,14 @@ class EditorArea(QWidget):
         tab = self._active.current
         return tab.page if tab else None
 
-    def close_page(self, page_id: str | None = None) -> bool:
-        """Close the page of that id (without one, the active page). False when it refused or is not open."""
-        if page_id is None:
-            current = self._active.current
-            return current is not None and self._close_tab(self._active, current)
-        existing = self._find(page_id)
-        return existing is not None and self._close_tab(*existing)
+    def close_page(self, page_id: str | None = None) -> None:
+        """Close the page of that id, if it is open; without one, the active page."""
+        if page_id is not None:
+            existing = self._find(page_id)
+        else:
+            existing = (self._active, self._active.current) if self._active.current else None
+        if existing is not None:
+            self._close_tab(*existing)
 
     # -- commands of the frame --
 
@@ -130,29 +118,23 @@ class EditorArea(QWidget):
 
     def close_tabs(self, which: str) -> None:
         """Close "others", "right" of the active tab, or "all"; pinned tabs stay unless all are asked for."""
-        current = self._active.current
+        group, current = self._active, self._active.current
         if current is None:
             return
-        tabs = list(self._active.tabs)
-        right_of = tabs.index(current)
-        for at, tab in enumerate(tabs):
-            others = which == "others" and tab is not current and not tab.pinned
-            right = which == "right" and at > right_of and not tab.pinned
-            if which == "all" or others or right:
-                self._close_tab(self._active, tab)
+        tabs = group.tabs[group.tabs.index(current) + 1 :] if which == "right" else group.tabs[:]
+        for tab in tabs:
+            if which == "all" or (tab is not current and not tab.pinned):
+                self._close_tab(group, tab)
 
-    def reopen_closed(self) -> Page | None:
+    def reopen_closed(self) -> None:
         """Bring back the tab that was closed last and whose kind is known."""
         while self._closed:
-            record = self._closed.pop()
-            if self._find(record["id"]) is None and self._kind(record["id"]) is not None:
-                tab = self._tab_from(record)
-                self._active.insert(tab)
+            tabs = self._tabs_from([self._closed.pop()])
+            if tabs and self._find(tabs[0].page_id) is None:
+                self._active.insert(tabs[0])
                 self._active.focus_page()
-                self._tell()
-                return tab.page
+                break
         self._tell()
-        return None
 
     def split(self, zone: Zone) -> None:
         """Show the active page a second time beside itself; a page that cannot be doubled is moved."""
@@ -164,13 +146,10 @@ class EditorArea(QWidget):
             return
         fresh = self._split(group, zone)
         if doubled:
-            copy = Tab(
-                tab.page_id, tab.factory, tab.shown_title(), tab.shown_icon()[0], state=tab.saved()["state"]
-            )
-            fresh.insert(copy)
+            tab = Tab.from_saved(tab.saved() | {"pinned": False}, tab.factory)
         else:
             group.take(tab)
-            fresh.insert(tab)
+        fresh.insert(tab)
         self._activate(fresh)
         fresh.focus_page()
         self._tell()
@@ -223,7 +202,7 @@ class EditorArea(QWidget):
         tree = state.get("tree")
         if isinstance(tree, dict) and not any(group.tabs for group in self.groups()):
             empty = self._active
-            self._tree.restore(tree, self._new_group, self._tabs_from)
+            self._tree.restore(self._tree.root, tree, self._new_group, self._tabs_from)
             if len(self.groups()) > 1:
                 self._remove_group(empty)
             groups = self.groups()
@@ -233,17 +212,8 @@ class EditorArea(QWidget):
 
     def _tabs_from(self, records: list[dict[str, Any]]) -> list[Tab]:
         """The saved tabs whose kind is known."""
-        return [self._tab_from(record) for record in records if self._kind(record.get("id", ""))]
-
-    def _tab_from(self, record: dict[str, Any]) -> Tab:
-        return Tab(
-            page_id=record["id"],
-            factory=self._kind_of(record["id"]),
-            title=record.get("title", ""),
-            icon=record.get("icon", "file"),
-            pinned=bool(record.get("pinned")),
-            state=record.get("state") or {},
-        )
+        kinds = [(record, self._kind(record.get("id", ""))) for record in records]
+        return [Tab.from_saved(record, factory) for record, factory in kinds if factory is not None]
 
     # -- groups and the tree --
 
@@ -265,11 +235,10 @@ class EditorArea(QWidget):
     def _new_group(self) -> TabGroup:
         group = TabGroup(self._services)
         group.current_changed.connect(self._tell)
-        group.close_requested.connect(lambda tab: self._close_tab(group, tab))
-        group.pin_requested.connect(lambda tab: self._toggle_pin(group, tab))
-        group.menu_requested.connect(lambda tab, at: self._open_menu(group, tab, at))
-        group.drag_started.connect(self._set_dragged)
-        group.drag_ended.connect(lambda: self._set_dragged(None))
+        group.bar.close_requested.connect(lambda tab: self._close_tab(group, tab))
+        group.bar.pin_requested.connect(lambda tab: self._toggle_pin(group, tab))
+        group.bar.menu_requested.connect(lambda tab, at: self._open_menu(group, tab, at))
+        group.bar.dragged.connect(self._set_dragged)
         group.dropped.connect(lambda zone, index: self._drop(group, zone, index))
         return group
 
@@ -304,9 +273,7 @@ class EditorArea(QWidget):
 
     # -- tabs --
 
-    def _close_tab(self, group: TabGroup, tab: Tab) -> bool:
-        if tab.page is not None and not tab.page.can_close():
-            return False
+    def _close_tab(self, group: TabGroup, tab: Tab) -> None:
         self._closed.append(tab.saved())
         del self._closed[:-MAX_CLOSED]
         had_focus = group.isAncestorOf(QApplication.focusWidget() or self)
@@ -317,9 +284,7 @@ class EditorArea(QWidget):
             self._remove_group(group)
         if had_focus:
             self._active.focus_page()
-        self.page_closed.emit(tab.page_id)
         self._tell()
-        return True
 
     def _toggle_pin(self, group: TabGroup, tab: Tab) -> None:
         group.take(tab)
@@ -384,7 +349,6 @@ class EditorArea(QWidget):
                 "editorOpen": tab is not None,
                 "activePage": page.kind if page else "",
                 "activePageId": page.page_id if page else "",
-                "activeTabPinned": tab is not None and tab.pinned,
                 "severalTabs": len(self._active.tabs) > 1,
                 "severalGroups": len(self.groups()) > 1,
                 "closedTabs": bool(self._closed),

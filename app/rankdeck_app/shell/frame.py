@@ -12,5 +12,5 @@ def open_window(services: Services) -> MainWindow:
     """A window where it was the last time, with no view in it yet."""
     window = MainWindow(services)
     window.commands.register(*shell_commands(window))
-    WindowState(window, services.folders.state / "window.json").restore_frame()
+    WindowState(window, services.state_folder / "window.json").restore_frame()
     return window

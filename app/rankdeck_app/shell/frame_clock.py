@@ -8,16 +8,11 @@ event of a lower priority than Qt's own repaints is posted to ourselves, and its
 from __future__ import annotations
 
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import MethodType
 
-from PySide6.QtCore import QCoreApplication, QEvent, QObject, Qt, QTimer, Signal
-from shiboken6 import isValid
-
-Subscriber = Callable[[], object]
+from PySide6.QtCore import SIGNAL, QCoreApplication, QEvent, QObject, Qt, QTimer, Signal
 
 KEPT_FRAMES = 300
 SLOW_HZ = 10
@@ -33,61 +28,27 @@ class FrameStats:
     p99_ms: float
 
 
-class Subscription:
-    """A place on the clock; `cancel` gives it back and may be called twice."""
-
-    def __init__(self, clock: FrameClock, subscriber: Subscriber) -> None:
-        self._clock = clock
-        owner = getattr(subscriber, "__self__", None)
-        self._owner = weakref.ref(owner) if isinstance(owner, QObject) else None
-        weak = self._owner is not None and isinstance(subscriber, MethodType)
-        self._call: Callable[[], Subscriber | None]
-        self._call = weakref.WeakMethod(subscriber) if weak else lambda: subscriber
-
-    def cancel(self) -> None:
-        self._clock.drop(self)
-
-    def run(self) -> bool:
-        """Call the subscriber; False when its widget is gone."""
-        owner = self._owner() if self._owner else None
-        call = self._call()
-        if call is None or (owner is not None and not isValid(owner)):
-            return False
-        call()
-        return True
-
-
 class FrameClock(QObject):
     """`measured` is emitted once a second while frames run, and once with None when they stop."""
 
     measured = Signal(object)
+    _frame = Signal()
 
     def __init__(self, rate_hz: int = 30, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._rate_hz = rate_hz
         self._slow = False
-        self._subscriptions: list[Subscription] = []
         self._began_s = 0.0
-        self._told_s = 0.0
+        self._measured_s = 0.0
         self._frames: deque[tuple[float, float]] = deque(maxlen=KEPT_FRAMES)
         self._timer = QTimer(self)
         self._timer.setTimerType(Qt.TimerType.PreciseTimer)
         self._timer.timeout.connect(self._tick)
 
-    def subscribe(self, subscriber: Subscriber) -> Subscription:
-        """Call `subscriber` every frame.
-
-        A bound method of a QObject is held weakly and leaves with its object.
-        """
-        subscription = Subscription(self, subscriber)
-        self._subscriptions.append(subscription)
+    def subscribe(self, subscriber: Callable[[], object]) -> None:
+        """Call `subscriber` every frame. A method of a QObject leaves with its object."""
+        self._frame.connect(subscriber)
         self._adjust()
-        return subscription
-
-    def drop(self, subscription: Subscription) -> None:
-        if subscription in self._subscriptions:
-            self._subscriptions.remove(subscription)
-            self._adjust()
 
     def set_slow(self, slow: bool) -> None:
         """10 frames a second while the window is hidden or minimised."""
@@ -104,7 +65,8 @@ class FrameClock(QObject):
 
     def stop(self) -> None:
         """Drop every subscriber; the window closes."""
-        self._subscriptions.clear()
+        if self._is_wanted():
+            self._frame.disconnect()
         self._adjust()
 
     def stats(self) -> FrameStats | None:
@@ -119,8 +81,11 @@ class FrameClock(QObject):
             p99_ms=durations[min(len(durations) - 1, int(len(durations) * 0.99))] * 1e3,
         )
 
+    def _is_wanted(self) -> bool:
+        return self.receivers(SIGNAL("_frame()")) > 0
+
     def _adjust(self) -> None:
-        if not self._subscriptions:
+        if not self._is_wanted():
             if self._timer.isActive():
                 self._timer.stop()
                 self._frames.clear()
@@ -134,9 +99,8 @@ class FrameClock(QObject):
 
     def _tick(self) -> None:
         self._began_s = time.perf_counter()
-        for subscription in tuple(self._subscriptions):
-            if not subscription.run():
-                self.drop(subscription)
+        self._frame.emit()
+        self._adjust()
         QCoreApplication.postEvent(self, QEvent(_FRAME_END), Qt.EventPriority.LowEventPriority.value - 1)
 
     def customEvent(self, event: QEvent) -> None:
@@ -144,6 +108,6 @@ class FrameClock(QObject):
             return
         now_s = time.perf_counter()
         self._frames.append((self._began_s, now_s - self._began_s))
-        if now_s - self._told_s >= 1.0:
-            self._told_s = now_s
+        if now_s - self._measured_s >= 1.0:
+            self._measured_s = now_s
             self.measured.emit(self.stats())

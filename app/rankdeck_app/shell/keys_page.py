@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QEvent, QModelIndex, QObject, QSize, Qt
-from PySide6.QtGui import QKeyEvent, QKeySequence
+from PySide6.QtCore import QEvent, QObject, QSize, Qt
+from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QFrame,
@@ -24,7 +24,7 @@ from PySide6.QtWidgets import (
     QVBoxLayout,
 )
 
-from rankdeck_app.commands.keymap import to_keys, to_sequence
+from rankdeck_app.commands.keymap import to_keys, to_text
 from rankdeck_app.shell.fuzzy import fuzzy_match
 from rankdeck_app.shell.page import Page
 
@@ -56,7 +56,7 @@ class KeysPage(Page):
         self.table.header().setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
         for column, width in enumerate((320, 200, 220)):
             self.table.setColumnWidth(column, width)
-        self.table.activated.connect(self._on_activated)
+        self.table.activated.connect(lambda _index: self.record())
         self.table.currentItemChanged.connect(lambda _now, _before: self._update_buttons())
         layout = QVBoxLayout(self)
         layout.setContentsMargins(16, 12, 16, 12)
@@ -106,15 +106,11 @@ class KeysPage(Page):
         selected = self.selected()
         query = self._filter.text()
         self.table.clear()
-        for binding in self._keymap.bindings():
-            command = self._window.commands[binding.command_id]
-            shown = " · ".join(
-                to_sequence(keys).toString(QKeySequence.SequenceFormat.NativeText).replace(", ", " ")
-                for keys in binding.keys
-            )
+        for command in self._window.commands:
+            shown = " · ".join(map(to_text, self._keymap.keys_for(command.id)))
             if query and fuzzy_match(query, command.title) is None and query.lower() not in shown.lower():
                 continue
-            source = "you" if binding.changed else "default"
+            source = "you" if self._keymap.is_own(command.id) else "default"
             item = QTreeWidgetItem([command.title, shown, command.when, source])
             item.setData(0, _ID, command.id)
             item.setToolTip(0, command.id)
@@ -133,21 +129,11 @@ class KeysPage(Page):
         item = self.table.currentItem()
         return str(item.data(0, _ID)) if item is not None else ""
 
-    def select(self, command_id: str) -> None:
-        for row in range(self.table.topLevelItemCount()):
-            item = self.table.topLevelItem(row)
-            if item is not None and item.data(0, _ID) == command_id:
-                self.table.setCurrentItem(item)
-
     def _update_buttons(self) -> None:
         command_id = self.selected()
-        changed = any(b.command_id == command_id and b.changed for b in self._keymap.bindings())
         self._change.setEnabled(bool(command_id))
         self._remove.setEnabled(bool(command_id and self._keymap.keys_for(command_id)))
-        self._reset.setEnabled(changed)
-
-    def _on_activated(self, _index: QModelIndex) -> None:
-        self.record()
+        self._reset.setEnabled(self._keymap.is_own(command_id))
 
     def record(self) -> None:
         """Wait for the new keys of the selected command; Escape leaves all as it was."""
@@ -158,7 +144,7 @@ class KeysPage(Page):
         self._prompt.setText(f"{title}: press the new keys. Escape leaves it as it is.")
         self._box.show()
         self.recorder.clear()
-        self._window.suspend_shortcuts(True)
+        self._window.shortcuts.suspend(True)
         self.recorder.setFocus()
 
     def _on_recorded(self) -> None:
@@ -171,7 +157,7 @@ class KeysPage(Page):
         if self._recording:
             self._recording = ""
             self._box.hide()
-            self._window.suspend_shortcuts(False)
+            self._window.shortcuts.suspend(False)
             self.table.setFocus()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:

@@ -28,7 +28,7 @@ class NotificationsPage(Page):
         self._list.setIconSize(QSize(16, 16))
         self._list.setProperty("roomy", "true")
         self._clear = QPushButton("Clear")
-        self._clear.clicked.connect(self._forget)
+        self._clear.clicked.connect(self._toasts.clear_history)
         column = QVBoxLayout(self)
         column.setContentsMargins(16, 16, 16, 16)
         column.setSpacing(10)
@@ -54,6 +54,3 @@ class NotificationsPage(Page):
     def showEvent(self, event: object) -> None:
         if self._toasts.unread:
             self._toasts.mark_read()
-
-    def _forget(self) -> None:
-        self._toasts.clear_history()

@@ -85,7 +85,3 @@ class Page(QWidget):
 
     def restore_state(self, state: dict[str, Any]) -> None:
         """Called once, after the factory, with what `save_state` returned."""
-
-    def can_close(self) -> bool:
-        """Last chance to refuse. Closing never ends a run, so most pages need not ask."""
-        return True

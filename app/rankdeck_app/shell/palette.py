@@ -1,16 +1,15 @@
 """The box at the top middle: commands (Ctrl+Shift+P, ">"), quick open (Ctrl+P), choices and short questions
 of commands.
 
-Quick open asks every provider for its items when the box opens; a provider with a prefix is asked only when
-the text begins with it. Items are filtered by fuzzy.py while typing. `pick` and `ask` show the same box for
-one question.
+Quick open asks every provider for its items once per opening. Items are filtered by fuzzy.py while typing.
+`pick` and `ask` show the same box for one question.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from PySide6.QtCore import (
@@ -20,6 +19,7 @@ from PySide6.QtCore import (
     QObject,
     QPersistentModelIndex,
     QRect,
+    QSignalBlocker,
     QSize,
     Qt,
 )
@@ -45,6 +45,7 @@ WIDTH = 600
 ROW_HEIGHT = 27
 MAX_ROWS = 14
 COMMAND_PREFIX = ">"
+_STEPS = {Qt.Key.Key_Down: 1, Qt.Key.Key_Up: -1, Qt.Key.Key_PageDown: MAX_ROWS, Qt.Key.Key_PageUp: -MAX_ROWS}
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,8 @@ class QuickItem:
     icon: str = ""
 
 
-@dataclass(frozen=True)
-class QuickProvider:
-    """Where quick open's rows come from. `items` must be quick: it runs when the box opens."""
-
-    name: str
-    items: Callable[[], Sequence[QuickItem]]
-    prefix: str = ""
+QuickProvider = Callable[[], Sequence[QuickItem]]
+"""Where quick open's rows come from. It must be quick: it runs when the box opens."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +73,7 @@ class PaletteRow:
 
 class RowModel(QAbstractListModel):
     ROW = int(Qt.ItemDataRole.UserRole)
-
-    def __init__(self, parent: QObject | None = None) -> None:
-        super().__init__(parent)
-        self.rows: list[PaletteRow] = []
+    rows: Sequence[PaletteRow] = ()
 
     def set_rows(self, rows: list[PaletteRow]) -> None:
         self.beginResetModel()
@@ -175,7 +168,6 @@ class Palette(QFrame):
         self._providers: list[QuickProvider] = []
         self._recent: list[str] = []
         self._rows_for: Callable[[str], list[PaletteRow]] = lambda _text: []
-        self._answer: Callable[[str], object] | None = None
         self._focus_before: QWidget | None = None
         self.setProperty("kind", "floating")
         self.setAccessibleName("Command palette")
@@ -188,8 +180,8 @@ class Palette(QFrame):
         self.list.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.list.setMouseTracking(True)
         self.list.setUniformItemSizes(True)
-        self._model = RowModel(self.list)
-        self.list.setModel(self._model)
+        self.model = RowModel(self.list)
+        self.list.setModel(self.model)
         self.list.setItemDelegate(RowDelegate(services, self.list))
         self.list.clicked.connect(self._choose)
         column = QVBoxLayout(self)
@@ -222,25 +214,23 @@ class Palette(QFrame):
 
     def ask(self, placeholder: str, answer: Callable[[str], object], text: str = "") -> None:
         """Ask for a line of text; `answer` gets it on Enter."""
-        hint = [PaletteRow(QuickItem(placeholder, "Enter to accept, Escape to leave"))]
-        self._begin(text, placeholder, lambda _text: hint)
-        self._answer = answer
-        self.input.selectAll()
 
-    def labels(self) -> list[str]:
-        """What is listed now."""
-        return [row.item.label for row in self._model.rows]
+        def rows_for(typed: str) -> list[PaletteRow]:
+            return [
+                PaletteRow(QuickItem(placeholder, "Enter to accept, Escape to leave", partial(answer, typed)))
+            ]
+
+        self._begin(text, placeholder, rows_for)
+        self.input.selectAll()
 
     def _begin(self, text: str, placeholder: str, rows_for: Callable[[str], list[PaletteRow]]) -> None:
         if not self.isVisible():
             self._focus_before = QApplication.focusWidget()
-        self._answer = None
         self._rows_for = rows_for
         self.input.setPlaceholderText(placeholder)
         self._shadow.setColor(self._services.theme.color("widget.shadow"))
-        blocked = self.input.blockSignals(True)
-        self.input.setText(text)
-        self.input.blockSignals(blocked)
+        with QSignalBlocker(self.input):
+            self.input.setText(text)
         self._refilter(text)
         self.show()
         self.raise_()
@@ -260,7 +250,7 @@ class Palette(QFrame):
     def place(self) -> None:
         """Keep to the top middle of the window."""
         room = self._room.size()
-        num_rows = max(1, min(MAX_ROWS, len(self._model.rows)))
+        num_rows = max(1, min(MAX_ROWS, len(self.model.rows)))
         self.list.setFixedHeight(num_rows * ROW_HEIGHT)
         width = min(WIDTH, room.width() - 32)
         self.setFixedWidth(width)
@@ -269,18 +259,15 @@ class Palette(QFrame):
 
     def _general_rows(self) -> Callable[[str], list[PaletteRow]]:
         """Rows for commands and quick open. Providers are asked once per opening."""
-        listed: dict[str, Sequence[QuickItem]] = {}
+
+        @cache
+        def listed() -> list[QuickItem]:
+            return [item for provider in self._providers for item in provider()]
 
         def rows_for(text: str) -> list[PaletteRow]:
             if text.startswith(COMMAND_PREFIX):
                 return _filtered(text[1:], self._command_items())
-            prefixed = [p for p in self._providers if p.prefix and text.startswith(p.prefix)]
-            items: list[QuickItem] = []
-            for provider in prefixed or [p for p in self._providers if not p.prefix]:
-                if provider.name not in listed:
-                    listed[provider.name] = provider.items()
-                items += listed[provider.name]
-            return _filtered(text[len(prefixed[0].prefix) :] if prefixed else text, items)
+            return _filtered(text, listed())
 
         return rows_for
 
@@ -302,55 +289,37 @@ class Palette(QFrame):
 
     def _refilter(self, text: str) -> None:
         rows = self._rows_for(text)
-        self._model.set_rows(rows or [PaletteRow(QuickItem("Nothing matches"))])
-        self.list.setCurrentIndex(self._model.index(0))
+        self.model.set_rows(rows or [PaletteRow(QuickItem("Nothing matches"))])
+        self.list.setCurrentIndex(self.model.index(0))
         self.place()
 
     def _choose(self, index: QModelIndex) -> None:
-        if self._answer is not None:
-            answer, text = self._answer, self.input.text()
-            self.dismiss()
-            answer(text)
-        elif index.isValid() and (callback := self._model.rows[index.row()].item.callback) is not None:
+        if index.isValid() and (callback := self.model.rows[index.row()].item.callback) is not None:
             self.dismiss()
             callback()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        if (
-            event.type() == QEvent.Type.FocusOut
-            and self.isVisible()
-            and not self.isAncestorOf(_focused(self))
-        ):
-            self._focus_before = None
-            self.dismiss()
+        if event.type() == QEvent.Type.FocusOut and self.isVisible():
+            if not self.isAncestorOf(QApplication.focusWidget() or self.window()):
+                self._focus_before = None
+                self.dismiss()
         elif event.type() == QEvent.Type.KeyPress and isinstance(event, QKeyEvent):
             return self._on_key(Qt.Key(event.key()))
         return False
 
     def _on_key(self, key: Qt.Key) -> bool:
-        last = len(self._model.rows) - 1
+        last = len(self.model.rows) - 1
         row = self.list.currentIndex().row()
-        steps = {
-            Qt.Key.Key_Down: 1,
-            Qt.Key.Key_Up: -1,
-            Qt.Key.Key_PageDown: MAX_ROWS,
-            Qt.Key.Key_PageUp: -MAX_ROWS,
-        }
         if key in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
             self._choose(self.list.currentIndex())
         elif key == Qt.Key.Key_Escape:
             self.dismiss()
-        elif key in steps:
-            step = steps[key]
+        elif step := _STEPS.get(key):
             wrapped = (row + step) % (last + 1) if abs(step) == 1 else min(last, max(0, row + step))
-            self.list.setCurrentIndex(self._model.index(wrapped))
+            self.list.setCurrentIndex(self.model.index(wrapped))
         else:
             return False
         return True
-
-
-def _focused(fallback: QWidget) -> QWidget:
-    return QApplication.focusWidget() or fallback.window()
 
 
 def _filtered(text: str, items: Sequence[QuickItem]) -> list[PaletteRow]:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from PySide6.QtCore import QEvent, QRect, QSize, Qt, Signal
-from PySide6.QtGui import QMouseEvent, QPainter, QPaintEvent
+from PySide6.QtCore import QRect, QSignalBlocker, QSize, Qt
+from PySide6.QtGui import QCursor, QPainter, QPaintEvent
 from PySide6.QtWidgets import QHBoxLayout, QStackedWidget, QTabBar, QVBoxLayout, QWidget
 
 from rankdeck_app.shell.controls import CommandButton
@@ -42,34 +42,26 @@ class PanelTabBar(QTabBar):
     def __init__(self, theme: Theme) -> None:
         super().__init__()
         self._theme = theme
-        self._badges: dict[int, tuple[int, str]] = {}
-        self._hover = -1
         self.setFont(theme.font(11))
         self.setDrawBase(False)
         self.setExpanding(False)
         self.setUsesScrollButtons(False)
-        self.setMouseTracking(True)
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         self.setAccessibleName("Panel tabs")
         theme.changed.connect(self.update)
 
     def set_badge(self, index: int, count: int, tone: str) -> None:
-        if count:
-            self._badges[index] = (count, tone)
-        else:
-            self._badges.pop(index, None)
+        """A count in the tab, with the tone "error" a red one; 0 takes it away."""
+        self.setTabData(index, (count, tone) if count else None)
         title = self.tabText(index)
         self.setAccessibleTabName(index, f"{title}, {count}" if count else title)
         self.setIconSize(QSize(0, 0))  # makes QTabBar ask tabSizeHint again
         self.updateGeometry()
         self.update()
 
-    def move_badges(self, mapping: dict[int, int]) -> None:
-        self._badges = {mapping.get(at, at): badge for at, badge in self._badges.items()}
-
     def tabSizeHint(self, index: int) -> QSize:
         width = self.fontMetrics().horizontalAdvance(self.tabText(index).upper()) + 20
-        if index in self._badges:
+        if self.tabData(index):
             width += self._badge_width(index) + 6
         return QSize(width, HEADER_HEIGHT)
 
@@ -77,30 +69,20 @@ class PanelTabBar(QTabBar):
         return self.tabSizeHint(index)
 
     def _badge_width(self, index: int) -> int:
-        return max(16, self.fontMetrics().horizontalAdvance(str(self._badges[index][0])) + 9)
-
-    def mouseMoveEvent(self, event: QMouseEvent) -> None:
-        hover = self.tabAt(event.position().toPoint())
-        if hover != self._hover:
-            self._hover = hover
-            self.update()
-        super().mouseMoveEvent(event)
-
-    def leaveEvent(self, event: QEvent) -> None:
-        self._hover = -1
-        self.update()
+        return max(16, self.fontMetrics().horizontalAdvance(str(self.tabData(index)[0])) + 9)
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        hover = self.tabAt(self.mapFromGlobal(QCursor.pos())) if self.underMouse() else -1
         for index in range(self.count()):
-            self._paint_tab(painter, index, self.tabRect(index))
+            self._paint_tab(painter, index, self.tabRect(index), hover == index)
         painter.end()
 
-    def _paint_tab(self, painter: QPainter, index: int, rect: QRect) -> None:
+    def _paint_tab(self, painter: QPainter, index: int, rect: QRect, hover: bool) -> None:
         color = self._theme.color
         active = index == self.currentIndex()
-        bright = active or index == self._hover
+        bright = active or hover
         painter.setFont(self.font())
         painter.setPen(color("panelTitle.activeForeground" if bright else "panelTitle.inactiveForeground"))
         text = self.tabText(index).upper()
@@ -111,11 +93,11 @@ class PanelTabBar(QTabBar):
         if active and self.hasFocus():
             painter.setPen(color("focusBorder"))
             painter.drawRect(rect.adjusted(3, 5, -4, -8))
-        if index in self._badges:
+        if self.tabData(index):
             self._paint_badge(painter, index, rect)
 
     def _paint_badge(self, painter: QPainter, index: int, rect: QRect) -> None:
-        count, tone = self._badges[index]
+        count, tone = self.tabData(index)
         width = self._badge_width(index)
         box = QRect(rect.right() - 9 - width, rect.center().y() - 7, width, 16)
         hot = tone == "error"
@@ -127,13 +109,7 @@ class PanelTabBar(QTabBar):
 
 
 class Panel(QWidget):
-    """`shown_changed` carries the id of the tab on show.
-
-    The panel hides itself while no tab is registered.
-    """
-
-    shown_changed = Signal(str)
-    registered = Signal(object)
+    """Tabs with a body each. The window hides it while no tab is registered."""
 
     def __init__(self, services: Services, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -172,12 +148,9 @@ class Panel(QWidget):
         assert tab.id not in self.tabs, f"panel tab {tab.id} is registered twice"
         self.tabs[tab.id] = tab
         at = sum(self.tabs[other].priority >= tab.priority for other in self._order)
-        self._bar.move_badges({index: index + 1 for index in range(at, len(self._order))})
         self._order.insert(at, tab.id)
-        blocked = self._bar.blockSignals(True)
-        self._bar.insertTab(at, tab.title)
-        self._bar.blockSignals(blocked)
-        self.registered.emit(tab)
+        with QSignalBlocker(self._bar):
+            self._bar.insertTab(at, tab.title)
 
     @property
     def shown(self) -> str:
@@ -198,10 +171,6 @@ class Panel(QWidget):
             self._bar.setCurrentIndex(index)
         return self._bodies[tab_id]
 
-    def body(self, tab_id: str) -> QWidget | None:
-        """The tab's body if it was built."""
-        return self._bodies.get(tab_id)
-
     def set_badge(self, tab_id: str, count: int | None, tone: str = "normal") -> None:
         """A number beside the title; None or 0 takes it away. tone "error" makes it red."""
         self._bar.set_badge(self._order.index(tab_id), count or 0, tone)
@@ -219,7 +188,6 @@ class Panel(QWidget):
                 self._tools.addWidget(self._tool_of[tab.id])
         self._stack.setCurrentWidget(body)
         self._tools.setCurrentWidget(self._tool_of.get(tab.id, self._no_tools))
-        self.shown_changed.emit(tab.id)
 
     def save_state(self) -> dict[str, Any]:
         return {"shown": self.shown}

@@ -1,4 +1,4 @@
-"""What every part of the app is given: made once in __main__, passed down, never looked up.
+"""What every part of the app is given: made once in application.py, passed down, never looked up.
 
 Views take what they need of it as arguments (a theme, the clock, a folder); only the composition sees all of
 it.
@@ -6,7 +6,6 @@ it.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,22 +18,10 @@ from rankdeck_app.theme import Theme
 
 
 @dataclass(frozen=True)
-class Folders:
-    """Where things are.
-
-    `runs` and `workspace` may not exist yet: nothing is created before the first launch.
-    """
-
-    state: Path
-    config: Path
-    cache: Path
-    workspace: Path
-    runs: Path
-
-
-@dataclass(frozen=True)
 class Services:
-    """`open_path` is the run that the command line asked for, or None."""
+    """`runs`, `workspace` and `open_path` are the folders that the command line asked for, or None;
+    `state_folder` keeps what the app remembers.
+    """
 
     settings: Settings
     theme: Theme
@@ -42,24 +29,10 @@ class Services:
     commands: CommandTable
     keymap: Keymap
     clock: FrameClock
-    folders: Folders
+    state_folder: Path
+    runs: Path | None = None
+    workspace: Path | None = None
     open_path: Path | None = None
-
-
-def find_folders(settings: Settings, runs: Path | None, workspace: Path | None) -> Folders:
-    """Runs: the argument, RANKDECK_RUNS, the setting, then <workspace>/runs.
-
-    Workspace: the argument or ~/Rankdeck.
-    """
-    work = (workspace or Path.home() / "Rankdeck").expanduser().absolute()
-    chosen = runs or os.environ.get("RANKDECK_RUNS") or settings.get_str("runs.dir") or work / "runs"
-    return Folders(
-        state=home.state_dir() / "app",
-        config=home.config_dir(),
-        cache=home.cache_dir(),
-        workspace=work,
-        runs=Path(chosen).expanduser().absolute(),
-    )
 
 
 def make_services(
@@ -75,7 +48,9 @@ def make_services(
         context=context,
         commands=commands,
         keymap=Keymap(commands, home.config_dir() / "keymap.toml"),
-        clock=FrameClock(settings.get_int("window.frame_rate")),
-        folders=find_folders(settings, runs, workspace),
+        clock=FrameClock(settings.get("window.frame_rate", int)),
+        state_folder=home.state_dir() / "app",
+        runs=runs,
+        workspace=workspace,
         open_path=open_path.expanduser().absolute() if open_path else None,
     )

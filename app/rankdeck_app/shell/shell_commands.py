@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -14,303 +15,133 @@ from rankdeck_app.shell.title_bar import MENU_ORDER
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.theme import BUILT_IN, ThemeError
 
-KEYS_PAGE = "keys:"
-NOTIFICATIONS_PAGE = "notifications:"
-SETTINGS_PAGE = "settings:"
-
 
 def shell_commands(window: MainWindow) -> list[Command]:
     return [
         *_file(window),
-        *_palette(window),
-        *_view(window),
-        *_focus(window),
-        *_closing(window),
-        *_tab_order(window),
+        *_over_all(window),
+        *_layout(window),
+        *_tabs(window),
+        *_several_tabs(window),
         *_groups(window),
         *_menus(window),
     ]
 
 
+def _view(
+    command_id: str,
+    label: str,
+    run: Callable[[], object],
+    keys: tuple[str, ...] = (),
+    when: str = "",
+    menu: str = "",
+    *,
+    checked: str = "",
+    palette: bool = True,
+) -> Command:
+    """A row of the category View."""
+    return Command(command_id, f"View: {label}", run, keys, when, menu, checked, palette)
+
+
 def _menus(window: MainWindow) -> list[Command]:
     """Alt and the first letter opens a menu."""
+    row, show = partial(_view, when="!zenMode", palette=False), window.title_bar.open_menu
     return [
-        Command(
-            f"menu.{name.lower()}",
-            f"View: Open the {name} Menu",
-            partial(window.title_bar.open_menu, name),
-            keys=(f"Alt+{name[0]}",),
-            when="!zenMode",
-            palette=False,
-        )
+        row(f"menu.{name.lower()}", f"Open the {name} Menu", partial(show, name), (f"Alt+{name[0]}",))
         for name in MENU_ORDER
     ]
 
 
 def _file(window: MainWindow) -> list[Command]:
+    row, page, box = partial(Command, menu="File/8_preferences"), window.editor.open, window.palette_box
+    settings, keys = partial(page, "settings:"), partial(page, "keys:")
+    go_to = "File: Go to Run, Preset or File"
     return [
-        Command(
-            "preferences.settings",
-            "Preferences: Settings",
-            lambda: window.editor.open(SETTINGS_PAGE),
-            keys=("Ctrl+,",),
-            when="pageKind.settings",
-            menu="File/8_preferences",
-        ),
-        Command(
-            "preferences.keys",
-            "Preferences: Keyboard Shortcuts",
-            lambda: window.editor.open(KEYS_PAGE),
-            keys=("Ctrl+K Ctrl+S",),
-            when="pageKind.keys",
-            menu="File/8_preferences",
-        ),
-        Command(
-            "theme.choose",
-            "Preferences: Colour Theme",
-            lambda: choose_theme(window),
-            keys=("Ctrl+K Ctrl+T",),
-            menu="File/8_preferences",
-        ),
-        Command("app.quit", "File: Quit", window.close, keys=("Ctrl+Q",), menu="File/9_quit"),
-        Command(
-            "notifications.show",
-            "View: Show Notifications",
-            lambda: window.editor.open(NOTIFICATIONS_PAGE),
-            keys=("Ctrl+K Ctrl+N",),
-            when="pageKind.notifications",
-            menu="View/5_notifications",
-        ),
-        Command(
-            "notifications.clear",
-            "View: Close Notifications",
-            window.toasts.clear,
-            keys=("Ctrl+K Ctrl+Shift+N",),
-        ),
+        row("preferences.settings", "Preferences: Settings", settings, ("Ctrl+,",), "pageKind.settings"),
+        row("preferences.keys", "Preferences: Keyboard Shortcuts", keys, ("Ctrl+K Ctrl+S",), "pageKind.keys"),
+        row("theme.choose", "Preferences: Colour Theme", lambda: choose_theme(window), ("Ctrl+K Ctrl+T",)),
+        Command("palette.quickOpen", go_to, box.show_quick_open, ("Ctrl+P",), "quickOpen", "File/1_open"),
+        Command("app.quit", "File: Quit", window.close, ("Ctrl+Q",), menu="File/9_quit"),
     ]
 
 
-def _palette(window: MainWindow) -> list[Command]:
-    box = window.palette_box
+def _over_all(window: MainWindow) -> list[Command]:
+    """Where the keyboard is, and what comes over the window."""
+    show, clear = partial(window.editor.open, "notifications:"), window.toasts.clear
+    commands, when = window.palette_box.show_commands, "pageKind.notifications"
     return [
-        Command(
-            "palette.commands",
-            "View: Command Palette",
-            box.show_commands,
-            keys=("Ctrl+Shift+P", "F1"),
-            menu="View/1_palette",
+        _view("palette.commands", "Command Palette", commands, ("Ctrl+Shift+P", "F1"), menu="View/1_palette"),
+        _view(
+            "notifications.show", "Show Notifications", show, ("Ctrl+K Ctrl+N",), when, "View/5_notifications"
         ),
-        Command(
-            "palette.quickOpen",
-            "File: Go to Run, Preset or File",
-            box.show_quick_open,
-            keys=("Ctrl+P",),
-            when="quickOpen",
-            menu="File/1_open",
-        ),
+        _view("notifications.clear", "Close Notifications", clear, ("Ctrl+K Ctrl+Shift+N",)),
+        _view("view.fullScreen", "Toggle Full Screen", lambda: _full_screen(window), ("F11",)),
+        _view("view.focusNextPart", "Focus Next Part", lambda: focus_part(window, 1), ("F6",)),
+        _view("view.focusPreviousPart", "Focus Previous Part", lambda: focus_part(window, -1), ("Shift+F6",)),
     ]
 
 
-def _view(window: MainWindow) -> list[Command]:
-    context = window.context
+def _layout(window: MainWindow) -> list[Command]:
+    """What of the window is seen."""
+    row, zen, resize = partial(_view, menu="View/2_layout"), window.toggle_zen, window.set_panel_max
+    side, panel, status = (partial(window.toggle, part) for part in ("sideBar", "panel", "statusBar"))
+    is_small = "panelVisible && !panelMaximized"
     return [
-        Command(
-            "view.toggleSideBar",
-            "View: Toggle Side Bar",
-            lambda: window.toggle("sideBar"),
-            keys=("Ctrl+B",),
-            when="hasSideBar",
-            menu="View/2_layout",
-            checked=lambda: bool(context.get("sideBarVisible")),
+        row(
+            "view.toggleSideBar", "Toggle Side Bar", side, ("Ctrl+B",), "hasSideBar", checked="sideBarVisible"
         ),
-        Command(
-            "view.togglePanel",
-            "View: Toggle Panel",
-            lambda: window.toggle("panel"),
-            keys=("Ctrl+J",),
-            when="hasPanel",
-            menu="View/2_layout",
-            checked=lambda: bool(context.get("panelVisible")),
-        ),
-        Command(
-            "view.maximizePanel",
-            "View: Maximize Panel",
-            lambda: window.set_panel_max(True),
-            when="panelVisible && !panelMaximized",
-        ),
-        Command(
-            "view.restorePanel",
-            "View: Restore Panel Size",
-            lambda: window.set_panel_max(False),
-            when="panelMaximized",
-        ),
-        Command(
-            "view.toggleStatusBar",
-            "View: Toggle Status Bar",
-            lambda: window.toggle("statusBar"),
-            menu="View/2_layout",
-            checked=window.status.isVisible,
-        ),
-        Command(
-            "view.zenMode",
-            "View: Toggle Zen Mode",
-            lambda: window.set_zen(not context.get("zenMode")),
-            keys=("Ctrl+K Z",),
-            menu="View/2_layout",
-            checked=lambda: bool(context.get("zenMode")),
-        ),
-        Command(
-            "view.leaveZenMode",
-            "View: Leave Zen Mode",
-            lambda: window.set_zen(False),
-            keys=("Escape Escape",),
-            when="zenMode && !paletteOpen",
-        ),
+        row("view.togglePanel", "Toggle Panel", panel, ("Ctrl+J",), "hasPanel", checked="panelVisible"),
+        row("view.toggleStatusBar", "Toggle Status Bar", status, checked="statusBarVisible"),
+        row("view.zenMode", "Toggle Zen Mode", zen, ("Ctrl+K Z",), checked="zenMode"),
+        _view("view.leaveZenMode", "Leave Zen Mode", zen, ("Escape Escape",), "zenMode && !paletteOpen"),
+        _view("view.maximizePanel", "Maximize Panel", lambda: resize(True), when=is_small),
+        _view("view.restorePanel", "Restore Panel Size", lambda: resize(False), when="panelMaximized"),
     ]
 
 
-def _focus(window: MainWindow) -> list[Command]:
-    return [
-        Command("view.fullScreen", "View: Toggle Full Screen", lambda: _full_screen(window), keys=("F11",)),
-        Command("view.focusNextPart", "View: Focus Next Part", lambda: focus_part(window, 1), keys=("F6",)),
-        Command(
-            "view.focusPreviousPart",
-            "View: Focus Previous Part",
-            lambda: focus_part(window, -1),
-            keys=("Shift+F6",),
+def _tabs(window: MainWindow) -> list[Command]:
+    row, editor, menu = partial(_view, when="editorOpen"), window.editor, "File/3_tabs"
+    split, close, focus = partial(row, menu="View/6_editor"), editor.close_tabs, editor.focus_group
+    rows = [
+        row("editor.close", "Close Tab", editor.close_page, ("Ctrl+W", "Ctrl+F4"), menu=menu),
+        _view(
+            "editor.reopen", "Reopen Closed Tab", editor.reopen_closed, ("Ctrl+Shift+T",), "closedTabs", menu
         ),
+        row("editor.closeAll", "Close All Tabs of the Group", lambda: close("all"), ("Ctrl+K W",)),
+        row("editor.togglePin", "Pin or Unpin Tab", editor.toggle_pin, ("Ctrl+K Shift+Return",)),
+        split("editor.splitRight", "Split Right", lambda: editor.split("right"), ("Ctrl+\\",)),
+        split("editor.splitDown", "Split Down", lambda: editor.split("bottom"), ("Ctrl+K Ctrl+\\",)),
     ]
+    for n in (1, 2, 3):
+        show, title = partial(focus, n - 1), f"Focus Editor Group {n}"
+        rows.append(row(f"editor.focusGroup{n}", title, show, (f"Ctrl+{n}",), palette=False))
+    return rows
 
 
-def _closing(window: MainWindow) -> list[Command]:
-    """Close, reopen and pin tabs."""
-    editor = window.editor
+def _several_tabs(window: MainWindow) -> list[Command]:
+    row, close = partial(_view, when="severalTabs"), window.editor.close_tabs
+    cycle, move = window.editor.cycle_tabs, window.editor.move_tab
     return [
-        Command(
-            "editor.close",
-            "View: Close Tab",
-            editor.close_page,
-            keys=("Ctrl+W", "Ctrl+F4"),
-            when="editorOpen",
-            menu="File/3_tabs",
-        ),
-        Command(
-            "editor.reopen",
-            "View: Reopen Closed Tab",
-            editor.reopen_closed,
-            keys=("Ctrl+Shift+T",),
-            when="closedTabs",
-            menu="File/3_tabs",
-        ),
-        Command(
-            "editor.closeOthers",
-            "View: Close Other Tabs",
-            lambda: editor.close_tabs("others"),
-            when="severalTabs",
-        ),
-        Command(
-            "editor.closeRight",
-            "View: Close Tabs to the Right",
-            lambda: editor.close_tabs("right"),
-            when="severalTabs",
-        ),
-        Command(
-            "editor.closeAll",
-            "View: Close All Tabs of the Group",
-            lambda: editor.close_tabs("all"),
-            keys=("Ctrl+K W",),
-            when="editorOpen",
-        ),
-        Command(
-            "editor.togglePin",
-            "View: Pin or Unpin Tab",
-            editor.toggle_pin,
-            keys=("Ctrl+K Shift+Return",),
-            when="editorOpen",
-        ),
-    ]
-
-
-def _tab_order(window: MainWindow) -> list[Command]:
-    editor = window.editor
-    return [
-        Command(
-            "editor.next",
-            "View: Next Tab",
-            lambda: editor.cycle_tabs(1),
-            keys=("Ctrl+PgDown", "Ctrl+Tab"),
-            when="severalTabs",
-        ),
-        Command(
-            "editor.previous",
-            "View: Previous Tab",
-            lambda: editor.cycle_tabs(-1),
-            keys=("Ctrl+PgUp", "Ctrl+Shift+Tab"),
-            when="severalTabs",
-        ),
-        Command(
-            "editor.moveRight",
-            "View: Move Tab Right",
-            lambda: editor.move_tab(1),
-            keys=("Ctrl+Shift+PgDown",),
-            when="severalTabs",
-        ),
-        Command(
-            "editor.moveLeft",
-            "View: Move Tab Left",
-            lambda: editor.move_tab(-1),
-            keys=("Ctrl+Shift+PgUp",),
-            when="severalTabs",
-        ),
+        row("editor.closeOthers", "Close Other Tabs", lambda: close("others")),
+        row("editor.closeRight", "Close Tabs to the Right", lambda: close("right")),
+        row("editor.next", "Next Tab", lambda: cycle(1), ("Ctrl+PgDown", "Ctrl+Tab")),
+        row("editor.previous", "Previous Tab", lambda: cycle(-1), ("Ctrl+PgUp", "Ctrl+Shift+Tab")),
+        row("editor.moveRight", "Move Tab Right", lambda: move(1), ("Ctrl+Shift+PgDown",)),
+        row("editor.moveLeft", "Move Tab Left", lambda: move(-1), ("Ctrl+Shift+PgUp",)),
     ]
 
 
 def _groups(window: MainWindow) -> list[Command]:
-    editor = window.editor
-    rows = [
-        Command(
-            "editor.splitRight",
-            "View: Split Right",
-            lambda: editor.split("right"),
-            keys=("Ctrl+\\",),
-            when="editorOpen",
-            menu="View/6_editor",
-        ),
-        Command(
-            "editor.splitDown",
-            "View: Split Down",
-            lambda: editor.split("bottom"),
-            keys=("Ctrl+K Ctrl+\\",),
-            when="editorOpen",
-            menu="View/6_editor",
-        ),
-        Command(
-            "editor.focusNextGroup",
-            "View: Focus Next Editor Group",
-            lambda: editor.cycle_groups(1),
-            keys=("Ctrl+K Ctrl+Right",),
-            when="severalGroups",
-        ),
-        Command(
+    row, cycle = partial(_view, when="severalGroups"), window.editor.cycle_groups
+    return [
+        row("editor.focusNextGroup", "Focus Next Editor Group", lambda: cycle(1), ("Ctrl+K Ctrl+Right",)),
+        row(
             "editor.focusPreviousGroup",
-            "View: Focus Previous Editor Group",
-            lambda: editor.cycle_groups(-1),
-            keys=("Ctrl+K Ctrl+Left",),
-            when="severalGroups",
+            "Focus Previous Editor Group",
+            lambda: cycle(-1),
+            ("Ctrl+K Ctrl+Left",),
         ),
     ]
-    rows += [
-        Command(
-            f"editor.focusGroup{number}",
-            f"View: Focus Editor Group {number}",
-            partial(editor.focus_group, number - 1),
-            keys=(f"Ctrl+{number}",),
-            when="editorOpen",
-            palette=False,
-        )
-        for number in (1, 2, 3)
-    ]
-    return rows
 
 
 def choose_theme(window: MainWindow) -> None:

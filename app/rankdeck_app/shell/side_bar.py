@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from PySide6.QtCore import QEvent, QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QEnterEvent, QPainter, QPaintEvent
+from PySide6.QtCore import QRectF, QSize, Qt
+from PySide6.QtGui import QPainter, QPaintEvent
 from PySide6.QtWidgets import (
     QAbstractButton,
     QHBoxLayout,
@@ -66,12 +66,6 @@ class SectionHeader(QAbstractButton):
 
     def sizeHint(self) -> QSize:
         return QSize(MIN_WIDTH, SECTION_HEIGHT)
-
-    def enterEvent(self, event: QEnterEvent) -> None:
-        self.update()
-
-    def leaveEvent(self, event: QEvent) -> None:
-        self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
@@ -135,12 +129,10 @@ class SideBarView(QWidget):
         self._scroll.setWidget(inside)
         column.addWidget(self._scroll, 1)
 
-    def add_section(self, title: str, body: QWidget, *, grows: bool = False) -> SideBarSection:
-        """Add a section at the end. `grows` gives it the free height (a list); others take what they need."""
+    def add_section(self, title: str, body: QWidget) -> SideBarSection:
+        """Add a section at the end."""
         section = SideBarSection(title, body, self._theme)
-        self._rows.insertWidget(self._rows.count() - 1, section, 1 if grows else 0)
-        if grows:
-            self._rows.setStretch(self._rows.count() - 1, 0)
+        self._rows.insertWidget(self._rows.count() - 1, section)
         self.sections.append(section)
         return section
 
@@ -162,10 +154,7 @@ class SideBarView(QWidget):
 
 
 class SideBar(QWidget):
-    """Shows one activity's view. `shown_changed` carries the id of the activity that is shown now."""
-
-    shown_changed = Signal(str)
-    registered = Signal(object)
+    """Shows one activity's view; `shown` is its id, '' while there is none."""
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -176,7 +165,7 @@ class SideBar(QWidget):
         self.activities: dict[str, Activity] = {}
         self._views: dict[str, QWidget] = {}
         self._states: dict[str, dict[str, Any]] = {}
-        self._shown = ""
+        self.shown = ""
         self._wanted = ""
         self._title = QLabel()
         self._title.setProperty("tone", "small")
@@ -193,12 +182,6 @@ class SideBar(QWidget):
         """Add an activity. The one that was shown last time, else the first of the top, is shown."""
         assert activity.id not in self.activities, f"activity {activity.id} is registered twice"
         self.activities[activity.id] = activity
-        self.registered.emit(activity)
-
-    @property
-    def shown(self) -> str:
-        """The id of the activity on show; '' while there is none."""
-        return self._shown
 
     def show_first(self) -> None:
         """Show the activity of the last session if it is registered, else the one on top."""
@@ -212,9 +195,7 @@ class SideBar(QWidget):
         view = self.view(activity_id)
         self._title.setText(self.activities[activity_id].title.upper())
         self._stack.setCurrentWidget(view)
-        if activity_id != self._shown:
-            self._shown = activity_id
-            self.shown_changed.emit(activity_id)
+        self.shown = activity_id
         return view
 
     def view(self, activity_id: str) -> QWidget:
@@ -233,7 +214,7 @@ class SideBar(QWidget):
             save = getattr(view, "save_state", None)
             if save is not None:
                 self._states[activity_id] = save()
-        return {"shown": self._shown, "views": self._states}
+        return {"shown": self.shown, "views": self._states}
 
     def restore_state(self, state: dict[str, Any]) -> None:
         """Remember what to show and in which state; takes effect as activities are registered and built."""

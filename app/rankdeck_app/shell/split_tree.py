@@ -11,10 +11,19 @@ from collections.abc import Callable
 from typing import Any
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QSplitter
+from PySide6.QtWidgets import QSplitter, QWidget
 
 from rankdeck_app.shell.tab import Tab
 from rankdeck_app.shell.tab_group import TabGroup, Zone
+
+
+def thin_splitter(orientation: Qt.Orientation, on_moved: Callable[[], object]) -> QSplitter:
+    """A splitter with a line for a handle; `on_moved` is called when a person drags it."""
+    splitter = QSplitter(orientation)
+    splitter.setHandleWidth(1)
+    splitter.setChildrenCollapsible(False)
+    splitter.splitterMoved.connect(lambda _at, _index: on_moved())
+    return splitter
 
 
 class SplitTree:
@@ -22,18 +31,11 @@ class SplitTree:
 
     def __init__(self, on_moved: Callable[[], object]) -> None:
         self._on_moved = on_moved
-        self.root = self.new_splitter(Qt.Orientation.Horizontal)
-
-    def new_splitter(self, orientation: Qt.Orientation) -> QSplitter:
-        splitter = QSplitter(orientation)
-        splitter.setHandleWidth(1)
-        splitter.setChildrenCollapsible(False)
-        splitter.splitterMoved.connect(lambda _at, _index: self._on_moved())
-        return splitter
+        self.root = thin_splitter(Qt.Orientation.Horizontal, on_moved)
 
     def groups(self) -> list[TabGroup]:
         """Left to right, top to bottom."""
-        return _leaves(self.root)
+        return _groups(self.root)
 
     def insert_beside(self, group: TabGroup, zone: Zone, fresh: TabGroup) -> None:
         """Put `fresh` on that side of `group`; the two share the room that `group` had."""
@@ -51,7 +53,7 @@ class SplitTree:
             sizes[at : at + 1] = [half, sizes[at] - half]
             parent.setSizes(sizes)
         else:
-            nested = self.new_splitter(orientation)
+            nested = thin_splitter(orientation, self._on_moved)
             parent.insertWidget(at, nested)
             nested.addWidget(group)
             nested.insertWidget(after, fresh)
@@ -80,27 +82,19 @@ class SplitTree:
 
     def restore(
         self,
-        saved: dict[str, Any],
-        new_group: Callable[[], TabGroup],
-        tabs_from: Callable[[list[dict[str, Any]]], list[Tab]],
-    ) -> None:
-        """Rebuild what `saved` says below the root; groups of which no tab is left are left out."""
-        self._restore_into(self.root, saved, new_group, tabs_from)
-
-    def _restore_into(
-        self,
         splitter: QSplitter,
         saved: dict[str, Any],
         new_group: Callable[[], TabGroup],
         tabs_from: Callable[[list[dict[str, Any]]], list[Tab]],
     ) -> None:
+        """Rebuild what `saved` says below `splitter`; groups of which no tab is left are left out."""
         vertical = saved.get("orientation") == "vertical"
         splitter.setOrientation(Qt.Orientation.Vertical if vertical else Qt.Orientation.Horizontal)
         sizes: list[int] = []
         for child, size in zip(saved.get("children", []), saved.get("sizes", []), strict=False):
             if "children" in child:
-                nested = self.new_splitter(Qt.Orientation.Horizontal)
-                self._restore_into(nested, child, new_group, tabs_from)
+                nested = thin_splitter(Qt.Orientation.Horizontal, self._on_moved)
+                self.restore(nested, child, new_group, tabs_from)
                 if nested.count():
                     splitter.addWidget(nested)
                     sizes.append(size)
@@ -115,30 +109,26 @@ class SplitTree:
             splitter.setSizes(sizes)
 
 
-def _leaves(splitter: QSplitter) -> list[TabGroup]:
-    leaves: list[TabGroup] = []
-    for index in range(splitter.count()):
-        child = splitter.widget(index)
-        if isinstance(child, TabGroup):
-            leaves.append(child)
-        elif isinstance(child, QSplitter):
-            leaves += _leaves(child)
-    return leaves
+def _children(splitter: QSplitter) -> list[QWidget | None]:
+    return [splitter.widget(index) for index in range(splitter.count())]
 
 
-def _saved(splitter: QSplitter) -> dict[str, Any]:
-    children: list[dict[str, Any]] = []
-    for index in range(splitter.count()):
-        child = splitter.widget(index)
-        if isinstance(child, TabGroup):
-            current = child.current
-            tabs = [tab.saved() for tab in child.tabs]
-            children.append({"tabs": tabs, "current": current.page_id if current else ""})
-        elif isinstance(child, QSplitter):
-            children.append(_saved(child))
-    vertical = splitter.orientation() == Qt.Orientation.Vertical
+def _groups(below: QWidget | None) -> list[TabGroup]:
+    if isinstance(below, TabGroup):
+        return [below]
+    children = _children(below) if isinstance(below, QSplitter) else []
+    return [group for child in children for group in _groups(child)]
+
+
+def _saved(below: QWidget | None) -> dict[str, Any]:
+    if isinstance(below, TabGroup):
+        current = below.current
+        tabs = [tab.saved() for tab in below.tabs]
+        return {"tabs": tabs, "current": current.page_id if current else ""}
+    assert isinstance(below, QSplitter)
+    vertical = below.orientation() == Qt.Orientation.Vertical
     return {
         "orientation": "vertical" if vertical else "horizontal",
-        "sizes": splitter.sizes(),
-        "children": children,
+        "sizes": below.sizes(),
+        "children": [_saved(child) for child in _children(below)],
     }

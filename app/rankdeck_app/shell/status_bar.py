@@ -9,56 +9,53 @@ from __future__ import annotations
 
 from typing import Literal
 
-from PySide6.QtCore import QEvent, QRect, QSize, Qt, Signal
-from PySide6.QtGui import QEnterEvent, QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtCore import QRect, QSize, Qt, Signal
+from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QAbstractButton, QHBoxLayout, QWidget
 
 from rankdeck_app.commands.table import CommandTable
 from rankdeck_app.theme import Theme, draw_icon
 
 Side = Literal["left", "right"]
-Tone = Literal["normal", "prominent", "warning", "error", "ok"]
+Tone = Literal["normal", "error"]
 
 HEIGHT = 22
 _SLACK_CHARS = 3
-_TEXT_COLOR: dict[Tone, str] = {
-    "normal": "statusBar.foreground",
-    "prominent": "statusBarItem.prominentForeground",
-    "warning": "rankdeck.leadText",
-    "error": "errorForeground",
-    "ok": "rankdeck.ok",
-}
 
 
 class StatusItem(QAbstractButton):
-    """One text of the status bar. Get it by StatusBar.item, then set its text, tooltip, command and tone."""
+    """One text of the status bar. Get it by StatusBar.item, then say what it shows."""
 
     resized = Signal()
 
-    def __init__(self, item_id: str, theme: Theme, commands: CommandTable, mono: bool) -> None:
+    def __init__(self, theme: Theme, commands: CommandTable, mono: bool) -> None:
         super().__init__()
-        self.item_id = item_id
         self.priority = 0
         self.keep = 0
         self._theme = theme
         self._commands = commands
         self._icon = ""
         self._tone: Tone = "normal"
-        self._command: str | None = None
+        self._command = ""
         self._text_width = 0
         self.setFont(theme.font(12, mono=mono))
         self.setFixedHeight(HEIGHT - 1)
-        self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        self.setAttribute(Qt.WidgetAttribute.WA_Hover)
         self.clicked.connect(self._run)
         self.hide()
 
-    def set_text(self, text: str, icon: str | None = None) -> None:
-        """The text; '' hides the item. `icon` is a codicon in front of it ('' takes it away)."""
-        if text == self.text() and icon in (None, self._icon):
-            return
-        self._icon = self._icon if icon is None else icon
+    def show_text(
+        self, text: str, icon: str = "", *, tooltip: str = "", command: str = "", tone: Tone = "normal"
+    ) -> None:
+        """The text; '' hides the item. `icon` is a codicon in front of it; a click, or Enter on the focused
+        item, runs `command`.
+        """
+        self._icon, self._command, self._tone = icon, command, tone
+        self.setFocusPolicy(Qt.FocusPolicy.TabFocus if command else Qt.FocusPolicy.NoFocus)
         self.setText(text)
         self.setAccessibleName(text)
+        self.setToolTip(tooltip)
+        self.setAccessibleDescription(tooltip)
         metrics = self.fontMetrics()
         width = metrics.horizontalAdvance(text)
         if width > self._text_width or width < self._text_width - _SLACK_CHARS * metrics.averageCharWidth():
@@ -67,39 +64,17 @@ class StatusItem(QAbstractButton):
         self.resized.emit()
         self.update()
 
-    def set_tooltip(self, text: str) -> None:
-        self.setToolTip(text)
-        self.setAccessibleDescription(text)
-
-    def set_command(self, command_id: str | None) -> None:
-        """What a click (or Enter on the focused item) runs; None makes it plain text."""
-        self._command = command_id
-        self.setFocusPolicy(Qt.FocusPolicy.TabFocus if command_id else Qt.FocusPolicy.NoFocus)
-
-    def set_tone(self, tone: Tone) -> None:
-        if tone != self._tone:
-            self._tone = tone
-            self.update()
-
     def sizeHint(self) -> QSize:
         return QSize(self._text_width + (18 if self._icon else 0) + 14, HEIGHT - 1)
 
     minimumSizeHint = sizeHint
 
-    def enterEvent(self, event: QEnterEvent) -> None:
-        self.update()
-
-    def leaveEvent(self, event: QEvent) -> None:
-        self.update()
-
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
         color = self._theme.color
-        if self._tone == "prominent":
-            painter.fillRect(self.rect(), color("statusBarItem.prominentBackground"))
         if self._command and (self.underMouse() or self.hasFocus()):
             painter.fillRect(self.rect(), color("statusBarItem.hoverBackground"))
-        ink = color(_TEXT_COLOR[self._tone])
+        ink = color("errorForeground" if self._tone == "error" else "statusBar.foreground")
         area = self.rect().adjusted(7, 0, -7, 0)
         if self._icon:
             draw_icon(painter, self._icon, QRect(area.x(), 0, 14, self.height()).toRectF(), ink)
@@ -113,8 +88,7 @@ class StatusItem(QAbstractButton):
         painter.end()
 
     def _run(self) -> None:
-        if self._command:
-            self._commands.run(self._command)
+        self._commands.run(self._command)
 
 
 class StatusBar(QWidget):
@@ -147,7 +121,7 @@ class StatusBar(QWidget):
         """
         status_item = self._items.get(item_id)
         if status_item is None:
-            status_item = self._items[item_id] = StatusItem(item_id, self._theme, self._commands, mono)
+            status_item = self._items[item_id] = StatusItem(self._theme, self._commands, mono)
             status_item.priority = priority
             status_item.keep = keep
             items = self._sides[side]
@@ -156,15 +130,6 @@ class StatusBar(QWidget):
             self._rows[side].insertWidget(items.index(status_item), status_item)
             status_item.resized.connect(self._fit)
         return status_item
-
-    def remove(self, item_id: str) -> None:
-        status_item = self._items.pop(item_id, None)
-        if status_item is not None:
-            for items in self._sides.values():
-                if status_item in items:
-                    items.remove(status_item)
-            status_item.hide()
-            status_item.deleteLater()
 
     def items(self) -> list[StatusItem]:
         """Left to right."""

@@ -44,6 +44,18 @@ class Tab:
     state: dict[str, Any] = field(default_factory=dict)
     page: Page | None = None
 
+    @classmethod
+    def from_saved(cls, record: dict[str, Any], factory: PageFactory) -> Tab:
+        """The tab that `saved` wrote, its page not built yet."""
+        return cls(
+            page_id=record["id"],
+            factory=factory,
+            title=record.get("title", ""),
+            icon=record.get("icon", "file"),
+            pinned=bool(record.get("pinned")),
+            state=record.get("state") or {},
+        )
+
     def build(self) -> Page:
         """The page, made on first use. Never raises for what is gone: then the page says so."""
         if self.page is None:
@@ -60,21 +72,17 @@ class Tab:
 
     def shown_icon(self) -> tuple[str, str]:
         """Icon name and colour id."""
-        return (
-            (self.page.icon, self.page.icon_color)
-            if self.page is not None
-            else (self.icon, "icon.foreground")
-        )
+        page = self.page
+        return (page.icon, page.icon_color) if page is not None else (self.icon, "icon.foreground")
 
     def saved(self) -> dict[str, Any]:
         """The tab as JSON values."""
         if self.page is not None and not isinstance(self.page, UnavailablePage):
             self.state = self.page.save_state()
-        icon, _ = self.shown_icon()
         return {
             "id": self.page_id,
             "title": self.shown_title(),
-            "icon": icon,
+            "icon": self.shown_icon()[0],
             "pinned": self.pinned,
             "state": self.state,
         }

@@ -21,13 +21,12 @@ _MAX_TEXT_WIDTH = 220
 
 
 class EditorTabBar(QTabBar):
-    """`drag_started` carries the tab's index just before the drag runs, `dropped` comes after it ended."""
+    """`dragged` carries a tab just before its drag runs, and None when it ended."""
 
-    close_requested = Signal(int)
-    pin_requested = Signal(int)
-    menu_requested = Signal(int, QPoint)
-    drag_started = Signal(int)
-    drag_ended = Signal()
+    close_requested = Signal(object)
+    pin_requested = Signal(object)
+    menu_requested = Signal(object, QPoint)
+    dragged = Signal(object)
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -99,7 +98,7 @@ class EditorTabBar(QTabBar):
         at = event.position().toPoint()
         index = self.tabAt(at)
         if event.button() == Qt.MouseButton.RightButton and index >= 0:
-            self.menu_requested.emit(index, event.globalPosition().toPoint())
+            self.menu_requested.emit(self.tabs[index], event.globalPosition().toPoint())
             return
         if event.button() == Qt.MouseButton.LeftButton and index >= 0:
             if self._close_rect(index).contains(at):
@@ -112,31 +111,27 @@ class EditorTabBar(QTabBar):
         index = self.tabAt(at)
         pressed, self._press = self._press, None
         if index >= 0 and event.button() == Qt.MouseButton.MiddleButton:
-            self.close_requested.emit(index)
+            self.close_requested.emit(self.tabs[index])
         elif (
             index >= 0
             and pressed is None
             and event.button() == Qt.MouseButton.LeftButton
             and self._close_rect(index).contains(at)
         ):
-            if self.tabs[index].pinned:
-                self.pin_requested.emit(index)
-            else:
-                self.close_requested.emit(index)
+            tab = self.tabs[index]
+            (self.pin_requested if tab.pinned else self.close_requested).emit(tab)
         else:
             super().mouseReleaseEvent(event)
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
         at = event.position().toPoint()
-        moved = (
+        if (
             self._press is not None
+            and event.buttons() & Qt.MouseButton.LeftButton
             and (at - self._press).manhattanLength() > QApplication.startDragDistance()
-        )
-        if self._press is not None and moved and event.buttons() & Qt.MouseButton.LeftButton:
-            index = self.tabAt(self._press)
-            self._press = None
-            if index >= 0:
-                self._drag(index)
+        ):
+            pressed, self._press = self._press, None
+            self._drag(self.tabAt(pressed))
             return
         hover = self.tabAt(at)
         over_close = hover >= 0 and self._close_rect(hover).contains(at)
@@ -154,17 +149,17 @@ class EditorTabBar(QTabBar):
         drag = QDrag(self)
         drag.setMimeData(data)
         drag.setPixmap(self.grab(self.tabRect(index)))
-        self.drag_started.emit(index)
+        self.dragged.emit(self.tabs[index])
         drag.exec(Qt.DropAction.MoveAction)
-        self.drag_ended.emit()
+        self.dragged.emit(None)
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
-        for index in range(min(self.count(), len(self.tabs))):
+        for index in range(self.count()):
             self._paint_tab(painter, index, self.tabRect(index))
         if self._drop_at >= 0:
-            at = self.tabRect(self._drop_at).left() if self._drop_at < self.count() else -1
-            at = at if at >= 0 else (self.tabRect(self.count() - 1).right() if self.count() else 0)
+            is_last = self._drop_at == self.count()
+            at = self.tabRect(self._drop_at - 1).right() if is_last else self.tabRect(self._drop_at).left()
             painter.fillRect(QRect(at - 1, 0, 2, HEIGHT), self._theme.color("tab.activeBorderTop"))
         painter.end()
 

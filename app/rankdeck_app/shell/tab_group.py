@@ -7,17 +7,11 @@ A tab may be dropped on the strip (it is inserted there), in the middle (it join
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
-from PySide6.QtCore import QPoint, QRect, QSize, Qt, Signal
-from PySide6.QtGui import (
-    QDragEnterEvent,
-    QDragLeaveEvent,
-    QDragMoveEvent,
-    QDropEvent,
-    QPainter,
-    QPaintEvent,
-)
+from PySide6.QtCore import QPoint, QRect, QSignalBlocker, QSize, Qt, Signal
+from PySide6.QtGui import QDragEnterEvent, QDragLeaveEvent, QDragMoveEvent, QDropEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QHBoxLayout, QStackedWidget, QToolButton, QVBoxLayout, QWidget
 
 from rankdeck_app.shell.controls import CommandButton, tool_button, with_keys
@@ -54,28 +48,6 @@ def zone_rect(zone: Zone, area: QRect) -> QRect:
     }[zone]
 
 
-class DropOverlay(QWidget):
-    """Shows where the tab under the mouse would go."""
-
-    def __init__(self, parent: QWidget, theme: Theme) -> None:
-        super().__init__(parent)
-        self._theme = theme
-        self.zone: Zone = "center"
-        self.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
-        self.hide()
-
-    def point_at(self, zone: Zone, area: QRect) -> None:
-        self.zone = zone
-        self.setGeometry(zone_rect(zone, area))
-        self.show()
-        self.raise_()
-
-    def paintEvent(self, event: QPaintEvent) -> None:
-        painter = QPainter(self)
-        painter.fillRect(self.rect(), self._theme.color("editorGroup.dropBackground"))
-        painter.end()
-
-
 class Breadcrumbs(QWidget):
     """Where the page belongs: words parted by '›', the last one brighter."""
 
@@ -101,32 +73,13 @@ class Breadcrumbs(QWidget):
         painter.end()
 
 
-class TabStrip(QWidget):
-    """The row behind tabs and buttons, with the line that the active tab interrupts."""
-
-    def __init__(self, theme: Theme) -> None:
-        super().__init__()
-        self._theme = theme
-        self.setFixedHeight(HEIGHT)
-
-    def paintEvent(self, event: QPaintEvent) -> None:
-        painter = QPainter(self)
-        painter.fillRect(self.rect(), self._theme.color("editorGroupHeader.tabsBackground"))
-        line = QRect(0, HEIGHT - 1, self.width(), 1)
-        painter.fillRect(line, self._theme.color("editorGroupHeader.tabsBorder"))
-        painter.end()
-
-
 class TabGroup(QWidget):
-    """`dropped` carries the zone, and the index on the strip or -1."""
+    """`dropped` carries the zone, and the index on the strip or -1. What the mouse does with a tab is told by
+    the signals of `bar`.
+    """
 
     current_changed = Signal()
     dropped = Signal(str, int)
-    close_requested = Signal(object)
-    pin_requested = Signal(object)
-    menu_requested = Signal(object, QPoint)
-    drag_started = Signal(object)
-    drag_ended = Signal()
 
     def __init__(self, services: Services) -> None:
         super().__init__()
@@ -138,7 +91,10 @@ class TabGroup(QWidget):
         self.bar = EditorTabBar(services.theme)
         self._actions = QHBoxLayout()
         self._actions.setSpacing(2)
-        self._strip = TabStrip(services.theme)
+        self._strip = QWidget()
+        self._strip.setObjectName("tabStrip")
+        self._strip.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        self._strip.setFixedHeight(HEIGHT)
         strip = QHBoxLayout(self._strip)
         strip.setContentsMargins(0, 0, 8, 0)
         strip.setSpacing(2)
@@ -155,18 +111,13 @@ class TabGroup(QWidget):
         column.addWidget(self._strip)
         column.addWidget(self._breadcrumbs)
         column.addWidget(self._stack, 1)
-        self._overlay = DropOverlay(self, services.theme)
-        self._strip.hide()
-        self._breadcrumbs.hide()
-        self._connect()
-
-    def _connect(self) -> None:
+        self._overlay = QWidget(self)
+        self._overlay.setObjectName("dropOverlay")
+        self._overlay.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        self._overlay.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
+        for part in (self._overlay, self._strip, self._breadcrumbs):
+            part.hide()
         self.bar.currentChanged.connect(self._show_current)
-        self.bar.close_requested.connect(lambda at: self.close_requested.emit(self.bar.tabs[at]))
-        self.bar.pin_requested.connect(lambda at: self.pin_requested.emit(self.bar.tabs[at]))
-        self.bar.menu_requested.connect(lambda at, where: self.menu_requested.emit(self.bar.tabs[at], where))
-        self.bar.drag_started.connect(lambda at: self.drag_started.emit(self.bar.tabs[at]))
-        self.bar.drag_ended.connect(self.drag_ended)
 
     @property
     def tabs(self) -> list[Tab]:
@@ -185,9 +136,8 @@ class TabGroup(QWidget):
         num_pinned = sum(other.pinned for other in self.tabs)
         at = self.bar.currentIndex() + 1 if index is None else index
         at = min(at, num_pinned) if tab.pinned else max(at, num_pinned)
-        blocked = self.bar.blockSignals(True)
-        self.bar.insert_tab(min(at, len(self.tabs)), tab)
-        self.bar.blockSignals(blocked)
+        with QSignalBlocker(self.bar):
+            self.bar.insert_tab(min(at, len(self.tabs)), tab)
         self._strip.show()
         if tab.page is not None:
             self._adopt(tab.page)
@@ -196,16 +146,14 @@ class TabGroup(QWidget):
 
     def show_tab(self, tab: Tab) -> None:
         """Bring a tab to the front, building its page if this is the first time."""
-        blocked = self.bar.blockSignals(True)
-        self.bar.setCurrentIndex(self.tabs.index(tab))
-        self.bar.blockSignals(blocked)
+        with QSignalBlocker(self.bar):
+            self.bar.setCurrentIndex(self.tabs.index(tab))
         self._show_current()
 
     def take(self, tab: Tab) -> None:
         """Remove a tab without closing its page."""
-        blocked = self.bar.blockSignals(True)
-        self.bar.remove_tab(tab)
-        self.bar.blockSignals(blocked)
+        with QSignalBlocker(self.bar):
+            self.bar.remove_tab(tab)
         if tab.page is not None:
             tab.page.title_changed.disconnect(self._retitle)
             tab.page.actions_changed.disconnect(self._rebuild_actions)
@@ -263,55 +211,45 @@ class TabGroup(QWidget):
             self._actions.addWidget(self._action_button(action))
 
     def _action_button(self, action: PageAction) -> QToolButton:
-        command = action.command
+        command, tooltip = action.command, action.tooltip
         if isinstance(command, str):
-            keys = self._services.keymap.text_for(command)
-            return tool_button(
-                self._services.theme,
-                action.icon,
-                with_keys(action.tooltip, keys),
-                lambda: self._services.commands.run(command),
-            )
-        return tool_button(self._services.theme, action.icon, action.tooltip, command)
+            tooltip = with_keys(tooltip, self._services.keymap.text_for(command))
+            command = partial(self._services.commands.run, command)
+        return tool_button(self._services.theme, action.icon, tooltip, command)
 
     def _open_menu(self) -> None:
         if self.current is not None:
             corner = self._strip.mapToGlobal(QPoint(self._strip.width() - 180, HEIGHT))
-            self.menu_requested.emit(self.current, corner)
+            self.bar.menu_requested.emit(self.current, corner)
 
-    def _body_rect(self) -> QRect:
-        return self.rect().adjusted(0, HEIGHT if self.tabs else 0, 0, 0)
-
-    def _on_strip(self, at: QPoint) -> bool:
-        return bool(self.tabs) and at.y() < HEIGHT
+    def _drop_place(self, at: QPoint) -> tuple[Zone, int, QRect]:
+        """The zone of a drop at a point, its index on the strip or -1, and what the drop would cover."""
+        if self.tabs and at.y() < HEIGHT:
+            return "center", self.bar.index_for_drop(self.bar.mapFrom(self, at)), QRect()
+        area = self.rect().adjusted(0, HEIGHT if self.tabs else 0, 0, 0)
+        zone = zone_at(at - area.topLeft(), area.size())
+        return zone, -1, zone_rect(zone, area)
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
         if event.mimeData().hasFormat(MIME):
             event.acceptProposedAction()
 
     def dragMoveEvent(self, event: QDragMoveEvent) -> None:
-        at = event.position().toPoint()
-        if self._on_strip(at):
-            self._overlay.hide()
-            self.bar.show_drop_mark(self.bar.index_for_drop(self.bar.mapFrom(self, at)))
-        else:
-            area = self._body_rect()
-            self.bar.show_drop_mark(-1)
-            self._overlay.point_at(zone_at(at - area.topLeft(), area.size()), area)
+        _, index, covered = self._drop_place(event.position().toPoint())
+        self.bar.show_drop_mark(index)
+        self._overlay.setGeometry(covered)
+        self._overlay.setVisible(index < 0)
+        self._overlay.raise_()
         event.acceptProposedAction()
 
     def dragLeaveEvent(self, event: QDragLeaveEvent) -> None:
         self._end_drag()
 
     def dropEvent(self, event: QDropEvent) -> None:
-        at = event.position().toPoint()
         self._end_drag()
         event.acceptProposedAction()
-        if self._on_strip(at):
-            self.dropped.emit("center", self.bar.index_for_drop(self.bar.mapFrom(self, at)))
-        else:
-            area = self._body_rect()
-            self.dropped.emit(zone_at(at - area.topLeft(), area.size()), -1)
+        zone, index, _ = self._drop_place(event.position().toPoint())
+        self.dropped.emit(zone, index)
 
     def _end_drag(self) -> None:
         self._overlay.hide()

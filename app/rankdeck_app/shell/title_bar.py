@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from PySide6.QtCore import QPoint, QSize, Qt
 from PySide6.QtGui import QAction, QResizeEvent
 from PySide6.QtWidgets import QMenu, QMenuBar, QPushButton, QWidget
@@ -28,9 +30,9 @@ def fill_menu(menu: QMenu, commands: list[Command], services: Services) -> None:
             menu.addSeparator()
         group = command.menu
         action = QAction(f"{command.label}\t{services.keymap.text_for(command.id)}", menu)
-        if command.checked is not None:
+        if command.checked:
             action.setCheckable(True)
-            action.setChecked(command.checked())
+            action.setChecked(bool(services.context.get(command.checked)))
         action.triggered.connect(lambda _checked=False, id_=command.id: services.commands.run(id_))
         menu.addAction(action)
 
@@ -76,16 +78,18 @@ class TitleBar(QWidget):
             self._menus = {}
             for name in ordered:
                 menu = QMenu(name, self.menu_bar)
-                menu.aboutToShow.connect(lambda name=name: self._fill(name))
+                menu.aboutToShow.connect(partial(self.menu, name))
                 self.menu_bar.addMenu(menu)
                 self._menus[name] = menu
         self._describe_center()
         self._show_menus()
 
     def menu(self, name: str) -> QMenu:
-        """The menu as it would open now."""
-        self._fill(name)
-        return self._menus[name]
+        """The menu, filled as it opens now."""
+        menu = self._menus[name]
+        menu.clear()
+        fill_menu(menu, self._commands_in(name), self._services)
+        return menu
 
     def open_menu(self, name: str) -> None:
         """Open a menu by keyboard; the arrow keys lead on to the others."""
@@ -102,11 +106,6 @@ class TitleBar(QWidget):
             enabled = self._services.commands.enabled
             menu.menuAction().setVisible(any(enabled(command.id) for command in self._commands_in(name)))
         self._arrange()
-
-    def _fill(self, name: str) -> None:
-        menu = self._menus[name]
-        menu.clear()
-        fill_menu(menu, self._commands_in(name), self._services)
 
     def _open_center(self) -> None:
         if not self._services.commands.run("palette.quickOpen"):

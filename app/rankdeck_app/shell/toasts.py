@@ -76,7 +76,7 @@ class Toast(QFrame):
         self._timer = QTimer(self, singleShot=True)
         self._timer.timeout.connect(self.finish)
         if not self.sticky:
-            self._timer.start(round(services.settings.get_float("notifications.seconds") * 1000))
+            self._timer.start(round(services.settings.get("notifications.seconds", float) * 1000))
 
     def _buttons(self, actions: Sequence[Action]) -> QHBoxLayout:
         row = QHBoxLayout()

@@ -6,17 +6,18 @@
     status bar
 
 frame.py opens it and adds the frame's own commands. It knows no view. Views are plugged in by
-composition.compose(window) after `first_painted`, through `side_bar.register`, `panel.register`,
+composition.compose(window) after `first_painted`, through `add_activity`, `add_panel_tab`,
 `editor.register_page_kind`, `status.item`, `palette.add_provider` and `commands.register`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
 from PySide6.QtCore import QEvent, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import QCloseEvent, QPaintEvent, QResizeEvent
-from PySide6.QtWidgets import QHBoxLayout, QMenu, QSplitter, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
 from rankdeck_app.commands.keymap import Shortcuts
 from rankdeck_app.commands.table import Command
@@ -29,6 +30,7 @@ from rankdeck_app.shell.palette import Palette
 from rankdeck_app.shell.panel import DEFAULT_HEIGHT, Panel, PanelTab
 from rankdeck_app.shell.services import Services
 from rankdeck_app.shell.side_bar import DEFAULT_WIDTH, Activity, SideBar
+from rankdeck_app.shell.split_tree import thin_splitter
 from rankdeck_app.shell.status_bar import StatusBar
 from rankdeck_app.shell.title_bar import TitleBar, fill_menu
 from rankdeck_app.shell.toasts import Toasts
@@ -58,40 +60,36 @@ class MainWindow(QWidget):
         self.commands = services.commands
         self.keymap = services.keymap
         self.clock = services.clock
-        self.folders = services.folders
         self.setWindowTitle(APP_NAME)
         self.setMinimumSize(QSize(800, 500))
         self._load_theme()
         self._zen = False
         self._panel_max = False
         self._painted = False
-        self._wanted = {"sideBar": True, "panel": True, "statusBar": True}
+        # What the person wants to see, whether or not zen mode hides it now.
+        self.wanted = {"sideBar": True, "panel": True, "statusBar": True}
         self._build()
-        self._shortcuts = Shortcuts(self, self.commands, self.keymap)
-        self._shortcuts.chord_changed.connect(self._show_chord)
+        self.shortcuts = Shortcuts(self, self.commands, self.keymap)
+        self.shortcuts.chord_changed.connect(self._show_chord)
         self._connect()
         self._apply_layout()
 
     def _build(self) -> None:
         self.title_bar = TitleBar(self.services)
-        self.title_bar.set_center_text(self.folders.workspace.name or APP_NAME)
+        workspace = self.services.workspace
+        self.title_bar.set_center_text(workspace.absolute().name if workspace else APP_NAME)
         self.activity_bar = ActivityBar(self.theme)
         self.side_bar = SideBar(self.theme)
         self.editor = EditorArea(self.services)
         self.panel = Panel(self.services)
         self.status = StatusBar(self.theme, self.commands)
-        self.columns = QSplitter(Qt.Orientation.Horizontal)
-        self.rows = QSplitter(Qt.Orientation.Vertical)
-        for splitter in (self.columns, self.rows):
-            splitter.setHandleWidth(1)
-            splitter.setChildrenCollapsible(False)
+        self.columns = thin_splitter(Qt.Orientation.Horizontal, self._place_floating)
+        self.rows = thin_splitter(Qt.Orientation.Vertical, self._place_floating)
         self.rows.addWidget(self.editor)
         self.rows.addWidget(self.panel)
         self.rows.setStretchFactor(0, 1)
-        self.rows.setStretchFactor(1, 0)
         self.columns.addWidget(self.side_bar)
         self.columns.addWidget(self.rows)
-        self.columns.setStretchFactor(0, 0)
         self.columns.setStretchFactor(1, 1)
         self.columns.setSizes([DEFAULT_WIDTH, 1092])
         self.rows.setSizes([640, DEFAULT_HEIGHT])
@@ -109,19 +107,12 @@ class MainWindow(QWidget):
         self.palette_box = Palette(self.services, self)
 
     def _connect(self) -> None:
-        self.side_bar.registered.connect(self._on_activity)
-        self.side_bar.shown_changed.connect(lambda _id: self._apply_layout())
-        self.panel.registered.connect(self._on_panel_tab)
-        self.panel.shown_changed.connect(lambda tab_id: self.context.set("panel", tab_id))
-        self.activity_bar.clicked.connect(self._on_activity_clicked)
         self.activity_bar.add_menu(
             "settings-gear",
             "Manage",
             lambda menu: fill_menu(menu, [self.commands[one] for one in _GEAR], self.services),
         )
         self.editor.active_page_changed.connect(self._follow_page)
-        self.columns.splitterMoved.connect(self._on_splitter)
-        self.rows.splitterMoved.connect(self._on_splitter)
         self.keymap.changed.connect(self._describe_activities)
         self.settings.changed.connect(self._on_setting)
         self.theme.changed.connect(self._on_theme)
@@ -141,30 +132,23 @@ class MainWindow(QWidget):
         self.started.emit()
         self._apply_layout()
 
-    def _on_activity(self, activity: Activity) -> None:
-        self.activity_bar.add(activity)
-        self.commands.register(
-            Command(
-                f"view.show.{activity.id}",
-                f"View: Show {activity.title}",
-                lambda: self.show_activity(activity.id),
-                keys=activity.keys,
-                menu="View/3_activities",
-            )
-        )
-        self._describe_activities()
-        self._apply_layout()
+    def add_activity(self, activity: Activity) -> None:
+        """A view of the side bar, its symbol, and the command that shows it."""
+        self.side_bar.register(activity)
+        button = self.activity_bar.add(activity)
+        button.clicked.connect(lambda: self._on_activity_clicked(activity.id))
+        self._add_show_command("show", activity, self.show_activity, "View/3_activities")
 
-    def _on_panel_tab(self, tab: PanelTab) -> None:
-        self.commands.register(
-            Command(
-                f"view.panel.{tab.id}",
-                f"View: Show {tab.title}",
-                lambda: self.show_panel(tab.id),
-                keys=tab.keys,
-                menu="View/4_panel",
-            )
-        )
+    def add_panel_tab(self, tab: PanelTab) -> None:
+        """A tab of the panel, and the command that shows it."""
+        self.panel.register(tab)
+        self._add_show_command("panel", tab, self.show_panel, "View/4_panel")
+
+    def _add_show_command(
+        self, what: str, row: Activity | PanelTab, show: Callable[[str], object], menu: str
+    ) -> None:
+        command_id, title = f"view.{what}.{row.id}", f"View: Show {row.title}"
+        self.commands.register(Command(command_id, title, partial(show, row.id), row.keys, menu=menu))
         self._apply_layout()
 
     # -- visibility --
@@ -172,7 +156,7 @@ class MainWindow(QWidget):
     def show_activity(self, activity_id: str) -> QWidget:
         """Bring an activity's view to the front, unfolding the side bar, and put the keyboard there."""
         self._zen = False
-        self._wanted["sideBar"] = True
+        self.wanted["sideBar"] = True
         view = self.side_bar.show_activity(activity_id)
         self._apply_layout()
         view.setFocus(Qt.FocusReason.ShortcutFocusReason)
@@ -181,7 +165,7 @@ class MainWindow(QWidget):
     def show_panel(self, tab_id: str) -> QWidget:
         """Bring a panel tab to the front, unfolding the panel."""
         self._zen = False
-        self._wanted["panel"] = True
+        self.wanted["panel"] = True
         body = self.panel.show_tab(tab_id)
         self._apply_layout()
         return body
@@ -195,45 +179,42 @@ class MainWindow(QWidget):
     def toggle(self, part: str) -> None:
         """Fold or unfold "sideBar", "panel" or "statusBar"."""
         if self._zen:
-            self.set_zen(False)
-            self._wanted[part] = True
+            self.toggle_zen()
+            self.wanted[part] = True
         else:
-            self._wanted[part] = not self._wanted[part]
+            self.wanted[part] = not self.wanted[part]
         self._apply_layout()
 
-    def set_zen(self, zen: bool) -> None:
+    def toggle_zen(self) -> None:
         """Nothing but the editor; Escape Escape or Ctrl+K Z leaves it."""
-        self._zen = zen
+        self._zen = not self._zen
         self._apply_layout()
-        if zen:
+        if self._zen:
             leave = self.keymap.text_for("view.zenMode") or self.keymap.text_for("view.leaveZenMode")
             self.toasts.info(f"Zen mode. {leave} leaves it." if leave else "Zen mode.")
 
     def set_panel_max(self, maximized: bool) -> None:
         """Give the panel the editor's room, or give it back."""
         self._panel_max = maximized
-        self._wanted["panel"] = True
+        self.wanted["panel"] = True
         self._apply_layout()
 
-    def visible_parts(self) -> dict[str, bool]:
-        """What the person wants to see, whether or not zen mode hides it now."""
-        return dict(self._wanted)
-
     def set_visible_parts(self, wanted: dict[str, bool]) -> None:
-        self._wanted.update({part: bool(wanted[part]) for part in self._wanted if part in wanted})
+        self.wanted.update({part: bool(wanted[part]) for part in self.wanted if part in wanted})
         self._apply_layout()
 
     def _apply_layout(self) -> None:
         has_side = not self._painted or bool(self.side_bar.activities)
         has_panel = not self._painted or bool(self.panel.tabs)
-        side = self._wanted["sideBar"] and has_side and not self._zen
-        panel = self._wanted["panel"] and has_panel and not self._zen
+        side = self.wanted["sideBar"] and has_side and not self._zen
+        panel = self.wanted["panel"] and has_panel and not self._zen
         self.side_bar.setVisible(side)
         self.panel.setVisible(panel)
         self.editor.setVisible(not (panel and self._panel_max))
         self.activity_bar.setVisible(not self._zen)
         self.title_bar.setVisible(not self._zen)
-        self.status.setVisible(self._wanted["statusBar"] and not self._zen)
+        status = self.wanted["statusBar"] and not self._zen
+        self.status.setVisible(status)
         self.activity_bar.set_active(self.side_bar.shown if side else "")
         self.context.update(
             {
@@ -242,20 +223,17 @@ class MainWindow(QWidget):
                 "sideBarVisible": side,
                 "panelVisible": panel,
                 "panelMaximized": panel and self._panel_max,
+                "statusBarVisible": status,
                 "zenMode": self._zen,
             }
         )
         self._place_floating()
-        self.layout_changed.emit()
-
-    def _on_splitter(self, _at: int, _index: int) -> None:
-        self._place_floating()
-        self.layout_changed.emit()
 
     def _place_floating(self) -> None:
         self.toasts.place()
         if self.palette_box.isVisible():
             self.palette_box.place()
+        self.layout_changed.emit()
 
     # -- keeping what is shown up to date --
 
@@ -265,11 +243,11 @@ class MainWindow(QWidget):
     def _describe_activities(self) -> None:
         for activity in self.side_bar.activities.values():
             keys = self.keymap.text_for(f"view.show.{activity.id}")
-            self.activity_bar.set_tooltip(activity.id, with_keys(activity.title, keys))
+            self.activity_bar.button(activity.id).setToolTip(with_keys(activity.title, keys))
 
     def _load_theme(self) -> None:
         try:
-            self.theme.load(self.settings.get_str("theme.name"))
+            self.theme.load(self.settings.get("theme.name", str))
         except ThemeError as error:
             self.settings.problems.append(str(error))
         self.theme.apply()
@@ -277,52 +255,45 @@ class MainWindow(QWidget):
     def _on_setting(self, key: str) -> None:
         if key == "theme.name":
             try:
-                self.theme.load(self.settings.get_str(key))
+                self.theme.load(self.settings.get(key, str))
             except ThemeError as error:
                 self.toasts.error(str(error))
         elif key == "window.frame_rate":
-            self.clock.set_rate(self.settings.get_int(key))
+            self.clock.set_rate(self.settings.get(key, int))
         elif key == "window.show_frame_time":
             self._show_frames(self.clock.stats())
 
     def _on_theme(self) -> None:
         item = self.status.item("theme", "right", 90, keep=-2)
-        item.set_text(self.theme.name)
-        item.set_tooltip("Choose a colour theme")
-        item.set_command("theme.choose")
+        item.show_text(self.theme.name, tooltip="Choose a colour theme", command="theme.choose")
 
     def _show_bell(self) -> None:
+        unread = self.toasts.unread
+        text, icon = (str(unread), "bell-dot") if unread else (" ", "bell")
         item = self.status.item("notifications", "right", 100)
-        item.set_text(str(self.toasts.unread or " "), "bell-dot" if self.toasts.unread else "bell")
-        item.set_tooltip("Notifications")
-        item.set_command("notifications.show")
+        item.show_text(text, icon, tooltip="Notifications", command="notifications.show")
 
     def _show_chord(self, stroke: str) -> None:
-        item = self.status.item("chord", "left", -100)
-        item.set_text(f"{stroke} was pressed, waiting for the second key" if stroke else "")
+        text = f"{stroke} was pressed, waiting for the second key" if stroke else ""
+        self.status.item("chord", "left", -100).show_text(text)
 
     def _show_frames(self, stats: FrameStats | None) -> None:
-        item = self.status.item("frames", "right", 80, keep=-1)
-        if stats is None or not self.settings.get_bool("window.show_frame_time"):
-            item.set_text("")
-            return
-        item.set_text(f"{stats.rate_hz:.0f} fps · {stats.p50_ms:.1f} ms")
-        item.set_tooltip(f"Frame time: half within {stats.p50_ms:.1f} ms, 99 % within {stats.p99_ms:.1f} ms")
+        text = tooltip = ""
+        if stats is not None and self.settings.get("window.show_frame_time", bool):
+            text = f"{stats.rate_hz:.0f} fps · {stats.p50_ms:.1f} ms"
+            tooltip = f"Frame time: half within {stats.p50_ms:.1f} ms, 99 % within {stats.p99_ms:.1f} ms"
+        self.status.item("frames", "right", 80, keep=-1).show_text(text, tooltip=tooltip)
 
     # -- Qt --
 
     def paintEvent(self, event: QPaintEvent) -> None:
         if not self._painted:
             self._painted = True
-            QTimer.singleShot(0, self, self._after_first_paint)
-
-    def _after_first_paint(self) -> None:
-        self.first_painted.emit()
+            QTimer.singleShot(0, self, self.first_painted.emit)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        self._place_floating()
         if self._painted:
-            self.layout_changed.emit()
+            self._place_floating()
 
     def changeEvent(self, event: QEvent) -> None:
         super().changeEvent(event)
@@ -342,17 +313,5 @@ class MainWindow(QWidget):
         self.toasts.clear()
         event.accept()
 
-    def fill_menu(self, menu: QMenu, name: str) -> None:
-        """Put the commands of a menu of the table into any menu (a context menu of a view)."""
-        fill_menu(menu, [c for c in self.commands if c.menu.split("/")[0] == name], self.services)
-
-    def suspend_shortcuts(self, suspended: bool) -> None:
-        """While the person records new keys."""
-        self._shortcuts.suspend(suspended)
-
     def sizeHint(self) -> QSize:
         return QSize(1440, 900)
-
-    def saved_layout(self) -> dict[str, Any]:
-        """Sizes of the splitters, for window_state.py."""
-        return {"columns": self.columns.sizes(), "rows": self.rows.sizes()}

@@ -69,7 +69,7 @@ class WindowState(QObject):
         window.panel.restore_state(_dict(saved.get("panel")))
 
     def _restore_tabs(self) -> None:
-        if self._window.settings.get_bool("window.restore_tabs"):
+        if self._window.settings.get("window.restore_tabs", bool):
             self._window.editor.restore_state(_dict(self._saved.get("editor")))
         self._ready = True
 
@@ -84,14 +84,13 @@ class WindowState(QObject):
         if not self._ready:
             return
         window = self._window
-        layout = window.saved_layout()
-        # A folded part has size 0: keep the size that it had.
-        for name in ("columns", "rows"):
-            if 0 in layout[name]:
-                layout[name] = self._saved.get(name, layout[name])
+        layout = {"columns": window.columns.sizes(), "rows": window.rows.sizes()}
+        for name, sizes in layout.items():
+            if 0 in sizes:  # a folded part has size 0: keep the size that it had
+                layout[name] = self._saved.get(name, sizes)
         self._saved = {
             "geometry": bytes(window.saveGeometry().toBase64().data()).decode(),
-            "visible": window.visible_parts(),
+            "visible": window.wanted,
             **layout,
             "side_bar": window.side_bar.save_state(),
             "panel": window.panel.save_state(),

@@ -49,7 +49,7 @@ class Workspace(QObject):
 
     @property
     def runs_folder(self) -> Path:
-        named = os.environ.get("RANKDECK_RUNS") or self._settings.get_str("runs.dir")
+        named = os.environ.get("RANKDECK_RUNS") or self._settings.get("runs.dir", str)
         if self._runs is not None:
             return self._runs
         return Path(named).expanduser().absolute() if named else self._folder / "runs"

@@ -5,7 +5,7 @@ Widgets ask for a look by property, never by a style sheet of their own:
     QPushButton  kind = "primary" | "link" | "quiet" | "segment"    (plain: the secondary look)
     QToolButton  kind = "tool"                          flat, with a hover
     QLabel       tone = "dim" | "small" | "title" | "section" | "error" | "warning" | "mono"
-    QFrame       kind = "card" | "floating" | "line"
+    QFrame       kind = "card" | "floating"
     QComboBox    compact = "true" (in the panel's header); fields: invalid = "true"
     QListView    roomy = "true" for rows of 22 px
 
@@ -26,15 +26,14 @@ QToolTip { background: @editorHoverWidget.background; color: @editorHoverWidget.
 QMenuBar { background: transparent; color: @titleBar.activeForeground; }
 QMenuBar::item { padding: 3px 8px; border-radius: 4px; background: transparent; }
 QMenuBar::item:selected, QMenuBar::item:pressed { background: @menubar.selectionBackground; }
-QMenu { background: @menu.background; color: @menu.foreground; border: 1px solid @menu.border; padding: 4px 0;
-  }
+QMenu { background: @menu.background; color: @menu.foreground;
+  border: 1px solid @menu.border; padding: 4px 0; }
 QMenu::item { padding: 4px 28px 4px 28px; }
 QMenu::item:selected { background: @menu.selectionBackground; color: @menu.selectionForeground; }
 QMenu::item:disabled { color: @disabledForeground; }
 QMenu::separator { height: 1px; background: @menu.separatorBackground; margin: 4px 0; }
-QPushButton { background: @button.secondaryBackground; color: @button.secondaryForeground; border: 1px solid
-  transparent;
-  border-radius: 4px; padding: 4px 12px; }
+QPushButton { background: @button.secondaryBackground; color: @button.secondaryForeground;
+  border: 1px solid transparent; border-radius: 4px; padding: 4px 12px; }
 QPushButton:hover { background: @button.secondaryHoverBackground; }
 QPushButton:focus { border-color: @focusBorder; }
 QPushButton:disabled { color: @disabledForeground; }
@@ -69,23 +68,17 @@ QFrame[kind="card"] { background: @rankdeck.card.background; border: 1px solid @
   border-radius: 6px; }
 QFrame[kind="floating"] { background: @quickInput.background; border: 1px solid @widget.border; border-radius:
   8px; }
-QFrame[kind="line"] { background: @sideBar.border; border: 0; max-height: 1px; }
-QLineEdit, QSpinBox, QDoubleSpinBox, QAbstractSpinBox, QPlainTextEdit[kind="input"] { background:
-  @input.background;
-  color: @input.foreground; border: 1px solid @input.border; border-radius: 3px; padding: 3px 6px; min-height:
-      20px;
+QLineEdit, QAbstractSpinBox { background: @input.background; color: @input.foreground;
+  border: 1px solid @input.border; border-radius: 3px; padding: 3px 6px; min-height: 20px;
   selection-background-color: @selection.background; selection-color: @foreground; }
 QComboBox { background: @dropdown.background; color: @dropdown.foreground; border: 1px solid @dropdown.border;
   border-radius: 3px; padding: 3px 6px; min-height: 20px; }
-QLineEdit:focus, QAbstractSpinBox:focus, QComboBox:focus, QPlainTextEdit[kind="input"]:focus { border-color:
-  @focusBorder; }
+QLineEdit:focus, QAbstractSpinBox:focus, QComboBox:focus { border-color: @focusBorder; }
 QLineEdit { padding: 3px 4px; }
 QLineEdit[invalid="true"], QAbstractSpinBox[invalid="true"], QComboBox[invalid="true"] {
   border-color: @inputValidation.errorBorder; }
 QLineEdit:disabled, QAbstractSpinBox:disabled, QComboBox:disabled { color: @disabledForeground; }
 QComboBox[compact="true"], QLineEdit[compact="true"] { min-height: 16px; padding: 1px 6px; font-size: 11px; }
-QComboBox::drop-down { border: 0; width: 20px; }
-QComboBox::down-arrow { image: none; }
 QAbstractSpinBox QLineEdit, QComboBox QLineEdit { border: 0; padding: 0; min-height: 0; background:
   transparent; }
 QComboBox::drop-down { border: 0; width: 20px; }
@@ -126,6 +119,9 @@ QWidget#activityBar { background: @activityBar.background; border-right: 1px sol
 QWidget#sideBar { background: @sideBar.background; border-right: 1px solid @sideBar.border; }
 QWidget#sideBarFooter { background: @sideBar.background; }
 QWidget#editorArea, QWidget#tabGroup { background: @editor.background; }
+QWidget#tabStrip { background: @editorGroupHeader.tabsBackground;
+  border-bottom: 1px solid @editorGroupHeader.tabsBorder; }
+QWidget#dropOverlay { background: @editorGroup.dropBackground; }
 QWidget#panel { background: @panel.background; border-top: 1px solid @panel.border; }
 QWidget#statusBar { background: @statusBar.background; border-top: 1px solid @statusBar.border; }
 """

@@ -7,6 +7,7 @@ themselves ask `color` and repaint on `changed`. Changing a theme repolishes eve
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal
@@ -14,7 +15,7 @@ from PySide6.QtGui import QColor, QFont, QIcon, QPalette
 from PySide6.QtWidgets import QApplication
 
 from rankdeck_app.theme.colors import DARK, LIGHT
-from rankdeck_app.theme.icons import make_icon
+from rankdeck_app.theme.icons import CODEPOINTS, CodiconEngine
 from rankdeck_app.theme.qss import style_sheet
 from rankdeck_app.theme.vscode import ColorTable, ThemeError, channels, load_vscode_theme
 
@@ -125,4 +126,7 @@ class Theme(QObject):
 
     def icon(self, name: str, color: str = "icon.foreground") -> QIcon:
         """A codicon that follows the theme. `color` is a colour id."""
-        return make_icon(name, lambda: self.color(color), lambda: self.color("disabledForeground"))
+        assert name in CODEPOINTS, f"no icon {name}: add it to CODEPOINTS"
+        return QIcon(
+            CodiconEngine(name, partial(self.color, color), partial(self.color, "disabledForeground"))
+        )

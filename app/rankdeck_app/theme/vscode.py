@@ -1,5 +1,5 @@
 """Reads VS Code colour themes: JSON with comments, trailing commas and `include`, colours as #RGB, #RGBA,
-#RRGGBB or #RRGGBBAA. What a theme leaves open is filled by colors.DERIVED and then by our own theme of the
+#RRGGBB or #RRGGBBAA. What a theme leaves open is filled by colors.COLORS and then by our own theme of the
 same kind.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rankdeck_app.theme.colors import DARK, DERIVED, LIGHT, Mix
+from rankdeck_app.theme.colors import COLORS, DARK, LIGHT, Mix
 
 _NOISE = re.compile(r'("(?:[^"\\]|\\.)*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 _TRAILING = re.compile(r'("(?:[^"\\]|\\.)*")|,(?=\s*[}\]])')
@@ -55,8 +55,7 @@ def normal_hex(value: str) -> str:
 
 def channels(value: str) -> tuple[int, int, int, int]:
     """Red, green, blue, alpha of a normal hex value."""
-    digits = value[1:] + ("FF" if len(value) == 7 else "")
-    red, green, blue, alpha = (int(digits[at : at + 2], 16) for at in (0, 2, 4, 6))
+    red, green, blue, alpha = bytes.fromhex(value[1:].ljust(8, "F"))
     return red, green, blue, alpha
 
 
@@ -117,10 +116,8 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
 
 def _kind(raw: dict[str, Any], colors: dict[str, str]) -> str:
     kind = raw.get("type")
-    if isinstance(kind, str) and kind.lower() in ("light", "hclight", "hc-light"):
-        return "light"
     if isinstance(kind, str):
-        return "dark"
+        return "light" if kind.lower() in ("light", "hclight", "hc-light") else "dark"
     return "light" if luminance(colors.get("editor.background", "#1F1F1F")) > 0.5 else "dark"
 
 
@@ -130,7 +127,7 @@ def _completed(colors: dict[str, str], kind: str) -> dict[str, str]:
 
     def value_of(key: str) -> str:
         if key not in full:
-            rule = DERIVED.get(key)
+            rule = COLORS[key].foreign
             if isinstance(rule, Mix):
                 full[key] = mixed(value_of(rule.base), value_of(rule.over), rule.share)
             else:

@@ -46,7 +46,7 @@ class OptionRow(QWidget):
         head.addWidget(name)
         head.addWidget(self.reset)
         head.addStretch(1)
-        text = QLabel(f"{option.text}{' Takes effect at the next start.' if option.needs_restart else ''}")
+        text = QLabel(option.text)
         text.setProperty("tone", "dim")
         text.setWordWrap(True)
         self.editor = self._make_editor(theme)
@@ -83,7 +83,7 @@ class OptionRow(QWidget):
         return line
 
     def _typed(self, text: str) -> None:
-        if text == str(self._settings.get(self.option.key)):
+        if text == str(self._settings.value(self.option.key)):
             return self._say(None)
         if self.option.kind is str:
             return self._set(text.strip())
@@ -113,7 +113,7 @@ class OptionRow(QWidget):
             self.refresh()
 
     def refresh(self) -> None:
-        value = self._settings.get(self.option.key)
+        value = self._settings.value(self.option.key)
         self._show(value)
         self.reset.setVisible(value != self.option.default)
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 
 from rankdeck_app.commands.table import Command, CommandTable, Context
-from rankdeck_app.commands.when import WhenError
 
 
 def test_a_command_runs_only_while_its_when_holds() -> None:
@@ -45,5 +44,29 @@ def test_a_second_row_of_one_id_and_a_broken_when_are_errors_of_ours() -> None:
     table.register(Command("a.b", "A: B", lambda: None))
     with pytest.raises(AssertionError, match="registered twice"):
         table.register(Command("a.b", "A: C", lambda: None))
-    with pytest.raises(WhenError):
-        table.register(Command("a.c", "A: C", lambda: None, when="a &&"))
+    for when in ("a &&", "a b", "a ? b", "&& a", "a || b", "!"):
+        with pytest.raises(AssertionError, match="when:"):
+            table.register(Command("a.c", "A: C", lambda: None, when=when))
+
+
+@pytest.mark.parametrize(
+    ("when", "applies"),
+    [
+        ("", True),
+        ("a", True),
+        ("b", False),
+        ("unknown", False),
+        ("!b", True),
+        ("a && b", False),
+        ("a && !b && !unknown", True),
+        ("page.kind", True),
+        ("count", False),
+        ("!count", True),
+    ],
+)
+def test_facts_are_joined_and_an_unknown_one_does_not_hold(when: str, applies: bool) -> None:
+    context = Context()
+    context.update({"a": True, "b": False, "count": 0, "page.kind": "x"})
+    table = CommandTable(context)
+    table.register(Command("a.b", "A: B", lambda: None, when=when))
+    assert table.enabled("a.b") is applies

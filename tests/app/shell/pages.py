@@ -22,7 +22,6 @@ class NotePage(Page):
         self.field = QLineEdit()
         QVBoxLayout(self).addWidget(self.field)
         self.setFocusProxy(self.field)
-        self.closable = True
         self.pressed: list[str] = []
 
     def breadcrumbs(self) -> list[str]:
@@ -36,9 +35,6 @@ class NotePage(Page):
 
     def restore_state(self, state: dict[str, Any]) -> None:
         self.field.setText(state["text"])
-
-    def can_close(self) -> bool:
-        return self.closable
 
 
 def add_frame_pages(window: MainWindow) -> None:

@@ -79,15 +79,6 @@ def test_ctrl_w_closes_and_ctrl_shift_t_brings_it_back_with_its_state(
     assert note(editor, "b").field.text() == "kept"
 
 
-def test_a_page_may_refuse_to_close(editor: EditorArea) -> None:
-    page = note(editor, "a")
-    page.closable = False
-    assert not editor.close_page("note:a")
-    page.closable = True
-    assert editor.close_page("note:a")
-    assert not editor.close_page("note:a")
-
-
 def test_ctrl_backslash_shows_the_page_twice(qtbot: QtBot, window: MainWindow, editor: EditorArea) -> None:
     note(editor, "a").field.setText("both")
     qtbot.keyClick(window, Qt.Key.Key_Backslash, CTRL)
@@ -203,11 +194,11 @@ def drop(editor: EditorArea, page_id: str, group: int, at: QPoint) -> None:
     data.setData(MIME, page_id.encode())
     move, left = Qt.DropAction.MoveAction, Qt.MouseButton.LeftButton
     none = Qt.KeyboardModifier.NoModifier
-    source.bar.drag_started.emit(index)
+    source.bar.dragged.emit(source.tabs[index])
     QApplication.sendEvent(target, QDragEnterEvent(at, move, data, left, none))
     QApplication.sendEvent(target, QDragMoveEvent(at, move, data, left, none))
     QApplication.sendEvent(target, QDropEvent(QPointF(at), move, data, left, none))
-    source.bar.drag_ended.emit()
+    source.bar.dragged.emit(None)
     QApplication.processEvents()
 
 

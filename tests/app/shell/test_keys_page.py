@@ -20,6 +20,11 @@ def page(window: MainWindow) -> KeysPage:
     return page
 
 
+def select(page: KeysPage, command_id: str) -> None:
+    items = (page.table.topLevelItem(row) for row in range(page.table.topLevelItemCount()))
+    page.table.setCurrentItem(next(item for item in items if item and item.toolTip(0) == command_id))
+
+
 def record(qtbot: QtBot, page: KeysPage, key: Qt.Key, modifier: Qt.KeyboardModifier) -> None:
     page.record()
     qtbot.keyClick(page.recorder, key, modifier)
@@ -27,7 +32,7 @@ def record(qtbot: QtBot, page: KeysPage, key: Qt.Key, modifier: Qt.KeyboardModif
 
 
 def test_recorded_keys_work_at_once(qtbot: QtBot, window: MainWindow, page: KeysPage) -> None:
-    page.select("view.zenMode")
+    select(page, "view.zenMode")
     record(qtbot, page, Qt.Key.Key_F9, Qt.KeyboardModifier.NoModifier)
     assert window.keymap.keys_for("view.zenMode") == ("F9",)
     assert page.selected() == "view.zenMode"
@@ -38,7 +43,7 @@ def test_recorded_keys_work_at_once(qtbot: QtBot, window: MainWindow, page: Keys
 def test_keys_of_other_commands_are_recorded_not_run_and_the_clash_is_said(
     qtbot: QtBot, window: MainWindow, page: KeysPage
 ) -> None:
-    page.select("view.fullScreen")
+    select(page, "view.fullScreen")
     record(qtbot, page, Qt.Key.Key_W, CTRL)
     assert window.editor.page("keys:") is page
     assert window.keymap.keys_for("view.fullScreen") == ("Ctrl+W",)
@@ -46,7 +51,7 @@ def test_keys_of_other_commands_are_recorded_not_run_and_the_clash_is_said(
 
 
 def test_escape_leaves_the_keys_as_they_are(qtbot: QtBot, window: MainWindow, page: KeysPage) -> None:
-    page.select("view.fullScreen")
+    select(page, "view.fullScreen")
     page.record()
     qtbot.keyClick(page.recorder, Qt.Key.Key_Escape)
     assert not page._box.isVisible() and window.keymap.keys_for("view.fullScreen") == ("F11",)
@@ -56,7 +61,7 @@ def test_escape_leaves_the_keys_as_they_are(qtbot: QtBot, window: MainWindow, pa
 
 
 def test_keys_are_removed_and_reset(qtbot: QtBot, window: MainWindow, page: KeysPage) -> None:
-    page.select("view.fullScreen")
+    select(page, "view.fullScreen")
     qtbot.mouseClick(page._remove, Qt.MouseButton.LeftButton)
     assert window.keymap.keys_for("view.fullScreen") == ()
     assert not page._remove.isEnabled()
@@ -78,7 +83,7 @@ def test_the_search_finds_by_title_and_by_keys(qtbot: QtBot, page: KeysPage) -> 
 def test_leaving_the_page_while_recording_gives_the_shortcuts_back(
     qtbot: QtBot, window: MainWindow, page: KeysPage
 ) -> None:
-    page.select("view.fullScreen")
+    select(page, "view.fullScreen")
     page.record()
     window.editor.close_page("keys:")
     QApplication.processEvents()

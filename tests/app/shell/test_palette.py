@@ -5,12 +5,17 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from rankdeck_app.commands.table import Command
-from rankdeck_app.shell.palette import QuickItem, QuickProvider
+from rankdeck_app.shell.palette import Palette, QuickItem
 from rankdeck_app.shell.window import MainWindow
 from tests.app.shell.pages import NotePage
 
 CTRL = Qt.KeyboardModifier.ControlModifier
 SHIFT = Qt.KeyboardModifier.ShiftModifier
+
+
+def labels(box: Palette) -> list[str]:
+    """What is listed now."""
+    return [row.item.label for row in box.model.rows]
 
 
 def test_ctrl_shift_p_runs_the_command_that_is_typed(qtbot: QtBot, window: MainWindow) -> None:
@@ -22,9 +27,9 @@ def test_ctrl_shift_p_runs_the_command_that_is_typed(qtbot: QtBot, window: MainW
     qtbot.keyClick(window, Qt.Key.Key_P, CTRL | SHIFT)
     box = window.palette_box
     assert box.isVisible() and QApplication.focusWidget() is box.input
-    assert "Run: Stop Never" not in box.labels()
+    assert "Run: Stop Never" not in labels(box)
     qtbot.keyClicks(box.input, "run st")
-    assert box.labels()[0] == "Run: Stop"
+    assert labels(box)[0] == "Run: Stop"
     qtbot.keyClick(box.input, Qt.Key.Key_Return)
     assert ran == ["stop"] and not box.isVisible()
 
@@ -33,7 +38,7 @@ def test_what_was_used_last_comes_first(window: MainWindow) -> None:
     window.commands.run("view.toggleStatusBar")
     window.commands.run("view.toggleStatusBar")
     window.palette_box.show_commands()
-    assert window.palette_box.labels()[0] == "View: Toggle Status Bar"
+    assert labels(window.palette_box)[0] == "View: Toggle Status Bar"
 
 
 def test_escape_gives_the_keyboard_back(qtbot: QtBot, window: MainWindow) -> None:
@@ -64,25 +69,25 @@ def test_quick_open_asks_its_providers_and_appears_with_the_first(qtbot: QtBot, 
             QuickItem(name, "a run", lambda name=name: opened.append(name)) for name in ("gpt-dp", "digits")
         ]
 
-    window.palette_box.add_provider(QuickProvider("runs", runs))
-    window.palette_box.add_provider(QuickProvider("ranks", lambda: [QuickItem("rank 3")], prefix="@"))
+    window.palette_box.add_provider(runs)
+    window.palette_box.add_provider(lambda: [QuickItem("rank 3")])
     qtbot.keyClick(window, Qt.Key.Key_P, CTRL)
     box = window.palette_box
-    assert box.labels() == ["gpt-dp", "digits"]
+    assert labels(box) == ["gpt-dp", "digits", "rank 3"]
     qtbot.keyClicks(box.input, "dig")
-    assert box.labels() == ["digits"]
+    assert labels(box) == ["digits"]
     qtbot.keyClick(box.input, Qt.Key.Key_Return)
     assert opened == ["digits"] and asked == ["runs"]
-    box.show_quick_open("@")
-    assert box.labels() == ["rank 3"]
+    box.show_quick_open("ran")
+    assert labels(box) == ["rank 3"]
     box.input.setText(">Zen")
-    assert box.labels()[0] == "View: Toggle Zen Mode"
+    assert labels(box)[0] == "View: Toggle Zen Mode"
 
 
 def test_nothing_that_matches_is_said_and_enter_does_nothing(qtbot: QtBot, window: MainWindow) -> None:
     window.palette_box.show_commands()
     window.palette_box.input.setText(">qqqq")
-    assert window.palette_box.labels() == ["Nothing matches"]
+    assert labels(window.palette_box) == ["Nothing matches"]
     qtbot.keyClick(window.palette_box.input, Qt.Key.Key_Return)
     assert window.palette_box.isVisible()
     window.palette_box.dismiss()

@@ -28,8 +28,8 @@ def with_activities(window: MainWindow) -> list[str]:
         view.add_section("Second", QLineEdit())
         return view
 
-    window.side_bar.register(Activity("runs", "Runs", "history", lambda: view("runs"), priority=1))
-    window.side_bar.register(
+    window.add_activity(Activity("runs", "Runs", "history", lambda: view("runs"), priority=1))
+    window.add_activity(
         Activity("launch", "Run Configuration", "rocket", lambda: view("launch"), 2, ("Ctrl+Shift+D",))
     )
     window.start()
@@ -144,10 +144,10 @@ def with_panel(window: MainWindow) -> list[str]:
         built.append(name)
         return QLabel(name)
 
-    window.panel.register(
+    window.add_panel_tab(
         PanelTab("output", "Output", lambda: body("output"), lambda b: QLabel(f"tools of {b.text()}"), 1)
     )
-    window.panel.register(
+    window.add_panel_tab(
         PanelTab("problems", "Problems", lambda: body("problems"), priority=2, keys=("Ctrl+Shift+M",))
     )
     window.start()
@@ -158,7 +158,7 @@ def test_panel_tabs_stand_by_priority_and_are_built_when_shown(qtbot: QtBot, win
     built = with_panel(window)
     assert window.panel._order == ["problems", "output"] and built == ["problems"]
     window.show_panel("output")
-    assert built == ["problems", "output"] and window.context.get("panel") == "output"
+    assert built == ["problems", "output"] and window.panel.shown == "output"
     tools = window.panel._tools.currentWidget()
     assert isinstance(tools, QLabel) and tools.text() == "tools of output"
     qtbot.keyClick(window, Qt.Key.Key_M, CTRL | Qt.KeyboardModifier.ShiftModifier)
@@ -178,10 +178,10 @@ def test_a_badge_widens_its_tab_and_is_spoken(window: MainWindow) -> None:
 
 
 def test_a_badge_keeps_to_its_tab_when_another_comes_before_it(window: MainWindow) -> None:
-    window.panel.register(PanelTab("a", "A", QWidget))
+    window.add_panel_tab(PanelTab("a", "A", QWidget))
     window.panel.set_badge("a", 2)
-    window.panel.register(PanelTab("b", "B", QWidget, priority=5))
-    assert window.panel._bar._badges == {1: (2, "normal")}
+    window.add_panel_tab(PanelTab("b", "B", QWidget, priority=5))
+    assert [window.panel._bar.tabData(at) for at in (0, 1)] == [None, (2, "normal")]
 
 
 def test_the_panel_folds_and_takes_the_editor_s_room(qtbot: QtBot, window: MainWindow) -> None:
@@ -198,22 +198,20 @@ def test_the_panel_folds_and_takes_the_editor_s_room(qtbot: QtBot, window: MainW
 def test_status_items_stand_by_side_and_priority_and_hide_while_empty(window: MainWindow) -> None:
     status = window.status
     for name, side, priority in (("a", "left", 1), ("b", "left", 9), ("c", "right", 99), ("d", "right", 1)):
-        status.item(name, side, priority).set_text(name)  # type: ignore[arg-type]
+        status.item(name, side, priority).show_text(name)  # type: ignore[arg-type]
     shown = [item.text() for item in status.items() if not item.isHidden()]
     assert shown == ["b", "a", "d", "Dark Modern", "c"]
-    status.item("b").set_text("")
+    status.item("b").show_text("")
     assert status.item("b").isHidden()
-    status.remove("a")
-    assert "a" not in [item.item_id for item in status.items()]
 
 
 def test_a_status_item_runs_its_command_by_mouse_and_by_key(qtbot: QtBot, window: MainWindow) -> None:
     ran: list[str] = []
     window.commands.register(Command("x.y", "X: Y", lambda: ran.append("y")))
     item = window.status.item("x")
-    item.set_text("press me", icon="error")
+    item.show_text("press me", icon="error")
     assert item.focusPolicy() == Qt.FocusPolicy.NoFocus
-    item.set_command("x.y")
+    item.show_text("press me", icon="error", command="x.y")
     qtbot.mouseClick(item, Qt.MouseButton.LeftButton)
     item.setFocus()
     qtbot.keyClick(item, Qt.Key.Key_Space)
@@ -222,20 +220,20 @@ def test_a_status_item_runs_its_command_by_mouse_and_by_key(qtbot: QtBot, window
 
 def test_a_number_that_shrinks_a_little_does_not_move_its_neighbours(window: MainWindow) -> None:
     item = window.status.item("n", "right")
-    item.set_text("100 samples/s")
+    item.show_text("100 samples/s")
     width = item.sizeHint().width()
-    item.set_text("99 samples/s")
+    item.show_text("99 samples/s")
     assert item.sizeHint().width() == width
-    item.set_text("1000 samples/s")
+    item.show_text("1000 samples/s")
     assert item.sizeHint().width() > width
-    item.set_text("1")
+    item.show_text("1")
     assert item.sizeHint().width() < width
 
 
 def test_a_narrow_window_drops_the_items_least_worth_keeping(window: MainWindow) -> None:
     window.resize(800, 500)
-    window.status.item("long", "left", 5, keep=1).set_text("long " * 24)
-    window.status.item("dropped", "right", 200).set_text("not worth it " * 4)
+    window.status.item("long", "left", 5, keep=1).show_text("long " * 24)
+    window.status.item("dropped", "right", 200).show_text("not worth it " * 4)
     assert not window.status.item("long").isHidden()
     assert window.status.item("dropped").isHidden()
     window.resize(1440, 900)

@@ -26,10 +26,10 @@ def compose(window: MainWindow) -> None:
         view.add_section(name, QLabel(name))
         return view
 
-    window.side_bar.register(Activity("launch", "Launch", "rocket", lambda: view("Devices"), priority=2))
-    window.side_bar.register(Activity("runs", "Runs", "history", lambda: view("Runs")))
-    window.panel.register(PanelTab("problems", "Problems", QWidget, priority=1))
-    window.panel.register(PanelTab("output", "Output", QWidget))
+    window.add_activity(Activity("launch", "Launch", "rocket", lambda: view("Devices"), priority=2))
+    window.add_activity(Activity("runs", "Runs", "history", lambda: view("Runs")))
+    window.add_panel_tab(PanelTab("problems", "Problems", QWidget, priority=1))
+    window.add_panel_tab(PanelTab("output", "Output", QWidget))
     window.editor.register_page_kind("note", NotePage)
     window.start()
 
@@ -67,7 +67,7 @@ def test_an_app_that_is_killed_has_written_its_layout(
 ) -> None:
     window = make_window(services, compose)
     window.editor.open("note:a")
-    path = services.folders.state / "window.json"
+    path = services.state_folder / "window.json"
     qtbot.waitUntil(path.exists, timeout=5000)
     tabs = json.loads(path.read_text())["editor"]["tree"]["children"][0]["tabs"]
     assert [tab["id"] for tab in tabs] == ["note:a"]
@@ -79,8 +79,8 @@ def test_an_app_that_is_killed_has_written_its_layout(
 def test_a_broken_state_file_opens_the_window_as_on_the_first_day(
     services: Services, make_window: Make, text: str
 ) -> None:
-    services.folders.state.mkdir(parents=True)
-    (services.folders.state / "window.json").write_text(text)
+    services.state_folder.mkdir(parents=True)
+    (services.state_folder / "window.json").write_text(text)
     window = make_window(services, compose)
     assert window.side_bar.isVisible() and window.panel.isVisible()
     assert window.side_bar.shown == "launch"
@@ -97,7 +97,7 @@ def test_tabs_stay_away_when_the_person_wants_that(services: Services, make_wind
 
 def test_a_state_that_cannot_be_written_is_told_once(services: Services, make_window: Make) -> None:
     window = make_window(services, compose)
-    path = services.folders.state
+    path = services.state_folder
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("a file where the folder should be")
     state = window.findChild(WindowState)
@@ -136,7 +136,7 @@ def test_a_theme_is_chosen_by_keyboard_and_kept(qtbot: QtBot, window: MainWindow
     qtbot.keyClicks(window.palette_box.input, "light")
     qtbot.keyClick(window.palette_box.input, Qt.Key.Key_Return)
     assert window.theme.name == "Light Modern" == window.status.item("theme").text()
-    assert make_services().settings.get_str("theme.name") == "Light Modern"
+    assert make_services().settings.get("theme.name", str) == "Light Modern"
 
 
 def test_a_theme_that_is_gone_is_told_and_the_window_opens(services: Services, make_window: Make) -> None:
@@ -200,12 +200,12 @@ def test_at_most_three_toasts_are_shown_and_the_bell_counts_all(window: MainWind
 
 def test_frame_time_is_shown_while_views_run(qtbot: QtBot, window: MainWindow) -> None:
     item = window.status.item("frames")
-    subscription = window.clock.subscribe(lambda: None)
+    window.clock.subscribe(lambda: None)
     qtbot.waitUntil(lambda: "fps" in item.text())
     window.settings.set("window.show_frame_time", False)
     assert item.isHidden()
     window.settings.set("window.show_frame_time", True)
-    subscription.cancel()
+    window.clock.stop()
     assert item.isHidden()
 
 

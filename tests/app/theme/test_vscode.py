@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rankdeck_app.theme.colors import DARK, DERIVED, LIGHT, Mix
+from rankdeck_app.theme.colors import COLORS, DARK, LIGHT, Mix
 from rankdeck_app.theme.vscode import (
     ThemeError,
     channels,
@@ -44,19 +44,18 @@ SOLARIZED = """
 """
 
 
-def test_both_own_themes_have_the_same_ids_and_real_colours() -> None:
-    assert DARK.keys() == LIGHT.keys()
+def test_both_own_themes_have_real_colours() -> None:
     assert all(normal_hex(value) == value for table in (DARK, LIGHT) for value in table.values())
 
 
 def test_derived_colours_lead_to_ids_that_exist_and_never_in_a_circle() -> None:
     def depth(key: str, seen: tuple[str, ...] = ()) -> None:
-        assert key in DARK and key not in seen, (*seen, key)
-        rule = DERIVED.get(key)
+        assert key in COLORS and key not in seen, (*seen, key)
+        rule = COLORS[key].foreign
         for other in (rule.base, rule.over) if isinstance(rule, Mix) else filter(None, [rule]):
             depth(other, (*seen, key))
 
-    for key in DERIVED:
+    for key in COLORS:
         depth(key)
 
 

@@ -60,7 +60,7 @@ def test_a_changed_draft_can_be_brought_back(app: App) -> None:
     draft = app.session.draft
     draft.set_value(("train", "steps"), 123)
     before = draft.text
-    app.use_preset(next(card for card in app.session.presets if card.name == "digits-ddp"))
+    app.actions.use_preset(next(card for card in app.session.presets if card.name == "digits-ddp"))
     (toast,) = [toast for toast in app.window.toasts.shown() if "changes of yours" in toast.notice.text]
     app.session.draft.bring_back(app.session.draft.snapshot())
     toast.findChildren(QPushButton)[0].click()
@@ -187,7 +187,7 @@ def test_quick_open_finds_runs_presets_and_files(
     (folder / "mine.toml").write_text("")
     qtbot.waitUntil(lambda: bool(app.session.runs.infos), timeout=5000)
     app.window.palette_box.show_quick_open()
-    labels = app.window.palette_box.labels()
+    labels = [row.item.label for row in app.window.palette_box.model.rows]
     assert {app.session.runs.infos[0].title, "gpt-ddp", "mine.toml"} <= set(labels)
     app.window.palette_box.input.setText("mine.toml")
     qtbot.keyClick(app.window.palette_box.input, Qt.Key.Key_Return)
@@ -224,12 +224,12 @@ def test_output_filters_by_rank_and_follows_the_end(qtbot: QtBot, app: App) -> N
 
 
 def test_every_strategy_has_a_page_that_explains_and_offers_it(qtbot: QtBot, app: App) -> None:
-    app.explain_strategy("ddp")
+    app.actions.explain_strategy("ddp")
     page = app.window.editor.active_page()
     assert isinstance(page, StrategyPage) and page.title == "DDP"
     page.use_button.click()
     assert app.session.draft.value(("strategy", "use")) == "ddp"
-    app.explain_strategy("nonsense")
+    app.actions.explain_strategy("nonsense")
     assert app.window.editor.active_page() is not page
 
 
@@ -240,12 +240,12 @@ def test_settings_are_changed_refused_and_reset(qtbot: QtBot, app: App) -> None:
     row = page.rows["window.frame_rate"]
     row.editor.setText("99")  # type: ignore[attr-defined]
     row.editor.editingFinished.emit()  # type: ignore[attr-defined]
-    assert row.error.isVisible() and app.window.settings.get_int("window.frame_rate") == 30
+    assert row.error.isVisible() and app.window.settings.get("window.frame_rate", int) == 30
     row.editor.setText("20")  # type: ignore[attr-defined]
     row.editor.editingFinished.emit()  # type: ignore[attr-defined]
-    assert not row.error.isVisible() and app.window.settings.get_int("window.frame_rate") == 20
+    assert not row.error.isVisible() and app.window.settings.get("window.frame_rate", int) == 20
     row.reset.click()
-    assert app.window.settings.get_int("window.frame_rate") == 30
+    assert app.window.settings.get("window.frame_rate", int) == 30
     page.filter.setText("engine")
     assert page.rows["engine.python"].isVisible() and not row.isVisible()
 

@@ -17,7 +17,7 @@ TEXT = '# mine\n[train]\nsteps = 5\n\n[strategy]\nuse = "dp"\n\n[devices]\nuse =
 @pytest.fixture
 def page(app: App, tmp_path: Path) -> ConfigPage:
     app.session.draft.replace(TEXT, folder=tmp_path, stem="mine", origin="mine.toml")
-    app.show_config()
+    app.actions.show_config()
     page = app.window.editor.active_page()
     assert isinstance(page, ConfigPage)
     return page
