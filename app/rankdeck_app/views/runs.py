@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from PySide6.QtCore import QPoint, QSortFilterProxyModel, Qt, Signal
-from PySide6.QtWidgets import QLabel, QLineEdit, QListView, QMenu, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QLineEdit, QListView, QMenu, QWidget
 
 from rankdeck.run.row import RunInfo
 from rankdeck_app.state.runs import Runs, RunsModel
 from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.layouts import column, text_label
 from rankdeck_app.widgets.run_list import RunDelegate
 
 
@@ -45,19 +46,10 @@ class RunsView(QWidget):
         self.list.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         self.list.customContextMenuRequested.connect(self._open_menu)
         self.list.activated.connect(lambda index: self._tell(self.opened, index.data(RunsModel.InfoRole)))
-        self.empty = QLabel()
-        self.empty.setProperty("tone", "dim")
-        self.empty.setWordWrap(True)
+        self.empty = text_label(tone="dim")
         self.empty.setContentsMargins(14, 4, 14, 4)
-        top = QVBoxLayout()
-        top.setContentsMargins(12, 0, 12, 0)
-        top.addWidget(self.filter)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(8)
-        column.addLayout(top)
-        column.addWidget(self.empty)
-        column.addWidget(self.list, 1)
+        top = column(self.filter, margins=(12, 0, 12, 0))
+        column(top, self.empty, (self.list, 1), on=self, spacing=8)
         self.setFocusProxy(self.list)
         theme.changed.connect(self.list.viewport().update)
         runs.changed.connect(self._describe)

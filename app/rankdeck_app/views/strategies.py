@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QListWidgetItem, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QListWidgetItem, QWidget
 
 from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.layouts import column
 from rankdeck_app.widgets.strategy_list import StrategyList
 
 
@@ -19,9 +20,7 @@ class StrategiesView(QWidget):
         self.list = StrategyList(theme, two_lines=True)
         self.list.itemClicked.connect(self._open)
         self.list.itemActivated.connect(self._open)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.addWidget(self.list)
+        column(self.list, on=self)
         self.setFocusProxy(self.list)
 
     def _open(self, item: QListWidgetItem) -> None:

@@ -7,20 +7,20 @@ here is trouble by itself.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from PySide6.QtCore import QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QColor, QFontMetricsF, QPainter, QPaintEvent
-from PySide6.QtWidgets import QWidget
 
 from rankdeck.base.units import format_bytes
 from rankdeck.run.anatomy import PHASES, Span
-from rankdeck_app.widgets.chart import CENTER, UNKNOWN, Chart
-from rankdeck_app.widgets.chart_colors import ThemeColors, chart_font
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.chart import UNKNOWN, Chart
 from rankdeck_app.widgets.device_rows import DeviceRows
 from rankdeck_app.widgets.legend import LegendEntry, paint_entries, place_entries
+from rankdeck_app.widgets.painting import CENTER, chart_font, paint_text
+from rankdeck_app.widgets.zoom_plot import round_up
 
 AXIS_HEIGHT = 15
 LEGEND_HEIGHT = 17
@@ -96,9 +96,9 @@ class _Layout:
 class StepAnatomyChart(Chart[AnatomyFigure]):
     """The phases of a run's devices, readable from 1 to 16 of them."""
 
-    def __init__(self, theme: ThemeColors, parent: QWidget | None = None) -> None:
+    def __init__(self, theme: Theme) -> None:
         self._layout: _Layout | None = None
-        super().__init__(theme, AnatomyFigure(), "Phases of the last sampled step, per device", parent)
+        super().__init__(theme, AnatomyFigure(), "Phases of the last sampled step, per device")
 
     def relayout(self) -> None:
         self._layout = None
@@ -197,9 +197,7 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
                 [line] = place_entries(self._legend(), self.width())
                 paint_entries(painter, line, self.height() - LEGEND_HEIGHT / 2, muted)
         else:
-            painter.setFont(chart_font(11))
-            painter.setPen(muted)
-            painter.drawText(self.rect(), CENTER, "No step sampled yet")
+            paint_text(painter, self.rect(), "No step sampled yet", muted, 11, CENTER)
 
     def _gap_sign(self) -> list[QBrush | QColor]:
         """The track, hatched where a gap is a bubble."""
@@ -219,24 +217,20 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
         number = box.span.microbatch
         if number is None or where.height() < 11:
             return
-        font = chart_font(10 if where.height() < 16 else 11)
-        text = str(number)
-        if QFontMetricsF(font).horizontalAdvance(text) + 4 <= where.width():
-            painter.setFont(font)
-            painter.setPen(QColor("#101418") if color.lightnessF() > 0.5 else QColor("#FFFFFF"))
-            painter.drawText(where, CENTER, text)
+        px, text = 10 if where.height() < 16 else 11, str(number)
+        if QFontMetricsF(chart_font(px)).horizontalAdvance(text) + 4 <= where.width():
+            ink = QColor("#101418") if color.lightnessF() > 0.5 else QColor("#FFFFFF")
+            paint_text(painter, where, text, ink, px, CENTER)
 
     def _paint_axis(self, painter: QPainter, strip: QRectF) -> None:
-        painter.setFont(chart_font(10))
-        painter.setPen(self._colors.axis)
         span_s = self._figure.end_s - self._figure.start_s
-        tick_s = _round_up(span_s * _TICK_WIDTH / strip.width())
+        tick_s = round_up(span_s * _TICK_WIDTH / strip.width())
         divisor, unit = (1.0, "s") if span_s >= 2 else (1e-3, "ms")
         for index in range(int(span_s / tick_s) + 1):
             middle = strip.left() + strip.width() * index * tick_s / span_s
             where = QRectF(middle - 40, strip.bottom() + 1, 80, AXIS_HEIGHT - 2)
             text = f"{index * tick_s / divisor:g} {unit}" if index else "0"
-            painter.drawText(where, CENTER, text)
+            paint_text(painter, where, text, self._colors.axis, 10, CENTER)
 
     def _legend(self) -> list[LegendEntry]:
         """The phases, of which the shortest go first where there is no room, and the gap."""
@@ -278,9 +272,3 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
 def _milliseconds(seconds: float) -> str:
     value = seconds * 1e3
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def _round_up(seconds: float) -> float:
-    """The next of 1, 2, 5, 10, ... of some power of ten."""
-    power = 10.0 ** math.floor(math.log10(seconds))
-    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= seconds * 0.999)

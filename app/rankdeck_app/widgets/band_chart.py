@@ -12,18 +12,18 @@ from dataclasses import dataclass
 import numpy as np
 import pyqtgraph as pg
 from numpy.typing import NDArray
-from PySide6.QtWidgets import QWidget
 
 from rankdeck.run.series import Curve, Floats, Series
-from rankdeck_app.widgets.chart_colors import ChartColors, ThemeColors, byte_unit, chart_font
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.chart_colors import ChartColors, byte_unit
+from rankdeck_app.widgets.painting import chart_font, dashed_line
 from rankdeck_app.widgets.zoom_plot import (
     TimeAxis,
     ZoomPlot,
-    dashed_pen,
     elapsed_label,
     padded_range,
-    solid_pen,
     step_up,
+    value_before,
 )
 
 _COLUMNS = 240
@@ -60,8 +60,8 @@ class BandFigure:
 class BandChart(ZoomPlot):
     """The memory of a run's devices over time."""
 
-    def __init__(self, theme: ThemeColors, name: str = "", parent: QWidget | None = None) -> None:
-        super().__init__(theme, TimeAxis("bottom"), name, parent)
+    def __init__(self, theme: Theme, name: str = "") -> None:
+        super().__init__(theme, TimeAxis("bottom"), name)
         self._figure = BandFigure()
         self._low, self._high, self._gap_top = (pg.PlotCurveItem() for _ in range(3))
         self._lead = pg.PlotCurveItem(antialias=True, connect="finite")
@@ -77,7 +77,7 @@ class BandChart(ZoomPlot):
         for label in (self._lead_label, self._rest_label):
             label.setZValue(10)
             self.addItem(label, ignoreBounds=True)
-        self.finish()
+        self.retheme()
 
     @property
     def figure(self) -> BandFigure:
@@ -98,21 +98,19 @@ class BandChart(ZoomPlot):
             self.removeItem(item)
         self._limit_lines, self._limit_labels = [], []
         for limit in self._figure.limits:
-            line = pg.InfiniteLine(limit.num_bytes, angle=0, movable=False)
-            label = pg.TextItem(limit.name, anchor=(1, 0.5))
-            for item in (line, label):
-                self.addItem(item, ignoreBounds=True)
-            self._limit_lines.append(line)
-            self._limit_labels.append(label)
+            self._limit_lines.append(pg.InfiniteLine(limit.num_bytes, angle=0, movable=False))
+            self._limit_labels.append(pg.TextItem(limit.name, anchor=(1, 0.5)))
+        for item in (*self._limit_lines, *self._limit_labels):
+            self.addItem(item, ignoreBounds=True)
         self._recolor_limits(self._colors)
 
     def recolor(self, colors: ChartColors) -> None:
         lead = colors.lead if self._figure.is_notable else colors.foreground
-        self._lead.setPen(solid_pen(lead))
+        self._lead.setPen(pg.mkPen(lead))
         self._dots.setPen(pg.mkPen(None))
         self._dots.setBrush(pg.mkBrush(lead))
         for edge in (self._low, self._high):
-            edge.setPen(solid_pen(colors.rest))
+            edge.setPen(pg.mkPen(colors.rest))
         self._band.setBrush(pg.mkBrush(colors.rest_fill))
         self._gap.setBrush(pg.mkBrush(colors.lead_fill))
         self._lead_label.setColor(colors.lead_text if self._figure.is_notable else colors.foreground)
@@ -126,7 +124,7 @@ class BandChart(ZoomPlot):
             self._figure.limits, self._limit_lines, self._limit_labels, strict=True
         ):
             color = colors.capacity if limit.is_hard else colors.muted
-            line.setPen(dashed_pen(color))
+            line.setPen(dashed_line(color))
             label.setColor(color)
             label.setFont(chart_font(11, bold=True))
 
@@ -160,10 +158,7 @@ class BandChart(ZoomPlot):
         # Room for a label above the highest line.
         air = 1.0 + 20.0 / max(60.0, float(self.getViewBox().height()))
         y_range = (0.0, padded_range(0.0, air * top / divisor)[1] * divisor)
-        if self._follows:
-            self.set_ranges((x0, x1), y_range)
-        else:
-            self.set_y_range(y_range)
+        self.show_ranges((x0, x1), y_range)
         self._name_devices(window.high, (low, high) if len(grid) else None)
 
     def _followed_x(self) -> tuple[float, float]:
@@ -218,12 +213,12 @@ class BandChart(ZoomPlot):
         if not figure.histories or not any(len(series) for series in figure.histories):
             return ""
         divisor, unit = byte_unit(max(self.getViewBox().viewRange()[1][1], 1))
-        values = [_value_at(series, x) for series in figure.histories]
-        lead = values[figure.lead]
-        others = [value for index, value in enumerate(values) if index != figure.lead and value is not None]
+        known = {place: value_before(series, x) for place, series in enumerate(figure.histories)}
+        values = {place: bounds[1] for place, bounds in known.items() if bounds is not None}
         parts = [elapsed_label(x)]
-        if lead is not None:
-            parts.append(f"{figure.labels[figure.lead]} {lead / divisor:.1f} {unit}")
+        if figure.lead in values:
+            parts.append(f"{figure.labels[figure.lead]} {values.pop(figure.lead) / divisor:.1f} {unit}")
+        others = values.values()
         if others:
             parts.append(f"others {min(others) / divisor:.1f}…{max(others) / divisor:.1f}")
         return "  ".join(parts) if len(parts) > 1 else ""
@@ -245,19 +240,15 @@ def _placed(wanted: float, step: float, taken: Sequence[float], lines: Sequence[
 def _interpolated(series: Curve | Series, grid: Floats, x0: float, x1: float) -> tuple[Floats, Floats]:
     """(least, most) of a series at the grid; NaN before its first point, its last value after its last."""
     window = series.window(x0, x1, 2 * _COLUMNS)
-    return (
-        np.interp(grid, window.x, window.low, left=np.nan),
-        np.interp(grid, window.x, window.high, left=np.nan),
-    )
+    low, high = (np.interp(grid, window.x, y, left=np.nan) for y in (window.low, window.high))
+    return low, high
 
 
 def _band(rest: Sequence[Curve | Series], x0: float, x1: float) -> tuple[Floats, Floats, Floats]:
     """(x, least, most) over all series on one grid, from the first point of any to the last."""
-    if not rest:
-        return np.empty(0), np.empty(0), np.empty(0)
-    begin = max(x0, min(series.first_x or 0.0 for series in rest))
-    end = min(x1, max(series.last_x or 0.0 for series in rest))
-    if end < begin:
+    begin = max(x0, min((series.first_x or 0.0 for series in rest), default=x1))
+    end = min(x1, max((series.last_x or 0.0 for series in rest), default=x0))
+    if not rest or end < begin:
         return np.empty(0), np.empty(0), np.empty(0)
     grid = np.linspace(begin, end, _COLUMNS)
     pairs = [_interpolated(series, grid, x0, x1) for series in rest]
@@ -265,10 +256,3 @@ def _band(rest: Sequence[Curve | Series], x0: float, x1: float) -> tuple[Floats,
     high = np.fmax.reduce([pair[1] for pair in pairs])
     known = np.isfinite(low) & np.isfinite(high)
     return grid[known], low[known], high[known]
-
-
-def _value_at(series: Curve | Series, x: float) -> float | None:
-    window = series.window(x, x, 4)
-    if not len(window.x) or window.x[0] > x:
-        return None
-    return float(window.high[0])

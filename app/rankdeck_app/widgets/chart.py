@@ -7,18 +7,15 @@ device_rows.py (where things stand) and legend.py after this.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from PySide6.QtCore import QEvent, Qt
-from PySide6.QtGui import QColor, QHelpEvent, QPainter, QPaintEvent, QPen, QResizeEvent
+from PySide6.QtGui import QHelpEvent, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QToolTip, QWidget
 
-from rankdeck_app.widgets.chart_colors import ChartColors, ThemeColors
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.chart_colors import ChartColors
 
-LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
-RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
-CENTER = Qt.AlignmentFlag.AlignCenter
 UNKNOWN = "–"
 
 Figure = TypeVar("Figure")
@@ -30,12 +27,10 @@ class Chart(QWidget, Generic[Figure]):
     is_opaque = True
     """Whether the chart paints the ground of its card itself, which spares Qt the widgets below it."""
 
-    def __init__(
-        self, theme: ThemeColors, figure: Figure, name: str = "", parent: QWidget | None = None
-    ) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme, figure: Figure, name: str = "") -> None:
+        super().__init__()
         self._theme = theme
-        self._colors = ChartColors.of(theme)
+        self._colors = ChartColors(theme)
         self._figure = figure
         self.setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent, self.is_opaque)
         self.setAccessibleName(name)
@@ -77,7 +72,7 @@ class Chart(QWidget, Generic[Figure]):
         return ""
 
     def _retheme(self) -> None:
-        self._colors = ChartColors.of(self._theme)
+        self._colors = ChartColors(self._theme)
         self.relayout()
         self.update()
 
@@ -96,10 +91,3 @@ class Chart(QWidget, Generic[Figure]):
             QToolTip.showText(event.globalPos(), self.tooltip_at(event.pos().x(), event.pos().y()), self)
             return True
         return super().event(event)
-
-
-def dashed_line(color: QColor, pattern: Sequence[float] = (4, 3)) -> QPen:
-    """The pen of a limit: one pixel wide, with dashes and gaps as given."""
-    pen = QPen(color, 1, Qt.PenStyle.CustomDashLine)
-    pen.setDashPattern(list(pattern))
-    return pen

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from PySide6.QtCore import QRectF
 from PySide6.QtGui import QColor, QFontMetricsF, QPainter
 
-from rankdeck_app.widgets.chart import LEFT, RIGHT
-from rankdeck_app.widgets.chart_colors import chart_font
+from rankdeck_app.widgets.painting import RIGHT, chart_font, paint_text
 
 
 @dataclass(frozen=True)
@@ -61,14 +60,9 @@ class DeviceRows:
             return
         px = 12 if height >= 14 else 10 if height >= 11 else 9
         row = self.row(index).adjusted(0, -4, 0, 4)
-        painter.setFont(chart_font(px, bold=bold))
-        painter.setPen(label[1])
-        painter.drawText(QRectF(0, row.y(), row.left(), row.height()), LEFT, label[0])
-        painter.setFont(chart_font(px, bold=bold, mono=True))
-        painter.setPen(number[1])
-        painter.drawText(
-            QRectF(row.right(), row.y(), self.width - row.right(), row.height()), RIGHT, number[0]
-        )
+        at_right = QRectF(row.right(), row.y(), self.width - row.right(), row.height())
+        paint_text(painter, QRectF(0, row.y(), row.left(), row.height()), *label, px, bold=bold)
+        paint_text(painter, at_right, *number, px, RIGHT, bold=bold, mono=True)
 
 
 def label_width(labels: Sequence[str], px: int) -> float:

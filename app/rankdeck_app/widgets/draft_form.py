@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from PySide6.QtWidgets import QWidget
-
 from rankdeck.config.checks import CARDS
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.theme import Theme
@@ -23,9 +21,8 @@ class DraftForm(Form):
         rows: Callable[[], Sequence[FormRow]],
         *,
         label_width: int = 62,
-        parent: QWidget | None = None,
     ) -> None:
-        super().__init__(theme, label_width=label_width, parent=parent)
+        super().__init__(theme, label_width=label_width)
         self._draft = draft
         self._make_rows = rows
         self.edited.connect(self._write)

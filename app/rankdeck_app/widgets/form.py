@@ -183,8 +183,8 @@ class Form(QWidget):
 
     edited = Signal(tuple, object)
 
-    def __init__(self, theme: Theme, *, label_width: int = 62, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme, *, label_width: int = 62) -> None:
+        super().__init__()
         self._theme = theme
         self._label_width = label_width
         self._rows: list[FormRow] = []

@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PySide6.QtCore import QRectF, QSize
 from PySide6.QtGui import QImage, QPainter, QPaintEvent
-from PySide6.QtWidgets import QWidget
 
 from rankdeck.run.series import Curve, Series
-from rankdeck_app.widgets.chart import CENTER, UNKNOWN, Chart
-from rankdeck_app.widgets.chart_colors import ThemeColors, chart_font
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.chart import UNKNOWN, Chart
 from rankdeck_app.widgets.device_rows import DeviceRows
+from rankdeck_app.widgets.painting import CENTER, paint_text
+from rankdeck_app.widgets.tracks import image_of
 
 AXIS_HEIGHT = 16
 
@@ -59,9 +60,9 @@ def shares_of(
 class HeatStrip(Chart[HeatFigure]):
     """The strip of a run's devices, readable from 1 to 16 of them."""
 
-    def __init__(self, theme: ThemeColors, parent: QWidget | None = None) -> None:
+    def __init__(self, theme: Theme) -> None:
         self._image: QImage | None = None
-        super().__init__(theme, HeatFigure(), "Utilisation per device", parent)
+        super().__init__(theme, HeatFigure(), "Utilisation per device")
 
     def relayout(self) -> None:
         self._image = None
@@ -70,10 +71,8 @@ class HeatStrip(Chart[HeatFigure]):
         """256 colours from idle to busy, and one more for unknown."""
         stops = np.array([[c.red(), c.green(), c.blue()] for c in self._colors.heat], dtype=np.float64)
         at = np.linspace(0, 255, len(stops))
-        channels = [
-            np.interp(np.arange(256), at, stops[:, channel]).astype(np.uint32) for channel in range(3)
-        ]
-        busy = (0xFF << 24) | (channels[0] << 16) | (channels[1] << 8) | channels[2]
+        red, green, blue = (np.interp(np.arange(256), at, stop).astype(np.uint32) for stop in stops.T)
+        busy = (0xFF << 24) | (red << 16) | (green << 8) | blue
         return np.append(busy, np.uint32(self._colors.card.rgba())).astype(np.uint32)
 
     def _painted_image(self) -> QImage | None:
@@ -83,12 +82,7 @@ class HeatStrip(Chart[HeatFigure]):
         if self._image is None:
             known = np.isfinite(shares)
             levels = np.where(known, np.clip(np.nan_to_num(shares), 0, 1) * 255, 256).astype(np.intp)
-            pixels = np.ascontiguousarray(self._color_table()[levels])
-            height, width = pixels.shape
-            # copy(): the image must not outlive the array whose memory it would borrow.
-            self._image = QImage(
-                pixels.tobytes(), width, height, 4 * width, QImage.Format.Format_RGB32
-            ).copy()
+            self._image = image_of(self._color_table()[levels])
         return self._image
 
     def sizeHint(self) -> QSize:
@@ -121,13 +115,10 @@ class HeatStrip(Chart[HeatFigure]):
         self._paint_axis(painter, rows.plot)
 
     def _paint_axis(self, painter: QPainter, strip: QRectF) -> None:
-        painter.setFont(chart_font(10))
-        painter.setPen(self._colors.axis)
         span_s = self._figure.span_s
-        marks = ((0.0, f"-{span_s:.0f} s"), (0.5, f"-{span_s / 2:.0f} s"), (1.0, "now"))
-        for share, text in marks:
+        for share, text in ((0.0, f"-{span_s:.0f} s"), (0.5, f"-{span_s / 2:.0f} s"), (1.0, "now")):
             where = QRectF(strip.left() + strip.width() * share - 30, strip.bottom() + 2, 60, 13)
-            painter.drawText(where, CENTER, text)
+            paint_text(painter, where, text, self._colors.axis, 10, CENTER)
 
     def tooltip_at(self, x: float, y: float) -> str:
         """The device, the moment and the reading under a point; empty outside the strips."""

@@ -12,21 +12,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from PySide6.QtCore import QEvent, QRectF, QSize, Qt, Signal
-from PySide6.QtGui import (
-    QColor,
-    QFontMetricsF,
-    QImage,
-    QKeyEvent,
-    QMouseEvent,
-    QPainter,
-    QPaintEvent,
-    QPen,
-)
-from PySide6.QtWidgets import QWidget
+from PySide6.QtGui import QFontMetricsF, QImage, QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QPen
 
 from rankdeck.run.series import Series
-from rankdeck_app.widgets.chart import LEFT, RIGHT, Chart
-from rankdeck_app.widgets.chart_colors import ThemeColors, chart_font
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.chart import Chart
+from rankdeck_app.widgets.painting import LEFT, RIGHT, chart_font, paint_text
 from rankdeck_app.widgets.tracks import area_image, held
 
 HEADER_HEIGHT = 18
@@ -91,14 +82,12 @@ class MetricTable(Chart[TableFigure]):
     chosen = Signal(str)
     activated = Signal(str)
 
-    def __init__(
-        self, theme: ThemeColors, columns: Sequence[MetricColumn], parent: QWidget | None = None
-    ) -> None:
+    def __init__(self, theme: Theme, columns: Sequence[MetricColumn]) -> None:
         self._columns = tuple(columns)
         self._selected = ""
         self._images: dict[int, tuple[tuple[int, int], QImage]] = {}
         self._turn = 0
-        super().__init__(theme, TableFigure(), "Every metric of every device", parent)
+        super().__init__(theme, TableFigure(), "Every metric of every device")
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
 
     @property
@@ -199,17 +188,11 @@ class MetricTable(Chart[TableFigure]):
                 self._paint_curves(painter, index, curve)
 
     def _paint_header(self, painter: QPainter, places: Sequence[tuple[int, QRectF, QRectF]]) -> None:
-        painter.setFont(chart_font(10))
-        painter.setPen(self._colors.axis)
         for index, curve, number in places:
             column = self._columns[index]
-            box = curve.united(number) if curve.width() else number
-            align = LEFT if curve.width() or column.is_text else RIGHT
-            painter.drawText(
-                box.adjusted(0, 0, 30, -2) if align == LEFT else box.adjusted(0, 0, 0, -2),
-                align,
-                column.title,
-            )
+            is_left = bool(curve.width()) or column.is_text
+            box = (curve.united(number) if curve.width() else number).adjusted(0, 0, 30 * is_left, -2)
+            paint_text(painter, box, column.title, self._colors.axis, 10, LEFT if is_left else RIGHT)
 
     def _paint_row(
         self, painter: QPainter, places: Sequence[tuple[int, QRectF, QRectF]], row: MetricRow, box: QRectF
@@ -223,31 +206,22 @@ class MetricTable(Chart[TableFigure]):
             painter.setPen(QPen(self._theme.color("focusBorder"), 1))
             painter.setBrush(Qt.BrushStyle.NoBrush)
             painter.drawRect(box.adjusted(0.5, 0.5, -0.5, -0.5))
-        painter.setFont(chart_font(px, bold=not row.is_part))
-        painter.setPen(
-            colors.muted if row.is_lost else colors.lead_text if row.is_lead else colors.foreground
-        )
-        painter.drawText(box.adjusted(20 if row.is_part else 6, 0, 0, 0), LEFT, row.label)
+        ink = colors.muted if row.is_lost else colors.lead_text if row.is_lead else colors.foreground
+        label = box.adjusted(20 if row.is_part else 6, 0, 0, 0)
+        paint_text(painter, label, row.label, ink, px, bold=not row.is_part)
         if row.is_lost:
-            painter.setFont(chart_font(px))
-            painter.setPen(colors.trouble)
-            painter.drawText(
-                QRectF(places[0][1].left(), box.top(), box.width(), box.height()), LEFT, row.note
-            )
+            room = box.translated(places[0][1].left(), 0)
+            paint_text(painter, room, row.note, colors.trouble, px)
             return
         for index, _, number in places:
-            cell = row.cells[index]
-            column = self._columns[index]
-            painter.setFont(chart_font(px, mono=not column.is_text))
-            painter.setPen(self._tone(cell.tone))
+            cell, ink = row.cells[index], colors.of_tone(row.cells[index].tone)
             where = QRectF(number.left(), box.top(), number.width(), box.height())
-            text = cell.text
-            if column.is_text:
-                where.setRight(
-                    max(where.right(), self.width() - 4) if index == places[-1][0] else where.right()
-                )
-                text = painter.fontMetrics().elidedText(text, Qt.TextElideMode.ElideRight, int(where.width()))
-            painter.drawText(where, LEFT if column.is_text else RIGHT, text)
+            if self._columns[index].is_text:
+                if index == places[-1][0]:
+                    where.setRight(max(where.right(), self.width() - 4))
+                paint_text(painter, where, cell.text, ink, px, elide=Qt.TextElideMode.ElideRight)
+            else:
+                paint_text(painter, where, cell.text, ink, px, RIGHT, mono=True)
 
     def _paint_curves(self, painter: QPainter, index: int, curve: QRectF) -> None:
         """All curves of a column, made anew every second time: numbers change faster than curves move."""
@@ -269,23 +243,10 @@ class MetricTable(Chart[TableFigure]):
 
     def _curves(self, index: int, width: int, height: int) -> QImage:
         x0, x1 = self._figure.x_range
-        colors = self._colors
         cells = [row.cells[index] for row in self._figure.rows]
         levels = np.stack([held(cell.curve, x0, x1, cell.hold_s, width) / cell.top for cell in cells])
-        hot = [cell.tone == "hot" for cell in cells]
-        return area_image(
-            levels,
-            height,
-            [colors.lead if is_hot else colors.rest for is_hot in hot],
-            [colors.lead_fill if is_hot else colors.rest_fill for is_hot in hot],
-            colors.track,
-        )
-
-    def _tone(self, tone: str) -> QColor:
-        colors = self._colors
-        return {"muted": colors.muted, "hot": colors.lead_text, "error": colors.trouble}.get(
-            tone, colors.foreground
-        )
+        lines, fills = zip(*(self._colors.of_curve(cell.tone) for cell in cells), strict=True)
+        return area_image(levels, height, lines, fills, self._colors.track)
 
     # Choosing
 
@@ -318,8 +279,7 @@ class MetricTable(Chart[TableFigure]):
     def focusInEvent(self, event: QEvent) -> None:
         self.update()
 
-    def focusOutEvent(self, event: QEvent) -> None:
-        self.update()
+    focusOutEvent = focusInEvent
 
     def tooltip_at(self, x: float, y: float) -> str:
         """What a cell means and how old it is; of the header, what the column is."""

@@ -82,8 +82,8 @@ class _Margin(QWidget):
 class TomlEditor(QPlainTextEdit):
     """`set_marks` names lines (from 1) and what is wrong there."""
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self._theme = theme
         self._marks: dict[int, str] = {}
         self.setFont(theme.font(12, mono=True))

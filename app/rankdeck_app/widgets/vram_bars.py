@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 
 from PySide6.QtCore import QPointF, QRectF, QSize
 from PySide6.QtGui import QColor, QFontMetricsF, QPainter, QPaintEvent, QPen
-from PySide6.QtWidgets import QWidget
 
 from rankdeck.base.units import format_bytes
 from rankdeck.run.imbalance import Imbalance
-from rankdeck_app.widgets.chart import LEFT, RIGHT, UNKNOWN, Chart, dashed_line
-from rankdeck_app.widgets.chart_colors import KIND_LABELS, ThemeColors, byte_unit, chart_font
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.chart import UNKNOWN, Chart
+from rankdeck_app.widgets.chart_colors import KIND_LABELS, byte_unit
 from rankdeck_app.widgets.device_rows import label_width
 from rankdeck_app.widgets.legend import LegendEntry, PlacedEntry, paint_entries, place_entries
+from rankdeck_app.widgets.painting import RIGHT, chart_font, dashed_line, paint_segments, paint_text
 
 LEGEND_HEIGHT = 18
 TALL_ROW = 18
@@ -99,8 +100,8 @@ class _Columns:
 class VramBars(Chart[BarsFigure]):
     """The bars of a run's devices, readable from 1 to 16 of them."""
 
-    def __init__(self, theme: ThemeColors, parent: QWidget | None = None) -> None:
-        super().__init__(theme, BarsFigure(), "Memory per device", parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__(theme, BarsFigure(), "Memory per device")
 
     def describe(self) -> str:
         return ", ".join(
@@ -159,19 +160,18 @@ class VramBars(Chart[BarsFigure]):
         notable = self._figure.notable
         leads = notable is not None and notable.device == index
         row = QRectF(0, columns.top + index * columns.row_height, self.width(), columns.row_height)
-        painter.setFont(chart_font(columns.text_size, bold=leads))
-        painter.setPen(self._colors.foreground if leads else self._colors.muted)
-        painter.drawText(QRectF(0, row.y(), columns.bar_left, row.height()), LEFT, bar.label)
+        ink = self._colors.foreground if leads else self._colors.muted
+        px = columns.text_size
+        paint_text(
+            painter, QRectF(0, row.y(), columns.bar_left, row.height()), bar.label, ink, px, bold=leads
+        )
         bar_top = row.y() + (row.height() - columns.bar_height) / 2
         box = QRectF(columns.bar_left, bar_top, columns.bar_width, columns.bar_height)
         painter.fillRect(box, self._colors.track)
-        number = QRectF(columns.number_left, row.y(), columns.number_width, row.height())
-        painter.setFont(chart_font(columns.text_size, bold=leads, mono=True))
-        known = bar.total_bytes is not None and not bar.is_old
-        painter.setPen(self._colors.foreground if known else self._colors.muted)
-        painter.drawText(
-            number, RIGHT, bar.missing if bar.total_bytes is None else self._number(bar.total_bytes)
-        )
+        room = QRectF(columns.number_left, row.y(), columns.number_width, row.height())
+        number = bar.missing if bar.total_bytes is None else self._number(bar.total_bytes)
+        ink = self._colors.muted if bar.total_bytes is None or bar.is_old else self._colors.foreground
+        paint_text(painter, room, number, ink, px, RIGHT, bold=leads, mono=True)
         if bar.total_bytes is None:
             self._paint_prediction(painter, box, bar)
             return
@@ -187,18 +187,10 @@ class VramBars(Chart[BarsFigure]):
             old = QRectF(box.left(), box.top(), bar.total_bytes * scale, box.height())
             painter.fillRect(old, self._colors.kinds["temporary"])
             return
-        left = box.left()
-        drawn = 0
-        for kind in self._figure.labels:
-            num_bytes = (bar.by_kind or {}).get(kind, 0)
-            width = num_bytes * scale
-            if width > 0:
-                # A pixel of gap parts the segments; a segment thinner than that still shows as a hair.
-                shown = max(min(width, 1.0), width - 1)
-                painter.fillRect(QRectF(left, box.top(), shown, box.height()), self._kind_color(kind, leads))
-            left += width
-            drawn += num_bytes
-        rest = bar.total_bytes - drawn
+        held = {kind: (bar.by_kind or {}).get(kind, 0) for kind in self._figure.labels}
+        segments = ((num_bytes * scale, self._kind_color(kind, leads)) for kind, num_bytes in held.items())
+        left = paint_segments(painter, box, segments)
+        rest = bar.total_bytes - sum(held.values())
         if rest > 0:
             painter.fillRect(QRectF(left, box.top(), rest * scale, box.height()), self._colors.rest)
 
@@ -222,16 +214,13 @@ class VramBars(Chart[BarsFigure]):
         painter.setPen(QPen(self._colors.lead, 2))
         below = box.bottom() + min(3.0, (columns.row_height - columns.bar_height) / 2)
         painter.drawLine(QPointF(box.left() + lead.median_bytes * scale + 1, below), QPointF(end - 1, below))
-        painter.setPen(self._colors.lead_text)
-        painter.setFont(chart_font(min(11, columns.text_size), bold=True))
-        text = f"+{format_bytes(lead.excess_bytes)}"
+        ink, px = self._colors.lead_text, columns.text_size
         row_top = box.center().y() - columns.row_height / 2
         room = QRectF(end + 8, row_top, columns.number_left - end - 8, columns.row_height)
-        painter.drawText(room, LEFT, text)
+        paint_text(painter, room, f"+{format_bytes(lead.excess_bytes)}", ink, min(11, px), bold=True)
         if lead.ratio is not None:
-            painter.setFont(chart_font(columns.text_size, bold=True, mono=True))
-            where = QRectF(columns.ratio_left, row_top, self.width() - columns.ratio_left, columns.row_height)
-            painter.drawText(where, LEFT, f"{lead.ratio:.1f}× ▲")
+            room = QRectF(columns.ratio_left, row_top, self.width() - columns.ratio_left, columns.row_height)
+            paint_text(painter, room, f"{lead.ratio:.1f}× ▲", ink, px, bold=True, mono=True)
 
     def _paint_median(self, painter: QPainter, columns: _Columns) -> None:
         imbalance = self._figure.imbalance

@@ -17,6 +17,8 @@ from PySide6.QtWidgets import QAbstractButton, QGridLayout, QWidget
 from rankdeck.base.units import format_bytes
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.controls import paint_check
+from rankdeck_app.widgets.layouts import clear
+from rankdeck_app.widgets.painting import RIGHT, paint_text
 
 MAX_CARDS = 8
 CARD_HEIGHT = 46
@@ -118,22 +120,16 @@ class DeviceCard(QAbstractButton):
     def _paint_text(self, painter: QPainter, left: float, middle: float) -> None:
         figure = self._figure
         active = self.isChecked() or not self.isCheckable()
-        painter.setPen(self._ink("foreground" if active else "descriptionForeground"))
-        painter.setFont(self._theme.font(12, bold=True))
         room = QRectF(left, middle - 10, self.width() - left - 8, 20)
-        align = Qt.AlignmentFlag.AlignVCenter
-        painter.drawText(
-            room, align | Qt.AlignmentFlag.AlignLeft, figure.short_label if self._chip else figure.label
-        )
-        if self._chip:
-            if figure.state == "lost":
-                box = QRectF(self.width() - 22, middle - 7, 14, 14)
-                draw_icon(painter, "error", box, self._theme.color("errorForeground"))
-            return
-        right = figure.note or ("" if figure.used_bytes is None else short_bytes(figure.used_bytes))
-        painter.setPen(self._ink("descriptionForeground"))
-        painter.setFont(self._theme.font(10))
-        painter.drawText(room, align | Qt.AlignmentFlag.AlignRight, right)
+        name = figure.short_label if self._chip else figure.label
+        ink = self._ink("foreground" if active else "descriptionForeground")
+        paint_text(painter, room, name, ink, 12, bold=True)
+        if not self._chip:
+            right = figure.note or ("" if figure.used_bytes is None else short_bytes(figure.used_bytes))
+            paint_text(painter, room, right, self._ink("descriptionForeground"), 10, RIGHT)
+        elif figure.state == "lost":
+            box = QRectF(self.width() - 22, middle - 7, 14, 14)
+            draw_icon(painter, "error", box, self._theme.color("errorForeground"))
 
     def _third_line(self) -> tuple[str, str]:
         """(text, colour id): that it is lost, who else uses it, or its readings."""
@@ -146,11 +142,8 @@ class DeviceCard(QAbstractButton):
 
     def _paint_third_line(self, painter: QPainter) -> None:
         words, ink = self._third_line()
-        painter.setFont(self._theme.font(10))
-        painter.setPen(self._theme.color(ink))
-        room = QRectF(8, 29, self.width() - 16, 15)
-        text = painter.fontMetrics().elidedText(words, Qt.TextElideMode.ElideRight, int(room.width()))
-        painter.drawText(room, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft, text)
+        room, elide = QRectF(8, 29, self.width() - 16, 15), Qt.TextElideMode.ElideRight
+        paint_text(painter, room, words, self._theme.color(ink), 10, elide=elide)
 
     def _paint_bar(self, painter: QPainter, top: float | None) -> None:
         color, figure = self._theme.color, self._figure
@@ -205,10 +198,7 @@ class DeviceGrid(QWidget):
                 card.setEnabled(figure.is_choosable or checked[index])
 
     def _rebuild(self, count: int, checkable: bool) -> None:
-        for card in self._cards:
-            self._grid.removeWidget(card)
-            card.hide()
-            card.deleteLater()
+        clear(self._grid)
         self._shape = (count, checkable)
         chip = count > MAX_CARDS
         columns = 4 if chip else 2

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QPushButton, QWidget
 
 from rankdeck.config.presets import PresetCard
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.controls import ComboBox
 from rankdeck_app.widgets.draft_form import DraftForm
+from rankdeck_app.widgets.layouts import column, row, text_label
 from rankdeck_app.widgets.run_rows import model_rows, name_row
 
 LABEL_WIDTH = 62
@@ -30,24 +31,18 @@ class PresetPicker(QWidget):
         super().__init__()
         self._draft = draft
         self._presets = list(presets)
-        label = QLabel("Start from")
-        label.setProperty("tone", "dim")
+        label = text_label("Start from", "dim", wrap=False)
         label.setFixedWidth(LABEL_WIDTH)
         self.box = ComboBox(theme)
         self.box.setAccessibleName("Start from a preset")
         self.box.setMinimumContentsLength(6)
         for preset in self._presets:
             self.box.addItem(preset.name)
-            self.box.setItemData(
-                self.box.count() - 1, preset.text or preset.title, Qt.ItemDataRole.ToolTipRole
-            )
+            tooltip = preset.text or preset.title
+            self.box.setItemData(self.box.count() - 1, tooltip, Qt.ItemDataRole.ToolTipRole)
         self.box.activated.connect(lambda index: on_pick(self._presets[index]))
         label.setBuddy(self.box)
-        row = QHBoxLayout(self)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(6)
-        row.addWidget(label)
-        row.addWidget(self.box, 1)
+        row(label, (self.box, 1), on=self, spacing=6)
         draft.changed.connect(self.refresh)
         self.refresh()
 
@@ -83,11 +78,8 @@ class ModelSection(QWidget):
         self.more_button.setCheckable(True)
         self.more_button.setToolTip("Optimizer, schedule, seed, evaluation and the rest")
         self.more_button.toggled.connect(self._toggle)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(12, 0, 12, 4)
-        column.setSpacing(6)
-        for widget in (self.picker, self.front, self.more_button, self.more):
-            column.addWidget(widget)
+        parts = (self.picker, self.front, self.more_button, self.more)
+        column(*parts, on=self, margins=(12, 0, 12, 4), spacing=6)
         theme.changed.connect(self._icon)
         self._icon()
 
