@@ -5,19 +5,26 @@ Following the end is a lock: scrolling up opens it, scrolling to the end or the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from PySide6.QtCore import QRect, Qt, QTimer, Signal
-from PySide6.QtGui import QColor, QGuiApplication, QHideEvent, QKeyEvent, QKeySequence, QPainter, QShowEvent
-from PySide6.QtWidgets import QLineEdit, QListView, QWidget
+from PySide6.QtGui import (
+    QFontMetrics,
+    QGuiApplication,
+    QHideEvent,
+    QKeyEvent,
+    QKeySequence,
+    QPainter,
+    QShowEvent,
+)
+from PySide6.QtWidgets import QLineEdit, QListView, QStyle, QStyleOptionViewItem, QWidget
 
 from rankdeck_app.shell.controls import tool_button
 from rankdeck_app.state.output import OutputLine, OutputModel, OutputTail
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.controls import ComboBox
 from rankdeck_app.widgets.layouts import column, row, text_label
-from rankdeck_app.widgets.painting import Index, RowDelegate, paint_text
+from rankdeck_app.widgets.painting import Index, RowDelegate, chart_font, paint_text
 
 ROW_HEIGHT = 16
 TAKE_EVERY_MS = 100
@@ -28,22 +35,22 @@ _TONES = {"warning": "editorWarning.foreground", "error": "errorForeground", "di
 class _LineDelegate(RowDelegate):
     """Time, [rank 0], text, in a mono face."""
 
-    def chosen_ground(self, state: object) -> str:
-        return "selection.background"
-
-    def paint_row(self, painter: QPainter, rect: QRect, index: Index, ink: Callable[[str], QColor]) -> None:
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
         line: OutputLine = index.data(OutputModel.LineRole)
-        color = self._theme.color
-        left = rect.x() + 16
+        color, rect = self._theme.color, option.rect
+        if option.state & QStyle.StateFlag.State_Selected:
+            painter.fillRect(rect, color("selection.background"))
+        left, advance = rect.x() + 16, QFontMetrics(chart_font(12, mono=True)).horizontalAdvance("0")
         source_tone = "rankdeck.rest" if line.rank is not None else "descriptionForeground"
         for text, tone in (
-            (f"{line.clock:12} ", "descriptionForeground"),
-            (f"[{line.source}] ", source_tone),
+            (f"{line.clock:12}", "descriptionForeground"),
+            (f"[{line.source}]", source_tone),
             (line.text, _TONES.get(line.tone, "foreground")),
         ):
             room = QRect(left, rect.y(), rect.right() - 12 - left, rect.height())
             elide = Qt.TextElideMode.ElideRight
-            left += round(paint_text(painter, room, text, color(tone), 12, mono=True, elide=elide))
+            paint_text(painter, room, text, color(tone), 12, mono=True, elide=elide)
+            left += advance * (len(text) + 1)
 
 
 class _LineList(QListView):
@@ -67,7 +74,7 @@ class OutputView(QWidget):
         self.model = OutputModel(self)
         self._path: Path | None = None
         self._tail: OutputTail | None = None
-        self._rank: int | None = None
+        self.rank: int | None = None
         self._text = ""
         self.follows = True
         self._moving = False
@@ -92,7 +99,7 @@ class OutputView(QWidget):
             return
         self.close_tail()
         self._path = path
-        self._rank = None
+        self.rank = None
         self.model.clear()
         self.model.ranks.clear()
         self.model.set_filter(None, self._text)
@@ -102,18 +109,14 @@ class OutputView(QWidget):
             self._start()
 
     def set_rank(self, rank: int | None) -> None:
-        self._rank = rank
+        self.rank = rank
         self.model.set_filter(rank, self._text)
         self._to_end()
 
     def set_text(self, text: str) -> None:
         self._text = text
-        self.model.set_filter(self._rank, text)
+        self.model.set_filter(self.rank, text)
         self._to_end()
-
-    @property
-    def rank(self) -> int | None:
-        return self._rank
 
     def set_follow(self, follows: bool) -> None:
         self.follows = follows

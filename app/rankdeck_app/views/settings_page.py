@@ -13,6 +13,7 @@ from rankdeck_app.shell.page import Page
 from rankdeck_app.state.trust import Trust
 from rankdeck_app.theme import Theme, set_look
 from rankdeck_app.widgets.controls import CheckBox, ComboBox
+from rankdeck_app.widgets.form import read
 from rankdeck_app.widgets.layouts import clear, column, push_button, reading_column, row, text_label
 
 PAGE_ID = "settings:"
@@ -63,13 +64,9 @@ class OptionRow(QWidget):
     def _typed(self, text: str) -> None:
         if text == str(self._settings.get(self.option.key)):
             return self._say(None)
-        if self.option.kind is str:
-            return self._set(text.strip())
-        try:
-            number = float(text) if self.option.kind is float else int(text)
-        except ValueError:
-            return self._say(f"{self.option.key} must be a number, not {text!r}.")
-        return self._set(number)
+        kind = self.option.kind
+        value = text.strip() if kind is str else read(text, kind.__name__)
+        return self._set("" if value is None else value)
 
     def _set(self, value: Value) -> None:
         try:

@@ -106,20 +106,20 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
     def describe(self) -> str:
         return ", ".join(
             f"{row.label}: {'unknown' if busy is None else f'{100 * busy:.0f} % busy'}"
-            for row, busy in zip(self._figure.rows, self._laid_out().busy, strict=True)
+            for row, busy in zip(self.figure.rows, self._laid_out().busy, strict=True)
         )
 
     def sizeHint(self) -> QSize:
-        return QSize(420, max(110, 22 * len(self._figure.rows) + AXIS_HEIGHT + LEGEND_HEIGHT))
+        return QSize(420, max(110, 22 * len(self.figure.rows) + AXIS_HEIGHT + LEGEND_HEIGHT))
 
     def minimumSizeHint(self) -> QSize:
-        return QSize(200, max(60, int(4.5 * len(self._figure.rows)) + AXIS_HEIGHT))
+        return QSize(200, max(60, int(4.5 * len(self.figure.rows)) + AXIS_HEIGHT))
 
     @property
     def _legend_height(self) -> int:
         """0 where rows would become too thin for it; the pointer still tells every phase."""
         room = self.height() - AXIS_HEIGHT - LEGEND_HEIGHT - 4
-        return LEGEND_HEIGHT if room >= _THINNEST_ROW * len(self._figure.rows) else 0
+        return LEGEND_HEIGHT if room >= _THINNEST_ROW * len(self.figure.rows) else 0
 
     def _color(self, phase: str) -> QColor:
         kind = _KINDS.get(phase)
@@ -133,10 +133,10 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
         return self._layout
 
     def _lay_out(self) -> _Layout:
-        figure = self._figure
+        figure = self.figure
         labels = [row.label for row in figure.rows]
         room = self.height() - AXIS_HEIGHT - self._legend_height - 4
-        rows = DeviceRows.of(labels, self.width(), room, most_row=34.0, numbers=_VALUE_WIDTH)
+        rows = DeviceRows(labels, self.width(), room, most_row=34.0, numbers=_VALUE_WIDTH)
         layout = _Layout(rows)
         span_s = figure.end_s - figure.start_s
         for index, row in enumerate(figure.rows):
@@ -147,7 +147,7 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
         return layout
 
     def _lay_row(self, layout: _Layout, index: int, row: AnatomyRow, per_second: float) -> None:
-        figure = self._figure
+        figure = self.figure
         gap = 3.0 if layout.rows.row_height >= 12 else 1.0
         row_box = layout.rows.row(index).adjusted(0, gap / 2, 0, -gap / 2)
 
@@ -177,13 +177,13 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
 
     @property
     def _gap_name(self) -> str:
-        return BUBBLE if self._figure.is_pipeline else IDLE
+        return BUBBLE if self.figure.is_pipeline else IDLE
 
     # -- painting --
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
         layout, muted = self._laid_out(), self._colors.muted
-        for index, (row, busy) in enumerate(zip(self._figure.rows, layout.busy, strict=True)):
+        for index, (row, busy) in enumerate(zip(self.figure.rows, layout.busy, strict=True)):
             number = UNKNOWN if busy is None else f"{100 * busy:.0f}%"
             layout.rows.paint_words(painter, index, (row.label, muted), (number, muted), bold=False)
         for gap in layout.gaps:
@@ -202,7 +202,7 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
     def _gap_sign(self) -> list[QBrush | QColor]:
         """The track, hatched where a gap is a bubble."""
         hatch = QBrush(self._colors.axis, Qt.BrushStyle.BDiagPattern)
-        return [self._colors.track, hatch] if self._figure.is_pipeline else [self._colors.track]
+        return [self._colors.track, hatch] if self.figure.is_pipeline else [self._colors.track]
 
     def _paint_box(self, painter: QPainter, box: _Box) -> None:
         color = self._color(box.span.name)
@@ -223,7 +223,7 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
             paint_text(painter, where, text, ink, px, CENTER)
 
     def _paint_axis(self, painter: QPainter, strip: QRectF) -> None:
-        span_s = self._figure.end_s - self._figure.start_s
+        span_s = self.figure.end_s - self.figure.start_s
         tick_s = round_up(span_s * _TICK_WIDTH / strip.width())
         divisor, unit = (1.0, "s") if span_s >= 2 else (1e-3, "ms")
         for index in range(int(span_s / tick_s) + 1):
@@ -235,12 +235,12 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
     def _legend(self) -> list[LegendEntry]:
         """The phases, of which the shortest go first where there is no room, and the gap."""
         totals: dict[str, float] = {}
-        for row in self._figure.rows:
+        for row in self.figure.rows:
             for span in row.spans:
                 totals[span.name] = totals.get(span.name, 0.0) + span.duration_s
         phases = [
             LegendEntry(_LABELS.get(name, name), [self._color(name)], totals[name])
-            for name in self._figure.phases
+            for name in self.figure.phases
         ]
         return [*phases, LegendEntry(self._gap_name, self._gap_sign())]
 
@@ -258,7 +258,7 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
 
     def _words_of(self, box: _Box) -> str:
         span = box.span
-        words = [self._figure.rows[box.row].label, span.name]
+        words = [self.figure.rows[box.row].label, span.name]
         if span.microbatch is not None:
             words.append(f"microbatch {span.microbatch}")
         if span.stage is not None:

@@ -43,18 +43,27 @@ class MemoryLimit:
 
 @dataclass(frozen=True)
 class BandFigure:
-    """Histories in bytes over seconds since the start of the run. `span_s` None shows all of it;
-    `awaited` stands where there is nothing to show.
+    """Histories in bytes over seconds since the start of the run. `lead` stands out; where none does, the
+    line is the first device's, whoever leads by a few bytes now. `span_s` None shows all of it; `awaited`
+    stands where there is nothing to show.
     """
 
     labels: Sequence[str] = ()
     histories: Sequence[Curve | Series] = ()
-    lead: int = 0
-    is_notable: bool = False
+    lead: int | None = None
     limits: Sequence[MemoryLimit] = ()
     now_s: float = 0.0
     span_s: float | None = 60.0
     awaited: str = "waiting for the first sampled step"
+
+    @property
+    def is_notable(self) -> bool:
+        return self.lead is not None
+
+    @property
+    def line(self) -> int:
+        """The device that is drawn as a line."""
+        return self.lead or 0
 
 
 class BandChart(ZoomPlot):
@@ -62,7 +71,7 @@ class BandChart(ZoomPlot):
 
     def __init__(self, theme: Theme, name: str = "") -> None:
         super().__init__(theme, TimeAxis("bottom"), name)
-        self._figure = BandFigure()
+        self.figure = BandFigure()
         self._low, self._high, self._gap_top = (pg.PlotCurveItem() for _ in range(3))
         self._lead = pg.PlotCurveItem(antialias=True, connect="finite")
         self._dots = pg.ScatterPlotItem(symbol="o", size=4, pxMode=True)
@@ -79,14 +88,10 @@ class BandChart(ZoomPlot):
             self.addItem(label, ignoreBounds=True)
         self.retheme()
 
-    @property
-    def figure(self) -> BandFigure:
-        return self._figure
-
     def set_figure(self, figure: BandFigure) -> None:
-        changed_limits = figure.limits != self._figure.limits
-        recolor = figure.is_notable != self._figure.is_notable
-        self._figure = figure
+        changed_limits = figure.limits != self.figure.limits
+        recolor = figure.is_notable != self.figure.is_notable
+        self.figure = figure
         if changed_limits:
             self._rebuild_limits()
         if recolor:
@@ -97,7 +102,7 @@ class BandChart(ZoomPlot):
         for item in (*self._limit_lines, *self._limit_labels):
             self.removeItem(item)
         self._limit_lines, self._limit_labels = [], []
-        for limit in self._figure.limits:
+        for limit in self.figure.limits:
             self._limit_lines.append(pg.InfiniteLine(limit.num_bytes, angle=0, movable=False))
             self._limit_labels.append(pg.TextItem(limit.name, anchor=(1, 0.5)))
         for item in (*self._limit_lines, *self._limit_labels):
@@ -105,7 +110,7 @@ class BandChart(ZoomPlot):
         self._recolor_limits(self._colors)
 
     def recolor(self, colors: ChartColors) -> None:
-        lead = colors.lead if self._figure.is_notable else colors.foreground
+        lead = colors.lead if self.figure.is_notable else colors.foreground
         self._lead.setPen(pg.mkPen(lead))
         self._dots.setPen(pg.mkPen(None))
         self._dots.setBrush(pg.mkBrush(lead))
@@ -113,25 +118,25 @@ class BandChart(ZoomPlot):
             edge.setPen(pg.mkPen(colors.rest))
         self._band.setBrush(pg.mkBrush(colors.rest_fill))
         self._gap.setBrush(pg.mkBrush(colors.lead_fill))
-        self._lead_label.setColor(colors.lead_text if self._figure.is_notable else colors.foreground)
+        self._lead_label.setColor(colors.lead_text if self.figure.is_notable else colors.foreground)
         self._rest_label.setColor(colors.rest)
         for label in (self._lead_label, self._rest_label):
             label.setFont(chart_font(11, bold=True))
         self._recolor_limits(colors)
 
     def _recolor_limits(self, colors: ChartColors) -> None:
-        for limit, line, label in zip(
-            self._figure.limits, self._limit_lines, self._limit_labels, strict=True
-        ):
+        for limit, line, label in zip(self.figure.limits, self._limit_lines, self._limit_labels, strict=True):
             color = colors.capacity if limit.is_hard else colors.muted
-            line.setPen(dashed_line(color))
+            pen = dashed_line(color)
+            pen.setCosmetic(True)  # one pixel at any zoom
+            line.setPen(pen)
             label.setColor(color)
             label.setFont(chart_font(11, bold=True))
 
     def draw(self) -> None:
-        figure = self._figure
-        x0, x1 = self._followed_x() if self._follows else self.visible_x()
-        lead = figure.histories[figure.lead] if figure.histories else None
+        figure = self.figure
+        x0, x1 = self._followed_x() if self.follows else self.visible_x()
+        lead = figure.histories[figure.line] if figure.histories else None
         if lead is None or not len(lead):
             self.set_ranges((0.0, 1.0), (0.0, 1.0))
             self._name_devices(None, None)
@@ -143,7 +148,7 @@ class BandChart(ZoomPlot):
         sampled = window.x if window.low is window.high and len(window.x) < _FEW else window.x[:0]
         self._dots.setData(sampled, window.high[: len(sampled)])
         rest = [
-            series for index, series in enumerate(figure.histories) if index != figure.lead and len(series)
+            series for index, series in enumerate(figure.histories) if index != figure.line and len(series)
         ]
         grid, low, high = _band(rest, x0, x1)
         for edge, y in ((self._low, low), (self._high, high)):
@@ -163,7 +168,7 @@ class BandChart(ZoomPlot):
 
     def _followed_x(self) -> tuple[float, float]:
         """The last minute in steps of two seconds, or everything up to a round time."""
-        figure = self._figure
+        figure = self.figure
         if figure.span_s is None:
             return 0.0, step_up(max(figure.now_s, 1.0))
         end = max(figure.span_s, np.ceil(figure.now_s / 2) * 2)
@@ -177,15 +182,15 @@ class BandChart(ZoomPlot):
         per_pixel = (y1 - y0) / height
         at_x = x0 + 0.97 * (x1 - x0)
         taken: list[float] = []
-        lines = [limit.num_bytes for limit in self._figure.limits]
-        for limit, label in zip(self._figure.limits, self._limit_labels, strict=True):
+        lines = [limit.num_bytes for limit in self.figure.limits]
+        for limit, label in zip(self.figure.limits, self._limit_labels, strict=True):
             taken.append(_placed(limit.num_bytes - 10 * per_pixel, -per_pixel, taken, lines))
             label.setPos(at_x, taken[-1])
         self._lead_label.setVisible(lead is not None)
         self._rest_label.setVisible(band is not None)
         if lead is not None:
-            name = self._figure.labels[self._figure.lead]
-            self._lead_label.setText(f"{name} lead" if self._figure.is_notable else name)
+            name = self.figure.labels[self.figure.line]
+            self._lead_label.setText(f"{name} lead" if self.figure.is_notable else name)
             top = float(np.nanmax(lead[-max(1, len(lead) // 3) :]))
             wanted = top + 10 * per_pixel
             if wanted + 8 * per_pixel > y1:
@@ -201,23 +206,23 @@ class BandChart(ZoomPlot):
             self._rest_label.setPos(at_x, taken[-1])
 
     def _rest_name(self) -> str:
-        others = [label for index, label in enumerate(self._figure.labels) if index != self._figure.lead]
+        others = [label for index, label in enumerate(self.figure.labels) if index != self.figure.line]
         if len(others) == 1:
             return others[0]
         first, last = others[0], others[-1].rsplit(" ", 1)[-1]
-        in_a_row = self._figure.lead in (0, len(others))
+        in_a_row = self.figure.line in (0, len(others))
         return f"{first}–{last} min…max" if in_a_row else f"{len(others)} others min…max"
 
     def readout(self, x: float) -> str:
-        figure = self._figure
+        figure = self.figure
         if not figure.histories or not any(len(series) for series in figure.histories):
             return ""
         divisor, unit = byte_unit(max(self.getViewBox().viewRange()[1][1], 1))
         known = {place: value_before(series, x) for place, series in enumerate(figure.histories)}
         values = {place: bounds[1] for place, bounds in known.items() if bounds is not None}
         parts = [elapsed_label(x)]
-        if figure.lead in values:
-            parts.append(f"{figure.labels[figure.lead]} {values.pop(figure.lead) / divisor:.1f} {unit}")
+        if figure.line in values:
+            parts.append(f"{figure.labels[figure.line]} {values.pop(figure.line) / divisor:.1f} {unit}")
         others = values.values()
         if others:
             parts.append(f"others {min(others) / divisor:.1f}…{max(others) / divisor:.1f}")

@@ -41,7 +41,7 @@ class ChartCard(QWidget):
 
     def __init__(self, title: str, theme: Theme, body: QWidget, csv_rows: CsvRows | None = None) -> None:
         super().__init__()
-        self._title = title
+        self.title = title
         self._subtitle = self._short_subtitle = ""
         self._source = self._short_source = ""
         self._theme = theme
@@ -51,13 +51,9 @@ class ChartCard(QWidget):
         self.setAccessibleName(title)
         theme.changed.connect(self._retheme)
 
-    @property
-    def title(self) -> str:
-        return self._title
-
     def set_title(self, text: str) -> None:
-        if text != self._title:
-            self._title = text
+        if text != self.title:
+            self.title = text
             self.setAccessibleName(text)
             self.update(self._header_rect())
 
@@ -102,7 +98,7 @@ class ChartCard(QWidget):
             room, elide = QRectF(left, 6, max(0.0, right - left), 20), Qt.TextElideMode.ElideRight
             return paint_text(painter, room, text, ink, px, bold=bold, elide=elide)
 
-        left += draw(self._title, left, colors.foreground, 12, bold=True)
+        left += draw(self.title, left, colors.foreground, 12, bold=True)
         source = self._fitting_source(right - left)
         if source:
             width = QFontMetricsF(chart_font(10)).horizontalAdvance(source)
@@ -149,7 +145,7 @@ class ChartCard(QWidget):
         generator.setFileName(str(path))
         generator.setSize(self.size())
         generator.setViewBox(self.rect())
-        generator.setTitle(self._title)
+        generator.setTitle(self.title)
         painter = QPainter(generator)
         self.render(painter, self.rect().topLeft())
         painter.end()
@@ -180,9 +176,9 @@ class ChartCard(QWidget):
         menu.popup(event.globalPos())
 
     def _export_with_dialog(self, suffix: str, export: Callable[[Path], None]) -> None:
-        name = f"{self._title.lower().replace(' ', '-')}.{suffix}"
+        name = f"{self.title.lower().replace(' ', '-')}.{suffix}"
         chosen, _ = QFileDialog.getSaveFileName(
-            self, f"Export {self._title}", name, f"{suffix.upper()} (*.{suffix})"
+            self, f"Export {self.title}", name, f"{suffix.upper()} (*.{suffix})"
         )
         if not chosen:
             return

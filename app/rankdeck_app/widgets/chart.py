@@ -7,12 +7,14 @@ device_rows.py (where things stand) and legend.py after this.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 from PySide6.QtCore import QEvent, Qt
 from PySide6.QtGui import QHelpEvent, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QToolTip, QWidget
 
+from rankdeck.base.units import format_bytes
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart_colors import ChartColors
 
@@ -31,21 +33,17 @@ class Chart(QWidget, Generic[Figure]):
         super().__init__()
         self._theme = theme
         self._colors = ChartColors(theme)
-        self._figure = figure
+        self.figure = figure
         self.setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent, self.is_opaque)
         self.setAccessibleName(name)
         theme.changed.connect(self._retheme)
 
-    @property
-    def figure(self) -> Figure:
-        return self._figure
-
     def set_figure(self, figure: Figure) -> None:
         """Shows another figure; one that is equal to the shown one costs nothing."""
-        if figure == self._figure:
+        if figure == self.figure:
             return
         sizes = self.sizeHint(), self.minimumSizeHint()
-        before, self._figure = self._figure, figure
+        before, self.figure = self.figure, figure
         self.relayout()
         if sizes != (self.sizeHint(), self.minimumSizeHint()):
             self.updateGeometry()
@@ -91,3 +89,13 @@ class Chart(QWidget, Generic[Figure]):
             QToolTip.showText(event.globalPos(), self.tooltip_at(event.pos().x(), event.pos().y()), self)
             return True
         return super().event(event)
+
+
+def bytes_table(rows: Iterable[tuple[str, int]]) -> str:
+    """Names with their bytes, for a tooltip; empty without any."""
+    lines = (
+        f"<tr><td>{name}</td><td align='right'>&nbsp;&nbsp;{format_bytes(size)}</td></tr>"
+        for name, size in rows
+    )
+    text = "".join(lines)
+    return text and f"<table>{text}</table>"

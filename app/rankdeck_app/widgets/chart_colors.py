@@ -7,14 +7,12 @@ memory are a ramp of blues. Devices are told apart by position and label, never 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from PySide6.QtGui import QColor
 
 from rankdeck_app.theme import Theme
 
 # In the order in which the segments of a bar are drawn.
-KIND_LABELS: Mapping[str, str] = {
+KIND_LABELS = {
     "parameters": "parameters",
     "gradients": "gradients",
     "optimizer": "optimizer",
@@ -28,7 +26,7 @@ KIND_LABELS: Mapping[str, str] = {
 
 
 # Whose memory it is on a GPU, as the driver tells it; in the order of the segments of a bar.
-HOLDER_LABELS: Mapping[str, str] = {
+HOLDER_LABELS = {
     "run": "runs",
     "context": "context, libraries",
     "reserved": "reserved, unused",

@@ -69,7 +69,7 @@ class CurvePlot(ZoomPlot):
         self.await_data("")
         end = step_up(raw.last_x, float(self._last_step) if self._last_step else None)
         # A little air behind the last step, so that a point on it is whole.
-        x0, x1 = (0.0, 1.015 * max(end, 2.0)) if self._follows else self.visible_x()
+        x0, x1 = (0.0, 1.015 * max(end, 2.0)) if self.follows else self.visible_x()
         window = raw.window(x0, x1, self.max_points())
         smooth = average.window(x0, x1, min(_AVERAGE_POINTS, self.max_points()))
         self._raw_item.setData(*window.polyline())

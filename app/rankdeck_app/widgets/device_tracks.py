@@ -72,11 +72,11 @@ class DeviceTracks(Chart[TracksFigure]):
         super().__init__(theme, TracksFigure(), "Readings of one device over time")
 
     def describe(self) -> str:
-        return "; ".join(f"{track.title}: {track.text}" for track in self._figure.tracks)
+        return "; ".join(f"{track.title}: {track.text}" for track in self.figure.tracks)
 
     @property
     def _num_rows(self) -> int:
-        return max(1, -(-len(self._figure.tracks) // _COLUMNS))
+        return max(1, -(-len(self.figure.tracks) // _COLUMNS))
 
     def sizeHint(self) -> QSize:
         return QSize(600, 240)
@@ -87,7 +87,7 @@ class DeviceTracks(Chart[TracksFigure]):
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
         width = (self.width() - _GAP * (_COLUMNS - 1)) / _COLUMNS
         height = (self.height() - AXIS_HEIGHT) / self._num_rows
-        for index, track in enumerate(self._figure.tracks):
+        for index, track in enumerate(self.figure.tracks):
             column, row = index // self._num_rows, index % self._num_rows
             box = QRectF(column * (width + _GAP), row * height, width, height)
             self._paint_track(painter, track, box)
@@ -97,7 +97,7 @@ class DeviceTracks(Chart[TracksFigure]):
             )
 
     def _paint_track(self, painter: QPainter, track: Track, box: QRectF) -> None:
-        colors, old = self._colors, self._figure.is_old
+        colors, old = self._colors, self.figure.is_old
         head = QRectF(box.left(), box.top(), box.width(), _HEAD)
         paint_text(painter, head, track.title, colors.muted, 11)
         ink = colors.muted if old else colors.of_tone(track.tone)
@@ -113,11 +113,11 @@ class DeviceTracks(Chart[TracksFigure]):
             return
         line, fill = colors.of_curve(track.tone)
         top = max(track.top, 1e-9)
-        x0, x1 = self._figure.x_range
+        x0, x1 = self.figure.x_range
         levels, second = (
             held(series, x0, x1, track.hold_s, width)[None, :] / top for series in (track.curve, track.second)
         )
-        line = colors.muted if self._figure.is_old else line
+        line = colors.muted if self.figure.is_old else line
         image = area_image(levels, height, [line], [fill], colors.track, (second, colors.axis))
         painter.drawImage(plot, image)
 
@@ -127,7 +127,7 @@ class DeviceTracks(Chart[TracksFigure]):
                 painter.setPen(dashed_line(self._colors.capacity if limit.is_hard else self._colors.muted))
                 y = plot.bottom() - plot.height() * limit.value / track.top
                 painter.drawLine(QPointF(plot.left(), y), QPointF(plot.right(), y))
-        x0, x1 = self._figure.x_range
+        x0, x1 = self.figure.x_range
         painter.setFont(chart_font(10))
         painter.setPen(QPen(self._colors.lead_text, 1))
         taken = plot.left()
@@ -142,7 +142,7 @@ class DeviceTracks(Chart[TracksFigure]):
                     taken = left + width + 6
 
     def _paint_axis(self, painter: QPainter, box: QRectF) -> None:
-        x0, x1 = self._figure.x_range
+        x0, x1 = self.figure.x_range
         middle, end = f"-{span_words((x1 - x0) / 2)}", f"-{span_words(x1 - x0)}"
         for align, text in ((LEFT, end), (CENTER, middle), (RIGHT, "now")):
             paint_text(painter, box, text, self._colors.axis, 10, align)

@@ -8,6 +8,7 @@ card.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,21 +41,24 @@ class HeatFigure:
 
 
 def shares_of(
-    history: Curve | Series, columns: NDArray[np.floating], column_s: float, reach_s: float
+    readings: Sequence[tuple[Curve | Series, float]], now_s: float, span_s: float, column_s: float
 ) -> NDArray[np.float32]:
-    """One row of a figure: for every column (its middle, in seconds) the share that was read for it.
+    """The shares of a figure that ends now, a row for each (history, reach in seconds) of a device.
 
     A reading speaks for the interval before it: a column shows the first one that ends after it, if that is
-    within `reach_s`.
+    within reach.
     """
-    row = np.full(len(columns), np.nan, dtype=np.float32)
-    window = history.window(columns[0] - reach_s, columns[-1] + column_s / 2, 2_000)
-    if len(window.x):
-        following = np.searchsorted(window.x, columns - column_s / 2)
-        inside = np.minimum(following, len(window.x) - 1)
-        covered = (following < len(window.x)) & (window.x[inside] - columns <= reach_s)
-        row[covered] = window.high[inside][covered]
-    return row
+    end = math.ceil(now_s / column_s) * column_s
+    columns = end - span_s + column_s * (np.arange(round(span_s / column_s)) + 0.5)
+    shares = np.full((len(readings), len(columns)), np.nan, dtype=np.float32)
+    for row, (history, reach_s) in zip(shares, readings, strict=True):
+        window = history.window(columns[0] - reach_s, columns[-1] + column_s / 2, 2_000)
+        if len(window.x):
+            following = np.searchsorted(window.x, columns - column_s / 2)
+            inside = np.minimum(following, len(window.x) - 1)
+            covered = (following < len(window.x)) & (window.x[inside] - columns <= reach_s)
+            row[covered] = window.high[inside][covered]
+    return shares
 
 
 class HeatStrip(Chart[HeatFigure]):
@@ -76,7 +80,7 @@ class HeatStrip(Chart[HeatFigure]):
         return np.append(busy, np.uint32(self._colors.card.rgba())).astype(np.uint32)
 
     def _painted_image(self) -> QImage | None:
-        shares = self._figure.shares
+        shares = self.figure.shares
         if shares is None or shares.size == 0:
             return None
         if self._image is None:
@@ -86,20 +90,20 @@ class HeatStrip(Chart[HeatFigure]):
         return self._image
 
     def sizeHint(self) -> QSize:
-        return QSize(420, max(100, 20 * len(self._figure.labels) + AXIS_HEIGHT))
+        return QSize(420, max(100, 20 * len(self.figure.labels) + AXIS_HEIGHT))
 
     def minimumSizeHint(self) -> QSize:
-        return QSize(200, max(50, int(4.5 * len(self._figure.labels)) + AXIS_HEIGHT))
+        return QSize(200, max(50, int(4.5 * len(self.figure.labels)) + AXIS_HEIGHT))
 
     def _rows(self) -> DeviceRows:
-        labels = self._figure.labels
+        labels = self.figure.labels
         # Names of thin rows stand out above the first one.
         above = 4.0 if self.height() - AXIS_HEIGHT < 12 * max(1, len(labels)) else 0.0
         room = self.height() - AXIS_HEIGHT - above
-        return DeviceRows.of(labels, self.width(), room, most_row=36.0, numbers=44, top=above)
+        return DeviceRows(labels, self.width(), room, most_row=36.0, numbers=44, top=above)
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
-        figure, ink = self._figure, self._colors
+        figure, ink = self.figure, self._colors
         rows, image = self._rows(), self._painted_image()
         gap = 2 if rows.row_height >= 8 else 1
         for index, label in enumerate(figure.labels):
@@ -115,20 +119,20 @@ class HeatStrip(Chart[HeatFigure]):
         self._paint_axis(painter, rows.plot)
 
     def _paint_axis(self, painter: QPainter, strip: QRectF) -> None:
-        span_s = self._figure.span_s
+        span_s = self.figure.span_s
         for share, text in ((0.0, f"-{span_s:.0f} s"), (0.5, f"-{span_s / 2:.0f} s"), (1.0, "now")):
             where = QRectF(strip.left() + strip.width() * share - 30, strip.bottom() + 2, 60, 13)
             paint_text(painter, where, text, self._colors.axis, 10, CENTER)
 
     def tooltip_at(self, x: float, y: float) -> str:
         """The device, the moment and the reading under a point; empty outside the strips."""
-        rows, shares = self._rows(), self._figure.shares
+        rows, shares = self._rows(), self.figure.shares
         strip = rows.plot
         if shares is None or not strip.contains(x, y):
             return ""
-        index = min(len(self._figure.labels) - 1, int((y - strip.top()) // rows.row_height))
+        index = min(len(self.figure.labels) - 1, int((y - strip.top()) // rows.row_height))
         column = min(shares.shape[1] - 1, int((x - strip.left()) / strip.width() * shares.shape[1]))
-        ago_s = self._figure.span_s * (1 - (column + 1) / shares.shape[1])
+        ago_s = self.figure.span_s * (1 - (column + 1) / shares.shape[1])
         share = float(shares[index, column])
         reading = "not known" if np.isnan(share) else f"{100 * share:.0f} % busy"
-        return f"{self._figure.labels[index]}, {ago_s:.0f} s ago: {reading}"
+        return f"{self.figure.labels[index]}, {ago_s:.0f} s ago: {reading}"

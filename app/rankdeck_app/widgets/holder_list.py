@@ -43,8 +43,8 @@ class HolderList(Chart[HoldersFigure]):
         super().__init__(theme, HoldersFigure(), "Who holds the memory of the device")
 
     def describe(self) -> str:
-        held = [f"{item.name}: {_bytes(item.num_bytes)}" for item in self._figure.holders]
-        return "; ".join([*held, *(f"{name}: {text}" for name, text in self._figure.facts)])
+        held = [f"{item.name}: {_bytes(item.num_bytes)}" for item in self.figure.holders]
+        return "; ".join([*held, *(f"{name}: {text}" for name, text in self.figure.facts)])
 
     def sizeHint(self) -> QSize:
         return QSize(260, 200)
@@ -54,17 +54,17 @@ class HolderList(Chart[HoldersFigure]):
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
         painter.fillRect(QRectF(0, 0, self.width(), _BAR), self._colors.track)
-        per_byte = self.width() / self._figure.total_bytes if self._figure.total_bytes else 0.0
+        per_byte = self.width() / self.figure.total_bytes if self.figure.total_bytes else 0.0
         clear = QBrush(Qt.BrushStyle.NoBrush)
         segments = (
             ((item.num_bytes or 0) * per_byte, self._brush(item.kind) or clear)
-            for item in self._figure.holders
+            for item in self.figure.holders
         )
         paint_segments(painter, QRectF(0, 0, self.width(), _BAR), segments, least=1.0)
         top = _BAR + 8
-        facts = list(self._figure.facts)
+        facts = list(self.figure.facts)
         room = self.height() - top
-        lines = list(self._figure.holders)
+        lines = list(self.figure.holders)
         most = max(1, int((room - (_LINE * len(facts) + 6 if facts else 0)) // _LINE))
         if len(lines) > most:
             rest = lines[most - 1 :]

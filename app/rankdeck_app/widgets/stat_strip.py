@@ -54,11 +54,11 @@ class StatStrip(Chart[tuple[Stat, ...]]):
         self.setFixedHeight(HEIGHT)
 
     def describe(self) -> str:
-        return ", ".join(f"{stat.label} {stat.value}" for stat in self._figure)
+        return ", ".join(f"{stat.label} {stat.value}" for stat in self.figure)
 
     def repaint_after(self, before: tuple[Stat, ...]) -> None:
         """Only the cells that differ, where all of them stay in their places."""
-        now = self._figure
+        now = self.figure
         if [(stat.label, stat.widest) for stat in before] != [(stat.label, stat.widest) for stat in now]:
             self.update()
             return
@@ -89,11 +89,11 @@ class StatStrip(Chart[tuple[Stat, ...]]):
         values, labels = QFontMetrics(chart_font(value_px, bold=True)), QFontMetrics(chart_font(11))
         return [
             max(values.horizontalAdvance(stat.widest), labels.horizontalAdvance(stat.label), 64) + 2
-            for stat in self._figure
+            for stat in self.figure
         ]
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
-        for stat, cell in zip(self._figure, self._cells, strict=True):
+        for stat, cell in zip(self.figure, self._cells, strict=True):
             if not cell.intersects(event.rect()):
                 continue
             paint_text(painter, QRectF(cell.x(), 2, cell.width(), 16), stat.label, self._colors.muted, 11)

@@ -104,7 +104,8 @@ class ZoomPlot(pg.PlotWidget):
         super().__init__(axisItems={"bottom": x_axis, "left": ValueAxis("left")}, enableMenu=False)
         self._theme = theme
         self._colors = ChartColors(theme)
-        self._follows = True
+        self.follows = True
+        """Whether the ranges follow the data; a person who zooms or pans takes them over."""
         self._drawn_at = 0.0
         self._stale = True
         self.setAccessibleName(name)
@@ -139,17 +140,12 @@ class ZoomPlot(pg.PlotWidget):
     def sizeHint(self) -> QSize:
         return QSize(360, 160)
 
-    @property
-    def follows(self) -> bool:
-        """Whether the ranges follow the data; a person who zooms or pans takes them over."""
-        return self._follows
-
     def follow(self) -> None:
-        self._follows = True
+        self.follows = True
         self.request_draw(now=True)
 
     def _take_hand(self, *_: object) -> None:
-        self._follows = False
+        self.follows = False
         self.request_draw()
 
     def request_draw(self, now: bool = False) -> None:
@@ -218,7 +214,7 @@ class ZoomPlot(pg.PlotWidget):
 
     def show_ranges(self, x: tuple[float, float], y: tuple[float, float]) -> None:
         """Both ranges while the plot follows, else that of y for the x that a person chose."""
-        if self._follows:
+        if self.follows:
             self.set_ranges(x, y)
         elif tuple(self.getViewBox().viewRange()[1]) != y:
             self.getViewBox().setYRange(*y, padding=0)

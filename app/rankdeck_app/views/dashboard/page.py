@@ -98,7 +98,7 @@ class RunPage(Page):
             theme, run.rates, run.rate_ema, name="Throughput", words=("now", "smoothed", ""), from_zero=True,
             digits=0,
         )  # fmt: skip
-        self._cards = {
+        self.cards = {
             name: ChartCard(title, theme, body, partial(rows, run))
             for name, title, body, rows in (
                 ("bars", "VRAM per device", self._bars, run_figures.bars_rows),
@@ -109,13 +109,9 @@ class RunPage(Page):
                 ("rate", "Throughput", self._rate, run_figures.rate_rows),
             )
         }
-        above = [self._cards[name] for name in ("bars", "band", "heat")]
-        below = [self._cards[name] for name in ("anatomy", "loss", "rate")]
+        above = [self.cards[name] for name in ("bars", "band", "heat")]
+        below = [self.cards[name] for name in ("anatomy", "loss", "rate")]
         self._grid = CardGrid(above, below, ((44, 28, 28), (45, 29, 26)))
-
-    def card(self, name: str) -> ChartCard:
-        """bars, band, heat, anatomy, loss or rate."""
-        return self._cards[name]
 
     def breadcrumbs(self) -> list[str]:
         name = self.run.name
@@ -178,7 +174,7 @@ class RunPage(Page):
             self._heat.set_figure(run_figures.heat(run))
         if pending & (Changed.ANATOMY | Changed.STATE):
             self._anatomy.set_figure(run_figures.anatomy(run))
-            self._cards["anatomy"].set_subtitle(*run_figures.anatomy_subtitle(run))
+            self.cards["anatomy"].set_subtitle(*run_figures.anatomy_subtitle(run))
         if pending & (Changed.STEPS | Changed.STATE | Changed.EVALUATION):
             for plot in (self._loss, self._rate):
                 plot.set_last_step(run.steps)
@@ -192,19 +188,19 @@ class RunPage(Page):
         run = self.run
         if pending & (Changed.MEMORY | Changed.STATE):
             self._bars.set_figure(run_figures.bars(run))
-            self._cards["bars"].set_subtitle(run_figures.bars_subtitle(run))
+            self.cards["bars"].set_subtitle(run_figures.bars_subtitle(run))
         figure = run_figures.band(run)
         self._band.set_figure(figure)
-        self._cards["band"].set_subtitle(run_figures.band_subtitle(run, figure))
+        self.cards["band"].set_subtitle(run_figures.band_subtitle(run, figure))
 
     def _show_devices(self) -> None:
         """What the figures are, and room for as many devices as there are."""
         run = self.run
         of_memory, of_others = run_figures.sources(run)
-        for name, card in self._cards.items():
+        for name, card in self.cards.items():
             card.set_source(*(of_memory if name in ("bars", "band") else of_others))
         what = "thread busy" if run.is_rehearsal else "% SM"
-        self._cards["heat"].set_subtitle(f"{what}, last 60 s", what)
+        self.cards["heat"].set_subtitle(f"{what}, last 60 s", what)
         held_out = ("raw and EMA, ◆ held-out", "EMA, ◆ held-out")
-        self._cards["loss"].set_subtitle(*(held_out if len(run.held_out) else ("raw and EMA",)))
-        self._cards["rate"].set_subtitle("samples/s")
+        self.cards["loss"].set_subtitle(*(held_out if len(run.held_out) else ("raw and EMA",)))
+        self.cards["rate"].set_subtitle("samples/s")

@@ -64,7 +64,7 @@ class DevicesPage(Page):
         used = partial(gpu_figures.history_rows, gpus, "used_bytes")
         busy = partial(gpu_figures.history_rows, gpus, "utilisation", "memory_utilisation")
         everything = partial(gpu_figures.history_rows, gpus)
-        self._cards = {
+        self.cards = {
             name: ChartCard(title, theme, body, csv_rows)
             for name, title, body, csv_rows in (
                 ("bars", "VRAM per device", self._bars, partial(gpu_figures.bars_rows, gpus)),
@@ -92,7 +92,7 @@ class DevicesPage(Page):
         self._above.addWidget(self._side_by_side(_OVERVIEW))
         self._above.addWidget(self._side_by_side(_ONE))
         inner = QWidget()
-        parts = (top, (self._above, 11), (self._cards["table"], 9))
+        parts = (top, (self._above, 11), (self.cards["table"], 9))
         column(*parts, on=inner, margins=(16, 2, 16, 12), spacing=10)
         self._whole = QStackedLayout(self)
         self._whole.addWidget(scrolled(inner))
@@ -100,7 +100,7 @@ class DevicesPage(Page):
 
     def _side_by_side(self, weights: dict[str, int]) -> QWidget:
         """Cards in a row, each with its share of the width."""
-        box, cards = QWidget(), [(self._cards[name], weight) for name, weight in weights.items()]
+        box, cards = QWidget(), [(self.cards[name], weight) for name, weight in weights.items()]
         for card, _ in cards:
             card.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Ignored)
         row(*cards, on=box, spacing=10)
@@ -122,10 +122,6 @@ class DevicesPage(Page):
     def chosen(self) -> GpuState | None:
         """The device that is shown in full, or None for all of them."""
         return next((gpu for gpu in self._gpus.devices if gpu.uuid == self.table.selected), None)
-
-    def card(self, name: str) -> ChartCard:
-        """bars, band, heat, tracks, holders or table."""
-        return self._cards[name]
 
     def set_span(self, span_s: float) -> None:
         self._span_s = span_s
@@ -173,7 +169,7 @@ class DevicesPage(Page):
 
     def _fit(self) -> None:
         """Room for all rows: the page scrolls rather than squeezing them."""
-        for name, card in self._cards.items():
+        for name, card in self.cards.items():
             card.setMinimumHeight(max(0 if name == "table" else _LEAST_TOP, card.minimumSizeHint().height()))
 
     def _show_chosen(self) -> None:
@@ -224,7 +220,7 @@ class DevicesPage(Page):
 
     def _name_cards(self) -> None:
         gpus, chosen, span = self._gpus, self.chosen, f"last {span_words(self._span_s)}"
-        cards = self._cards
+        cards = self.cards
         for card in cards.values():
             card.set_source(words.source(gpus))
         for name in ("table", "band"):

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from PySide6.QtCore import QEvent, QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QColor, QEnterEvent, QKeyEvent, QPainter, QPaintEvent, QPen
+from PySide6.QtCore import QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QAbstractButton, QGridLayout, QWidget
 
 from rankdeck.base.units import format_bytes
@@ -60,6 +60,8 @@ class DeviceCard(QAbstractButton):
         self._chip = chip
         self._figure = DeviceFigure("", "")
         self.setCheckable(checkable)
+        self.setAttribute(Qt.WidgetAttribute.WA_Hover)
+        theme.changed.connect(self.update)
         self.setFixedHeight(CHIP_HEIGHT if chip else CARD_HEIGHT)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus if checkable else Qt.FocusPolicy.NoFocus)
 
@@ -78,18 +80,6 @@ class DeviceCard(QAbstractButton):
 
     def sizeHint(self) -> QSize:
         return QSize(56 if self._chip else 120, self.minimumHeight())
-
-    def enterEvent(self, event: QEnterEvent) -> None:
-        self.update()
-
-    def leaveEvent(self, event: QEvent) -> None:
-        self.update()
-
-    def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.key() in (Qt.Key.Key_Left, Qt.Key.Key_Right, Qt.Key.Key_Up, Qt.Key.Key_Down):
-            self.focusNextPrevChild(event.key() in (Qt.Key.Key_Right, Qt.Key.Key_Down))
-        else:
-            super().keyPressEvent(event)
 
     def paintEvent(self, event: QPaintEvent) -> None:
         color = self._theme.color
@@ -175,23 +165,18 @@ class DeviceGrid(QWidget):
     def __init__(self, theme: Theme) -> None:
         super().__init__()
         self._theme = theme
-        self._cards: list[DeviceCard] = []
+        self.cards: list[DeviceCard] = []
         self._shape: tuple[int, bool] = (0, False)
         self._grid = QGridLayout(self)
         self._grid.setContentsMargins(0, 0, 0, 0)
         self._grid.setSpacing(GAP)
-        theme.changed.connect(self._repaint)
-
-    @property
-    def cards(self) -> list[DeviceCard]:
-        return self._cards
 
     def set_devices(self, figures: Sequence[DeviceFigure], checked: Sequence[bool] | None) -> None:
         """Show these devices; `checked` None means that there is nothing to choose."""
         shape = (len(figures), checked is not None)
         if shape != self._shape:
             self._rebuild(*shape)
-        for index, (card, figure) in enumerate(zip(self._cards, figures, strict=True)):
+        for index, (card, figure) in enumerate(zip(self.cards, figures, strict=True)):
             card.set_figure(figure)
             if checked is not None:
                 card.setChecked(checked[index])
@@ -202,15 +187,11 @@ class DeviceGrid(QWidget):
         self._shape = (count, checkable)
         chip = count > MAX_CARDS
         columns = 4 if chip else 2
-        self._cards = [DeviceCard(self._theme, chip, checkable) for _ in range(count)]
+        self.cards = [DeviceCard(self._theme, chip, checkable) for _ in range(count)]
         for column in range(4):
             self._grid.setColumnStretch(column, 1 if column < columns else 0)
-        for index, card in enumerate(self._cards):
+        for index, card in enumerate(self.cards):
             self._grid.addWidget(card, index // columns, index % columns)
             card.clicked.connect(lambda checked, index=index: self.toggled.emit(index, checked))
         if count % columns and count < columns:
             self._grid.setColumnStretch(count, 1)
-
-    def _repaint(self) -> None:
-        for card in self._cards:
-            card.update()

@@ -15,6 +15,7 @@ from PySide6.QtWidgets import QButtonGroup, QLineEdit, QPushButton, QToolButton,
 from rankdeck.base.errors import DeviceError
 from rankdeck.base.units import format_bytes
 from rankdeck.config.devices import DeviceSelection, parse_devices
+from rankdeck.run.imbalance import lead_of
 from rankdeck_app.shell.controls import tool_button
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.gpus import Gpus, GpuState, clock_time
@@ -31,6 +32,7 @@ SIMULATED = "simulated devices"
 
 # index -> (used bytes, share of the scale, whether it stands out); what the run on show uses.
 Usage = Mapping[int, tuple[int | None, float | None, bool]]
+_UNUSED = (None, None, False)
 
 
 class Stepper(QWidget):
@@ -122,9 +124,8 @@ class DevicesSection(QWidget):
     def _build(self, theme: Theme) -> None:
         there, virtual = "Train on this machine's GPUs", "Train for real on virtual devices of the CPU"
         self.gpu_button = push_button("GPU", there, self._to_gpus, kind="segment", height=24)
-        self.rehearsal_button = push_button(
-            "Rehearsal", virtual, self._to_rehearsal, kind="segment", height=24
-        )
+        rehearse = self._to_rehearsal
+        self.rehearsal_button = push_button("Rehearsal", virtual, rehearse, kind="segment", height=24)
         group = QButtonGroup(self)
         group.addButton(self.gpu_button)
         group.addButton(self.rehearsal_button)
@@ -209,8 +210,8 @@ class DevicesSection(QWidget):
             self._usage_kind, self._usage = kind, usage
             self.refresh()
 
-    def _usage_of(self, kind: str, index: int) -> tuple[int | None, float | None, bool] | None:
-        return self._usage.get(index) if kind == self._usage_kind else None
+    def _usage_of(self, kind: str, index: int) -> tuple[int | None, float | None, bool]:
+        return self._usage.get(index, _UNUSED) if kind == self._usage_kind else _UNUSED
 
     def refresh(self) -> None:
         selection = self._selection()
@@ -248,8 +249,8 @@ class DevicesSection(QWidget):
     def _show_gpus(self, selection: DeviceSelection | None) -> None:
         gpus = self._gpus.devices
         chosen = [self._is_chosen(gpu, selection) for gpu in gpus]
-        imbalance = self._gpus.imbalance()
-        lead = self._gpus.whole[imbalance.device] if imbalance is not None and imbalance.is_notable else None
+        place = lead_of(self._gpus.imbalance())
+        lead = None if place is None else self._gpus.whole[place]
         self.grid.set_devices([self._gpu_figure(gpu, gpu is lead) for gpu in gpus], chosen)
         if gpus:
             self.summary.setText(f"{sum(chosen)} of {len(self._choosable()) or len(chosen)} ·")
@@ -257,8 +258,8 @@ class DevicesSection(QWidget):
             self.summary.setText("" if self._gpus.known else "looking…")
 
     def _gpu_figure(self, gpu: GpuState, leads: bool) -> DeviceFigure:
-        usage = self._usage_of("gpu", gpu.index) if gpu.parent is None else None
-        run_used, run_share, run_leads = usage or (None, None, False)
+        usage = self._usage_of("gpu", gpu.index) if gpu.parent is None else _UNUSED
+        run_used, run_share, run_leads = usage
         used = gpu.used_bytes if gpu.used_bytes is not None else run_used
         share = used / gpu.total_bytes if used is not None and gpu.total_bytes else run_share
         state, note, gone = "", "", ""
@@ -285,7 +286,7 @@ class DevicesSection(QWidget):
         self.grid.set_devices([self._virtual_figure(index) for index in range(count)], None)
 
     def _virtual_figure(self, index: int) -> DeviceFigure:
-        used, share, lead = self._usage_of("virtual", index) or (None, None, False)
+        used, share, lead = self._usage_of("virtual", index)
         tooltip = f"Virtual device {index} of a rehearsal on the CPU"
         if used is not None:
             tooltip += f"\n{format_bytes(used)} of live tensors, measured in rehearsal"

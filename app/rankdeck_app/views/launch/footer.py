@@ -16,7 +16,7 @@ from rankdeck_app.state.plan import DraftPlan
 from rankdeck_app.state.plan_words import estimate, is_trouble
 from rankdeck_app.theme import Theme, set_look
 from rankdeck_app.widgets.layouts import column, push_button
-from rankdeck_app.widgets.painting import fitting_words
+from rankdeck_app.widgets.painting import LEFT, RIGHT, fitting_words, paint_text
 
 NO_ESTIMATE = "No estimate yet"
 PREDICTED = "Predicted"
@@ -98,19 +98,16 @@ class Estimate(TwoLines):
         color, metrics = self._theme.color, self.fontMetrics()
         line = metrics.lineSpacing()
         first, second = self.rect().adjusted(0, 0, 0, -line - 1), self.rect().adjusted(0, line + 1, 0, 0)
-        middle = Qt.AlignmentFlag.AlignVCenter
-        elide = Qt.TextElideMode.ElideRight
-        verdict, where = self._fits, middle
-        painter.setPen(color("descriptionForeground"))
+        elide, dim = Qt.TextElideMode.ElideRight, color("descriptionForeground")
+        verdict, where = self._fits, LEFT
         if metrics.horizontalAdvance(f"{PREDICTED}  {self._holds}") <= self.width():
-            painter.drawText(first, middle, PREDICTED)
-            where |= Qt.AlignmentFlag.AlignRight
+            paint_text(painter, first, PREDICTED, dim, 12)
+            where = RIGHT
         else:
             verdict = f"{PREDICTED} · {verdict[:1].lower()}{verdict[1:]}"
-        painter.setPen(color("foreground"))
-        painter.drawText(first, where, metrics.elidedText(self._holds, elide, self.width()))
-        painter.setPen(color("rankdeck.leadText" if self._is_trouble else "descriptionForeground"))
-        painter.drawText(second, middle, metrics.elidedText(verdict, elide, self.width()))
+        paint_text(painter, first, self._holds, color("foreground"), 12, where, elide=elide)
+        ink = color("rankdeck.leadText") if self._is_trouble else dim
+        paint_text(painter, second, verdict, ink, 12, elide=elide)
         painter.end()
 
     def mousePressEvent(self, event: QMouseEvent) -> None:

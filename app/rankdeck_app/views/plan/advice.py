@@ -22,22 +22,18 @@ class AdviceList(QWidget):
         super().__init__()
         self._theme = theme
         self._on_take = on_take
-        self._lines: list[PlanLine] = []
+        self.lines: list[PlanLine] = []
         self._grid = QGridLayout(self)
         self._grid.setContentsMargins(4, 0, 4, 0)
         self._grid.setHorizontalSpacing(14)
         self._grid.setVerticalSpacing(0)
         self._grid.setColumnStretch(1, 1)
 
-    @property
-    def lines(self) -> Sequence[PlanLine]:
-        return self._lines
-
     def show_lines(self, lines: Sequence[PlanLine]) -> None:
         shown = list(lines[:MOST_SHOWN])
-        if shown == self._lines:
+        if shown == self.lines:
             return
-        self._lines = shown
+        self.lines = shown
         clear(self._grid)
         self.setFixedHeight(ROW_HEIGHT * len(shown))
         for row, line in enumerate(shown):

@@ -85,6 +85,7 @@ class PlanPage(Page):
         assert edit is not None
         edit.returnPressed.connect(self._plan_for)
         self.refresh_button = tool_button(theme, "refresh", "Plan again", self.ask_again)
+        self.refresh_button.setFixedSize(25, 25)
         label = text_label("Plan for", "dim", wrap=False)
         label.setBuddy(self.target)
         return row((self.strip, 1), label, self.target, self.refresh_button, spacing=8, align=MIDDLE)

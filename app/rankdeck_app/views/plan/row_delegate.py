@@ -6,8 +6,6 @@ the figures, before this.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from PySide6.QtCore import QRect, QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QColor, QFontMetrics, QPainter, QPen
 from PySide6.QtWidgets import QStyle, QStyledItemDelegate, QStyleOptionViewItem, QWidget
@@ -48,36 +46,20 @@ _VERDICT_LOOKS = {
 }
 
 
-@dataclass(frozen=True)
 class Columns:
     """Left edges and widths for a row of some width, in pixels."""
 
-    name: int
-    name_width: int
-    bars: int
-    bars_width: int
-    peak: int
-    peak_width: int
-    step: int
-    step_width: int
-    verdict: int
-    verdict_width: int
-
-    @staticmethod
-    def of(width: int) -> Columns:
+    def __init__(self, width: int) -> None:
         is_narrow = width < 900
         sizes = (188, 96, 104) if not is_narrow else (150, 84, 84) if width >= 700 else (120, 78, 76)
-        name_width, peak_width, step_width = sizes
-        verdict_width = 114
-        verdict = width - _PAD - verdict_width
-        step = verdict - (8 if is_narrow else 14) - step_width
-        peak = step - 10 - peak_width
-        name = 38
-        bars = name + name_width + 10
-        return Columns(
-            name, name_width, bars, max(60, peak - 12 - bars), peak, peak_width, step, step_width, verdict,
-            verdict_width,
-        )  # fmt: skip
+        self.name_width, self.peak_width, self.step_width = sizes
+        self.verdict_width = 114
+        self.verdict = width - _PAD - self.verdict_width
+        self.step = self.verdict - (8 if is_narrow else 14) - self.step_width
+        self.peak = self.step - 10 - self.peak_width
+        self.name = 38
+        self.bars = self.name + self.name_width + 10
+        self.bars_width = max(60, self.peak - 12 - self.bars)
 
 
 def bar_sizes(num_bars: int) -> tuple[int, int]:
@@ -107,7 +89,7 @@ class PlanRowDelegate(QStyledItemDelegate):
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
         figure: RowFigure = index.data(DATA_ROLE)
         rect: QRect = option.rect
-        columns = Columns.of(rect.width())
+        columns = Columns(rect.width())
         painter.save()
         painter.setClipRect(rect)
         self._paint_ground(painter, rect, option.state, figure)

@@ -132,7 +132,7 @@ class ColumnNames(QWidget):
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
-        columns = Columns.of(self._width_of())
+        columns = Columns(self._width_of())
         for left, width, text, where in (
             (columns.name, columns.name_width, "Strategy", LEFT),
             (columns.bars + 18, columns.bars_width, "Each device", LEFT),
@@ -162,14 +162,14 @@ class PlanLegend(Chart[SeenKinds]):
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
 
     def describe(self) -> str:
-        return ", ".join(SEGMENT_LABELS[kind] for kind in self._figure.kinds)
+        return ", ".join(SEGMENT_LABELS[kind] for kind in self.figure.kinds)
 
     def sizeHint(self) -> QSize:
         return QSize(200, _EDGE_HEIGHT)
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
-        entries = [LegendEntry(SEGMENT_LABELS[kind], [self._brush(kind)]) for kind in self._figure.kinds]
-        if self._figure.has_capacity:
+        entries = [LegendEntry(SEGMENT_LABELS[kind], [self._brush(kind)]) for kind in self.figure.kinds]
+        if self.figure.has_capacity:
             entries.append(LegendEntry("capacity", dashed_line(self._colors.capacity, CAPACITY_DASHES)))
         painter.translate(4, 0)
         [line] = place_entries(entries, self.width())
