@@ -24,7 +24,7 @@ from rankdeck_app.state.output import OutputLine, OutputModel, OutputTail
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.controls import ComboBox
 from rankdeck_app.widgets.layouts import column, row, text_label
-from rankdeck_app.widgets.painting import Index, RowDelegate, chart_font, paint_text
+from rankdeck_app.widgets.painting import Index, ListRowDelegate, chart_font, paint_text
 
 ROW_HEIGHT = 16
 TAKE_EVERY_MS = 100
@@ -32,7 +32,7 @@ MAX_LINES_PER_TAKE = 4_000
 _TONES = {"warning": "editorWarning.foreground", "error": "errorForeground", "dim": "descriptionForeground"}
 
 
-class _LineDelegate(RowDelegate):
+class _LineDelegate(ListRowDelegate):
     """Time, [rank 0], text, in a mono face."""
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:

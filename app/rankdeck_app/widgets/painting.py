@@ -105,7 +105,7 @@ class Symbol(QWidget):
         painter.end()
 
 
-class RowDelegate(QStyledItemDelegate):
+class ListRowDelegate(QStyledItemDelegate):
     """Base of what paints the rows of a list: the ground and the focus are the theme's, the rest is
     `paint_row`'s.
     """

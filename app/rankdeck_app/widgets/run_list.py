@@ -14,7 +14,7 @@ from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run.row import RunInfo
 from rankdeck_app.state.runs import RunsModel
 from rankdeck_app.theme import Theme, draw_icon
-from rankdeck_app.widgets.painting import RIGHT, Index, RowDelegate, paint_text
+from rankdeck_app.widgets.painting import RIGHT, Index, ListRowDelegate, paint_text
 
 ROW_HEIGHT = 42
 
@@ -73,7 +73,7 @@ def details(info: RunInfo) -> str:
     return " · ".join(part for part in parts if part)
 
 
-class RunDelegate(RowDelegate):
+class RunDelegate(ListRowDelegate):
     """Paints a RunInfo under RunsModel.InfoRole."""
 
     def __init__(self, theme: Theme, parent: QWidget) -> None:

@@ -10,13 +10,13 @@ from PySide6.QtWidgets import QListWidget, QListWidgetItem
 
 from rankdeck.config.catalog import STRATEGIES, StrategyCard
 from rankdeck_app.theme import Theme, draw_icon
-from rankdeck_app.widgets.painting import DATA_ROLE, Index, RowDelegate, paint_text
+from rankdeck_app.widgets.painting import DATA_ROLE, Index, ListRowDelegate, paint_text
 
 ROW_HEIGHT = 30
 TWO_LINES_HEIGHT = 44
 
 
-class _CardDelegate(RowDelegate):
+class _CardDelegate(ListRowDelegate):
     """Paints a StrategyCard under DATA_ROLE, its hint below the title where the row is high enough."""
 
     def paint_row(self, painter: QPainter, rect: QRect, index: Index, ink: Callable[[str], QColor]) -> None:
