@@ -94,11 +94,11 @@ class App:
         window, session = self.window, self.session
         keys = partial(window.keymap.text_for, "run.launch")
         view = LaunchView(window.theme, session.draft, session.gpus, session.presets, session.plan, keys)
-        view.plan_opened.connect(self.actions.show_plan)
+        view.footer.estimate.opened.connect(self.actions.show_plan)
         view.launch_requested.connect(self.launching.launch_draft)
         view.preset_picked.connect(self.actions.use_preset)
-        view.strategy_explained.connect(self.actions.explain_strategy)
-        view.devices_opened.connect(self.watch.show)
+        view.strategy.list.explained.connect(self.actions.explain_strategy)
+        view.devices.opened.connect(self.watch.show)
 
         def show_state() -> None:
             blocker = self.launching.blocker()
@@ -108,29 +108,32 @@ class App:
         self.launching.changed.connect(show_state)
         window.keymap.changed.connect(show_state)
         window.theme.changed.connect(show_state)
-        self.tabs.figures_changed.connect(lambda: view.show_usage(*self.tabs.usage()))
+        self.tabs.figures_changed.connect(lambda: view.devices.set_usage(*self.tabs.usage()))
         show_state()
-        view.show_usage(*self.tabs.usage())
+        view.devices.set_usage(*self.tabs.usage())
         return view
 
     def _runs_view(self) -> QWidget:
         from rankdeck_app.views.runs import RunsView
 
-        view = RunsView(self.window.theme, self.session.runs)
-        view.opened.connect(self.tabs.open)
-        view.revealed.connect(self.tabs.reveal)
-        view.copied.connect(self.tabs.copy_path)
-        view.stopped.connect(self.tabs.stop)
-        view.saved.connect(self.tabs.save_checkpoint)
-        view.resumed.connect(self.launching.resume)
-        view.reused.connect(self.tabs.use_configuration)
-        return view
+        tabs = self.tabs
+        acts = {
+            "open": tabs.open,
+            "save": tabs.save_checkpoint,
+            "stop": tabs.stop,
+            "resume": self.launching.resume,
+            "reuse": tabs.use_configuration,
+            "reveal": tabs.reveal,
+            "copy": tabs.copy_path,
+        }
+        return RunsView(self.window.theme, self.session.runs, acts)
 
     def _strategies_view(self) -> QWidget:
-        from rankdeck_app.views.strategies import StrategiesView
+        from rankdeck_app.widgets.strategy_list import StrategyList
 
-        view = StrategiesView(self.window.theme)
-        view.opened.connect(self.actions.explain_strategy)
+        view = StrategyList(self.window.theme, two_lines=True)
+        view.itemClicked.connect(lambda item: self.actions.explain_strategy(StrategyList.name_of(item)))
+        view.explained.connect(self.actions.explain_strategy)
         return view
 
     def _problems_view(self) -> QWidget:

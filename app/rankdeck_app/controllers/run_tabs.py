@@ -15,6 +15,7 @@ from PySide6.QtGui import QDesktopServices, QGuiApplication
 
 from rankdeck.base import files
 from rankdeck.base.units import format_bytes, format_count
+from rankdeck.run.imbalance import lead_of
 from rankdeck.run.problems import failed_problem, lost_problem
 from rankdeck.run.row import RESUMABLE, RunInfo
 from rankdeck.rundir import RunDir, is_run
@@ -192,8 +193,7 @@ class RunTabs(QObject):
             return "", {}
         totals = [run.total_bytes_of(device) for device in run.devices]
         scale = run.capacity_bytes or max((total or 0 for total in totals), default=0)
-        imbalance = run.imbalance
-        lead = imbalance.device if imbalance is not None and imbalance.is_notable else None
+        lead = lead_of(run.imbalance)
         by_uuid = {gpu.uuid: gpu.index for gpu in self._session.gpus.devices}
         usage: dict[int, tuple[int | None, float | None, bool]] = {}
         for place, (device, total) in enumerate(zip(run.devices, totals, strict=True)):

@@ -10,21 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import (
-    QLabel,
-    QListWidget,
-    QListWidgetItem,
-    QScrollArea,
-    QSplitter,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QListWidget, QListWidgetItem, QScrollArea, QSplitter, QWidget
 
 from rankdeck_app.shell.page import Page, PageAction
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.draft_form import DraftForm
 from rankdeck_app.widgets.form import FormRow
+from rankdeck_app.widgets.layouts import column, scrolled, text_label
 from rankdeck_app.widgets.run_rows import all_rows
 from rankdeck_app.widgets.toml_editor import TomlEditor
 
@@ -51,45 +44,34 @@ class ConfigPage(Page):
         self.problem_list.setMaximumHeight(110)
         self.problem_list.itemActivated.connect(self._go_to)
         self.problem_list.itemClicked.connect(self._go_to)
-        right = QWidget()
-        column = QVBoxLayout(right)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(4)
         self.problem_list.setContentsMargins(12, 0, 12, 4)
-        column.addWidget(self.editor, 1)
-        column.addWidget(self.problem_list)
+        right = QWidget()
+        column((self.editor, 1), self.problem_list, on=right, spacing=4)
         self._splitter = QSplitter(Qt.Orientation.Horizontal)
         self._splitter.setHandleWidth(1)
         self._splitter.setChildrenCollapsible(False)
         self._splitter.addWidget(self._form(theme))
         self._splitter.addWidget(right)
         self._splitter.setSizes([420, 560])
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.addWidget(self._splitter)
+        column(self._splitter, on=self)
         self.setFocusProxy(self.editor)
         draft.changed.connect(self.refresh)
         self.refresh()
 
     def _form(self, theme: Theme) -> QScrollArea:
         inside = QWidget()
-        column = QVBoxLayout(inside)
-        column.setContentsMargins(16, 8, 16, 16)
-        column.setSpacing(6)
+        rows = column(on=inside, margins=(16, 8, 16, 16), spacing=6)
         for title in all_rows(self._draft):
-            label = QLabel(title.upper())
-            label.setProperty("tone", "section")
+            label = text_label(title.upper(), "section", wrap=False)
             label.setContentsMargins(0, 8, 0, 0)
             form = DraftForm(theme, self._draft, self._rows_of(title), label_width=96)
             self.forms[title] = form
-            column.addWidget(label)
-            column.addWidget(form)
-        column.addStretch(1)
-        scroll = QScrollArea()
-        scroll.setWidgetResizable(True)
+            rows.addWidget(label)
+            rows.addWidget(form)
+        rows.addStretch(1)
+        scroll = scrolled(inside)
         scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         scroll.setMinimumWidth(300)
-        scroll.setWidget(inside)
         return scroll
 
     def _rows_of(self, title: str) -> Callable[[], list[FormRow]]:

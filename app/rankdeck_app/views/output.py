@@ -7,26 +7,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from PySide6.QtCore import QModelIndex, QPersistentModelIndex, QRect, QSize, Qt, QTimer
-from PySide6.QtGui import QGuiApplication, QHideEvent, QKeyEvent, QKeySequence, QPainter, QShowEvent
-from PySide6.QtWidgets import (
-    QAbstractItemView,
-    QHBoxLayout,
-    QLabel,
-    QLineEdit,
-    QListView,
-    QStyle,
-    QStyledItemDelegate,
-    QStyleOptionViewItem,
-    QToolButton,
-    QVBoxLayout,
-    QWidget,
+from PySide6.QtCore import QRect, Qt, QTimer, Signal
+from PySide6.QtGui import (
+    QFontMetrics,
+    QGuiApplication,
+    QHideEvent,
+    QKeyEvent,
+    QKeySequence,
+    QPainter,
+    QShowEvent,
 )
+from PySide6.QtWidgets import QLineEdit, QListView, QStyle, QStyleOptionViewItem, QWidget
 
 from rankdeck_app.shell.controls import tool_button
 from rankdeck_app.state.output import OutputLine, OutputModel, OutputTail
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.controls import ComboBox
+from rankdeck_app.widgets.layouts import column, row, text_label
+from rankdeck_app.widgets.painting import Index, ListRowDelegate, chart_font, paint_text
 
 ROW_HEIGHT = 16
 TAKE_EVERY_MS = 100
@@ -34,39 +32,25 @@ MAX_LINES_PER_TAKE = 4_000
 _TONES = {"warning": "editorWarning.foreground", "error": "errorForeground", "dim": "descriptionForeground"}
 
 
-class _LineDelegate(QStyledItemDelegate):
+class _LineDelegate(ListRowDelegate):
     """Time, [rank 0], text, in a mono face."""
 
-    def __init__(self, theme: Theme, parent: QWidget) -> None:
-        super().__init__(parent)
-        self._theme = theme
-
-    def sizeHint(self, option: QStyleOptionViewItem, index: QModelIndex | QPersistentModelIndex) -> QSize:
-        return QSize(100, ROW_HEIGHT)
-
-    def paint(
-        self, painter: QPainter, option: QStyleOptionViewItem, index: QModelIndex | QPersistentModelIndex
-    ) -> None:
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
         line: OutputLine = index.data(OutputModel.LineRole)
-        color = self._theme.color
-        rect: QRect = option.rect
-        state: QStyle.StateFlag = option.state
-        if state & QStyle.StateFlag.State_Selected:
+        color, rect = self._theme.color, option.rect
+        if option.state & QStyle.StateFlag.State_Selected:
             painter.fillRect(rect, color("selection.background"))
-        painter.setFont(self._theme.font(12, mono=True))
-        advance = painter.fontMetrics().horizontalAdvance("0")
-        x = rect.x() + 16
+        left, advance = rect.x() + 16, QFontMetrics(chart_font(12, mono=True)).horizontalAdvance("0")
+        source_tone = "rankdeck.rest" if line.rank is not None else "descriptionForeground"
         for text, tone in (
-            (line.clock.ljust(12), "descriptionForeground"),
-            (f"[{line.source}]", "rankdeck.rest" if line.rank is not None else "descriptionForeground"),
+            (f"{line.clock:12}", "descriptionForeground"),
+            (f"[{line.source}]", source_tone),
+            (line.text, _TONES.get(line.tone, "foreground")),
         ):
-            painter.setPen(color(tone))
-            painter.drawText(QRect(x, rect.y(), 400, rect.height()), Qt.AlignmentFlag.AlignVCenter, text)
-            x += advance * (len(text) + 1)
-        painter.setPen(color(_TONES.get(line.tone, "foreground")))
-        room = rect.right() - 12 - x
-        text = painter.fontMetrics().elidedText(line.text, Qt.TextElideMode.ElideRight, room)
-        painter.drawText(QRect(x, rect.y(), room, rect.height()), Qt.AlignmentFlag.AlignVCenter, text)
+            room = QRect(left, rect.y(), rect.right() - 12 - left, rect.height())
+            elide = Qt.TextElideMode.ElideRight
+            paint_text(painter, room, text, color(tone), 12, mono=True, elide=elide)
+            left += advance * (len(text) + 1)
 
 
 class _LineList(QListView):
@@ -83,43 +67,39 @@ class _LineList(QListView):
 class OutputView(QWidget):
     """`show_run` follows a run while the view is visible; None shows nothing."""
 
+    follow_changed = Signal(bool)
+
     def __init__(self, theme: Theme) -> None:
         super().__init__()
         self.model = OutputModel(self)
         self._path: Path | None = None
         self._tail: OutputTail | None = None
-        self._rank: int | None = None
+        self.rank: int | None = None
         self._text = ""
         self.follows = True
         self._moving = False
         self.list = _LineList()
         self.list.setModel(self.model)
-        self.list.setItemDelegate(_LineDelegate(theme, self.list))
+        self.list.setItemDelegate(_LineDelegate(theme, self.list, ROW_HEIGHT))
         self.list.setAccessibleName("Output")
         self.list.setUniformItemSizes(True)
-        self.list.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
+        self.list.setSelectionMode(QListView.SelectionMode.ExtendedSelection)
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.list.verticalScrollBar().valueChanged.connect(self._scrolled)
-        self.empty = QLabel("Open a run to see what its ranks say.")
-        self.empty.setProperty("tone", "dim")
+        self.empty = text_label("Open a run to see what its ranks say.", "dim", wrap=False)
         self.empty.setContentsMargins(16, 8, 16, 8)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 4, 0, 4)
-        column.setSpacing(0)
-        column.addWidget(self.empty)
-        column.addWidget(self.list, 1)
+        column(self.empty, (self.list, 1), on=self, margins=(0, 4, 0, 4))
         self.setFocusProxy(self.list)
         self._timer = QTimer(self, interval=TAKE_EVERY_MS)
         self._timer.timeout.connect(self.take)
-        self._follow_changed: list[QToolButton] = []
         theme.changed.connect(self.list.viewport().update)
 
     def show_run(self, path: Path | None) -> None:
         if path == self._path:
             return
-        self._stop()
+        self.close_tail()
         self._path = path
-        self._rank = None
+        self.rank = None
         self.model.clear()
         self.model.ranks.clear()
         self.model.set_filter(None, self._text)
@@ -129,23 +109,18 @@ class OutputView(QWidget):
             self._start()
 
     def set_rank(self, rank: int | None) -> None:
-        self._rank = rank
+        self.rank = rank
         self.model.set_filter(rank, self._text)
         self._to_end()
 
     def set_text(self, text: str) -> None:
         self._text = text
-        self.model.set_filter(self._rank, text)
+        self.model.set_filter(self.rank, text)
         self._to_end()
-
-    @property
-    def rank(self) -> int | None:
-        return self._rank
 
     def set_follow(self, follows: bool) -> None:
         self.follows = follows
-        for button in self._follow_changed:
-            button.setChecked(follows)
+        self.follow_changed.emit(follows)
         self._to_end()
 
     def take(self) -> None:
@@ -159,15 +134,6 @@ class OutputView(QWidget):
             self._moving = False
         if num:
             self._to_end()
-
-    def close_tail(self) -> None:
-        """End the reader thread, with the window."""
-        self._stop()
-
-    def bind_follow(self, button: QToolButton) -> None:
-        self._follow_changed.append(button)
-        button.setChecked(self.follows)
-        button.clicked.connect(lambda: self.set_follow(button.isChecked()))
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
@@ -185,7 +151,8 @@ class OutputView(QWidget):
         if self._tail is not None:
             self._timer.start()
 
-    def _stop(self) -> None:
+    def close_tail(self) -> None:
+        """Ends the reader thread: there is another run, or the window closes."""
         self._timer.stop()
         if self._tail is not None:
             self._tail.stop()
@@ -223,16 +190,14 @@ class OutputTools(QWidget):
         self.ranks.setToolTip("Whose output is shown")
         self.ranks.addItem("All ranks", None)
         self.ranks.activated.connect(lambda _index: view.set_rank(self.ranks.currentData()))
-        self.lock = tool_button(theme, "lock", "Follow the End", lambda: None)
+        self.lock = tool_button(
+            theme, "lock", "Follow the End", lambda: view.set_follow(self.lock.isChecked())
+        )
         self.lock.setCheckable(True)
-        view.bind_follow(self.lock)
+        self.lock.setChecked(view.follows)
+        view.follow_changed.connect(self.lock.setChecked)
         self.clear = tool_button(theme, "clear-all", "Clear Output", view.model.clear)
-        row = QHBoxLayout(self)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(4)
-        row.addStretch(1)
-        for widget in (self.filter, self.ranks, self.lock, self.clear):
-            row.addWidget(widget)
+        row(None, self.filter, self.ranks, self.lock, self.clear, on=self, spacing=4)
         view.model.rowsInserted.connect(self._list_ranks)
         view.model.modelReset.connect(self._list_ranks)
 

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from PySide6.QtCore import QPoint, QSortFilterProxyModel, Qt, Signal
-from PySide6.QtWidgets import QLabel, QLineEdit, QListView, QMenu, QVBoxLayout, QWidget
+from PySide6.QtCore import QPoint, QSortFilterProxyModel, Qt
+from PySide6.QtWidgets import QLineEdit, QListView, QMenu, QWidget
 
 from rankdeck.run.row import RunInfo
 from rankdeck_app.state.runs import Runs, RunsModel
 from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.layouts import column, text_label
 from rankdeck_app.widgets.run_list import RunDelegate
 
 
 class RunsView(QWidget):
-    """Each signal carries the run's directory."""
+    """`acts` do something to a run's directory: open, save, stop, resume, reuse, reveal and copy."""
 
-    opened = Signal(Path)
-    revealed = Signal(Path)
-    copied = Signal(Path)
-    stopped = Signal(Path)
-    saved = Signal(Path)
-    resumed = Signal(Path)
-    reused = Signal(Path)
-
-    def __init__(self, theme: Theme, runs: Runs) -> None:
+    def __init__(self, theme: Theme, runs: Runs, acts: Mapping[str, Callable[[Path], object]]) -> None:
         super().__init__()
-        self._runs = runs
+        self._runs, self._acts = runs, acts
         self.filter = QLineEdit(
             placeholderText="Filter by name, strategy or outcome", clearButtonEnabled=True
         )
@@ -44,20 +38,11 @@ class RunsView(QWidget):
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.list.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         self.list.customContextMenuRequested.connect(self._open_menu)
-        self.list.activated.connect(lambda index: self._tell(self.opened, index.data(RunsModel.InfoRole)))
-        self.empty = QLabel()
-        self.empty.setProperty("tone", "dim")
-        self.empty.setWordWrap(True)
+        self.list.activated.connect(lambda index: acts["open"](index.data(RunsModel.InfoRole).path))
+        self.empty = text_label(tone="dim")
         self.empty.setContentsMargins(14, 4, 14, 4)
-        top = QVBoxLayout()
-        top.setContentsMargins(12, 0, 12, 0)
-        top.addWidget(self.filter)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(8)
-        column.addLayout(top)
-        column.addWidget(self.empty)
-        column.addWidget(self.list, 1)
+        top = column(self.filter, margins=(12, 0, 12, 0))
+        column(top, self.empty, (self.list, 1), on=self, spacing=8)
         self.setFocusProxy(self.list)
         theme.changed.connect(self.list.viewport().update)
         runs.changed.connect(self._describe)
@@ -79,23 +64,23 @@ class RunsView(QWidget):
         self.empty.setText(text)
         self.empty.setVisible(bool(text))
 
-    def _tell(self, signal: object, info: object) -> None:
-        if isinstance(info, RunInfo):
-            signal.emit(info.path)  # type: ignore[attr-defined]
-
     def build_menu(self, info: RunInfo) -> QMenu:
         """What can be done to a run."""
         menu = QMenu(self)
-        menu.addAction("Open", lambda: self.opened.emit(info.path))
+
+        def add(text: str, act: str) -> None:
+            menu.addAction(text, lambda: self._acts[act](info.path))
+
+        add("Open", "open")
         if info.is_alive:
-            menu.addAction("Save Checkpoint Now", lambda: self.saved.emit(info.path))
-            menu.addAction("Stop", lambda: self.stopped.emit(info.path))
+            add("Save Checkpoint Now", "save")
+            add("Stop", "stop")
         elif info.is_resumable:
-            menu.addAction("Resume", lambda: self.resumed.emit(info.path))
-        menu.addAction("Use Its Configuration", lambda: self.reused.emit(info.path))
+            add("Resume", "resume")
+        add("Use Its Configuration", "reuse")
         menu.addSeparator()
-        menu.addAction("Open Its Folder", lambda: self.revealed.emit(info.path))
-        menu.addAction("Copy Path", lambda: self.copied.emit(info.path))
+        add("Open Its Folder", "reveal")
+        add("Copy Path", "copy")
         return menu
 
     def _open_menu(self, at: QPoint) -> None:

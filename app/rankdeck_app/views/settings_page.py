@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
-from PySide6.QtCore import Qt
-from PySide6.QtWidgets import (
-    QFrame,
-    QHBoxLayout,
-    QLabel,
-    QLineEdit,
-    QPushButton,
-    QScrollArea,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QFrame, QLineEdit, QWidget
 
 from rankdeck_app.settings import Setting, Settings, Value
 from rankdeck_app.shell.page import Page
 from rankdeck_app.state.trust import Trust
 from rankdeck_app.theme import Theme, set_look
 from rankdeck_app.widgets.controls import CheckBox, ComboBox
+from rankdeck_app.widgets.form import read
+from rankdeck_app.widgets.layouts import clear, column, push_button, reading_column, row, text_label
 
 PAGE_ID = "settings:"
 MAX_WIDTH = 760
@@ -33,32 +27,16 @@ class OptionRow(QWidget):
         super().__init__()
         self._settings = settings
         self.option = option
-        self.error = QLabel()
-        self.error.setProperty("tone", "error")
+        self.error = text_label(tone="error", wrap=False)
         self.error.hide()
-        self.reset = QPushButton("Reset")
-        self.reset.setProperty("kind", "link")
-        self.reset.setToolTip(f"Back to the default: {option.default or 'empty'}")
-        self.reset.clicked.connect(lambda: self._set(option.default))
-        name = QLabel(option.key)
-        name.setProperty("tone", "mono")
-        head = QHBoxLayout()
-        head.addWidget(name)
-        head.addWidget(self.reset)
-        head.addStretch(1)
-        text = QLabel(option.text)
-        text.setProperty("tone", "dim")
-        text.setWordWrap(True)
+        default = f"Back to the default: {option.default or 'empty'}"
+        self.reset = push_button("Reset", default, lambda: self._set(option.default), kind="link")
         self.editor = self._make_editor(theme)
         self.editor.setAccessibleName(option.key)
         self.editor.setAccessibleDescription(option.text)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 6, 0, 6)
-        column.setSpacing(4)
-        column.addLayout(head)
-        column.addWidget(text)
-        column.addWidget(self.editor)
-        column.addWidget(self.error)
+        head = row(text_label(option.key, "mono", wrap=False), self.reset, None)
+        parts = (head, text_label(option.text, "dim"), self.editor, self.error)
+        column(*parts, on=self, margins=(0, 6, 0, 6), spacing=4)
         settings.changed.connect(self._follow)
         self.refresh()
 
@@ -85,13 +63,9 @@ class OptionRow(QWidget):
     def _typed(self, text: str) -> None:
         if text == str(self._settings.value(self.option.key)):
             return self._say(None)
-        if self.option.kind is str:
-            return self._set(text.strip())
-        try:
-            number = float(text) if self.option.kind is float else int(text)
-        except ValueError:
-            return self._say(f"{self.option.key} must be a number, not {text!r}.")
-        return self._set(number)
+        kind = self.option.kind
+        value = text.strip() if kind is str else read(text, kind.__name__)
+        return self._set("" if value is None else value)
 
     def _set(self, value: Value) -> None:
         try:
@@ -128,31 +102,17 @@ class SettingsPage(Page):
         self.filter = QLineEdit(placeholderText="Search settings", clearButtonEnabled=True)
         self.filter.setAccessibleName("Search settings")
         self.filter.textChanged.connect(self._filter)
-        inside = QWidget()
-        inside.setMaximumWidth(MAX_WIDTH)
-        column = QVBoxLayout(inside)
-        column.setContentsMargins(32, 16, 32, 24)
-        column.setSpacing(6)
-        column.addWidget(self.filter)
+        inside = reading_column(self, MAX_WIDTH, (32, 16, 32, 24), 6)
+        inside.addWidget(self.filter)
         for option in settings.options.values():
             self.rows[option.key] = OptionRow(theme, settings, option)
-            column.addWidget(self.rows[option.key])
+            inside.addWidget(self.rows[option.key])
         self.trusted = QFrame()
         self.trusted.setProperty("kind", "card")
-        self._trusted_column = QVBoxLayout(self.trusted)
-        self._trusted_column.setContentsMargins(16, 12, 16, 12)
-        column.addWidget(self.trusted)
-        where = QLabel(f"Kept in {settings.path}")
-        where.setProperty("tone", "small")
-        where.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-        column.addWidget(where)
-        column.addStretch(1)
-        scroll = QScrollArea()
-        scroll.setWidgetResizable(True)
-        scroll.setWidget(inside)
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.addWidget(scroll)
+        self._trusted_column = column(on=self.trusted, margins=(16, 12, 16, 12))
+        inside.addWidget(self.trusted)
+        inside.addWidget(text_label(f"Kept in {settings.path}", "small", wrap=False, selectable=True))
+        inside.addStretch(1)
         self.setFocusProxy(self.filter)
         self._list_trusted()
 
@@ -161,34 +121,21 @@ class SettingsPage(Page):
         self._list_trusted()  # another window, or a launch, may have added one
 
     def _filter(self, text: str) -> None:
-        for key, row in self.rows.items():
-            row.setVisible(text.lower() in f"{key} {row.option.text}".lower())
+        for key, option in self.rows.items():
+            option.setVisible(text.lower() in f"{key} {option.option.text}".lower())
 
     def _list_trusted(self) -> None:
-        while (item := self._trusted_column.takeAt(0)) is not None:
-            widget = item.widget()
-            if widget is not None:
-                widget.hide()
-                widget.deleteLater()
-        title = QLabel("TRUSTED FOLDERS")
-        title.setProperty("tone", "section")
-        self._trusted_column.addWidget(title)
+        clear(self._trusted_column)
         folders = self._trust.folders()
+        self._trusted_column.addWidget(text_label("TRUSTED FOLDERS", "section", wrap=False))
         if not folders:
-            none = QLabel("None. You are asked before a folder's own Python code runs for the first time.")
-            none.setProperty("tone", "dim")
-            none.setWordWrap(True)
-            self._trusted_column.addWidget(none)
+            none = "None. You are asked before a folder's own Python code runs for the first time."
+            self._trusted_column.addWidget(text_label(none, "dim"))
         for folder in folders:
-            forget = QPushButton(f"Forget {folder}")
-            forget.setProperty("kind", "link")
-            forget.setToolTip("Ask again before code of this folder runs")
-            forget.clicked.connect(lambda _checked=False, folder=folder: self._forget(folder))
-            self._trusted_column.addWidget(forget)
+            tooltip = "Ask again before code of this folder runs"
+            forget = partial(self._forget, folder)
+            self._trusted_column.addWidget(push_button(f"Forget {folder}", tooltip, forget, kind="link"))
 
-    def _forget(self, folder: object) -> None:
-        from pathlib import Path
-
-        assert isinstance(folder, Path)
+    def _forget(self, folder: Path) -> None:
         self._trust.remove(folder)
         self._list_trusted()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 
-from PySide6.QtCore import Qt, QTimer
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QVBoxLayout
+from PySide6.QtCore import QTimer
 
 from rankdeck.base.errors import Problem
 from rankdeck_app.shell.page import Page
 from rankdeck_app.state.engine_process import Launch
 from rankdeck_app.theme import Theme, set_look
+from rankdeck_app.widgets.layouts import column, push_button, row, text_label
 
 PAGE_KIND = "starting"
 
@@ -24,27 +24,12 @@ class StartingPage(Page):
         super().__init__(wanted_id, title=launch.name, icon="loading")
         self._launch = launch
         self._began_s = time.monotonic()
-        self.title_label = QLabel(f"Starting {launch.name}…")
-        self.title_label.setProperty("tone", "title")
-        self.status = QLabel()
-        self.status.setProperty("tone", "dim")
-        self.problems = QLabel()
-        self.problems.setWordWrap(True)
-        self.problems.setTextFormat(Qt.TextFormat.PlainText)
-        self.problems.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-        self.cancel_button = QPushButton("Cancel")
-        self.cancel_button.setToolTip("Give up before the run begins")
-        self.cancel_button.clicked.connect(launch.cancel)
-        row = QHBoxLayout()
-        row.addWidget(self.cancel_button)
-        row.addStretch(1)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(32, 32, 32, 32)
-        column.setSpacing(12)
-        for widget in (self.title_label, self.status, self.problems):
-            column.addWidget(widget)
-        column.addLayout(row)
-        column.addStretch(1)
+        self.title_label = text_label(f"Starting {launch.name}…", "title", wrap=False)
+        self.status = text_label(tone="dim", wrap=False)
+        self.problems = text_label(selectable=True)
+        self.cancel_button = push_button("Cancel", "Give up before the run begins", launch.cancel)
+        parts = (self.title_label, self.status, self.problems, row(self.cancel_button, None), None)
+        column(*parts, on=self, margins=(32, 32, 32, 32), spacing=12)
         self._timer = QTimer(self, interval=500)
         self._timer.timeout.connect(self._tick)
         self._timer.start()

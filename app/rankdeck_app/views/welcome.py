@@ -7,14 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import QSize, Qt, Signal
-from PySide6.QtWidgets import (
-    QFrame,
-    QHBoxLayout,
-    QPushButton,
-    QScrollArea,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QWidget
 
 from rankdeck.config.presets import PresetCard
 from rankdeck.run.row import RunInfo
@@ -24,7 +17,7 @@ from rankdeck_app.state.runs import Runs
 from rankdeck_app.state.suggestion import Suggestion, suggest
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.controls import ElidedLabel
-from rankdeck_app.widgets.framed import framed, text_label
+from rankdeck_app.widgets.layouts import clear, column, framed, push_button, reading_column, row, text_label
 from rankdeck_app.widgets.run_list import details, outcome_look, strategy_title
 
 PAGE_ID = "welcome:"
@@ -58,27 +51,15 @@ class WelcomePage(Page):
         self.suggestion: Suggestion | None = None
         self.run_buttons: list[QPushButton] = []
         self._shown_runs: list[RunInfo] = []
-        self._rows: list[QWidget] = []
-        inside = QWidget()
-        inside.setMaximumWidth(MAX_WIDTH)
-        column = QVBoxLayout(inside)
-        column.setContentsMargins(32, 24, 32, 24)
-        column.setSpacing(16)
-        column.addLayout(_heading())
-        column.addWidget(self._suggestion_card())
-        columns = QHBoxLayout()
-        columns.setSpacing(16)
-        columns.addWidget(self._runs_card(), 1)
-        columns.addWidget(self._presets_card(), 1)
-        column.addLayout(columns)
-        column.addLayout(self._hints(hint))
-        column.addStretch(1)
-        scroll = QScrollArea()
-        scroll.setWidgetResizable(True)
-        scroll.setWidget(inside)
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.addWidget(scroll)
+        inside = reading_column(self, MAX_WIDTH, (32, 24, 32, 24), 16)
+        about = (
+            "Train on several GPUs, see what every strategy costs on each of them, and find what went wrong."
+        )
+        inside.addLayout(column(text_label("Rankdeck", "title"), text_label(about, "dim"), spacing=2))
+        inside.addWidget(self._suggestion_card())
+        inside.addLayout(row((self._runs_card(), 1), (self._presets_card(), 1), spacing=16))
+        inside.addLayout(self._hints(hint))
+        inside.addStretch(1)
         self.setFocusProxy(self.launch_button)
         gpus.changed.connect(self._suggest)
         runs.changed.connect(self._list_runs)
@@ -89,24 +70,15 @@ class WelcomePage(Page):
     # One suggested run
 
     def _suggestion_card(self) -> QFrame:
-        frame, column = framed("Start here")
-        self.what = text_label("")
-        self.why = text_label("", "dim")
-        self.launch_button = QPushButton()
-        self.launch_button.setProperty("kind", "primary")
-        self.launch_button.setFixedHeight(32)
+        self.suggestion_frame, inside = framed("Start here")
+        self.what, self.why = text_label(), text_label(tone="dim")
+        self.launch_button = push_button("", "", self._launch, kind="primary", height=32)
         self.launch_button.setIconSize(QSize(14, 14))
-        self.launch_button.clicked.connect(lambda: self.launch_suggested.emit(self.suggestion))
-        words = QVBoxLayout()
-        words.addWidget(self.what)
-        words.addWidget(self.why)
-        row = QHBoxLayout()
-        row.setSpacing(16)
-        row.addLayout(words, 1)
-        row.addWidget(self.launch_button)
-        column.addLayout(row)
-        self.suggestion_frame = frame
-        return frame
+        inside.addLayout(row((column(self.what, self.why), 1), self.launch_button, spacing=16))
+        return self.suggestion_frame
+
+    def _launch(self) -> None:
+        self.launch_suggested.emit(self.suggestion)
 
     def _suggest(self) -> None:
         self.suggestion = suggest(self._presets, self._gpus.devices)
@@ -124,13 +96,12 @@ class WelcomePage(Page):
     # Runs
 
     def _runs_card(self) -> QFrame:
-        frame, self._runs_column = framed("Runs")
+        frame, inside = framed("Runs")
         self.no_runs = text_label("No run yet.", "dim")
-        self._runs_column.addWidget(self.no_runs)
-        self._run_rows = QVBoxLayout()
-        self._run_rows.setSpacing(2)
-        self._runs_column.addLayout(self._run_rows)
-        self._runs_column.addStretch(1)
+        self._run_rows = column(spacing=2)
+        inside.addWidget(self.no_runs)
+        inside.addLayout(self._run_rows)
+        inside.addStretch(1)
         return frame
 
     def _list_runs(self) -> None:
@@ -142,13 +113,10 @@ class WelcomePage(Page):
         if infos == self._shown_runs:
             return
         self._shown_runs = infos
-        for row in self._rows:
-            row.hide()
-            row.deleteLater()
+        clear(self._run_rows)
         self.run_buttons = []
-        self._rows = [self._run_row(info) for info in infos]
-        for row in self._rows:
-            self._run_rows.addWidget(row)
+        for info in infos:
+            self._run_rows.addWidget(self._run_row(info))
 
     def _run_row(self, info: RunInfo) -> QWidget:
         icon, tone, word = outcome_look(info.outcome)
@@ -158,14 +126,13 @@ class WelcomePage(Page):
         text = " · ".join(
             filter(None, (strategy_title(info.strategy), word if info.is_alive else "", details(info)))
         )
-        row = _row(button, text)
         self.run_buttons.append(button)
-        return row
+        return _row(button, text)
 
     # Presets
 
     def _presets_card(self) -> QFrame:
-        frame, column = framed("Presets")
+        frame, inside = framed("Presets")
         self.preset_buttons: list[QPushButton] = []
         for preset in self._presets:
             tooltip = f"{preset.text}\nMake it the configuration in the side bar"
@@ -173,19 +140,15 @@ class WelcomePage(Page):
             self.preset_buttons.append(button)
             needs = " · needs a GPU" if preset.needs_gpu else ""
             text = f"{strategy_title(preset.strategy)}{needs} · {lesson(preset)}"
-            column.addWidget(_row(button, text))
-        column.addStretch(1)
+            inside.addWidget(_row(button, text))
+        inside.addStretch(1)
         return frame
 
     def _hints(self, hint: HintText) -> QHBoxLayout:
-        row = QHBoxLayout()
-        row.setSpacing(20)
-        for command_id in HINTS:
-            label, keys = hint(command_id)
-            if keys:
-                row.addWidget(text_label(f"{keys}  {label}", "small"))
-        row.addStretch(1)
-        return row
+        known = [(label, keys) for label, keys in map(hint, HINTS) if keys]
+        return row(
+            *(text_label(f"{keys}  {label}", "small", wrap=False) for label, keys in known), None, spacing=20
+        )
 
     def _retheme(self) -> None:
         self.launch_button.setIcon(self._theme.icon("play", "button.foreground"))
@@ -198,21 +161,9 @@ def lesson(preset: PresetCard) -> str:
     return sentence.split("\n")[0]
 
 
-def _heading() -> QVBoxLayout:
-    column = QVBoxLayout()
-    column.setSpacing(2)
-    column.addWidget(text_label("Rankdeck", "title"))
-    text = "Train on several GPUs, see what every strategy costs on each of them, and find what went wrong."
-    column.addWidget(text_label(text, "dim"))
-    return column
-
-
 def _link(text: str, tooltip: str, on_click: Callable[[], object]) -> QPushButton:
-    button = QPushButton(text)
-    button.setProperty("kind", "link")
-    button.setToolTip(tooltip)
+    button = push_button(text, tooltip, on_click, kind="link")
     button.setCursor(Qt.CursorShape.PointingHandCursor)
-    button.clicked.connect(lambda _checked=False: on_click())
     return button
 
 
@@ -221,9 +172,5 @@ def _row(button: QPushButton, text: str) -> QWidget:
     label = ElidedLabel(text)
     label.setProperty("tone", "small")
     widget = QWidget()
-    row = QHBoxLayout(widget)
-    row.setContentsMargins(0, 0, 0, 0)
-    row.setSpacing(10)
-    row.addWidget(button)
-    row.addWidget(label, 1)
+    row(button, (label, 1), on=widget, spacing=10)
     return widget

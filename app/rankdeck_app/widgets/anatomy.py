@@ -7,20 +7,20 @@ here is trouble by itself.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from PySide6.QtCore import QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QColor, QFontMetricsF, QPainter, QPaintEvent
-from PySide6.QtWidgets import QWidget
 
 from rankdeck.base.units import format_bytes
 from rankdeck.run.anatomy import PHASES, Span
-from rankdeck_app.widgets.chart import CENTER, UNKNOWN, Chart
-from rankdeck_app.widgets.chart_colors import ThemeColors, chart_font
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.chart import UNKNOWN, Chart
 from rankdeck_app.widgets.device_rows import DeviceRows
 from rankdeck_app.widgets.legend import LegendEntry, paint_entries, place_entries
+from rankdeck_app.widgets.painting import CENTER, chart_font, paint_text
+from rankdeck_app.widgets.zoom_plot import round_up
 
 AXIS_HEIGHT = 15
 LEGEND_HEIGHT = 17
@@ -96,9 +96,9 @@ class _Layout:
 class StepAnatomyChart(Chart[AnatomyFigure]):
     """The phases of a run's devices, readable from 1 to 16 of them."""
 
-    def __init__(self, theme: ThemeColors, parent: QWidget | None = None) -> None:
+    def __init__(self, theme: Theme) -> None:
         self._layout: _Layout | None = None
-        super().__init__(theme, AnatomyFigure(), "Phases of the last sampled step, per device", parent)
+        super().__init__(theme, AnatomyFigure(), "Phases of the last sampled step, per device")
 
     def relayout(self) -> None:
         self._layout = None
@@ -106,20 +106,20 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
     def describe(self) -> str:
         return ", ".join(
             f"{row.label}: {'unknown' if busy is None else f'{100 * busy:.0f} % busy'}"
-            for row, busy in zip(self._figure.rows, self._laid_out().busy, strict=True)
+            for row, busy in zip(self.figure.rows, self._laid_out().busy, strict=True)
         )
 
     def sizeHint(self) -> QSize:
-        return QSize(420, max(110, 22 * len(self._figure.rows) + AXIS_HEIGHT + LEGEND_HEIGHT))
+        return QSize(420, max(110, 22 * len(self.figure.rows) + AXIS_HEIGHT + LEGEND_HEIGHT))
 
     def minimumSizeHint(self) -> QSize:
-        return QSize(200, max(60, int(4.5 * len(self._figure.rows)) + AXIS_HEIGHT))
+        return QSize(200, max(60, int(4.5 * len(self.figure.rows)) + AXIS_HEIGHT))
 
     @property
     def _legend_height(self) -> int:
         """0 where rows would become too thin for it; the pointer still tells every phase."""
         room = self.height() - AXIS_HEIGHT - LEGEND_HEIGHT - 4
-        return LEGEND_HEIGHT if room >= _THINNEST_ROW * len(self._figure.rows) else 0
+        return LEGEND_HEIGHT if room >= _THINNEST_ROW * len(self.figure.rows) else 0
 
     def _color(self, phase: str) -> QColor:
         kind = _KINDS.get(phase)
@@ -133,10 +133,10 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
         return self._layout
 
     def _lay_out(self) -> _Layout:
-        figure = self._figure
+        figure = self.figure
         labels = [row.label for row in figure.rows]
         room = self.height() - AXIS_HEIGHT - self._legend_height - 4
-        rows = DeviceRows.of(labels, self.width(), room, most_row=34.0, numbers=_VALUE_WIDTH)
+        rows = DeviceRows(labels, self.width(), room, most_row=34.0, numbers=_VALUE_WIDTH)
         layout = _Layout(rows)
         span_s = figure.end_s - figure.start_s
         for index, row in enumerate(figure.rows):
@@ -147,7 +147,7 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
         return layout
 
     def _lay_row(self, layout: _Layout, index: int, row: AnatomyRow, per_second: float) -> None:
-        figure = self._figure
+        figure = self.figure
         gap = 3.0 if layout.rows.row_height >= 12 else 1.0
         row_box = layout.rows.row(index).adjusted(0, gap / 2, 0, -gap / 2)
 
@@ -177,13 +177,13 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
 
     @property
     def _gap_name(self) -> str:
-        return BUBBLE if self._figure.is_pipeline else IDLE
+        return BUBBLE if self.figure.is_pipeline else IDLE
 
     # -- painting --
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
         layout, muted = self._laid_out(), self._colors.muted
-        for index, (row, busy) in enumerate(zip(self._figure.rows, layout.busy, strict=True)):
+        for index, (row, busy) in enumerate(zip(self.figure.rows, layout.busy, strict=True)):
             number = UNKNOWN if busy is None else f"{100 * busy:.0f}%"
             layout.rows.paint_words(painter, index, (row.label, muted), (number, muted), bold=False)
         for gap in layout.gaps:
@@ -197,14 +197,12 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
                 [line] = place_entries(self._legend(), self.width())
                 paint_entries(painter, line, self.height() - LEGEND_HEIGHT / 2, muted)
         else:
-            painter.setFont(chart_font(11))
-            painter.setPen(muted)
-            painter.drawText(self.rect(), CENTER, "No step sampled yet")
+            paint_text(painter, self.rect(), "No step sampled yet", muted, 11, CENTER)
 
     def _gap_sign(self) -> list[QBrush | QColor]:
         """The track, hatched where a gap is a bubble."""
         hatch = QBrush(self._colors.axis, Qt.BrushStyle.BDiagPattern)
-        return [self._colors.track, hatch] if self._figure.is_pipeline else [self._colors.track]
+        return [self._colors.track, hatch] if self.figure.is_pipeline else [self._colors.track]
 
     def _paint_box(self, painter: QPainter, box: _Box) -> None:
         color = self._color(box.span.name)
@@ -219,34 +217,30 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
         number = box.span.microbatch
         if number is None or where.height() < 11:
             return
-        font = chart_font(10 if where.height() < 16 else 11)
-        text = str(number)
-        if QFontMetricsF(font).horizontalAdvance(text) + 4 <= where.width():
-            painter.setFont(font)
-            painter.setPen(QColor("#101418") if color.lightnessF() > 0.5 else QColor("#FFFFFF"))
-            painter.drawText(where, CENTER, text)
+        px, text = 10 if where.height() < 16 else 11, str(number)
+        if QFontMetricsF(chart_font(px)).horizontalAdvance(text) + 4 <= where.width():
+            ink = QColor("#101418") if color.lightnessF() > 0.5 else QColor("#FFFFFF")
+            paint_text(painter, where, text, ink, px, CENTER)
 
     def _paint_axis(self, painter: QPainter, strip: QRectF) -> None:
-        painter.setFont(chart_font(10))
-        painter.setPen(self._colors.axis)
-        span_s = self._figure.end_s - self._figure.start_s
-        tick_s = _round_up(span_s * _TICK_WIDTH / strip.width())
+        span_s = self.figure.end_s - self.figure.start_s
+        tick_s = round_up(span_s * _TICK_WIDTH / strip.width())
         divisor, unit = (1.0, "s") if span_s >= 2 else (1e-3, "ms")
         for index in range(int(span_s / tick_s) + 1):
             middle = strip.left() + strip.width() * index * tick_s / span_s
             where = QRectF(middle - 40, strip.bottom() + 1, 80, AXIS_HEIGHT - 2)
             text = f"{index * tick_s / divisor:g} {unit}" if index else "0"
-            painter.drawText(where, CENTER, text)
+            paint_text(painter, where, text, self._colors.axis, 10, CENTER)
 
     def _legend(self) -> list[LegendEntry]:
         """The phases, of which the shortest go first where there is no room, and the gap."""
         totals: dict[str, float] = {}
-        for row in self._figure.rows:
+        for row in self.figure.rows:
             for span in row.spans:
                 totals[span.name] = totals.get(span.name, 0.0) + span.duration_s
         phases = [
             LegendEntry(_LABELS.get(name, name), [self._color(name)], totals[name])
-            for name in self._figure.phases
+            for name in self.figure.phases
         ]
         return [*phases, LegendEntry(self._gap_name, self._gap_sign())]
 
@@ -264,7 +258,7 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
 
     def _words_of(self, box: _Box) -> str:
         span = box.span
-        words = [self._figure.rows[box.row].label, span.name]
+        words = [self.figure.rows[box.row].label, span.name]
         if span.microbatch is not None:
             words.append(f"microbatch {span.microbatch}")
         if span.stage is not None:
@@ -278,9 +272,3 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
 def _milliseconds(seconds: float) -> str:
     value = seconds * 1e3
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def _round_up(seconds: float) -> float:
-    """The next of 1, 2, 5, 10, ... of some power of ten."""
-    power = 10.0 ** math.floor(math.log10(seconds))
-    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= seconds * 0.999)

@@ -12,18 +12,18 @@ from dataclasses import dataclass
 import numpy as np
 import pyqtgraph as pg
 from numpy.typing import NDArray
-from PySide6.QtWidgets import QWidget
 
 from rankdeck.run.series import Curve, Floats, Series
-from rankdeck_app.widgets.chart_colors import ChartColors, ThemeColors, byte_unit, chart_font
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.chart_colors import ChartColors, byte_unit
+from rankdeck_app.widgets.painting import chart_font, dashed_line
 from rankdeck_app.widgets.zoom_plot import (
     TimeAxis,
     ZoomPlot,
-    dashed_pen,
     elapsed_label,
     padded_range,
-    solid_pen,
     step_up,
+    value_before,
 )
 
 _COLUMNS = 240
@@ -43,26 +43,35 @@ class MemoryLimit:
 
 @dataclass(frozen=True)
 class BandFigure:
-    """Histories in bytes over seconds since the start of the run. `span_s` None shows all of it;
-    `awaited` stands where there is nothing to show.
+    """Histories in bytes over seconds since the start of the run. `lead` stands out; where none does, the
+    line is the first device's, whoever leads by a few bytes now. `span_s` None shows all of it; `awaited`
+    stands where there is nothing to show.
     """
 
     labels: Sequence[str] = ()
     histories: Sequence[Curve | Series] = ()
-    lead: int = 0
-    is_notable: bool = False
+    lead: int | None = None
     limits: Sequence[MemoryLimit] = ()
     now_s: float = 0.0
     span_s: float | None = 60.0
     awaited: str = "waiting for the first sampled step"
 
+    @property
+    def is_notable(self) -> bool:
+        return self.lead is not None
+
+    @property
+    def line(self) -> int:
+        """The device that is drawn as a line."""
+        return self.lead or 0
+
 
 class BandChart(ZoomPlot):
     """The memory of a run's devices over time."""
 
-    def __init__(self, theme: ThemeColors, name: str = "", parent: QWidget | None = None) -> None:
-        super().__init__(theme, TimeAxis("bottom"), name, parent)
-        self._figure = BandFigure()
+    def __init__(self, theme: Theme, name: str = "") -> None:
+        super().__init__(theme, TimeAxis("bottom"), name)
+        self.figure = BandFigure()
         self._low, self._high, self._gap_top = (pg.PlotCurveItem() for _ in range(3))
         self._lead = pg.PlotCurveItem(antialias=True, connect="finite")
         self._dots = pg.ScatterPlotItem(symbol="o", size=4, pxMode=True)
@@ -77,16 +86,12 @@ class BandChart(ZoomPlot):
         for label in (self._lead_label, self._rest_label):
             label.setZValue(10)
             self.addItem(label, ignoreBounds=True)
-        self.finish()
-
-    @property
-    def figure(self) -> BandFigure:
-        return self._figure
+        self.retheme()
 
     def set_figure(self, figure: BandFigure) -> None:
-        changed_limits = figure.limits != self._figure.limits
-        recolor = figure.is_notable != self._figure.is_notable
-        self._figure = figure
+        changed_limits = figure.limits != self.figure.limits
+        recolor = figure.is_notable != self.figure.is_notable
+        self.figure = figure
         if changed_limits:
             self._rebuild_limits()
         if recolor:
@@ -97,43 +102,41 @@ class BandChart(ZoomPlot):
         for item in (*self._limit_lines, *self._limit_labels):
             self.removeItem(item)
         self._limit_lines, self._limit_labels = [], []
-        for limit in self._figure.limits:
-            line = pg.InfiniteLine(limit.num_bytes, angle=0, movable=False)
-            label = pg.TextItem(limit.name, anchor=(1, 0.5))
-            for item in (line, label):
-                self.addItem(item, ignoreBounds=True)
-            self._limit_lines.append(line)
-            self._limit_labels.append(label)
+        for limit in self.figure.limits:
+            self._limit_lines.append(pg.InfiniteLine(limit.num_bytes, angle=0, movable=False))
+            self._limit_labels.append(pg.TextItem(limit.name, anchor=(1, 0.5)))
+        for item in (*self._limit_lines, *self._limit_labels):
+            self.addItem(item, ignoreBounds=True)
         self._recolor_limits(self._colors)
 
     def recolor(self, colors: ChartColors) -> None:
-        lead = colors.lead if self._figure.is_notable else colors.foreground
-        self._lead.setPen(solid_pen(lead))
+        lead = colors.lead if self.figure.is_notable else colors.foreground
+        self._lead.setPen(pg.mkPen(lead))
         self._dots.setPen(pg.mkPen(None))
         self._dots.setBrush(pg.mkBrush(lead))
         for edge in (self._low, self._high):
-            edge.setPen(solid_pen(colors.rest))
+            edge.setPen(pg.mkPen(colors.rest))
         self._band.setBrush(pg.mkBrush(colors.rest_fill))
         self._gap.setBrush(pg.mkBrush(colors.lead_fill))
-        self._lead_label.setColor(colors.lead_text if self._figure.is_notable else colors.foreground)
+        self._lead_label.setColor(colors.lead_text if self.figure.is_notable else colors.foreground)
         self._rest_label.setColor(colors.rest)
         for label in (self._lead_label, self._rest_label):
             label.setFont(chart_font(11, bold=True))
         self._recolor_limits(colors)
 
     def _recolor_limits(self, colors: ChartColors) -> None:
-        for limit, line, label in zip(
-            self._figure.limits, self._limit_lines, self._limit_labels, strict=True
-        ):
+        for limit, line, label in zip(self.figure.limits, self._limit_lines, self._limit_labels, strict=True):
             color = colors.capacity if limit.is_hard else colors.muted
-            line.setPen(dashed_pen(color))
+            pen = dashed_line(color)
+            pen.setCosmetic(True)  # one pixel at any zoom
+            line.setPen(pen)
             label.setColor(color)
             label.setFont(chart_font(11, bold=True))
 
     def draw(self) -> None:
-        figure = self._figure
-        x0, x1 = self._followed_x() if self._follows else self.visible_x()
-        lead = figure.histories[figure.lead] if figure.histories else None
+        figure = self.figure
+        x0, x1 = self._followed_x() if self.follows else self.visible_x()
+        lead = figure.histories[figure.line] if figure.histories else None
         if lead is None or not len(lead):
             self.set_ranges((0.0, 1.0), (0.0, 1.0))
             self._name_devices(None, None)
@@ -145,7 +148,7 @@ class BandChart(ZoomPlot):
         sampled = window.x if window.low is window.high and len(window.x) < _FEW else window.x[:0]
         self._dots.setData(sampled, window.high[: len(sampled)])
         rest = [
-            series for index, series in enumerate(figure.histories) if index != figure.lead and len(series)
+            series for index, series in enumerate(figure.histories) if index != figure.line and len(series)
         ]
         grid, low, high = _band(rest, x0, x1)
         for edge, y in ((self._low, low), (self._high, high)):
@@ -160,15 +163,12 @@ class BandChart(ZoomPlot):
         # Room for a label above the highest line.
         air = 1.0 + 20.0 / max(60.0, float(self.getViewBox().height()))
         y_range = (0.0, padded_range(0.0, air * top / divisor)[1] * divisor)
-        if self._follows:
-            self.set_ranges((x0, x1), y_range)
-        else:
-            self.set_y_range(y_range)
+        self.show_ranges((x0, x1), y_range)
         self._name_devices(window.high, (low, high) if len(grid) else None)
 
     def _followed_x(self) -> tuple[float, float]:
         """The last minute in steps of two seconds, or everything up to a round time."""
-        figure = self._figure
+        figure = self.figure
         if figure.span_s is None:
             return 0.0, step_up(max(figure.now_s, 1.0))
         end = max(figure.span_s, np.ceil(figure.now_s / 2) * 2)
@@ -182,15 +182,15 @@ class BandChart(ZoomPlot):
         per_pixel = (y1 - y0) / height
         at_x = x0 + 0.97 * (x1 - x0)
         taken: list[float] = []
-        lines = [limit.num_bytes for limit in self._figure.limits]
-        for limit, label in zip(self._figure.limits, self._limit_labels, strict=True):
+        lines = [limit.num_bytes for limit in self.figure.limits]
+        for limit, label in zip(self.figure.limits, self._limit_labels, strict=True):
             taken.append(_placed(limit.num_bytes - 10 * per_pixel, -per_pixel, taken, lines))
             label.setPos(at_x, taken[-1])
         self._lead_label.setVisible(lead is not None)
         self._rest_label.setVisible(band is not None)
         if lead is not None:
-            name = self._figure.labels[self._figure.lead]
-            self._lead_label.setText(f"{name} lead" if self._figure.is_notable else name)
+            name = self.figure.labels[self.figure.line]
+            self._lead_label.setText(f"{name} lead" if self.figure.is_notable else name)
             top = float(np.nanmax(lead[-max(1, len(lead) // 3) :]))
             wanted = top + 10 * per_pixel
             if wanted + 8 * per_pixel > y1:
@@ -206,24 +206,24 @@ class BandChart(ZoomPlot):
             self._rest_label.setPos(at_x, taken[-1])
 
     def _rest_name(self) -> str:
-        others = [label for index, label in enumerate(self._figure.labels) if index != self._figure.lead]
+        others = [label for index, label in enumerate(self.figure.labels) if index != self.figure.line]
         if len(others) == 1:
             return others[0]
         first, last = others[0], others[-1].rsplit(" ", 1)[-1]
-        in_a_row = self._figure.lead in (0, len(others))
+        in_a_row = self.figure.line in (0, len(others))
         return f"{first}–{last} min…max" if in_a_row else f"{len(others)} others min…max"
 
     def readout(self, x: float) -> str:
-        figure = self._figure
+        figure = self.figure
         if not figure.histories or not any(len(series) for series in figure.histories):
             return ""
         divisor, unit = byte_unit(max(self.getViewBox().viewRange()[1][1], 1))
-        values = [_value_at(series, x) for series in figure.histories]
-        lead = values[figure.lead]
-        others = [value for index, value in enumerate(values) if index != figure.lead and value is not None]
+        known = {place: value_before(series, x) for place, series in enumerate(figure.histories)}
+        values = {place: bounds[1] for place, bounds in known.items() if bounds is not None}
         parts = [elapsed_label(x)]
-        if lead is not None:
-            parts.append(f"{figure.labels[figure.lead]} {lead / divisor:.1f} {unit}")
+        if figure.line in values:
+            parts.append(f"{figure.labels[figure.line]} {values.pop(figure.line) / divisor:.1f} {unit}")
+        others = values.values()
         if others:
             parts.append(f"others {min(others) / divisor:.1f}…{max(others) / divisor:.1f}")
         return "  ".join(parts) if len(parts) > 1 else ""
@@ -245,19 +245,15 @@ def _placed(wanted: float, step: float, taken: Sequence[float], lines: Sequence[
 def _interpolated(series: Curve | Series, grid: Floats, x0: float, x1: float) -> tuple[Floats, Floats]:
     """(least, most) of a series at the grid; NaN before its first point, its last value after its last."""
     window = series.window(x0, x1, 2 * _COLUMNS)
-    return (
-        np.interp(grid, window.x, window.low, left=np.nan),
-        np.interp(grid, window.x, window.high, left=np.nan),
-    )
+    low, high = (np.interp(grid, window.x, y, left=np.nan) for y in (window.low, window.high))
+    return low, high
 
 
 def _band(rest: Sequence[Curve | Series], x0: float, x1: float) -> tuple[Floats, Floats, Floats]:
     """(x, least, most) over all series on one grid, from the first point of any to the last."""
-    if not rest:
-        return np.empty(0), np.empty(0), np.empty(0)
-    begin = max(x0, min(series.first_x or 0.0 for series in rest))
-    end = min(x1, max(series.last_x or 0.0 for series in rest))
-    if end < begin:
+    begin = max(x0, min((series.first_x or 0.0 for series in rest), default=x1))
+    end = min(x1, max((series.last_x or 0.0 for series in rest), default=x0))
+    if not rest or end < begin:
         return np.empty(0), np.empty(0), np.empty(0)
     grid = np.linspace(begin, end, _COLUMNS)
     pairs = [_interpolated(series, grid, x0, x1) for series in rest]
@@ -265,10 +261,3 @@ def _band(rest: Sequence[Curve | Series], x0: float, x1: float) -> tuple[Floats,
     high = np.fmax.reduce([pair[1] for pair in pairs])
     known = np.isfinite(low) & np.isfinite(high)
     return grid[known], low[known], high[known]
-
-
-def _value_at(series: Curve | Series, x: float) -> float | None:
-    window = series.window(x, x, 4)
-    if not len(window.x) or window.x[0] > x:
-        return None
-    return float(window.high[0])

@@ -16,7 +16,6 @@ from PySide6.QtCore import QRect, QRectF, QSize, Qt
 from PySide6.QtGui import (
     QColor,
     QContextMenuEvent,
-    QFont,
     QFontMetricsF,
     QGuiApplication,
     QPainter,
@@ -24,9 +23,12 @@ from PySide6.QtGui import (
     QPen,
     QPixmap,
 )
-from PySide6.QtWidgets import QFileDialog, QMenu, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFileDialog, QMenu, QMessageBox, QWidget
 
-from rankdeck_app.widgets.chart_colors import ChartColors, ThemeColors, chart_font
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.chart_colors import ChartColors
+from rankdeck_app.widgets.layouts import column
+from rankdeck_app.widgets.painting import chart_font, paint_text
 
 HEADER_HEIGHT = 30
 RADIUS = 6
@@ -34,45 +36,26 @@ RADIUS = 6
 CsvRows = Callable[[], Iterable[Sequence[object]]]
 
 
-def _draw(painter: QPainter, text: str, font: QFont, color: QColor, left: float, right: float) -> float:
-    """One line of the header, shortened to its room; the width that it took."""
-    painter.setFont(font)
-    painter.setPen(color)
-    shown = painter.fontMetrics().elidedText(text, Qt.TextElideMode.ElideRight, max(0, int(right - left)))
-    where = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
-    painter.drawText(QRectF(left, 6, max(0.0, right - left), 20), where, shown)
-    return painter.fontMetrics().horizontalAdvance(shown)
-
-
 class ChartCard(QWidget):
     """A titled frame. `csv_rows` gives the header row and then the data rows of the CSV export."""
 
-    def __init__(self, title: str, theme: ThemeColors, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._title = title
+    def __init__(self, title: str, theme: Theme, body: QWidget, csv_rows: CsvRows | None = None) -> None:
+        super().__init__()
+        self.title = title
         self._subtitle = self._short_subtitle = ""
         self._source = self._short_source = ""
         self._theme = theme
-        self._colors = ChartColors.of(theme)
-        self._csv_rows: CsvRows | None = None
-        self._layout = QVBoxLayout(self)
-        self._layout.setContentsMargins(10, HEADER_HEIGHT, 10, 8)
+        self._colors = ChartColors(theme)
+        self._csv_rows = csv_rows
+        column(body, on=self, margins=(10, HEADER_HEIGHT, 10, 8))
         self.setAccessibleName(title)
         theme.changed.connect(self._retheme)
 
-    @property
-    def title(self) -> str:
-        return self._title
-
     def set_title(self, text: str) -> None:
-        if text != self._title:
-            self._title = text
+        if text != self.title:
+            self.title = text
             self.setAccessibleName(text)
             self.update(self._header_rect())
-
-    def set_body(self, body: QWidget, csv_rows: CsvRows | None = None) -> None:
-        self._layout.addWidget(body)
-        self._csv_rows = csv_rows
 
     def set_subtitle(self, text: str, short: str = "") -> None:
         """`short` is drawn where the whole text has no room."""
@@ -95,7 +78,7 @@ class ChartCard(QWidget):
         return QRect(0, 0, self.width(), HEADER_HEIGHT)
 
     def _retheme(self) -> None:
-        self._colors = ChartColors.of(self._theme)
+        self._colors = ChartColors(self._theme)
         self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:
@@ -109,19 +92,24 @@ class ChartCard(QWidget):
 
     def _paint_header(self, painter: QPainter) -> None:
         """Title, subtitle, and the source at the right. The subtitle is shortened first, the title last."""
-        left, right = 12.0, self.width() - 12.0
-        left += _draw(painter, self._title, chart_font(12, bold=True), self._colors.foreground, left, right)
+        left, right, colors = 12.0, self.width() - 12.0, self._colors
+
+        def draw(text: str, left: float, ink: QColor, px: int, *, bold: bool = False) -> float:
+            room, elide = QRectF(left, 6, max(0.0, right - left), 20), Qt.TextElideMode.ElideRight
+            return paint_text(painter, room, text, ink, px, bold=bold, elide=elide)
+
+        left += draw(self.title, left, colors.foreground, 12, bold=True)
         source = self._fitting_source(right - left)
         if source:
             width = QFontMetricsF(chart_font(10)).horizontalAdvance(source)
-            _draw(painter, source, chart_font(10), self._colors.axis, right - width - 1, right)
+            draw(source, right - width - 1, colors.axis, 10)
             right -= width + 12
         metrics, room = QFontMetricsF(chart_font(11)), right - left - 12
         fits = metrics.horizontalAdvance(self._subtitle) <= room
         subtitle = self._subtitle if fits else self._short_subtitle
         # A word cut in the middle says less than none.
         if metrics.horizontalAdvance(subtitle) * 0.7 <= room:
-            _draw(painter, subtitle, chart_font(11), self._colors.muted, left + 12, right)
+            draw(subtitle, left + 12, colors.muted, 11)
 
     def _fitting_source(self, room: float) -> str:
         """The whole text if the subtitle keeps its room beside it, else the short one, else nothing."""
@@ -134,11 +122,8 @@ class ChartCard(QWidget):
     def sizeHint(self) -> QSize:
         return QSize(420, 220)
 
-    def picture(self) -> QPixmap:
-        return self.grab()
-
     def copy_picture(self) -> None:
-        QGuiApplication.clipboard().setPixmap(self.picture())
+        QGuiApplication.clipboard().setPixmap(self.grab())
 
     def export_png(self, path: Path) -> None:
         """Writes the card at twice its size on screen, for papers and slides.
@@ -160,7 +145,7 @@ class ChartCard(QWidget):
         generator.setFileName(str(path))
         generator.setSize(self.size())
         generator.setViewBox(self.rect())
-        generator.setTitle(self._title)
+        generator.setTitle(self.title)
         painter = QPainter(generator)
         self.render(painter, self.rect().topLeft())
         painter.end()
@@ -191,15 +176,13 @@ class ChartCard(QWidget):
         menu.popup(event.globalPos())
 
     def _export_with_dialog(self, suffix: str, export: Callable[[Path], None]) -> None:
-        name = f"{self._title.lower().replace(' ', '-')}.{suffix}"
+        name = f"{self.title.lower().replace(' ', '-')}.{suffix}"
         chosen, _ = QFileDialog.getSaveFileName(
-            self, f"Export {self._title}", name, f"{suffix.upper()} (*.{suffix})"
+            self, f"Export {self.title}", name, f"{suffix.upper()} (*.{suffix})"
         )
         if not chosen:
             return
         try:
             export(Path(chosen))
         except OSError as error:
-            from PySide6.QtWidgets import QMessageBox
-
             QMessageBox.warning(self, "Export", f"{error}\nChoose another folder.")

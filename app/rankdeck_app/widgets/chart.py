@@ -7,18 +7,17 @@ device_rows.py (where things stand) and legend.py after this.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 from PySide6.QtCore import QEvent, Qt
-from PySide6.QtGui import QColor, QHelpEvent, QPainter, QPaintEvent, QPen, QResizeEvent
+from PySide6.QtGui import QHelpEvent, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QToolTip, QWidget
 
-from rankdeck_app.widgets.chart_colors import ChartColors, ThemeColors
+from rankdeck.base.units import format_bytes
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.chart_colors import ChartColors
 
-LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
-RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
-CENTER = Qt.AlignmentFlag.AlignCenter
 UNKNOWN = "–"
 
 Figure = TypeVar("Figure")
@@ -30,27 +29,21 @@ class Chart(QWidget, Generic[Figure]):
     is_opaque = True
     """Whether the chart paints the ground of its card itself, which spares Qt the widgets below it."""
 
-    def __init__(
-        self, theme: ThemeColors, figure: Figure, name: str = "", parent: QWidget | None = None
-    ) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme, figure: Figure, name: str = "") -> None:
+        super().__init__()
         self._theme = theme
-        self._colors = ChartColors.of(theme)
-        self._figure = figure
+        self._colors = ChartColors(theme)
+        self.figure = figure
         self.setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent, self.is_opaque)
         self.setAccessibleName(name)
         theme.changed.connect(self._retheme)
 
-    @property
-    def figure(self) -> Figure:
-        return self._figure
-
     def set_figure(self, figure: Figure) -> None:
         """Shows another figure; one that is equal to the shown one costs nothing."""
-        if figure == self._figure:
+        if figure == self.figure:
             return
         sizes = self.sizeHint(), self.minimumSizeHint()
-        before, self._figure = self._figure, figure
+        before, self.figure = self.figure, figure
         self.relayout()
         if sizes != (self.sizeHint(), self.minimumSizeHint()):
             self.updateGeometry()
@@ -77,7 +70,7 @@ class Chart(QWidget, Generic[Figure]):
         return ""
 
     def _retheme(self) -> None:
-        self._colors = ChartColors.of(self._theme)
+        self._colors = ChartColors(self._theme)
         self.relayout()
         self.update()
 
@@ -98,8 +91,11 @@ class Chart(QWidget, Generic[Figure]):
         return super().event(event)
 
 
-def dashed_line(color: QColor, pattern: Sequence[float] = (4, 3)) -> QPen:
-    """The pen of a limit: one pixel wide, with dashes and gaps as given."""
-    pen = QPen(color, 1, Qt.PenStyle.CustomDashLine)
-    pen.setDashPattern(list(pattern))
-    return pen
+def bytes_table(rows: Iterable[tuple[str, int]]) -> str:
+    """Names with their bytes, for a tooltip; empty without any."""
+    lines = (
+        f"<tr><td>{name}</td><td align='right'>&nbsp;&nbsp;{format_bytes(size)}</td></tr>"
+        for name, size in rows
+    )
+    text = "".join(lines)
+    return text and f"<table>{text}</table>"

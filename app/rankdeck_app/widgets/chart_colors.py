@@ -7,28 +7,12 @@ memory are a ramp of blues. Devices are told apart by position and label, never 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache
-from typing import Protocol
+from PySide6.QtGui import QColor
 
-from PySide6.QtCore import SignalInstance
-from PySide6.QtGui import QColor, QFont
-
-from rankdeck_app.theme.theme import MONO_FAMILIES, UI_FAMILIES
-
-
-class ThemeColors(Protocol):
-    """What a painted widget needs of a theme: a colour by VS Code id, and word of a change."""
-
-    @property
-    def changed(self) -> SignalInstance: ...
-
-    def color(self, key: str) -> QColor: ...
-
+from rankdeck_app.theme import Theme
 
 # In the order in which the segments of a bar are drawn.
-KIND_LABELS: Mapping[str, str] = {
+KIND_LABELS = {
     "parameters": "parameters",
     "gradients": "gradients",
     "optimizer": "optimizer",
@@ -42,7 +26,7 @@ KIND_LABELS: Mapping[str, str] = {
 
 
 # Whose memory it is on a GPU, as the driver tells it; in the order of the segments of a bar.
-HOLDER_LABELS: Mapping[str, str] = {
+HOLDER_LABELS = {
     "run": "runs",
     "context": "context, libraries",
     "reserved": "reserved, unused",
@@ -60,71 +44,43 @@ _HOLDER_COLORS = {
 }
 
 
-@dataclass(frozen=True)
 class ChartColors:
     """Every colour that a chart draws with, for one theme."""
 
-    foreground: QColor
-    muted: QColor
-    trouble: QColor
-    border: QColor
-    card: QColor
-    lead: QColor
-    lead_text: QColor
-    lead_fill: QColor
-    rest: QColor
-    rest_fill: QColor
-    loss: QColor
-    raw: QColor
-    grid: QColor
-    axis: QColor
-    track: QColor
-    median: QColor
-    capacity: QColor
-    hot: QColor
-    kinds: Mapping[str, QColor]
-    heat: tuple[QColor, ...]
-
-    @staticmethod
-    def of(theme: ThemeColors) -> ChartColors:
+    def __init__(self, theme: Theme) -> None:
         color = theme.color
-        kinds = {kind: color(f"rankdeck.kind.{kind}") for kind in KIND_LABELS}
-        return ChartColors(
-            foreground=color("foreground"),
-            muted=color("descriptionForeground"),
-            trouble=color("errorForeground"),
-            border=color("rankdeck.card.border"),
-            card=color("rankdeck.card.background"),
-            lead=color("rankdeck.lead"),
-            lead_text=color("rankdeck.leadText"),
-            lead_fill=color("rankdeck.leadFill"),
-            rest=color("rankdeck.rest"),
-            rest_fill=color("rankdeck.restFill"),
-            loss=color("rankdeck.loss"),
-            raw=color("rankdeck.lossRaw"),
-            grid=color("rankdeck.grid"),
-            axis=color("rankdeck.axis"),
-            track=color("rankdeck.track"),
-            median=color("rankdeck.median"),
-            capacity=color("rankdeck.capacity"),
-            # Gathered tensors are hot only where they make a device stand out; elsewhere they are blue.
-            hot=kinds["gathered"],
-            kinds=kinds
-            | {"gathered": color("rankdeck.rest")}
-            | {holder: color(key) for holder, key in _HOLDER_COLORS.items()},
-            heat=tuple(color(f"rankdeck.heat.{level}") for level in range(5)),
-        )
+        self.foreground = color("foreground")
+        self.muted = color("descriptionForeground")
+        self.trouble = color("errorForeground")
+        self.border = color("rankdeck.card.border")
+        self.card = color("rankdeck.card.background")
+        self.lead = color("rankdeck.lead")
+        self.lead_text = color("rankdeck.leadText")
+        self.lead_fill = color("rankdeck.leadFill")
+        self.rest = color("rankdeck.rest")
+        self.rest_fill = color("rankdeck.restFill")
+        self.loss = color("rankdeck.loss")
+        self.raw = color("rankdeck.lossRaw")
+        self.grid = color("rankdeck.grid")
+        self.axis = color("rankdeck.axis")
+        self.track = color("rankdeck.track")
+        self.median = color("rankdeck.median")
+        self.capacity = color("rankdeck.capacity")
+        # Gathered tensors are hot only where they make a device stand out; elsewhere they are blue.
+        self.hot = color("rankdeck.kind.gathered")
+        self.kinds = {kind: color(f"rankdeck.kind.{kind}") for kind in KIND_LABELS}
+        self.kinds["gathered"] = self.rest
+        self.kinds |= {holder: color(key) for holder, key in _HOLDER_COLORS.items()}
+        self.heat = [color(f"rankdeck.heat.{level}") for level in range(5)]
 
+    def of_tone(self, tone: str) -> QColor:
+        """The ink of a reading: "" | muted | hot | error."""
+        tones = {"muted": self.muted, "hot": self.lead_text, "error": self.trouble}
+        return tones.get(tone, self.foreground)
 
-@cache
-def chart_font(pixel_size: int, bold: bool = False, mono: bool = False) -> QFont:
-    """The faces of the theme; digits of one width, so that numbers do not jump."""
-    font = QFont()
-    font.setFamilies(MONO_FAMILIES if mono else UI_FAMILIES)
-    font.setPixelSize(pixel_size)
-    font.setBold(bold)
-    font.setFeature(QFont.Tag("tnum"), 1)
-    return font
+    def of_curve(self, tone: str) -> tuple[QColor, QColor]:
+        """(line, fill) of a curve of readings of that tone."""
+        return (self.lead, self.lead_fill) if tone == "hot" else (self.rest, self.rest_fill)
 
 
 def byte_unit(largest_bytes: float) -> tuple[int, str]:

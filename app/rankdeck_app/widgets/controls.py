@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QRectF, QSize, Qt
 from PySide6.QtGui import QPainter, QPaintEvent, QPen, QResizeEvent, QWheelEvent
-from PySide6.QtWidgets import QCheckBox, QComboBox, QLabel, QSizePolicy, QWidget
+from PySide6.QtWidgets import QCheckBox, QComboBox, QLabel, QSizePolicy
 
 from rankdeck_app.theme import Theme, draw_icon
 
@@ -29,8 +29,8 @@ def paint_check(painter: QPainter, theme: Theme, box: QRectF, checked: bool, lit
 class CheckBox(QCheckBox):
     """A check box with its text beside it."""
 
-    def __init__(self, theme: Theme, text: str = "", parent: QWidget | None = None) -> None:
-        super().__init__(text, parent)
+    def __init__(self, theme: Theme, text: str = "") -> None:
+        super().__init__(text)
         self._theme = theme
         self.setAttribute(Qt.WidgetAttribute.WA_Hover)
         theme.changed.connect(self.update)
@@ -56,8 +56,8 @@ class CheckBox(QCheckBox):
 class ElidedLabel(QLabel):
     """One line of plain text that ends in … where the room ends; all of it is in the tooltip then."""
 
-    def __init__(self, text: str, parent: QWidget | None = None) -> None:
-        super().__init__(text, parent)
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
         self.setTextFormat(Qt.TextFormat.PlainText)
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
 
@@ -77,8 +77,8 @@ class ElidedLabel(QLabel):
 class ComboBox(QComboBox):
     """A combo box with the theme's chevron; a wheel over it scrolls the form unless it has the keyboard."""
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self._theme = theme
         theme.changed.connect(self.update)
 

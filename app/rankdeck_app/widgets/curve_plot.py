@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import numpy as np
 import pyqtgraph as pg
-from PySide6.QtWidgets import QWidget
 
 from rankdeck.base.units import format_count
 from rankdeck.run.series import Curve, Series, Window
-from rankdeck_app.widgets.chart_colors import ChartColors, ThemeColors
-from rankdeck_app.widgets.zoom_plot import CountAxis, ZoomPlot, padded_range, solid_pen, step_up
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.chart_colors import ChartColors
+from rankdeck_app.widgets.zoom_plot import CountAxis, ZoomPlot, padded_range, step_up, value_before
 
 # A wide antialiased line is cheap only while it is short.
 _AVERAGE_POINTS = 240
@@ -25,7 +25,7 @@ class CurvePlot(ZoomPlot):
 
     def __init__(
         self,
-        theme: ThemeColors,
+        theme: Theme,
         raw: Curve | Series,
         average: Curve | Series,
         points: Curve | Series | None = None,
@@ -34,9 +34,8 @@ class CurvePlot(ZoomPlot):
         words: tuple[str, str, str] = ("raw", "EMA", "held-out"),
         from_zero: bool = False,
         digits: int = 4,
-        parent: QWidget | None = None,
     ) -> None:
-        super().__init__(theme, CountAxis("bottom"), name, parent)
+        super().__init__(theme, CountAxis("bottom"), name)
         self._series = (raw, average, points)
         self._words = words
         self._from_zero = from_zero
@@ -47,7 +46,7 @@ class CurvePlot(ZoomPlot):
         self._points_item = pg.ScatterPlotItem(symbol="d", size=8, pxMode=True)
         for item in (self._raw_item, self._average_item, self._points_item):
             self.addItem(item, ignoreBounds=True)
-        self.finish()
+        self.retheme()
 
     def set_last_step(self, num_steps: int | None) -> None:
         """Where the run will end: the axis never goes beyond it."""
@@ -56,9 +55,9 @@ class CurvePlot(ZoomPlot):
             self.request_draw()
 
     def recolor(self, colors: ChartColors) -> None:
-        self._raw_item.setPen(solid_pen(colors.raw))
-        self._average_item.setPen(solid_pen(colors.loss, 2))
-        self._points_item.setPen(solid_pen(colors.card))
+        self._raw_item.setPen(pg.mkPen(colors.raw))
+        self._average_item.setPen(pg.mkPen(colors.loss, width=2))
+        self._points_item.setPen(pg.mkPen(colors.card))
         self._points_item.setBrush(pg.mkBrush(colors.foreground))
 
     def draw(self) -> None:
@@ -70,7 +69,7 @@ class CurvePlot(ZoomPlot):
         self.await_data("")
         end = step_up(raw.last_x, float(self._last_step) if self._last_step else None)
         # A little air behind the last step, so that a point on it is whole.
-        x0, x1 = (0.0, 1.015 * max(end, 2.0)) if self._follows else self.visible_x()
+        x0, x1 = (0.0, 1.015 * max(end, 2.0)) if self.follows else self.visible_x()
         window = raw.window(x0, x1, self.max_points())
         smooth = average.window(x0, x1, min(_AVERAGE_POINTS, self.max_points()))
         self._raw_item.setData(*window.polyline())
@@ -80,10 +79,8 @@ class CurvePlot(ZoomPlot):
         if point_window is not None and len(point_window.x):
             self._points_item.setData(point_window.x, point_window.high)
         y = self._y_range(window, smooth, point_window)
-        if y is not None and self._follows:
-            self.set_ranges((x0, x1), y)
-        elif y is not None:
-            self.set_y_range(y)
+        if y is not None:
+            self.show_ranges((x0, x1), y)
 
     def _y_range(self, *windows: Window | None) -> tuple[float, float] | None:
         """Everything that is seen; a first step far above the rest does not flatten the rest."""
@@ -106,18 +103,7 @@ class CurvePlot(ZoomPlot):
         raw, average, points = self._series
         parts = [f"step {format_count(max(0, x))}"]
         for word, series in zip(self._words, (raw, average, points), strict=True):
-            if series is None:
-                continue
-            value = _value_before(series, x)
-            if value is not None:
-                parts.append(f"{word} {value:,.{self._digits}f}")
+            # Where single points are gone, the middle of their bin.
+            if series is not None and (bounds := value_before(series, x)) is not None:
+                parts.append(f"{word} {sum(bounds) / 2:,.{self._digits}f}")
         return "  ".join(parts) if len(parts) > 1 else ""
-
-
-def _value_before(series: Curve | Series, x: float) -> float | None:
-    """The newest value at or before x, or the middle of its bin where single points are gone."""
-    window = series.window(x, x, 4)
-    if not len(window.x) or window.x[0] > x:
-        return None
-    value = float((window.low[0] + window.high[0]) / 2)
-    return value if np.isfinite(value) else None

@@ -6,25 +6,18 @@ It reads from 1 to 16 devices: thin rows have smaller text, and the thinnest are
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from PySide6.QtCore import QRectF
 from PySide6.QtGui import QColor, QFontMetricsF, QPainter
 
-from rankdeck_app.widgets.chart import LEFT, RIGHT
-from rankdeck_app.widgets.chart_colors import chart_font
+from rankdeck_app.widgets.painting import RIGHT, chart_font, paint_text
 
 
-@dataclass(frozen=True)
 class DeviceRows:
     """Rows under each other. `plot` is where they are drawn; `width` is that of the chart; all in pixels."""
 
-    plot: QRectF
-    row_height: float
-    width: float
-
-    @staticmethod
-    def of(
+    def __init__(
+        self,
         labels: Sequence[str],
         width: float,
         room: float,
@@ -32,14 +25,14 @@ class DeviceRows:
         most_row: float,
         numbers: float,
         top: float = 0.0,
-    ) -> DeviceRows:
+    ) -> None:
         """Rows of at most `most_row` in the middle of a `room` below `top`, `numbers` pixels at the right."""
         num_rows = max(1, len(labels))
-        row_height = min(most_row, room / num_rows)
-        left = label_width(labels, 12 if row_height >= 14 else 10) + 12
-        top += max(0.0, (room - num_rows * row_height) / 2)
-        plot = QRectF(left, top, max(40.0, width - left - numbers), num_rows * row_height)
-        return DeviceRows(plot, row_height, width)
+        self.width = width
+        self.row_height = min(most_row, room / num_rows)
+        left = label_width(labels, 12 if self.row_height >= 14 else 10) + 12
+        top += max(0.0, (room - num_rows * self.row_height) / 2)
+        self.plot = QRectF(left, top, max(40.0, width - left - numbers), num_rows * self.row_height)
 
     def row(self, index: int) -> QRectF:
         """The plot of one row."""
@@ -61,14 +54,9 @@ class DeviceRows:
             return
         px = 12 if height >= 14 else 10 if height >= 11 else 9
         row = self.row(index).adjusted(0, -4, 0, 4)
-        painter.setFont(chart_font(px, bold=bold))
-        painter.setPen(label[1])
-        painter.drawText(QRectF(0, row.y(), row.left(), row.height()), LEFT, label[0])
-        painter.setFont(chart_font(px, bold=bold, mono=True))
-        painter.setPen(number[1])
-        painter.drawText(
-            QRectF(row.right(), row.y(), self.width - row.right(), row.height()), RIGHT, number[0]
-        )
+        at_right = QRectF(row.right(), row.y(), self.width - row.right(), row.height())
+        paint_text(painter, QRectF(0, row.y(), row.left(), row.height()), *label, px, bold=bold)
+        paint_text(painter, at_right, *number, px, RIGHT, bold=bold, mono=True)
 
 
 def label_width(labels: Sequence[str], px: int) -> float:

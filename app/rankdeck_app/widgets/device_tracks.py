@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from PySide6.QtCore import QPointF, QRectF, QSize
 from PySide6.QtGui import QPainter, QPaintEvent, QPen
-from PySide6.QtWidgets import QWidget
 
 from rankdeck.run.series import Series
-from rankdeck_app.widgets.chart import CENTER, LEFT, RIGHT, Chart, dashed_line
-from rankdeck_app.widgets.chart_colors import ThemeColors, chart_font
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.chart import Chart
+from rankdeck_app.widgets.painting import CENTER, LEFT, RIGHT, chart_font, dashed_line, paint_text
 from rankdeck_app.widgets.tracks import area_image, held
 
 AXIS_HEIGHT = 14
@@ -68,15 +68,15 @@ class TracksFigure:
 class DeviceTracks(Chart[TracksFigure]):
     """The plots of one device."""
 
-    def __init__(self, theme: ThemeColors, parent: QWidget | None = None) -> None:
-        super().__init__(theme, TracksFigure(), "Readings of one device over time", parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__(theme, TracksFigure(), "Readings of one device over time")
 
     def describe(self) -> str:
-        return "; ".join(f"{track.title}: {track.text}" for track in self._figure.tracks)
+        return "; ".join(f"{track.title}: {track.text}" for track in self.figure.tracks)
 
     @property
     def _num_rows(self) -> int:
-        return max(1, -(-len(self._figure.tracks) // _COLUMNS))
+        return max(1, -(-len(self.figure.tracks) // _COLUMNS))
 
     def sizeHint(self) -> QSize:
         return QSize(600, 240)
@@ -87,7 +87,7 @@ class DeviceTracks(Chart[TracksFigure]):
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
         width = (self.width() - _GAP * (_COLUMNS - 1)) / _COLUMNS
         height = (self.height() - AXIS_HEIGHT) / self._num_rows
-        for index, track in enumerate(self._figure.tracks):
+        for index, track in enumerate(self.figure.tracks):
             column, row = index // self._num_rows, index % self._num_rows
             box = QRectF(column * (width + _GAP), row * height, width, height)
             self._paint_track(painter, track, box)
@@ -97,15 +97,11 @@ class DeviceTracks(Chart[TracksFigure]):
             )
 
     def _paint_track(self, painter: QPainter, track: Track, box: QRectF) -> None:
-        colors, old = self._colors, self._figure.is_old
+        colors, old = self._colors, self.figure.is_old
         head = QRectF(box.left(), box.top(), box.width(), _HEAD)
-        painter.setFont(chart_font(11))
-        painter.setPen(colors.muted)
-        painter.drawText(head, LEFT, track.title)
-        tones = {"hot": colors.lead_text, "muted": colors.muted, "error": colors.trouble}
-        painter.setPen(colors.muted if old else tones.get(track.tone, colors.foreground))
-        painter.setFont(chart_font(11, bold=track.tone != "muted", mono=True))
-        painter.drawText(head, RIGHT, track.text)
+        paint_text(painter, head, track.title, colors.muted, 11)
+        ink = colors.muted if old else colors.of_tone(track.tone)
+        paint_text(painter, head, track.text, ink, 11, RIGHT, bold=track.tone != "muted", mono=True)
         plot = QRectF(box.left(), box.top() + _HEAD, box.width(), box.height() - _HEAD - 5)
         self._paint_curve(painter, track, plot)
         self._paint_limits(painter, track, plot)
@@ -115,16 +111,14 @@ class DeviceTracks(Chart[TracksFigure]):
         width, height = round(plot.width() * ratio), round(plot.height() * ratio)
         if width < 2 or height < 2:
             return
-        line, fill = (
-            (colors.lead, colors.lead_fill) if track.tone == "hot" else (colors.rest, colors.rest_fill)
-        )
+        line, fill = colors.of_curve(track.tone)
         top = max(track.top, 1e-9)
-        x0, x1 = self._figure.x_range
+        x0, x1 = self.figure.x_range
         levels, second = (
             held(series, x0, x1, track.hold_s, width)[None, :] / top for series in (track.curve, track.second)
         )
-        line = colors.muted if self._figure.is_old else line
-        image = area_image(levels, height, [line], [fill], colors.track, second, colors.axis)
+        line = colors.muted if self.figure.is_old else line
+        image = area_image(levels, height, [line], [fill], colors.track, (second, colors.axis))
         painter.drawImage(plot, image)
 
     def _paint_limits(self, painter: QPainter, track: Track, plot: QRectF) -> None:
@@ -133,7 +127,7 @@ class DeviceTracks(Chart[TracksFigure]):
                 painter.setPen(dashed_line(self._colors.capacity if limit.is_hard else self._colors.muted))
                 y = plot.bottom() - plot.height() * limit.value / track.top
                 painter.drawLine(QPointF(plot.left(), y), QPointF(plot.right(), y))
-        x0, x1 = self._figure.x_range
+        x0, x1 = self.figure.x_range
         painter.setFont(chart_font(10))
         painter.setPen(QPen(self._colors.lead_text, 1))
         taken = plot.left()
@@ -148,12 +142,10 @@ class DeviceTracks(Chart[TracksFigure]):
                     taken = left + width + 6
 
     def _paint_axis(self, painter: QPainter, box: QRectF) -> None:
-        x0, x1 = self._figure.x_range
-        painter.setFont(chart_font(10))
-        painter.setPen(self._colors.axis)
-        painter.drawText(box, LEFT, f"-{span_words(x1 - x0)}")
-        painter.drawText(box, CENTER, f"-{span_words((x1 - x0) / 2)}")
-        painter.drawText(box, RIGHT, "now")
+        x0, x1 = self.figure.x_range
+        middle, end = f"-{span_words((x1 - x0) / 2)}", f"-{span_words(x1 - x0)}"
+        for align, text in ((LEFT, end), (CENTER, middle), (RIGHT, "now")):
+            paint_text(painter, box, text, self._colors.axis, 10, align)
 
 
 def span_words(seconds: float) -> str:

@@ -1,44 +1,102 @@
-"""A form bound to the draft: shows what its text says, writes what is typed, marks what is wrong."""
+"""A form bound to the draft: shows what its text says, writes what is typed, marks what is wrong.
+
+A label and a field per row; two short fields share a line.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
-from PySide6.QtWidgets import QWidget
+from PySide6.QtWidgets import QGridLayout, QLabel, QWidget
 
 from rankdeck.config.checks import CARDS
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.theme import Theme
-from rankdeck_app.widgets.form import Form, FormRow, Place
+from rankdeck_app.widgets.form import Field, FormRow, Place, make_field
+from rankdeck_app.widgets.layouts import TOP, text_label
 
 
-class DraftForm(Form):
-    """`rows` is asked anew after every change, since a chosen card brings its own options."""
+class DraftForm(QWidget):
+    """`rows` is asked anew after every change, since a chosen card brings its own options. New rows keep the
+    fields that the old ones had.
+    """
 
     def __init__(
-        self,
-        theme: Theme,
-        draft: Draft,
-        rows: Callable[[], Sequence[FormRow]],
-        *,
-        label_width: int = 62,
-        parent: QWidget | None = None,
+        self, theme: Theme, draft: Draft, rows: Callable[[], Sequence[FormRow]], *, label_width: int = 62
     ) -> None:
-        super().__init__(theme, label_width=label_width, parent=parent)
-        self._draft = draft
+        super().__init__()
+        self._theme, self._draft = theme, draft
         self._make_rows = rows
-        self.edited.connect(self._write)
+        self._label_width = label_width
+        self._rows: list[FormRow] = []
+        self._labels: dict[Place, QLabel] = {}
+        self.fields: dict[Place, Field] = {}
+        self._grid = QGridLayout(self)
+        self._grid.setContentsMargins(0, 0, 0, 0)
+        self._grid.setSpacing(6)
+        for column in (1, 3):
+            self._grid.setColumnStretch(column, 1)
         draft.changed.connect(self.refresh)
         self.refresh()
 
     def refresh(self) -> None:
-        self.set_rows(self._make_rows())
+        self._set_rows(self._make_rows())
         self.setEnabled(self._draft.is_toml)
         for place, field in self.fields.items():
             field.show_value(self._draft.value(place))
             problems = self._draft.problems_at(place)
             field.set_problem(_sentence(problems[0]) if problems else None)
+
+    def _set_rows(self, rows: Sequence[FormRow]) -> None:
+        if list(rows) == self._rows:
+            return
+        while self._grid.takeAt(0) is not None:
+            pass
+        for row in self._rows:
+            if row not in rows:
+                self._drop(row.place)
+        self._rows = list(rows)
+        at, column = 0, 0
+        for row in rows:
+            if not row.is_short and column:
+                at, column = at + 1, 0
+            self._place(row, at, column)
+            at, column = (at, 2) if row.is_short and not column else (at + 1, 0)
+        self._order_tabs()
+
+    def _drop(self, place: Place) -> None:
+        for widget in (self.fields.pop(place), self._labels.pop(place, None)):
+            if widget is not None:
+                widget.hide()
+                widget.deleteLater()
+
+    def _place(self, row: FormRow, at: int, column: int) -> None:
+        field = self.fields.get(row.place) or self._make(row)
+        if row.is_check:
+            self._grid.addWidget(field, at, 0, 1, 4)
+            return
+        label = self._labels[row.place]
+        label.setMinimumWidth(self._label_width if column == 0 else 0)
+        self._grid.addWidget(label, at, column, TOP)
+        self._grid.addWidget(field, at, column + 1, 1, 1 if row.is_short else 3)
+
+    def _make(self, row: FormRow) -> Field:
+        field = self.fields[row.place] = make_field(row, self._theme)
+        field.edited.connect(lambda value: self._write(row.place, value))
+        if not row.is_check:
+            label = self._labels[row.place] = text_label(row.label, "dim", wrap=False)
+            label.setFixedHeight(26)
+            label.setBuddy(field.editor)
+            label.setToolTip(field.editor.toolTip())
+        return field
+
+    def _order_tabs(self) -> None:
+        """Tab goes down the rows, whichever of them were made first."""
+        editors = [self.fields[row.place].editor for row in self._rows]
+        for before, after in pairwise(editors):
+            QWidget.setTabOrder(before, after)
 
     def _write(self, place: Place, value: Any) -> None:
         if place[-1] == "use" and place[:-1] in CARDS and value is not None:

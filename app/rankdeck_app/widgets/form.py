@@ -1,23 +1,22 @@
-"""Form fields made from the catalogue's schema: a label and an editor per option, told apart by place.
+"""Form fields made from the catalogue's schema: an editor per option, known by the option's place.
 
-A form shows what the draft says and hands back what is typed, as typed: text that is no number goes on as
+A field shows what the draft says and hands back what is typed, as typed: text that is no number goes on as
 text, so that the engine's own words say what is wrong with it. A field that says nothing shows its default in
-the dim colour. Two short fields share a line.
+the dim colour. Read draft_form.py, which puts them together, after this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
-from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QComboBox, QGridLayout, QLabel, QLineEdit, QSizePolicy, QWidget
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QComboBox, QLineEdit, QSizePolicy, QWidget
 
 from rankdeck.config.catalog import OptionField
 from rankdeck_app.theme import Theme, set_look
 from rankdeck_app.widgets.controls import CheckBox, ComboBox
+from rankdeck_app.widgets.layouts import column
 
 Place = tuple[str, ...]
 _SHORT_KINDS = ("int", "float", "choice")
@@ -92,9 +91,7 @@ class Field(QWidget):
         # Two fields of a line are equally wide whatever stands in them.
         editor.setMinimumWidth(40)
         editor.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
-        layout = QGridLayout(self)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.addWidget(editor, 0, 0)
+        column(editor, on=self)
         editor.setAccessibleName(row.label)
         self.setFocusProxy(editor)
         self.set_problem(None)
@@ -116,10 +113,9 @@ class TextField(Field):
     """A line of text: numbers, lists, paths."""
 
     def __init__(self, row: FormRow) -> None:
-        self._line = QLineEdit()
-        super().__init__(row, self._line)
         default = shown(row.field.default)
-        self._line.setPlaceholderText(default or ("auto" if row.field.optional else ""))
+        self._line = QLineEdit(placeholderText=default or ("auto" if row.field.optional else ""))
+        super().__init__(row, self._line)
         self._line.textEdited.connect(lambda text: self.edited.emit(read(text, row.field.kind)))
 
     def show_value(self, value: Any) -> None:
@@ -176,73 +172,3 @@ def make_field(row: FormRow, theme: Theme) -> Field:
     if row.field.kind == "bool":
         return BoolField(row, theme)
     return ChoiceField(row, theme) if row.field.kind == "choice" else TextField(row)
-
-
-class Form(QWidget):
-    """Rows of fields. `edited` carries place and value. New rows keep the fields that the old ones had."""
-
-    edited = Signal(tuple, object)
-
-    def __init__(self, theme: Theme, *, label_width: int = 62, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._theme = theme
-        self._label_width = label_width
-        self._rows: list[FormRow] = []
-        self._labels: dict[Place, QLabel] = {}
-        self.fields: dict[Place, Field] = {}
-        self._grid = QGridLayout(self)
-        self._grid.setContentsMargins(0, 0, 0, 0)
-        self._grid.setHorizontalSpacing(6)
-        self._grid.setVerticalSpacing(6)
-        for column in (1, 3):
-            self._grid.setColumnStretch(column, 1)
-
-    def set_rows(self, rows: Sequence[FormRow]) -> None:
-        if list(rows) == self._rows:
-            return
-        while self._grid.takeAt(0) is not None:
-            pass
-        for row in self._rows:
-            if row not in rows:
-                self._drop(row.place)
-        self._rows = list(rows)
-        at, column = 0, 0
-        for row in rows:
-            if not row.is_short and column:
-                at, column = at + 1, 0
-            self._place(row, at, column)
-            at, column = (at, 2) if row.is_short and not column else (at + 1, 0)
-        self._order_tabs()
-
-    def _drop(self, place: Place) -> None:
-        for widget in (self.fields.pop(place), self._labels.pop(place, None)):
-            if widget is not None:
-                widget.hide()
-                widget.deleteLater()
-
-    def _place(self, row: FormRow, at: int, column: int) -> None:
-        field = self.fields.get(row.place) or self._make(row)
-        if row.is_check:
-            self._grid.addWidget(field, at, 0, 1, 4)
-            return
-        label = self._labels[row.place]
-        label.setMinimumWidth(self._label_width if column == 0 else 0)
-        self._grid.addWidget(label, at, column, Qt.AlignmentFlag.AlignTop)
-        self._grid.addWidget(field, at, column + 1, 1, 1 if row.is_short else 3)
-
-    def _make(self, row: FormRow) -> Field:
-        field = self.fields[row.place] = make_field(row, self._theme)
-        field.edited.connect(lambda value: self.edited.emit(row.place, value))
-        if not row.is_check:
-            label = self._labels[row.place] = QLabel(row.label)
-            label.setProperty("tone", "dim")
-            label.setFixedHeight(26)
-            label.setBuddy(field.editor)
-            label.setToolTip(field.editor.toolTip())
-        return field
-
-    def _order_tabs(self) -> None:
-        """Tab goes down the rows, whichever of them were made first."""
-        editors = [self.fields[row.place].editor for row in self._rows]
-        for before, after in pairwise(editors):
-            QWidget.setTabOrder(before, after)

@@ -8,6 +8,7 @@ card.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PySide6.QtCore import QRectF, QSize
 from PySide6.QtGui import QImage, QPainter, QPaintEvent
-from PySide6.QtWidgets import QWidget
 
 from rankdeck.run.series import Curve, Series
-from rankdeck_app.widgets.chart import CENTER, UNKNOWN, Chart
-from rankdeck_app.widgets.chart_colors import ThemeColors, chart_font
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.chart import UNKNOWN, Chart
 from rankdeck_app.widgets.device_rows import DeviceRows
+from rankdeck_app.widgets.painting import CENTER, paint_text
+from rankdeck_app.widgets.tracks import image_of
 
 AXIS_HEIGHT = 16
 
@@ -39,29 +41,32 @@ class HeatFigure:
 
 
 def shares_of(
-    history: Curve | Series, columns: NDArray[np.floating], column_s: float, reach_s: float
+    readings: Sequence[tuple[Curve | Series, float]], now_s: float, span_s: float, column_s: float
 ) -> NDArray[np.float32]:
-    """One row of a figure: for every column (its middle, in seconds) the share that was read for it.
+    """The shares of a figure that ends now, a row for each (history, reach in seconds) of a device.
 
     A reading speaks for the interval before it: a column shows the first one that ends after it, if that is
-    within `reach_s`.
+    within reach.
     """
-    row = np.full(len(columns), np.nan, dtype=np.float32)
-    window = history.window(columns[0] - reach_s, columns[-1] + column_s / 2, 2_000)
-    if len(window.x):
-        following = np.searchsorted(window.x, columns - column_s / 2)
-        inside = np.minimum(following, len(window.x) - 1)
-        covered = (following < len(window.x)) & (window.x[inside] - columns <= reach_s)
-        row[covered] = window.high[inside][covered]
-    return row
+    end = math.ceil(now_s / column_s) * column_s
+    columns = end - span_s + column_s * (np.arange(round(span_s / column_s)) + 0.5)
+    shares = np.full((len(readings), len(columns)), np.nan, dtype=np.float32)
+    for row, (history, reach_s) in zip(shares, readings, strict=True):
+        window = history.window(columns[0] - reach_s, columns[-1] + column_s / 2, 2_000)
+        if len(window.x):
+            following = np.searchsorted(window.x, columns - column_s / 2)
+            inside = np.minimum(following, len(window.x) - 1)
+            covered = (following < len(window.x)) & (window.x[inside] - columns <= reach_s)
+            row[covered] = window.high[inside][covered]
+    return shares
 
 
 class HeatStrip(Chart[HeatFigure]):
     """The strip of a run's devices, readable from 1 to 16 of them."""
 
-    def __init__(self, theme: ThemeColors, parent: QWidget | None = None) -> None:
+    def __init__(self, theme: Theme) -> None:
         self._image: QImage | None = None
-        super().__init__(theme, HeatFigure(), "Utilisation per device", parent)
+        super().__init__(theme, HeatFigure(), "Utilisation per device")
 
     def relayout(self) -> None:
         self._image = None
@@ -70,42 +75,35 @@ class HeatStrip(Chart[HeatFigure]):
         """256 colours from idle to busy, and one more for unknown."""
         stops = np.array([[c.red(), c.green(), c.blue()] for c in self._colors.heat], dtype=np.float64)
         at = np.linspace(0, 255, len(stops))
-        channels = [
-            np.interp(np.arange(256), at, stops[:, channel]).astype(np.uint32) for channel in range(3)
-        ]
-        busy = (0xFF << 24) | (channels[0] << 16) | (channels[1] << 8) | channels[2]
+        red, green, blue = (np.interp(np.arange(256), at, stop).astype(np.uint32) for stop in stops.T)
+        busy = (0xFF << 24) | (red << 16) | (green << 8) | blue
         return np.append(busy, np.uint32(self._colors.card.rgba())).astype(np.uint32)
 
     def _painted_image(self) -> QImage | None:
-        shares = self._figure.shares
+        shares = self.figure.shares
         if shares is None or shares.size == 0:
             return None
         if self._image is None:
             known = np.isfinite(shares)
             levels = np.where(known, np.clip(np.nan_to_num(shares), 0, 1) * 255, 256).astype(np.intp)
-            pixels = np.ascontiguousarray(self._color_table()[levels])
-            height, width = pixels.shape
-            # copy(): the image must not outlive the array whose memory it would borrow.
-            self._image = QImage(
-                pixels.tobytes(), width, height, 4 * width, QImage.Format.Format_RGB32
-            ).copy()
+            self._image = image_of(self._color_table()[levels])
         return self._image
 
     def sizeHint(self) -> QSize:
-        return QSize(420, max(100, 20 * len(self._figure.labels) + AXIS_HEIGHT))
+        return QSize(420, max(100, 20 * len(self.figure.labels) + AXIS_HEIGHT))
 
     def minimumSizeHint(self) -> QSize:
-        return QSize(200, max(50, int(4.5 * len(self._figure.labels)) + AXIS_HEIGHT))
+        return QSize(200, max(50, int(4.5 * len(self.figure.labels)) + AXIS_HEIGHT))
 
     def _rows(self) -> DeviceRows:
-        labels = self._figure.labels
+        labels = self.figure.labels
         # Names of thin rows stand out above the first one.
         above = 4.0 if self.height() - AXIS_HEIGHT < 12 * max(1, len(labels)) else 0.0
         room = self.height() - AXIS_HEIGHT - above
-        return DeviceRows.of(labels, self.width(), room, most_row=36.0, numbers=44, top=above)
+        return DeviceRows(labels, self.width(), room, most_row=36.0, numbers=44, top=above)
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
-        figure, ink = self._figure, self._colors
+        figure, ink = self.figure, self._colors
         rows, image = self._rows(), self._painted_image()
         gap = 2 if rows.row_height >= 8 else 1
         for index, label in enumerate(figure.labels):
@@ -121,23 +119,20 @@ class HeatStrip(Chart[HeatFigure]):
         self._paint_axis(painter, rows.plot)
 
     def _paint_axis(self, painter: QPainter, strip: QRectF) -> None:
-        painter.setFont(chart_font(10))
-        painter.setPen(self._colors.axis)
-        span_s = self._figure.span_s
-        marks = ((0.0, f"-{span_s:.0f} s"), (0.5, f"-{span_s / 2:.0f} s"), (1.0, "now"))
-        for share, text in marks:
+        span_s = self.figure.span_s
+        for share, text in ((0.0, f"-{span_s:.0f} s"), (0.5, f"-{span_s / 2:.0f} s"), (1.0, "now")):
             where = QRectF(strip.left() + strip.width() * share - 30, strip.bottom() + 2, 60, 13)
-            painter.drawText(where, CENTER, text)
+            paint_text(painter, where, text, self._colors.axis, 10, CENTER)
 
     def tooltip_at(self, x: float, y: float) -> str:
         """The device, the moment and the reading under a point; empty outside the strips."""
-        rows, shares = self._rows(), self._figure.shares
+        rows, shares = self._rows(), self.figure.shares
         strip = rows.plot
         if shares is None or not strip.contains(x, y):
             return ""
-        index = min(len(self._figure.labels) - 1, int((y - strip.top()) // rows.row_height))
+        index = min(len(self.figure.labels) - 1, int((y - strip.top()) // rows.row_height))
         column = min(shares.shape[1] - 1, int((x - strip.left()) / strip.width() * shares.shape[1]))
-        ago_s = self._figure.span_s * (1 - (column + 1) / shares.shape[1])
+        ago_s = self.figure.span_s * (1 - (column + 1) / shares.shape[1])
         share = float(shares[index, column])
         reading = "not known" if np.isnan(share) else f"{100 * share:.0f} % busy"
-        return f"{self._figure.labels[index]}, {ago_s:.0f} s ago: {reading}"
+        return f"{self.figure.labels[index]}, {ago_s:.0f} s ago: {reading}"

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from PySide6.QtCore import QRectF, QSize, Qt
-from PySide6.QtGui import QBrush, QPainter, QPaintEvent
-from PySide6.QtWidgets import QWidget
+from PySide6.QtGui import QBrush, QColor, QPainter, QPaintEvent
 
 from rankdeck.base.units import format_bytes
-from rankdeck_app.widgets.chart import LEFT, RIGHT, Chart
-from rankdeck_app.widgets.chart_colors import ThemeColors, chart_font
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.chart import Chart
+from rankdeck_app.widgets.painting import RIGHT, paint_segments, paint_text
 
 _BAR = 12.0
 _LINE = 18.0
@@ -39,12 +39,12 @@ class HoldersFigure:
 class HolderList(Chart[HoldersFigure]):
     """Painted; lines that have no room are counted in the last one."""
 
-    def __init__(self, theme: ThemeColors, parent: QWidget | None = None) -> None:
-        super().__init__(theme, HoldersFigure(), "Who holds the memory of the device", parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__(theme, HoldersFigure(), "Who holds the memory of the device")
 
     def describe(self) -> str:
-        held = [f"{item.name}: {_bytes(item.num_bytes)}" for item in self._figure.holders]
-        return "; ".join([*held, *(f"{name}: {text}" for name, text in self._figure.facts)])
+        held = [f"{item.name}: {_bytes(item.num_bytes)}" for item in self.figure.holders]
+        return "; ".join([*held, *(f"{name}: {text}" for name, text in self.figure.facts)])
 
     def sizeHint(self) -> QSize:
         return QSize(260, 200)
@@ -53,11 +53,18 @@ class HolderList(Chart[HoldersFigure]):
         return QSize(180, 120)
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
-        self._paint_bar(painter)
+        painter.fillRect(QRectF(0, 0, self.width(), _BAR), self._colors.track)
+        per_byte = self.width() / self.figure.total_bytes if self.figure.total_bytes else 0.0
+        clear = QBrush(Qt.BrushStyle.NoBrush)
+        segments = (
+            ((item.num_bytes or 0) * per_byte, self._brush(item.kind) or clear)
+            for item in self.figure.holders
+        )
+        paint_segments(painter, QRectF(0, 0, self.width(), _BAR), segments, least=1.0)
         top = _BAR + 8
-        facts = list(self._figure.facts)
+        facts = list(self.figure.facts)
         room = self.height() - top
-        lines = list(self._figure.holders)
+        lines = list(self.figure.holders)
         most = max(1, int((room - (_LINE * len(facts) + 6 if facts else 0)) // _LINE))
         if len(lines) > most:
             rest = lines[most - 1 :]
@@ -72,54 +79,31 @@ class HolderList(Chart[HoldersFigure]):
                 self._paint_fact(painter, name, text, top)
             top += _LINE
 
-    def _paint_bar(self, painter: QPainter) -> None:
-        painter.fillRect(QRectF(0, 0, self.width(), _BAR), self._colors.track)
-        if not self._figure.total_bytes:
-            return
-        left = 0.0
-        for item in self._figure.holders:
-            width = self.width() * (item.num_bytes or 0) / self._figure.total_bytes
-            if item.kind != "free" and width > 0:
-                box = QRectF(left, 0, max(1.0, width - 1), _BAR)
-                if item.kind == "driver":
-                    painter.fillRect(box, self._hatch())
-                else:
-                    painter.fillRect(box, self._colors.kinds[item.kind])
-            left += width
-
-    def _hatch(self) -> QBrush:
-        return QBrush(self._colors.muted, Qt.BrushStyle.BDiagPattern)
+    def _brush(self, kind: str) -> QBrush | QColor | None:
+        """The sign of a kind; what is free has none."""
+        if kind == "driver":
+            return QBrush(self._colors.muted, Qt.BrushStyle.BDiagPattern)
+        return self._colors.kinds.get(kind)
 
     def _paint_line(self, painter: QPainter, item: Holder, top: float) -> None:
-        box = QRectF(0, top, self.width(), _LINE)
-        if item.kind in self._colors.kinds:
-            painter.fillRect(QRectF(0, top + 4.5, 9, 9), self._colors.kinds[item.kind])
-        elif item.kind == "driver":
-            painter.fillRect(QRectF(0, top + 4.5, 9, 9), self._hatch())
-        painter.setFont(chart_font(11, mono=True))
-        painter.setPen(self._colors.foreground if item.num_bytes is not None else self._colors.muted)
-        text = _bytes(item.num_bytes)
-        painter.drawText(box, RIGHT, text)
-        used = painter.fontMetrics().horizontalAdvance(text) + 10
-        painter.setFont(chart_font(11))
-        painter.setPen(self._colors.muted if item.kind in ("free", "driver", "") else self._colors.foreground)
-        room = box.adjusted(15, 0, -used, 0)
+        colors, box = self._colors, QRectF(0, top, self.width(), _LINE)
+        brush = self._brush(item.kind)
+        if brush is not None:
+            painter.fillRect(QRectF(0, top + 4.5, 9, 9), brush)
+        ink = colors.foreground if item.num_bytes is not None else colors.muted
+        used = paint_text(painter, box, _bytes(item.num_bytes), ink, 11, RIGHT, mono=True) + 10
+        ink = colors.muted if item.kind in ("free", "driver", "") else colors.foreground
         words = f"{item.name}  {item.note}" if item.note else item.name
-        painter.drawText(
-            room,
-            LEFT,
-            painter.fontMetrics().elidedText(words, Qt.TextElideMode.ElideRight, int(room.width())),
-        )
+        elide = Qt.TextElideMode.ElideRight
+        paint_text(painter, box.adjusted(15, 0, -used, 0), words, ink, 11, elide=elide)
 
     def _paint_fact(self, painter: QPainter, name: str, text: str, top: float) -> None:
         box = QRectF(0, top, self.width(), _LINE)
-        painter.setFont(chart_font(10))
-        painter.setPen(self._colors.axis)
-        painter.drawText(box, LEFT, name)
-        painter.setPen(self._colors.muted)
-        room = box.adjusted(painter.fontMetrics().horizontalAdvance(name) + 12, 0, 0, 0)
-        shown = painter.fontMetrics().elidedText(text, Qt.TextElideMode.ElideMiddle, int(room.width()))
-        painter.drawText(room, RIGHT, shown)
+        used = paint_text(painter, box, name, self._colors.axis, 10)
+        elide = Qt.TextElideMode.ElideMiddle
+        paint_text(
+            painter, box.adjusted(used + 12, 0, 0, 0), text, self._colors.muted, 10, RIGHT, elide=elide
+        )
 
 
 def _bytes(num_bytes: int | None) -> str:

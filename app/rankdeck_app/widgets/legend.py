@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from PySide6.QtCore import QPointF, QRectF
 from PySide6.QtGui import QBrush, QColor, QFontMetricsF, QPainter, QPen
 
-from rankdeck_app.widgets.chart import LEFT
-from rankdeck_app.widgets.chart_colors import chart_font
+from rankdeck_app.widgets.painting import chart_font, paint_text
 
 SIGN_PX = 9
 _TEXT_LEFT = 14
@@ -62,7 +61,6 @@ def paint_entries(
     painter: QPainter, line: Sequence[PlacedEntry], middle: float, ink: QColor, *, px: int = 11
 ) -> None:
     """One line of a legend, its middle at that height."""
-    painter.setFont(chart_font(px))
     for entry, left in line:
         if isinstance(entry.sign, QPen):
             painter.setPen(entry.sign)
@@ -71,5 +69,4 @@ def paint_entries(
         else:
             for brush in entry.sign:
                 painter.fillRect(QRectF(left, middle - SIGN_PX / 2, SIGN_PX, SIGN_PX), brush)
-        painter.setPen(ink)
-        painter.drawText(QRectF(left + _TEXT_LEFT, middle - 9, 300, 18), LEFT, entry.text)
+        paint_text(painter, QRectF(left + _TEXT_LEFT, middle - 9, 300, 18), entry.text, ink, px)

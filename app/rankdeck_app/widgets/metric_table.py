@@ -8,25 +8,16 @@ click or arrow keys; `activated` is a double click or Enter.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-from PySide6.QtCore import QEvent, QRectF, QSize, Qt, Signal
-from PySide6.QtGui import (
-    QColor,
-    QFontMetricsF,
-    QImage,
-    QKeyEvent,
-    QMouseEvent,
-    QPainter,
-    QPaintEvent,
-    QPen,
-)
-from PySide6.QtWidgets import QWidget
+from PySide6.QtCore import QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QFontMetricsF, QImage, QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QPen
 
 from rankdeck.run.series import Series
-from rankdeck_app.widgets.chart import LEFT, RIGHT, Chart
-from rankdeck_app.widgets.chart_colors import ThemeColors, chart_font
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.chart import Chart
+from rankdeck_app.widgets.painting import LEFT, RIGHT, chart_font, paint_text
 from rankdeck_app.widgets.tracks import area_image, held
 
 HEADER_HEIGHT = 18
@@ -82,7 +73,6 @@ class TableFigure:
 
     rows: Sequence[MetricRow] = ()
     x_range: tuple[float, float] = (0.0, 60.0)
-    columns: Sequence[MetricColumn] = field(default_factory=tuple)
 
 
 class MetricTable(Chart[TableFigure]):
@@ -91,61 +81,53 @@ class MetricTable(Chart[TableFigure]):
     chosen = Signal(str)
     activated = Signal(str)
 
-    def __init__(
-        self, theme: ThemeColors, columns: Sequence[MetricColumn], parent: QWidget | None = None
-    ) -> None:
+    def __init__(self, theme: Theme, columns: Sequence[MetricColumn]) -> None:
         self._columns = tuple(columns)
-        self._selected = ""
+        self.selected = ""
         self._images: dict[int, tuple[tuple[int, int], QImage]] = {}
         self._turn = 0
-        super().__init__(theme, TableFigure(), "Every metric of every device", parent)
+        super().__init__(theme, TableFigure(), "Every metric of every device")
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-
-    @property
-    def selected(self) -> str:
-        return self._selected
 
     def repaint_after(self, before: TableFigure) -> None:
         self._turn += 1
-        if _shape(before) != _shape(self._figure):
+        if _shape(before) != _shape(self.figure):
             self._images.clear()
         self.update()
 
     def select(self, uuid: str) -> None:
-        if uuid != self._selected:
-            self._selected = uuid
+        if uuid != self.selected:
+            self.selected = uuid
             self.chosen.emit(uuid)
             self.update()
 
     def describe(self) -> str:
-        return "; ".join(
-            f"{row.label}: " + ", ".join(f"{column.title} {cell.text}" for column, cell in self._pairs(row))
-            for row in self._figure.rows
-        )
+        def words(row: MetricRow) -> str:
+            pairs = zip(self._columns, row.cells, strict=True)
+            return f"{row.label}: " + ", ".join(f"{column.title} {cell.text}" for column, cell in pairs)
 
-    def _pairs(self, row: MetricRow) -> list[tuple[MetricColumn, MetricCell]]:
-        return list(zip(self._columns, row.cells, strict=True))
+        return "; ".join(map(words, self.figure.rows))
 
     def _retheme(self) -> None:
         self._images.clear()
         super()._retheme()
 
     def sizeHint(self) -> QSize:
-        return QSize(600, int(HEADER_HEIGHT + 24 * len(self._figure.rows)))
+        return QSize(600, int(HEADER_HEIGHT + 24 * len(self.figure.rows)))
 
     def minimumSizeHint(self) -> QSize:
-        return QSize(300, int(HEADER_HEIGHT + LEAST_ROW * max(1, len(self._figure.rows))))
+        return QSize(300, int(HEADER_HEIGHT + LEAST_ROW * max(1, len(self.figure.rows))))
 
     # Where things stand
 
     @property
     def row_height(self) -> float:
-        room = (self.height() - HEADER_HEIGHT) / max(1, len(self._figure.rows))
+        room = (self.height() - HEADER_HEIGHT) / max(1, len(self.figure.rows))
         return max(LEAST_ROW, min(MOST_ROW, room))
 
     def row_at(self, y: float) -> int | None:
         index = int((y - HEADER_HEIGHT) // self.row_height)
-        return index if y >= HEADER_HEIGHT and index < len(self._figure.rows) else None
+        return index if y >= HEADER_HEIGHT and index < len(self.figure.rows) else None
 
     def _text_px(self) -> int:
         return 12 if self.row_height >= 20 else 11 if self.row_height >= 17 else 10
@@ -155,7 +137,7 @@ class MetricTable(Chart[TableFigure]):
         px = self._text_px()
         mono, plain = QFontMetricsF(chart_font(px, mono=True)), QFontMetricsF(chart_font(px))
         names = QFontMetricsF(chart_font(px, bold=True))
-        labels = [names.horizontalAdvance(row.label) + 14 * row.is_part for row in self._figure.rows]
+        labels = [names.horizontalAdvance(row.label) + 14 * row.is_part for row in self.figure.rows]
         left = max([60.0, *labels]) + 14
         title = QFontMetricsF(chart_font(10))
         widths = [
@@ -191,31 +173,25 @@ class MetricTable(Chart[TableFigure]):
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
         places = self.places()
         self._paint_header(painter, places)
-        for index, row in enumerate(self._figure.rows):
+        for index, row in enumerate(self.figure.rows):
             top = HEADER_HEIGHT + index * self.row_height
             self._paint_row(painter, places, row, QRectF(0, top, self.width(), self.row_height))
-        if self._figure.rows:
+        if self.figure.rows:
             for index, curve, _ in places:
                 self._paint_curves(painter, index, curve)
 
     def _paint_header(self, painter: QPainter, places: Sequence[tuple[int, QRectF, QRectF]]) -> None:
-        painter.setFont(chart_font(10))
-        painter.setPen(self._colors.axis)
         for index, curve, number in places:
             column = self._columns[index]
-            box = curve.united(number) if curve.width() else number
-            align = LEFT if curve.width() or column.is_text else RIGHT
-            painter.drawText(
-                box.adjusted(0, 0, 30, -2) if align == LEFT else box.adjusted(0, 0, 0, -2),
-                align,
-                column.title,
-            )
+            is_left = bool(curve.width()) or column.is_text
+            box = (curve.united(number) if curve.width() else number).adjusted(0, 0, 30 * is_left, -2)
+            paint_text(painter, box, column.title, self._colors.axis, 10, LEFT if is_left else RIGHT)
 
     def _paint_row(
         self, painter: QPainter, places: Sequence[tuple[int, QRectF, QRectF]], row: MetricRow, box: QRectF
     ) -> None:
         colors, px = self._colors, self._text_px()
-        is_selected = row.uuid == self._selected
+        is_selected = row.uuid == self.selected
         if is_selected:
             painter.fillRect(box, colors.track)
             painter.fillRect(QRectF(0, box.top(), 2, box.height()), colors.rest)
@@ -223,31 +199,22 @@ class MetricTable(Chart[TableFigure]):
             painter.setPen(QPen(self._theme.color("focusBorder"), 1))
             painter.setBrush(Qt.BrushStyle.NoBrush)
             painter.drawRect(box.adjusted(0.5, 0.5, -0.5, -0.5))
-        painter.setFont(chart_font(px, bold=not row.is_part))
-        painter.setPen(
-            colors.muted if row.is_lost else colors.lead_text if row.is_lead else colors.foreground
-        )
-        painter.drawText(box.adjusted(20 if row.is_part else 6, 0, 0, 0), LEFT, row.label)
+        ink = colors.muted if row.is_lost else colors.lead_text if row.is_lead else colors.foreground
+        label = box.adjusted(20 if row.is_part else 6, 0, 0, 0)
+        paint_text(painter, label, row.label, ink, px, bold=not row.is_part)
         if row.is_lost:
-            painter.setFont(chart_font(px))
-            painter.setPen(colors.trouble)
-            painter.drawText(
-                QRectF(places[0][1].left(), box.top(), box.width(), box.height()), LEFT, row.note
-            )
+            room = box.translated(places[0][1].left(), 0)
+            paint_text(painter, room, row.note, colors.trouble, px)
             return
         for index, _, number in places:
-            cell = row.cells[index]
-            column = self._columns[index]
-            painter.setFont(chart_font(px, mono=not column.is_text))
-            painter.setPen(self._tone(cell.tone))
+            cell, ink = row.cells[index], colors.of_tone(row.cells[index].tone)
             where = QRectF(number.left(), box.top(), number.width(), box.height())
-            text = cell.text
-            if column.is_text:
-                where.setRight(
-                    max(where.right(), self.width() - 4) if index == places[-1][0] else where.right()
-                )
-                text = painter.fontMetrics().elidedText(text, Qt.TextElideMode.ElideRight, int(where.width()))
-            painter.drawText(where, LEFT if column.is_text else RIGHT, text)
+            if self._columns[index].is_text:
+                if index == places[-1][0]:
+                    where.setRight(max(where.right(), self.width() - 4))
+                paint_text(painter, where, cell.text, ink, px, elide=Qt.TextElideMode.ElideRight)
+            else:
+                paint_text(painter, where, cell.text, ink, px, RIGHT, mono=True)
 
     def _paint_curves(self, painter: QPainter, index: int, curve: QRectF) -> None:
         """All curves of a column, made anew every second time: numbers change faster than curves move."""
@@ -261,65 +228,46 @@ class MetricTable(Chart[TableFigure]):
         if kept is None or kept[0] != size or index % 2 == self._turn % 2:
             kept = self._images[index] = (size, self._curves(index, width, height))
         image = kept[1]
-        for place, row in enumerate(self._figure.rows):
+        for place, row in enumerate(self.figure.rows):
             if not row.is_lost:
                 top = HEADER_HEIGHT + place * self.row_height + 2
                 box = QRectF(curve.left(), top, curve.width(), box_height)
                 painter.drawImage(box, image, QRectF(0, place * height, width, height))
 
     def _curves(self, index: int, width: int, height: int) -> QImage:
-        x0, x1 = self._figure.x_range
-        colors = self._colors
-        cells = [row.cells[index] for row in self._figure.rows]
+        x0, x1 = self.figure.x_range
+        cells = [row.cells[index] for row in self.figure.rows]
         levels = np.stack([held(cell.curve, x0, x1, cell.hold_s, width) / cell.top for cell in cells])
-        hot = [cell.tone == "hot" for cell in cells]
-        return area_image(
-            levels,
-            height,
-            [colors.lead if is_hot else colors.rest for is_hot in hot],
-            [colors.lead_fill if is_hot else colors.rest_fill for is_hot in hot],
-            colors.track,
-        )
-
-    def _tone(self, tone: str) -> QColor:
-        colors = self._colors
-        return {"muted": colors.muted, "hot": colors.lead_text, "error": colors.trouble}.get(
-            tone, colors.foreground
-        )
+        lines, fills = zip(*(self._colors.of_curve(cell.tone) for cell in cells), strict=True)
+        return area_image(levels, height, lines, fills, self._colors.track)
 
     # Choosing
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
         index = self.row_at(event.position().y())
-        uuid = "" if index is None else self._figure.rows[index].uuid
-        self.select("" if uuid == self._selected else uuid)
+        uuid = "" if index is None else self.figure.rows[index].uuid
+        self.select("" if uuid == self.selected else uuid)
 
     def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
         index = self.row_at(event.position().y())
         if index is not None:
-            self.select(self._figure.rows[index].uuid)
-            self.activated.emit(self._selected)
+            self.select(self.figure.rows[index].uuid)
+            self.activated.emit(self.selected)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        uuids = [row.uuid for row in self._figure.rows]
-        at = uuids.index(self._selected) if self._selected in uuids else None
+        uuids = [row.uuid for row in self.figure.rows]
+        at = uuids.index(self.selected) if self.selected in uuids else None
         key = event.key()
         if key in (Qt.Key.Key_Up, Qt.Key.Key_Down) and uuids:
             step = 1 if key == Qt.Key.Key_Down else -1
             start = -1 if step > 0 else len(uuids)
             self.select(uuids[max(0, min(len(uuids) - 1, (start if at is None else at) + step))])
         elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and at is not None:
-            self.activated.emit(self._selected)
+            self.activated.emit(self.selected)
         elif key == Qt.Key.Key_Escape and at is not None:
             self.select("")
         else:
             super().keyPressEvent(event)
-
-    def focusInEvent(self, event: QEvent) -> None:
-        self.update()
-
-    def focusOutEvent(self, event: QEvent) -> None:
-        self.update()
 
     def tooltip_at(self, x: float, y: float) -> str:
         """What a cell means and how old it is; of the header, what the column is."""
@@ -329,9 +277,9 @@ class MetricTable(Chart[TableFigure]):
                 column = self._columns[index]
                 if row is None:
                     return f"{column.title}: {column.meaning}" if column.meaning else column.title
-                return self._figure.rows[row].cells[index].tooltip or column.meaning
+                return self.figure.rows[row].cells[index].tooltip or column.meaning
         row = self.row_at(y)
-        return "" if row is None else self._figure.rows[row].note
+        return "" if row is None else self.figure.rows[row].note
 
 
 def _shape(figure: TableFigure) -> tuple[list[str], int]:

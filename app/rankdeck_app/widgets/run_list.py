@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
-from PySide6.QtCore import QModelIndex, QObject, QPersistentModelIndex, QRect, QRectF, QSize, Qt
-from PySide6.QtGui import QPainter
-from PySide6.QtWidgets import QStyle, QStyledItemDelegate, QStyleOptionViewItem
+from PySide6.QtCore import QRect, QRectF, Qt
+from PySide6.QtGui import QColor, QPainter
+from PySide6.QtWidgets import QStyle, QWidget
 
 from rankdeck.base.units import format_count, format_duration
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run.row import RunInfo
 from rankdeck_app.state.runs import RunsModel
 from rankdeck_app.theme import Theme, draw_icon
+from rankdeck_app.widgets.painting import RIGHT, Index, ListRowDelegate, paint_text
 
 ROW_HEIGHT = 42
 
@@ -71,47 +73,24 @@ def details(info: RunInfo) -> str:
     return " · ".join(part for part in parts if part)
 
 
-class RunDelegate(QStyledItemDelegate):
+class RunDelegate(ListRowDelegate):
     """Paints a RunInfo under RunsModel.InfoRole."""
 
-    def __init__(self, theme: Theme, parent: QObject | None = None) -> None:
-        super().__init__(parent)
-        self._theme = theme
+    def __init__(self, theme: Theme, parent: QWidget) -> None:
+        super().__init__(theme, parent, ROW_HEIGHT)
 
-    def sizeHint(self, option: QStyleOptionViewItem, index: QModelIndex | QPersistentModelIndex) -> QSize:
-        return QSize(180, ROW_HEIGHT)
+    def chosen_ground(self, state: QStyle.StateFlag) -> str:
+        active = "active" if state & QStyle.StateFlag.State_Active else "inactive"
+        return f"list.{active}SelectionBackground"
 
-    def paint(
-        self, painter: QPainter, option: QStyleOptionViewItem, index: QModelIndex | QPersistentModelIndex
-    ) -> None:
+    def paint_row(self, painter: QPainter, rect: QRect, index: Index, ink: Callable[[str], QColor]) -> None:
         info: RunInfo = index.data(RunsModel.InfoRole)
-        color = self._theme.color
-        rect: QRect = option.rect
-        state: QStyle.StateFlag = option.state
-        chosen = bool(state & QStyle.StateFlag.State_Selected)
-        if chosen or state & QStyle.StateFlag.State_MouseOver:
-            active = bool(state & QStyle.StateFlag.State_Active)
-            fill = "list.activeSelectionBackground" if active else "list.inactiveSelectionBackground"
-            painter.fillRect(rect, color(fill if chosen else "list.hoverBackground"))
-        ink = color("list.activeSelectionForeground" if chosen else "foreground")
-        dim = ink if chosen else color("descriptionForeground")
         icon, tone, _ = outcome_look(info.outcome)
-        draw_icon(painter, icon, QRectF(rect.x() + 12, rect.y() + 5, 16, 16), ink if chosen else color(tone))
-        left, right = rect.x() + 36, rect.right() - 12
-        middle = Qt.AlignmentFlag.AlignVCenter
-        painter.setFont(self._theme.font(11))
-        painter.setPen(dim)
-        strategy = strategy_title(info.strategy)
-        painter.drawText(
-            QRect(left, rect.y() + 3, right - left, 20), middle | Qt.AlignmentFlag.AlignRight, strategy
-        )
-        room = right - left - painter.fontMetrics().horizontalAdvance(strategy) - 8
-        line = painter.fontMetrics().elidedText(details(info), Qt.TextElideMode.ElideRight, right - left)
-        painter.drawText(QRect(left, rect.y() + 21, right - left, 17), middle, line)
-        painter.setFont(self._theme.font(12))
-        painter.setPen(ink)
-        title = painter.fontMetrics().elidedText(info.title, Qt.TextElideMode.ElideRight, room)
-        painter.drawText(QRect(left, rect.y() + 3, room, 20), middle, title)
-        if state & QStyle.StateFlag.State_HasFocus:
-            painter.setPen(color("focusBorder"))
-            painter.drawRect(rect.adjusted(0, 0, -1, -1))
+        draw_icon(painter, icon, QRectF(rect.x() + 12, rect.y() + 5, 16, 16), ink(tone))
+        dim = ink("descriptionForeground")
+        room, elide = QRect(rect.x() + 36, rect.y() + 3, rect.width() - 49, 20), Qt.TextElideMode.ElideRight
+        used = paint_text(painter, room, strategy_title(info.strategy), dim, 11, RIGHT)
+        below = QRect(room.x(), rect.y() + 21, room.width(), 17)
+        paint_text(painter, below, details(info), dim, 11, elide=elide)
+        room.setWidth(room.width() - round(used) - 8)
+        paint_text(painter, room, info.title, ink("foreground"), 12, elide=elide)

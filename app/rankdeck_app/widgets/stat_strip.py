@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from PySide6.QtCore import QRect, QRectF, QSize, Qt
 from PySide6.QtGui import QFontMetrics, QPainter, QPaintEvent
-from PySide6.QtWidgets import QWidget
 
 from rankdeck.base.units import format_bytes
 from rankdeck.run.imbalance import Imbalance
-from rankdeck_app.widgets.chart import LEFT, UNKNOWN, Chart
-from rankdeck_app.widgets.chart_colors import ThemeColors, chart_font
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.chart import UNKNOWN, Chart
+from rankdeck_app.widgets.painting import chart_font, paint_text
 
 HEIGHT = 46
 _GAP = 22
@@ -47,18 +47,18 @@ class StatStrip(Chart[tuple[Stat, ...]]):
 
     is_opaque = False  # it stands on a page, not in a card
 
-    def __init__(self, theme: ThemeColors, parent: QWidget | None = None) -> None:
+    def __init__(self, theme: Theme) -> None:
         self._cells: list[QRect] = []
         self._value_px = 17
-        super().__init__(theme, (), "Figures of the run", parent)
+        super().__init__(theme, (), "Figures of the run")
         self.setFixedHeight(HEIGHT)
 
     def describe(self) -> str:
-        return ", ".join(f"{stat.label} {stat.value}" for stat in self._figure)
+        return ", ".join(f"{stat.label} {stat.value}" for stat in self.figure)
 
     def repaint_after(self, before: tuple[Stat, ...]) -> None:
         """Only the cells that differ, where all of them stay in their places."""
-        now = self._figure
+        now = self.figure
         if [(stat.label, stat.widest) for stat in before] != [(stat.label, stat.widest) for stat in now]:
             self.update()
             return
@@ -89,17 +89,14 @@ class StatStrip(Chart[tuple[Stat, ...]]):
         values, labels = QFontMetrics(chart_font(value_px, bold=True)), QFontMetrics(chart_font(11))
         return [
             max(values.horizontalAdvance(stat.widest), labels.horizontalAdvance(stat.label), 64) + 2
-            for stat in self._figure
+            for stat in self.figure
         ]
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
-        for stat, cell in zip(self._figure, self._cells, strict=True):
+        for stat, cell in zip(self.figure, self._cells, strict=True):
             if not cell.intersects(event.rect()):
                 continue
-            painter.setFont(chart_font(11))
-            painter.setPen(self._colors.muted)
-            painter.drawText(QRectF(cell.x(), 2, cell.width(), 16), LEFT, stat.label)
-            painter.setFont(chart_font(self._value_px, bold=True))
-            painter.setPen(self._colors.lead_text if stat.is_hot else self._colors.foreground)
-            room = painter.fontMetrics().elidedText(stat.value, Qt.TextElideMode.ElideRight, cell.width() + 4)
-            painter.drawText(QRectF(cell.x(), 18, cell.width() + 4, 26), LEFT, room)
+            paint_text(painter, QRectF(cell.x(), 2, cell.width(), 16), stat.label, self._colors.muted, 11)
+            ink = self._colors.lead_text if stat.is_hot else self._colors.foreground
+            room, elide = QRectF(cell.x(), 18, cell.width() + 4, 26), Qt.TextElideMode.ElideRight
+            paint_text(painter, room, stat.value, ink, self._value_px, bold=True, elide=elide)

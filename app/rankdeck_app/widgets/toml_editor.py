@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from PySide6.QtCore import QPoint, QRect, QSize, Qt
+from PySide6.QtCore import QPoint, QRect
 from PySide6.QtGui import (
     QColor,
     QFontMetrics,
@@ -18,21 +18,26 @@ from PySide6.QtGui import (
     QTextCharFormat,
     QTextCursor,
     QTextDocument,
-    QTextFormat,
 )
 from PySide6.QtWidgets import QPlainTextEdit, QTextEdit, QToolTip, QWidget
 
 from rankdeck_app.theme import Theme, draw_icon
+from rankdeck_app.widgets.painting import RIGHT
 
 _MARGIN = 26
 
-_RULES: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"^\s*\[{1,2}[^\]]*\]{1,2}"), "textLink.foreground"),
-    (re.compile(r"(?<![\w\"'-])[A-Za-z_][\w.-]*(?=\s*=)"), "rankdeck.rest"),
-    (re.compile(r"(?<![\w.\"'-])[+-]?\d[\d_.eE+-]*\b|\b(?:true|false)\b"), "rankdeck.kind.activations"),
-    (re.compile(r"\"(?:\\.|[^\"\\])*\"|'[^']*'"), "rankdeck.ok"),
+_TOKENS = re.compile(
+    r"(?P<header>^\s*\[{1,2}[^\]]*\]{1,2})|(?P<comment>#.*)"
+    r"|(?P<string>\"(?:\\.|[^\"\\])*\"|'[^']*')|(?P<key>(?<![\w\"'-])[A-Za-z_][\w.-]*(?=\s*=))"
+    r"|(?P<number>(?<![\w.\"'-])[+-]?\d[\d_.eE+-]*\b|\b(?:true|false)\b)"
 )
-_STRING = re.compile(r"\"(?:\\.|[^\"\\])*\"|'[^']*'")
+_TONES = {
+    "header": "textLink.foreground",
+    "comment": "descriptionForeground",
+    "string": "rankdeck.ok",
+    "key": "rankdeck.rest",
+    "number": "rankdeck.kind.activations",
+}
 
 
 class TomlHighlighter(QSyntaxHighlighter):
@@ -44,19 +49,10 @@ class TomlHighlighter(QSyntaxHighlighter):
         theme.changed.connect(self.rehighlight)
 
     def highlightBlock(self, text: str) -> None:
-        for pattern, tone in _RULES:
-            for match in pattern.finditer(text):
-                self.setFormat(match.start(), match.end() - match.start(), self._format(tone))
-        strings = [match.span() for match in _STRING.finditer(text)]
-        for at, letter in enumerate(text):
-            if letter == "#" and not any(start < at < end for start, end in strings):
-                self.setFormat(at, len(text) - at, self._format("descriptionForeground"))
-                break
-
-    def _format(self, tone: str) -> QTextCharFormat:
-        style = QTextCharFormat()
-        style.setForeground(self._theme.color(tone))
-        return style
+        for match in _TOKENS.finditer(text):
+            style = QTextCharFormat()
+            style.setForeground(self._theme.color(_TONES[match.lastgroup or ""]))
+            self.setFormat(match.start(), match.end() - match.start(), style)
 
 
 class _Margin(QWidget):
@@ -65,9 +61,6 @@ class _Margin(QWidget):
     def __init__(self, editor: TomlEditor) -> None:
         super().__init__(editor)
         self._editor = editor
-
-    def sizeHint(self) -> QSize:
-        return QSize(self._editor.margin_width(), 0)
 
     def paintEvent(self, event: QPaintEvent) -> None:
         self._editor.paint_margin(event)
@@ -82,10 +75,10 @@ class _Margin(QWidget):
 class TomlEditor(QPlainTextEdit):
     """`set_marks` names lines (from 1) and what is wrong there."""
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self._theme = theme
-        self._marks: dict[int, str] = {}
+        self.marks: dict[int, str] = {}
         self.setFont(theme.font(12, mono=True))
         self.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
         self.setTabChangesFocus(True)
@@ -97,28 +90,20 @@ class TomlEditor(QPlainTextEdit):
         theme.changed.connect(self._retheme)
         self._place_margin()
 
-    @property
-    def marks(self) -> Mapping[int, str]:
-        return self._marks
-
     def show_text(self, text: str) -> None:
         """Change what differs and no more, so that the cursor stays and undo goes back over it."""
         old = self.toPlainText()
         if old == text:
             return
-        start = 0
-        while start < min(len(old), len(text)) and old[start] == text[start]:
-            start += 1
-        end = 0
-        while end < min(len(old), len(text)) - start and old[-1 - end] == text[-1 - end]:
-            end += 1
+        start = _num_shared(old, text)
+        end = _num_shared(old[start:][::-1], text[start:][::-1])
         cursor = QTextCursor(self.document())
         cursor.setPosition(start)
         cursor.setPosition(len(old) - end, QTextCursor.MoveMode.KeepAnchor)
         cursor.insertText(text[start : len(text) - end])
 
     def set_marks(self, marks: Mapping[int, str]) -> None:
-        self._marks = dict(marks)
+        self.marks = dict(marks)
         self._underline()
         self._margin.update()
 
@@ -147,10 +132,10 @@ class TomlEditor(QPlainTextEdit):
         painter.end()
 
     def _paint_line(self, painter: QPainter, line: int, box: QRect) -> None:
-        wrong = line in self._marks
+        wrong = line in self.marks
         painter.setPen(self._theme.color("errorForeground" if wrong else "editorLineNumber.foreground"))
         where = QRect(0, box.y(), self._margin.width() - 10, box.height())
-        painter.drawText(where, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter, str(line))
+        painter.drawText(where, RIGHT, str(line))
         if wrong:
             symbol = QRect(2, box.y() + (box.height() - 13) // 2, 13, 13)
             draw_icon(painter, "error", symbol.toRectF(), self._theme.color("errorForeground"))
@@ -158,11 +143,7 @@ class TomlEditor(QPlainTextEdit):
     def explain(self, event: QHelpEvent) -> None:
         """The problem of the line under the mouse, as a tooltip."""
         cursor = self.cursorForPosition(QPoint(0, event.pos().y()))
-        text = self._marks.get(cursor.blockNumber() + 1)
-        if text:
-            QToolTip.showText(event.globalPos(), text, self)
-        else:
-            QToolTip.hideText()
+        QToolTip.showText(event.globalPos(), self.marks.get(cursor.blockNumber() + 1, ""), self)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -170,7 +151,7 @@ class TomlEditor(QPlainTextEdit):
 
     def _underline(self) -> None:
         chosen = []
-        for line in self._marks:
+        for line in self.marks:
             block = self.document().findBlockByNumber(line - 1)
             if block.isValid():
                 chosen.append(_underlined(block, self._theme.color("editorError.foreground")))
@@ -193,12 +174,17 @@ class TomlEditor(QPlainTextEdit):
         self._margin.update()
 
 
+def _num_shared(one: str, other: str) -> int:
+    """How many characters both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
+
+
 def _underlined(block: QTextBlock, color: QColor) -> QTextEdit.ExtraSelection:
     selection = QTextEdit.ExtraSelection()
     style = QTextCharFormat()
     style.setUnderlineStyle(QTextCharFormat.UnderlineStyle.WaveUnderline)
     style.setUnderlineColor(color)
-    style.setProperty(QTextFormat.Property.FullWidthSelection, False)
     cursor = QTextCursor(block)
     cursor.movePosition(QTextCursor.MoveOperation.EndOfBlock, QTextCursor.MoveMode.KeepAnchor)
     selection.cursor = cursor

@@ -42,28 +42,32 @@ def area_image(
     lines: Sequence[QColor],
     fills: Sequence[QColor],
     ground: QColor,
-    second: NDArray[np.floating] | None = None,
-    second_line: QColor | None = None,
+    second: tuple[NDArray[np.floating], QColor] | None = None,
 ) -> QImage:
     """Curves one below the other, each `height` pixels: `levels` (curves, columns) from 0 to 1, NaN unknown.
 
-    `lines` and `fills` are a colour per curve; `second` (curves, columns) is drawn under them as a line.
+    `lines` and `fills` are a colour per curve; `second`, levels too, is drawn under them as a line.
     """
     count, width = levels.shape
     pixels = np.empty((count, height, width), dtype=np.uint32)
     pixels[:] = ground.rgb()
     rows = np.arange(height - 1, -1, -1)[None, :, None]
-    if second is not None and second_line is not None:
-        low, high = _span(second, height)
-        pixels[(rows >= low) & (rows <= high)] = second_line.rgb()
+    if second is not None:
+        low, high = _span(second[0], height)
+        pixels[(rows >= low) & (rows <= high)] = second[1].rgb()
     low, high = _span(levels, height)
     below, on = rows < low, (rows >= low) & (rows <= high)
     for index in range(count):
         pixels[index][below[index]] = _over(fills[index], ground)
         pixels[index][on[index]] = lines[index].rgb()
-    data = np.ascontiguousarray(pixels)
+    return image_of(pixels.reshape(count * height, width))
+
+
+def image_of(pixels: NDArray[np.uint32]) -> QImage:
+    """(height, width) pixels as 0xAARRGGBB, opaque."""
+    height, width = pixels.shape
     # copy(): the image must not outlive the array whose memory it would borrow.
-    return QImage(data.tobytes(), width, count * height, 4 * width, QImage.Format.Format_RGB32).copy()
+    return QImage(pixels.tobytes(), width, height, 4 * width, QImage.Format.Format_RGB32).copy()
 
 
 def _span(levels: NDArray[np.floating], height: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -83,8 +87,5 @@ def _span(levels: NDArray[np.floating], height: int) -> tuple[NDArray[np.intp], 
 def _over(color: QColor, ground: QColor) -> int:
     """A translucent colour on the ground, as one opaque pixel."""
     share = color.alphaF()
-    mixed = [
-        round(share * top + (1 - share) * under)
-        for top, under in zip(color.getRgb()[:3], ground.getRgb()[:3], strict=True)  # type: ignore[index]
-    ]
-    return QColor(*mixed).rgb()
+    channels = zip(color.getRgb()[:3], ground.getRgb()[:3], strict=True)  # type: ignore[index]
+    return QColor(*(round(share * top + (1 - share) * under) for top, under in channels)).rgb()

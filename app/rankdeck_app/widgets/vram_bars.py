@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 
 from PySide6.QtCore import QPointF, QRectF, QSize
 from PySide6.QtGui import QColor, QFontMetricsF, QPainter, QPaintEvent, QPen
-from PySide6.QtWidgets import QWidget
 
 from rankdeck.base.units import format_bytes
 from rankdeck.run.imbalance import Imbalance
-from rankdeck_app.widgets.chart import LEFT, RIGHT, UNKNOWN, Chart, dashed_line
-from rankdeck_app.widgets.chart_colors import KIND_LABELS, ThemeColors, byte_unit, chart_font
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.chart import UNKNOWN, Chart, bytes_table
+from rankdeck_app.widgets.chart_colors import KIND_LABELS, byte_unit
 from rankdeck_app.widgets.device_rows import label_width
 from rankdeck_app.widgets.legend import LegendEntry, PlacedEntry, paint_entries, place_entries
+from rankdeck_app.widgets.painting import RIGHT, chart_font, dashed_line, paint_segments, paint_text
 
 LEGEND_HEIGHT = 18
 TALL_ROW = 18
@@ -78,19 +79,29 @@ class BarsFigure:
         return self.imbalance if self.imbalance is not None and self.imbalance.is_notable else None
 
 
-@dataclass(frozen=True)
 class _Columns:
-    """Where things stand in a row, in pixels."""
+    """Where things stand in a row, in pixels: of a chart of some width, whose rows share a `room`."""
 
-    bar_left: float
-    bar_width: float
-    number_left: float
-    number_width: float
-    ratio_left: float
-    top: float
-    row_height: float
-    bar_height: float
-    text_size: int
+    def __init__(self, figure: BarsFigure, number: str, width: float, room: float) -> None:
+        num_rows = max(1, len(figure.bars))
+        self.row_height = min(room / num_rows, 56.0)
+        self.text_size = 12 if self.row_height >= 13 else 10 if self.row_height >= 10 else 9
+        self.bar_left = label_width([bar.label for bar in figure.bars], self.text_size) + 10
+        mono = QFontMetricsF(chart_font(self.text_size, bold=True, mono=True))
+        self.number_width = max(mono.horizontalAdvance("8888.8"), mono.horizontalAdvance(number))
+        ratio_width = mono.horizontalAdvance("88.8× ▲") if num_rows > 1 else 0.0
+        bar_width = width - self.bar_left - self.number_width - ratio_width - 18
+        # Where the lead bar nearly fills the scale its excess is written behind the end of it.
+        widest = "+888.8 MiB" if figure.scale_bytes == figure.largest_bytes else "+88.8 GiB"
+        excess_width = QFontMetricsF(chart_font(11, bold=True)).horizontalAdvance(widest) + 10
+        if num_rows < 2 or bar_width * (1 - figure.largest_bytes / figure.scale_bytes) >= excess_width:
+            excess_width = 0.0
+        self.bar_width = max(40.0, bar_width - excess_width)
+        self.number_left = self.bar_left + self.bar_width + excess_width + 6
+        self.ratio_left = self.number_left + self.number_width + 10
+        self.top = 2 + max(0.0, room - self.row_height * num_rows) / 2
+        usual = self.row_height - 3 if self.row_height < 12 else self.row_height * 0.66
+        self.bar_height = max(4.0, min(22.0, usual))
 
     def row_at(self, y: float) -> int:
         return int((y - self.top) // self.row_height)
@@ -99,55 +110,32 @@ class _Columns:
 class VramBars(Chart[BarsFigure]):
     """The bars of a run's devices, readable from 1 to 16 of them."""
 
-    def __init__(self, theme: ThemeColors, parent: QWidget | None = None) -> None:
-        super().__init__(theme, BarsFigure(), "Memory per device", parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__(theme, BarsFigure(), "Memory per device")
 
     def describe(self) -> str:
         return ", ".join(
             f"{bar.label}: {format_bytes(bar.total_bytes) if bar.total_bytes is not None else 'unknown'}"
-            for bar in self._figure.bars
+            for bar in self.figure.bars
         )
 
     def sizeHint(self) -> QSize:
-        return QSize(420, max(120, 22 * len(self._figure.bars) + LEGEND_HEIGHT))
+        return QSize(420, max(120, 22 * len(self.figure.bars) + LEGEND_HEIGHT))
 
     def minimumSizeHint(self) -> QSize:
-        return QSize(300, max(60, int(9.2 * len(self._figure.bars)) + LEGEND_HEIGHT + 6))
+        return QSize(300, max(60, int(9.2 * len(self.figure.bars)) + LEGEND_HEIGHT + 6))
 
     def _columns(self) -> _Columns:
-        figure = self._figure
-        num_rows = max(1, len(figure.bars))
         room = self.height() - LEGEND_HEIGHT * len(self._legend_lines()) - 6
-        row_height = min(room / num_rows, 56.0)
-        text_size = 12 if row_height >= 13 else 10 if row_height >= 10 else 9
-        bar_left = label_width([bar.label for bar in figure.bars], text_size) + 10
-        mono = QFontMetricsF(chart_font(text_size, bold=True, mono=True))
-        number_width = max(
-            mono.horizontalAdvance("8888.8"), mono.horizontalAdvance(self._number(figure.largest_bytes))
-        )
-        ratio_width = mono.horizontalAdvance("88.8× ▲") if num_rows > 1 else 0.0
-        bar_width = self.width() - bar_left - number_width - ratio_width - 18
-        # Where the lead bar nearly fills the scale its excess is written behind the end of it.
-        widest = "+888.8 MiB" if figure.scale_bytes == figure.largest_bytes else "+88.8 GiB"
-        excess_width = QFontMetricsF(chart_font(11, bold=True)).horizontalAdvance(widest) + 10
-        if num_rows < 2 or bar_width * (1 - figure.largest_bytes / figure.scale_bytes) >= excess_width:
-            excess_width = 0.0
-        bar_width = max(40.0, bar_width - excess_width)
-        number_left = bar_left + bar_width + excess_width + 6
-        top = 2 + max(0.0, room - row_height * num_rows) / 2
-        bar_height = max(4.0, min(22.0, row_height - 3 if row_height < 12 else row_height * 0.66))
-        return _Columns(
-            bar_left, bar_width, number_left, number_width, number_left + number_width + 10, top,
-            row_height, bar_height, text_size,
-        )  # fmt: skip
+        return _Columns(self.figure, self._number(self.figure.largest_bytes), self.width(), room)
 
     def _number(self, num_bytes: int) -> str:
-        divisor, _ = self._figure.unit
+        divisor, _ = self.figure.unit
         return f"{num_bytes / divisor:.1f}"
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
         columns = self._columns()
-        for index, bar in enumerate(self._figure.bars):
+        for index, bar in enumerate(self.figure.bars):
             self._paint_row(painter, columns, index, bar)
         self._paint_median(painter, columns)
         lines = self._legend_lines()
@@ -156,22 +144,21 @@ class VramBars(Chart[BarsFigure]):
             paint_entries(painter, line, middle, self._colors.muted, px=self._legend_px())
 
     def _paint_row(self, painter: QPainter, columns: _Columns, index: int, bar: DeviceBar) -> None:
-        notable = self._figure.notable
+        notable = self.figure.notable
         leads = notable is not None and notable.device == index
         row = QRectF(0, columns.top + index * columns.row_height, self.width(), columns.row_height)
-        painter.setFont(chart_font(columns.text_size, bold=leads))
-        painter.setPen(self._colors.foreground if leads else self._colors.muted)
-        painter.drawText(QRectF(0, row.y(), columns.bar_left, row.height()), LEFT, bar.label)
+        ink = self._colors.foreground if leads else self._colors.muted
+        px = columns.text_size
+        paint_text(
+            painter, QRectF(0, row.y(), columns.bar_left, row.height()), bar.label, ink, px, bold=leads
+        )
         bar_top = row.y() + (row.height() - columns.bar_height) / 2
         box = QRectF(columns.bar_left, bar_top, columns.bar_width, columns.bar_height)
         painter.fillRect(box, self._colors.track)
-        number = QRectF(columns.number_left, row.y(), columns.number_width, row.height())
-        painter.setFont(chart_font(columns.text_size, bold=leads, mono=True))
-        known = bar.total_bytes is not None and not bar.is_old
-        painter.setPen(self._colors.foreground if known else self._colors.muted)
-        painter.drawText(
-            number, RIGHT, bar.missing if bar.total_bytes is None else self._number(bar.total_bytes)
-        )
+        room = QRectF(columns.number_left, row.y(), columns.number_width, row.height())
+        number = bar.missing if bar.total_bytes is None else self._number(bar.total_bytes)
+        ink = self._colors.muted if bar.total_bytes is None or bar.is_old else self._colors.foreground
+        paint_text(painter, room, number, ink, px, RIGHT, bold=leads, mono=True)
         if bar.total_bytes is None:
             self._paint_prediction(painter, box, bar)
             return
@@ -182,23 +169,15 @@ class VramBars(Chart[BarsFigure]):
 
     def _paint_segments(self, painter: QPainter, box: QRectF, bar: DeviceBar, leads: bool) -> None:
         assert bar.total_bytes is not None
-        scale = box.width() / self._figure.scale_bytes
+        scale = box.width() / self.figure.scale_bytes
         if bar.is_old:
             old = QRectF(box.left(), box.top(), bar.total_bytes * scale, box.height())
             painter.fillRect(old, self._colors.kinds["temporary"])
             return
-        left = box.left()
-        drawn = 0
-        for kind in self._figure.labels:
-            num_bytes = (bar.by_kind or {}).get(kind, 0)
-            width = num_bytes * scale
-            if width > 0:
-                # A pixel of gap parts the segments; a segment thinner than that still shows as a hair.
-                shown = max(min(width, 1.0), width - 1)
-                painter.fillRect(QRectF(left, box.top(), shown, box.height()), self._kind_color(kind, leads))
-            left += width
-            drawn += num_bytes
-        rest = bar.total_bytes - drawn
+        held = {kind: (bar.by_kind or {}).get(kind, 0) for kind in self.figure.labels}
+        segments = ((num_bytes * scale, self._kind_color(kind, leads)) for kind, num_bytes in held.items())
+        left = paint_segments(painter, box, segments)
+        rest = bar.total_bytes - sum(held.values())
         if rest > 0:
             painter.fillRect(QRectF(left, box.top(), rest * scale, box.height()), self._colors.rest)
 
@@ -206,7 +185,7 @@ class VramBars(Chart[BarsFigure]):
         """A tick over the bar's whole height, seen on the segments and on the empty track."""
         if bar.predicted_bytes is None:
             return
-        x = min(box.right() - 1, box.left() + bar.predicted_bytes * box.width() / self._figure.scale_bytes)
+        x = min(box.right() - 1, box.left() + bar.predicted_bytes * box.width() / self.figure.scale_bytes)
         painter.fillRect(QRectF(round(x) - 1, box.top() - 2, 3, box.height() + 4), self._colors.card)
         painter.fillRect(QRectF(round(x), box.top() - 2, 1, box.height() + 4), self._colors.foreground)
 
@@ -217,33 +196,30 @@ class VramBars(Chart[BarsFigure]):
     def _paint_excess(
         self, painter: QPainter, columns: _Columns, box: QRectF, total_bytes: int, lead: Imbalance
     ) -> None:
-        scale = box.width() / self._figure.scale_bytes
+        scale = box.width() / self.figure.scale_bytes
         end = box.left() + total_bytes * scale
         painter.setPen(QPen(self._colors.lead, 2))
         below = box.bottom() + min(3.0, (columns.row_height - columns.bar_height) / 2)
         painter.drawLine(QPointF(box.left() + lead.median_bytes * scale + 1, below), QPointF(end - 1, below))
-        painter.setPen(self._colors.lead_text)
-        painter.setFont(chart_font(min(11, columns.text_size), bold=True))
-        text = f"+{format_bytes(lead.excess_bytes)}"
+        ink, px = self._colors.lead_text, columns.text_size
         row_top = box.center().y() - columns.row_height / 2
         room = QRectF(end + 8, row_top, columns.number_left - end - 8, columns.row_height)
-        painter.drawText(room, LEFT, text)
+        paint_text(painter, room, f"+{format_bytes(lead.excess_bytes)}", ink, min(11, px), bold=True)
         if lead.ratio is not None:
-            painter.setFont(chart_font(columns.text_size, bold=True, mono=True))
-            where = QRectF(columns.ratio_left, row_top, self.width() - columns.ratio_left, columns.row_height)
-            painter.drawText(where, LEFT, f"{lead.ratio:.1f}× ▲")
+            room = QRectF(columns.ratio_left, row_top, self.width() - columns.ratio_left, columns.row_height)
+            paint_text(painter, room, f"{lead.ratio:.1f}× ▲", ink, px, bold=True, mono=True)
 
     def _paint_median(self, painter: QPainter, columns: _Columns) -> None:
-        imbalance = self._figure.imbalance
+        imbalance = self.figure.imbalance
         if imbalance is None:
             return
-        x = columns.bar_left + columns.bar_width * imbalance.median_bytes / self._figure.scale_bytes
+        x = columns.bar_left + columns.bar_width * imbalance.median_bytes / self.figure.scale_bytes
         painter.setPen(dashed_line(self._colors.median, _MEDIAN_DASHES))
-        bottom = columns.top + columns.row_height * len(self._figure.bars)
+        bottom = columns.top + columns.row_height * len(self.figure.bars)
         painter.drawLine(QPointF(round(x) + 0.5, columns.top - 1), QPointF(round(x) + 0.5, bottom))
 
     def _is_tight(self) -> bool:
-        return self.height() - 2 * LEGEND_HEIGHT < TALL_ROW * max(1, len(self._figure.bars))
+        return self.height() - 2 * LEGEND_HEIGHT < TALL_ROW * max(1, len(self.figure.bars))
 
     def _legend_px(self) -> int:
         return 10 if self._is_tight() else 11
@@ -254,7 +230,7 @@ class VramBars(Chart[BarsFigure]):
 
     def _legend(self) -> list[LegendEntry]:
         """The kinds of at least 1 % of the scale on some device, then the lines; a tooltip has all."""
-        figure, leads = self._figure, self._figure.notable is not None
+        figure, leads = self.figure, self.figure.notable is not None
         entries = [
             LegendEntry(label, [self._kind_color(kind, leads)], self._most_of(kind))
             for kind, label in figure.labels.items()
@@ -267,27 +243,23 @@ class VramBars(Chart[BarsFigure]):
         return entries
 
     def _most_of(self, kind: str) -> int:
-        return max(((bar.by_kind or {}).get(kind, 0) for bar in self._figure.bars), default=0)
+        return max(((bar.by_kind or {}).get(kind, 0) for bar in self.figure.bars), default=0)
 
     def tooltip_at(self, x: float, y: float) -> str:
         index = self._columns().row_at(y)
-        return self.tooltip_of(index) if 0 <= index < len(self._figure.bars) else ""
+        return self.tooltip_of(index) if 0 <= index < len(self.figure.bars) else ""
 
     def tooltip_of(self, index: int) -> str:
         """What one device holds, by kind, for the pointer that rests on its bar."""
-        bar = self._figure.bars[index]
+        bar = self.figure.bars[index]
         if bar.total_bytes is None:
             return f"{bar.label}: not known yet"
-        rows = [
-            f"<tr><td>{label}</td><td align='right'>&nbsp;&nbsp;{format_bytes(num_bytes)}</td></tr>"
-            for kind, label in self._figure.labels.items()
-            if (num_bytes := (bar.by_kind or {}).get(kind))
-        ]
+        held, labels = bar.by_kind or {}, self.figure.labels
+        kinds = bytes_table((label, held[kind]) for kind, label in labels.items() if held.get(kind))
         note = f"<br>{bar.note}" if bar.note else ""
         if bar.predicted_bytes is not None:
             note += f"<br>{prediction_text(bar.total_bytes, bar.predicted_bytes)}"
-        head = f"<b>{bar.label}</b>&nbsp;&nbsp;{format_bytes(bar.total_bytes)}{note}"
-        return f"{head}<table>{''.join(rows)}</table>" if rows else head
+        return f"<b>{bar.label}</b>&nbsp;&nbsp;{format_bytes(bar.total_bytes)}{note}{kinds}"
 
 
 def prediction_text(measured_bytes: int, predicted_bytes: int) -> str:

@@ -11,12 +11,17 @@ import math
 import time
 from collections.abc import Sequence
 
+import numpy as np
 import pyqtgraph as pg
 from PySide6.QtCore import QEvent, QPointF, QSize, Qt
-from PySide6.QtGui import QMouseEvent, QPen, QResizeEvent
-from PySide6.QtWidgets import QFrame, QWidget
+from PySide6.QtGui import QMouseEvent, QResizeEvent
+from PySide6.QtWidgets import QFrame
 
-from rankdeck_app.widgets.chart_colors import ChartColors, ThemeColors, chart_font
+from rankdeck.base.units import format_count
+from rankdeck.run.series import Curve, Series
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.chart_colors import ChartColors
+from rankdeck_app.widgets.painting import chart_font
 
 LEAST_INTERVAL_S = 0.1
 _TIME_STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
@@ -55,6 +60,12 @@ class TimeAxis(pg.AxisItem):
         return [elapsed_label(value) for value in values]
 
 
+def round_up(value: float) -> float:
+    """The next of 1, 2, 5, 10, ... of some power of ten."""
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= value * (1 - 1e-9))
+
+
 def elapsed_label(seconds: float) -> str:
     total = round(abs(seconds))
     hours, rest = divmod(total, 3600)
@@ -67,13 +78,10 @@ class CountAxis(pg.AxisItem):
     """Steps: whole numbers in groups of three, never a fraction of one and never scientific."""
 
     def tickSpacing(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, float]]:  # noqa: N803
-        wanted = max(1.0, (maxVal - minVal) / max(1.0, size / 56))
-        power = 10.0 ** math.floor(math.log10(wanted))
-        spacing = next(step * power for step in (1, 2, 5, 10) if step * power >= wanted)
-        return [(max(1.0, spacing), 0.0)]
+        return [(round_up(max(1.0, (maxVal - minVal) / max(1.0, size / 56))), 0.0)]
 
     def tickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:
-        return [f"{value:,.0f}".replace(",", "\u2009") for value in values]
+        return [format_count(value) for value in values]
 
 
 class ValueAxis(pg.AxisItem):
@@ -81,10 +89,7 @@ class ValueAxis(pg.AxisItem):
 
     def tickSpacing(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, float]]:  # noqa: N803
         wanted = (maxVal - minVal) / max(2.0, size / 24)
-        if wanted <= 0:
-            return [(1.0, 0.0)]
-        power = 10.0 ** math.floor(math.log10(wanted))
-        return [(next(step * power for step in (1, 2, 5, 10) if step * power >= wanted), 0.0)]
+        return [(round_up(wanted) if wanted > 0 else 1.0, 0.0)]
 
     def tickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:
         shown_spacing = spacing * scale
@@ -95,18 +100,12 @@ class ValueAxis(pg.AxisItem):
 class ZoomPlot(pg.PlotWidget):
     """A themed plot. Subclasses draw in `draw` and say their colours in `recolor`."""
 
-    def __init__(
-        self,
-        theme: ThemeColors,
-        x_axis: pg.AxisItem | None = None,
-        name: str = "",
-        parent: QWidget | None = None,
-    ) -> None:
-        axes = {"bottom": x_axis or CountAxis("bottom"), "left": ValueAxis("left")}
-        super().__init__(parent, axisItems=axes, enableMenu=False)
+    def __init__(self, theme: Theme, x_axis: pg.AxisItem, name: str) -> None:
+        super().__init__(axisItems={"bottom": x_axis, "left": ValueAxis("left")}, enableMenu=False)
         self._theme = theme
-        self._colors = ChartColors.of(theme)
-        self._follows = True
+        self._colors = ChartColors(theme)
+        self.follows = True
+        """Whether the ranges follow the data; a person who zooms or pans takes them over."""
         self._drawn_at = 0.0
         self._stale = True
         self.setAccessibleName(name)
@@ -130,34 +129,23 @@ class ZoomPlot(pg.PlotWidget):
         view.sigRangeChangedManually.connect(self._take_hand)
         self._cursor = pg.InfiniteLine(angle=90, movable=False)
         self._cursor.hide()
-        self.addItem(self._cursor, ignoreBounds=True)
-        self._readout = pg.TextItem(anchor=(1, 0))
+        self._readout, self._awaited = pg.TextItem(anchor=(1, 0)), pg.TextItem(anchor=(0.5, 0.5))
         self._readout.setZValue(20)
         self._readout.hide()
-        self.addItem(self._readout, ignoreBounds=True)
-        self._awaited = pg.TextItem(anchor=(0.5, 0.5))
-        self.addItem(self._awaited, ignoreBounds=True)
+        for item in (self._cursor, self._readout, self._awaited):
+            self.addItem(item, ignoreBounds=True)
         self.viewport().setMouseTracking(True)
-        theme.changed.connect(self._retheme)
-
-    def finish(self) -> None:
-        """To be called once by a subclass when its items exist."""
-        self._retheme()
+        theme.changed.connect(self.retheme)
 
     def sizeHint(self) -> QSize:
         return QSize(360, 160)
 
-    @property
-    def follows(self) -> bool:
-        """Whether the ranges follow the data; a person who zooms or pans takes them over."""
-        return self._follows
-
     def follow(self) -> None:
-        self._follows = True
+        self.follows = True
         self.request_draw(now=True)
 
     def _take_hand(self, *_: object) -> None:
-        self._follows = False
+        self.follows = False
         self.request_draw()
 
     def request_draw(self, now: bool = False) -> None:
@@ -200,8 +188,9 @@ class ZoomPlot(pg.PlotWidget):
         """What stands at an x, for the pointer; empty for nothing."""
         return ""
 
-    def _retheme(self) -> None:
-        self._colors = ChartColors.of(self._theme)
+    def retheme(self) -> None:
+        """Called by a subclass too, once its items exist."""
+        self._colors = ChartColors(self._theme)
         self.setBackground(self._colors.card)
         for side in ("left", "bottom"):
             axis = self.getPlotItem().getAxis(side)
@@ -223,8 +212,11 @@ class ZoomPlot(pg.PlotWidget):
         if (x0, x1) != x or (y0, y1) != y:
             self.getViewBox().setRange(xRange=x, yRange=y, padding=0, update=True, disableAutoRange=True)
 
-    def set_y_range(self, y: tuple[float, float]) -> None:
-        if tuple(self.getViewBox().viewRange()[1]) != y:
+    def show_ranges(self, x: tuple[float, float], y: tuple[float, float]) -> None:
+        """Both ranges while the plot follows, else that of y for the x that a person chose."""
+        if self.follows:
+            self.set_ranges(x, y)
+        elif tuple(self.getViewBox().viewRange()[1]) != y:
             self.getViewBox().setYRange(*y, padding=0)
 
     def visible_x(self) -> tuple[float, float]:
@@ -270,12 +262,9 @@ class ZoomPlot(pg.PlotWidget):
             self.request_draw()
 
 
-def solid_pen(color: object, width: float = 1.0) -> QPen:
-    return pg.mkPen(color, width=width)  # type: ignore[no-any-return]
-
-
-def dashed_pen(color: object) -> QPen:
-    pen = pg.mkPen(color, width=1)
-    pen.setStyle(Qt.PenStyle.CustomDashLine)
-    pen.setDashPattern([4, 3])
-    return pen  # type: ignore[no-any-return]
+def value_before(series: Curve | Series, x: float) -> tuple[float, float] | None:
+    """(least, most) of the newest bin that begins at or before x; None where nothing is known."""
+    window = series.window(x, x, 4)
+    if not len(window.x) or window.x[0] > x or not np.isfinite(window.high[0]):
+        return None
+    return float(window.low[0]), float(window.high[0])

@@ -30,6 +30,11 @@ class Imbalance:
         return self.excess_bytes > 0 and (self.ratio is None or self.ratio > NOTABLE_RATIO)
 
 
+def lead_of(imbalance: Imbalance | None) -> int | None:
+    """The device that stands out, or None where none does."""
+    return imbalance.device if imbalance is not None and imbalance.is_notable else None
+
+
 def imbalance_of(bytes_by_device: Mapping[int, int | None]) -> Imbalance | None:
     """The imbalance of one figure per device, None below two known ones. Among equals the first one leads."""
     known = {device: size for device, size in bytes_by_device.items() if size is not None}

@@ -91,9 +91,9 @@ def test_a_dp_run_reaches_every_card(
     assert page.title == "gpt-dp"
     assert not page._banner.isVisible()
     for name in ("bars", "band"):
-        assert page.card(name).toolTip() == "tensor bytes on virtual devices (CPU rehearsal)"
+        assert page.cards[name].toolTip() == "tensor bytes on virtual devices (CPU rehearsal)"
     for name in ("heat", "loss", "rate"):
-        assert "CPU rehearsal" in page.card(name).toolTip()
+        assert "CPU rehearsal" in page.cards[name].toolTip()
 
 
 def prediction(num_devices: int, lead_bytes: int, **fields: bool) -> PlanLine:
@@ -187,8 +187,8 @@ def test_a_pipeline_shows_its_schedule_and_its_bubble_beside_the_theory(
     assert [row.label for row in page._anatomy.figure.rows] == ["Virtual 0", "Virtual 1"]
     assert page._anatomy.figure.is_pipeline
     assert run_figures.anatomy_subtitle(page.run)[0] == "bubble 0.50 measured, 0.50 theory"
-    assert "simulated time" in page.card("anatomy").toolTip()
-    assert "simulated" not in page.card("bars").toolTip()
+    assert "simulated time" in page.cards["anatomy"].toolTip()
+    assert "simulated" not in page.cards["bars"].toolTip()
     rows = list(run_figures.anatomy_rows(page.run))
     assert rows[1] == ("Virtual 0", "forward", "0.000000", "0.100000", 0, 0, None)
 
@@ -265,7 +265,7 @@ def test_nothing_overlaps_or_is_clipped(
     qtbot.waitUntil(
         lambda: len(page._bars.figure.bars) == num_devices and page._heat.figure.shares is not None
     )
-    cards = [page.card(name) for name in ("bars", "band", "heat", "anatomy", "loss", "rate")]
+    cards = [page.cards[name] for name in ("bars", "band", "heat", "anatomy", "loss", "rate")]
 
     def boxes() -> list[QRect]:
         return [QRect(card.mapTo(page, card.rect().topLeft()), card.size()) for card in cards]
@@ -284,7 +284,7 @@ def test_a_narrow_tab_stacks_its_cards_and_scrolls(
     write_dp(written)
     page = opened(written.path, (480, 421))
     qtbot.waitUntil(lambda: page._grid.verticalScrollBar().isVisible())
-    lefts = {page.card(name).x() for name in ("bars", "band", "heat", "loss", "rate")}
+    lefts = {page.cards[name].x() for name in ("bars", "band", "heat", "loss", "rate")}
     assert lefts == {0}
 
 
@@ -340,7 +340,7 @@ def test_the_csv_exports_hold_the_figures(
     qtbot.waitUntil(lambda: page._heat.figure.shares is not None)
     rows = {}
     for name in ("bars", "band", "heat", "loss", "rate"):
-        page.card(name).export_csv(tmp_path / f"{name}.csv")
+        page.cards[name].export_csv(tmp_path / f"{name}.csv")
         rows[name] = (tmp_path / f"{name}.csv").read_text(encoding="utf-8").splitlines()
     assert rows["bars"][1].startswith(f"Virtual 0,{286 * MIB},{21 * MIB}")
     assert rows["loss"][1].startswith("1,4,") and len(rows["loss"]) == 41

@@ -148,7 +148,7 @@ def test_holders_add_up_to_the_capacity_and_foreign_ones_are_one_line(app: App) 
     assert found["python"] == 4 * GIB and found["other, outside this namespace"] == 3 * GIB
     assert found["in use, not told by whom"] == 10 * GIB
     assert sum(size for size in found.values() if size is not None) == figure.total_bytes == 80 * GIB
-    assert page.card("tracks").title == "GPU 0"
+    assert page.cards["tracks"].title == "GPU 0"
 
 
 def test_a_run_that_is_open_shows_its_part_by_kind(qtbot: QtBot, app: App) -> None:
@@ -237,7 +237,7 @@ def test_it_is_drawn_in_both_themes_and_sizes(
     assert {page.table._columns[index].title for index, *_ in places} >= {"VRAM", "Busy", "Held by"}
     assert places[-1][2].right() <= page.table.width() + 1
     assert page.table.row_height * count + 18 <= page.table.height() + 1, "no row is cut off"
-    sources = {page.card(name)._source for name in ("bars", "band", "heat", "table")}
+    sources = {page.cards[name]._source for name in ("bars", "band", "heat", "table")}
     assert sources == {"simulated devices"}
 
 

@@ -297,8 +297,8 @@ def test_more_shows_the_rest(qtbot: QtBot, model: ModelSection) -> None:
 def test_the_picker_lists_the_presets_and_says_where_the_draft_came_from(
     model: ModelSection, draft: Draft
 ) -> None:
-    names = [model.picker.box.itemText(index) for index in range(model.picker.box.count())]
-    assert names == [card.name for card in presets.all()] and model.picker.box.currentText() == "gpt-dp"
+    names = [model.preset_box.itemText(index) for index in range(model.preset_box.count())]
+    assert names == [card.name for card in presets.all()] and model.preset_box.currentText() == "gpt-dp"
 
 
 # Strategy

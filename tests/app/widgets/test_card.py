@@ -15,9 +15,9 @@ from rankdeck_app.widgets.card import ChartCard
 
 @pytest.fixture
 def card(qtbot: QtBot) -> ChartCard:
-    card = ChartCard("VRAM per device", Theme())
+    rows = [("device", "bytes"), ("Virtual 0", 5)]
+    card = ChartCard("VRAM per device", Theme(), QLabel("body"), lambda: rows)
     qtbot.addWidget(card)
-    card.set_body(QLabel("body"), lambda: [("device", "bytes"), ("Virtual 0", 5)])
     card.set_subtitle("peak of step 3, MiB")
     card.set_source("tensor bytes on virtual devices (CPU rehearsal)", "CPU rehearsal")
     card.resize(500, 200)

@@ -26,13 +26,13 @@ class BarChart(Chart[Bars]):
     num_layouts = num_paints = 0
 
     def describe(self) -> str:
-        return ", ".join(map(str, self._figure.heights))
+        return ", ".join(map(str, self.figure.heights))
 
     def relayout(self) -> None:
         self.num_layouts += 1
 
     def sizeHint(self) -> QSize:
-        return QSize(40, 10 * len(self._figure.heights))
+        return QSize(40, 10 * len(self.figure.heights))
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
         self.num_paints += 1
@@ -97,8 +97,8 @@ def test_the_least_of_a_legend_goes_unnamed_where_there_is_no_room(qtbot: QtBot)
 
 
 def test_rows_stand_in_the_middle_of_their_room_and_end_within_it(qtbot: QtBot) -> None:
-    few = DeviceRows.of(["GPU 0", "GPU 1"], 300, 200, most_row=36.0, numbers=44)
+    few = DeviceRows(["GPU 0", "GPU 1"], 300, 200, most_row=36.0, numbers=44)
     assert few.row_height == 36.0 and few.plot.center().y() == pytest.approx(100)
     assert few.row(1).top() == pytest.approx(few.row(0).bottom()) and few.plot.right() == pytest.approx(256)
-    many = DeviceRows.of([f"GPU {index}" for index in range(16)], 300, 80, most_row=36.0, numbers=44, top=4)
+    many = DeviceRows([f"GPU {index}" for index in range(16)], 300, 80, most_row=36.0, numbers=44, top=4)
     assert many.row_height == 5.0 and (many.plot.top(), many.plot.bottom()) == (4, 84)

@@ -101,7 +101,7 @@ def band(qtbot: QtBot, lead: float = 285, limits: tuple[MemoryLimit, ...] = ()) 
     chart.resize(420, 200)
     chart.show()
     chart.set_figure(
-        BandFigure([f"Virtual {i}" for i in range(4)], histories, 0, True, limits, now_s=51, span_s=60)
+        BandFigure([f"Virtual {i}" for i in range(4)], histories, 0, limits, now_s=51, span_s=60)
     )
     chart.request_draw(now=True)
     return chart

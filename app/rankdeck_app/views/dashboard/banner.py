@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QRectF, Qt
-from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPalette
-from PySide6.QtWidgets import QLabel, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtGui import QPainter, QPaintEvent
+from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from rankdeck_app.widgets.chart_colors import ChartColors, ThemeColors, chart_font
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.layouts import column, text_label
+from rankdeck_app.widgets.painting import chart_font
 
 _MOST_MESSAGE = 600
 
@@ -14,25 +16,20 @@ _MOST_MESSAGE = 600
 class Banner(QWidget):
     """A message, and an advice below it. Its text can be selected and copied."""
 
-    def __init__(self, theme: ThemeColors, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
         self._theme = theme
         self._tone = "info"
-        self._message, self._advice = QLabel(), QLabel()
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(14, 7, 12, 8)
-        layout.setSpacing(2)
+        self._message, self._advice = text_label(), text_label(tone="dim")
+        column(self._message, self._advice, on=self, margins=(14, 7, 12, 8), spacing=2)
         self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
+        by_mouse, by_keys = (
+            Qt.TextInteractionFlag.TextSelectableByMouse, Qt.TextInteractionFlag.TextSelectableByKeyboard,
+        )  # fmt: skip
         for label in (self._message, self._advice):
-            label.setWordWrap(True)
-            label.setTextFormat(Qt.TextFormat.PlainText)
-            label.setTextInteractionFlags(
-                Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
-            )
-            layout.addWidget(label)
+            label.setTextInteractionFlags(by_mouse | by_keys)
         self._message.setFont(chart_font(12, bold=True))
-        self._retheme()
-        theme.changed.connect(self._retheme)
+        theme.changed.connect(self.update)
         self.hide()
 
     @property
@@ -53,28 +50,16 @@ class Banner(QWidget):
         self.setVisible(True)
         self.update()
 
-    def _retheme(self) -> None:
-        self._colors = ChartColors.of(self._theme)
-        for label, color in ((self._message, self._colors.foreground), (self._advice, self._colors.muted)):
-            palette = label.palette()
-            palette.setColor(QPalette.ColorRole.WindowText, color)
-            label.setPalette(palette)
-        self.update()
-
     def paintEvent(self, event: QPaintEvent) -> None:
-        painter = QPainter(self)
+        painter, color = QPainter(self), self._theme.color
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        box = QRectF(self.rect()).adjusted(0.5, 0.5, -0.5, -0.5)
-        painter.setPen(self._colors.border)
-        painter.setBrush(self._colors.card)
-        painter.drawRoundedRect(box, 4, 4)
+        painter.setPen(color("rankdeck.card.border"))
+        painter.setBrush(color("rankdeck.card.background"))
+        painter.drawRoundedRect(QRectF(self.rect()).adjusted(0.5, 0.5, -0.5, -0.5), 4, 4)
         painter.setPen(Qt.PenStyle.NoPen)
-        painter.setBrush(self._bar_color())
+        painter.setBrush(color("errorForeground" if self._tone == "error" else "rankdeck.rest"))
         painter.drawRoundedRect(QRectF(0, 0, 4, self.height()), 2, 2)
         painter.end()
-
-    def _bar_color(self) -> QColor:
-        return self._colors.trouble if self._tone == "error" else self._colors.rest
 
 
 def _shortened(text: str) -> str:

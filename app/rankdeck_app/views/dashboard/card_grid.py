@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import QRect
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QFrame, QScrollArea, QWidget
+from PySide6.QtWidgets import QScrollArea, QWidget
 
 from rankdeck_app.widgets.card import ChartCard
 
@@ -33,10 +33,7 @@ class CardGrid(QScrollArea):
         self._rows = (list(above), list(below))
         self._weights = weights
         self._inner = QWidget()
-        self.setFrameShape(QFrame.Shape.NoFrame)
         self.setWidget(self._inner)
-        self.viewport().setAutoFillBackground(False)
-        self._inner.setAutoFillBackground(False)
         for row in self._rows:
             for card in row:
                 card.setParent(self._inner)

@@ -12,22 +12,22 @@ from functools import partial
 from pathlib import Path
 
 from PySide6.QtGui import QShowEvent
-from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from rankdeck.run.batch import Changed
 from rankdeck.run.row import RESUMABLE
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.shell.page import Page, PageAction
 from rankdeck_app.state.live_run import LiveRun
+from rankdeck_app.theme import Theme
 from rankdeck_app.views.dashboard import run_figures
 from rankdeck_app.views.dashboard.banner import Banner
 from rankdeck_app.views.dashboard.card_grid import CardGrid
 from rankdeck_app.widgets.anatomy import StepAnatomyChart
 from rankdeck_app.widgets.band_chart import BandChart
-from rankdeck_app.widgets.card import ChartCard, CsvRows
-from rankdeck_app.widgets.chart_colors import ThemeColors
+from rankdeck_app.widgets.card import ChartCard
 from rankdeck_app.widgets.curve_plot import CurvePlot
 from rankdeck_app.widgets.heat_strip import HeatStrip
+from rankdeck_app.widgets.layouts import column
 from rankdeck_app.widgets.stat_strip import StatStrip
 from rankdeck_app.widgets.vram_bars import VramBars
 
@@ -53,16 +53,15 @@ class RunPage(Page):
     def __init__(
         self,
         run: LiveRun,
-        theme: ThemeColors,
+        theme: Theme,
         clock: FrameClock,
         *,
         stop_command: str | None = None,
         save_command: str | None = None,
         resume_command: str | None = None,
         closed: Callable[[], object] | None = None,
-        parent: QWidget | None = None,
     ) -> None:
-        super().__init__(page_id(run.run.path), title=run.name, icon="pulse", parent=parent)
+        super().__init__(page_id(run.run.path), title=run.name, icon="pulse")
         self.run = run
         self._live_actions = [
             PageAction(icon, text, command)
@@ -80,19 +79,15 @@ class RunPage(Page):
         self._strip = StatStrip(theme)
         self._banner = Banner(theme)
         self._make_charts(theme)
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(16, 2, 16, 12)
-        layout.setSpacing(10)
-        for part in (self._strip, self._banner):
-            layout.addWidget(part)
-        layout.addWidget(self._grid, 1)
+        parts = (self._strip, self._banner, (self._grid, 1))
+        column(*parts, on=self, margins=(16, 2, 16, 12), spacing=10)
         run.changed.connect(self._note)
         if closed is not None:
             self.destroyed.connect(lambda *_: closed())
         clock.subscribe(self._frame)
         self._refresh()
 
-    def _make_charts(self, theme: ThemeColors) -> None:
+    def _make_charts(self, theme: Theme) -> None:
         """Every chart in its card, and the cards in their grid."""
         run = self.run
         self._bars, self._heat = VramBars(theme), HeatStrip(theme)
@@ -103,8 +98,8 @@ class RunPage(Page):
             theme, run.rates, run.rate_ema, name="Throughput", words=("now", "smoothed", ""), from_zero=True,
             digits=0,
         )  # fmt: skip
-        self._cards = {
-            name: self._card(theme, title, body, partial(rows, run))
+        self.cards = {
+            name: ChartCard(title, theme, body, partial(rows, run))
             for name, title, body, rows in (
                 ("bars", "VRAM per device", self._bars, run_figures.bars_rows),
                 ("band", "VRAM over time", self._band, run_figures.band_rows),
@@ -114,19 +109,9 @@ class RunPage(Page):
                 ("rate", "Throughput", self._rate, run_figures.rate_rows),
             )
         }
-        above = [self._cards[name] for name in ("bars", "band", "heat")]
-        below = [self._cards[name] for name in ("anatomy", "loss", "rate")]
+        above = [self.cards[name] for name in ("bars", "band", "heat")]
+        below = [self.cards[name] for name in ("anatomy", "loss", "rate")]
         self._grid = CardGrid(above, below, ((44, 28, 28), (45, 29, 26)))
-
-    @staticmethod
-    def _card(theme: ThemeColors, title: str, body: QWidget, rows: CsvRows) -> ChartCard:
-        card = ChartCard(title, theme)
-        card.set_body(body, rows)
-        return card
-
-    def card(self, name: str) -> ChartCard:
-        """bars, band, heat, anatomy, loss or rate."""
-        return self._cards[name]
 
     def breadcrumbs(self) -> list[str]:
         name = self.run.name
@@ -189,7 +174,7 @@ class RunPage(Page):
             self._heat.set_figure(run_figures.heat(run))
         if pending & (Changed.ANATOMY | Changed.STATE):
             self._anatomy.set_figure(run_figures.anatomy(run))
-            self._cards["anatomy"].set_subtitle(*run_figures.anatomy_subtitle(run))
+            self.cards["anatomy"].set_subtitle(*run_figures.anatomy_subtitle(run))
         if pending & (Changed.STEPS | Changed.STATE | Changed.EVALUATION):
             for plot in (self._loss, self._rate):
                 plot.set_last_step(run.steps)
@@ -203,21 +188,19 @@ class RunPage(Page):
         run = self.run
         if pending & (Changed.MEMORY | Changed.STATE):
             self._bars.set_figure(run_figures.bars(run))
-            self._cards["bars"].set_subtitle(run_figures.bars_subtitle(run))
+            self.cards["bars"].set_subtitle(run_figures.bars_subtitle(run))
         figure = run_figures.band(run)
         self._band.set_figure(figure)
-        self._cards["band"].set_subtitle(run_figures.band_subtitle(run, figure))
+        self.cards["band"].set_subtitle(run_figures.band_subtitle(run, figure))
 
     def _show_devices(self) -> None:
         """What the figures are, and room for as many devices as there are."""
         run = self.run
         of_memory, of_others = run_figures.sources(run)
-        for name, card in self._cards.items():
+        for name, card in self.cards.items():
             card.set_source(*(of_memory if name in ("bars", "band") else of_others))
         what = "thread busy" if run.is_rehearsal else "% SM"
-        self._cards["heat"].set_subtitle(f"{what}, last 60 s", what)
-        held_out = bool(len(run.held_out))
-        self._cards["loss"].set_subtitle(
-            "raw and EMA, ◆ held-out" if held_out else "raw and EMA", "EMA, ◆ held-out" if held_out else ""
-        )
-        self._cards["rate"].set_subtitle("samples/s")
+        self.cards["heat"].set_subtitle(f"{what}, last 60 s", what)
+        held_out = ("raw and EMA, ◆ held-out", "EMA, ◆ held-out")
+        self.cards["loss"].set_subtitle(*(held_out if len(run.held_out) else ("raw and EMA",)))
+        self.cards["rate"].set_subtitle("samples/s")

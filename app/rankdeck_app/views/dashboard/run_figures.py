@@ -13,6 +13,7 @@ import numpy as np
 from rankdeck.base.units import format_bytes, format_count, format_duration
 from rankdeck.run.anatomy import SIMULATED_TIME
 from rankdeck.run.devices import DeviceFigures
+from rankdeck.run.imbalance import lead_of
 from rankdeck.run.problems import failed_problem, lost_problem
 from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.widgets.anatomy import AnatomyFigure, AnatomyRow
@@ -115,10 +116,6 @@ def _beside(figure: BarsFigure) -> str:
 def band(run: LiveRun) -> BandFigure:
     """Memory over time: the last minute where readings are dense, else the whole run."""
     histories = [device.memory_history for device in run.devices]
-    imbalance = run.imbalance
-    # Among near equals the line stays with the first device, whoever leads by a few bytes now.
-    is_notable = imbalance is not None and imbalance.is_notable
-    lead = imbalance.device if imbalance is not None and is_notable else 0
     now_s = run.elapsed_s or 0.0
     limits = []
     if run.capacity_bytes is not None:
@@ -132,8 +129,7 @@ def band(run: LiveRun) -> BandFigure:
     return BandFigure(
         labels=[device.label for device in run.devices],
         histories=histories,
-        lead=lead,
-        is_notable=is_notable,
+        lead=lead_of(run.imbalance),
         limits=tuple(limits),
         now_s=now_s,
         span_s=_BAND_SPAN_S if is_live and is_dense else None,
@@ -161,17 +157,12 @@ def heat(run: LiveRun) -> HeatFigure:
     labels = [device.label for device in run.devices]
     if newest is None:
         return HeatFigure(labels, None, [None] * len(labels))
-    end = math.ceil(newest / _HEAT_COLUMN_S) * _HEAT_COLUMN_S
-    columns = end - _HEAT_SPAN_S + _HEAT_COLUMN_S * (np.arange(round(_HEAT_SPAN_S / _HEAT_COLUMN_S)) + 0.5)
-    shares = np.full((len(labels), len(columns)), np.nan, dtype=np.float32)
-    values: list[float | None] = []
-    for row, device in zip(shares, run.devices, strict=True):
-        reach_s = max(_STALE_S, device.interval_s + 0.5)
-        row[:] = shares_of(device.utilisation_history, columns, _HEAT_COLUMN_S, reach_s)
-        values.append(_value_now(device, newest))
-    imbalance = run.imbalance
-    lead = imbalance.device if imbalance is not None and imbalance.is_notable else None
-    return HeatFigure(labels, shares, values, _HEAT_SPAN_S, lead)
+    readings = [
+        (device.utilisation_history, max(_STALE_S, device.interval_s + 0.5)) for device in run.devices
+    ]
+    shares = shares_of(readings, newest, _HEAT_SPAN_S, _HEAT_COLUMN_S)
+    values = [_value_now(device, newest) for device in run.devices]
+    return HeatFigure(labels, shares, values, _HEAT_SPAN_S, lead_of(run.imbalance))
 
 
 def _value_now(device: DeviceFigures, newest: float) -> float | None:
@@ -245,10 +236,8 @@ def headline(run: LiveRun) -> tuple[str, str, str] | None:
         at = "before its first step" if run.step is None else f"at step {format_count(run.step)}"
         return "info", f"Stopped {at}.", run.end.reason or "" if run.end is not None else ""
     errors = [problem for problem in run.problems if problem.severity == "error"]
-    if errors:
-        problem = errors[0]
-    else:
-        problem = lost_problem(run.run) if run.outcome == "lost" else failed_problem(run.run)
+    unexplained = lost_problem if run.outcome == "lost" else failed_problem
+    problem = errors[0] if errors else unexplained(run.run)
     rank = "" if problem.rank is None else f"Rank {problem.rank}"
     where = f"{rank}: " if rank and rank.lower() not in problem.message.lower() else ""
     return "error", f"{where}{problem.message}", problem.advice or ""
@@ -263,10 +252,11 @@ def _awaited(run: LiveRun) -> str:
 
 def sources(run: LiveRun) -> tuple[tuple[str, str], tuple[str, str]]:
     """(text, short text) of what the figures are: for the cards of memory, and for the others."""
-    if run.is_rehearsal:
-        of_times = f"{SIMULATED_TIME} (CPU rehearsal)" if run.is_simulated else REHEARSAL
-        return (REHEARSAL_BYTES, REHEARSAL), (of_times, SIMULATED_TIME if run.is_simulated else REHEARSAL)
-    return (run.source or "", run.source or ""), (run.source or "", run.source or "")
+    if not run.is_rehearsal:
+        source = run.source or ""
+        return (source, source), (source, source)
+    simulated = (f"{SIMULATED_TIME} (CPU rehearsal)", SIMULATED_TIME)
+    return (REHEARSAL_BYTES, REHEARSAL), (simulated if run.is_simulated else (REHEARSAL, REHEARSAL))
 
 
 def bars_rows(run: LiveRun) -> Iterator[Sequence[object]]:

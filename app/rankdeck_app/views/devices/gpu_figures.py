@@ -6,17 +6,19 @@ Old readings are shown as old and compared with nothing.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from rankdeck.base.units import format_bytes
 from rankdeck.events import DeviceMemory
+from rankdeck.run.imbalance import lead_of
 from rankdeck.run.series import Series
 from rankdeck.telemetry.readings import METRICS
 from rankdeck_app.state.gpus import Gpus, GpuState, clock_time
 from rankdeck_app.views.devices.memory_holders import MemoryOf, holders, peak_words
-from rankdeck_app.views.devices.words import HOT_C, errors_of, throttled_by
+from rankdeck_app.views.devices.words import HOT_C, errors_of, series_of, throttled_by
 from rankdeck_app.widgets.band_chart import BandFigure, MemoryLimit
 from rankdeck_app.widgets.chart import UNKNOWN
 from rankdeck_app.widgets.chart_colors import HOLDER_LABELS, KIND_LABELS, byte_unit
@@ -39,22 +41,15 @@ def stats(gpus: Gpus) -> tuple[Stat, ...]:
         vram += f" / {sum(totals) / divisor:.0f} {unit}"
     busy = [gpu.utilisation for gpu in there if gpu.utilisation is not None]
     watts = [gpu.power_w for gpu in there if gpu.power_w is not None]
-    hottest = max(
-        (gpu for gpu in there if gpu.temperature_c is not None),
-        key=lambda gpu: gpu.temperature_c or 0,
-        default=None,
-    )
-    is_hot = hottest is not None and (hottest.temperature_c or 0) >= HOT_C
+    degrees = {gpu.temperature_c: gpu.label for gpu in reversed(there) if gpu.temperature_c is not None}
+    hottest_c = max(degrees, default=None)
+    hottest = "Hottest" if hottest_c is None else f"Hottest, {degrees[hottest_c]}"
+    heat = UNKNOWN if hottest_c is None else f"{hottest_c:.0f}°C"
     return (
         Stat("VRAM in use", vram, "888.8 / 8888 GiB"),
         Stat("Busy, mean", f"{100 * sum(busy) / len(busy):.0f}%" if busy else UNKNOWN, "100%"),
         Stat("Power", _watts(sum(watts)) if watts else UNKNOWN, "88.88 kW"),
-        Stat(
-            f"Hottest, {hottest.label}" if hottest else "Hottest",
-            f"{hottest.temperature_c:.0f}°C" if hottest and hottest.temperature_c is not None else UNKNOWN,
-            "Hottest, GPU 15",
-            is_hot,
-        ),
+        Stat(hottest, heat, "Hottest, GPU 15", hottest_c is not None and hottest_c >= HOT_C),
         _health(gpus),
         imbalance_stat(gpus.imbalance(), [gpu.label for gpu in gpus.whole]),
     )
@@ -66,24 +61,15 @@ def _watts(watts: float) -> str:
 
 def _health(gpus: Gpus) -> Stat:
     """How many devices are in trouble, of which kind."""
-    lost = [gpu for gpu in gpus.whole if gpu.lost_at is not None]
-    if lost:
-        words = lost[0].label if len(lost) == 1 else f"{len(lost)} GPUs"
-        return Stat("Lost", words, "88 GPUs", True)
-    stale = [gpu for gpu in gpus.whole if gpu.is_stale]
-    if stale:
-        words = stale[0].label if len(stale) == 1 else f"{len(stale)} GPUs"
-        return Stat("Old readings", words, "88 GPUs", True)
-    faulty = [gpu for gpu in gpus.devices if errors_of(gpus, gpu)[1] == "hot"]
-    if faulty:
-        return Stat(
-            "With errors", faulty[0].label if len(faulty) == 1 else f"{len(faulty)} GPUs", "88 GPUs", True
-        )
-    slowed = [gpu for gpu in gpus.devices if throttled_by(gpus, gpu.uuid)[1] == "hot"]
-    if slowed:
-        return Stat(
-            "Throttled", slowed[0].label if len(slowed) == 1 else f"{len(slowed)} GPUs", "88 GPUs", True
-        )
+    for trouble, affected in (
+        ("Lost", [gpu for gpu in gpus.whole if gpu.lost_at is not None]),
+        ("Old readings", [gpu for gpu in gpus.whole if gpu.is_stale]),
+        ("With errors", [gpu for gpu in gpus.devices if errors_of(gpus, gpu)[1] == "hot"]),
+        ("Throttled", [gpu for gpu in gpus.devices if throttled_by(gpus, gpu.uuid)[1] == "hot"]),
+    ):
+        if affected:
+            which = affected[0].label if len(affected) == 1 else f"{len(affected)} GPUs"
+            return Stat(trouble, which, "88 GPUs", True)
     return Stat("Trouble", "none" if gpus.devices else UNKNOWN, "88 GPUs")
 
 
@@ -101,10 +87,10 @@ def _bar(gpus: Gpus, gpu: GpuState, memory: DeviceMemory | None) -> DeviceBar:
     if gpu.lost_at is not None:
         return DeviceBar(gpu.label, None, missing="lost", note=f"lost at {clock_time(gpu.lost_at)}")
     note = "old figures" if gpu.is_stale else f"peak since the start: {peak_words(gpus, gpu)}"
-    held: dict[str, int] = {}
+    held: Counter[str] = Counter()
     for holder in holders(gpus, gpu, memory).holders:
-        if holder.kind in _LABELS and holder.num_bytes:
-            held[holder.kind] = held.get(holder.kind, 0) + holder.num_bytes
+        if holder.kind in _LABELS:
+            held[holder.kind] += holder.num_bytes or 0
     return DeviceBar(gpu.label, gpu.used_bytes, held, note, is_old=gpu.is_stale)
 
 
@@ -128,17 +114,13 @@ def band(gpus: Gpus, span_s: float) -> BandFigure:
         if gpu.lost_at is None
         and _was_read(series := history.series(gpu.uuid, "used_bytes"), now_s - span_s, now_s)
     ]
-    imbalance = gpus.imbalance()
-    places = [place for place, _ in known]
-    is_notable = imbalance is not None and imbalance.is_notable and imbalance.device in places
-    lead = places.index(imbalance.device) if imbalance is not None and is_notable else 0
+    lead, places = lead_of(gpus.imbalance()), [place for place, _ in known]
     totals = {gpu.total_bytes for gpu in gpus.whole if gpu.total_bytes is not None}
     limits = tuple(MemoryLimit(f"capacity {format_bytes(total, 0)}", total) for total in sorted(totals)[:1])
     return BandFigure(
         labels=[gpus.whole[place].label for place in places],
         histories=[series for _, series in known],
-        lead=lead,
-        is_notable=is_notable,
+        lead=places.index(lead) if lead in places else None,
         limits=limits if len(totals) == 1 else (),
         now_s=now_s,
         span_s=span_s,
@@ -148,26 +130,16 @@ def band(gpus: Gpus, span_s: float) -> BandFigure:
 
 def _was_read(series: Series, since_s: float, now_s: float) -> bool:
     """Whether anything was read in the window."""
-    if series.last_x is None or series.last_x < since_s:
-        return False
     return bool(np.isfinite(series.window(since_s, now_s, 64).high).any())
 
 
 def heat(gpus: Gpus, span_s: float) -> HeatFigure:
-    whole = gpus.whole
-    labels = [gpu.label for gpu in whole]
-    history = gpus.history
-    if history is None:
-        return HeatFigure(labels, None, [None] * len(labels), span_s)
+    labels, lead = [gpu.label for gpu in gpus.whole], lead_of(gpus.imbalance())
     column_s = span_s / _HEAT_COLUMNS
-    end = math.ceil(gpus.now_s / column_s) * column_s
-    columns = end - span_s + column_s * (np.arange(_HEAT_COLUMNS) + 0.5)
     reach_s = max(METRICS["utilisation"].stale_after_s, column_s)
-    rows = [shares_of(history.series(gpu.uuid, "utilisation"), columns, column_s, reach_s) for gpu in whole]
-    imbalance = gpus.imbalance()
-    lead = imbalance.device if imbalance is not None and imbalance.is_notable else None
-    shares = np.stack(rows) if rows else None
-    return HeatFigure(labels, shares, [gpu.utilisation for gpu in whole], span_s, lead)
+    readings = [(series_of(gpus, gpu.uuid, "utilisation"), reach_s) for gpu in gpus.whole]
+    shares = shares_of(readings, gpus.now_s, span_s, column_s) if gpus.history is not None else None
+    return HeatFigure(labels, shares, [gpu.utilisation for gpu in gpus.whole], span_s, lead)
 
 
 def bars_rows(gpus: Gpus) -> Iterator[Sequence[object]]:
@@ -181,7 +153,6 @@ def history_rows(gpus: Gpus, *metrics: str) -> Iterator[Sequence[object]]:
     yield ("device", "uuid", "metric", "unit", "seconds", "value")
     for gpu in gpus.devices:
         for metric in metrics or METRICS:
-            series = gpus.history.series(gpu.uuid, metric) if gpus.history is not None else None
-            for x, y in zip(*series.points(), strict=True) if series is not None else ():
+            for x, y in zip(*series_of(gpus, gpu.uuid, metric).points(), strict=True):
                 value = "" if math.isnan(y) else f"{y:.6g}"
                 yield (gpu.label, gpu.uuid, metric, METRICS[metric].unit, f"{x:.3f}", value)

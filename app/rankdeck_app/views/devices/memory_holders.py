@@ -39,13 +39,9 @@ def holders(gpus: Gpus, gpu: GpuState, memory: DeviceMemory | None = None) -> Ho
         return HoldersFigure((), None, facts)
     if memory is not None and gpu.used_bytes is not None:
         return HoldersFigure(tuple(_by_kind(gpu, device, memory)), gpu.total_bytes, _facts(gpus, gpu))
+    kind = "run" if gpu.run is not None else "others"
     listed = [
-        Holder(
-            "run" if gpu.run is not None else "others",
-            item.name or "?",
-            item.used_bytes,
-            _note(item.pid, item.type),
-        )
+        Holder(kind, item.name or "?", item.used_bytes, _note(item.pid, item.type))
         for item in gpu.processes or ()
         if not item.foreign
     ]
@@ -71,12 +67,10 @@ def _by_kind(gpu: GpuState, device: Device, memory: DeviceMemory) -> Iterator[Ho
     segments = break_down(
         gpu.used_bytes, memory, own, total_bytes=gpu.total_bytes, driver_bytes=device.driver_bytes
     )
-    order = [*KIND_LABELS, *(name for name in segments if name not in KIND_LABELS)]
-    for name in order:
-        num_bytes = segments.get(name, 0)
-        if num_bytes:
-            kind = _SEGMENT_KINDS.get(name, name)
-            yield Holder(kind, _SEGMENT_WORDS.get(name) or KIND_LABELS.get(name, name), num_bytes)
+    words = KIND_LABELS | _SEGMENT_WORDS
+    for name in dict.fromkeys([*KIND_LABELS, *segments]):
+        if segments.get(name):
+            yield Holder(_SEGMENT_KINDS.get(name, name), words.get(name, name), segments[name])
 
 
 def _note(pid: int, kind: str) -> str:

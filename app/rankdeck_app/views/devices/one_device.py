@@ -8,13 +8,10 @@ from collections.abc import Sequence
 from rankdeck.telemetry.readings import METRICS
 from rankdeck_app.state.gpus import Gpus, GpuState
 from rankdeck_app.views.devices.rows import SCALE_C, top_of
-from rankdeck_app.views.devices.words import (
-    HOT_C,
-    errors_of,
-    reading_words,
-    throttled_by,
-)
+from rankdeck_app.views.devices.words import HOT_C, errors_of, reading_words, series_of, throttled_by
 from rankdeck_app.widgets.device_tracks import Track, TrackLimit, TrackMark, TracksFigure
+
+_MARKED = ("lost", "back", "slow", "restarted", "silent")
 
 
 def tracks(gpus: Gpus, gpu: GpuState, span_s: float) -> TracksFigure:
@@ -60,14 +57,13 @@ def _track(
         text += f"  {reading_words(second, gpus.reading(gpu.uuid, second))[0]}"
     if reading.state == "stale":
         text += f", {reading.age_s:.0f} s old"
-    history = gpus.history
     return Track(
         title,
         text,
-        None if history is None else history.series(gpu.uuid, metric),
+        series_of(gpus, gpu.uuid, metric),
         top,
         METRICS[metric].stale_after_s,
-        None if history is None or not second else history.series(gpu.uuid, second),
+        series_of(gpus, gpu.uuid, second) if second else None,
         limits,
         tone=tone,
     )
@@ -81,22 +77,15 @@ def _throttle_track(gpus: Gpus, gpu: GpuState) -> Track:
 
 def _error_track(gpus: Gpus, gpu: GpuState, marks: Sequence[TrackMark]) -> Track:
     text, tone = errors_of(gpus, gpu)
-    curve = None if gpus.history is None else gpus.history.series(gpu.uuid, "ecc_errors")
     top = max(1.0, 1.1 * float(gpus.reading(gpu.uuid, "ecc_errors").value or 0))
-    hold_s = METRICS["ecc_errors"].stale_after_s
+    curve, hold_s = series_of(gpus, gpu.uuid, "ecc_errors"), METRICS["ecc_errors"].stale_after_s
     return Track("ECC errors, XID events", text, curve, top, hold_s, marks=marks, tone=tone)
 
 
 def _marks(gpus: Gpus, gpu: GpuState) -> list[TrackMark]:
     since = time.time() - gpus.now_s
-    words = {"lost": "lost", "back": "back", "slow": "slow"}
-    marks = []
-    for notice in gpus.registry.notices:
-        if notice.uuid not in (gpu.uuid, None):
-            continue
-        text = f"XID {notice.xid}" if notice.xid is not None else words.get(notice.code)
-        if notice.code in ("restarted", "silent"):
-            text = notice.code
-        if text is not None:
-            marks.append(TrackMark(notice.t - since, text))
-    return marks
+    return [
+        TrackMark(notice.t - since, notice.code if notice.xid is None else f"XID {notice.xid}")
+        for notice in gpus.registry.notices
+        if notice.uuid in (gpu.uuid, None) and (notice.xid is not None or notice.code in _MARKED)
+    ]

@@ -15,29 +15,19 @@ from typing import Any
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QShowEvent
-from PySide6.QtWidgets import (
-    QButtonGroup,
-    QFrame,
-    QHBoxLayout,
-    QLabel,
-    QPushButton,
-    QScrollArea,
-    QSizePolicy,
-    QStackedLayout,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QButtonGroup, QPushButton, QSizePolicy, QStackedLayout, QWidget
 
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.shell.page import Page
 from rankdeck_app.state.gpus import Gpus, GpuState, clock_time
+from rankdeck_app.theme import Theme
 from rankdeck_app.views.devices import gpu_figures, memory_holders, one_device, rows, words
 from rankdeck_app.widgets.band_chart import BandChart
-from rankdeck_app.widgets.card import ChartCard, CsvRows
-from rankdeck_app.widgets.chart_colors import ThemeColors
+from rankdeck_app.widgets.card import ChartCard
 from rankdeck_app.widgets.device_tracks import DeviceTracks, span_words
 from rankdeck_app.widgets.heat_strip import HeatStrip
 from rankdeck_app.widgets.holder_list import HolderList
+from rankdeck_app.widgets.layouts import MIDDLE, column, push_button, row, scrolled, text_label
 from rankdeck_app.widgets.metric_table import MetricTable
 from rankdeck_app.widgets.stat_strip import StatStrip
 from rankdeck_app.widgets.vram_bars import VramBars
@@ -54,7 +44,7 @@ class DevicesPage(Page):
     can_split = False
 
     def __init__(
-        self, gpus: Gpus, theme: ThemeColors, clock: FrameClock, memory_of: memory_holders.MemoryOf
+        self, gpus: Gpus, theme: Theme, clock: FrameClock, memory_of: memory_holders.MemoryOf
     ) -> None:
         super().__init__(f"{PAGE_KIND}:", title="Devices", icon="graph-line")
         self._gpus = gpus
@@ -69,75 +59,60 @@ class DevicesPage(Page):
         self._tracks, self._holders = DeviceTracks(theme), HolderList(theme)
         self.table = MetricTable(theme, rows.COLUMNS)
         self.table.chosen.connect(lambda _uuid: self._show_chosen())
-        self._nothing = QLabel()
+        self._nothing = text_label(tone="dim")
         self._nothing.setAlignment(Qt.AlignmentFlag.AlignCenter)
-        self._nothing.setProperty("tone", "dim")
-        self._nothing.setWordWrap(True)
         used = partial(gpu_figures.history_rows, gpus, "used_bytes")
         busy = partial(gpu_figures.history_rows, gpus, "utilisation", "memory_utilisation")
-        self._cards = {
-            "bars": self._card(theme, "VRAM per device", self._bars, partial(gpu_figures.bars_rows, gpus)),
-            "band": self._card(theme, "VRAM over time", self._band, used),
-            "heat": self._card(theme, "Utilisation", self._heat, busy),
-            "tracks": self._card(theme, "Device", self._tracks, partial(gpu_figures.history_rows, gpus)),
-            "holders": self._card(theme, "Who holds its memory", self._holders, self._holder_rows),
-            "table": self._card(theme, "Every metric", self.table, partial(gpu_figures.history_rows, gpus)),
+        everything = partial(gpu_figures.history_rows, gpus)
+        self.cards = {
+            name: ChartCard(title, theme, body, csv_rows)
+            for name, title, body, csv_rows in (
+                ("bars", "VRAM per device", self._bars, partial(gpu_figures.bars_rows, gpus)),
+                ("band", "VRAM over time", self._band, used),
+                ("heat", "Utilisation", self._heat, busy),
+                ("tracks", "Device", self._tracks, everything),
+                ("holders", "Who holds its memory", self._holders, self._holder_rows),
+                ("table", "Every metric", self.table, everything),
+            )
         }
         self._build()
         gpus.changed.connect(self._show_which)
         clock.subscribe(self._frame)
         self._show_which()
 
-    @staticmethod
-    def _card(theme: ThemeColors, title: str, body: QWidget, csv_rows: CsvRows) -> ChartCard:
-        card = ChartCard(title, theme)
-        card.set_body(body, csv_rows)
-        return card
-
     def _build(self) -> None:
         self.spans = QButtonGroup(self)
-        top = QHBoxLayout()
-        top.setSpacing(0)
-        top.addWidget(self._strip, 1)
-        self.all_button = QPushButton("All Devices")
-        self.all_button.setFixedHeight(24)
-        self.all_button.setToolTip("Show all devices side by side (Escape)")
-        self.all_button.clicked.connect(lambda _checked=False: self.table.select(""))
+        tooltip = "Show all devices side by side (Escape)"
+        self.all_button = push_button("All Devices", tooltip, lambda: self.table.select(""), height=24)
         self.all_button.hide()
-        top.addWidget(self.all_button, 0, Qt.AlignmentFlag.AlignVCenter)
-        top.addSpacing(10)
-        for span_s in SPANS_S:
-            top.addWidget(self._span_button(span_s), 0, Qt.AlignmentFlag.AlignVCenter)
-        overview = _side_by_side(*((self._cards[name], weight) for name, weight in _OVERVIEW))
-        one = _side_by_side((self._cards["tracks"], 70), (self._cards["holders"], 30))
+        spans = row(*map(self._span_button, SPANS_S), spacing=0, align=MIDDLE)
+        spans.setContentsMargins(10, 0, 0, 0)
+        top = row((self._strip, 1), self.all_button, spans, spacing=0, align=MIDDLE)
         self._above = QStackedLayout()
-        for part in (overview, one):
-            self._above.addWidget(part)
+        self._above.addWidget(self._side_by_side(_OVERVIEW))
+        self._above.addWidget(self._side_by_side(_ONE))
         inner = QWidget()
-        inner.setAutoFillBackground(False)
-        column = QVBoxLayout(inner)
-        column.setContentsMargins(16, 2, 16, 12)
-        column.setSpacing(10)
-        column.addLayout(top)
-        column.addLayout(self._above, 11)
-        column.addWidget(self._cards["table"], 9)
-        scroll = QScrollArea()
-        scroll.setFrameShape(QFrame.Shape.NoFrame)
-        scroll.setWidgetResizable(True)
-        scroll.setWidget(inner)
-        scroll.viewport().setAutoFillBackground(False)
+        parts = (top, (self._above, 11), (self.cards["table"], 9))
+        column(*parts, on=inner, margins=(16, 2, 16, 12), spacing=10)
         self._whole = QStackedLayout(self)
-        self._whole.addWidget(scroll)
+        self._whole.addWidget(scrolled(inner))
         self._whole.addWidget(self._nothing)
 
+    def _side_by_side(self, weights: dict[str, int]) -> QWidget:
+        """Cards in a row, each with its share of the width."""
+        box, cards = QWidget(), [(self.cards[name], weight) for name, weight in weights.items()]
+        for card, _ in cards:
+            card.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Ignored)
+        row(*cards, on=box, spacing=10)
+        return box
+
     def _span_button(self, span_s: float) -> QPushButton:
-        button = QPushButton(span_words(span_s).replace("60 s", "1 min"))
-        button.setProperty("kind", "segment")
-        button.setCheckable(True)
-        button.setFixedHeight(24)
-        button.setToolTip(f"Show the last {span_words(span_s)}")
+        words = span_words(span_s)
+        tooltip = f"Show the last {words}"
+        button = push_button(
+            words.replace("60 s", "1 min"), tooltip, partial(self.set_span, span_s), kind="segment", height=24
+        )
         button.setChecked(span_s == self._span_s)
-        button.clicked.connect(lambda _checked=False: self.set_span(span_s))
         self.spans.addButton(button)
         return button
 
@@ -147,10 +122,6 @@ class DevicesPage(Page):
     def chosen(self) -> GpuState | None:
         """The device that is shown in full, or None for all of them."""
         return next((gpu for gpu in self._gpus.devices if gpu.uuid == self.table.selected), None)
-
-    def card(self, name: str) -> ChartCard:
-        """bars, band, heat, tracks, holders or table."""
-        return self._cards[name]
 
     def set_span(self, span_s: float) -> None:
         self._span_s = span_s
@@ -182,9 +153,7 @@ class DevicesPage(Page):
     def _show_which(self) -> None:
         """There are other devices, or none."""
         gpus = self._gpus
-        self._nothing.setText("" if not gpus.known else f"{gpus.reason}.")
-        if not gpus.known:
-            self._nothing.setText("Looking for GPUs…")
+        self._nothing.setText(f"{gpus.reason}." if gpus.known else "Looking for GPUs…")
         self._whole.setCurrentIndex(0 if gpus.devices else 1)
         if gpus.devices:
             for part in ("table", "bars"):
@@ -200,8 +169,7 @@ class DevicesPage(Page):
 
     def _fit(self) -> None:
         """Room for all rows: the page scrolls rather than squeezing them."""
-        for name in ("table", *_NAMES):
-            card = self._cards[name]
+        for name, card in self.cards.items():
             card.setMinimumHeight(max(0 if name == "table" else _LEAST_TOP, card.minimumSizeHint().height()))
 
     def _show_chosen(self) -> None:
@@ -252,7 +220,7 @@ class DevicesPage(Page):
 
     def _name_cards(self) -> None:
         gpus, chosen, span = self._gpus, self.chosen, f"last {span_words(self._span_s)}"
-        cards = self._cards
+        cards = self.cards
         for card in cards.values():
             card.set_source(words.source(gpus))
         for name in ("table", "band"):
@@ -268,18 +236,7 @@ class DevicesPage(Page):
         return memory_holders.holder_rows(self._gpus, self.chosen, self._memory_of)
 
 
-_NAMES = ("bars", "band", "heat", "tracks", "holders")
 _PARTS_OF_ALL = ("strip", "table", "bars", "band")
 _PARTS_OF_ONE = ("strip", "table", "one")
-_OVERVIEW = (("bars", 42), ("band", 29), ("heat", 29))
-
-
-def _side_by_side(*parts: tuple[ChartCard, int]) -> QWidget:
-    box = QWidget()
-    row = QHBoxLayout(box)
-    row.setContentsMargins(0, 0, 0, 0)
-    row.setSpacing(10)
-    for card, weight in parts:
-        card.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Ignored)
-        row.addWidget(card, weight)
-    return box
+_OVERVIEW = {"bars": 42, "band": 29, "heat": 29}
+_ONE = {"tracks": 70, "holders": 30}

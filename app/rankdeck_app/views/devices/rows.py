@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
+from rankdeck.run.imbalance import lead_of
 from rankdeck.telemetry.readings import METRICS
 from rankdeck_app.state.gpus import Gpus, GpuState, clock_time
-from rankdeck_app.views.devices.words import (
-    HOT_C,
-    errors_of,
-    held_by,
-    reading_words,
-    throttled_by,
-)
+from rankdeck_app.views.devices.words import HOT_C, errors_of, held_by, reading_words, series_of, throttled_by
 from rankdeck_app.widgets.metric_table import MetricCell, MetricColumn, MetricRow, TableFigure
 
 SCALE_C = 100.0
@@ -33,11 +28,10 @@ COLUMNS = (
 
 def table(gpus: Gpus, span_s: float) -> TableFigure:
     now_s = gpus.now_s
-    imbalance = gpus.imbalance()
-    whole = gpus.whole
-    lead = whole[imbalance.device].uuid if imbalance is not None and imbalance.is_notable else ""
+    lead = lead_of(gpus.imbalance())
+    lead_uuid = None if lead is None else gpus.whole[lead].uuid
     tops = {metric: top_of(gpus, metric) for metric in ("power_w", "sm_clock_mhz")}
-    rows = [_row(gpus, gpu, tops, gpu.uuid == lead) for gpu in gpus.devices]
+    rows = [_row(gpus, gpu, tops, gpu.uuid == lead_uuid) for gpu in gpus.devices]
     return TableFigure(rows, (now_s - span_s, now_s))
 
 
@@ -49,14 +43,9 @@ def top_of(gpus: Gpus, metric: str) -> float:
 
 
 def _row(gpus: Gpus, gpu: GpuState, tops: dict[str, float], is_lead: bool) -> MetricRow:
+    capacity = float(gpu.total_bytes or gpus.registry.peak_bytes.get(gpu.uuid) or 1)
     cells = (
-        _cell(
-            gpus,
-            gpu,
-            "used_bytes",
-            float(gpu.total_bytes or gpus.registry.peak_bytes.get(gpu.uuid) or 1),
-            is_lead,
-        ),
+        _cell(gpus, gpu, "used_bytes", capacity, is_lead),
         _cell(gpus, gpu, "utilisation", 1.0),
         _cell(gpus, gpu, "power_w", tops["power_w"]),
         _cell(gpus, gpu, "temperature_c", SCALE_C, _at_least(gpus, gpu, "temperature_c", HOT_C)),
@@ -70,9 +59,8 @@ def _row(gpus: Gpus, gpu: GpuState, tops: dict[str, float], is_lead: bool) -> Me
     note = f"{gpu.name}\n{gpu.uuid}"
     if gpu.lost_at is not None:
         note = f"lost at {clock_time(gpu.lost_at)}: it answers no more"
-    return MetricRow(
-        gpu.uuid, gpu.label, cells, note, gpu.parent is not None, gpu.lost_at is not None, is_lead
-    )
+    is_part, is_lost = gpu.parent is not None, gpu.lost_at is not None
+    return MetricRow(gpu.uuid, gpu.label, cells, note, is_part, is_lost, is_lead)
 
 
 def _at_least(gpus: Gpus, gpu: GpuState, metric: str, limit: float) -> bool:
@@ -86,7 +74,7 @@ def _cell(gpus: Gpus, gpu: GpuState, metric: str, top: float = 0.0, is_hot: bool
     meaning = METRICS[metric].meaning
     why = f" ({reading.detail})" if reading.detail else ""
     age = f"{reading.age_s:.1f} s old" if reading.value is not None else reading.state + why
-    curve = gpus.history.series(gpu.uuid, metric) if gpus.history is not None and top else None
+    curve = series_of(gpus, gpu.uuid, metric) if top else None
     tone = tone or ("hot" if is_hot else "")
     hold_s = METRICS[metric].stale_after_s
     return MetricCell(text, tone, curve, top or 1.0, hold_s, f"{gpu.label}: {text}\n{meaning}; {age}")

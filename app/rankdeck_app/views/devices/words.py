@@ -7,6 +7,7 @@ Never a zero. Tones: "" | muted | hot.
 from __future__ import annotations
 
 from rankdeck.base.units import format_bytes
+from rankdeck.run.series import Series
 from rankdeck.telemetry.readings import METRICS, Reading, throttle_words
 from rankdeck_app.state.gpus import Gpus, GpuState
 from rankdeck_app.widgets.chart import UNKNOWN
@@ -17,6 +18,11 @@ HOT_C = 90.0
 
 def source(gpus: Gpus) -> str:
     return SIMULATED if gpus.is_simulated else MEASURED
+
+
+def series_of(gpus: Gpus, uuid: str, metric: str) -> Series:
+    """What is still held of a metric; empty before the first reading."""
+    return Series() if gpus.history is None else gpus.history.series(uuid, metric)
 
 
 def reading_words(metric: str, reading: Reading) -> tuple[str, str]:

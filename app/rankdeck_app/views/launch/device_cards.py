@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from PySide6.QtCore import QEvent, QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QColor, QEnterEvent, QKeyEvent, QPainter, QPaintEvent, QPen
+from PySide6.QtCore import QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QAbstractButton, QGridLayout, QWidget
 
 from rankdeck.base.units import format_bytes
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.controls import paint_check
+from rankdeck_app.widgets.layouts import clear
+from rankdeck_app.widgets.painting import RIGHT, paint_text
 
 MAX_CARDS = 8
 CARD_HEIGHT = 46
@@ -58,6 +60,8 @@ class DeviceCard(QAbstractButton):
         self._chip = chip
         self._figure = DeviceFigure("", "")
         self.setCheckable(checkable)
+        self.setAttribute(Qt.WidgetAttribute.WA_Hover)
+        theme.changed.connect(self.update)
         self.setFixedHeight(CHIP_HEIGHT if chip else CARD_HEIGHT)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus if checkable else Qt.FocusPolicy.NoFocus)
 
@@ -76,18 +80,6 @@ class DeviceCard(QAbstractButton):
 
     def sizeHint(self) -> QSize:
         return QSize(56 if self._chip else 120, self.minimumHeight())
-
-    def enterEvent(self, event: QEnterEvent) -> None:
-        self.update()
-
-    def leaveEvent(self, event: QEvent) -> None:
-        self.update()
-
-    def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.key() in (Qt.Key.Key_Left, Qt.Key.Key_Right, Qt.Key.Key_Up, Qt.Key.Key_Down):
-            self.focusNextPrevChild(event.key() in (Qt.Key.Key_Right, Qt.Key.Key_Down))
-        else:
-            super().keyPressEvent(event)
 
     def paintEvent(self, event: QPaintEvent) -> None:
         color = self._theme.color
@@ -118,22 +110,16 @@ class DeviceCard(QAbstractButton):
     def _paint_text(self, painter: QPainter, left: float, middle: float) -> None:
         figure = self._figure
         active = self.isChecked() or not self.isCheckable()
-        painter.setPen(self._ink("foreground" if active else "descriptionForeground"))
-        painter.setFont(self._theme.font(12, bold=True))
         room = QRectF(left, middle - 10, self.width() - left - 8, 20)
-        align = Qt.AlignmentFlag.AlignVCenter
-        painter.drawText(
-            room, align | Qt.AlignmentFlag.AlignLeft, figure.short_label if self._chip else figure.label
-        )
-        if self._chip:
-            if figure.state == "lost":
-                box = QRectF(self.width() - 22, middle - 7, 14, 14)
-                draw_icon(painter, "error", box, self._theme.color("errorForeground"))
-            return
-        right = figure.note or ("" if figure.used_bytes is None else short_bytes(figure.used_bytes))
-        painter.setPen(self._ink("descriptionForeground"))
-        painter.setFont(self._theme.font(10))
-        painter.drawText(room, align | Qt.AlignmentFlag.AlignRight, right)
+        name = figure.short_label if self._chip else figure.label
+        ink = self._ink("foreground" if active else "descriptionForeground")
+        paint_text(painter, room, name, ink, 12, bold=True)
+        if not self._chip:
+            right = figure.note or ("" if figure.used_bytes is None else short_bytes(figure.used_bytes))
+            paint_text(painter, room, right, self._ink("descriptionForeground"), 10, RIGHT)
+        elif figure.state == "lost":
+            box = QRectF(self.width() - 22, middle - 7, 14, 14)
+            draw_icon(painter, "error", box, self._theme.color("errorForeground"))
 
     def _third_line(self) -> tuple[str, str]:
         """(text, colour id): that it is lost, who else uses it, or its readings."""
@@ -146,11 +132,8 @@ class DeviceCard(QAbstractButton):
 
     def _paint_third_line(self, painter: QPainter) -> None:
         words, ink = self._third_line()
-        painter.setFont(self._theme.font(10))
-        painter.setPen(self._theme.color(ink))
-        room = QRectF(8, 29, self.width() - 16, 15)
-        text = painter.fontMetrics().elidedText(words, Qt.TextElideMode.ElideRight, int(room.width()))
-        painter.drawText(room, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft, text)
+        room, elide = QRectF(8, 29, self.width() - 16, 15), Qt.TextElideMode.ElideRight
+        paint_text(painter, room, words, self._theme.color(ink), 10, elide=elide)
 
     def _paint_bar(self, painter: QPainter, top: float | None) -> None:
         color, figure = self._theme.color, self._figure
@@ -182,45 +165,33 @@ class DeviceGrid(QWidget):
     def __init__(self, theme: Theme) -> None:
         super().__init__()
         self._theme = theme
-        self._cards: list[DeviceCard] = []
+        self.cards: list[DeviceCard] = []
         self._shape: tuple[int, bool] = (0, False)
         self._grid = QGridLayout(self)
         self._grid.setContentsMargins(0, 0, 0, 0)
         self._grid.setSpacing(GAP)
-        theme.changed.connect(self._repaint)
-
-    @property
-    def cards(self) -> list[DeviceCard]:
-        return self._cards
 
     def set_devices(self, figures: Sequence[DeviceFigure], checked: Sequence[bool] | None) -> None:
         """Show these devices; `checked` None means that there is nothing to choose."""
         shape = (len(figures), checked is not None)
         if shape != self._shape:
             self._rebuild(*shape)
-        for index, (card, figure) in enumerate(zip(self._cards, figures, strict=True)):
+        for index, (card, figure) in enumerate(zip(self.cards, figures, strict=True)):
             card.set_figure(figure)
             if checked is not None:
                 card.setChecked(checked[index])
                 card.setEnabled(figure.is_choosable or checked[index])
 
     def _rebuild(self, count: int, checkable: bool) -> None:
-        for card in self._cards:
-            self._grid.removeWidget(card)
-            card.hide()
-            card.deleteLater()
+        clear(self._grid)
         self._shape = (count, checkable)
         chip = count > MAX_CARDS
         columns = 4 if chip else 2
-        self._cards = [DeviceCard(self._theme, chip, checkable) for _ in range(count)]
+        self.cards = [DeviceCard(self._theme, chip, checkable) for _ in range(count)]
         for column in range(4):
             self._grid.setColumnStretch(column, 1 if column < columns else 0)
-        for index, card in enumerate(self._cards):
+        for index, card in enumerate(self.cards):
             self._grid.addWidget(card, index // columns, index % columns)
             card.clicked.connect(lambda checked, index=index: self.toggled.emit(index, checked))
         if count % columns and count < columns:
             self._grid.setColumnStretch(count, 1)
-
-    def _repaint(self) -> None:
-        for card in self._cards:
-            card.update()

@@ -6,28 +6,22 @@ on the cards are the driver's, a few times a second; those of virtual devices ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QShowEvent
-from PySide6.QtWidgets import (
-    QButtonGroup,
-    QHBoxLayout,
-    QLabel,
-    QLineEdit,
-    QPushButton,
-    QToolButton,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QButtonGroup, QLineEdit, QPushButton, QToolButton, QWidget
 
 from rankdeck.base.errors import DeviceError
 from rankdeck.base.units import format_bytes
 from rankdeck.config.devices import DeviceSelection, parse_devices
+from rankdeck.run.imbalance import lead_of
+from rankdeck_app.shell.controls import tool_button
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.gpus import Gpus, GpuState, clock_time
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.launch.device_cards import DeviceFigure, DeviceGrid
+from rankdeck_app.widgets.layouts import column, push_button, row, text_label
 
 PLACE = ("devices", "use")
 MAX_STEPPER = 16
@@ -38,6 +32,7 @@ SIMULATED = "simulated devices"
 
 # index -> (used bytes, share of the scale, whether it stands out); what the run on show uses.
 Usage = Mapping[int, tuple[int | None, float | None, bool]]
+_UNUSED = (None, None, False)
 
 
 class Stepper(QWidget):
@@ -58,24 +53,14 @@ class Stepper(QWidget):
         self.box.textEdited.connect(self._typed)
         self.box.editingFinished.connect(lambda: self.box.setText(str(self.value)))
         self.box.installEventFilter(self)
-        row = QHBoxLayout(self)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(2)
         self.fewer = self._button(theme, "remove", "One virtual device fewer", -1)
         self.more = self._button(theme, "add", "One virtual device more", 1)
-        for widget in (self.fewer, self.box, self.more):
-            row.addWidget(widget)
+        row(self.fewer, self.box, self.more, on=self, spacing=2)
 
     def _button(self, theme: Theme, icon: str, tooltip: str, step: int) -> QToolButton:
-        button = QToolButton()
-        button.setProperty("kind", "tool")
-        button.setIcon(theme.icon(icon))
+        button = tool_button(theme, icon, tooltip, lambda: self._set(self.value + step))
         button.setFixedSize(24, 24)
-        button.setFocusPolicy(Qt.FocusPolicy.TabFocus)
-        button.setToolTip(tooltip)
-        button.setAccessibleName(tooltip)
         button.setAutoRepeat(True)
-        button.clicked.connect(lambda: self._set(self.value + step))
         return button
 
     def show_value(self, count: int) -> None:
@@ -120,21 +105,13 @@ class DevicesSection(QWidget):
         self._usage_kind = ""
         self._virtual_count = DEFAULT_VIRTUAL
         self._gpu_use = ""
-        self.summary = QLabel()
-        self.summary.setProperty("tone", "dim")
+        self.summary = text_label(tone="dim", wrap=False)
         self.all_button = _link("All", "Choose all GPUs", lambda: self._choose(self._choosable()))
         free = "Choose the GPUs that no other process uses"
-        self.free_button = _link(
-            "Free", free, lambda: self._choose([gpu for gpu in self._choosable() if gpu.availability.is_free])
-        )
+        self.free_button = _link("Free", free, self._choose_free)
         self.none_button = _link("None", "Choose no GPU", lambda: self._choose([]))
-        self.open_button = QToolButton()
-        self.open_button.setProperty("kind", "tool")
-        self.open_button.setIcon(theme.icon("graph-line"))
-        self.open_button.setFixedSize(22, 22)
+        self.open_button = tool_button(theme, "graph-line", "Open Devices", self.opened.emit)
         self.open_button.setToolTip("Open Devices: every metric over time")
-        self.open_button.setAccessibleName("Open Devices")
-        self.open_button.clicked.connect(self.opened)
         self.tools: list[QWidget] = [
             self.summary, self.all_button, self.free_button, self.none_button, self.open_button,
         ]  # fmt: skip
@@ -145,32 +122,20 @@ class DevicesSection(QWidget):
         self.refresh()
 
     def _build(self, theme: Theme) -> None:
-        self.gpu_button = _segment("GPU", "Train on this machine's GPUs")
-        self.rehearsal_button = _segment("Rehearsal", "Train for real on virtual devices of the CPU")
+        there, virtual = "Train on this machine's GPUs", "Train for real on virtual devices of the CPU"
+        self.gpu_button = push_button("GPU", there, self._to_gpus, kind="segment", height=24)
+        rehearse = self._to_rehearsal
+        self.rehearsal_button = push_button("Rehearsal", virtual, rehearse, kind="segment", height=24)
         group = QButtonGroup(self)
         group.addButton(self.gpu_button)
         group.addButton(self.rehearsal_button)
-        self.gpu_button.clicked.connect(self._to_gpus)
-        self.rehearsal_button.clicked.connect(self._to_rehearsal)
         self.stepper = Stepper(theme)
         self.stepper.changed.connect(self._set_count)
-        self.reason = QLabel()
-        self.reason.setProperty("tone", "small")
-        self.reason.setWordWrap(True)
+        self.reason = text_label(tone="small")
         self.grid = DeviceGrid(theme)
         self.grid.toggled.connect(self._toggle)
-        top = QHBoxLayout()
-        top.setSpacing(0)
-        top.addWidget(self.gpu_button)
-        top.addWidget(self.rehearsal_button)
-        top.addStretch(1)
-        top.addWidget(self.stepper)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(12, 0, 12, 4)
-        column.setSpacing(6)
-        column.addLayout(top)
-        column.addWidget(self.reason)
-        column.addWidget(self.grid)
+        top = row(self.gpu_button, self.rehearsal_button, None, self.stepper, spacing=0)
+        column(top, self.reason, self.grid, on=self, margins=(12, 0, 12, 4), spacing=6)
 
     # What is chosen
 
@@ -234,6 +199,9 @@ class DevicesSection(QWidget):
         names = [str(gpu.index) if gpu.parent is None else gpu.uuid for gpu in gpus]
         self._write(f"gpu:{','.join(names)}" if names else NONE_CHOSEN)
 
+    def _choose_free(self) -> None:
+        self._choose([gpu for gpu in self._choosable() if gpu.availability.is_free])
+
     # Drawing it
 
     def set_usage(self, kind: str, usage: Usage) -> None:
@@ -242,8 +210,8 @@ class DevicesSection(QWidget):
             self._usage_kind, self._usage = kind, usage
             self.refresh()
 
-    def _usage_of(self, kind: str, index: int) -> tuple[int | None, float | None, bool] | None:
-        return self._usage.get(index) if kind == self._usage_kind else None
+    def _usage_of(self, kind: str, index: int) -> tuple[int | None, float | None, bool]:
+        return self._usage.get(index, _UNUSED) if kind == self._usage_kind else _UNUSED
 
     def refresh(self) -> None:
         selection = self._selection()
@@ -281,8 +249,8 @@ class DevicesSection(QWidget):
     def _show_gpus(self, selection: DeviceSelection | None) -> None:
         gpus = self._gpus.devices
         chosen = [self._is_chosen(gpu, selection) for gpu in gpus]
-        imbalance = self._gpus.imbalance()
-        lead = self._gpus.whole[imbalance.device] if imbalance is not None and imbalance.is_notable else None
+        place = lead_of(self._gpus.imbalance())
+        lead = None if place is None else self._gpus.whole[place]
         self.grid.set_devices([self._gpu_figure(gpu, gpu is lead) for gpu in gpus], chosen)
         if gpus:
             self.summary.setText(f"{sum(chosen)} of {len(self._choosable()) or len(chosen)} ·")
@@ -290,8 +258,8 @@ class DevicesSection(QWidget):
             self.summary.setText("" if self._gpus.known else "looking…")
 
     def _gpu_figure(self, gpu: GpuState, leads: bool) -> DeviceFigure:
-        usage = self._usage_of("gpu", gpu.index) if gpu.parent is None else None
-        run_used, run_share, run_leads = usage or (None, None, False)
+        usage = self._usage_of("gpu", gpu.index) if gpu.parent is None else _UNUSED
+        run_used, run_share, run_leads = usage
         used = gpu.used_bytes if gpu.used_bytes is not None else run_used
         share = used / gpu.total_bytes if used is not None and gpu.total_bytes else run_share
         state, note, gone = "", "", ""
@@ -318,7 +286,7 @@ class DevicesSection(QWidget):
         self.grid.set_devices([self._virtual_figure(index) for index in range(count)], None)
 
     def _virtual_figure(self, index: int) -> DeviceFigure:
-        used, share, lead = self._usage_of("virtual", index) or (None, None, False)
+        used, share, lead = self._usage_of("virtual", index)
         tooltip = f"Virtual device {index} of a rehearsal on the CPU"
         if used is not None:
             tooltip += f"\n{format_bytes(used)} of live tensors, measured in rehearsal"
@@ -356,20 +324,7 @@ def gpu_lines(gpu: GpuState) -> list[str]:
     return lines
 
 
-def _link(text: str, tooltip: str, on_click: object) -> QPushButton:
-    button = QPushButton(text)
-    button.setProperty("kind", "quiet")
-    button.setToolTip(tooltip)
+def _link(text: str, tooltip: str, on_click: Callable[[], object]) -> QPushButton:
+    button = push_button(text, tooltip, on_click, kind="quiet", height=20)
     button.setAccessibleName(tooltip)
-    button.setFixedHeight(20)
-    button.clicked.connect(on_click)
-    return button
-
-
-def _segment(text: str, tooltip: str) -> QPushButton:
-    button = QPushButton(text)
-    button.setProperty("kind", "segment")
-    button.setCheckable(True)
-    button.setFixedHeight(24)
-    button.setToolTip(tooltip)
     return button

@@ -10,11 +10,13 @@ from collections.abc import Callable
 
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QResizeEvent
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QLabel, QWidget
 
 from rankdeck_app.state.plan import DraftPlan
 from rankdeck_app.state.plan_words import estimate, is_trouble
 from rankdeck_app.theme import Theme, set_look
+from rankdeck_app.widgets.layouts import column, push_button
+from rankdeck_app.widgets.painting import LEFT, RIGHT, fitting_words, paint_text
 
 NO_ESTIMATE = "No estimate yet"
 PREDICTED = "Predicted"
@@ -43,21 +45,14 @@ class TwoLines(QLabel):
 
     def _fit(self) -> None:
         """Cut at the last word that fits two lines."""
-        metrics, words = self.fontMetrics(), self._full.split()
+        height = self.sizeHint().height()
         text = self._full
-        while words and self.width() > 20 and self._num_lines(text) > 2:
-            words.pop()
-            text = " ".join(words) + "…"
+        if self.width() > 20:
+            text = fitting_words(self.fontMetrics(), text, self.width(), height)
         self.setText(text)
         self.setToolTip(self._full if text != self._full else "")
         self.setAccessibleName(self._full)
-        self.setFixedHeight(2 * metrics.lineSpacing() + 2)
-
-    def _num_lines(self, text: str) -> int:
-        metrics = self.fontMetrics()
-        flags = int(Qt.TextFlag.TextWordWrap)
-        height = metrics.boundingRect(0, 0, self.width(), 10_000, flags, text).height()
-        return round(height / metrics.lineSpacing())
+        self.setFixedHeight(height)
 
 
 class Estimate(TwoLines):
@@ -103,19 +98,16 @@ class Estimate(TwoLines):
         color, metrics = self._theme.color, self.fontMetrics()
         line = metrics.lineSpacing()
         first, second = self.rect().adjusted(0, 0, 0, -line - 1), self.rect().adjusted(0, line + 1, 0, 0)
-        middle = Qt.AlignmentFlag.AlignVCenter
-        elide = Qt.TextElideMode.ElideRight
-        verdict, where = self._fits, middle
-        painter.setPen(color("descriptionForeground"))
+        elide, dim = Qt.TextElideMode.ElideRight, color("descriptionForeground")
+        verdict, where = self._fits, LEFT
         if metrics.horizontalAdvance(f"{PREDICTED}  {self._holds}") <= self.width():
-            painter.drawText(first, middle, PREDICTED)
-            where |= Qt.AlignmentFlag.AlignRight
+            paint_text(painter, first, PREDICTED, dim, 12)
+            where = RIGHT
         else:
             verdict = f"{PREDICTED} · {verdict[:1].lower()}{verdict[1:]}"
-        painter.setPen(color("foreground"))
-        painter.drawText(first, where, metrics.elidedText(self._holds, elide, self.width()))
-        painter.setPen(color("rankdeck.leadText" if self._is_trouble else "descriptionForeground"))
-        painter.drawText(second, middle, metrics.elidedText(verdict, elide, self.width()))
+        paint_text(painter, first, self._holds, color("foreground"), 12, where, elide=elide)
+        ink = color("rankdeck.leadText") if self._is_trouble else dim
+        paint_text(painter, second, verdict, ink, 12, elide=elide)
         painter.end()
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
@@ -141,18 +133,9 @@ class LaunchFooter(QWidget):
         self._plan = plan
         self._blocker: str | None = None
         self.estimate = Estimate(theme)
-        self.button = QPushButton()
-        self.button.setProperty("kind", "primary")
+        self.button = push_button("", "", on_launch, kind="primary", height=30)
         self.button.setIconSize(QSize(14, 14))
-        self.button.setFixedHeight(30)
-        self.button.clicked.connect(on_launch)
-        row = QHBoxLayout()
-        row.addWidget(self.button)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(12, 8, 12, 12)
-        column.setSpacing(6)
-        column.addWidget(self.estimate)
-        column.addLayout(row)
+        column(self.estimate, self.button, on=self, margins=(12, 8, 12, 12), spacing=6)
         plan.changed.connect(self._show_estimate)
         self.show_state(None)
 

@@ -5,59 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QPushButton, QWidget
 
 from rankdeck.config.presets import PresetCard
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.controls import ComboBox
 from rankdeck_app.widgets.draft_form import DraftForm
+from rankdeck_app.widgets.layouts import column, row, text_label
 from rankdeck_app.widgets.run_rows import model_rows, name_row
 
 LABEL_WIDTH = 62
-
-
-class PresetPicker(QWidget):
-    """ "Start from": a preset by name; shows where the draft came from."""
-
-    def __init__(
-        self,
-        theme: Theme,
-        draft: Draft,
-        presets: Sequence[PresetCard],
-        on_pick: Callable[[PresetCard], object],
-    ) -> None:
-        super().__init__()
-        self._draft = draft
-        self._presets = list(presets)
-        label = QLabel("Start from")
-        label.setProperty("tone", "dim")
-        label.setFixedWidth(LABEL_WIDTH)
-        self.box = ComboBox(theme)
-        self.box.setAccessibleName("Start from a preset")
-        self.box.setMinimumContentsLength(6)
-        for preset in self._presets:
-            self.box.addItem(preset.name)
-            self.box.setItemData(
-                self.box.count() - 1, preset.text or preset.title, Qt.ItemDataRole.ToolTipRole
-            )
-        self.box.activated.connect(lambda index: on_pick(self._presets[index]))
-        label.setBuddy(self.box)
-        row = QHBoxLayout(self)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(6)
-        row.addWidget(label)
-        row.addWidget(self.box, 1)
-        draft.changed.connect(self.refresh)
-        self.refresh()
-
-    def refresh(self) -> None:
-        origin = self._draft.origin or "a new configuration"
-        index = self.box.findText(origin)
-        self.box.setPlaceholderText(origin)
-        self.box.setCurrentIndex(index)
-        text = self._presets[index].text if index >= 0 else ""
-        self.box.setToolTip(text or "Replace this configuration by a ready one")
 
 
 class ModelSection(QWidget):
@@ -71,8 +29,17 @@ class ModelSection(QWidget):
         on_pick: Callable[[PresetCard], object],
     ) -> None:
         super().__init__()
-        self._theme = theme
-        self.picker = PresetPicker(theme, draft, presets, on_pick)
+        self._theme, self._draft, self._presets = theme, draft, list(presets)
+        label = text_label("Start from", "dim", wrap=False)
+        label.setFixedWidth(LABEL_WIDTH)
+        self.preset_box = ComboBox(theme)
+        self.preset_box.setAccessibleName("Start from a preset")
+        self.preset_box.setMinimumContentsLength(6)
+        for at, preset in enumerate(self._presets):
+            self.preset_box.addItem(preset.name)
+            self.preset_box.setItemData(at, preset.text or preset.title, Qt.ItemDataRole.ToolTipRole)
+        self.preset_box.activated.connect(lambda index: on_pick(self._presets[index]))
+        label.setBuddy(self.preset_box)
         self.front = DraftForm(theme, draft, lambda: model_rows(draft)[0], label_width=LABEL_WIDTH)
         self.more = DraftForm(
             theme, draft, lambda: [name_row(), *model_rows(draft)[1]], label_width=LABEL_WIDTH
@@ -83,13 +50,22 @@ class ModelSection(QWidget):
         self.more_button.setCheckable(True)
         self.more_button.setToolTip("Optimizer, schedule, seed, evaluation and the rest")
         self.more_button.toggled.connect(self._toggle)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(12, 0, 12, 4)
-        column.setSpacing(6)
-        for widget in (self.picker, self.front, self.more_button, self.more):
-            column.addWidget(widget)
+        picker = row(label, (self.preset_box, 1), spacing=6)
+        parts = (picker, self.front, self.more_button, self.more)
+        column(*parts, on=self, margins=(12, 0, 12, 4), spacing=6)
         theme.changed.connect(self._icon)
+        draft.changed.connect(self._show_origin)
         self._icon()
+        self._show_origin()
+
+    def _show_origin(self) -> None:
+        """Where the draft came from."""
+        origin = self._draft.origin or "a new configuration"
+        index = self.preset_box.findText(origin)
+        self.preset_box.setPlaceholderText(origin)
+        self.preset_box.setCurrentIndex(index)
+        text = self._presets[index].text if index >= 0 else ""
+        self.preset_box.setToolTip(text or "Replace this configuration by a ready one")
 
     def _toggle(self, is_open: bool) -> None:
         self.more.setVisible(is_open)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QVBoxLayout, QWidget
+from PySide6.QtWidgets import QWidget
 
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.draft_form import DraftForm
+from rankdeck_app.widgets.layouts import column
 from rankdeck_app.widgets.run_rows import strategy_rows
 from rankdeck_app.widgets.strategy_list import ROW_HEIGHT, StrategyList
 
@@ -25,11 +26,7 @@ class StrategySection(QWidget):
         self.list.chosen.connect(lambda name: draft.choose(("strategy",), name))
         self.options = DraftForm(theme, draft, lambda: strategy_rows(draft))
         self.options.setContentsMargins(12, 4, 12, 4)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(0)
-        column.addWidget(self.list)
-        column.addWidget(self.options)
+        column(self.list, self.options, on=self, spacing=0)
         draft.changed.connect(self.refresh)
         self.refresh()
 

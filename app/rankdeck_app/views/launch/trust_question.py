@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QDialog, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QDialog, QWidget
+
+from rankdeck_app.widgets.layouts import column, push_button, row, text_label
 
 TITLE = "Do you trust the authors of the files in this folder?"
 
@@ -23,38 +24,22 @@ class TrustQuestion(QDialog):
         self.setWindowTitle("Trust")
         self.setModal(True)
         self.setMinimumWidth(460)
-        title = QLabel(TITLE if len(folders) == 1 else TITLE.replace("this folder", "these folders"))
-        title.setProperty("tone", "title")
-        title.setWordWrap(True)
-        places = QLabel("\n".join(map(str, folders)))
-        places.setProperty("tone", "mono")
-        places.setTextFormat(Qt.TextFormat.PlainText)
-        places.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-        places.setWordWrap(True)
-        why = QLabel(
+        heading = TITLE if len(folders) == 1 else TITLE.replace("this folder", "these folders")
+        places = "\n".join(map(str, folders))
+        why = (
             "This run imports Python code from there: it can do whatever you can do on this machine. "
             "The answer holds for the folder and everything below it."
         )
-        why.setProperty("tone", "dim")
-        why.setWordWrap(True)
-        self.yes = QPushButton("Yes, I trust the authors")
-        self.yes.setProperty("kind", "primary")
-        self.yes.setToolTip("Remember this folder and launch (Enter)")
-        self.yes.clicked.connect(self.accept)
-        self.no = QPushButton("No, do not launch")
-        self.no.setToolTip("Nothing runs (Escape)")
-        self.no.clicked.connect(self.reject)
+        remembered = "Remember this folder and launch (Enter)"
+        self.yes = push_button("Yes, I trust the authors", remembered, self.accept, kind="primary")
+        self.no = push_button("No, do not launch", "Nothing runs (Escape)", self.reject)
         self.no.setDefault(True)
-        self.setAccessibleName(title.text())
-        self.setAccessibleDescription(places.text())
-        buttons = QHBoxLayout()
-        buttons.addStretch(1)
-        buttons.addWidget(self.no)
-        buttons.addWidget(self.yes)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(24, 20, 24, 20)
-        column.setSpacing(12)
-        for widget in (title, places, why):
-            column.addWidget(widget)
-        column.addLayout(buttons)
+        self.setAccessibleName(heading)
+        self.setAccessibleDescription(places)
+        texts = (
+            text_label(heading, "title"),
+            text_label(places, "mono", selectable=True),
+            text_label(why, "dim"),
+        )
+        column(*texts, row(None, self.no, self.yes), on=self, margins=(24, 20, 24, 20), spacing=12)
         self.no.setFocus()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from PySide6.QtWidgets import QGridLayout, QLabel, QPushButton, QWidget
+from PySide6.QtWidgets import QGridLayout, QLabel, QWidget
 
 from rankdeck.run.plan_lines import PlanLine
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.controls import ElidedLabel
+from rankdeck_app.widgets.layouts import clear, push_button
 
 MOST_SHOWN = 4
 ROW_HEIGHT = 24
@@ -21,26 +22,19 @@ class AdviceList(QWidget):
         super().__init__()
         self._theme = theme
         self._on_take = on_take
-        self._lines: list[PlanLine] = []
+        self.lines: list[PlanLine] = []
         self._grid = QGridLayout(self)
         self._grid.setContentsMargins(4, 0, 4, 0)
         self._grid.setHorizontalSpacing(14)
         self._grid.setVerticalSpacing(0)
         self._grid.setColumnStretch(1, 1)
 
-    @property
-    def lines(self) -> Sequence[PlanLine]:
-        return self._lines
-
     def show_lines(self, lines: Sequence[PlanLine]) -> None:
         shown = list(lines[:MOST_SHOWN])
-        if shown == self._lines:
+        if shown == self.lines:
             return
-        self._lines = shown
-        while (item := self._grid.takeAt(0)) is not None:
-            widget = item.widget()
-            if widget is not None:
-                widget.deleteLater()
+        self.lines = shown
+        clear(self._grid)
         self.setFixedHeight(ROW_HEIGHT * len(shown))
         for row, line in enumerate(shown):
             self._add(row, line)
@@ -49,11 +43,9 @@ class AdviceList(QWidget):
         icon = QLabel()
         icon.setPixmap(self._theme.icon("lightbulb", "rankdeck.leadText").pixmap(14, 14))
         text = ElidedLabel(line.advice or _changes(line))
-        button = QPushButton("Apply")
-        button.setProperty("kind", "link")
-        button.setToolTip(f"Change {_changes(line)} in the configuration")
+        tooltip = f"Change {_changes(line)} in the configuration"
+        button = push_button("Apply", tooltip, lambda: self._on_take(line), kind="link")
         button.setAccessibleName(f"Apply: {text.text()}")
-        button.clicked.connect(lambda: self._on_take(line))
         for column, widget in enumerate((icon, text, button)):
             self._grid.addWidget(widget, row, column)
 

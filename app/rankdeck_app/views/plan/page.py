@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtCore import Signal
 from PySide6.QtGui import QHideEvent, QShowEvent
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QSizePolicy, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QWidget
 
 from rankdeck.config.gpu_models import GPU_MODELS
 from rankdeck.run.plan_lines import PREDICTED, PlanLine
+from rankdeck_app.shell.controls import tool_button
 from rankdeck_app.shell.page import Page
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.plan import DraftPlan, can_choose, choose
@@ -24,6 +25,7 @@ from rankdeck_app.views.plan.advice import AdviceList
 from rankdeck_app.views.plan.table import ColumnNames, PlanLegend, PlanTable, SeenKinds
 from rankdeck_app.widgets.card import HEADER_HEIGHT, ChartCard
 from rankdeck_app.widgets.controls import ComboBox
+from rankdeck_app.widgets.layouts import MIDDLE, column, push_button, row, text_label
 from rankdeck_app.widgets.stat_strip import StatStrip
 
 PAGE_ID = "plan:"
@@ -48,27 +50,23 @@ class PlanPage(Page):
         self.table.picked.connect(self._pick)
         self._legend = PlanLegend(theme, lambda kind: self.table.brush(kind, leads=True))
         self._names = ColumnNames(theme, lambda: self.table.viewport().width())
-        self._card = ChartCard("VRAM by strategy", theme)
-        self._card.set_body(self._body(), lambda: plan_figures.csv_rows(self.plan))
-        self._card.set_source(PREDICTED)
+        body = QWidget()
+        column(self._names, (self.table, 1), self._legend, on=body, spacing=4)
+        self._card = ChartCard("VRAM by strategy", theme, body, lambda: plan_figures.csv_rows(self.plan))
         self.advice = AdviceList(theme, self._take)
-        self._advice_card = ChartCard("What would help", theme)
-        self._advice_card.set_body(self.advice)
-        self._advice_card.set_source(PREDICTED)
+        self._advice_card = ChartCard("What would help", theme, self.advice)
+        for card in (self._card, self._advice_card):
+            card.set_source(PREDICTED)
         self._advice_card.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Maximum)
-        self.problem = QLabel()
-        self.problem.setWordWrap(True)
-        self.problem.setTextFormat(Qt.TextFormat.PlainText)
-        self.problem.setProperty("tone", "warning")
-        self.trust_button = QPushButton("Trust and Plan…")
-        self.trust_button.clicked.connect(self.trust_asked)
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(16, 2, 16, 12)
-        layout.setSpacing(10)
-        layout.addLayout(self._head(theme))
-        layout.addLayout(_row(self.problem, self.trust_button))
-        layout.addWidget(self._card, 1)
-        layout.addWidget(self._advice_card)
+        self.problem = text_label(tone="warning")
+        self.trust_button = push_button("Trust and Plan…", "", self.trust_asked.emit)
+        parts = (
+            self._head(theme),
+            row((self.problem, 1), self.trust_button),
+            (self._card, 1),
+            self._advice_card,
+        )
+        column(*parts, on=self, margins=(16, 2, 16, 12), spacing=10)
         self.setFocusProxy(self.table)
         for one in (plan, elsewhere):
             one.changed.connect(self.refresh)
@@ -86,32 +84,11 @@ class PlanPage(Page):
         edit = self.target.lineEdit()
         assert edit is not None
         edit.returnPressed.connect(self._plan_for)
-        self.refresh_button = QToolButton()
-        self.refresh_button.setProperty("kind", "tool")
-        self.refresh_button.setIcon(theme.icon("refresh"))
-        self.refresh_button.setIconSize(QSize(16, 16))
-        self.refresh_button.setToolTip("Plan again")
-        self.refresh_button.setAccessibleName("Plan again")
-        self.refresh_button.clicked.connect(self.ask_again)
-        label = QLabel("Plan for")
-        label.setProperty("tone", "dim")
+        self.refresh_button = tool_button(theme, "refresh", "Plan again", self.ask_again)
+        self.refresh_button.setFixedSize(25, 25)
+        label = text_label("Plan for", "dim", wrap=False)
         label.setBuddy(self.target)
-        row = QHBoxLayout()
-        row.setSpacing(8)
-        row.addWidget(self.strip, 1)
-        for widget in (label, self.target, self.refresh_button):
-            row.addWidget(widget, 0, Qt.AlignmentFlag.AlignVCenter)
-        return row
-
-    def _body(self) -> QWidget:
-        body = QWidget()
-        column = QVBoxLayout(body)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(4)
-        column.addWidget(self._names)
-        column.addWidget(self.table, 1)
-        column.addWidget(self._legend)
-        return body
+        return row((self.strip, 1), label, self.target, self.refresh_button, spacing=8, align=MIDDLE)
 
     @property
     def plan(self) -> DraftPlan:
@@ -192,11 +169,3 @@ def _offered() -> list[str]:
     """A few GPUs by name, four and eight of each."""
     known = [model.name for model in GPU_MODELS if model.name in _OFFERED]
     return [f"{count} x {name}" for name in known for count in (4, 8)]
-
-
-def _row(*widgets: QWidget) -> QHBoxLayout:
-    row = QHBoxLayout()
-    row.setContentsMargins(0, 0, 0, 0)
-    for place, widget in enumerate(widgets):
-        row.addWidget(widget, 1 if place == 0 else 0)
-    return row

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rankdeck.base.units import format_bytes
 from rankdeck.config.catalog import STRATEGIES
-from rankdeck.run.imbalance import imbalance_of
+from rankdeck.run.imbalance import imbalance_of, lead_of
 from rankdeck.run.plan_lines import PlanLine, PlannedDevice
 from rankdeck_app.state.plan import DraftPlan, PlanRow
 from rankdeck_app.state.plan_words import (
@@ -20,7 +20,7 @@ from rankdeck_app.state.plan_words import (
     step_text,
     strategy_name,
 )
-from rankdeck_app.widgets.chart import UNKNOWN
+from rankdeck_app.widgets.chart import UNKNOWN, bytes_table
 from rankdeck_app.widgets.chart_colors import KIND_LABELS
 from rankdeck_app.widgets.stat_strip import Stat
 
@@ -76,15 +76,8 @@ class RowFigure:
     @property
     def description(self) -> str:
         """For a screen reader."""
-        parts = (
-            self.title,
-            self.options,
-            self.peak,
-            self.verdict_word,
-            self.verdict_note,
-            *self.marks,
-            self.words,
-        )
+        verdict = (self.verdict_word, self.verdict_note)
+        parts = (self.title, self.options, self.peak, *verdict, *self.marks, self.words)
         return ", ".join(part for part in parts if part and part != UNKNOWN)
 
 
@@ -109,15 +102,11 @@ def scale(lines: Sequence[PlanLine]) -> Scale:
 
 def rows(plan: DraftPlan) -> list[RowFigure]:
     cheapest, recommended = plan.marks
-    figures = []
-    for row in plan.rows:
-        marks = [
-            word
-            for word, line in ((RECOMMENDED, recommended), (LEAST_MEMORY, cheapest))
-            if line is not None and line is row.line
-        ]
-        figures.append(_row(plan, row, tuple(marks)))
-    return figures
+    marks = ((RECOMMENDED, recommended), (LEAST_MEMORY, cheapest))
+    return [
+        _row(plan, row, tuple(word for word, line in marks if line is not None and line is row.line))
+        for row in plan.rows
+    ]
 
 
 def _row(plan: DraftPlan, row: PlanRow, marks: tuple[str, ...]) -> RowFigure:
@@ -157,8 +146,7 @@ def _num_tracks(plan: DraftPlan) -> int:
 
 
 def bars(line: PlanLine) -> tuple[PlanBar, ...]:
-    imbalance = imbalance_of({place: device.total_bytes for place, device in enumerate(line.devices)})
-    lead = imbalance.device if imbalance is not None and imbalance.is_notable else None
+    lead = lead_of(imbalance_of({place: device.total_bytes for place, device in enumerate(line.devices)}))
     return tuple(
         PlanBar(device_label(device), device.total_bytes, tuple(segments(device)), place == lead)
         for place, device in enumerate(line.devices)
@@ -171,13 +159,8 @@ def segments(device: PlannedDevice) -> Iterator[tuple[str, int]]:
         if device.by_kind.get(kind):
             yield kind, device.by_kind[kind]
     unused_bytes = (device.reserved_bytes or device.active_bytes) - device.active_bytes
-    for kind, num_bytes in (
-        (RESERVED, unused_bytes),
-        (CONSTANTS, device.constants_bytes),
-        (OTHERS, device.others_bytes),
-    ):
-        if num_bytes > 0:
-            yield kind, num_bytes
+    rest = {RESERVED: unused_bytes, CONSTANTS: device.constants_bytes, OTHERS: device.others_bytes}
+    yield from ((kind, num_bytes) for kind, num_bytes in rest.items() if num_bytes > 0)
 
 
 def _peak_note(line: PlanLine) -> tuple[str, bool]:
@@ -204,13 +187,9 @@ def tooltip(line: PlanLine) -> str:
     fullest = line.fullest
     if fullest is None:
         return "<br>".join([head, *said])
-    cell = "<td align='right'>&nbsp;&nbsp;"
-    table = "".join(
-        f"<tr><td>{SEGMENT_LABELS[kind]}</td>{cell}{format_bytes(num_bytes)}</td></tr>"
-        for kind, num_bytes in segments(fullest)
-    )
     peak = f"{device_label(fullest)}: {peak_text(line)} predicted"
-    return "<br>".join([head, *said, peak]) + f"<table>{table}</table>"
+    table = bytes_table((SEGMENT_LABELS[kind], num_bytes) for kind, num_bytes in segments(fullest))
+    return "<br>".join([head, *said, peak]) + table
 
 
 def stats(plan: DraftPlan) -> tuple[Stat, ...]:

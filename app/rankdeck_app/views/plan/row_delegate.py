@@ -6,9 +6,7 @@ the figures, before this.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from PySide6.QtCore import QModelIndex, QPersistentModelIndex, QRect, QRectF, QSize, Qt
+from PySide6.QtCore import QRect, QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QColor, QFontMetrics, QPainter, QPen
 from PySide6.QtWidgets import QStyle, QStyledItemDelegate, QStyleOptionViewItem, QWidget
 
@@ -23,10 +21,19 @@ from rankdeck_app.views.plan.plan_figures import (
     RowFigure,
     Scale,
 )
-from rankdeck_app.widgets.chart import LEFT, RIGHT, dashed_line
-from rankdeck_app.widgets.chart_colors import ChartColors, chart_font
+from rankdeck_app.widgets.chart_colors import ChartColors
+from rankdeck_app.widgets.painting import (
+    CENTER,
+    DATA_ROLE,
+    RIGHT,
+    Index,
+    chart_font,
+    dashed_line,
+    fitting_words,
+    paint_segments,
+    paint_text,
+)
 
-FIGURE_ROLE = int(Qt.ItemDataRole.UserRole)
 MIN_ROW = 42
 CAPACITY_DASHES = (3, 2)
 _PAD = 12
@@ -38,39 +45,21 @@ _VERDICT_LOOKS = {
     CANNOT: ("circle-slash", "descriptionForeground"),
 }
 
-Index = QModelIndex | QPersistentModelIndex
 
-
-@dataclass(frozen=True)
 class Columns:
     """Left edges and widths for a row of some width, in pixels."""
 
-    name: int
-    name_width: int
-    bars: int
-    bars_width: int
-    peak: int
-    peak_width: int
-    step: int
-    step_width: int
-    verdict: int
-    verdict_width: int
-
-    @staticmethod
-    def of(width: int) -> Columns:
+    def __init__(self, width: int) -> None:
         is_narrow = width < 900
         sizes = (188, 96, 104) if not is_narrow else (150, 84, 84) if width >= 700 else (120, 78, 76)
-        name_width, peak_width, step_width = sizes
-        verdict_width = 114
-        verdict = width - _PAD - verdict_width
-        step = verdict - (8 if is_narrow else 14) - step_width
-        peak = step - 10 - peak_width
-        name = 38
-        bars = name + name_width + 10
-        return Columns(
-            name, name_width, bars, max(60, peak - 12 - bars), peak, peak_width, step, step_width, verdict,
-            verdict_width,
-        )  # fmt: skip
+        self.name_width, self.peak_width, self.step_width = sizes
+        self.verdict_width = 114
+        self.verdict = width - _PAD - self.verdict_width
+        self.step = self.verdict - (8 if is_narrow else 14) - self.step_width
+        self.peak = self.step - 10 - self.peak_width
+        self.name = 38
+        self.bars = self.name + self.name_width + 10
+        self.bars_width = max(60, self.peak - 12 - self.bars)
 
 
 def bar_sizes(num_bars: int) -> tuple[int, int]:
@@ -82,25 +71,25 @@ def bar_sizes(num_bars: int) -> tuple[int, int]:
 
 
 class PlanRowDelegate(QStyledItemDelegate):
-    """Paints a RowFigure under FIGURE_ROLE; `scale` is what every bar is drawn against."""
+    """Paints a RowFigure under DATA_ROLE; `scale` is what every bar is drawn against."""
 
     def __init__(self, theme: Theme, parent: QWidget) -> None:
         super().__init__(parent)
         self._theme = theme
         self.scale = Scale()
-        self.colors = ChartColors.of(theme)
+        self.colors = ChartColors(theme)
 
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
-        figure: RowFigure = index.data(FIGURE_ROLE)
+        figure: RowFigure = index.data(DATA_ROLE)
         num_bars = max(len(figure.bars), figure.num_tracks)
         height, gap = bar_sizes(num_bars)
         num_lines = 1 + bool(figure.options) + bool(figure.marks)
         return QSize(300, max(MIN_ROW, num_bars * (height + gap) - gap + 14, 16 * num_lines + 10))
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
-        figure: RowFigure = index.data(FIGURE_ROLE)
+        figure: RowFigure = index.data(DATA_ROLE)
         rect: QRect = option.rect
-        columns = Columns.of(rect.width())
+        columns = Columns(rect.width())
         painter.save()
         painter.setClipRect(rect)
         self._paint_ground(painter, rect, option.state, figure)
@@ -137,53 +126,41 @@ class PlanRowDelegate(QStyledItemDelegate):
         draw_icon(painter, figure.icon, QRectF(rect.x() + 14, rect.y(), 16, rect.height()), ink)
         num_lines = 1 + bool(figure.options) + bool(figure.marks)
         top = rect.y() + (rect.height() - 16 * num_lines) // 2
-        painter.setFont(chart_font(12, bold=not is_dim))
-        painter.setPen(ink)
-        _text(painter, QRect(columns.name, top, columns.name_width, 16), figure.title)
+        room, elide = QRect(columns.name, top, columns.name_width, 16), Qt.TextElideMode.ElideRight
+        paint_text(painter, room, figure.title, ink, 12, bold=not is_dim, elide=elide)
         if figure.options:
             top += 16
-            painter.setFont(chart_font(11))
-            painter.setPen(colors.muted)
-            _text(painter, QRect(columns.name, top, columns.name_width, 16), figure.options)
+            paint_text(painter, room.translated(0, 16), figure.options, colors.muted, 11, elide=elide)
         left = columns.name
         for mark in figure.marks:
-            room = columns.name + columns.name_width - left
-            left += self._paint_mark(painter, left, top + 17, room, mark) + 6
+            width = columns.name + columns.name_width - left
+            left += self._paint_mark(painter, left, top + 17, width, mark) + 6
 
     def _paint_mark(self, painter: QPainter, left: int, top: int, room: int, word: str) -> int:
         """A small label: filled for the recommended row, an outline for the other; its width. Without room
         for two words it says the first.
         """
-        font, color = chart_font(10, bold=True), self._theme.color
+        metrics, color = QFontMetrics(chart_font(10, bold=True)), self._theme.color
         is_filled = word == RECOMMENDED
-        if QFontMetrics(font).horizontalAdvance(word) + 10 > room:
+        if metrics.horizontalAdvance(word) + 10 > room:
             word = word.split()[0]
-        width = QFontMetrics(font).horizontalAdvance(word) + 10
+        width = metrics.horizontalAdvance(word) + 10
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setPen(QPen(color("button.background" if is_filled else "descriptionForeground"), 1))
         painter.setBrush(color("button.background") if is_filled else Qt.BrushStyle.NoBrush)
         box = QRectF(left + 0.5, top + 0.5, width, 13)
         painter.drawRoundedRect(box, 3, 3)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing, False)
-        painter.setFont(font)
-        painter.setPen(color("button.foreground" if is_filled else "descriptionForeground"))
-        painter.drawText(box, Qt.AlignmentFlag.AlignCenter, word)
+        ink = color("button.foreground" if is_filled else "descriptionForeground")
+        paint_text(painter, box, word, ink, 10, CENTER, bold=True)
         return width
 
     def _paint_words(self, painter: QPainter, room: QRect, words: str) -> None:
         """Up to the lines that the row has; all of it is in the tooltip."""
         painter.setFont(chart_font(11))
         painter.setPen(self.colors.muted)
-        metrics = painter.fontMetrics()
-        flags = int(Qt.TextFlag.TextWordWrap | Qt.AlignmentFlag.AlignVCenter)
-        shown, parts = words, words.split()
-        while (
-            parts
-            and metrics.boundingRect(QRect(0, 0, room.width(), 9999), flags, shown).height() > room.height()
-        ):
-            parts.pop()
-            shown = " ".join(parts) + "…"
-        painter.drawText(room, flags, shown)
+        text = fitting_words(painter.fontMetrics(), words, room.width(), room.height())
+        painter.drawText(room, int(Qt.TextFlag.TextWordWrap | Qt.AlignmentFlag.AlignVCenter), text)
 
     def _paint_bars(self, painter: QPainter, rect: QRect, columns: Columns, figure: RowFigure) -> None:
         num_bars = max(len(figure.bars), figure.num_tracks)
@@ -196,24 +173,17 @@ class PlanRowDelegate(QStyledItemDelegate):
             if figure.bars:
                 self._paint_bar(painter, box, figure.bars[place])
                 if height >= 5 and len(figure.bars) > 1:
-                    painter.setFont(chart_font(8 if height < 7 else 9))
-                    painter.setPen(self.colors.muted)
                     where = QRectF(columns.bars, box.center().y() - 7, _INDEX_WIDTH - 6, 14)
-                    painter.drawText(where, RIGHT, figure.bars[place].label.rpartition(" ")[2])
+                    index = figure.bars[place].label.rpartition(" ")[2]
+                    paint_text(painter, where, index, self.colors.muted, 8 if height < 7 else 9, RIGHT)
         self._paint_capacity(painter, QRectF(left, top - 3, width, num_bars * (height + gap) - gap + 6))
 
     def _paint_bar(self, painter: QPainter, box: QRectF, bar: PlanBar) -> None:
         scale = box.width() / self.scale.end_bytes
-        left = box.left()
-        for kind, num_bytes in bar.segments:
-            width = num_bytes * scale
-            # A pixel of gap parts the segments; what is thinner than that still shows as a hair.
-            shown = min(max(min(width, 1.0), width - 1), box.right() - left)
-            if shown > 0:
-                painter.fillRect(
-                    QRectF(left, box.top(), shown, box.height()), self.brush(kind, leads=bar.leads)
-                )
-            left += width
+        segments = (
+            (num_bytes * scale, self.brush(kind, leads=bar.leads)) for kind, num_bytes in bar.segments
+        )
+        left = paint_segments(painter, box, segments)
         capacity = self.scale.capacity_bytes
         if capacity is not None and left > box.left() + capacity * scale + 1:
             start = box.left() + capacity * scale
@@ -249,13 +219,12 @@ class PlanRowDelegate(QStyledItemDelegate):
         ):
             top = rect.y() + (rect.height() - (32 if note else 16)) // 2
             is_peak = left == columns.peak
-            painter.setFont(chart_font(12 if is_peak else 11, bold=is_peak, mono=True))
-            painter.setPen(colors.muted if figure.is_awaited or not is_peak else colors.foreground)
-            painter.drawText(QRect(left, top, width, 16), RIGHT, text)
+            ink = colors.muted if figure.is_awaited or not is_peak else colors.foreground
+            room = QRect(left, top, width, 16)
+            paint_text(painter, room, text, ink, 12 if is_peak else 11, RIGHT, bold=is_peak, mono=True)
             if note:
-                painter.setFont(chart_font(11, bold=is_hot))
-                painter.setPen(colors.lead_text if is_hot else colors.muted)
-                painter.drawText(QRect(left, top + 16, width, 16), RIGHT, note)
+                ink = colors.lead_text if is_hot else colors.muted
+                paint_text(painter, room.translated(0, 16), note, ink, 11, RIGHT, bold=is_hot)
 
     def _paint_verdict(self, painter: QPainter, rect: QRect, columns: Columns, figure: RowFigure) -> None:
         icon, key = _VERDICT_LOOKS.get(figure.verdict, ("", "descriptionForeground"))
@@ -266,15 +235,9 @@ class PlanRowDelegate(QStyledItemDelegate):
         left = columns.verdict
         if icon:
             draw_icon(painter, icon, QRectF(left, top, 16, 16), ink)
-        painter.setFont(chart_font(12, bold=figure.verdict in (TIGHT, DOES_NOT_FIT)))
-        painter.setPen(ink)
-        _text(painter, QRect(left + 21, top, columns.verdict_width - 21, 16), figure.verdict_word)
+        room, elide = QRect(left + 21, top, columns.verdict_width - 21, 16), Qt.TextElideMode.ElideRight
+        is_bold = figure.verdict in (TIGHT, DOES_NOT_FIT)
+        paint_text(painter, room, figure.verdict_word, ink, 12, bold=is_bold, elide=elide)
         if figure.verdict_note:
-            painter.setFont(chart_font(11))
-            painter.setPen(self.colors.muted)
-            _text(painter, QRect(left + 21, top + 16, columns.verdict_width - 21, 16), figure.verdict_note)
-
-
-def _text(painter: QPainter, room: QRect, text: str) -> None:
-    shown = painter.fontMetrics().elidedText(text, Qt.TextElideMode.ElideRight, room.width())
-    painter.drawText(room, LEFT, shown)
+            note, muted = figure.verdict_note, self.colors.muted
+            paint_text(painter, room.translated(0, 16), note, muted, 11, elide=elide)

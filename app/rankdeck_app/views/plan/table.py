@@ -15,10 +15,11 @@ from PySide6.QtWidgets import QListView, QSizePolicy, QStyleOptionViewItem, QWid
 
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.plan.plan_figures import SEGMENT_LABELS, RowFigure, Scale
-from rankdeck_app.views.plan.row_delegate import CAPACITY_DASHES, FIGURE_ROLE, Columns, Index, PlanRowDelegate
-from rankdeck_app.widgets.chart import LEFT, RIGHT, Chart, dashed_line
-from rankdeck_app.widgets.chart_colors import ChartColors, chart_font
+from rankdeck_app.views.plan.row_delegate import CAPACITY_DASHES, Columns, PlanRowDelegate
+from rankdeck_app.widgets.chart import Chart
+from rankdeck_app.widgets.chart_colors import ChartColors
 from rankdeck_app.widgets.legend import LegendEntry, paint_entries, place_entries
+from rankdeck_app.widgets.painting import DATA_ROLE, LEFT, RIGHT, Index, dashed_line, paint_text
 
 _EDGE_HEIGHT = 20
 
@@ -47,7 +48,7 @@ class PlanModel(QAbstractListModel):
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> object:
         figure = self.figures[index.row()]
-        if role == FIGURE_ROLE:
+        if role == DATA_ROLE:
             return figure
         if role == Qt.ItemDataRole.ToolTipRole:
             return figure.tooltip or None
@@ -115,7 +116,7 @@ class PlanTable(QListView):
         self.scheduleDelayedItemsLayout()
 
     def _retheme(self) -> None:
-        self._delegate.colors = ChartColors.of(self._theme)
+        self._delegate.colors = ChartColors(self._theme)
         self.viewport().update()
 
 
@@ -131,9 +132,7 @@ class ColumnNames(QWidget):
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
-        painter.setFont(chart_font(11))
-        painter.setPen(self._theme.color("descriptionForeground"))
-        columns = Columns.of(self._width_of())
+        columns = Columns(self._width_of())
         for left, width, text, where in (
             (columns.name, columns.name_width, "Strategy", LEFT),
             (columns.bars + 18, columns.bars_width, "Each device", LEFT),
@@ -141,7 +140,8 @@ class ColumnNames(QWidget):
             (columns.step, columns.step_width, "Step time", RIGHT),
             (columns.verdict + 21, columns.verdict_width, "Verdict", LEFT),
         ):
-            painter.drawText(QRect(left, 0, width, _EDGE_HEIGHT), where, text)
+            ink = self._theme.color("descriptionForeground")
+            paint_text(painter, QRect(left, 0, width, _EDGE_HEIGHT), text, ink, 11, where)
         painter.end()
 
 
@@ -162,14 +162,14 @@ class PlanLegend(Chart[SeenKinds]):
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
 
     def describe(self) -> str:
-        return ", ".join(SEGMENT_LABELS[kind] for kind in self._figure.kinds)
+        return ", ".join(SEGMENT_LABELS[kind] for kind in self.figure.kinds)
 
     def sizeHint(self) -> QSize:
         return QSize(200, _EDGE_HEIGHT)
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
-        entries = [LegendEntry(SEGMENT_LABELS[kind], [self._brush(kind)]) for kind in self._figure.kinds]
-        if self._figure.has_capacity:
+        entries = [LegendEntry(SEGMENT_LABELS[kind], [self._brush(kind)]) for kind in self.figure.kinds]
+        if self.figure.has_capacity:
             entries.append(LegendEntry("capacity", dashed_line(self._colors.capacity, CAPACITY_DASHES)))
         painter.translate(4, 0)
         [line] = place_entries(entries, self.width())

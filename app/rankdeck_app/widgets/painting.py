@@ -1,0 +1,143 @@
+"""What everything that is painted by hand is painted with: faces, one line of text, bars of segments, rows of
+lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+
+from PySide6.QtCore import QModelIndex, QPersistentModelIndex, QRect, QRectF, QSize, Qt
+from PySide6.QtGui import QBrush, QColor, QFont, QFontMetrics, QPainter, QPaintEvent, QPen
+from PySide6.QtWidgets import QStyle, QStyledItemDelegate, QStyleOptionViewItem, QWidget
+
+from rankdeck_app.theme import Theme, draw_icon
+from rankdeck_app.theme.theme import MONO_FAMILIES, UI_FAMILIES
+
+LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
+RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
+CENTER = Qt.AlignmentFlag.AlignCenter
+DATA_ROLE = int(Qt.ItemDataRole.UserRole)
+"""Under which a model gives the object of a row, for delegates."""
+
+Index = QModelIndex | QPersistentModelIndex
+
+
+@cache
+def chart_font(px: int, bold: bool = False, mono: bool = False) -> QFont:
+    """The faces of the theme; digits of one width, so that numbers do not jump."""
+    font = QFont()
+    font.setFamilies(MONO_FAMILIES if mono else UI_FAMILIES)
+    font.setPixelSize(px)
+    font.setBold(bold)
+    font.setFeature(QFont.Tag("tnum"), 1)
+    return font
+
+
+def paint_text(
+    painter: QPainter,
+    box: QRectF | QRect,
+    text: str,
+    ink: QColor,
+    px: int,
+    align: Qt.AlignmentFlag = LEFT,
+    *,
+    bold: bool = False,
+    mono: bool = False,
+    elide: Qt.TextElideMode = Qt.TextElideMode.ElideNone,
+) -> float:
+    """One line of text in a box, shortened to its width if `elide` says where; what it takes, in pixels."""
+    painter.setFont(chart_font(px, bold, mono))
+    painter.setPen(ink)
+    if elide != Qt.TextElideMode.ElideNone:
+        text = painter.fontMetrics().elidedText(text, elide, int(box.width()))
+    painter.drawText(box, align, text)
+    return painter.fontMetrics().horizontalAdvance(text)
+
+
+def fitting_words(metrics: QFontMetrics, text: str, width: int, height: int) -> str:
+    """As many words of a text as fit a box, wrapped; … where some are left out."""
+    shown, words = text, text.split()
+    box, flags = QRect(0, 0, width, 10_000), int(Qt.TextFlag.TextWordWrap)
+    while words and metrics.boundingRect(box, flags, shown).height() > height:
+        words.pop()
+        shown = " ".join(words) + "…"
+    return shown
+
+
+def dashed_line(color: QColor, pattern: Sequence[float] = (4, 3)) -> QPen:
+    """The pen of a limit: one pixel wide, with dashes and gaps as given."""
+    pen = QPen(color, 1, Qt.PenStyle.CustomDashLine)
+    pen.setDashPattern(list(pattern))
+    return pen
+
+
+def paint_segments(
+    painter: QPainter, box: QRectF, widths: Iterable[tuple[float, QBrush | QColor]], *, least: float = 0.0
+) -> float:
+    """Segments of a bar from the left, each as wide as given, in pixels; where the last one ends.
+
+    A pixel of gap parts them; a segment thinner than that still shows as a hair, or as `least`. None reaches
+    out of the box.
+    """
+    left = box.left()
+    for width, brush in widths:
+        shown = min(max(min(width, 1.0), width - 1, least), box.right() - left)
+        if width > 0 and shown > 0:
+            painter.fillRect(QRectF(left, box.top(), shown, box.height()), brush)
+        left += width
+    return left
+
+
+class Symbol(QWidget):
+    """A codicon in a colour of the theme, in the middle of a fixed size."""
+
+    def __init__(self, theme: Theme, icon: str, tone: str, size: QSize, px: int) -> None:
+        super().__init__()
+        self._theme, self._icon, self._tone, self._px = theme, icon, tone, px
+        self.setFixedSize(size)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        left, top = (self.width() - self._px) / 2, (self.height() - self._px) / 2
+        box = QRectF(left, top, self._px, self._px)
+        draw_icon(painter, self._icon, box, self._theme.color(self._tone))
+        painter.end()
+
+
+class ListRowDelegate(QStyledItemDelegate):
+    """Base of what paints the rows of a list: the ground and the focus are the theme's, the rest is
+    `paint_row`'s.
+    """
+
+    def __init__(self, theme: Theme, parent: QWidget, height: int) -> None:
+        super().__init__(parent)
+        self._theme = theme
+        self._height = height
+
+    def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
+        return QSize(180, self._height)
+
+    def chosen_ground(self, state: QStyle.StateFlag) -> str:
+        """The colour id that a chosen row is filled with."""
+        return "list.activeSelectionBackground"
+
+    def paint_row(self, painter: QPainter, rect: QRect, index: Index, ink: Callable[[str], QColor]) -> None:
+        """Paints a row; `ink` says how a colour id is painted: where it is chosen, in one colour."""
+        raise NotImplementedError
+
+    def _chosen_ink(self, _key: str) -> QColor:
+        return self._theme.color("list.activeSelectionForeground")
+
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
+        color, rect = self._theme.color, option.rect
+        state: QStyle.StateFlag = option.state
+        chosen = bool(state & QStyle.StateFlag.State_Selected)
+        if chosen:
+            painter.fillRect(rect, color(self.chosen_ground(state)))
+        elif state & QStyle.StateFlag.State_MouseOver:
+            painter.fillRect(rect, color("list.hoverBackground"))
+        self.paint_row(painter, rect, index, self._chosen_ink if chosen else color)
+        if state & QStyle.StateFlag.State_HasFocus:
+            painter.setPen(color("focusBorder"))
+            painter.drawRect(rect.adjusted(0, 0, -1, -1))
