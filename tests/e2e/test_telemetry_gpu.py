@@ -74,8 +74,8 @@ def test_the_segments_of_this_process_add_up_to_what_nvml_sees(device: torch.dev
     told, row = read_gpu_bytes(device, OwnedBytes(model, optimizer)), row_of(device)
     memory = DeviceMemory(
         device=0,
-        live_bytes=told.allocated_bytes,
-        peak_bytes=told.peak_allocated_bytes,
+        live_bytes=told.live_bytes,
+        peak_bytes=told.peak_bytes,
         peak_by_kind=told.peak_by_kind,
         reserved_bytes=told.reserved_bytes,
     )

@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import RowwiseParallel
 
+from rankdeck.config.catalog import TensorOptions
 from rankdeck.models.gpt import Gpt
 from rankdeck.parallel.collectives.counted import CountedCollectives
 from rankdeck.parallel.collectives.grad_sync import GradientSync
@@ -62,7 +63,7 @@ def collectives_of_a_step(
     model = Gpt(vocabulary=64, layers=layers, heads=4, width=64, context=32)
     plan = find_plan(model, dist.get_world_size())
     mesh = device_mesh(Mesh.of(dist.get_rank(), tensor=dist.get_world_size()), "cpu")
-    split = LayerSplit(model, plan, mesh, sequence_parallel=sequence_parallel)
+    split = LayerSplit(model, plan, mesh, TensorOptions(sequence_parallel=sequence_parallel))
     split.split(model)
     split.finish()
     tokens = torch.randint(64, (batch, 32))

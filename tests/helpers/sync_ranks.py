@@ -21,6 +21,7 @@ from rankdeck.parallel.collectives.grad_sync import GradientSync, gradients_of
 from rankdeck.parallel.collectives.sync_batch_norm import convert_batch_norms
 from rankdeck.rundir import EventWriter
 from rankdeck.strategies.base import Setup, Strategy
+from rankdeck.strategies.facts import SyncFacts
 from rankdeck.torch_compat.dtensors import local_part
 from rankdeck.training import workload as workloads
 from rankdeck.training.assembly import assemble
@@ -53,15 +54,16 @@ def sync(algorithm: str, compress: str = "none", bucket_bytes: int = 20_000, ste
         gradients = own_gradients(dist.get_rank())
         synced.sync(gradients)
         total += gradients[-1]
+    sent = SyncFacts(synced).sent()
     return {
         "error": max(difference(own, sums) for own, sums in zip(gradients, true, strict=True)),
         "largest": max(float(sums.abs().max()) for sums in true),
         "drift": float((total / steps - true[-1]).norm() / true[-1].norm()),
         "bits": fingerprint(gradients),
-        "sent_bytes": synced.sent_bytes,
-        "by_peer": synced.sent_by_peer(),
-        "measured": synced.is_measured,
-        "words": synced.describe(),
+        "sent_bytes": sent.num_bytes,
+        "by_peer": sent.by_peer,
+        "measured": sent.is_measured,
+        "words": sent.algorithm,
         "seconds": None if synced.times is None else synced.times.seconds,
     }
 
@@ -76,7 +78,7 @@ def sent_bytes(algorithm: str, compress: str = "none", num_bytes: int = 4 * 2**2
     synced.sync(gradients)
     written = written_bytes() - before
     dist.barrier()
-    return {"told": synced.sent_bytes, "written": written}
+    return {"told": SyncFacts(synced).sent().num_bytes, "written": written}
 
 
 def written_bytes() -> int:

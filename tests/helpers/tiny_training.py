@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from rankdeck.memory.virtual import VirtualDevices
-from rankdeck.parallel.collectives.fan_out import ReplicaThreads, data_parallel
+from rankdeck.parallel.collectives.fan_out import data_parallel
+from rankdeck.parallel.collectives.replica_threads import ReplicaThreads
 
 Batch = tuple[Tensor, Tensor]
 
@@ -89,7 +90,7 @@ def plain_backward(model: nn.Module, batch: Batch) -> float:
 
 def dp_backward(model: nn.Module, batch: Batch, threads: ReplicaThreads) -> float:
     """DataParallel's step: outputs gathered and the loss made on device 0."""
-    with threads.devices.phase("gathered"), threads.busy_on(0):
+    with threads.devices.ledger.phase("gathered"), threads.busy_on(0):
         loss = summed_loss(data_parallel(model, (batch[0],), threads), batch[1])
         (loss / batch[1].numel()).backward()
     return loss.item()

@@ -45,13 +45,16 @@ class DeviceMixError(TrainingError):
 
 @dataclass(frozen=True, slots=True)
 class DeviceBytes:
-    """The live tensors of one virtual device, in bytes. `peak_by_kind` is taken at the moment of the peak."""
+    """The live tensors of one device, in bytes. `peak_by_kind` is taken at the moment of the peak; what is
+    reserved only a GPU's allocator knows."""
 
     device: int
     live_bytes: int
     peak_bytes: int
     live_by_kind: dict[str, int]
     peak_by_kind: dict[str, int]
+    reserved_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
 
 
 class StorageEntry(StorageRef):

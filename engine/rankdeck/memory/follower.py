@@ -81,11 +81,7 @@ class Follower(DispatchMode):
             if effect == PER_ITEM:
                 self._enter_per_item(args, out)
             else:
-                for leaf in out if isinstance(out, (list, tuple)) else tree_leaves(out):
-                    if isinstance(leaf, Tensor):
-                        self._enter(leaf, device)
-                    elif isinstance(leaf, (list, tuple)):
-                        self._enter_all(leaf, device)
+                self._enter_all(out if isinstance(out, (list, tuple)) else tree_leaves(out), device)
         return out
 
     def _enter(self, tensor: Tensor, device: int) -> None:
@@ -102,10 +98,12 @@ class Follower(DispatchMode):
             kind = _TEMPORARY if in_backward() and not torch.is_grad_enabled() else _ACTIVATIONS
         self._storages.add(storage, device, kind)
 
-    def _enter_all(self, tensors: list[Any] | tuple[Any, ...], device: int) -> None:
-        for tensor in tensors:
-            if isinstance(tensor, Tensor):
-                self._enter(tensor, device)
+    def _enter_all(self, values: list[Any] | tuple[Any, ...], device: int) -> None:
+        for value in values:
+            if isinstance(value, Tensor):
+                self._enter(value, device)
+            elif isinstance(value, (list, tuple)):
+                self._enter_all(value, device)
 
     def _enter_per_item(self, args: tuple[Any, ...], outputs: list[Any] | tuple[Any, ...]) -> None:
         givers = args[0]
@@ -123,7 +121,6 @@ class Follower(DispatchMode):
             DeviceMixError: the inputs live on two virtual devices.
         """
         device = scalar_device = _NOWHERE
-        live = self._live
         for arg in args if not kwargs else (*args, *kwargs.values()):
             if isinstance(arg, Tensor):
                 tensors: Any = (arg,)
@@ -132,12 +129,7 @@ class Follower(DispatchMode):
             else:
                 continue
             for tensor in tensors:
-                if not isinstance(tensor, Tensor):
-                    continue
-                try:
-                    entry = live.get(storage_key(tensor.untyped_storage()))
-                except NotImplementedError:
-                    continue
+                entry = self._entry_of(tensor)
                 if entry is None or entry.device == device:
                     continue
                 if not tensor.dim():

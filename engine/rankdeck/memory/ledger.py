@@ -96,16 +96,14 @@ class Ledger(Storages):
         finally:
             state.paused -= 1
 
-    def watch(
-        self, module: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, *, device: int = 0
-    ) -> None:
+    def watch(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Know these owners: their parameters, gradients, buffers and optimizer state are added and named
-        as such.
+        as such; what no operation has placed yet belongs to device 0.
 
-        An optimizer's state is entered on the device of its parameter. Call it once per module that lives on
-        a device of its own, and once the optimizer exists.
+        Gradients and an optimizer's state are entered on the device of their parameter. Call it once the
+        optimizer exists.
         """
-        watched = Watched(module, optimizer, device)
+        watched = Watched(module, optimizer)
         with self._lock:
             self._watched.append(watched)
             if self._num_following:

@@ -13,7 +13,8 @@ from collections import deque
 
 NUM_ALWAYS = 3
 DEFAULT_BUDGET = 0.02
-DEFAULT_MAX_HZ = 2.0
+MIN_INTERVAL_S = 0.5
+"""Of step time, between two samples."""
 NUM_PLAIN_STEPS_FIRST = 5
 _NUM_KEPT = 15
 
@@ -22,30 +23,21 @@ class SamplingBudget:
     """Decides for each step, from the durations of earlier ones, whether to follow it. Keeps no clock of
     its own.
 
-    `budget` is the share of the run's step time that following may cost; `max_hz` bounds samples per second
-    of step time; `always` follows every step.
+    `budget` is the share of the run's step time that following may cost; `always` follows every step.
     """
 
-    def __init__(
-        self, *, budget: float = DEFAULT_BUDGET, max_hz: float = DEFAULT_MAX_HZ, always: bool = False
-    ) -> None:
-        assert 0 <= budget <= 1 and max_hz > 0
+    def __init__(self, *, budget: float = DEFAULT_BUDGET, always: bool = False) -> None:
         self.always_through = NUM_ALWAYS
         """The last of the first steps, all of which are followed; later where a pipe is filled first."""
+        self.spent_s = 0.0
+        """What following has cost so far, as estimated from what is known."""
         self._budget = budget
-        self._min_interval_s = 1 / max_hz
         self._always = always
         self._elapsed_s = 0.0
         self._last_sample_s = 0.0
-        self._spent_s = 0.0
         self._followed_s: deque[float] = deque(maxlen=_NUM_KEPT)
         self._plain_s: deque[float] = deque(maxlen=_NUM_KEPT)
         self._early_s: list[float] = []
-
-    @property
-    def spent_s(self) -> float:
-        """What following has cost so far, as estimated from what is known."""
-        return self._spent_s
 
     @property
     def extra_s(self) -> float | None:
@@ -59,10 +51,10 @@ class SamplingBudget:
         """Whether to follow `step`, counted from 1 in this process (after a resume the first is 1 again)."""
         if self._always or step <= self.always_through:
             return True
-        if self._elapsed_s - self._last_sample_s < self._min_interval_s:
+        if self._elapsed_s - self._last_sample_s < MIN_INTERVAL_S:
             return False
         extra_s = self.extra_s
-        return extra_s is not None and self._spent_s + extra_s <= self._budget * self._elapsed_s
+        return extra_s is not None and self.spent_s + extra_s <= self._budget * self._elapsed_s
 
     def record(self, step: int, step_s: float, *, followed: bool) -> None:
         """Say how long a step took, each step once, in order."""
@@ -71,16 +63,13 @@ class SamplingBudget:
         if not followed:
             self._plain_s.append(step_s)
             if len(self._plain_s) == NUM_PLAIN_STEPS_FIRST and self._early_s:
-                self._charge_early_steps()
+                # Step 1 is slow in any case (first calls): each early step is charged like the last one.
+                extra_s = max(0.0, self._early_s[-1] - statistics.median(self._plain_s))
+                self.spent_s += len(self._early_s) * extra_s
             return
         self._last_sample_s = started_s
         if step <= self.always_through:
             self._early_s.append(step_s)
             return
         self._followed_s.append(step_s)
-        self._spent_s += self.extra_s or 0.0
-
-    def _charge_early_steps(self) -> None:
-        """Step 1 is slow in any case (first calls): each early step is charged like the last one."""
-        plain_s = statistics.median(self._plain_s)
-        self._spent_s += len(self._early_s) * max(0.0, self._early_s[-1] - plain_s)
+        self.spent_s += self.extra_s or 0.0

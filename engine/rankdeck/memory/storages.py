@@ -30,23 +30,17 @@ class Storages:
     def __init__(self, num_devices: int, *, round_to_bytes: int = 1) -> None:
         assert num_devices >= 1 and round_to_bytes >= 1
         self.num_devices = num_devices
-        self.moved_bytes: dict[tuple[int, int], int] = {}
-        """Bytes that crossed while following, by (source, target)."""
         self.live: dict[int, StorageEntry] = {}
         """Entries by the key of their storage; for the follower, which reads it without the lock."""
         self._round_to_bytes = round_to_bytes
         self._accounts = [Account() for _ in range(num_devices)]
-        self._live_bytes = 0
-        self._peak_bytes = 0
+        self.live_bytes = 0
+        """Bytes that live now on all virtual devices together."""
+        self.peak_bytes = 0
+        """The highest sum over all virtual devices; their own peaks come at different moments."""
         self._changes = 0
         # Re-entrant: a storage may die, and leave, while another is entered.
         self._lock = threading.RLock()
-
-    def count_moved(self, source: int, target: int, num_bytes: int) -> None:
-        """Count `num_bytes` that crossed from `source` to `target`."""
-        with self._lock:
-            pair = (source, target)
-            self.moved_bytes[pair] = self.moved_bytes.get(pair, 0) + num_bytes
 
     def device_of(self, tensor: Tensor) -> int | None:
         """The virtual device of a tensor, None when the ledger does not know it."""
@@ -107,9 +101,8 @@ class Storages:
         account.live_bytes += delta
         if account.live_bytes > account.peak_bytes:
             account.reset_peak(self._changes)
-        self._live_bytes += delta
-        if self._live_bytes > self._peak_bytes:
-            self._peak_bytes = self._live_bytes
+        self.live_bytes += delta
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
     def _gone(self, ref: StorageEntry) -> None:
         with self._lock:
@@ -119,7 +112,7 @@ class Storages:
             account = self._accounts[ref.device]
             account.by_kind[ref.kind] -= ref.num_bytes
             account.live_bytes -= ref.num_bytes
-            self._live_bytes -= ref.num_bytes
+            self.live_bytes -= ref.num_bytes
 
     def _rename(self, storage: torch.UntypedStorage, kind: int) -> None:
         with self._lock:
@@ -143,19 +136,9 @@ class Storages:
         with self._lock:
             return [account.reading(device) for device, account in enumerate(self._accounts)]
 
-    @property
-    def live_bytes(self) -> int:
-        """Bytes that live now on all virtual devices together."""
-        return self._live_bytes
-
-    @property
-    def peak_bytes(self) -> int:
-        """The highest sum over all virtual devices; their own peaks come at different moments."""
-        return self._peak_bytes
-
     def reset_peaks(self) -> None:
         """Start new peaks from what lives now, as before each sampled step."""
         with self._lock:
-            self._peak_bytes = self._live_bytes
+            self.peak_bytes = self.live_bytes
             for account in self._accounts:
                 account.reset_peak(self._changes)

@@ -10,32 +10,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rankdeck.events import MEMORY_KINDS
+from rankdeck.memory.entries import DeviceBytes
 from rankdeck.torch_compat.dispatch import storage_key
 from rankdeck.torch_compat.dtensors import local_part
 
 FIRST_READINGS = 3
 """The optimizer's state is made in step 1, final buckets in step 2."""
 RECOUNT_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class GpuBytes:
-    """What torch's allocator holds on one GPU. Both `..._by_kind` add up to the bytes that are allocated."""
-
-    device: int
-    allocated_bytes: int
-    reserved_bytes: int
-    peak_allocated_bytes: int
-    peak_reserved_bytes: int
-    live_by_kind: dict[str, int]
-    peak_by_kind: dict[str, int]
 
 
 class OwnedBytes:
@@ -59,8 +46,9 @@ class OwnedBytes:
         return known
 
 
-def read_gpu_bytes(device: torch.device, owned: OwnedBytes) -> GpuBytes:
-    """One reading of a CUDA device. Peaks count from the last `reset_gpu_peaks`.
+def read_gpu_bytes(device: torch.device, owned: OwnedBytes) -> DeviceBytes:
+    """One reading of a CUDA device; both kinds add up to what is allocated. Peaks count from the last
+    `reset_gpu_peaks`.
 
     Source: torch.cuda.memory_stats_as_nested_dict (memory_stats() flattens and sorts the same, 20 times
     slower).
@@ -68,14 +56,14 @@ def read_gpu_bytes(device: torch.device, owned: OwnedBytes) -> GpuBytes:
     stats: dict[str, Any] = torch.cuda.memory_stats_as_nested_dict(device)
     allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
     known = owned.on(device)
-    return GpuBytes(
+    return DeviceBytes(
         device=device.index or 0,
-        allocated_bytes=allocated["current"],
-        reserved_bytes=reserved["current"],
-        peak_allocated_bytes=allocated["peak"],
-        peak_reserved_bytes=reserved["peak"],
+        live_bytes=allocated["current"],
+        peak_bytes=allocated["peak"],
         live_by_kind=with_rest(known, allocated["current"]),
         peak_by_kind=with_rest(known, allocated["peak"]),
+        reserved_bytes=reserved["current"],
+        peak_reserved_bytes=reserved["peak"],
     )
 
 
@@ -91,14 +79,13 @@ def count_by_owner(
     seen: set[int] = set()
     parameters = list(module.parameters())
     states = () if optimizer is None else optimizer.state.values()
-    return {
-        "parameters": _num_bytes(parameters, device, seen),
-        "buffers": _num_bytes(module.buffers(), device, seen),
-        "gradients": _num_bytes((p.grad for p in parameters if p.grad is not None), device, seen),
-        "optimizer": _num_bytes(
-            (value for state in states for value in state.values() if isinstance(value, Tensor)), device, seen
-        ),
+    owners: dict[str, Iterable[Any]] = {
+        "parameters": parameters,
+        "buffers": module.buffers(),
+        "gradients": (parameter.grad for parameter in parameters),
+        "optimizer": (value for state in states for value in state.values()),
     }
+    return {kind: _num_bytes(tensors, device, seen) for kind, tensors in owners.items()}
 
 
 def with_rest(known: dict[str, int], total_bytes: int) -> dict[str, int]:
@@ -112,10 +99,10 @@ def with_rest(known: dict[str, int], total_bytes: int) -> dict[str, int]:
     return by_kind
 
 
-def _num_bytes(tensors: Iterable[Tensor], device: torch.device, seen: set[int]) -> int:
+def _num_bytes(values: Iterable[Any], device: torch.device, seen: set[int]) -> int:
+    """Bytes of the tensors among the values."""
     total_bytes = 0
-    for tensor in tensors:
-        tensor = local_part(tensor)
+    for tensor in [local_part(value) for value in values if isinstance(value, Tensor)]:
         if tensor.device != device or tensor.layout is not torch.strided:
             continue
         storage = tensor.untyped_storage()

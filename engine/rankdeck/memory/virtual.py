@@ -9,7 +9,6 @@ without it a crossing costs one clone.
 from __future__ import annotations
 
 import threading
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -30,36 +29,6 @@ class VirtualDevices:
         """Bytes that crossed so far by (source, target), followed or not; not those from the host."""
         self._lock = threading.Lock()
 
-    @property
-    def is_following(self) -> bool:
-        """Whether a ledger follows the calling thread."""
-        return self.ledger.is_following
-
-    def on(self, device: int) -> AbstractContextManager[None]:
-        """A context in which tensors made from nothing belong to `device`."""
-        return self.ledger.on(device)
-
-    def phase(self, kind: str) -> AbstractContextManager[None]:
-        """A context in which new tensors are `kind` (see Ledger.phase)."""
-        return self.ledger.phase(kind)
-
-    def end_phase(self, kind: str) -> None:
-        """End the phase early if it is `kind`."""
-        self.ledger.end_phase(kind)
-
-    def crossing(self, target: int, kind: str | None = None) -> AbstractContextManager[None]:
-        """A context whose operations read any device and return tensors of `target`."""
-        return self.ledger.crossing(target, kind)
-
-    def unfollowed(self) -> AbstractContextManager[None]:
-        """A context whose tensors are the host's: the ledger leaves them out."""
-        return self.ledger.paused()
-
-    def relabel(self, tensors: list[Tensor], kind: str) -> None:
-        """Tell the ledger, if it follows, what tensors turned out to be for."""
-        if self.is_following:
-            self.ledger.relabel(tensors, kind)
-
     def count_moved(self, source: int | None, target: int, num_bytes: int) -> None:
         """Count bytes that crossed. Nothing is counted within a device, or from the host."""
         if source is None or source == target:
@@ -67,23 +36,19 @@ class VirtualDevices:
         with self._lock:
             pair = (source, target)
             self.moved_bytes[pair] = self.moved_bytes.get(pair, 0) + num_bytes
-        if self.is_following:
-            self.ledger.count_moved(source, target, num_bytes)
 
     def copy(self, tensor: Tensor, source: int | None, target: int, kind: str | None = None) -> Tensor:
         """A copy on `target`, or the tensor itself if it is there. Gradients do not cross here."""
         if source == target:
             return tensor
         self.count_moved(source, target, tensor.numel() * tensor.element_size())
-        with self.crossing(target, kind):
+        with self.ledger.crossing(target, kind):
             return tensor.clone()
 
     def transfer(self, tensor: Tensor, source: int, target: int, kind: str | None = None) -> Tensor:
         """`tensor` on `target` as `kind` ("activations" by default); its gradient travels back."""
         if source == target:
             return tensor
-        if not (tensor.requires_grad and torch.is_grad_enabled()):
-            return self.copy(tensor, source, target, kind)
         moved: Tensor = _Transfer.apply(tensor, self, source, target, kind)
         return moved
 

@@ -21,19 +21,18 @@ if TYPE_CHECKING:
 
 
 class Watched:
-    """One module on one device, and an optimizer if there is one (of these parameters or of more)."""
+    """One module, and an optimizer if there is one (of these parameters or of more)."""
 
-    def __init__(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer | None, device: int) -> None:
+    def __init__(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         self._module = module
         self._optimizer = optimizer
-        self._device = device
         self._handles: list[RemovableHandle] = []
         self._step_phase: Scope | None = None
 
     def start(self, storages: Storages, phase: Callable[[str], Scope]) -> None:
         """Enter everything, and listen to the optimizer; `phase` names what its step makes."""
-        storages.adopt(self._module.parameters(), self._device, "parameters")
-        storages.adopt(self._module.buffers(), self._device, "buffers")
+        storages.adopt(self._module.parameters(), 0, "parameters")
+        storages.adopt(self._module.buffers(), 0, "buffers")
         self._adopt_gradients(storages)
         if self._optimizer is None:
             return
@@ -76,14 +75,10 @@ class Watched:
     def _adopt_gradients(self, storages: Storages) -> None:
         for parameter in self._parameters():
             if parameter.grad is not None:
-                storages.adopt((parameter.grad,), self._device_of(parameter, storages), "gradients")
+                storages.adopt((parameter.grad,), storages.device_of(parameter) or 0, "gradients")
 
     def _adopt_state(self, storages: Storages) -> None:
         assert self._optimizer is not None
         for parameter, state in self._optimizer.state.items():
             tensors = [value for value in state.values() if isinstance(value, torch.Tensor)]
-            storages.adopt(tensors, self._device_of(parameter, storages), "optimizer")
-
-    def _device_of(self, parameter: Tensor, storages: Storages) -> int:
-        device = storages.device_of(parameter)
-        return self._device if device is None else device
+            storages.adopt(tensors, storages.device_of(parameter) or 0, "optimizer")

@@ -9,7 +9,29 @@ Read mlp.py, gpt.py or resnet.py for the models, checkpointing.py for the wrappi
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+from torch import nn
+
 from rankdeck.base.errors import ModelError
+
+
+class HasUnits(nn.Module):
+    """A model that says its units: the modules that it names, with lists opened. What lies in a list is a
+    repeated block."""
+
+    unit_names: ClassVar[tuple[str, ...]]
+
+    def pipeline_units(self) -> list[tuple[str, nn.Module]]:
+        units: list[tuple[str, nn.Module]] = []
+        for name in self.unit_names:
+            module = self.get_submodule(name)
+            opened = isinstance(module, nn.ModuleList | nn.Sequential)
+            units += [(f"{name}.{n}", m) for n, m in module.named_children()] if opened else [(name, module)]
+        return units
+
+    def repeated_blocks(self) -> list[nn.Module]:
+        return [unit for name, unit in self.pipeline_units() if "." in name]
 
 
 def require_positive(**counts: int) -> None:

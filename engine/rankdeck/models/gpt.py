@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankdeck.base.errors import ModelError
-from rankdeck.models.base import require_dropout, require_positive
+from rankdeck.models.base import HasUnits, require_dropout, require_positive
 
 INIT_STD = 0.02
 
@@ -111,10 +111,12 @@ class Head(nn.Module):
         return logits
 
 
-class Gpt(nn.Module):
+class Gpt(HasUnits):
     """Logits (B, T, V) for tokens (B, T), T up to `context`. `tied`: the output layer is the token
     embedding's weight.
     """
+
+    unit_names = ("embed", "blocks", "head")
 
     def __init__(
         self,
@@ -154,13 +156,6 @@ class Gpt(nn.Module):
             hidden = block(hidden)
         logits: Tensor = self.head(hidden)
         return logits
-
-    def pipeline_units(self) -> list[tuple[str, nn.Module]]:
-        blocks = [(f"blocks.{index}", block) for index, block in enumerate(self.blocks)]
-        return [("embed", self.embed), *blocks, ("head", self.head)]
-
-    def repeated_blocks(self) -> list[nn.Module]:
-        return list(self.blocks)
 
 
 def build(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from rankdeck.models.base import require_dropout, require_positive
+from rankdeck.models.base import HasUnits, require_dropout, require_positive
 
 
 class MlpBlock(nn.Module):
@@ -30,8 +30,10 @@ class MlpBlock(nn.Module):
         return out
 
 
-class Mlp(nn.Module):
+class Mlp(HasUnits):
     """Logits (B, classes) for inputs of any shape (B, ...) with `inputs` numbers per sample."""
+
+    unit_names = ("flatten", "blocks", "head")
 
     def __init__(
         self, inputs: int, classes: int, hidden: Sequence[int] = (256, 256), dropout: float = 0.0
@@ -50,13 +52,6 @@ class Mlp(nn.Module):
             hidden = block(hidden)
         logits: Tensor = self.head(hidden)
         return logits
-
-    def pipeline_units(self) -> list[tuple[str, nn.Module]]:
-        blocks = [(f"blocks.{index}", block) for index, block in enumerate(self.blocks)]
-        return [("flatten", self.flatten), *blocks, ("head", self.head)]
-
-    def repeated_blocks(self) -> list[nn.Module]:
-        return list(self.blocks)
 
 
 def build(*, inputs: int, classes: int, hidden: Sequence[int] = (256, 256), dropout: float = 0.0) -> Mlp:

@@ -8,15 +8,12 @@ Recognition" (2015).
 
 from __future__ import annotations
 
-from typing import Literal
-
 from torch import Tensor, nn
 
 from rankdeck.base.errors import ModelError, one_of
-from rankdeck.models.base import require_positive
+from rankdeck.models.base import HasUnits, require_positive
 
-Stem = Literal["imagenet", "small"]
-
+LAYERS = ("layer1", "layer2", "layer3", "layer4")
 WIDTHS = (64, 128, 256, 512)
 
 
@@ -73,7 +70,7 @@ DEPTHS: dict[int, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, int, int
 }
 
 
-class Resnet(nn.Module):
+class Resnet(HasUnits):
     """Logits (B, classes) for pictures (B, in_channels, H, W).
 
     `stem` is "imagenet" (7x7 stride 2, then max-pooling: a quarter of the side) or "small" (3x3, the full
@@ -81,20 +78,22 @@ class Resnet(nn.Module):
     write into what it received.
     """
 
-    def __init__(self, depth: int, classes: int, stem: Stem = "imagenet", in_channels: int = 3) -> None:
+    unit_names = ("conv1", "bn1", "relu", "maxpool", *LAYERS, "avgpool", "flatten", "fc")
+
+    def __init__(self, depth: int, classes: int, stem: str = "imagenet", in_channels: int = 3) -> None:
         super().__init__()
         block, counts = DEPTHS[depth]
         self.conv1, self.maxpool = _stem(stem, in_channels)
         self.bn1 = nn.BatchNorm2d(WIDTHS[0])
         self.relu = nn.ReLU()
         channels = WIDTHS[0]
-        for number, (width, count) in enumerate(zip(WIDTHS, counts, strict=True), start=1):
+        for layer, width, count in zip(LAYERS, WIDTHS, counts, strict=True):
             blocks = []
             for index in range(count):
-                stride = 2 if number > 1 and index == 0 else 1
+                stride = 2 if layer != LAYERS[0] and index == 0 else 1
                 blocks.append(block(channels, width, stride))
                 channels = width * block.expansion
-            self.add_module(f"layer{number}", nn.Sequential(*blocks))
+            self.add_module(layer, nn.Sequential(*blocks))
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.flatten = nn.Flatten(1)
         self.fc = nn.Linear(channels, classes)
@@ -107,17 +106,6 @@ class Resnet(nn.Module):
         for _, unit in self.pipeline_units():
             hidden = unit(hidden)
         return hidden
-
-    def pipeline_units(self) -> list[tuple[str, nn.Module]]:
-        names = ["conv1", "bn1", "relu", "maxpool"]
-        for number in range(1, 5):
-            layer = self.get_submodule(f"layer{number}")
-            names += [f"layer{number}.{name}" for name, _ in layer.named_children()]
-        names += ["avgpool", "flatten", "fc"]
-        return [(name, self.get_submodule(name)) for name in names]
-
-    def repeated_blocks(self) -> list[nn.Module]:
-        return [unit for name, unit in self.pipeline_units() if name.startswith("layer")]
 
 
 def build(*, classes: int, depth: int = 18, stem: str = "imagenet", in_channels: int = 3) -> Resnet:
@@ -132,18 +120,16 @@ def build(*, classes: int, depth: int = 18, stem: str = "imagenet", in_channels:
             path="model.args.depth",
             advice=f"Use {one_of(str(known) for known in DEPTHS)}.",
         )
-    if stem == "imagenet":
-        return Resnet(depth, classes, "imagenet", in_channels)
-    if stem == "small":
-        return Resnet(depth, classes, "small", in_channels)
-    raise ModelError(
-        f"model.args.stem = {stem!r} is unknown.",
-        path="model.args.stem",
-        advice='Use "imagenet" for large pictures, or "small" for pictures below 64 pixels.',
-    )
+    if stem not in ("imagenet", "small"):
+        raise ModelError(
+            f"model.args.stem = {stem!r} is unknown.",
+            path="model.args.stem",
+            advice='Use "imagenet" for large pictures, or "small" for pictures below 64 pixels.',
+        )
+    return Resnet(depth, classes, stem, in_channels)
 
 
-def _stem(stem: Stem, in_channels: int) -> tuple[nn.Conv2d, nn.Module]:
+def _stem(stem: str, in_channels: int) -> tuple[nn.Conv2d, nn.Module]:
     if stem == "small":
         return nn.Conv2d(in_channels, WIDTHS[0], 3, padding=1, bias=False), nn.Identity()
     conv = nn.Conv2d(in_channels, WIDTHS[0], 7, stride=2, padding=3, bias=False)

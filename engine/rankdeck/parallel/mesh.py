@@ -57,12 +57,12 @@ class Mesh:
 
     def lines(self, axis: str) -> list[list[int]]:
         """All ranks of the run in lines along one axis, each in the axis' order."""
-        found: dict[tuple[int, ...], list[int]] = {}
+        lines: dict[tuple[int, ...], list[int]] = {}
         others = [name for name, _ in self.sizes if name != axis]
         for rank in range(self.world_size):
             place = Mesh(self.sizes, rank)
-            found.setdefault(tuple(place.coordinate(other) for other in others), []).append(rank)
-        return list(found.values())
+            lines.setdefault(tuple(place.coordinate(other) for other in others), []).append(rank)
+        return list(lines.values())
 
 
 def device_mesh(mesh: Mesh, device_type: str) -> DeviceMesh:

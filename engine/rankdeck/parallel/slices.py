@@ -10,27 +10,21 @@ fsdp shards, tensor splits, and hybrid does both: what is split is sharded after
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import nn
 
 from rankdeck.models.blocks import repeated_blocks
 from rankdeck.parallel.fsdp.blank import BlankModel
+from rankdeck.parallel.fsdp.blocks import Sharding
 from rankdeck.parallel.tensor.apply import LayerSplit
-
-Prepare = Callable[[nn.Module], None]
 
 
 def fill_in_slices(
     blank: BlankModel,
     *,
     split: LayerSplit | None = None,
-    shard: Callable[[nn.Module, Prepare], list[nn.Parameter]] | None = None,
+    sharding: Sharding | None = None,
 ) -> list[nn.Parameter]:
-    """Fill and cut the model, in place; returns weights that every rank along shard holds whole (scalars).
-
-    `shard(model, prepare)` is `shard_blocks`, which calls `prepare` with each block before it cuts it.
-    """
+    """Fill and cut the model, in place; returns weights that every rank along shard holds whole (scalars)."""
 
     def prepare(part: nn.Module) -> None:
         blank.fill(part)
@@ -38,8 +32,8 @@ def fill_in_slices(
             split.split(part)
 
     whole: list[nn.Parameter] = []
-    if shard is not None:
-        whole = shard(blank.module, prepare)
+    if sharding is not None:
+        whole = sharding.shard(blank.module, prepare)
     else:
         for part in (*repeated_blocks(blank.module), blank.module):
             prepare(part)

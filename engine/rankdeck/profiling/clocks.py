@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -18,34 +18,28 @@ Stamp = Any
 _ANCHOR_S = 60.0
 
 
-class StepClock(Protocol):
-    """Reads the stamps of one step. `began` is Unix time."""
+class StepClock:
+    """Reads the stamps of one step: here those of the host."""
+
+    def __init__(self, to_unix_s: float) -> None:
+        self._to_unix_s = to_unix_s
+        self._start_s = time.perf_counter()
 
     @property
-    def began(self) -> float: ...
+    def began(self) -> float:
+        """Unix time."""
+        return self._start_s + self._to_unix_s
 
     def elapsed_s(self) -> float:
         """Seconds since the step began, by the host's clock."""
-
-    def read(self, stamp: Stamp, device: int) -> float:
-        """Seconds from the step's beginning to a moment."""
-
-    def is_past(self, stamp: Stamp) -> bool:
-        """Whether the moment can be read without waiting."""
-
-
-class _HostStep:
-    def __init__(self, began: float) -> None:
-        self._start_s = time.perf_counter()
-        self.began = began + self._start_s
-
-    def elapsed_s(self) -> float:
         return time.perf_counter() - self._start_s
 
     def read(self, stamp: Stamp, device: int) -> float:
+        """Seconds from the step's beginning to a moment."""
         return float(stamp) - self._start_s
 
     def is_past(self, stamp: Stamp) -> bool:
+        """Whether the moment can be read without waiting."""
         return True
 
 
@@ -59,7 +53,7 @@ class HostClock:
         return time.perf_counter()
 
     def begin_step(self) -> StepClock:
-        return _HostStep(self._to_unix_s)
+        return StepClock(self._to_unix_s)
 
 
 class _Base:
@@ -78,18 +72,14 @@ class _Base:
         return self._host_s
 
 
-class _GpuStep:
+class _GpuStep(StepClock):
     def __init__(self, bases: list[_Base], to_unix_s: float) -> None:
+        super().__init__(to_unix_s)
         self._bases = bases
-        self._to_unix_s = to_unix_s
-        self._start_s = time.perf_counter()
 
     @property
     def began(self) -> float:
         return min(base.host_s() for base in self._bases) + self._to_unix_s
-
-    def elapsed_s(self) -> float:
-        return time.perf_counter() - self._start_s
 
     def read(self, stamp: Stamp, device: int) -> float:
         stamp.synchronize()

@@ -41,7 +41,7 @@ Agree = Callable[[list[float]], list[float]]
 
 @dataclass
 class _Slot:
-    """What is known of one kind of slot: sums over the times that it was seen."""
+    """What is known of one kind of slot: sums over the times that it was seen, in either step."""
 
     flops: int = 0
     num_counted: int = 0
@@ -50,11 +50,11 @@ class _Slot:
 
     @property
     def flops_each(self) -> float:
-        return self.flops / self.num_counted if self.num_counted else 0.0
+        return self.flops / max(self.num_counted, 1)
 
     @property
     def computing_each_s(self) -> float:
-        return self.computing_s / self.num_timed if self.num_timed else 0.0
+        return self.computing_s / max(self.num_timed, 1)
 
 
 @dataclass
@@ -111,10 +111,16 @@ class SimulatedPace:
         return 1e-9 / self._s_per_flop if self.is_holding else None
 
     def begin_step(self) -> None:
-        if self._state == _COUNTING:
-            self._mode = _CountFlops(self._thread)
-            self._mode.__enter__()
-            self._thread.is_counted = True
+        self._mode = self._start_counting()
+
+    def _start_counting(self) -> _CountFlops | None:
+        """A mode that is entered; None in later steps, and where this thread has one."""
+        if self._state != _COUNTING or self._thread.is_counted:
+            return None
+        self._thread.is_counted = True
+        mode = _CountFlops(self._thread)
+        mode.__enter__()
+        return mode
 
     def end_step(self) -> None:
         """Go on to the next state.
@@ -133,11 +139,9 @@ class SimulatedPace:
     def open(self, device: int, name: str, stage: int | None) -> None:
         """The calling thread begins a phase of a device."""
         key = (device, name, stage)
-        entered = _Open(key, self._slots[key], time.perf_counter(), time.thread_time())
-        if self._state == _COUNTING and not self._thread.is_counted:
-            entered.mode = _CountFlops(self._thread)
-            entered.mode.__enter__()
-            self._thread.is_counted = True
+        entered = _Open(
+            key, self._slots[key], time.perf_counter(), time.thread_time(), self._start_counting()
+        )
         self._thread.stack.append(entered)
 
     def close(self) -> None:
@@ -190,30 +194,27 @@ class SimulatedPace:
         largest = max((slot.flops_each for slot in paced.values()), default=0.0)
         cost, forward, largest = self._agree([computing_s / flops if flops else 0.0, forward, largest])
         if not forward:
-            raise ConfigError(
+            raise _not_held(
                 "rehearsal.pace = simulated: this model has no matrix product or convolution whose time "
                 "could be told from its FLOPs.",
-                code="pace-not-held",
-                path="rehearsal.pace",
-                advice='Use rehearsal.pace = "real".',
+                'Use rehearsal.pace = "real".',
             )
-        slowest = max(LEAST_SLOT_S / forward, cost / MOST_COMPUTE_SHARE)
         if self._asked_gflops is None:
             self._s_per_flop = max(LEAST_SLOT_S / forward, _MARGIN * cost / MOST_COMPUTE_SHARE)
         else:
             self._s_per_flop = 1e-9 / self._asked_gflops
-            if self._s_per_flop < slowest:
-                self._refuse(forward, cost, slowest)
+            self._check_rate(self._asked_gflops, forward, cost)
         if largest * self._s_per_flop > self._longest_s:
-            raise ConfigError(
+            raise _not_held(
                 f"rehearsal.pace = simulated: one slot would take {largest * self._s_per_flop:.0f} s, longer "
                 f"than the ranks wait for each other ({format_duration(self._longest_s)}).",
-                code="pace-not-held",
-                path="rehearsal.pace",
-                advice="Lower train.global_batch, make the model smaller, or raise launch.timeout_s.",
+                "Lower train.global_batch, make the model smaller, or raise launch.timeout_s.",
             )
 
-    def _refuse(self, forward: float, cost: float, slowest: float) -> None:
+    def _check_rate(self, asked_gflops: float, forward: float, cost: float) -> None:
+        slowest = max(LEAST_SLOT_S / forward, cost / MOST_COMPUTE_SHARE)
+        if self._s_per_flop >= slowest:
+            return
         slot_s = forward * self._s_per_flop
         if slot_s < LEAST_SLOT_S:
             reason = f"a forward would take {slot_s * 1e3:.2g} ms, and the shape is true from 50 ms on"
@@ -221,12 +222,15 @@ class SimulatedPace:
             share = cost / self._s_per_flop
             reason = f"computing takes {share:.0%} of a slot here, and at most 5 % leaves the shape true"
         most = _rounded_down(1e-9 / slowest / _MARGIN)
-        raise ConfigError(
-            f"rehearsal.device_gflops = {self._asked_gflops:g} cannot be held: {reason}.",
-            code="pace-not-held",
+        raise _not_held(
+            f"rehearsal.device_gflops = {asked_gflops:g} cannot be held: {reason}.",
+            f"Use at most {most:g}, or leave it out to have one chosen.",
             path="rehearsal.device_gflops",
-            advice=f"Use at most {most:g}, or leave it out to have one chosen.",
         )
+
+
+def _not_held(message: str, advice: str, path: str = "rehearsal.pace") -> ConfigError:
+    return ConfigError(message, code="pace-not-held", path=path, advice=advice)
 
 
 def pace_of(

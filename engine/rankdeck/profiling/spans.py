@@ -97,6 +97,9 @@ class _Sample:
     late: list[LateSpan] = field(default_factory=list)
     seconds: float = 0.0
 
+    def is_past(self) -> bool:
+        return all(self.clock.is_past(mark.end) for mark in self.marks)
+
 
 class _Phase:
     """What `phase` returns inside a sampled step, or under a simulated pace."""
@@ -155,8 +158,6 @@ class SpanRecorder:
 
     def all_devices(self, name: str) -> AbstractContextManager[object]:
         """A phase that every device of the rank is in, begun and ended by this thread."""
-        if not self._active:
-            return _NOTHING
         stack = ExitStack()
         for device in range(self._num_devices):
             stack.enter_context(self.phase(device, name))
@@ -214,13 +215,10 @@ class SpanRecorder:
     ) -> Iterable[tuple[events.Spans, float]]:
         """Samples whose figures are known by now (with `wait`, all of them), each with the seconds that its
         marks have cost. `places` are the devices' places in the run."""
-        while self._waiting and (wait or (self._num_ripe and self._is_past(self._waiting[0]))):
+        while self._waiting and (wait or (self._num_ripe and self._waiting[0].is_past())):
             sample = self._waiting.popleft()
             self._num_ripe = max(0, self._num_ripe - 1)
             yield _event(sample, rank, places), len(sample.marks) * _MARK_S
-
-    def _is_past(self, sample: _Sample) -> bool:
-        return all(sample.clock.is_past(mark.end) for mark in sample.marks)
 
 
 def _event(sample: _Sample, rank: int, places: Sequence[int]) -> events.Spans:

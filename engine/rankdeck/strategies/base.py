@@ -16,20 +16,23 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from rankdeck.config.catalog import Options
 from rankdeck.memory.null_ledger import AnyLedger, NullLedger
 from rankdeck.models.losses import Loss
 from rankdeck.parallel.backend import Backend
+from rankdeck.parallel.collectives.broadcast import broadcast_from_rank_0
 from rankdeck.parallel.fsdp.blank import BlankModel
 from rankdeck.parallel.mesh import Mesh
 from rankdeck.parallel.nested import call, cast, each_tensor, first_samples, tensors_of
+from rankdeck.parallel.tensor.gradients import clip_over_ranks, whole_tensors
 from rankdeck.profiling.spans import SpanRecorder
 from rankdeck.strategies.facts import StrategyFacts
 
@@ -52,6 +55,10 @@ class HeldoutSums:
     total: float
     count: float
     correct: float | None
+
+    def __add__(self, other: HeldoutSums) -> HeldoutSums:
+        correct = None if self.correct is None or other.correct is None else self.correct + other.correct
+        return HeldoutSums(self.total + other.total, self.count + other.count, correct)
 
 
 @dataclass
@@ -97,6 +104,8 @@ class Strategy(ABC):
     """
 
     name: ClassVar[str]
+    axis: ClassVar[str] = "data"
+    """Of the mesh, along which all ranks stand."""
     warms_up: ClassVar[bool] = False
     """Whether a resumed run takes one step for nothing first, because the first one is unlike the others."""
     forwards_alone: ClassVar[bool] = True
@@ -105,9 +114,17 @@ class Strategy(ABC):
     """Whether a forward or backward waits for other ranks in its middle."""
     steps_itself: ClassVar[bool] = False
     """Whether it steps the optimizer inside its own schedule; gradients are then never the loop's."""
+    in_parts: ClassVar[bool] = False
+    """Whether each rank holds weights, or slices of weights, of its own."""
     options: Options
     facts: StrategyFacts
     """What it sends and how it runs, for whoever reports it."""
+    module: nn.Module
+    """The model under its original names, holding this rank's parameters; `build` sets it."""
+    stage_modules: Sequence[nn.Module] = ()
+    """Modules of their own over the model's weights, where it is cut into stages."""
+    replicas: Sequence[dist.ProcessGroup | None] = (None,)
+    """The groups of ranks that hold the same weights; None is all ranks."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
@@ -117,14 +134,17 @@ class Strategy(ABC):
         self.spans = setup.spans
         self.ledger = setup.ledger
         self.facts = StrategyFacts()
+        self._buffers_differ = False
 
     def mesh(self) -> Mesh:
-        return Mesh.of(self.setup.rank, data=self.setup.world_size)
+        return Mesh.of(self.setup.rank, **{self.axis: self.setup.world_size})
 
     def data_shard(self) -> tuple[int, int]:
-        """(index, count): which slice of each part of the batch this rank reads."""
+        """(index, count): which slice of each part of the batch this rank reads. Replicas and shards read
+        slices of their own; stages and tensor ranks share one."""
         mesh = self.mesh()
-        return mesh.coordinate("data"), mesh.size("data")
+        index = mesh.coordinate("data") * mesh.size("shard") + mesh.coordinate("shard")
+        return index, mesh.size("data") * mesh.size("shard")
 
     def reports_loss(self) -> bool:
         """Whether this rank's loss sums count for the run's loss."""
@@ -137,11 +157,6 @@ class Strategy(ABC):
 
     @abstractmethod
     def build(self, model_fn: Callable[[], nn.Module]) -> None: ...
-
-    @property
-    @abstractmethod
-    def module(self) -> nn.Module:
-        """The model under its original names, holding this rank's parameters."""
 
     @abstractmethod
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
@@ -161,7 +176,20 @@ class Strategy(ABC):
 
     def clip(self, max_norm: float) -> Tensor:
         """Scale all gradients so that their common norm is at most `max_norm`; returns the norm before."""
-        return nn.utils.clip_grad_norm_(self.module.parameters(), max_norm)
+        parameters = self.module.parameters()
+        if not self.in_parts:
+            return nn.utils.clip_grad_norm_(parameters, max_norm)
+        return clip_over_ranks(
+            parameters,
+            max_norm,
+            world_size=self.setup.world_size,
+            num_stages=self.mesh().size("stage"),
+            owners=self.owners(),
+        )
+
+    def owners(self) -> Mapping[nn.Parameter, int]:
+        """For each weight of this rank that several stages hold, how many do."""
+        return {}
 
     def stepping(self) -> contextlib.AbstractContextManager[object]:
         """The optimizer's phase, on the devices that hold what it changes."""
@@ -172,14 +200,25 @@ class Strategy(ABC):
 
         All ranks call this together; rank 0 gets them.
         """
-        return {name: tensor.detach() for name, tensor in self.module.state_dict(keep_vars=True).items()}
+        return whole_tensors(self.module, keep=self.setup.rank == 0)
 
     def step_with(self, update_weights: Callable[[int, Any], object]) -> None:  # noqa: B027
         """How a strategy that steps itself does it: `update_weights(update, count of targets)` takes one
         optimizer step with the gradients that are there. Called once, before the first batch."""
 
-    def settle(self) -> None:  # noqa: B027
-        """Bring weights to a state that a checkpoint can hold; nothing to do where a step leaves them so."""
+    def settle(self) -> None:
+        """Bring weights and buffers to a state that a checkpoint can hold: any rank may write a buffer."""
+        self.share_buffers()
+
+    def share_buffers(self) -> None:
+        """The first replica's buffers to all, where each rank's own data has changed them: all evaluate with
+        the running statistics that will be saved."""
+        buffers = list(self.module.buffers()) if self._buffers_differ else []
+        if buffers:
+            with self.ledger.phase("communication"):
+                for group in self.replicas:
+                    broadcast_from_rank_0(buffers, group)
+        self._buffers_differ = False
 
     def extra_state(self) -> dict[str, Tensor]:
         """What this rank keeps beside weights and optimizer, for a run that goes on under the same layout."""
@@ -258,12 +297,14 @@ class Strategy(ABC):
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        self.module.eval()
+        for module in (self.module, *self.stage_modules):
+            module.eval()
         try:
             with torch.no_grad(), self.autocast():
                 yield
         finally:
-            self.module.train()
+            for module in (self.module, *self.stage_modules):
+                module.train()
 
     def heldout_sums(self, outputs: Any, targets: Any) -> HeldoutSums:
         total, count = self.loss.function(outputs, targets)

@@ -27,7 +27,6 @@ from rankdeck.memory.virtual import VirtualDevices
 from rankdeck.models.losses import Loss
 from rankdeck.parallel.collectives.fan_out import data_parallel
 from rankdeck.parallel.collectives.replica_threads import ReplicaThreads
-from rankdeck.parallel.mesh import Mesh
 from rankdeck.parallel.nested import call, cast, first_samples, tensors_of
 from rankdeck.profiling.spans import SpanRecorder
 from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy, place
@@ -103,16 +102,12 @@ class DataParallel(Strategy):
             self._threads = ReplicaThreads(VirtualDevices(len(setup.devices), self.ledger), self.spans)
             self.facts = FanOutFacts(self._threads)
 
-    def mesh(self) -> Mesh:
-        """One rank: the batch is cut inside it."""
-        return Mesh.of(0, data=1)
-
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
-        self._module = place(model_fn(), self.setup, self.device)
-        self._outputs = self._spread(_Outputs(self._module))
+        self.module = place(model_fn(), self.setup, self.device)
+        self._outputs = self._spread(_Outputs(self.module))
         inside = self.loss.inside and not self.options.parallel_loss
         losses = _OutputsAndLosses if inside else _Losses
-        self._losses = self._spread(losses(self._module, self.loss))
+        self._losses = self._spread(losses(self.module, self.loss))
 
     def _spread(self, module: nn.Module) -> Callable[..., Any]:
         """The module on all devices, by torch's own class on GPUs."""
@@ -120,10 +115,6 @@ class DataParallel(Strategy):
         if threads is None:
             return _Marked(module, self.setup.devices, self.spans)
         return lambda *inputs: data_parallel(module, inputs, threads)
-
-    @property
-    def module(self) -> nn.Module:
-        return self._module
 
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
         inputs, targets = self._host_batch(batch)

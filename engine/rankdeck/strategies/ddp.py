@@ -55,14 +55,12 @@ class Ddp(Strategy):
         self._sync: GradientSync | None = None
         self._powersgd: Any = None
         self._begins_step = True
-        self._buffers_differ = False
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
         """Every rank builds; rank 0's weights and buffers then go to all."""
-        module = place(model_fn(), self.setup, self.device)
+        self.module = place(model_fn(), self.setup, self.device)
         if self.options.sync_batchnorm:
-            module = convert_batch_norms(module, on_cpu=self.setup.is_rehearsal)
-        self._module = module
+            self.module = convert_batch_norms(self.module, on_cpu=self.setup.is_rehearsal)
         if self.options.sync == "native":
             self._replicate_by_torch()
         else:
@@ -70,7 +68,7 @@ class Ddp(Strategy):
 
     def _replicate_by_torch(self) -> None:
         """The wrapper: buckets of gradients, each all-reduced as soon as backward has filled it."""
-        module, options = self._module, self.options
+        module, options = self.module, self.options
         with self.ledger.phase("communication"):
             self._ddp = self.setup.backend.replicate(
                 module,
@@ -81,7 +79,7 @@ class Ddp(Strategy):
                 gradient_as_bucket_view=options.gradient_as_bucket_view,
             )
         if options.compress != "none":
-            self._powersgd = compress_with_hook(self._ddp, options.compress, None, options.powersgd_rank)
+            self._powersgd = compress_with_hook(self._ddp, options.compress, options.powersgd_rank)
         self._compiled = compiled(self._ddp, self.setup)
         self.facts = DdpFacts(self._ddp, options, self.setup.world_size, self.spans)
         if self.ledger.can_follow:
@@ -92,7 +90,7 @@ class Ddp(Strategy):
 
     def _replicate_by_hand(self) -> None:
         """Rank 0's weights to all; gradients will meet in `sync_gradients`."""
-        module, options = self._module, self.options
+        module, options = self.module, self.options
         self._compiled = compiled(module, self.setup)
         with self.ledger.phase("communication"):
             broadcast_from_rank_0([*module.parameters(), *module.buffers()])
@@ -104,13 +102,11 @@ class Ddp(Strategy):
         )
         self.facts = SyncFacts(self._sync)
 
-    @property
-    def module(self) -> nn.Module:
-        return self._module
-
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
         if self._ddp is None:
-            self._share_buffers_before(last)
+            if self._begins_step:  # rank 0's buffers to all, as torch's wrapper does
+                self.share_buffers()
+            self._begins_step = last
             sums = self.compute(self._compiled, batch, scale)
         else:
             # Only the last part's backward sends: before it, gradients just add up on each rank.
@@ -126,37 +122,20 @@ class Ddp(Strategy):
         with self.ledger.phase("communication"):
             return self._compiled(*args, **kwargs)
 
-    def _share_buffers_before(self, last: bool) -> None:
-        """Rank 0's buffers to all before a step's first part, as torch's wrapper does."""
-        if self._begins_step:
-            self._share_buffers()
-        self._begins_step = last
-
     def sync_gradients(self) -> None:
         """The sum over ranks of every gradient; the wrapper's backward has made it already."""
         if self._sync is None:
             return
         options = self.options
-        gradients = gradients_of(self._module, find_unused=options.find_unused_parameters)
+        gradients = gradients_of(self.module, find_unused=options.find_unused_parameters)
         num_bytes = travelling_bytes(gradients, options.compress, options.powersgd_rank)
         with self.communicating("all-reduce", num_bytes):
             self._sync.sync(gradients)
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
         """Each rank runs the plain module on its own samples, all with the buffers that rank 0 will save."""
-        self._share_buffers()
-        return self.compute_heldout(self._module, batch, num_valid)
-
-    def settle(self) -> None:
-        """Any rank may write a buffer into a checkpoint: all have rank 0's."""
-        self._share_buffers()
-
-    def _share_buffers(self) -> None:
-        buffers = list(self._module.buffers())
-        if self._buffers_differ and buffers:
-            with self.ledger.phase("communication"):
-                broadcast_from_rank_0(buffers)
-        self._buffers_differ = False
+        self.share_buffers()
+        return self.compute_heldout(self.module, batch, num_valid)
 
     def extra_state(self) -> dict[str, Tensor]:
         """What PowerSGD left out so far, on this rank."""

@@ -24,9 +24,8 @@ from rankdeck.parallel.collectives.grad_sync import (
     travelling_bytes,
 )
 from rankdeck.parallel.collectives.replica_threads import ReplicaThreads
-from rankdeck.parallel.fsdp.blocks import sent_bytes_per_step
+from rankdeck.parallel.fsdp.blocks import Sharding
 from rankdeck.parallel.pipelining.communication import StageCommunication
-from rankdeck.parallel.pipelining.schedules import theory_bubble
 from rankdeck.parallel.pipelining.stages import Traffic
 from rankdeck.parallel.pipelining.versions import WeightVersions
 from rankdeck.profiling.spans import LateSpan, PhaseSpan, SpanRecorder
@@ -88,12 +87,22 @@ class SyncFacts(StrategyFacts):
         self._place = place
 
     def sent(self) -> SentBytes:
-        sync = self._sync
-        words = sync.describe() + self._place
-        return SentBytes(words, sync.sent_bytes, sync.is_measured, sync.sent_by_peer())
+        """In the last step, message by message; the backend's own sends follow from a formula."""
+        sync, peers = self._sync, self._sync.peers
+        if sync.algorithm == "native":
+            words = _with_compression(f"native ({peers.backend})", sync.compress) + self._place
+            return SentBytes(words, all_reduce_bytes(sync.travelling_bytes, peers.size))
+        words = _with_compression(sync.algorithm, sync.compress) + self._place
+        pairs = zip(peers.global_ranks, peers.sent_bytes, strict=True)
+        by_peer = {str(rank): num_bytes for rank, num_bytes in pairs if num_bytes}
+        return SentBytes(words, sum(peers.sent_bytes), is_measured=True, by_peer=by_peer)
 
     def sync_times(self) -> SyncTimes | None:
         return self._sync.times
+
+
+def _with_compression(algorithm: str, compress: str) -> str:
+    return algorithm if compress == "none" else f"{algorithm}, {compress}"
 
 
 class DdpFacts(StrategyFacts):
@@ -125,9 +134,10 @@ class DdpFacts(StrategyFacts):
 
     def sent(self) -> SentBytes:
         """Of gradients: buffers, which travel too where a model has some, are left out."""
-        compress = self._options.compress
-        words = f"native ({dist.get_backend()})" + ("" if compress == "none" else f", {compress}")
-        return SentBytes(words, all_reduce_bytes(self._travelling_bytes(), self._world_size))
+        num_bytes = all_reduce_bytes(self._travelling_bytes(), self._world_size)
+        return SentBytes(
+            _with_compression(f"native ({dist.get_backend()})", self._options.compress), num_bytes
+        )
 
     def sync_times(self) -> SyncTimes | None:
         return backward_times(self._ddp)
@@ -138,22 +148,13 @@ class ShardFacts(StrategyFacts):
     """Of weights in slices, by the formula of parallel/fsdp/blocks.py."""
 
     model: nn.Module
-    num_ranks: int
+    sharding: Sharding
     parts: int
-    reshard: bool
-    half: bool
     backend: str
     words: str
 
     def sent(self) -> SentBytes:
-        num_bytes = sent_bytes_per_step(
-            self.model,
-            self.num_ranks,
-            parts=self.parts,
-            reshard=self.reshard,
-            half=self.half,
-            backend=self.backend,
-        )
+        num_bytes = self.sharding.sent_bytes_per_step(self.model, parts=self.parts, backend=self.backend)
         return SentBytes(self.words, num_bytes)
 
 
@@ -182,66 +183,37 @@ class StageFacts(StrategyFacts):
     """Of a pipeline: counted where tensors are handed to the network; tied weights by formula."""
 
     def __init__(
-        self, stages: StageCommunication, schedule: str, num_ranks: int, microbatches: int, traffic: Traffic
+        self,
+        words: str,
+        stages: StageCommunication,
+        microbatches: int,
+        traffic: Traffic,
+        bubble: float = 0.0,
+        versions: WeightVersions | None = None,
     ) -> None:
+        """`versions` of its weights and their `staleness` are those of a pipeline without a flush."""
         self.steps = 0
+        self.staleness: int | None = None
+        self._words = words
         self._stages = stages
-        self._schedule = schedule
-        self._num_ranks = num_ranks
         self._microbatches = microbatches
         self._traffic = traffic
+        self._bubble = bubble
+        self._versions = versions
 
     def sent(self) -> SentBytes | None:
         if not self.steps:
             return None
         num_bytes = round(self._traffic.sent_bytes / self.steps) + self._stages.tied_bytes()
-        return SentBytes(f"point to point ({self._schedule})", num_bytes, is_measured=True)
+        return SentBytes(self._words, num_bytes, is_measured=True)
 
     def pipeline(self) -> PipelineFacts:
         return PipelineFacts(
             stages=self._stages.own,
             microbatches=self._microbatches,
             in_flight=self._traffic.most_in_flight,
-            theory_bubble=theory_bubble(self._num_ranks, self._microbatches, self._schedule),
-        )
-
-
-@dataclass
-class AsyncStageFacts(StrategyFacts):
-    """Of a pipeline without a flush, whose every `parts` microbatches are an update."""
-
-    stage: int
-    parts: int
-    parts_per_step: int
-    versions: WeightVersions
-    num_forwarded: int = 0
-    most_under_way: int = 0
-    staleness: int = 0
-    sent_bytes: int = 0
-
-    def forwarded(self, num_under_way: int) -> None:
-        self.num_forwarded += 1
-        self.most_under_way = max(self.most_under_way, num_under_way)
-
-    def retired(self, *, staleness: int) -> None:
-        self.staleness = max(self.staleness, staleness)
-
-    def count_sent(self, tensors: list[Tensor]) -> None:
-        self.sent_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-    def sent(self) -> SentBytes | None:
-        if not self.num_forwarded:
-            return None
-        per_step = round(self.sent_bytes * self.parts_per_step / self.num_forwarded)
-        return SentBytes("point to point, no flush", per_step, is_measured=True)
-
-    def pipeline(self) -> PipelineFacts:
-        return PipelineFacts(
-            stages=[self.stage],
-            microbatches=self.parts,
-            in_flight=self.most_under_way,
-            theory_bubble=0.0,
-            weight_versions=self.versions.most_alive,
+            theory_bubble=self._bubble,
+            weight_versions=None if self._versions is None else self._versions.most_alive,
             staleness=self.staleness,
         )
 
@@ -318,13 +290,13 @@ class HybridFacts(StrategyFacts):
 
     def sent(self) -> SentBytes | None:
         """None before the second step is over: some axes count it."""
-        found = [sent for axis in self._axes if (sent := axis.sent()) is not None]
-        if self._collectives.steps < 2 or not found:
+        axes = [sent for axis in self._axes if (sent := axis.sent()) is not None]
+        if self._collectives.steps < 2 or not axes:
             return None
         return SentBytes(
-            "; ".join(sent.algorithm for sent in found),
-            sum(sent.num_bytes for sent in found),
-            all(sent.is_measured for sent in found),
+            "; ".join(sent.algorithm for sent in axes),
+            sum(sent.num_bytes for sent in axes),
+            all(sent.is_measured for sent in axes),
         )
 
     def pipeline(self) -> PipelineFacts | None:

@@ -19,9 +19,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -30,14 +29,13 @@ from torch.distributed.tensor.parallel import loss_parallel
 from rankdeck.base.errors import ConfigError
 from rankdeck.config import mesh_sizes
 from rankdeck.config.catalog import HybridOptions
-from rankdeck.parallel.collectives.broadcast import broadcast_from_rank_0
 from rankdeck.parallel.collectives.grad_sync import GradientSync, gradients_of
-from rankdeck.parallel.fsdp.blocks import reshard_blocks, shard_blocks, sharded_modules
+from rankdeck.parallel.fsdp.blocks import Sharding, reshard_blocks, sharded_modules
 from rankdeck.parallel.fsdp.stages import shard_stages
 from rankdeck.parallel.mesh import Mesh
 from rankdeck.parallel.slices import fill_in_slices
 from rankdeck.parallel.tensor.apply import LayerSplit
-from rankdeck.parallel.tensor.gradients import add_up_partial, clip_over_ranks, whole_tensors
+from rankdeck.parallel.tensor.gradients import add_up_partial
 from rankdeck.parallel.tensor.loss import over_split_classes
 from rankdeck.parallel.tensor.plan import SplitPlan, make_plan
 from rankdeck.parallel.tensor.stages import require_own_modules, split_stages
@@ -46,22 +44,14 @@ from rankdeck.strategies.facts import CollectiveFacts, HybridFacts, ShardFacts, 
 from rankdeck.strategies.pipeline import PipelineParallel
 from rankdeck.torch_compat.dtensors import local_part
 
-
-@dataclasses.dataclass
-class Axes:
-    """The mesh as the parts of a hybrid see it. An axis of size 1 is None."""
-
-    data: DeviceMesh | None = None
-    shard: DeviceMesh | None = None
-    stage: DeviceMesh | None = None
-    tensor: DeviceMesh | None = None
-    pipelines: list[list[int]] | None = None
-    """The ranks of every pipeline of the mesh."""
+Axes = Mapping[str, DeviceMesh]
+"""The mesh as the parts of a hybrid see it, by axis. Axes of size 1 are left out."""
 
 
 class Hybrid(Strategy):
     name = "hybrid"
     forwards_alone = False
+    in_parts = True
     options: HybridOptions
 
     def __init__(self, setup: Setup) -> None:
@@ -70,7 +60,6 @@ class Hybrid(Strategy):
         problem = mesh_sizes.problem(sizes, setup.world_size)
         if problem is not None:
             raise ConfigError(problem.message, problems=[problem])
-        self._sizes = sizes
         self._mesh = Mesh.of(
             setup.rank, **({axis: size for axis, size in sizes.items() if size > 1} or {"data": 1})
         )
@@ -82,59 +71,50 @@ class Hybrid(Strategy):
     def mesh(self) -> Mesh:
         return self._mesh
 
-    def data_shard(self) -> tuple[int, int]:
-        """Replicas and shards read slices of their own; stages and tensor ranks share one."""
-        mesh = self._mesh
-        index = mesh.coordinate("data") * mesh.size("shard") + mesh.coordinate("shard")
-        return index, mesh.size("data") * mesh.size("shard")
-
     def reports_loss(self) -> bool:
         return self._mesh.coordinate("tensor") == 0 and self._inner.reports_loss()
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
-        axes = self._axes = self._make_axes()
-        own = dataclasses.replace(
-            self.setup, loss=self.loss, part_batch=self.setup.part_batch // self.data_shard()[1]
-        )
+        setup, options, axes = self.setup, self.options, self._make_axes()
+        own = dataclasses.replace(setup, loss=self.loss, part_batch=setup.part_batch // self.data_shard()[1])
         self._inner: _WholeModel | _Stages = (
-            _WholeModel(own, axes) if axes.stage is None else _Stages(own, axes)
+            _Stages(own, axes, self._mesh.lines("stage")) if "stage" in axes else _WholeModel(own, axes)
         )
         self._inner.build(model_fn)
+        self.module = self._inner.module
         facts: list[StrategyFacts] = [self._inner.facts]
-        # A weight without dims cannot be cut: its ranks along shard sum it up by themselves.
-        self._shard_sync = None if axes.shard is None else GradientSync(axes.shard.get_group())
-        self._data_sync = None
-        if axes.tensor is not None:
+        self.replicas = [axes[axis].get_group() for axis in ("shard", "data") if axis in axes]
+        self._shard_sync = self._data_sync = None
+        if "shard" in axes:
+            # A weight without dims cannot be cut: its ranks along shard sum it up by themselves.
+            self._shard_sync = GradientSync(axes["shard"].get_group())
+        if "tensor" in axes:
             facts.append(self._collectives)
-        if axes.data is not None:
+        if "data" in axes:
             self._data_sync = GradientSync(
-                axes.data.get_group(), algorithm=self.options.sync, compress=self.options.compress
+                axes["data"].get_group(), algorithm=options.sync, compress=options.compress
             )
             facts.append(SyncFacts(self._data_sync, " over data"))
         self.facts = HybridFacts(facts, self._collectives)
 
     def _make_axes(self) -> Axes:
         if self.setup.world_size == 1:
-            return Axes()
+            return {}
         mesh = self.setup.backend.device_mesh(self._mesh, self.device.type)
-        lines = {axis: mesh[axis] for axis, size in self._sizes.items() if size > 1}
-        return Axes(**lines, pipelines=self._mesh.lines("stage"))
-
-    @property
-    def module(self) -> nn.Module:
-        return self._inner.module
+        return {axis: mesh[axis] for axis, size in self._mesh.sizes if size > 1}
 
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
+        self._buffers_differ = True
         split_classes = loss_parallel() if self._loss_parallel else contextlib.nullcontext()
         with self._collectives.part(last=last), split_classes:
             return self._inner.forward_backward(batch, scale, last=last)
 
     def sync_gradients(self) -> None:
         """From the inside out: sequence parts, tied stages, uncut weights, and last the replicas."""
-        inner, axes = self._inner, self._axes
+        inner = self._inner
         with self.ledger.phase("communication"):
-            if inner.split is not None and axes.tensor is not None:
-                add_up_partial(inner.module.parameters(), inner.split.partial_gradients(), axes.tensor)
+            if inner.split is not None:
+                add_up_partial(inner.module.parameters(), inner.split.partial_gradients(), inner.split.mesh)
             inner.sync_gradients()
             if self._shard_sync is not None:
                 uncut = [weight.grad for weight in inner.uncut if weight.grad is not None]
@@ -143,34 +123,16 @@ class Hybrid(Strategy):
                 with self.spans.phase(0, "all-reduce"):
                     self._data_sync.sync(gradients_of(inner.module))
 
-    def clip(self, max_norm: float) -> Tensor:
-        return clip_over_ranks(
-            self.module.parameters(),
-            max_norm,
-            world_size=self.setup.world_size,
-            num_stages=self._sizes["stage"],
-            owners=self._inner.stages.owners() if isinstance(self._inner, _Stages) else None,
-        )
+    def owners(self) -> Mapping[nn.Parameter, int]:
+        return self._inner.owners()
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
         """Shards gather together, so a rank whose share is all padding computes too, for nothing."""
-        self._share_buffers()
-        if num_valid == 0 and self._axes.shard is None:
+        self.share_buffers()
+        if num_valid == 0 and self._shard_sync is None:
             return self.no_sums()
         sums = self._inner.evaluate(batch, max(num_valid, 1))
         return sums if num_valid else self.no_sums()
-
-    def settle(self) -> None:
-        """Any replica may write a buffer into a checkpoint: all have the first one's."""
-        self._share_buffers()
-
-    def _share_buffers(self) -> None:
-        """Replicas evaluate with the running statistics that will be saved."""
-        buffers = list(self.module.buffers())
-        for axis in (self._axes.shard, self._axes.data):
-            if buffers and axis is not None:
-                with self.ledger.phase("communication"):
-                    broadcast_from_rank_0(buffers, axis.get_group())
 
     def weights(self) -> dict[str, Tensor]:
         """Full tensors on rank 0; the others help to put them together."""
@@ -194,50 +156,31 @@ class _WholeModel(Strategy):
         self.uncut: list[nn.Parameter] = []
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
-        axes, options = self._axes, self.options
+        axes, options, setup = self._axes, self.options, self.setup
         blank = self.blank_model(model_fn)
-        self._module = blank.module
-        if axes.tensor is not None:
-            self.split = LayerSplit(
-                blank.module,
-                make_plan(blank.module, axes.tensor.size(), options.plan),
-                axes.tensor,
-                sequence_parallel=options.sequence_parallel,
-                loss_parallel=options.loss_parallel,
-            )
-        half = self.setup.precision == "bf16"
-        shard = None
-        if axes.shard is not None:
+        module = self.module = blank.module
+        if "tensor" in axes:
+            plan = make_plan(module, axes["tensor"].size(), options.plan)
+            self.split = LayerSplit(module, plan, axes["tensor"], options)
+        sharding = None
+        if "shard" in axes:
             # Split layers hand on views of what was gathered; nothing here writes into them.
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-            shard = functools.partial(shard_blocks, mesh=axes.shard, reshard=options.reshard, half=half)
-            self.facts = ShardFacts(
-                blank.module,
-                axes.shard.size(),
-                parts=self.setup.accumulate,
-                reshard=options.reshard,
-                half=half,
-                backend="gloo" if self.setup.is_rehearsal else "nccl",
-                words="gather and scatter over shard",
-            )
-        self.uncut = fill_in_slices(blank, split=self.split, shard=shard)
-
-    @property
-    def module(self) -> nn.Module:
-        return self._module
+            sharding = Sharding(axes["shard"], options.reshard, half=setup.precision == "bf16")
+            backend = "gloo" if setup.is_rehearsal else "nccl"
+            words = "gather and scatter over shard"
+            self.facts = ShardFacts(module, sharding, setup.accumulate, backend, words)
+        self.uncut = fill_in_slices(blank, split=self.split, sharding=sharding)
 
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
-        for module in sharded_modules(self._module):
+        for module in sharded_modules(self.module):
             module.set_requires_gradient_sync(last, recurse=False)
-        return self.compute(self._module, batch, scale)
+        return self.compute(self.module, batch, scale)
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
-        sums = self.compute_heldout(self._module, batch, num_valid)
-        reshard_blocks(self._module)
+        sums = self.compute_heldout(self.module, batch, num_valid)
+        reshard_blocks(self.module)
         return sums
-
-    def weights(self) -> dict[str, Tensor]:
-        return whole_tensors(self._module, keep=self.setup.rank == 0)
 
 
 class _Stages(PipelineParallel):
@@ -246,10 +189,11 @@ class _Stages(PipelineParallel):
     name = "hybrid"
     options: HybridOptions
 
-    def __init__(self, setup: Setup, axes: Axes) -> None:
-        assert axes.stage is not None
-        own = dataclasses.replace(setup, rank=axes.stage.get_local_rank(), world_size=axes.stage.size())
-        super().__init__(own, axes.stage.get_group(), axes.pipelines)
+    def __init__(self, setup: Setup, axes: Axes, pipelines: list[list[int]]) -> None:
+        """`pipelines` are the ranks of every pipeline of the mesh."""
+        stage = axes["stage"]
+        own = dataclasses.replace(setup, rank=stage.get_local_rank(), world_size=stage.size())
+        super().__init__(own, stage.get_group(), pipelines)
         self._axes = axes
         self._plan: SplitPlan | None = None
         self.split: LayerSplit | None = None
@@ -260,27 +204,22 @@ class _Stages(PipelineParallel):
 
         def planned() -> nn.Module:
             model = model_fn()
-            if self._axes.tensor is not None:
-                self._plan = make_plan(model, self._axes.tensor.size(), self.options.plan)
+            if "tensor" in self._axes:
+                self._plan = make_plan(model, self._axes["tensor"].size(), self.options.plan)
             return model
 
         super().build(planned)
 
     def _split_layers(self) -> None:
-        if self._axes.tensor is not None and self._plan is not None:
-            self.split = split_stages(
-                self.stages,
-                self._plan,
-                self._axes.tensor,
-                sequence_parallel=self.options.sequence_parallel,
-                loss_parallel=self.options.loss_parallel,
-            )
+        if self._plan is not None:
+            self.split = split_stages(self.stages, self._plan, self._axes["tensor"], self.options)
 
     def _shard_stages(self) -> None:
-        if self._axes.shard is not None:
+        if "shard" in self._axes:
             require_own_modules(self.stages, "shard")
-            half = self.setup.precision == "bf16"
-            self.uncut = shard_stages(self.cut.model, self.runners, self._axes.shard, half=half)
+            # What is gathered stays until the step's last backward: microbatches would gather it again.
+            sharding = Sharding(self._axes["shard"], reshard=False, half=self.setup.precision == "bf16")
+            self.uncut = shard_stages(self.module, self.runners, sharding)
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
         for runner in self.runners:

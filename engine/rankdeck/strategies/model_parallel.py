@@ -22,11 +22,10 @@ from torch import Tensor, nn
 
 from rankdeck.config.catalog import CutOptions
 from rankdeck.memory.virtual import VirtualDevices
-from rankdeck.parallel.mesh import Mesh
 from rankdeck.parallel.nested import cast, each_tensor, first_samples
 from rankdeck.parallel.pipelining.chain import Received
 from rankdeck.parallel.pipelining.cutting import cut_model, move_in_place
-from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy
+from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy, place
 from rankdeck.strategies.facts import LayerSplitFacts
 from rankdeck.torch_compat.modules import own_buffers
 
@@ -43,31 +42,24 @@ class ModelParallel(Strategy):
         self.facts = LayerSplitFacts(num_devices, self.spans, is_rehearsal=setup.is_rehearsal)
         self._virtual = VirtualDevices(num_devices, self.ledger) if setup.is_rehearsal else None
 
-    def mesh(self) -> Mesh:
-        """One rank, which sees the whole batch."""
-        return Mesh.of(0, stage=1)
-
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
         setup = self.setup
         with self.ledger.paused():
-            model = model_fn().train()
-            if setup.precision == "fp64":
-                model = model.double()
+            self.module = place(model_fn(), setup, torch.device("cpu"))
             assert setup.sample is not None
             inputs = cast(setup.sample(setup.part_batch)[0], setup.dtype)
-            num_stages = len(setup.devices)
             self._cut = cut_model(
-                model, num_stages, self.options, inputs, setup.part_batch, device=self.device
+                self.module, len(setup.devices), self.options, inputs, setup.part_batch, device=self.device
             )
-            self._stages = self._cut.stages
+            self.stage_modules = self._cut.stages
             self._place()
         # A weight that several stages use lives on the first of them and travels to the others.
-        self._lent = [self._lent_to(stage) for stage in range(num_stages)]
+        self._lent = [self._lent_to(stage) for stage in range(len(setup.devices))]
 
     def _place(self) -> None:
         """Every tensor to the device of the first stage that holds it; later stages get their own buffers."""
         placed: set[int] = set()
-        for index, (stage, device) in enumerate(zip(self._stages, self.setup.devices, strict=True)):
+        for index, (stage, device) in enumerate(zip(self.stage_modules, self.setup.devices, strict=True)):
             for module in stage.modules():
                 for name, buffer in own_buffers(module).items():
                     if buffer is not None and id(buffer) in placed:
@@ -83,22 +75,18 @@ class ModelParallel(Strategy):
         homes = {id(parameter): stages[0] for parameter, stages in self._cut.shared_parameters()}
         return [
             (homes[id(parameter)], name)
-            for name, parameter in self._stages[stage].named_parameters(remove_duplicate=False)
+            for name, parameter in self.stage_modules[stage].named_parameters(remove_duplicate=False)
             if homes.get(id(parameter), stage) != stage
         ]
-
-    @property
-    def module(self) -> nn.Module:
-        return self._cut.model
 
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
         self.facts.steps += last
         with self.facts.running():
             outputs = self._forward(batch[0])
-            targets = self._to(batch[1], len(self._stages) - 1)
-            last_stage = len(self._stages) - 1
+            last_stage = len(self.stage_modules) - 1
+            targets = self._to(batch[1], last_stage)
             self.facts.switch_to(last_stage, "loss")
-            with self.autocast(), self._on(last_stage):
+            with self.autocast(), self.ledger.on(last_stage):
                 total, count = self.loss.function(outputs, targets)
                 del outputs
                 self.facts.switch_to(last_stage, "backward")
@@ -108,11 +96,11 @@ class ModelParallel(Strategy):
     def _forward(self, inputs: Any) -> Any:
         passing: Received = None
         output: Any = None
-        for index, stage in enumerate(self._stages):
+        for index, stage in enumerate(self.stage_modules):
             if index:
                 passing = tuple(self._hand_on(tensor, index - 1) for tensor in output)
             self.facts.switch_to(index, "forward")
-            with self.autocast(), self._on(index):
+            with self.autocast(), self.ledger.on(index):
                 borrowed = {
                     name: self._transfer(stage.get_parameter(name), home, index, "parameters")
                     for home, name in self._lent[index]
@@ -128,12 +116,7 @@ class ModelParallel(Strategy):
         inputs, targets = first_samples(batch, num_valid)
         with self.facts.running(), self.evaluating():
             outputs = self._forward(inputs)
-            return self.heldout_sums(outputs, self._to(targets, len(self._stages) - 1))
-
-    @contextlib.contextmanager
-    def evaluating(self) -> Any:
-        with self._cut.evaluating(), torch.no_grad(), self.autocast():
-            yield
+            return self.heldout_sums(outputs, self._to(targets, len(self.stage_modules) - 1))
 
     def _to(self, value: Any, index: int) -> Any:
         """A part of the batch, still the host's, on a device."""
@@ -169,9 +152,6 @@ class ModelParallel(Strategy):
         if moved.requires_grad:
             moved.register_hook(lambda _: self.facts.switch_to(index, "backward"))
         return moved
-
-    def _on(self, index: int) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext() if self._virtual is None else self._virtual.on(index)
 
     def weights(self) -> dict[str, Tensor]:
         return {name: tensor.cpu() for name, tensor in super().weights().items()}

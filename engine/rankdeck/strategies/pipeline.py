@@ -17,8 +17,7 @@ schedules.py and communication.py there, and pipeline_async.py after.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,21 +27,21 @@ from torch import Tensor, nn
 from rankdeck.base.errors import ConfigError
 from rankdeck.config import microbatches as rules
 from rankdeck.config.catalog import PipelineOptions
-from rankdeck.parallel.mesh import Mesh
 from rankdeck.parallel.nested import cast, cut_batch, first_samples
-from rankdeck.parallel.pipelining.building import build_stages
-from rankdeck.parallel.pipelining.costs import Boundary
+from rankdeck.parallel.pipelining.communication import StageCommunication
+from rankdeck.parallel.pipelining.cutting import cut_model, move_in_place
 from rankdeck.parallel.pipelining.one_forward_one_backward import HandWrittenSchedule
-from rankdeck.parallel.pipelining.schedules import BY_HAND, rank_of_stages
+from rankdeck.parallel.pipelining.schedules import BY_HAND, rank_of_stages, theory_bubble
 from rankdeck.parallel.pipelining.stages import StageRunner, TorchSchedule, Traffic
-from rankdeck.parallel.tensor.gradients import clip_over_ranks
-from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy
+from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy, place
 from rankdeck.strategies.facts import StageFacts
 
 
 class PipelineParallel(Strategy):
     name = "pipeline"
+    axis = "stage"
     forwards_alone = False
+    in_parts = True
     options: PipelineOptions
     facts: StageFacts
 
@@ -56,10 +55,10 @@ class PipelineParallel(Strategy):
         super().__init__(setup)
         self._group = group
         self._pipelines = pipelines
-        self._num_microbatches = self._choose_microbatches()
+        self._num_microbatches = self.choose_microbatches()
         self._microbatch = setup.part_batch // self._num_microbatches
 
-    def _choose_microbatches(self) -> int:
+    def choose_microbatches(self) -> int:
         """Raises: ConfigError when the batch cannot be cut as the schedule asks for."""
         setup, schedule, wanted = self.setup, self.options.schedule, self.options.microbatches
         problem = rules.problem(schedule, setup.world_size, setup.part_batch, 1, wanted)
@@ -69,49 +68,48 @@ class PipelineParallel(Strategy):
         assert chosen is not None
         return chosen
 
-    def mesh(self) -> Mesh:
-        return Mesh.of(self.setup.rank, stage=self.setup.world_size)
-
     def reports_loss(self) -> bool:
         return self.stages.is_last
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
-        setup = self.setup
-        assert setup.sample is not None
-        sample = setup.sample
-        self.stages = build_stages(
-            model_fn,
-            rank_of_stages(self.options.schedule, setup.world_size),
-            options=self.options,
-            inputs=lambda: cast(sample(self._microbatch)[0], setup.dtype),
-            num_samples=self._microbatch,
-            device=self.device,
-            precision=setup.precision,
-            ledger=self.ledger,
-            group=self._group,
-            pipelines=self._pipelines,
-        )
-        self.cut = self.stages.cut
+        schedule, num_ranks = self.options.schedule, self.setup.world_size
+        self.build_stages(model_fn, rank_of_stages(schedule, num_ranks))
         self._split_layers()
-        boundaries = [*self.cut.boundaries, ()]
-        self.runners = [
-            StageRunner(
-                self.cut.stages[stage],
-                stage,
-                len(self.stages.rank_of),
-                boundaries[stage + 1],
-                self.loss,
-                self.autocast,
-            )
-            for stage in self.stages.own
-        ]
+        self.runners = [StageRunner(self.cut, stage, self.loss, self.autocast) for stage in self.stages.own]
         self._shard_stages()
         traffic = Traffic(self.spans)
-        self.facts = StageFacts(
-            self.stages, self.options.schedule, setup.world_size, self._num_microbatches, traffic
-        )
+        num_microbatches = self._num_microbatches
+        bubble = theory_bubble(num_ranks, num_microbatches, schedule)
+        words = f"point to point ({schedule})"
+        self.facts = StageFacts(words, self.stages, num_microbatches, traffic, bubble)
         # Last, because torch's stages keep what they are given.
-        self._schedule = self._make_schedule(boundaries, traffic)
+        self._schedule = self._make_schedule(traffic)
+
+    def build_stages(self, model_fn: Callable[[], nn.Module], rank_of: Sequence[int]) -> None:
+        """The whole model with the run's seed on the host, cut; this rank's stages stay, on its device.
+
+        Every rank builds the same model, so that its weights are those of a single device.
+        """
+        setup = self.setup
+        assert setup.sample is not None
+        with self.ledger.paused():
+            model = place(model_fn(), setup, torch.device("cpu"))
+            inputs = cast(setup.sample(self._microbatch)[0], setup.dtype)
+            # Shapes are found on the host, so the host's autocast says dtypes. Its cache would hand the cast
+            # weights of a run on shapes to the next one, which is on values.
+            with torch.autocast(
+                "cpu", torch.bfloat16, enabled=setup.precision == "bf16", cache_enabled=False
+            ):
+                cut = cut_model(
+                    model, len(rank_of), self.options, inputs, self._microbatch, device=self.device
+                )
+            self.stages = StageCommunication(cut, rank_of, self.device, self._group, self._pipelines)
+            cut.keep_only(self.stages.own)
+            own = cut.held_by(self.stages.own)
+            move_in_place(own, self.device)
+        self.cut, self.module, self.stage_modules = cut, cut.model, cut.stages
+        for kind, is_weight in (("parameters", True), ("buffers", False)):
+            self.ledger.adopt([t for t in own if isinstance(t, nn.Parameter) == is_weight], 0, kind)
 
     def _split_layers(self) -> None:
         """For a hybrid: the weights of this rank's stages may be split here."""
@@ -119,32 +117,16 @@ class PipelineParallel(Strategy):
     def _shard_stages(self) -> None:
         """For a hybrid: `runners` may be sharded here."""
 
-    def _make_schedule(
-        self, boundaries: Sequence[Boundary], traffic: Traffic
-    ) -> TorchSchedule | HandWrittenSchedule:
-        where: Any = {"device": self.device, "group": self._group, "traffic": traffic}
-        if self.options.schedule == BY_HAND:
-            (runner,) = self.runners
-            return HandWrittenSchedule(
-                runner, boundaries, self._num_microbatches, ledger=self.ledger, **where
-            )
-        return TorchSchedule(
-            self.options.schedule,
-            self.runners,
-            boundaries,
-            self._num_microbatches,
-            dtype=self.setup.dtype,
-            **where,
-        )
-
-    @property
-    def module(self) -> nn.Module:
-        return self.cut.model
+    def _make_schedule(self, traffic: Traffic) -> TorchSchedule | HandWrittenSchedule:
+        schedule, num_microbatches = self.options.schedule, self._num_microbatches
+        if schedule == BY_HAND:
+            return HandWrittenSchedule(self.runners[0], self.stages, num_microbatches, traffic, self.ledger)
+        return TorchSchedule(schedule, self.runners, self.stages, num_microbatches, traffic, self.setup.dtype)
 
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
         """All microbatches through all stages and back; only the last stage knows losses."""
         inputs, targets = (
-            cut_batch(part, self._microbatch, self.setup.part_batch) for part in self._own_parts(batch)
+            cut_batch(part, self._microbatch, self.setup.part_batch) for part in self.own_parts(batch)
         )
         for runner in self.runners:
             runner.start(inputs, targets, scale)
@@ -159,7 +141,7 @@ class PipelineParallel(Strategy):
         count: Any = sum(count for _, count in sums)
         return LossSum(total, count)
 
-    def _own_parts(self, batch: Batch) -> Batch:
+    def own_parts(self, batch: Batch) -> Batch:
         """What of the batch this rank's stages look at."""
         inputs = batch[0] if 0 in self.stages.own or self.cut.reads_inputs else None
         return self.to_device((inputs, batch[1] if self.stages.is_last else None))
@@ -168,44 +150,28 @@ class PipelineParallel(Strategy):
         """Stages that share a weight have each a part of its gradient."""
         self.stages.sum_tied_gradients()
 
-    def clip(self, max_norm: float) -> Tensor:
-        num_ranks = self.setup.world_size
-        return clip_over_ranks(
-            self.module.parameters(),
-            max_norm,
-            world_size=num_ranks,
-            num_stages=num_ranks,
-            owners=self.stages.owners(),
-        )
+    def owners(self) -> Mapping[nn.Parameter, int]:
+        return self.stages.owners()
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
         """Forward only, stage by stage, each stage taking all microbatches before the next."""
         size, any_batch = self._microbatch, self.cut.takes_any_batch
         valid = [min(size, num_valid - start) for start in range(0, num_valid, size)]
-        inputs, targets = self._own_parts(batch)
+        inputs, targets = self.own_parts(batch)
         fed = cut_batch(inputs, size, num_valid if any_batch else len(valid) * size)
         samples = valid if any_batch else [size] * len(valid)
         wanted = cut_batch(targets, size, num_valid)
-        parts: list[HeldoutSums] = []
+        sums = self.no_sums()
 
         def finish(index: int, outputs: Any) -> None:
+            nonlocal sums
             if not any_batch:
                 outputs = first_samples(outputs, valid[index])
-            parts.append(self.heldout_sums(outputs, wanted[index]))
+            sums = sums + self.heldout_sums(outputs, wanted[index])
 
         with self.evaluating():
             self.stages.run(list(zip(fed, samples, strict=True)), finish)
-        correct = [sums.correct for sums in parts if sums.correct is not None]
-        return HeldoutSums(
-            sum(sums.total for sums in parts),
-            sum(sums.count for sums in parts),
-            sum(correct) if correct else None,
-        )
-
-    @contextlib.contextmanager
-    def evaluating(self) -> Iterator[None]:
-        with self.cut.evaluating(), torch.no_grad(), self.autocast():
-            yield
+        return sums
 
     def weights(self) -> dict[str, Tensor]:
         return self.stages.gather_weights()

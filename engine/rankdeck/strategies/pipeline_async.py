@@ -20,9 +20,8 @@ et al., PipeDream, 2018; Narayanan et al., Memory-Efficient Pipeline-Parallel DN
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,12 +31,12 @@ from torch import Tensor, nn
 
 from rankdeck.base.errors import ModelError
 from rankdeck.config.catalog import AsyncPipelineOptions
-from rankdeck.parallel.mesh import Mesh
-from rankdeck.parallel.nested import cast, first_samples, tensors_of
-from rankdeck.parallel.pipelining.building import build_stages
+from rankdeck.parallel.nested import tensors_of
+from rankdeck.parallel.pipelining.stages import Traffic
 from rankdeck.parallel.pipelining.versions import WeightVersions
-from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy
-from rankdeck.strategies.facts import AsyncStageFacts
+from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup
+from rankdeck.strategies.facts import StageFacts
+from rankdeck.strategies.pipeline import PipelineParallel
 from rankdeck.torch_compat.dispatch import storage_key
 
 
@@ -54,17 +53,18 @@ class _Microbatch:
     inputs: frozenset[int]
 
 
-class AsyncPipeline(Strategy):
+class AsyncPipeline(PipelineParallel):
+    """The stages of a pipeline, one per rank; a part of the global batch is one microbatch."""
+
     name = "pipeline-async"
-    forwards_alone = False
     steps_itself = True
-    options: AsyncPipelineOptions
-    facts: AsyncStageFacts
+    options: AsyncPipelineOptions  # type: ignore[assignment]  # it has no schedule to choose
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         self._stage = setup.rank
-        self._num_stages = setup.world_size
+        self._behind = setup.world_size - 1 - setup.rank
+        """Stages behind this one, and so microbatches that are forwarded before the first comes back."""
         self._two_versions = self.options.mode == "2bw"
         self._parts = setup.accumulate if self._two_versions else 1
         self._under_way: deque[_Microbatch] = deque()
@@ -75,42 +75,17 @@ class AsyncPipeline(Strategy):
         self._count_of_update: Any = 0
         self._was_followed = True
 
-    def mesh(self) -> Mesh:
-        return Mesh.of(self.setup.rank, stage=self.setup.world_size)
+    def choose_microbatches(self) -> int:
+        return 1
 
     @property
     def steps_to_fill(self) -> int:
         # The first update comes so many microbatches late. Under mode = "2bw" that is one step at most; else
         # as many steps more pile up old weights, and what is sent stays for one more.
-        behind = self._num_stages - 1 - self._stage
-        return int(behind > 0) if self._two_versions else 2 * behind + 1
-
-    @property
-    def is_first(self) -> bool:
-        return self._stage == 0
-
-    @property
-    def is_last(self) -> bool:
-        return self._stage == self._num_stages - 1
-
-    def reports_loss(self) -> bool:
-        return self.is_last
+        return int(self._behind > 0) if self._two_versions else 2 * self._behind + 1
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
-        setup = self.setup
-        assert setup.sample is not None
-        sample = setup.sample
-        self.stages = build_stages(
-            model_fn,
-            range(self._num_stages),
-            options=self.options,
-            inputs=lambda: cast(sample(setup.part_batch)[0], setup.dtype),
-            num_samples=setup.part_batch,
-            device=self.device,
-            precision=setup.precision,
-            ledger=self.ledger,
-        )
-        self.cut = self.stages.cut
+        self.build_stages(model_fn, range(self.setup.world_size))
         if self.cut.shared_parameters():
             raise ModelError(
                 "A weight is shared by stages that update it at different times: its copies would drift.",
@@ -119,23 +94,22 @@ class AsyncPipeline(Strategy):
                 '"pipeline".',
             )
         self._versions = WeightVersions(self.cut.stages[self._stage])
-        self.facts = AsyncStageFacts(self._stage, self._parts, setup.accumulate, self._versions)
-        boundaries = [*self.cut.boundaries, ()]
-        self._enters, self._leaves = boundaries[self._stage], boundaries[self._stage + 1]
+        self._traffic = Traffic(self.spans)
+        words = "point to point, no flush"
+        self.facts = StageFacts(words, self.stages, self._parts, self._traffic, versions=self._versions)
+        self.facts.staleness = 0
+        self._enters, self._leaves = self.cut.boundaries[self._stage : self._stage + 2]
         # One group per direction: what travels on cannot stand in the way of what travels back.
         self._onward, self._backward = dist.new_group(), dist.new_group()
-
-    @property
-    def module(self) -> nn.Module:
-        return self.cut.model
 
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
         self._know_what_is_held()
         self._sending.append([])
         sums = self._forward(batch, scale)
-        if len(self._under_way) > self._num_stages - 1 - self._stage:
+        if len(self._under_way) > self._behind:
             self._retire()
         self._finish_sending(but=2)
+        self.facts.steps += last
         return sums
 
     def step_with(self, update_weights: Callable[[int, Any], object]) -> None:
@@ -143,30 +117,29 @@ class AsyncPipeline(Strategy):
 
     def _forward(self, batch: Batch, scale: float | Tensor) -> LossSum:
         """The next microbatch through this stage, on the weights that it is due."""
-        inputs = batch[0] if self.is_first or self.cut.reads_inputs else None
-        inputs, targets = self.to_device((inputs, batch[1] if self.is_last else None))
+        inputs, targets = self.own_parts(batch)
         received = self._received_onward()
         version = self._version_for(self._num_forwarded)
         count: Any = 0
         total = torch.zeros((), device=self.device)
         marked = self.spans.phase(0, "forward", stage=self._stage, microbatch=self._num_forwarded)
         with marked, self._versions.using(version), self.autocast():
-            output = self.cut.stages[self._stage](None if self.is_first else received, inputs)
-            if self.is_last:
+            output = self.cut.stages[self._stage](received if self._stage else None, inputs)
+            if not self._behind:
                 loss, count = self.loss.function(output, targets)
                 total, output = loss.detach(), (loss * scale,)
-        if not self.is_last:
+        if self._behind:
             output = tuple(tensor.to(shape.dtype) for tensor, shape in zip(output, self._leaves, strict=True))
             self._send(output, self._stage + 1, self._onward)
         self._under_way.append(
             _Microbatch(self._num_forwarded, version, received, output, count, _storages((inputs, targets)))
         )
         self._num_forwarded += 1
-        self.facts.forwarded(len(self._under_way))
+        self._traffic.forwarded()
         return LossSum(total, count)
 
     def _received_onward(self) -> tuple[Tensor, ...]:
-        if self.is_first:
+        if not self._stage:
             return ()
         with self.ledger.phase("communication"):
             received = self.stages.receive(self._enters, self.setup.part_batch, self._stage - 1, self._onward)
@@ -181,7 +154,9 @@ class AsyncPipeline(Strategy):
     def _retire(self) -> None:
         """Backward of the oldest microbatch under way, and the update if it was the last of one."""
         done = self._under_way.popleft()
-        self.facts.retired(staleness=done.number // self._parts - done.version)
+        self._traffic.backwarded()
+        staleness = done.number // self._parts - done.version
+        self.facts.staleness = max(self.facts.staleness or 0, staleness)
         gradients, count = self._received_back(done)
         weights = self._versions.weights(done.version)
         wanted = [tensor for tensor in done.received if tensor.requires_grad]
@@ -189,24 +164,24 @@ class AsyncPipeline(Strategy):
         pairs = [pair for pair in zip(outputs, gradients, strict=True) if pair[0].requires_grad]
         marked = self.spans.phase(0, "backward", stage=self._stage, microbatch=done.number)
         with marked, self._versions.using(done.version):
-            found = torch.autograd.grad(
+            computed = torch.autograd.grad(
                 [output for output, _ in pairs],
                 [*weights, *wanted],
                 [gradient for _, gradient in pairs],
                 allow_unused=True,
             )
         del done, outputs, pairs, gradients
-        if not self.is_first:
+        if self._stage:
             back = [
                 torch.zeros_like(tensor) if gradient is None else gradient
-                for tensor, gradient in zip(wanted, found[len(weights) :], strict=True)
+                for tensor, gradient in zip(wanted, computed[len(weights) :], strict=True)
             ]
             count_back = torch.tensor([float(count)], dtype=torch.float64, device=self.device)
             self._send((*back, count_back), self._stage - 1, self._backward)
-        for own, gradient in zip(self._versions.own, found, strict=False):
+        for own, gradient in zip(self._versions.own, computed, strict=False):
             if gradient is not None:
                 own.grad = gradient if own.grad is None else own.grad + gradient
-        del found
+        del computed
         self._num_retired += 1
         self._count_of_update = self._count_of_update + count
         if self._num_retired % self._parts == 0:
@@ -214,7 +189,7 @@ class AsyncPipeline(Strategy):
 
     def _received_back(self, done: _Microbatch) -> tuple[list[Tensor], Any]:
         """Gradients of what this stage handed on, and the count of targets, which the last stage knows."""
-        if self.is_last:
+        if not self._behind:
             return [torch.ones_like(output) for output in done.outputs], done.count
         boundary = tuple(shape for shape in self._leaves if shape.dtype.is_floating_point)
         with self.ledger.phase("communication"):
@@ -249,7 +224,7 @@ class AsyncPipeline(Strategy):
         # What goes on is also an activation of its microbatch; what goes back is here to be sent only.
         kind = "communication" if stage < self._stage else "activations"
         sending = self.stages.send(tensors, stage, group)
-        self.facts.count_sent([tensor for _, tensor in sending])
+        self._traffic.count_sent([tensor for _, tensor in sending])
         self._sending[-1] += [(work, tensor, kind) for work, tensor in sending]
         if self.ledger.is_following:
             self.ledger.relabel([tensor for _, tensor in sending], kind)
@@ -283,29 +258,7 @@ class AsyncPipeline(Strategy):
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
         assert not self._under_way, "the pipe is drained before an evaluation"
-        inputs = batch[0] if self.is_first or self.cut.reads_inputs else None
-        inputs, targets = self.to_device((inputs, batch[1] if self.is_last else None))
-        samples = num_valid if self.cut.takes_any_batch else self.setup.part_batch
-        sums = HeldoutSums(0.0, 0.0, None)
-
-        def finish(_: int, outputs: Any) -> None:
-            nonlocal sums
-            sums = self.heldout_sums(
-                first_samples(outputs, num_valid) if samples > num_valid else outputs,
-                first_samples(targets, num_valid),
-            )
-
-        with self.evaluating():
-            self.stages.run([(first_samples(inputs, samples), samples)], finish)
-        return sums
-
-    @contextlib.contextmanager
-    def evaluating(self) -> Iterator[None]:
-        with self.cut.evaluating(), torch.no_grad(), self.autocast():
-            yield
-
-    def weights(self) -> dict[str, Tensor]:
-        return self.stages.gather_weights()
+        return super().evaluate(batch, num_valid)
 
 
 def _storages(value: Any) -> frozenset[int]:
@@ -314,7 +267,7 @@ def _storages(value: Any) -> frozenset[int]:
 
 def saved_tensors(outputs: tuple[Tensor, ...]) -> list[Tensor]:
     """What the graph behind some outputs keeps for its backward."""
-    found: list[Tensor] = []
+    saved: list[Tensor] = []
     waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
     seen = set(waiting)
     while waiting:
@@ -323,9 +276,9 @@ def saved_tensors(outputs: tuple[Tensor, ...]) -> list[Tensor]:
             if name.startswith("_saved_"):
                 value = getattr(node, name)
                 items = value if isinstance(value, tuple | list) else (value,)
-                found += [item for item in items if isinstance(item, Tensor)]
+                saved += [item for item in items if isinstance(item, Tensor)]
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)
                 waiting.append(following)
-    return found
+    return saved

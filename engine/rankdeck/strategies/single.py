@@ -19,12 +19,8 @@ class Single(Strategy):
     name = "single"
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
-        self._module = place(model_fn(), self.setup, self.device)
-        self._forward = compiled(self._module, self.setup)
-
-    @property
-    def module(self) -> nn.Module:
-        return self._module
+        self.module = place(model_fn(), self.setup, self.device)
+        self._forward = compiled(self.module, self.setup)
 
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
         return self.compute(self._forward, batch, scale)

@@ -24,10 +24,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import loss_parallel
 
 from rankdeck.config.catalog import TensorOptions
-from rankdeck.parallel.mesh import Mesh
 from rankdeck.parallel.slices import fill_in_slices
 from rankdeck.parallel.tensor.apply import LayerSplit
-from rankdeck.parallel.tensor.gradients import add_up_partial, clip_over_ranks, whole_tensors
+from rankdeck.parallel.tensor.gradients import add_up_partial
 from rankdeck.parallel.tensor.loss import over_split_classes
 from rankdeck.parallel.tensor.plan import make_plan
 from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy
@@ -36,8 +35,10 @@ from rankdeck.strategies.facts import CollectiveFacts
 
 class TensorParallel(Strategy):
     name = "tensor"
+    axis = "tensor"
     waits_inside = True
     forwards_alone = False
+    in_parts = True
     options: TensorOptions
     facts: CollectiveFacts
 
@@ -47,48 +48,33 @@ class TensorParallel(Strategy):
         if self.options.loss_parallel:
             self.loss = over_split_classes(setup.loss)
 
-    def mesh(self) -> Mesh:
-        return Mesh.of(self.setup.rank, tensor=self.setup.world_size)
-
     def reports_loss(self) -> bool:
         """All ranks hold the same loss; one reports it."""
-        return self.mesh().coordinate("tensor") == 0
+        return self.setup.rank == 0
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
         """Block by block: rank 0's weights to all, of which each rank keeps its slices."""
         setup, options = self.setup, self.options
         blank = self.blank_model(model_fn)
-        self._module = blank.module
+        self.module = blank.module
         self._split = LayerSplit(
             blank.module,
             make_plan(blank.module, setup.world_size, options.plan),
             setup.backend.device_mesh(self.mesh(), self.device.type),
-            sequence_parallel=options.sequence_parallel,
-            loss_parallel=options.loss_parallel,
+            options,
         )
         fill_in_slices(blank, split=self._split)
-
-    @property
-    def module(self) -> nn.Module:
-        return self._module
 
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
         split_classes = loss_parallel() if self.options.loss_parallel else contextlib.nullcontext()
         with self.facts.part(last=last), split_classes:
-            return self.compute(self._module, batch, scale)
+            return self.compute(self.module, batch, scale)
 
     def sync_gradients(self) -> None:
         """Sums of the sequence's parts, which no layer's backward has made. Nothing else is missing."""
         with self.communicating():
-            add_up_partial(self._module.parameters(), self._split.partial_gradients(), self._split.mesh)
-
-    def clip(self, max_norm: float) -> Tensor:
-        return clip_over_ranks(self._module.parameters(), max_norm, world_size=self.setup.world_size)
+            add_up_partial(self.module.parameters(), self._split.partial_gradients(), self._split.mesh)
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
         """Every rank holds the same samples, so all of them are here together."""
-        return self.compute_heldout(self._module, batch, num_valid)
-
-    def weights(self) -> dict[str, Tensor]:
-        """Full tensors on rank 0; the other ranks help to put them together and keep none."""
-        return whole_tensors(self._module, keep=self.setup.rank == 0)
+        return self.compute_heldout(self.module, batch, num_valid)

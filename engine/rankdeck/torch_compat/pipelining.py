@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, schedules
@@ -18,7 +17,6 @@ from rankdeck.torch_compat.places import Private
 _STAGE = "torch.distributed.pipelining:PipelineStage"
 _SCHEDULES = "torch.distributed.pipelining.schedules"
 _STEPS = "pipelines cannot train, or their figures are wrong"
-_DRAWN = "schedules cannot be drawn"
 PLACES = (
     Private(f"{_STAGE}.forward_one_chunk", _STEPS, takes=("self", "fwd_chunk_id", "args")),
     Private(
@@ -31,8 +29,6 @@ PLACES = (
     Private(f"{_STAGE}.get_bwd_send_ops", _STEPS, takes=("self", "bwd_chunk_id")),
     Private(f"{_SCHEDULES}:get_schedule_class", _STEPS, takes=("schedule_name",)),
     Private(f"{_SCHEDULES}:logger", "failures inside a stage print torch's whole schedule"),
-    Private(f"{_SCHEDULES}:_Action.sub_actions", _DRAWN),
-    Private(f"{_SCHEDULES}:_Action.computation_type", _DRAWN),
     Private("torch.distributed.pipelining.stage:_RecvInfo", "buffers of pipelines are shown as activations"),
 )
 
@@ -42,20 +38,6 @@ def receive_buffers(stage: PipelineStage) -> list[Tensor]:
     infos = [*stage.args_recv_info.values(), *stage.grad_recv_info.values()]
     buffers = [getattr(info, "buffer", None) for group in infos for info in group]
     return [buffer for buffer in buffers if buffer is not None]
-
-
-def slots(order: Iterable[Any]) -> Iterator[tuple[str, int, int] | None]:
-    """One rank's `pipeline_order` as (torch's letter of the computation, stage, microbatch).
-
-    None where the rank waits. Two actions that overlap take a slot each here.
-    """
-    for action in order:
-        parts = [action] if action is None or action.sub_actions is None else action.sub_actions
-        for part in parts:
-            if part is None:
-                yield None
-            else:
-                yield part.computation_type.value, part.stage_index, part.microbatch_index
 
 
 @contextlib.contextmanager

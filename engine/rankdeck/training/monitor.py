@@ -15,6 +15,7 @@ from dataclasses import asdict
 from torch.optim import Optimizer
 
 from rankdeck import events
+from rankdeck.memory.entries import DeviceBytes
 from rankdeck.memory.sampling import SamplingBudget
 from rankdeck.memory.torch_memory import OwnedBytes, read_gpu_bytes, reset_gpu_peaks
 from rankdeck.profiling.spans import ALWAYS_STEPS, SpanBudget
@@ -77,17 +78,7 @@ class StepMonitor:
         with ledger.following():
             ledger.reset_peaks()
             yield
-        readings = [
-            events.DeviceMemory(
-                device=self._places[reading.device],
-                live_bytes=reading.live_bytes,
-                peak_bytes=reading.peak_bytes,
-                live_by_kind=reading.live_by_kind,
-                peak_by_kind=reading.peak_by_kind,
-            )
-            for reading in ledger.devices()
-        ]
-        self._write_memory(step, events.MEASURED_IN_REHEARSAL, readings)
+        self._write_memory(step, events.MEASURED_IN_REHEARSAL, ledger.devices())
 
     def end(self) -> None:
         """The step is over; its spans are known by now or later."""
@@ -118,24 +109,18 @@ class StepMonitor:
     def _write_gpu_memory(self, step: int) -> None:
         self._gpu_read_s = time.monotonic()
         readings = []
-        for place, device in zip(self._places, self._strategy.setup.devices, strict=True):
-            gpu = read_gpu_bytes(device, self._owned)
-            readings.append(
-                events.DeviceMemory(
-                    device=place,
-                    live_bytes=gpu.allocated_bytes,
-                    peak_bytes=gpu.peak_allocated_bytes,
-                    live_by_kind=gpu.live_by_kind,
-                    peak_by_kind=gpu.peak_by_kind,
-                    reserved_bytes=gpu.reserved_bytes,
-                    peak_reserved_bytes=gpu.peak_reserved_bytes,
-                )
-            )
+        for device in self._strategy.setup.devices:
+            readings.append(read_gpu_bytes(device, self._owned))
             reset_gpu_peaks(device)
         self._write_memory(step, events.MEASURED_ON_GPU, readings)
 
-    def _write_memory(self, step: int, source: str, readings: list[events.DeviceMemory]) -> None:
-        self._writer.write(events.Memory(rank=self._rank, step=step, source=source, devices=readings))
+    def _write_memory(self, step: int, source: str, readings: list[DeviceBytes]) -> None:
+        """One reading per device of the rank, in their order."""
+        devices = [
+            events.DeviceMemory(**(asdict(reading) | {"device": place}))
+            for place, reading in zip(self._places, readings, strict=True)
+        ]
+        self._writer.write(events.Memory(rank=self._rank, step=step, source=source, devices=devices))
 
     def _write_facts(self, step: int) -> None:
         """What the strategy sends, and how its pipeline runs."""

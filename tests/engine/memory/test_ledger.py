@@ -20,7 +20,7 @@ from rankdeck.events import MEMORY_KINDS
 from rankdeck.memory.entries import DeviceBytes, DeviceMixError
 from rankdeck.memory.ledger import Ledger
 from rankdeck.memory.virtual import VirtualDevices
-from rankdeck.parallel.collectives.fan_out import ReplicaThreads
+from rankdeck.parallel.collectives.replica_threads import ReplicaThreads
 from tests.helpers import tiny_training as tiny
 
 Backward = Callable[[nn.Module, tiny.Batch, ReplicaThreads], float]

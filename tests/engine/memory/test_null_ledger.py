@@ -15,7 +15,6 @@ def test_every_call_of_a_strategy_is_answered_and_nothing_is_known() -> None:
         ledger.adopt([tensor, made], 0, "inputs")
         ledger.relabel([tensor], "communication")
         ledger.end_phase("inputs")
-        ledger.count_moved(0, 1, 12)
     ledger.reset_peaks()
     ledger.watch(torch.nn.Linear(1, 1))
     assert not ledger.is_following and not ledger.can_follow

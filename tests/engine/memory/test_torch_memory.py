@@ -64,9 +64,9 @@ def test_a_reading_of_a_gpu_adds_up_to_what_torch_allocated() -> None:
     reset_gpu_peaks(device)
     model, optimizer = _trained(device)
     found = read_gpu_bytes(device, OwnedBytes(model, optimizer))
-    assert found.allocated_bytes == torch.cuda.memory_allocated(device)
+    assert found.live_bytes == torch.cuda.memory_allocated(device)
     assert found.reserved_bytes == torch.cuda.memory_reserved(device)
-    assert found.peak_allocated_bytes == torch.cuda.max_memory_allocated(device)
-    assert sum(found.live_by_kind.values()) == found.allocated_bytes
-    assert sum(found.peak_by_kind.values()) == found.peak_allocated_bytes
+    assert found.peak_bytes == torch.cuda.max_memory_allocated(device)
+    assert sum(found.live_by_kind.values()) == found.live_bytes
+    assert sum(found.peak_by_kind.values()) == found.peak_bytes
     assert found.live_by_kind["parameters"] == sum(p.numel() * 4 for p in model.parameters())

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rankdeck.parallel.collectives.buckets import in_buckets
-from rankdeck.parallel.collectives.grad_sync import DEFAULT_BUCKET_BYTES
 from rankdeck.torch_compat.dtensors import local_part
 
 
@@ -24,4 +23,4 @@ def broadcast_from_rank_0(tensors: Iterable[Tensor], group: dist.ProcessGroup | 
     assert group is not None
     first = dist.get_process_group_ranks(group)[0]
     own = [local_part(tensor.detach()) for tensor in tensors]
-    in_buckets(own, DEFAULT_BUCKET_BYTES, lambda flat: dist.broadcast(flat, first, group=group))
+    in_buckets(own, lambda flat: dist.broadcast(flat, first, group=group))

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from rankdeck.torch_compat.dispatch import storage_key
 
+DEFAULT_BUCKET_BYTES = 25 * 2**20
+
 
 def buckets_of(tensors: Sequence[Tensor], limit_bytes: int) -> list[list[int]]:
     """Which tensors travel together: the places of neighbours of one dtype, up to `limit_bytes`."""
@@ -42,8 +44,8 @@ def unflatten(flat: Tensor, likes: Sequence[Tensor]) -> list[Tensor]:
 
 def in_buckets(
     tensors: Sequence[Tensor],
-    limit_bytes: int,
-    change: Callable[[Tensor], None],
+    change: Callable[[Tensor], object],
+    limit_bytes: int = DEFAULT_BUCKET_BYTES,
     *,
     dtype: torch.dtype | None = None,
 ) -> None:

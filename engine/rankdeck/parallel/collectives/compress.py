@@ -38,21 +38,20 @@ def thin_shape(shape: torch.Size, rank: int) -> tuple[int, int] | None:
 class PowerSgd:
     """The state of one rank: what was left out, and the last Q, from which the next step starts."""
 
-    def __init__(self, rank: int, seed: int = 0) -> None:
+    def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._seed = seed
         self._left_out: dict[int, Tensor] = {}
         self._q: dict[int, Tensor] = {}
+        self._kept = {"left_out": self._left_out, "q": self._q}
 
     def sync(self, gradients: Sequence[Tensor], sum_up: SumUp) -> None:
         """Make each gradient nearly the sum over the group, in place, the same bits on all ranks.
 
         Every call gives the same gradients in the same order.
         """
-        thin = [
-            index for index, grad in enumerate(gradients) if thin_shape(grad.shape, self._rank) is not None
-        ]
-        whole = [grad for index, grad in enumerate(gradients) if index not in set(thin)]
+        shapes = [thin_shape(gradient.shape, self._rank) for gradient in gradients]
+        thin = [index for index, shape in enumerate(shapes) if shape is not None]
+        whole = [gradient for gradient, shape in zip(gradients, shapes, strict=True) if shape is None]
         matrices = [self._with_left_out(index, gradients[index]) for index in thin]
         columns = [self._start(index, matrix) for index, matrix in zip(thin, matrices, strict=True)]
         left = [matrix @ q for matrix, q in zip(matrices, columns, strict=True)]
@@ -69,15 +68,15 @@ class PowerSgd:
 
     def state(self) -> dict[str, Tensor]:
         """What the next step begins with."""
-        kept = {"left_out": self._left_out, "q": self._q}
-        return {f"{what}.{index}": tensor for what, own in kept.items() for index, tensor in own.items()}
+        return {
+            f"{what}.{index}": tensor for what, own in self._kept.items() for index, tensor in own.items()
+        }
 
     def put_state(self, state: Mapping[str, Tensor], device: torch.device) -> None:
         """What `state` gave."""
-        kept = {"left_out": self._left_out, "q": self._q}
         for name, tensor in state.items():
             what, _, index = name.partition(".")
-            kept[what][int(index)] = tensor.to(device, copy=True)
+            self._kept[what][int(index)] = tensor.to(device, copy=True)
 
     def _with_left_out(self, index: int, gradient: Tensor) -> Tensor:
         """The gradient as a matrix of its own, plus what earlier steps left out."""
@@ -89,6 +88,6 @@ class PowerSgd:
         """Q (columns, k) to begin with: the last step's, or the same random one on every rank."""
         if index in self._q:
             return self._q[index]
-        generator = torch.Generator().manual_seed(self._seed + index)
+        generator = torch.Generator().manual_seed(index)
         drawn = torch.randn(matrix.shape[1], self._rank, generator=generator, dtype=torch.float64)
         return drawn.to(device=matrix.device, dtype=matrix.dtype)

@@ -31,14 +31,14 @@ FIRST_POWERSGD_STEP = 2
 
 
 def compress_with_hook(
-    ddp: DistributedDataParallel, compress: str, group: dist.ProcessGroup | None, powersgd_rank: int
+    ddp: DistributedDataParallel, compress: str, powersgd_rank: int
 ) -> PowerSGDState | None:
     """Register torch's hook for `compress` (fp16 | bf16 | powersgd); what PowerSGD keeps between steps."""
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
     if compress == "powersgd":
         state = powerSGD_hook.PowerSGDState(
-            group, matrix_approximation_rank=powersgd_rank, start_powerSGD_iter=FIRST_POWERSGD_STEP
+            None, matrix_approximation_rank=powersgd_rank, start_powerSGD_iter=FIRST_POWERSGD_STEP
         )
         ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
         return state
@@ -48,7 +48,7 @@ def compress_with_hook(
         return torch_ddp.compress(dtype, state, bucket)
 
     hook.__annotations__.clear()  # torch compares them with classes, and here they are words
-    ddp.register_comm_hook(group if group is not None else dist.group.WORLD, hook)
+    ddp.register_comm_hook(dist.group.WORLD, hook)
     return None
 
 

@@ -25,20 +25,9 @@ from torch.autograd.function import once_differentiable
 from rankdeck.base.errors import ModelError
 from rankdeck.memory.virtual import VirtualDevices
 from rankdeck.parallel.collectives.parallel_apply import HANDED_OVER, parallel_apply
-from rankdeck.parallel.collectives.replica_threads import ReplicaError, ReplicaThreads
-from rankdeck.parallel.collectives.replicate import Replicas, replicate
+from rankdeck.parallel.collectives.replica_threads import ReplicaThreads
+from rankdeck.parallel.collectives.replicate import replicate
 from rankdeck.torch_compat.dispatch import tree_flatten, tree_unflatten
-
-__all__ = [
-    "ReplicaError",
-    "ReplicaThreads",
-    "Replicas",
-    "data_parallel",
-    "gather",
-    "parallel_apply",
-    "replicate",
-    "scatter",
-]
 
 
 def data_parallel(module: nn.Module, inputs: tuple[Any, ...], threads: ReplicaThreads) -> Any:
@@ -97,8 +86,8 @@ def _on_device(leaf: Any, parts: tuple[Tensor, ...] | None, device: int, devices
     return devices.copy(part, None, device, "inputs")
 
 
-def gather(outputs: Sequence[Any], devices: VirtualDevices, target: int = 0) -> Any:
-    """Join the replicas' outputs on `target` as "gathered": (B / n, ...) become (B, ...), n scalars become
+def gather(outputs: Sequence[Any], devices: VirtualDevices) -> Any:
+    """Join the replicas' outputs on device 0 as "gathered": (B / n, ...) become (B, ...), n scalars become
     (n,).
 
     Outputs may be tensors or tuples, lists and dicts of tensors, the same on every replica. The first
@@ -123,28 +112,24 @@ def gather(outputs: Sequence[Any], devices: VirtualDevices, target: int = 0) -> 
                 advice="Pad to a fixed length, or compute the loss inside the forward (parallel_loss).",
             )
     leaves = [leaf for group in groups for leaf in group]
-    if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves):
-        joined: Sequence[Tensor] = _Gather.apply(devices, target, len(outputs), *leaves)
-    else:
-        joined = [_join(group, devices, target) for group in groups]
-    return tree_unflatten(list(joined), spec)
+    return tree_unflatten(list(_Gather.apply(devices, len(outputs), *leaves)), spec)
 
 
-def _join(group: Sequence[Tensor], devices: VirtualDevices, target: int) -> Tensor:
+def _join(group: Sequence[Tensor], devices: VirtualDevices) -> Tensor:
     for device, part in enumerate(group):
-        devices.count_moved(device, target, part.numel() * part.element_size())
-    with devices.crossing(target, "gathered"):
+        devices.count_moved(device, 0, part.numel() * part.element_size())
+    with devices.ledger.crossing(0, "gathered"):
         return torch.cat([part if part.dim() else part.unsqueeze(0) for part in group])
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, devices: VirtualDevices, target: int, num_parts: int, *leaves: Tensor) -> Any:
-        ctx.devices, ctx.target = devices, target
+    def forward(ctx: Any, devices: VirtualDevices, num_parts: int, *leaves: Tensor) -> Any:
+        ctx.devices = devices
         ctx.set_materialize_grads(False)
         groups = [leaves[start : start + num_parts] for start in range(0, len(leaves), num_parts)]
         ctx.shapes = [[part.shape for part in group] for group in groups]
-        joined = [_join(group, devices, target) for group in groups]
+        joined = [_join(group, devices) for group in groups]
         wanted = zip(joined, groups, strict=True)
         ctx.mark_non_differentiable(
             *[out for out, group in wanted if not any(p.requires_grad for p in group)]
@@ -162,8 +147,8 @@ class _Gather(torch.autograd.Function):
                 continue
             pieces = grad.split([shape[0] if shape else 1 for shape in shapes])
             for device, (piece, shape) in enumerate(zip(pieces, shapes, strict=True)):
-                part = devices.copy(piece.view(shape), ctx.target, device, "temporary")
+                part = devices.copy(piece.view(shape), 0, device, "temporary")
                 setattr(part, HANDED_OVER, True)
                 parts.append(part)
-        devices.end_phase("gathered")
-        return None, None, None, *parts
+        devices.ledger.end_phase("gathered")
+        return None, None, *parts

@@ -27,14 +27,12 @@ from torch import Tensor, nn
 
 from rankdeck.base.errors import ModelError
 from rankdeck.parallel.collectives.all_to_all import all_to_all_sum
-from rankdeck.parallel.collectives.buckets import in_buckets
+from rankdeck.parallel.collectives.buckets import DEFAULT_BUCKET_BYTES, in_buckets
 from rankdeck.parallel.collectives.compress import HALVES, PowerSgd, thin_shape
 from rankdeck.parallel.collectives.peers import Peers
 from rankdeck.parallel.collectives.reduce_broadcast import star_sum
 from rankdeck.parallel.collectives.ring import ring_sum
 from rankdeck.torch_compat.dtensors import local_part
-
-DEFAULT_BUCKET_BYTES = 25 * 2**20
 
 
 def _native_sum(flat: Tensor, peers: Peers) -> None:
@@ -71,34 +69,33 @@ class GradientSync:
     ) -> None:
         self.peers = Peers(group)
         self.algorithm = algorithm
+        self.compress = compress
+        self.travelling_bytes = 0
+        """Of the last sync's gradients, once they were compressed."""
         self.times: SyncTimes | None = None
         """Of the last sync, on CPU; None on GPUs, whose clock is not the host's."""
         self._sum_flat = ALGORITHMS[algorithm]
-        self._compress = compress
         self._bucket_bytes = bucket_bytes
         self._powersgd_rank = powersgd_rank
         self._powersgd = PowerSgd(powersgd_rank) if compress == "powersgd" else None
-        self._native_bytes = 0
 
     def sync(self, gradients: Sequence[Tensor]) -> None:
         """Make each gradient the sum over the group, in place; the same bits on every rank.
 
         All ranks give gradients of the same shapes in the same order.
         """
-        self.peers.reset()
+        self.peers.sent_bytes = [0] * self.peers.size
         started_s = time.perf_counter()
         if self._powersgd is not None:
             self._powersgd.sync(gradients, self._sum_up)
         else:
-            self._sum_up(gradients, HALVES.get(self._compress))
-        if self.algorithm == "native":
-            num_bytes = travelling_bytes(gradients, self._compress, self._powersgd_rank)
-            self._native_bytes = all_reduce_bytes(num_bytes, self.peers.size)
+            self._sum_up(gradients, HALVES.get(self.compress))
+        self.travelling_bytes = travelling_bytes(gradients, self.compress, self._powersgd_rank)
         on_cpu = all(gradient.device.type == "cpu" for gradient in gradients)
         self.times = SyncTimes(time.perf_counter() - started_s, 0.0) if on_cpu else None
 
     def _sum_up(self, tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> None:
-        in_buckets(tensors, self._bucket_bytes, lambda flat: self._sum_flat(flat, self.peers), dtype=dtype)
+        in_buckets(tensors, lambda flat: self._sum_flat(flat, self.peers), self._bucket_bytes, dtype=dtype)
 
     def state(self) -> dict[str, Tensor]:
         """What PowerSGD keeps from step to step; empty for the rest."""
@@ -109,41 +106,15 @@ class GradientSync:
         if self._powersgd is not None:
             self._powersgd.put_state(state, device)
 
-    @property
-    def is_measured(self) -> bool:
-        """Whether `sent_bytes` were counted message by message; the backend's own follow from a formula."""
-        return self.algorithm != "native"
-
-    @property
-    def sent_bytes(self) -> int:
-        """What this rank sent in the last sync."""
-        return sum(self.peers.sent_bytes) if self.is_measured else self._native_bytes
-
-    def sent_by_peer(self) -> dict[str, int] | None:
-        """The same by the run's rank that received it; None where it follows from a formula."""
-        if not self.is_measured:
-            return None
-        pairs = zip(self.peers.global_ranks, self.peers.sent_bytes, strict=True)
-        return {str(rank): num_bytes for rank, num_bytes in pairs if num_bytes}
-
-    def describe(self) -> str:
-        """The algorithm in words, e.g. 'ring, bf16'."""
-        name = self.algorithm if self.is_measured else f"native ({self.peers.backend})"
-        return name if self._compress == "none" else f"{name}, {self._compress}"
-
 
 def travelling_bytes(tensors: Sequence[Tensor], compress: str = "none", powersgd_rank: int = 4) -> int:
     """Bytes of gradients like `tensors` once they are compressed."""
-    return sum(_compressed_numel(t, compress, powersgd_rank) * _element_bytes(t, compress) for t in tensors)
-
-
-def _compressed_numel(tensor: Tensor, compress: str, powersgd_rank: int) -> int:
-    shape = thin_shape(tensor.shape, powersgd_rank) if compress == "powersgd" else None
-    return tensor.numel() if shape is None else powersgd_rank * sum(shape)
-
-
-def _element_bytes(tensor: Tensor, compress: str) -> int:
-    return HALVES[compress].itemsize if compress in HALVES else tensor.element_size()
+    total_bytes = 0
+    for tensor in tensors:
+        shape = thin_shape(tensor.shape, powersgd_rank) if compress == "powersgd" else None
+        numel = tensor.numel() if shape is None else powersgd_rank * sum(shape)
+        total_bytes += numel * (HALVES[compress].itemsize if compress in HALVES else tensor.element_size())
+    return total_bytes
 
 
 def all_reduce_bytes(num_bytes: int, num_ranks: int) -> int:
@@ -151,9 +122,7 @@ def all_reduce_bytes(num_bytes: int, num_ranks: int) -> int:
     return round(2 * (num_ranks - 1) / num_ranks * num_bytes)
 
 
-def gradients_of(
-    module: nn.Module, group: dist.ProcessGroup | None = None, *, find_unused: bool = False
-) -> list[Tensor]:
+def gradients_of(module: nn.Module, *, find_unused: bool = False) -> list[Tensor]:
     """The gradients of a module's parameters as this rank holds them (of a DTensor, its local part).
 
     With `find_unused` ranks agree on which parameters took part anywhere: there a rank without a gradient
@@ -164,7 +133,7 @@ def gradients_of(
     """
     parameters = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     if find_unused:
-        parameters = _used_anywhere(parameters, group)
+        parameters = _used_anywhere(parameters)
     gradients = []
     for name, parameter in parameters:
         if parameter.grad is None:
@@ -183,13 +152,11 @@ def gradients_of(
     return gradients
 
 
-def _used_anywhere(
-    parameters: list[tuple[str, nn.Parameter]], group: dist.ProcessGroup | None
-) -> list[tuple[str, nn.Parameter]]:
-    """Those with a gradient on any rank of the group; a rank that has none gets zeros."""
+def _used_anywhere(parameters: list[tuple[str, nn.Parameter]]) -> list[tuple[str, nn.Parameter]]:
+    """Those with a gradient on any rank; a rank that has none gets zeros."""
     device = local_part(parameters[0][1]).device
     used = torch.tensor([p.grad is not None for _, p in parameters], dtype=torch.uint8, device=device)
-    dist.all_reduce(used, op=dist.ReduceOp.MAX, group=group)
+    dist.all_reduce(used, op=dist.ReduceOp.MAX)
     kept = [pair for pair, is_used in zip(parameters, used.tolist(), strict=True) if is_used]
     for _, parameter in kept:
         if parameter.grad is None:

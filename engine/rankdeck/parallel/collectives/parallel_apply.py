@@ -9,9 +9,8 @@ Source: torch.nn.parallel.parallel_apply.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +20,8 @@ from rankdeck.base.errors import ModelError, TrainingError
 from rankdeck.parallel.collectives.replica_threads import ReplicaThreads
 from rankdeck.parallel.collectives.replicate import Replicas
 from rankdeck.torch_compat.dispatch import TreeSpec, tree_flatten, tree_unflatten
+
+T = TypeVar("T")
 
 HANDED_OVER = "_rankdeck_handed_over"
 """Set on a gradient that nobody but its receiver will read."""
@@ -36,139 +37,116 @@ def parallel_apply(replicas: Replicas, inputs: Sequence[Any], threads: ReplicaTh
         ReplicaError: a replica raised, in the forward or, from there, in the backward.
     """
     work = _ParallelWork(replicas, inputs, threads)
-    if replicas.sent or work.input_tensors:
-        flat: tuple[Tensor, ...] = _ParallelApply.apply(work, *replicas.sent, *work.input_tensors)
-    else:
-        flat = tuple(work.forward()[0])
+    flat: tuple[Tensor, ...] = _ParallelApply.apply(work, *replicas.sent, *work.input_tensors)
     return work.structured(flat)
 
 
-class _ParallelWork:
-    """The replicas' forwards of one step, kept for their backwards."""
+class _Replica:
+    """One replica's forward, kept for its backward."""
 
-    def __init__(self, replicas: Replicas, inputs: Sequence[Any], threads: ReplicaThreads) -> None:
-        self._replicas = replicas
-        self._threads = threads
-        self._in_turn = False
+    def __init__(self, module: nn.Module, parameters: Sequence[Tensor], arguments: Any) -> None:
+        self._module = module
         self._with_grad = torch.is_grad_enabled()
-        self.input_tensors: list[Tensor] = []
-        """The inputs that want a gradient; the replicas see leaves in their place."""
-        self._input_leaves: list[Tensor] = []
-        self._arguments = [self._cut_off(arguments) for arguments in inputs]
-        self._specs: list[TreeSpec] = []
-        self._seeds: list[_Seed] = []
-
-    def _cut_off(self, arguments: Any) -> tuple[Any, ...]:
+        self._grads: list[Tensor | None] = []
+        self.parameters = parameters
+        self.inputs: list[tuple[Tensor, Tensor]] = []
+        """The inputs that want a gradient, each with the leaf that the replica sees in its place."""
         leaves, spec = tree_flatten(arguments if isinstance(arguments, tuple) else (arguments,))
         for index, leaf in enumerate(leaves):
             if self._with_grad and isinstance(leaf, Tensor) and leaf.requires_grad:
-                self.input_tensors.append(leaf)
                 leaves[index] = leaf.detach().requires_grad_()
-                self._input_leaves.append(leaves[index])
-        arguments = tree_unflatten(leaves, spec)
-        assert isinstance(arguments, tuple)
-        return arguments
+                self.inputs.append((leaf, leaves[index]))
+        self._arguments: Any = tree_unflatten(leaves, spec)
 
     def forward(self) -> tuple[list[Tensor], list[Tensor]]:
-        """All replicas' output tensors, flat and detached, and those among them that have no gradient."""
-        jobs = [
-            _forward_job(module, arguments, self._with_grad)
-            for module, arguments in zip(self._replicas.modules, self._arguments, strict=True)
-        ]
-        results, self._in_turn = self._threads.run_forwards(jobs, training=self._replicas.training)
-        self._specs = [result.spec for result in results]
-        self._seeds = [result.seed for result in results]
-        self._arguments = []
-        outputs = [output for result in results for output in result.outputs]
-        constant = [
-            output
-            for result in results
-            for output, differentiable in zip(result.outputs, result.differentiable, strict=True)
-            if not differentiable
-        ]
-        return outputs, constant
-
-    def structured(self, flat: Sequence[Tensor]) -> list[Any]:
-        outputs, start = [], 0
-        for spec in self._specs:
-            outputs.append(tree_unflatten(flat[start : start + spec.num_leaves], spec))
-            start += spec.num_leaves
-        return outputs
-
-    def backward(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The gradients of all replicas' parameters, flat as `sent`, then those of the inputs."""
-        if not self._seeds:
-            raise TrainingError(
-                "The backward ran a second time through the same replicas.",
-                advice="Call backward once per forward; retain_graph has no effect across replicas.",
-            )
-        start = 0
-        for seed, spec in zip(self._seeds, self._specs, strict=True):
-            seed.grads += [_taken_over(grad) for grad in grads[start : start + spec.num_leaves]]
-            start += spec.num_leaves
-        jobs = [seed.backward for seed in self._seeds]
-        self._threads.end_lead_phase()
-        if self._in_turn:
-            self._threads.run_in_turn(jobs, "backward")
-        else:
-            self._threads.run(jobs, "backward")
-        self._threads.begin_lead_phase("reduce")
-        parameters = [leaf for leaves in self._replicas.leaves for leaf in leaves]
-        found = [leaf.grad for leaf in (parameters if self._replicas.sent else [])]
-        self._threads.devices.relabel([grad for grad in found if grad is not None], "gradients")
-        found += [leaf.grad for leaf in self._input_leaves]
-        for leaf in (*parameters, *self._input_leaves):
-            leaf.grad = None
-        self._seeds, self._input_leaves = [], []
-        self._replicas = Replicas([], [], ())
-        return found
-
-
-@dataclass
-class _ForwardResult:
-    outputs: list[Tensor]
-    differentiable: list[bool]
-    spec: TreeSpec
-    seed: _Seed
-
-
-def _forward_job(
-    module: nn.Module, arguments: tuple[Any, ...], with_grad: bool
-) -> Callable[[], _ForwardResult]:
-    def job() -> _ForwardResult:
+        """The output tensors, flat and detached, and those among them that have no gradient."""
         # Inside an autograd function grad mode is off; the replica's own graph is made here.
-        with torch.set_grad_enabled(with_grad):
-            outputs, spec = tree_flatten(module(*arguments))
+        with torch.set_grad_enabled(self._with_grad):
+            outputs, self.spec = tree_flatten(self._module(*self._arguments))
             for output in outputs:
                 if not isinstance(output, Tensor):
                     raise ModelError(
                         f"The model returned {output!r}, which cannot be gathered from several devices.",
                         advice="Return tensors, or tuples, lists and dicts of tensors.",
                     )
-            differentiable = [output.requires_grad for output in outputs]
-            seed = _Seed(outputs)
-        return _ForwardResult([output.detach() for output in outputs], differentiable, spec, seed)
+            self._root: Tensor = _SeedFunction.apply(self._grads, *outputs)
+        self._arguments = ()
+        detached = [output.detach() for output in outputs]
+        pairs = zip(outputs, detached, strict=True)
+        return detached, [constant for output, constant in pairs if not output.requires_grad]
 
-    return job
+    def take_over(self, grads: Sequence[Tensor | None]) -> None:
+        """The gradients of the outputs, which are nobody else's from here on."""
+        self._grads += [_taken_over(grad) for grad in grads]
+
+    def backward(self) -> None:
+        if self._root.requires_grad and any(grad is not None for grad in self._grads):
+            self._root.backward()
 
 
-class _Seed:
+class _ParallelWork:
+    """The replicas' forwards of one step, kept for their backwards."""
+
+    def __init__(self, replicas: Replicas, inputs: Sequence[Any], threads: ReplicaThreads) -> None:
+        self._threads = threads
+        self._training = replicas.modules[0].training
+        self._in_turn = False
+        rows = zip(replicas.modules, replicas.leaves, inputs, strict=True)
+        self._replicas = [_Replica(*row) for row in rows]
+        self.input_tensors = [given for replica in self._replicas for given, _ in replica.inputs]
+        self._specs: list[TreeSpec] = []
+
+    def forward(self) -> tuple[list[Tensor], list[Tensor]]:
+        """All replicas' output tensors and those among them that have no gradient."""
+        jobs = [replica.forward for replica in self._replicas]
+        results, self._in_turn = self._threads.run_forwards(jobs, training=self._training)
+        self._specs = [replica.spec for replica in self._replicas]
+        outputs = [output for own, _ in results for output in own]
+        return outputs, [output for _, constant in results for output in constant]
+
+    def _by_replica(self, flat: Sequence[T]) -> Iterator[Sequence[T]]:
+        start = 0
+        for spec in self._specs:
+            yield flat[start : start + spec.num_leaves]
+            start += spec.num_leaves
+
+    def structured(self, flat: Sequence[Tensor]) -> list[Any]:
+        return [
+            tree_unflatten(own, spec) for own, spec in zip(self._by_replica(flat), self._specs, strict=True)
+        ]
+
+    def backward(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The gradients of all replicas' parameters, flat as `sent`, then those of the inputs."""
+        replicas, self._replicas = self._replicas, []
+        if not replicas:
+            raise TrainingError(
+                "The backward ran a second time through the same replicas.",
+                advice="Call backward once per forward; retain_graph has no effect across replicas.",
+            )
+        for replica, own in zip(replicas, self._by_replica(grads), strict=True):
+            replica.take_over(own)
+        self._threads.end_lead_phase()
+        run = self._threads.run_in_turn if self._in_turn else self._threads.run
+        run([replica.backward for replica in replicas], "backward")
+        self._threads.begin_lead_phase("reduce")
+        parameters = [leaf for replica in replicas for leaf in replica.parameters]
+        ledger = self._threads.devices.ledger
+        if ledger.is_following:
+            ledger.relabel([leaf.grad for leaf in parameters if leaf.grad is not None], "gradients")
+        leaves = [*parameters, *(leaf for replica in replicas for _, leaf in replica.inputs)]
+        computed = [leaf.grad for leaf in leaves]
+        for leaf in leaves:
+            leaf.grad = None
+        return computed
+
+
+class _SeedFunction(torch.autograd.Function):
     """Where a replica's backward starts: a scalar whose gradient is defined to be what came back.
 
     The graph itself pops the outputs' gradients from `grads`, so that each dies as soon as it is used.
     Given to torch.autograd.backward instead, they would all live to the end, which no GPU pays for.
     """
 
-    def __init__(self, outputs: Sequence[Tensor]) -> None:
-        self.grads: list[Tensor | None] = []
-        self._root: Tensor = _SeedFunction.apply(self.grads, *outputs)
-
-    def backward(self) -> None:
-        if self._root.requires_grad and any(grad is not None for grad in self.grads):
-            self._root.backward()
-
-
-class _SeedFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, grads: list[Tensor | None], *outputs: Tensor) -> Tensor:
         ctx.grads = grads

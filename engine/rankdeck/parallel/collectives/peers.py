@@ -26,10 +26,7 @@ class Peers:
         self.size = dist.get_world_size(self.group)
         self.global_ranks: list[int] = dist.get_process_group_ranks(self.group)
         self.sent_bytes = [0] * self.size
-        """By rank of the group, since `reset`."""
-
-    def reset(self) -> None:
-        self.sent_bytes = [0] * self.size
+        """By rank of the group; whoever reads it sets it back."""
 
     @property
     def backend(self) -> str:
@@ -37,14 +34,14 @@ class Peers:
 
     def start(self, sends: Sequence[Message] = (), receives: Sequence[Message] = ()) -> list[dist.Work]:
         """Start messages and return what to wait for. Empty tensors are not sent: both sides know them."""
-        operations = []
         for tensor, to in sends:
-            if tensor.numel():
-                operations.append(dist.P2POp(dist.isend, tensor, self.global_ranks[to], self.group))
-                self.sent_bytes[to] += tensor.numel() * tensor.element_size()
-        for tensor, source in receives:
-            if tensor.numel():
-                operations.append(dist.P2POp(dist.irecv, tensor, self.global_ranks[source], self.group))
+            self.sent_bytes[to] += tensor.numel() * tensor.element_size()
+        operations = [
+            dist.P2POp(kind, tensor, self.global_ranks[rank], self.group)
+            for kind, messages in ((dist.isend, sends), (dist.irecv, receives))
+            for tensor, rank in messages
+            if tensor.numel()
+        ]
         return dist.batch_isend_irecv(operations) if operations else []
 
     def exchange(self, sends: Sequence[Message] = (), receives: Sequence[Message] = ()) -> None:

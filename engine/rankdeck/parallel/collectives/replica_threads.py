@@ -15,7 +15,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from typing import TypeVar
 
@@ -87,7 +87,8 @@ class ReplicaThreads:
             ReplicaError: of the first job that raised; all have ended by then.
         """
         futures = [self._submit(device, job, phase) for device, job in enumerate(jobs)]
-        return [_result(device, future) for device, future in enumerate(_all_done(futures))]
+        wait(futures)
+        return [_result(device, future) for device, future in enumerate(futures)]
 
     def run_in_turn(self, jobs: Sequence[Callable[[], T]], phase: str) -> list[T]:
         """Run job i on device i, one after another, each drawing from its device's random state.
@@ -108,7 +109,7 @@ class ReplicaThreads:
         checkpointing draws again there.
         """
         self._has_drawn = False
-        in_turn = self.devices.is_following
+        in_turn = self.devices.ledger.is_following
         if in_turn or self._draws.get(training, True):
             results = self.run_in_turn(jobs, "forward")
         else:
@@ -131,13 +132,10 @@ class ReplicaThreads:
     def moving(self, name: str) -> Iterator[None]:
         """A phase of device 0 in which bytes cross between devices; they are counted."""
         with self.spans.phase(0, name) as mark:
-            before = self._num_moved_bytes() if mark is not None else 0
+            before = sum(self.devices.moved_bytes.values())
             yield
             if mark is not None:
-                mark.num_bytes = self._num_moved_bytes() - before or None
-
-    def _num_moved_bytes(self) -> int:
-        return sum(self.devices.moved_bytes.values())
+                mark.num_bytes = sum(self.devices.moved_bytes.values()) - before or None
 
     def begin_lead_phase(self, name: str) -> None:
         """Device 0 is in a phase of the calling thread, until `end_lead_phase` somewhere inside autograd."""
@@ -153,7 +151,7 @@ class ReplicaThreads:
         def work() -> T:
             with self.busy_on(device), ExitStack() as stack:
                 enter(stack)
-                stack.enter_context(self.devices.on(device))
+                stack.enter_context(self.devices.ledger.on(device))
                 stack.enter_context(self.spans.phase(device, phase))
                 return job()
 
@@ -161,10 +159,10 @@ class ReplicaThreads:
 
     @contextmanager
     def _noticing_draws(self) -> Iterator[None]:
-        with self.devices.unfollowed():
+        with self.devices.ledger.paused():
             before = torch.get_rng_state()
         yield
-        with self.devices.unfollowed():
+        with self.devices.ledger.paused():
             self._has_drawn = self._has_drawn or not _is_same_state(before, torch.get_rng_state())
 
     @contextmanager
@@ -174,7 +172,7 @@ class ReplicaThreads:
             with self._noticing_draws():
                 yield
             return
-        with self.devices.unfollowed():
+        with self.devices.ledger.paused():
             of_process = torch.get_rng_state()
             own = self.random_states[device]
             before = _first_state(device) if own is None else own
@@ -182,7 +180,7 @@ class ReplicaThreads:
         try:
             yield
         finally:
-            with self.devices.unfollowed():
+            with self.devices.ledger.paused():
                 after = torch.get_rng_state()
                 if not _is_same_state(before, after):
                     self._has_drawn = True
@@ -203,29 +201,19 @@ def _first_state(device: int) -> Tensor:
 
 
 def _settings_of_this_thread(devices: VirtualDevices) -> Callable[[ExitStack], None]:
-    grad = torch.is_grad_enabled()
-    inference = torch.is_inference_mode_enabled()
-    autocast = torch.is_autocast_enabled("cpu")
-    dtype = torch.get_autocast_dtype("cpu")
+    grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    autocast, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
     cache = torch.is_autocast_cache_enabled()
-    ledger, is_following = devices.ledger, devices.is_following
+    ledger, is_following = devices.ledger, devices.ledger.is_following
 
     def enter(stack: ExitStack) -> None:
-        if inference:
-            stack.enter_context(torch.inference_mode())
+        stack.enter_context(torch.inference_mode(inference))
         stack.enter_context(torch.set_grad_enabled(grad))
-        if autocast:
-            stack.enter_context(torch.autocast("cpu", dtype, cache_enabled=cache))
+        stack.enter_context(torch.autocast("cpu", dtype, enabled=autocast, cache_enabled=cache))
         if is_following:
             stack.enter_context(ledger.following())
 
     return enter
-
-
-def _all_done(futures: list[Future[T]]) -> list[Future[T]]:
-    for future in futures:
-        future.exception()
-    return futures
 
 
 def _result(device: int, future: Future[T]) -> T:

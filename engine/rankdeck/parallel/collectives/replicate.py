@@ -38,10 +38,6 @@ class Replicas:
     leaves: list[list[Tensor]]
     sent: tuple[Tensor, ...]
 
-    @property
-    def training(self) -> bool:
-        return self.modules[0].training
-
 
 def replicate(module: nn.Module, devices: VirtualDevices, num_replicas: int) -> Replicas:
     """Copy the module of device 0 to the first `num_replicas` devices, parameters in buckets of 10 MiB.
@@ -51,14 +47,8 @@ def replicate(module: nn.Module, devices: VirtualDevices, num_replicas: int) -> 
     between steps.
     """
     parameters = list(module.parameters())
-    if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters):
-        sent: tuple[Tensor, ...] = _Broadcast.apply(devices, num_replicas, *parameters)
-        flat = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in sent]
-    else:
-        sent = ()
-        flat = [
-            copy for copies in _broadcast(parameters, devices, num_replicas, "parameters") for copy in copies
-        ]
+    sent: tuple[Tensor, ...] = _Broadcast.apply(devices, num_replicas, *parameters)
+    flat = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in sent]
     leaves = [flat[r * len(parameters) : (r + 1) * len(parameters)] for r in range(num_replicas)]
     with torch.no_grad():
         buffers = _broadcast(list(module.buffers()), devices, num_replicas, "buffers")
@@ -128,7 +118,7 @@ def _broadcast(
         return copies
     for bucket in buckets_of(tensors, BUCKET_BYTES):
         group = [tensors[index] for index in bucket]
-        with devices.phase("communication"):
+        with devices.ledger.phase("communication"):
             flat = flatten(group)
         for device in range(1, num_replicas):
             for index, part in zip(
@@ -172,6 +162,6 @@ def reduce_to_first(grads: Sequence[Sequence[Tensor | None]], devices: VirtualDe
 def _bucket_on(
     device: int, grads: Sequence[Tensor | None], likes: Sequence[Tensor], devices: VirtualDevices
 ) -> Tensor:
-    with devices.on(device), devices.phase("communication"):
+    with devices.ledger.on(device), devices.ledger.phase("communication"):
         pairs = zip(grads, likes, strict=True)
         return flatten([torch.zeros(like.shape, dtype=like.dtype) if g is None else g for g, like in pairs])

@@ -22,20 +22,17 @@ from torch.autograd.function import once_differentiable
 from rankdeck.torch_compat.modules import BatchNorm, check_batch_norm_input
 
 
-def convert_batch_norms(
-    module: nn.Module, *, on_cpu: bool, group: dist.ProcessGroup | None = None
-) -> nn.Module:
-    """The module with every batch norm over all ranks of `group`; names of weights stay.
+def convert_batch_norms(module: nn.Module, *, on_cpu: bool) -> nn.Module:
+    """The module with every batch norm over all ranks; names of weights stay.
 
     On CPU a batch norm keeps its place and changes its class; on GPUs torch makes new modules.
     """
     if not on_cpu:
-        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module, group)
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
         return converted
     for child in module.modules():
         if isinstance(child, BatchNorm) and not isinstance(child, _AcrossRanks | nn.SyncBatchNorm):
             child.__class__ = _across_ranks(type(child))  # type: ignore[assignment, arg-type]  # classes hash
-            child.process_group = group  # type: ignore[assignment]  # as nn.SyncBatchNorm names it
     return module
 
 
@@ -50,7 +47,7 @@ class _AcrossRanks(nn.Module):
             return out
         check_batch_norm_input(norm, inputs)
         values = inputs.float() if inputs.dtype in (torch.float16, torch.bfloat16) else inputs
-        normalised, mean, variance, count = _Normalise.apply(values, norm.eps, norm.process_group)
+        normalised, mean, variance, count = _Normalise.apply(values, norm.eps)
         _update_running(norm, mean, variance, count)
         if norm.affine:
             shape = _per_channel(values)
@@ -69,41 +66,36 @@ class _Normalise(torch.autograd.Function):
     """(x - mean) / std over the batches of all ranks, with what running statistics need."""
 
     @staticmethod
-    def forward(
-        ctx: Any, inputs: Tensor, eps: float, group: dist.ProcessGroup | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, inputs: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         dims, shape = _all_but_channels(inputs), _per_channel(inputs)
         own_count = inputs.numel() // inputs.shape[1]
         own_mean = inputs.mean(dims)
         own_squares = (inputs - own_mean.view(shape)).square_().sum(dims)
-        mean, variance, count = _of_all(own_mean, own_squares, own_count, group)
+        mean, variance, count = _of_all(own_mean, own_squares, own_count)
         inverse_std = torch.rsqrt(variance + eps)
         normalised = (inputs - mean.view(shape)).mul_(inverse_std.view(shape))
         ctx.save_for_backward(normalised, inverse_std, count)
-        ctx.group = group
         ctx.mark_non_differentiable(mean, variance, count)
         return normalised, mean, variance, count
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         grad = grads[0]
         normalised, inverse_std, count = ctx.saved_tensors
         dims, shape = _all_but_channels(grad), _per_channel(grad)
         sums = torch.stack([grad.sum(dims), (grad * normalised).sum(dims)])
-        dist.all_reduce(sums, group=ctx.group)
+        dist.all_reduce(sums)
         mean_grad, mean_product = (sums / count).unbind(0)
         centred = grad - mean_grad.view(shape) - normalised * mean_product.view(shape)
-        return centred * inverse_std.view(shape), None, None
+        return centred * inverse_std.view(shape), None
 
 
-def _of_all(
-    mean: Tensor, squares: Tensor, count: int, group: dist.ProcessGroup | None
-) -> tuple[Tensor, Tensor, Tensor]:
+def _of_all(mean: Tensor, squares: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and biased variance (C,) over all ranks, and the count () behind them, from each rank's own."""
     own = torch.cat([mean, squares, mean.new_tensor([count])])
-    gathered = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(gathered, own, group=group)
+    gathered = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, own)
     table = torch.stack(gathered)
     channels = len(mean)
     means, all_squares, counts = table[:, :channels], table[:, channels:-1], table[:, -1:]

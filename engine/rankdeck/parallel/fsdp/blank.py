@@ -20,8 +20,6 @@ from torch import Tensor, nn
 from rankdeck.parallel.collectives.broadcast import broadcast_from_rank_0
 from rankdeck.torch_compat.modules import own_tensors
 
-Owner = tuple[nn.Module, str]
-
 
 class BlankModel:
     """`module` under its original names; `fill` gives the weights of a part of it their memory and values."""
@@ -32,12 +30,12 @@ class BlankModel:
         *,
         rank: int,
         device: torch.device,
-        dtype: torch.dtype | None = None,
-        without_memory: Callable[[Callable[[], nn.Module]], nn.Module] | None = None,
+        dtype: torch.dtype | None,
+        without_memory: Callable[[Callable[[], nn.Module]], nn.Module],
     ) -> None:
-        """`dtype` is that of floating weights, by default as the model has them; `without_memory` builds the
-        model on all ranks but the first, by default `model_on_meta`."""
-        self.module = (model_fn() if rank == 0 else (without_memory or model_on_meta)(model_fn)).train()
+        """`dtype` is that of floating weights, None as the model has them; `without_memory` builds the model
+        on all ranks but the first."""
+        self.module = (model_fn() if rank == 0 else without_memory(model_fn)).train()
         self._device = device
         self._dtype = dtype
         self._filled: dict[Tensor, Tensor] = {}

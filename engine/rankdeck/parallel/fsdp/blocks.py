@@ -10,7 +10,9 @@ Source: torch.distributed.fsdp.fully_shard; Rajbhandari et al., "ZeRO" (2020), s
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -25,41 +27,67 @@ HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float
 """Weights are gathered in half the bytes; each rank's slice and the sums of gradients stay fp32."""
 
 
-def shard_blocks(
-    model: nn.Module,
-    prepare: Callable[[nn.Module], None] = lambda part: None,
-    *,
-    mesh: DeviceMesh,
-    reshard: bool = True,
-    half: bool = False,
-    find_unused: bool = False,
-) -> list[nn.Parameter]:
-    """Cut the model's weights over `mesh`, in place; returns those that stay whole on every rank (scalars).
+@dataclass(frozen=True)
+class Sharding:
+    """How weights are cut over `mesh`: `reshard` lets a block go between its forward and its backward, `half`
+    gathers in 16 bits, and with `find_unused` a weight without a gradient counts as zero, so that ranks may
+    use different ones."""
 
-    `prepare(part)` is called before a part is cut (see BlankModel.fill). `find_unused`: a weight without a
-    gradient counts as zero, so that ranks may use different ones.
-    """
-    policy = HALF if half else MixedPrecisionPolicy()
-    for block in _blocks_apart(model):
-        prepare(block)
-        _shard_norms(block, mesh, half)
-        fully_shard(
-            block,
-            mesh=mesh,
-            reshard_after_forward=reshard,
-            mp_policy=policy,
-            ignored_params=set(_scalars(block)),
-        )
-    prepare(model)
-    _shard_norms(model, mesh, half)
-    whole = _scalars(model)
-    fully_shard(model, mesh=mesh, mp_policy=policy, ignored_params=set(whole))
-    for module in sharded_modules(model):
-        # A sum needs no division: torch's mean would need the loss to be scaled up first.
-        module.set_gradient_divide_factor(1.0)
-        module.set_force_sum_reduction_for_comms(True)
-        count_unused_as_zero(module, find_unused)
-    return whole
+    mesh: DeviceMesh
+    reshard: bool = True
+    half: bool = False
+    find_unused: bool = False
+
+    def shard(
+        self, model: nn.Module, prepare: Callable[[nn.Module], None] = lambda part: None
+    ) -> list[nn.Parameter]:
+        """Cut the model's weights, in place; returns those that stay whole on every rank (scalars).
+
+        `prepare(part)` is called before a part is cut (see BlankModel.fill).
+        """
+        mesh, policy = self.mesh, HALF if self.half else MixedPrecisionPolicy()
+        for block in _blocks_apart(model):
+            prepare(block)
+            self._shard_norms(block)
+            ignored = set(_scalars(block))
+            fully_shard(
+                block, mesh=mesh, reshard_after_forward=self.reshard, mp_policy=policy, ignored_params=ignored
+            )
+        prepare(model)
+        self._shard_norms(model)
+        whole = _scalars(model)
+        fully_shard(model, mesh=mesh, mp_policy=policy, ignored_params=set(whole))
+        for module in sharded_modules(model):
+            # A sum needs no division: torch's mean would need the loss to be scaled up first.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+            count_unused_as_zero(module, self.find_unused)
+        return whole
+
+    def _shard_norms(self, part: nn.Module) -> None:
+        """Batch norms are groups of their own under `half`: their weights stay fp32, as their statistics."""
+        for module in part.modules() if self.half else ():
+            is_cut = isinstance(module, FSDPModule)
+            if isinstance(module, BatchNorm) and module.affine and not is_cut and module is not part:
+                fully_shard(module, mesh=self.mesh)
+
+    def sent_bytes_per_step(self, model: nn.Module, *, parts: int, backend: str) -> int:
+        """What one rank sends for weights and gradients in one step of `parts` forwards and backwards.
+
+        Gathering P bytes costs (n-1)/n x P, twice a part for a block that lets go in between. Gradients are
+        scattered once: (n-1)/n x G by NCCL, 2(n-1)/n x G by gloo, which all-reduces them and drops the rest.
+        """
+        num_ranks, scatter_factor = self.mesh.size(), 2 if backend == "gloo" else 1
+        total = 0.0
+        for module in [module for module in model.modules() if isinstance(module, FSDPModule)]:
+            num_gathers = 2 if module is not model and self.reshard else 1
+            travels_as_half = self.half and not isinstance(module, BatchNorm)
+            for parameter in _own_parameters(module):
+                numel = _padded_numel(parameter, num_ranks)
+                gathered = 2 if travels_as_half else parameter.element_size()
+                total += parts * num_gathers * numel * gathered
+                total += scatter_factor * numel * parameter.element_size() if parameter.requires_grad else 0
+        return round((num_ranks - 1) / num_ranks * total)
 
 
 def sharded_modules(model: nn.Module) -> Iterator[FSDPModule]:
@@ -73,63 +101,18 @@ def reshard_blocks(model: nn.Module) -> None:
         module.reshard()
 
 
-def sent_bytes_per_step(
-    model: nn.Module, num_ranks: int, *, parts: int, reshard: bool, half: bool, backend: str
-) -> int:
-    """What one rank sends for weights and gradients in one step of `parts` forwards and backwards.
-
-    Gathering P bytes costs (n-1)/n x P, twice a part for a block that lets go in between. Gradients are
-    scattered once: (n-1)/n x G by NCCL, 2(n-1)/n x G by gloo, which all-reduces them and drops the rest.
-    """
-    share = (num_ranks - 1) / num_ranks
-    scatter_factor = 2 if backend == "gloo" else 1
-    total = 0.0
-    for module in model.modules():
-        if not isinstance(module, FSDPModule):
-            continue
-        is_block = module is not model and reshard
-        travels_as_half = half and not _is_norm(module)
-        for parameter in _own_parameters(module):
-            numel = _padded_numel(parameter, num_ranks)
-            gathered = 2 if travels_as_half else parameter.element_size()
-            total += parts * (2 if is_block else 1) * numel * gathered
-            total += scatter_factor * numel * parameter.element_size() if parameter.requires_grad else 0
-    return round(share * total)
-
-
 def _blocks_apart(model: nn.Module) -> list[nn.Module]:
     """Blocks that share no weight with the rest of the model."""
-    holders: dict[nn.Parameter, int] = {}
-    for module in model.modules():
-        for parameter in own_parameters(module).values():
-            if parameter is not None:
-                holders[parameter] = holders.get(parameter, 0) + 1
-    return [
-        block
-        for block in repeated_blocks(model)
-        if block is not model and _holds_all(block, holders) and any(True for _ in block.parameters())
-    ]
+    uses = _num_uses(model)
+    blocks = [block for block in repeated_blocks(model) if block is not model]
+    inside = [(block, _num_uses(block)) for block in blocks]
+    return [block for block, own in inside if own and all(uses[weight] == own[weight] for weight in own)]
 
 
-def _holds_all(block: nn.Module, holders: dict[nn.Parameter, int]) -> bool:
-    inside: dict[nn.Parameter, int] = {}
-    for module in block.modules():
-        for parameter in own_parameters(module).values():
-            if parameter is not None:
-                inside[parameter] = inside.get(parameter, 0) + 1
-    return all(holders[parameter] == count for parameter, count in inside.items())
-
-
-def _shard_norms(part: nn.Module, mesh: DeviceMesh, half: bool) -> None:
-    """Batch norms are groups of their own under `half`: their weights stay fp32, as their statistics are."""
-    for module in part.modules() if half else ():
-        is_cut = isinstance(module, FSDPModule)
-        if _is_norm(module) and module.affine and not is_cut and module is not part:
-            fully_shard(module, mesh=mesh)
-
-
-def _is_norm(module: nn.Module) -> bool:
-    return isinstance(module, BatchNorm)
+def _num_uses(model: nn.Module) -> Counter[nn.Parameter]:
+    """How many modules hold each weight."""
+    tables = (own_parameters(module) for module in model.modules())
+    return Counter(parameter for table in tables for parameter in table.values() if parameter is not None)
 
 
 def _scalars(part: nn.Module) -> list[nn.Parameter]:

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from rankdeck.base.errors import ModelError
-from rankdeck.parallel.fsdp.blocks import shard_blocks
-from rankdeck.parallel.tensor.apply import names_by_weight, tie_again
+from rankdeck.parallel.fsdp.blocks import Sharding
+from rankdeck.parallel.tensor.apply import tie_again
+from rankdeck.parallel.tensor.plan import names_by_weight
 
 
-def shard_stages(
-    model: nn.Module, runners: Sequence[nn.Module], mesh: DeviceMesh, *, half: bool
-) -> list[nn.Parameter]:
+def shard_stages(model: nn.Module, runners: Sequence[nn.Module], sharding: Sharding) -> list[nn.Parameter]:
     """Cut the weights that `runners` (modules around this rank's stages of `model`) use, in place; returns
     those that stay whole.
 
@@ -23,18 +21,15 @@ def shard_stages(
     """
     whole: list[nn.Parameter] = []
     ties = names_by_weight(model)
-    seen: set[nn.Parameter] = set()
+    weights = [weight for runner in runners for weight in runner.parameters()]
+    if len(set(weights)) < len(weights):
+        raise ModelError(
+            "A tied weight lies in two stages of one rank, which shard cannot cut twice.",
+            path="strategy.schedule",
+            advice="Use schedule = 1f1b or gpipe, shard = 1, or a model whose weights are not tied.",
+        )
     for runner in runners:
-        own = set(runner.parameters())
-        if own & seen:
-            raise ModelError(
-                "A tied weight lies in two stages of one rank, which shard cannot cut twice.",
-                path="strategy.schedule",
-                advice="Use schedule = 1f1b or gpipe, shard = 1, or a model whose weights are not tied.",
-            )
-        seen |= own
-        # What is gathered stays until the step's last backward: microbatches would gather it again.
-        whole += shard_blocks(runner, mesh=mesh, reshard=False, half=half)
+        whole += sharding.shard(runner)
     tie_again(model, ties, _names_inside(model, runners))
     return whole
 

@@ -12,12 +12,13 @@ Read find.py next: where the units of a model come from.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from rankdeck.base.errors import ModelError
+from rankdeck.parallel.nested import call
 
 Received = tuple[Tensor, ...] | None
 
@@ -34,22 +35,20 @@ class Chain(ABC):
 
     reads_inputs: ClassVar[bool] = True
     """Whether stages after the first look at the model's inputs."""
+    takes_any_batch: ClassVar[bool] = True
+    """Whether a stage runs for other batch sizes than that of the sample."""
 
     @abstractmethod
     def stage(self, start: int, end: int) -> nn.Module:
         """The units [start, end) as one module with `forward(received, inputs)`."""
 
-    @property
-    def takes_any_batch(self) -> bool:
-        """Whether a stage runs for other batch sizes than that of the sample."""
-        return True
+    def units(self) -> Iterator[nn.Module]:
+        """Stages of one unit, one after another."""
+        return (self.stage(index, index + 1) for index in range(len(self)))
 
     def holds_weights(self) -> list[bool]:
         """Per unit: whether it has a parameter that can be trained."""
-        return [
-            any(parameter.requires_grad for parameter in self.stage(index, index + 1).parameters())
-            for index in range(len(self))
-        ]
+        return [any(parameter.requires_grad for parameter in unit.parameters()) for unit in self.units()]
 
 
 def handed_on(output: Any, where: str) -> tuple[Tensor, ...]:
@@ -92,15 +91,8 @@ class UnitStage(nn.Module):
     def forward(self, received: Received, inputs: Any) -> Any:
         passing: Any = inputs if received is None else received
         for index, unit in enumerate(self.units):
-            at_the_start = received is None and index == 0
-            passing = _feed(unit, passing, as_model=at_the_start)
+            # The first unit takes the model's inputs as the model does: a dict as keyword arguments.
+            is_model_input = received is None and index == 0
+            takes_apart = is_model_input or not isinstance(passing, dict)
+            passing = call(unit, passing) if takes_apart else unit(passing)
         return passing if self.is_last else handed_on(passing, f"Unit {self.names[-1]}")
-
-
-def _feed(unit: nn.Module, passing: Any, *, as_model: bool) -> Any:
-    """The first unit takes the model's inputs as the model does; a tuple becomes positional arguments."""
-    if as_model and isinstance(passing, dict):
-        return unit(**passing)
-    if isinstance(passing, tuple | list):
-        return unit(*passing)
-    return unit(passing)

@@ -50,8 +50,10 @@ class StageCommunication:
         named after the number of groups that each has made before, and unequal numbers never meet.
         """
         names = {id(parameter): name for name, parameter in self.cut.model.named_parameters()}
+        # The ranks of this pipeline, by their numbers in the run.
+        members = tuple(self._global_rank(rank) for rank in range(dist.get_world_size(self.group)))
         groups: dict[tuple[int, ...], Any] = {}
-        found = []
+        tied = []
         for parameter, stages in self.cut.shared_parameters():
             ranks = tuple(sorted({self.rank_of[stage] for stage in stages}))
             if len(ranks) == 1:
@@ -61,15 +63,10 @@ class StageCommunication:
                     tuple(ranks_of): dist.new_group([ranks_of[rank] for rank in ranks])
                     for ranks_of in pipelines
                 }
-                groups[ranks] = made[self._members]
+                groups[ranks] = made[members]
             if self.rank in ranks:
-                found.append((names[id(parameter)], groups[ranks]))
-        return found
-
-    @property
-    def _members(self) -> tuple[int, ...]:
-        """The ranks of this pipeline, by their numbers in the run."""
-        return tuple(self._global_rank(rank) for rank in range(dist.get_world_size(self.group)))
+                tied.append((names[id(parameter)], groups[ranks]))
+        return tied
 
     def tied(self) -> list[tuple[nn.Parameter, dist.ProcessGroup]]:
         """Weights of this rank that other ranks hold too; looked up by name, since a hybrid replaces them."""
@@ -133,8 +130,7 @@ class StageCommunication:
         """The tensors of a boundary, for a batch of `samples`, from a rank."""
         received = []
         for shape in boundary:
-            shape = shape.of_batch(samples)
-            tensor = torch.empty(shape.shape, dtype=shape.dtype, device=self.device)
+            tensor = shape.empty(self.device, samples)
             dist.recv(tensor, self._global_rank(rank), group=group or self.group)
             received.append(tensor)
         return tuple(received)

@@ -9,6 +9,7 @@ Read cuts.py next.
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -32,13 +33,10 @@ class TensorShape:
     shape: tuple[int, ...]
     dtype: torch.dtype
 
-    @property
-    def num_bytes(self) -> int:
-        return torch.Size(self.shape).numel() * self.dtype.itemsize
-
-    def of_batch(self, num_samples: int) -> TensorShape:
-        """The same for another number of samples."""
-        return TensorShape((num_samples, *self.shape[1:]), self.dtype)
+    def empty(self, device: torch.device | str, num_samples: int | None = None) -> Tensor:
+        """A tensor like it on a device, for as many samples or another number of them."""
+        shape = self.shape if num_samples is None else (num_samples, *self.shape[1:])
+        return torch.empty(shape, dtype=self.dtype, device=device)
 
 
 Boundary = tuple[TensorShape, ...]
@@ -51,17 +49,17 @@ def boundaries(chain: Chain, inputs: Any, num_samples: int) -> list[Boundary]:
     """
 
     def run(shapes: Any) -> list[Boundary]:
-        found: list[Boundary] = [()]
+        entering: list[Boundary] = [()]
         passing: Received = None
-        for index in range(len(chain) - 1):
-            passing = chain.stage(index, index + 1)(passing, shapes)
+        for unit in itertools.islice(chain.units(), len(chain) - 1):
+            passing = unit(passing, shapes)
             assert passing is not None
-            found.append(tuple(TensorShape(tuple(tensor.shape), tensor.dtype) for tensor in passing))
-        return found
+            entering.append(tuple(TensorShape(tuple(tensor.shape), tensor.dtype) for tensor in passing))
+        return entering
 
     with without_effects(chain.model), torch.no_grad():
-        found = on_shapes(run, inputs)
-    for name, boundary in zip(chain.names, found, strict=True):
+        entering = on_shapes(run, inputs)
+    for name, boundary in zip(chain.names, entering, strict=True):
         for tensor in boundary:
             if tensor.shape[:1] != (num_samples,):
                 raise ModelError(
@@ -70,14 +68,21 @@ def boundaries(chain: Chain, inputs: Any, num_samples: int) -> list[Boundary]:
                     path="strategy.cuts",
                     advice="Hand the batch on as the first dim, or cut elsewhere.",
                 )
-    return found
+    return entering
+
+
+def unit_costs(chain: Chain, balance: str, inputs: Any, device: torch.device) -> list[float]:
+    """What each unit costs by `balance`: parameters, time or activations."""
+    if balance == "time":
+        return time_costs(chain, inputs, device)
+    return activation_costs(chain, inputs) if balance == "activations" else parameter_costs(chain)
 
 
 def parameter_costs(chain: Chain) -> list[float]:
     counted: set[int] = set()
     costs = []
-    for index in range(len(chain)):
-        fresh = [p for p in chain.stage(index, index + 1).parameters() if id(p) not in counted]
+    for unit in chain.units():
+        fresh = [p for p in unit.parameters() if id(p) not in counted]
         counted.update(map(id, fresh))
         costs.append(float(sum(parameter.numel() for parameter in fresh)))
     return costs
@@ -89,8 +94,7 @@ def time_costs(chain: Chain, inputs: Any, device: torch.device) -> list[float]:
     costs = []
     inputs = each_tensor(inputs, lambda tensor: tensor.to(device))
     with without_effects(chain.model), torch.no_grad():
-        for index in range(len(chain)):
-            unit = chain.stage(index, index + 1)
+        for unit in chain.units():
             home = next((p.device for p in unit.parameters()), torch.device("cpu"))
             output: Any = None
             fastest_s = float("inf")
@@ -113,8 +117,7 @@ def activation_costs(chain: Chain, inputs: Any) -> list[float]:
     def run(shapes: Any) -> list[float]:
         passing: Received = None
         costs = []
-        for index in range(len(chain)):
-            unit = chain.stage(index, index + 1)
+        for unit in chain.units():
             saved, output = _saved_bytes(unit, passing, shapes)
             costs.append(float(saved))
             if isinstance(output, tuple):

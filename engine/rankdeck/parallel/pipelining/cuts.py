@@ -33,29 +33,19 @@ def balanced_cuts(costs: Sequence[float], num_stages: int, holds_weights: Sequen
         )
 
     @cache
-    def best(start: int, stages: int) -> tuple[float, float, int] | None:
-        """(largest stage, sum of squares, end of the first stage) for units from `start` on."""
-        if stages == 1:
-            cost = total[num_units] - total[start]
-            return (cost, cost**2, num_units) if weighted[num_units] > weighted[start] else None
-        found = None
-        for end in range(start + 1, num_units - stages + 2):
-            rest = best(end, stages - 1) if weighted[end] > weighted[start] else None
-            if rest is None:
-                continue
+    def best(start: int, stages: int) -> tuple[float, float, tuple[int, ...]] | None:
+        """(largest stage, sum of squares, ends of the stages) for units from `start` on."""
+        options = []
+        for end in range(start + 1, num_units - stages + 2) if stages > 1 else [num_units]:
             cost = total[end] - total[start]
-            option = (max(cost, rest[0]), cost**2 + rest[1], end)
-            if found is None or option < found:
-                found = option
-        return found
+            rest = best(end, stages - 1) if stages > 1 else (cost, 0.0, ())
+            if rest is not None and weighted[end] > weighted[start]:
+                options.append((max(cost, rest[0]), cost**2 + rest[1], (end, *rest[2])))
+        return min(options, default=None)
 
-    cuts, start = [], 0
-    for stages in range(num_stages, 1, -1):
-        found = best(start, stages)
-        assert found is not None, "there are enough units with weights"
-        start = found[2]
-        cuts.append(start)
-    return cuts
+    stages = best(0, num_stages)
+    assert stages is not None, "there are enough units with weights"
+    return list(stages[2][:-1])
 
 
 def given_cuts(

@@ -7,12 +7,12 @@ that no unit uses belongs to the first stage. Read communication.py next, then t
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from rankdeck.config.catalog import CutOptions
@@ -35,7 +35,8 @@ class Weight:
 
 
 class CutModel:
-    """`stages[i]` is called as chain.py says. `boundaries[i]` enters it, for batches of the sample's size."""
+    """`stages[i]` is called as chain.py says. `boundaries[i]` enters it, for batches of the sample's size;
+    behind the last stage there is one more, which is empty."""
 
     def __init__(self, chain: Chain, cuts: list[int], boundaries: list[Boundary]) -> None:
         starts, ends = [0, *cuts], [*cuts, len(chain)]
@@ -43,7 +44,7 @@ class CutModel:
         self.takes_any_batch = chain.takes_any_batch
         self.reads_inputs = chain.reads_inputs
         self.units = [chain.names[start:end] for start, end in zip(starts, ends, strict=True)]
-        self.boundaries = [boundaries[start] for start in starts]
+        self.boundaries = [*(boundaries[start] for start in starts), ()]
         self.stages = [chain.stage(start, end) for start, end in zip(starts, ends, strict=True)]
         self._holders = self._find_holders()
         self.weights = [
@@ -54,7 +55,7 @@ class CutModel:
     def _find_holders(self) -> dict[int, tuple[int, ...]]:
         holders: dict[int, tuple[int, ...]] = {}
         for index, stage in enumerate(self.stages):
-            for tensor in tensors_of(stage):
+            for tensor in weights_and_buffers(stage):
                 holders[id(tensor)] = (*holders.get(id(tensor), ()), index)
         return holders
 
@@ -63,31 +64,13 @@ class CutModel:
         held = [(parameter, self._holders.get(id(parameter), (0,))) for parameter in self.model.parameters()]
         return [(parameter, stages) for parameter, stages in held if len(stages) > 1]
 
-    def owned_by(self, stages: Iterable[int]) -> list[nn.Parameter]:
-        """Parameters that one of the stages owns: each parameter of the model has one owner."""
-        wanted = set(stages)
-        return [p for p in self.model.parameters() if self._holders.get(id(p), (0,))[0] in wanted]
-
     def held_by(self, stages: Iterable[int]) -> list[Tensor]:
         """Parameters and buffers that any of the stages needs, each once."""
         wanted = set(stages)
-        found: dict[int, Tensor] = {}
-        for stage in wanted:
-            found.update((id(tensor), tensor) for tensor in tensors_of(self.stages[stage]))
+        held = [tensor for stage in wanted for tensor in weights_and_buffers(self.stages[stage])]
         if 0 in wanted:
-            found.update((id(t), t) for t in tensors_of(self.model) if id(t) not in self._holders)
-        return list(found.values())
-
-    @contextlib.contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Eval mode for the model and its stages, which are modules of their own over the same weights."""
-        for module in (self.model, *self.stages):
-            module.eval()
-        try:
-            yield
-        finally:
-            for module in (self.model, *self.stages):
-                module.train()
+            held += [t for t in weights_and_buffers(self.model) if id(t) not in self._holders]
+        return list({id(tensor): tensor for tensor in held}.values())
 
     def keep_only(self, stages: Iterable[int]) -> None:
         """Drop what other stages hold: the model stays a tree of the same names with holes in it."""
@@ -109,12 +92,10 @@ def cut_model(
     num_samples: int,
     *,
     device: torch.device,
-    agree: Callable[[list[float]], list[float]] = lambda costs: costs,
 ) -> CutModel:
     """The model in `num_stages` stages, cut as strategy.cuts or strategy.balance say.
 
-    `inputs` is a batch of `num_samples` as each stage will see it. `agree` makes measured times the same on
-    all ranks, which must cut alike.
+    `inputs` is a batch of `num_samples` as each stage will see it. All ranks of the run call this together.
 
     Raises: ModelError, ConfigError.
     """
@@ -123,20 +104,15 @@ def cut_model(
     if options.cuts:
         cuts = given_cuts(options.cuts, chain.names, num_stages, holds_weights)
     else:
-        measured = unit_costs(chain, options.balance, inputs, device)
-        cuts = balanced_cuts(agree(measured), num_stages, holds_weights)
+        shared = [costs.unit_costs(chain, options.balance, inputs, device)]
+        if dist.is_initialized():
+            # Rank 0's measured times for all: every pipeline of a mesh must cut alike.
+            dist.broadcast_object_list(shared, src=0)
+        cuts = balanced_cuts(shared[0], num_stages, holds_weights)
     return CutModel(chain, cuts, costs.boundaries(chain, inputs, num_samples))
 
 
-def unit_costs(chain: Chain, balance: str, inputs: Any, device: torch.device) -> list[float]:
-    if balance == "time":
-        return costs.time_costs(chain, inputs, device)
-    if balance == "activations":
-        return costs.activation_costs(chain, inputs)
-    return costs.parameter_costs(chain)
-
-
-def tensors_of(module: nn.Module) -> list[Tensor]:
+def weights_and_buffers(module: nn.Module) -> list[Tensor]:
     """Parameters, then buffers, each once."""
     return [*module.parameters(), *module.buffers()]
 

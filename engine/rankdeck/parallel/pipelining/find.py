@@ -67,8 +67,8 @@ def _computes_the_same(chain: Chain, model: nn.Module, inputs: Any) -> bool:
     try:
         with without_effects(model), torch.no_grad():
             wanted = call(model, inputs)
-            for index in range(len(chain)):
-                passing = chain.stage(index, index + 1)(passing, inputs)
+            for unit in chain.units():
+                passing = unit(passing, inputs)
     except Exception:  # a stage that lacks what it needs may fail in any way: then it is no such row
         return False
     ours, theirs = (

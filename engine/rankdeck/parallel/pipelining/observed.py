@@ -16,6 +16,7 @@ finds that out by running the units against the model. Read chain.py first, trac
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -52,25 +53,20 @@ def observe(model: nn.Module, inputs: Any) -> list[Seen]:
     """The modules that may be units, in the order in which they ran, each of them once."""
     seen: list[Seen] = []
 
-    def hook_of(name: str) -> Any:
-        def hook(_module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            first = args[0] if args and isinstance(args[0], Tensor) else None
-            carries = first is not None and first.is_floating_point() and first.requires_grad
-            seen.append(Seen(name, carries, None if first is None else first.shape, _shapes(output)))
-
-        return hook
+    def note(name: str, _module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        first = args[0] if args and isinstance(args[0], Tensor) else None
+        carries = first is not None and first.is_floating_point() and first.requires_grad
+        seen.append(Seen(name, carries, None if first is None else first.shape, _shapes(output)))
 
     def run(shapes: Any) -> None:
         seen.clear()
         call(model, shapes)
 
-    handles = [unit.register_forward_hook(hook_of(name)) for name, unit in _open(model, "")]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for name, unit in _open(model, ""):
+            hooks.enter_context(unit.register_forward_hook(functools.partial(note, name)))
         with without_effects(model), torch.enable_grad():
             on_shapes(run, inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
     names = [unit.name for unit in seen]
     return [unit for unit in seen if names.count(unit.name) == 1]
 
@@ -112,12 +108,10 @@ class ObservedChain(Chain):
     def __init__(self, model: nn.Module, seen: Sequence[Seen], num_samples: int) -> None:
         groups: list[list[Seen]] = []
         for unit in seen:
-            if unit.can_cut and groups:
-                groups.append([unit])
-            elif groups:
+            if groups and not unit.can_cut:
                 groups[-1].append(unit)
             else:
-                groups = [[unit]]
+                groups.append([unit])
         super().__init__(model, [group[0].name for group in groups])
         self._groups = groups
         self._num_samples = num_samples
@@ -191,11 +185,11 @@ def _end(*args: Any, **_kwargs: Any) -> Any:
 
 def _above(units: Sequence[str]) -> set[str]:
     """Names of the modules that hold units, the model itself ("") included."""
-    found = {""}
+    above = {""}
     for name in units:
         while name := name.rpartition(".")[0]:
-            found.add(name)
-    return found
+            above.add(name)
+    return above
 
 
 def _empty(module: nn.Module) -> None:

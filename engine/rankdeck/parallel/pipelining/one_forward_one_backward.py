@@ -15,16 +15,17 @@ Language Model Training on GPU Clusters, 2021. Read schedules.py before, ../../s
 
 from __future__ import annotations
 
+import functools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from rankdeck.memory.null_ledger import AnyLedger
 from rankdeck.parallel.collectives.peers import Peers
 from rankdeck.parallel.fsdp.blocks import sharded_modules
+from rankdeck.parallel.pipelining.communication import StageCommunication
 from rankdeck.parallel.pipelining.costs import Boundary
 from rankdeck.parallel.pipelining.stages import StageRunner, Traffic
 
@@ -74,83 +75,46 @@ def one_forward_one_backward(
 
 
 class Neighbour:
-    """The rank of the stage before or after, by its number among `peers`; None where there is no such stage.
+    """The rank of the stage before or after. `exchange_with(tensors, boundary)` sends there and gives what
+    comes back, of which `boundary` says the shapes and dtypes."""
 
-    `boundary` says the shapes and dtypes of what comes from there.
-    """
-
-    def __init__(
-        self,
-        rank: int | None,
-        boundary: Boundary,
-        *,
-        peers: Peers | None,
-        device: torch.device,
-        traffic: Traffic,
-        ledger: AnyLedger,
-    ) -> None:
-        self._rank = rank
+    def __init__(self, exchange_with: Callable[[Tensors, Boundary], Tensors], boundary: Boundary) -> None:
+        self._exchange_with = exchange_with
         self._boundary = boundary
-        self._device = device
-        self._peers = peers
-        self._traffic = traffic
-        self._ledger = ledger
 
     def send(self, tensors: Tensors) -> None:
         """Returns once the tensors may be freed."""
-        self._exchange(tensors, ())
+        self._exchange_with(tensors, ())
 
     def receive(self) -> Tensors:
-        return self._exchange((), self._boundary)
+        return self._exchange_with((), self._boundary)
 
     def exchange(self, tensors: Tensors) -> Tensors:
         """Send and receive at once: neither rank waits for the other to begin."""
-        return self._exchange(tensors, self._boundary)
-
-    def _exchange(self, tensors: Tensors, boundary: Boundary) -> Tensors:
-        if self._peers is None or self._rank is None:
-            return ()
-        outgoing = [tensor.detach().contiguous() for tensor in tensors]
-        with self._ledger.phase("communication"):
-            incoming = [
-                torch.empty(shape.shape, dtype=shape.dtype, device=self._device) for shape in boundary
-            ]
-        rank = self._rank
-        self._peers.exchange([(tensor, rank) for tensor in outgoing], [(tensor, rank) for tensor in incoming])
-        self._traffic.count_sent(outgoing)
-        return tuple(incoming)
+        return self._exchange_with(tensors, self._boundary)
 
 
 class HandWrittenSchedule:
-    """The function above over the one stage of a rank, with its spans and what is in flight.
-
-    `boundaries[i]` enters stage i; the last is empty.
-    """
+    """The function above over the one stage of a rank, with its spans and what is in flight."""
 
     def __init__(
         self,
         runner: StageRunner,
-        boundaries: Sequence[Boundary],
+        stages: StageCommunication,
         num_microbatches: int,
-        *,
-        device: torch.device,
-        group: dist.ProcessGroup | None,
         traffic: Traffic,
         ledger: AnyLedger,
     ) -> None:
-        stage, num_stages, peers = runner.index, len(boundaries) - 1, Peers(group)
-        gradients = tuple(shape for shape in boundaries[stage + 1] if shape.dtype.is_floating_point)
         self._runner = runner
-        self._traffic = traffic
+        self._device = stages.device
+        self._peers = Peers(stages.group)
         self._num_microbatches = num_microbatches
-        self._num_ahead = num_stages - 1 - stage
-        self._previous, self._following = (
-            Neighbour(rank, boundary, peers=peers, device=device, traffic=traffic, ledger=ledger)
-            for rank, boundary in (
-                (None if runner.is_first else stage - 1, boundaries[stage]),
-                (None if runner.is_last else stage + 1, gradients),
-            )
-        )
+        self._traffic = traffic
+        self._ledger = ledger
+        stage, boundaries = runner.index, stages.cut.boundaries
+        gradients = tuple(shape for shape in boundaries[stage + 1] if shape.dtype.is_floating_point)
+        self._previous = Neighbour(functools.partial(self._exchange, stage - 1), boundaries[stage])
+        self._following = Neighbour(functools.partial(self._exchange, stage + 1), gradients)
 
     def run(self) -> None:
         """All microbatches of the batch that the runner has started with."""
@@ -159,9 +123,20 @@ class HandWrittenSchedule:
             self._backward,
             self._previous,
             self._following,
-            num_ahead=self._num_ahead,
+            num_ahead=self._peers.size - 1 - self._runner.index,
             num_microbatches=self._num_microbatches,
         )
+
+    def _exchange(self, rank: int, tensors: Tensors, boundary: Boundary) -> Tensors:
+        """Nobody is before the first rank and behind the last one."""
+        if not 0 <= rank < self._peers.size:
+            return ()
+        outgoing = [tensor.detach().contiguous() for tensor in tensors]
+        with self._ledger.phase("communication"):
+            incoming = [shape.empty(self._device) for shape in boundary]
+        self._peers.exchange([(tensor, rank) for tensor in outgoing], [(tensor, rank) for tensor in incoming])
+        self._traffic.count_sent(outgoing)
+        return tuple(incoming)
 
     def _forward(self, microbatch: int, received: Tensors) -> Tensors:
         runner = self._runner

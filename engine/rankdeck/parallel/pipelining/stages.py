@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
 from rankdeck.models.losses import Loss
+from rankdeck.parallel.pipelining.communication import StageCommunication
 from rankdeck.parallel.pipelining.costs import Boundary
+from rankdeck.parallel.pipelining.cutting import CutModel
 from rankdeck.parallel.pipelining.schedules import make_schedule
 from rankdeck.profiling.spans import SpanRecorder
 from rankdeck.torch_compat.pipelining import raised_in_a_stage, receive_buffers
@@ -48,28 +50,23 @@ class Traffic:
 
 
 class StageRunner(nn.Module):
-    """One stage of the model on the microbatch of the moment, and the loss behind the last stage.
-
-    `leaves` are the shapes and dtypes of what the stage hands on.
-    """
+    """Stage `index` of a model on the microbatch of the moment, and the loss behind the last stage."""
 
     def __init__(
         self,
-        stage: nn.Module,
+        cut: CutModel,
         index: int,
-        num_stages: int,
-        leaves: Boundary,
         loss: Loss,
         autocast: Callable[[], contextlib.AbstractContextManager[Any]],
     ) -> None:
         super().__init__()
-        self.stage = stage
+        self.stage = cut.stages[index]
         self.index = index
         self.is_first = index == 0
-        self.is_last = index == num_stages - 1
+        self.is_last = index == len(cut.stages) - 1
         self.microbatch = 0
         self.sums: list[tuple[Tensor, Any]] = []
-        self._leaves = leaves
+        self._leaves = cut.boundaries[index + 1]
         self._loss = loss
         self._autocast = autocast
         self._inputs: list[Any] = []
@@ -95,23 +92,18 @@ class StageRunner(nn.Module):
 
 
 class TorchSchedule:
-    """One of torch's schedules over a rank's stages. `boundaries[i]` enters stage i; the last is empty.
-
-    `dtype` is the loss's.
-    """
+    """One of torch's schedules over a rank's stages. `dtype` is the loss's."""
 
     def __init__(
         self,
         name: str,
         runners: Sequence[StageRunner],
-        boundaries: Sequence[Boundary],
+        stages: StageCommunication,
         num_microbatches: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        group: dist.ProcessGroup | None,
         traffic: Traffic,
+        dtype: torch.dtype,
     ) -> None:
+        boundaries = stages.cut.boundaries
         self._runners = runners
         self._num_microbatches = num_microbatches
         loss = torch.empty((), dtype=dtype, device="meta")
@@ -120,11 +112,11 @@ class TorchSchedule:
                 traffic,
                 runner,
                 runner.index,
-                len(boundaries) - 1,
-                device,
+                len(stages.rank_of),
+                stages.device,
                 input_args=((_NUMBER,) if runner.is_first else _static(boundaries[runner.index])),
                 output_args=_static(boundaries[runner.index + 1]) or (loss,),
-                group=group,
+                group=stages.group,
             )
             for runner in runners
         ]
@@ -141,7 +133,7 @@ class TorchSchedule:
 
     def buffers(self) -> list[Tensor]:
         """What torch's stages keep to receive into: a tensor per microbatch."""
-        return [tensor for stage in self._stages for tensor in stage.buffers()]
+        return [tensor for stage in self._stages for tensor in receive_buffers(stage)]
 
 
 class _Stage(PipelineStage):
@@ -185,16 +177,7 @@ class _Stage(PipelineStage):
         self._traffic.count_sent([op.tensor for op in ops])
         return ops
 
-    def buffers(self) -> list[Tensor]:
-        """What is received into, for every microbatch."""
-        return receive_buffers(self)
-
 
 def _static(boundary: Boundary) -> tuple[Tensor, ...]:
     """A boundary as torch's stages want to know it: tensors without memory."""
-    return tuple(
-        torch.empty(
-            shape.shape, dtype=shape.dtype, device="meta", requires_grad=shape.dtype.is_floating_point
-        )
-        for shape in boundary
-    )
+    return tuple(shape.empty("meta").requires_grad_(shape.dtype.is_floating_point) for shape in boundary)

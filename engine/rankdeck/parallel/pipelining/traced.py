@@ -45,11 +45,7 @@ def trace(model: nn.Module, inputs: Any, names: Sequence[str]) -> TracedChain:
 
 
 def _graph(model: nn.Module, inputs: Any, names: Sequence[str]) -> fx.GraphModule:
-    args, kwargs = (), {}
-    if isinstance(inputs, dict):
-        kwargs = inputs
-    else:
-        args = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+    args, kwargs = ((), inputs) if isinstance(inputs, dict) else (tuple(_flat(inputs)), None)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -66,6 +62,8 @@ def _graph(model: nn.Module, inputs: Any, names: Sequence[str]) -> fx.GraphModul
 
 
 class TracedChain(Chain):
+    takes_any_batch = False
+
     def __init__(
         self, model: nn.Module, evaluating: fx.GraphModule, training: fx.GraphModule, names: Sequence[str]
     ) -> None:
@@ -79,10 +77,6 @@ class TracedChain(Chain):
         super().__init__(model, ["start", *names])
         self._graphs = (evaluating, training)
         self._pieces = pieces
-
-    @property
-    def takes_any_batch(self) -> bool:
-        return False
 
     def stage(self, start: int, end: int) -> nn.Module:
         runs = [
@@ -137,7 +131,7 @@ class _Run(nn.Module):
 def _alive(pieces: Sequence[Sequence[fx.Node]], cut: int) -> list[fx.Node]:
     """What is made before a cut and used behind it, in the graph's order."""
     before = [node for piece in pieces[:cut] for node in piece]
-    own = {node for piece in pieces[:cut] for node in piece}
+    own = set(before)
     return [node for node in before if any(user not in own for user in node.users)]
 
 

@@ -27,7 +27,8 @@ from torch.distributed.tensor.parallel import (
 )
 
 from rankdeck.base.errors import ModelError
-from rankdeck.parallel.tensor.plan import SplitLayer, SplitPlan
+from rankdeck.config.catalog import HybridOptions, TensorOptions
+from rankdeck.parallel.tensor.plan import SplitLayer, SplitPlan, names_by_weight
 from rankdeck.parallel.tensor.sequence import SEQUENCE, bound_sequence, with_hidden
 
 
@@ -47,16 +48,13 @@ class LayerSplit:
         model: nn.Module,
         plan: SplitPlan,
         mesh: DeviceMesh,
-        *,
-        sequence_parallel: bool = False,
-        loss_parallel: bool = False,
+        options: TensorOptions | HybridOptions,
     ) -> None:
-        _require_options(plan, sequence_parallel=sequence_parallel, loss_parallel=loss_parallel)
+        _require_options(plan, options)
         self.mesh = mesh
         self._model = model
         self._plan = plan = plan.held_by(model)
-        self._sequence_parallel = sequence_parallel
-        self._loss_parallel = loss_parallel
+        self._options = options
         self._ties = names_by_weight(model)
         self._left = list(plan.layers)
         self._partial: list[str] = []
@@ -88,20 +86,20 @@ class LayerSplit:
             _enter(
                 self._model.get_submodule(name), self.mesh, Shard(SEQUENCE) if in_sequence else Replicate()
             )
-        if not self._sequence_parallel:
-            return
         for row in [self._plan.blocks] if rows_of_blocks is None else rows_of_blocks:
-            if row:
+            if row and self._options.sequence_parallel:
                 bound_sequence(self._model, row, self.mesh)
                 self._partial += [name for block in row for name in self._whole_weights(block)]
 
     def partial_gradients(self) -> list[Tensor]:
         """Gradients of whole weights that saw only this rank's part of the sequence."""
-        found = [self._model.get_parameter(name).grad for name in self._partial]
-        return [gradient for gradient in found if gradient is not None]
+        gradients = [self._model.get_parameter(name).grad for name in self._partial]
+        return [gradient for gradient in gradients if gradient is not None]
 
     def _in_sequence(self, name: str) -> bool:
-        return self._sequence_parallel and any(name.startswith(f"{block}.") for block in self._plan.blocks)
+        return self._options.sequence_parallel and any(
+            name.startswith(f"{block}.") for block in self._plan.blocks
+        )
 
     def _style(self, module: nn.Module, layer: SplitLayer) -> ParallelStyle:
         """How torch cuts one layer, and what it does to the layer's input and output."""
@@ -111,7 +109,7 @@ class LayerSplit:
             return table(input_layouts=Replicate(), output_layouts=Replicate())
         if layer.kind == "row":
             return RowwiseParallel(output_layouts=stream)
-        if layer.name == self._plan.output and self._loss_parallel:
+        if layer.name == self._plan.output and self._options.loss_parallel:
             return ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
         if layer.gathers:
             return ColwiseParallel(output_layouts=Replicate())
@@ -129,28 +127,20 @@ class LayerSplit:
         tie_again(self._model, self._ties)
 
 
-def _require_options(plan: SplitPlan, *, sequence_parallel: bool, loss_parallel: bool) -> None:
-    if sequence_parallel and not plan.blocks:
-        why = "the plan is given by hand" if not plan.found else "the model has no transformer blocks"
+def _require_options(plan: SplitPlan, options: TensorOptions | HybridOptions) -> None:
+    if options.sequence_parallel and not plan.blocks:
+        why = "the plan is given by hand" if plan.is_given else "the model has no transformer blocks"
         raise ModelError(
             f"strategy.sequence_parallel cuts the stream between transformer blocks, and {why}.",
             path="strategy.sequence_parallel",
             advice="Leave it out, or leave strategy.plan out.",
         )
-    if loss_parallel and plan.output is None:
+    if options.loss_parallel and plan.output is None:
         raise ModelError(
             "strategy.loss_parallel needs an output layer whose classes are split, and the plan has none.",
             path="strategy.loss_parallel",
             advice="Leave it out, or give the model a vocabulary that divides by the ranks.",
         )
-
-
-def names_by_weight(module: nn.Module) -> list[list[str]]:
-    """The names of each weight that has several."""
-    names: dict[nn.Parameter, list[str]] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        names.setdefault(parameter, []).append(name)
-    return [own for own in names.values() if len(own) > 1]
 
 
 def tie_again(model: nn.Module, ties: Sequence[Sequence[str]], cut: Collection[str] | None = None) -> None:

@@ -38,7 +38,6 @@ class HeadCount:
 class AttentionLayers:
     """One attention: its split layers, the block around it, and the numbers to adapt."""
 
-    name: str
     block: str
     columns: tuple[str, str, str]
     row: str
@@ -52,7 +51,7 @@ def find_attentions(model: nn.Module, num_ranks: int) -> list[AttentionLayers]:
         ModelError: heads do not divide by the ranks, or a fused layer cannot be cut by heads.
     """
     _refuse_fused(model)
-    found = []
+    attentions = []
     for name, module in model.named_modules():
         children = {child: part for child, part in module.named_children() if isinstance(part, nn.Linear)}
         names = [next((n for n in known if n in children), None) for known in (QUERY, KEY, VALUE)]
@@ -66,25 +65,25 @@ def find_attentions(model: nn.Module, num_ranks: int) -> list[AttentionLayers]:
             continue
         _refuse_other_weights(module, name, {query, key, value, row.removeprefix(f"{name}.")})
         counts = _counts(module, name, children[query], children[key], num_ranks)
-        found.append(AttentionLayers(name, block, columns, row, counts))
-    return found
+        attentions.append(AttentionLayers(block, columns, row, counts))
+    return attentions
 
 
 def enclosing_block(model: nn.Module, name: str) -> str:
     """The item of a list that a module lies in (a transformer block); the module's parent where none is."""
-    parts = name.split(".")
-    modules = dict(model.named_modules())
-    for end in range(len(parts) - 1, 0, -1):
-        if isinstance(modules[".".join(parts[:end])], nn.ModuleList | nn.Sequential):
-            return ".".join(parts[: end + 1])
-    return ".".join(parts[:-1])
+    item, parent = name, name.rpartition(".")[0]
+    while parent:
+        if isinstance(model.get_submodule(parent), nn.ModuleList | nn.Sequential):
+            return item
+        item, parent = parent, parent.rpartition(".")[0]
+    return name.rpartition(".")[0]
 
 
 def linears_of(model: nn.Module, block: str) -> Iterator[tuple[str, nn.Linear]]:
     """The linear layers of a block under the model's names, in order."""
-    for name, module in model.get_submodule(block).named_modules():
+    for name, module in model.get_submodule(block).named_modules(prefix=block):
         if isinstance(module, nn.Linear):
-            yield _join(block, name), module
+            yield name, module
 
 
 def _join(parent: str, child: str) -> str:
@@ -135,14 +134,10 @@ def _counts(
 
 def _num_heads(module: nn.Module, query: nn.Linear) -> int | None:
     for holder in (module, getattr(module, "config", None)):
-        for attribute in HEAD_WIDTHS:
-            width = getattr(holder, attribute, None)
-            if isinstance(width, int) and width > 0 and query.out_features % width == 0:
-                return query.out_features // width
-        for attribute in HEAD_COUNTS:
-            count = getattr(holder, attribute, None)
-            if isinstance(count, int) and count > 0 and query.out_features % count == 0:
-                return count
+        for attribute in (*HEAD_WIDTHS, *HEAD_COUNTS):
+            number = getattr(holder, attribute, None)
+            if isinstance(number, int) and number > 0 and query.out_features % number == 0:
+                return query.out_features // number if attribute in HEAD_WIDTHS else number
     return None
 
 

@@ -18,7 +18,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from rankdeck.parallel.collectives.buckets import in_buckets
-from rankdeck.parallel.collectives.grad_sync import DEFAULT_BUCKET_BYTES
 from rankdeck.torch_compat.dtensors import local_part
 
 
@@ -34,11 +33,8 @@ def add_up_partial(parameters: Iterable[nn.Parameter], partial: Sequence[Tensor]
         if gradient.placements != parameter.placements:
             parameter.grad = gradient.redistribute(placements=parameter.placements)
     group = mesh.get_group()
-    in_buckets(
-        [local_part(gradient) for gradient in partial],
-        DEFAULT_BUCKET_BYTES,
-        lambda flat: dist.all_reduce(flat, group=group),
-    )
+    parts = [local_part(gradient) for gradient in partial]
+    in_buckets(parts, lambda flat: dist.all_reduce(flat, group=group))
 
 
 def num_parts(tensor: Tensor) -> int:
@@ -62,10 +58,10 @@ def clip_over_ranks(
     Each of `num_stages` holds weights of its own; `owners` says of a weight that lives on several of them
     (a tied one) on how many. Every rank calls this once.
     """
-    found = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
-    device = found[0][1].device if found else torch.device("cpu")
+    pairs = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
+    device = pairs[0][1].device if pairs else torch.device("cpu")
     square = torch.zeros((), dtype=torch.float64, device=device)
-    for parameter, gradient in found:
+    for parameter, gradient in pairs:
         stages = num_stages / (owners or {}).get(parameter, 1)
         holders = world_size / (num_parts(gradient) * stages)
         square += torch.linalg.vector_norm(local_part(gradient), dtype=torch.float64) ** 2 / holders
@@ -73,7 +69,7 @@ def clip_over_ranks(
         dist.all_reduce(square)
     norm = square.sqrt()
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    for _, gradient in found:
+    for _, gradient in pairs:
         part = local_part(gradient)
         part.mul_(factor.to(part.dtype))
     return norm
@@ -97,12 +93,12 @@ def whole_tensors(module: nn.Module, *, keep: bool) -> dict[str, Tensor]:
     What was in parts ends on the host: no device needs to hold it whole. Where `keep` is false they are
     dropped one by one.
     """
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     put_together: dict[int, Tensor] = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
         if id(tensor) not in put_together:
             together = whole(tensor).cpu() if isinstance(tensor, DTensor) else tensor.detach()
             put_together[id(tensor)] = together if keep else together.new_empty(0)
         if keep:
-            found[name] = put_together[id(tensor)]
-    return found
+            weights[name] = put_together[id(tensor)]
+    return weights

@@ -16,19 +16,18 @@ from __future__ import annotations
 
 import fnmatch
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
 from torch import nn
 
 from rankdeck.base.errors import ModelError, did_you_mean
-from rankdeck.parallel.tensor.attention import HeadCount, find_attentions
-from rankdeck.parallel.tensor.pairs import chain_pairs, feed_forward_pairs
+from rankdeck.parallel.tensor.attention import AttentionLayers, HeadCount, find_attentions
+from rankdeck.parallel.tensor.pairs import Pair, chain_pairs, feed_forward_pairs
 
 Kind = Literal["column", "row"]
-INSTEAD = "Use ddp, fsdp or pipeline instead."
 
 
 @dataclass(frozen=True)
@@ -54,19 +53,13 @@ class SplitPlan:
     blocks: tuple[str, ...] = ()
     heads: tuple[HeadCount, ...] = ()
     output: str | None = None
-    found: bool = field(default=True)
+    is_given: bool = False
 
     def held_by(self, model: nn.Module) -> SplitPlan:
         """What of the plan concerns a model in which other ranks' weights have been dropped."""
         held = {name.rpartition(".")[0] for name, _ in model.named_parameters(remove_duplicate=False)}
         parents = {".".join(name.split(".")[:end]) for name in held for end in range(1, name.count(".") + 2)}
-        return replace(
-            self,
-            layers=tuple(layer for layer in self.layers if layer.name in held),
-            entries=tuple(name for name in self.entries if name in parents),
-            blocks=tuple(name for name in self.blocks if name in parents),
-            heads=tuple(count for count in self.heads if count.module in parents),
-        )
+        return self._of([layer for layer in self.layers if layer.name in held], lambda name: name in parents)
 
     def inside(self, model: nn.Module, parts: Sequence[Collection[nn.Module]]) -> SplitPlan:
         """What of the plan lies whole in one of the parts, which hand on whole activations.
@@ -78,12 +71,18 @@ class SplitPlan:
             modules = {model.get_submodule(layer.name) for layer in group}
             if len(group) == 1 or any(modules <= set(part) for part in parts):
                 layers += group
+        return self._of(
+            layers, lambda module: any(f"{layer.name}.".startswith(f"{module}.") for layer in layers)
+        )
+
+    def _of(self, layers: Sequence[SplitLayer], keeps: Callable[[str], bool]) -> SplitPlan:
+        """The plan of some of the layers, and of the modules that `keeps` names."""
         return replace(
             self,
             layers=tuple(layers),
-            entries=tuple(name for name in self.entries if _any_in(layers, name)),
-            blocks=tuple(name for name in self.blocks if _any_in(layers, name)),
-            heads=tuple(count for count in self.heads if _any_in(layers, count.module)),
+            entries=tuple(filter(keeps, self.entries)),
+            blocks=tuple(filter(keeps, self.blocks)),
+            heads=tuple(count for count in self.heads if keeps(count.module)),
         )
 
     def _groups(self) -> Iterator[list[SplitLayer]]:
@@ -98,10 +97,6 @@ class SplitPlan:
                 yield group
                 group = []
         yield from ([layer] for layer in group)
-
-
-def _any_in(layers: Iterable[SplitLayer], module: str) -> bool:
-    return any(layer.name == module or layer.name.startswith(f"{module}.") for layer in layers)
 
 
 def make_plan(model: nn.Module, num_ranks: int, given: Mapping[str, Kind] | None) -> SplitPlan:
@@ -120,18 +115,15 @@ def find_plan(model: nn.Module, num_ranks: int) -> SplitPlan:
         ModelError: nothing can be split, or the heads do not divide by the ranks.
     """
     attentions = find_attentions(model, num_ranks)
-    layers: list[SplitLayer] = []
     blocks = list(dict.fromkeys(attention.block for attention in attentions))
-    taken: set[str] = set()
-    for attention in attentions:
-        layers += [SplitLayer(name, "column") for name in attention.columns]
-        layers.append(SplitLayer(attention.row, "row"))
-        taken |= {*attention.columns, attention.row}
+    taken = {name for attention in attentions for name in (*attention.columns, attention.row)}
     pairs = feed_forward_pairs(model, blocks, taken) if blocks else chain_pairs(model)
-    for pair in pairs:
-        if pair.width % num_ranks == 0:
-            layers += [SplitLayer(name, "column") for name in pair.columns]
-            layers.append(SplitLayer(pair.row, "row"))
+    layers: list[SplitLayer] = []
+    groups: list[AttentionLayers | Pair] = [*attentions]
+    groups += [pair for pair in pairs if pair.width % num_ranks == 0]
+    for group in groups:
+        layers += [SplitLayer(name, "column") for name in group.columns]
+        layers.append(SplitLayer(group.row, "row"))
     if not layers:
         raise _nothing_to_split(model, num_ranks)
     vocabulary, output = _vocabulary(model, num_ranks, blocks) if blocks else ([], None)
@@ -176,7 +168,7 @@ def given_plan(model: nn.Module, num_ranks: int, given: Mapping[str, Kind]) -> S
             path="strategy.plan",
             advice=f"Name {loose} in the plan too, or neither.",
         )
-    return SplitPlan(num_ranks, tuple(layers), found=False)
+    return SplitPlan(num_ranks, tuple(layers), is_given=True)
 
 
 def _check_divides(name: str, module: nn.Module, kind: Kind, num_ranks: int) -> None:
@@ -197,14 +189,10 @@ def _entries(model: nn.Module, layers: Iterable[SplitLayer]) -> tuple[str, ...]:
     """Parents of several columns that hold no weights but those of split layers."""
     split = {layer.name for layer in layers}
     parents = Counter(layer.name.rpartition(".")[0] for layer in layers if layer.kind == "column")
-    modules = dict(model.named_modules())
     entries = []
     for parent, num_columns in parents.items():
-        inside = {
-            (f"{parent}.{name}" if parent else name).rpartition(".")[0]
-            for name, _ in modules[parent].named_parameters(remove_duplicate=False)
-        }
-        if num_columns > 1 and inside <= split:
+        weights = model.get_submodule(parent).named_parameters(parent, remove_duplicate=False)
+        if num_columns > 1 and {name.rpartition(".")[0] for name, _ in weights} <= split:
             entries.append(parent)
     return tuple(entries)
 
@@ -233,14 +221,19 @@ def _vocabulary(model: nn.Module, num_ranks: int, blocks: list[str]) -> tuple[li
 
 def _loose_ties(model: nn.Module, split: set[str]) -> str | None:
     """A module outside of `split` that shares a weight with one inside."""
-    owners: dict[nn.Parameter, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        owners.setdefault(parameter, []).append(name.rpartition(".")[0])
-    for names in owners.values():
-        outside = [name for name in names if name not in split]
+    for names in names_by_weight(model):
+        outside = [owner for name in names if (owner := name.rpartition(".")[0]) not in split]
         if outside and len(outside) < len(names):
             return outside[0]
     return None
+
+
+def names_by_weight(module: nn.Module) -> list[list[str]]:
+    """The names of each weight that has several."""
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    return [own for own in names.values() if len(own) > 1]
 
 
 def _example(model: nn.Module) -> str:
@@ -276,5 +269,5 @@ def _nothing_to_split(model: nn.Module, num_ranks: int) -> ModelError:
         f"tensor splits Linear and Embedding layers, and {name} keeps its weights in others ({most}).",
         code="tensor-plan",
         path="strategy.use",
-        advice=INSTEAD,
+        advice="Use ddp, fsdp or pipeline instead.",
     )

@@ -8,6 +8,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from rankdeck.base.errors import ModelError
+from rankdeck.config.catalog import HybridOptions
 from rankdeck.parallel.pipelining.communication import StageCommunication
 from rankdeck.parallel.tensor.apply import LayerSplit
 from rankdeck.parallel.tensor.plan import SplitPlan
@@ -17,9 +18,7 @@ def split_stages(
     stages: StageCommunication,
     plan: SplitPlan,
     mesh: DeviceMesh,
-    *,
-    sequence_parallel: bool,
-    loss_parallel: bool,
+    options: HybridOptions,
 ) -> LayerSplit:
     """Split the layers of this rank's stages, in place. What a cut tears apart stays whole.
 
@@ -36,16 +35,14 @@ def split_stages(
             advice="Give strategy.cuts that keep such layers in one stage, or use stage or tensor alone.",
         )
     blocks = [[name for name in inside.blocks if name in cut.units[stage]] for stage in stages.own]
-    if sequence_parallel and sum(map(len, blocks)) < len(plan.held_by(cut.model).blocks):
+    if options.sequence_parallel and sum(map(len, blocks)) < len(plan.held_by(cut.model).blocks):
         raise ModelError(
             "strategy.sequence_parallel needs stages of whole transformer blocks, and the model was cut "
             "inside one.",
             path="strategy.sequence_parallel",
             advice="Leave it out, or give strategy.cuts that begin with blocks.",
         )
-    split = LayerSplit(
-        cut.model, inside, mesh, sequence_parallel=sequence_parallel, loss_parallel=loss_parallel
-    )
+    split = LayerSplit(cut.model, inside, mesh, options)
     split.split(cut.model)
     split.finish(blocks)
     return split

@@ -19,15 +19,10 @@ from rankdeck.memory.ledger import Ledger
 from rankdeck.memory.virtual import VirtualDevices
 from rankdeck.parallel.collectives import replicate as replicate_module
 from rankdeck.parallel.collectives.buckets import buckets_of
-from rankdeck.parallel.collectives.fan_out import (
-    ReplicaError,
-    ReplicaThreads,
-    data_parallel,
-    gather,
-    parallel_apply,
-    replicate,
-    scatter,
-)
+from rankdeck.parallel.collectives.fan_out import data_parallel, gather, scatter
+from rankdeck.parallel.collectives.parallel_apply import parallel_apply
+from rankdeck.parallel.collectives.replica_threads import ReplicaError, ReplicaThreads
+from rankdeck.parallel.collectives.replicate import replicate
 from tests.helpers import tiny_training as tiny
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tiny.Batch]]] = {

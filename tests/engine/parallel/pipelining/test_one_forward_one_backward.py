@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-from rankdeck.memory.null_ledger import NullLedger
 from rankdeck.parallel.pipelining.one_forward_one_backward import (
     Neighbour,
     Tensors,
     one_forward_one_backward,
 )
-from rankdeck.parallel.pipelining.schedules import actions, in_flight
-from rankdeck.parallel.pipelining.stages import Traffic
-from rankdeck.profiling.spans import SpanRecorder
+from tests.helpers.schedule_order import actions, in_flight
 
 
 def order_of(num_ahead: int, num_microbatches: int) -> list[tuple[str, int]]:
@@ -28,8 +24,7 @@ def order_of(num_ahead: int, num_microbatches: int) -> list[tuple[str, int]]:
         done.append(("backward", microbatch))
         return ()
 
-    traffic = Traffic(SpanRecorder())
-    nobody = Neighbour(None, (), device=torch.device("cpu"), peers=None, traffic=traffic, ledger=NullLedger())
+    nobody = Neighbour(lambda tensors, boundary: (), ())
     one_forward_one_backward(
         forward, backward, nobody, nobody, num_ahead=num_ahead, num_microbatches=num_microbatches
     )

@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from rankdeck.base.errors import ModelError
+from rankdeck.config.catalog import TensorOptions
 from rankdeck.models.gpt import Gpt
 from rankdeck.models.mlp import Mlp
 from rankdeck.models.resnet import build as build_resnet
@@ -200,12 +201,12 @@ def test_options_that_a_plan_cannot_carry_are_refused() -> None:
     model, no_mesh = gpt(), cast(DeviceMesh, None)
     by_hand = given_plan(model, 2, {"blocks.*.up": "column", "blocks.*.down": "row"})
     with pytest.raises(ModelError, match="given by hand"):
-        LayerSplit(model, by_hand, no_mesh, sequence_parallel=True)
+        LayerSplit(model, by_hand, no_mesh, TensorOptions(sequence_parallel=True))
     with pytest.raises(ModelError, match="output layer"):
-        LayerSplit(model, by_hand, no_mesh, loss_parallel=True)
+        LayerSplit(model, by_hand, no_mesh, TensorOptions(loss_parallel=True))
     chain = Mlp(64, 10, [32])
     with pytest.raises(ModelError, match="no transformer blocks"):
-        LayerSplit(chain, find_plan(chain, 2), no_mesh, sequence_parallel=True)
+        LayerSplit(chain, find_plan(chain, 2), no_mesh, TensorOptions(sequence_parallel=True))
 
 
 def test_what_other_ranks_hold_is_no_part_of_the_plan() -> None:
