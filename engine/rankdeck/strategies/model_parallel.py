@@ -26,7 +26,7 @@ from rankdeck.parallel.mesh import Mesh
 from rankdeck.parallel.nested import cast, each_tensor, first_samples
 from rankdeck.parallel.pipelining.chain import Received
 from rankdeck.parallel.pipelining.cutting import cut_model, move_in_place
-from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy
+from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy, backward
 from rankdeck.strategies.facts import LayerSplitFacts
 from rankdeck.torch_compat.modules import own_buffers
 
@@ -102,7 +102,7 @@ class ModelParallel(Strategy):
                 total, count = self.loss.function(outputs, targets)
                 del outputs
                 self.facts.switch_to(last_stage, "backward")
-                (total * scale).backward()
+                backward(total, scale)
         return LossSum(total.detach(), count)
 
     def _forward(self, inputs: Any) -> Any:

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from rankdeck.base.errors import ConfigError, DataError
-from rankdeck.data.base import MASKED, Draw
+from rankdeck.config.catalog import MASKED
+from rankdeck.data.base import Draw
 from rankdeck.data.sampling import HeldoutBatches, StepBatches, epoch_order, mask_padding
 
 
