@@ -48,6 +48,13 @@ def test_a_late_start_continues_where_an_early_one_would_be() -> None:
     assert len(late) == 4
 
 
+def test_tensors_hold_what_the_lists_hold() -> None:
+    args = {"accumulate": 2, "shard_index": 1, "shard_count": 3, "seed": 3, "steps": 7, "start_step": 3}
+    rows = [samples.tolist() for samples in StepBatches(30, 12, **args).tensors()]  # type: ignore[arg-type]
+    assert rows == list(StepBatches(30, 12, **args))  # type: ignore[arg-type]
+    assert len(rows) == 8
+
+
 def test_another_seed_is_another_order_and_the_global_random_state_is_left_alone() -> None:
     torch.manual_seed(0)
     before = torch.get_rng_state()

@@ -30,6 +30,13 @@ def test_cross_entropy_takes_classes_in_the_second_dim_too() -> None:
     assert int(count) == 72
 
 
+def test_data_that_never_masks_is_counted_without_looking() -> None:
+    logits, targets = torch.randn(3, 5, 7), torch.randint(7, (3, 5))
+    total, count = losses.cross_entropy(may_mask=False).function(logits, targets)
+    looked, counted = losses.cross_entropy().function(logits, targets)
+    assert torch.equal(total, looked) and count == int(counted) == 15 and isinstance(count, int)
+
+
 def test_all_masked_is_zero_not_nan() -> None:
     total, count = losses.cross_entropy().function(torch.randn(4, 3), torch.full((4,), MASKED))
     assert (float(total), int(count)) == (0.0, 0)
