@@ -46,10 +46,9 @@ format: setup ## write the files as lint wants them
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: setup ## training beside hand-written loops, syncs, spans, the dashboard, GPUs read and shown, plans (minutes)
+bench: setup ## training beside hand-written loops, syncs, the dashboard, GPUs read and shown, plans (minutes)
 	@$(BIN)/python -m tests.bench.training
 	@$(BIN)/python -m tests.bench.sync
-	@$(BIN)/python -m tests.bench.spans
 	@$(BIN)/python -m tests.bench.replay
 	@$(BIN)/python -m tests.bench.telemetry
 	@$(BIN)/python -m tests.bench.devices

@@ -552,6 +552,9 @@ DATA: Mapping[str, CatalogCard] = _table(
     ),
 )
 
+MASKED = -100
+"""A target with this value counts neither in the loss nor in the number of targets."""
+
 LOSSES: Mapping[str, CatalogCard] = _table(
     CatalogCard(
         "cross_entropy",

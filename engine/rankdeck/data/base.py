@@ -23,9 +23,6 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
-MASKED = -100
-"""A target with this value counts neither in the loss nor in the number of targets."""
-
 
 @dataclass(frozen=True)
 class DataCard:

@@ -1,7 +1,8 @@
 """From a data set and a batch sampler to batches in order, read here or in worker processes.
 
-The sampler's lists of indices go to torch's DataLoader as its items (batch_size=None), and a reader turns a
-list into a batch: by the data set's own read_batch where it has one, else by collating samples. Whatever a
+A reader turns the sampler's lists of indices into batches: by the data set's own read_batch where it has
+one, else by collating samples. Worker processes get the lists as items of torch's DataLoader
+(batch_size=None); without workers there is none, and a step costs what reading its samples costs. Whatever a
 sample is, a batch is a pair (inputs, targets). An error in a worker crosses to this process as data and is
 raised here in its own words; torch would rebuild it as "Caught ... in DataLoader worker process 0". Read
 base.py and sampling.py first.
@@ -21,6 +22,8 @@ from torch.utils.data import DataLoader, default_collate, get_worker_info
 from rankdeck.base.errors import DataError, Problem, RankdeckError, TrainingError
 from rankdeck.base.heartbeat import die_with_parent
 from rankdeck.data.base import Draw, ReadsBatches, SampleSet, needs_epoch
+from rankdeck.data.sampling import HeldoutBatches, StepBatches
+from rankdeck.data.tensors import TensorSamples
 from rankdeck.diagnose.exceptions import describe
 from rankdeck.torch_compat.processes import shut_down_workers
 
@@ -32,54 +35,54 @@ class Loader:
     `close`.
     """
 
-    def __init__(self, loader: DataLoader[Any], num_batches: int) -> None:
-        self._loader: DataLoader[Any] | None = loader
+    def __init__(self, batches: Iterable[Any], num_batches: int) -> None:
+        self._batches: Iterable[Any] | None = batches
         self._num_batches = num_batches
 
     def __len__(self) -> int:
         return self._num_batches
 
     def __iter__(self) -> Iterator[Any]:
-        assert self._loader is not None, "the loader is closed"
-        for batch in self._loader:
+        assert self._batches is not None, "the loader is closed"
+        for batch in self._batches:
             if isinstance(batch, _Failure):
                 raise batch.error()
             yield batch
 
     def close(self) -> None:
         """Ends the worker processes; safe to call twice."""
-        loader, self._loader = self._loader, None
-        shut_down_workers(loader)
+        batches, self._batches = self._batches, None
+        shut_down_workers(batches)
 
 
 def build_loader(
     dataset: SampleSet,
-    batches: Iterable[Indices],
+    batches: StepBatches | HeldoutBatches,
     *,
     workers: int = 0,
     pin_memory: bool = False,
-    num_batches: int | None = None,
     seed: int = 0,
 ) -> Loader:
-    """A loader over `batches`, e.g. StepBatches or HeldoutBatches, with `workers` processes (0: in this one).
+    """A loader over `batches` with `workers` processes (0: in this one).
 
     Batches are pinned only where there is a CUDA device to copy to. Making or iterating a loader leaves
     torch's global random state as it was.
     """
+    reader, pin_memory = _Reader(dataset), pin_memory and torch.cuda.is_available()
+    if not workers and not pin_memory:
+        return Loader(_BatchesHere(reader, batches), len(batches))
     loader: DataLoader[Any] = DataLoader(
-        _Reader(dataset),  # type: ignore[arg-type]  # map-style by lists of indices
+        reader,  # type: ignore[arg-type]  # map-style by lists of indices
         batch_size=None,
         sampler=batches,
         collate_fn=_as_it_is,
         num_workers=workers,
-        pin_memory=pin_memory and torch.cuda.is_available(),
+        pin_memory=pin_memory,
         persistent_workers=workers > 0,
         worker_init_fn=_live_and_die_with_rank if workers else None,
         generator=torch.Generator().manual_seed(seed),
     )
-    if num_batches is None:
-        num_batches = len(batches)  # type: ignore[arg-type]  # both samplers know their length
-    return Loader(loader, num_batches)
+    return Loader(loader, len(batches))
 
 
 def first_batch(dataset: SampleSet, num_samples: int) -> Any:
@@ -91,6 +94,20 @@ def first_batch(dataset: SampleSet, num_samples: int) -> Any:
         return _Reader(dataset)[indices]
 
 
+class _BatchesHere:
+    """Batches that this process reads as it needs them; rows of tensors without a list in between."""
+
+    def __init__(self, reader: _Reader, batches: StepBatches | HeldoutBatches) -> None:
+        self._reader = reader
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = self._batches
+        if isinstance(batches, StepBatches) and isinstance(self._reader.dataset, TensorSamples):
+            return map(self._reader.dataset.read_batch, batches.tensors())
+        return map(self._reader.read, batches)
+
+
 class _Reader:
     """A data set seen as one batch per list of indices."""
 
@@ -100,16 +117,16 @@ class _Reader:
 
     def __getitem__(self, indices: Indices) -> Any:
         if get_worker_info() is None:
-            return self._read(indices)
+            return self.read(indices)
         try:
-            return self._read(indices)
+            return self.read(indices)
         except RankdeckError as error:
             return _Failure(error)
         except Exception as error:
             traceback.print_exc()  # to the rank's log: a traceback does not cross
             return _Failure(_in_worker(error))
 
-    def _read(self, indices: Indices) -> tuple[Any, Any]:
+    def read(self, indices: Indices) -> tuple[Any, Any]:
         """(inputs, targets). A dict is the model's inputs, and its `labels`, or all of it, the targets.
 
         Raises: DataError for samples of another kind, or that do not fit into one batch.

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from rankdeck.base.errors import ConfigError, DataError
-from rankdeck.data.base import MASKED, Draw
+from rankdeck.config.catalog import MASKED
+from rankdeck.data.base import Draw
 
 
 def epoch_order(num_samples: int, seed: int, epoch: int) -> Tensor:
@@ -75,20 +76,27 @@ class StepBatches:
         return (self.steps - self.start_step) * self.accumulate
 
     def __iter__(self) -> Iterator[list[int] | list[Draw]]:
-        part_samples = self.global_batch // self.accumulate
-        order, ordered_epoch = torch.empty(0), -1
-        for step in range(self.start_step, self.steps):
-            epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
+        for epoch, samples in self._parts():
+            indices = samples.tolist()
+            yield [Draw(self.seed, epoch, index) for index in indices] if self.draws else indices
+
+    def tensors(self) -> Iterator[Tensor]:
+        """The same lists as tensors (local_batch,), for data that lies in memory."""
+        return (samples for _, samples in self._parts())
+
+    def _parts(self) -> Iterator[tuple[int, Tensor]]:
+        """(epoch, this rank's samples) for every part of every step: rows of a view of the epoch's order."""
+        per_epoch = self.steps_per_epoch * self.accumulate
+        ordered_epoch, mine = -1, torch.empty(0)
+        for part in range(self.start_step * self.accumulate, self.steps * self.accumulate):
+            epoch, index = divmod(part, per_epoch)
             if epoch != ordered_epoch:
-                order, ordered_epoch = epoch_order(self.num_samples, self.seed, epoch), epoch
-            for part in range(self.accumulate):
-                start = (
-                    step_in_epoch * self.global_batch
-                    + part * part_samples
-                    + self.shard_index * self.local_batch
-                )
-                indices: list[int] = order[start : start + self.local_batch].tolist()
-                yield [Draw(self.seed, epoch, index) for index in indices] if self.draws else indices
+                order = epoch_order(self.num_samples, self.seed, epoch)[
+                    : self.steps_per_epoch * self.global_batch
+                ]
+                mine = order.view(per_epoch, self.shard_count, self.local_batch)[:, self.shard_index]
+                ordered_epoch = epoch
+            yield epoch, mine[index]
 
 
 class HeldoutBatches:

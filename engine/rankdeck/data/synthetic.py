@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from rankdeck.base.errors import DataError
-from rankdeck.config.catalog import SyntheticArgs
-from rankdeck.data.base import MASKED, DataCard
+from rankdeck.config.catalog import MASKED, SyntheticArgs
+from rankdeck.data.base import DataCard
 from rankdeck.data.tensors import TensorSamples
 
 POOL_BYTES = 64 * 2**20

@@ -28,9 +28,9 @@ class TensorSamples:
         row = index % self.num_samples % len(self.inputs)
         return self.inputs[row], self.targets[row]
 
-    def read_batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Inputs (B, ...) and targets (B, ...)."""
-        rows = torch.tensor(indices)
+    def read_batch(self, indices: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs (B, ...) and targets (B, ...) for B samples."""
+        rows = torch.as_tensor(indices)
         if self.num_samples > len(self.inputs):
-            rows %= len(self.inputs)
+            rows = rows % len(self.inputs)
         return self.inputs.index_select(0, rows), self.targets.index_select(0, rows)

@@ -2,17 +2,21 @@
 
 Construction through step 3 is always followed, because some storages are made there and nowhere else
 (optimizer state in step 1, DistributedDataParallel's final buckets in step 2). Later samples are paid from
-a budget: what a followed step costs more than a plain one, as measured so far, may not exceed a few per
-cent of the time that steps have taken.
+a budget: what a followed step costs more than a plain one, as measured so far, may not exceed a few
+thousandths of the time that steps have taken.
+
+Ranks that wait for each other pay for each other's samples too. No rank asks another: samples are taken at
+multiples of a power of two, so that ranks of about the same pace mostly take the same ones.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 
 NUM_ALWAYS = 3
-DEFAULT_BUDGET = 0.02
+DEFAULT_BUDGET = 0.004
 MIN_INTERVAL_S = 0.5
 """Of step time, between two samples."""
 NUM_PLAIN_STEPS_FIRST = 5
@@ -34,7 +38,8 @@ class SamplingBudget:
         self._budget = budget
         self._always = always
         self._elapsed_s = 0.0
-        self._last_sample_s = 0.0
+        self._next_sample_s = math.inf
+        self._stride = 1
         self._followed_s: deque[float] = deque(maxlen=_NUM_KEPT)
         self._plain_s: deque[float] = deque(maxlen=_NUM_KEPT)
         self._early_s: list[float] = []
@@ -51,10 +56,7 @@ class SamplingBudget:
         """Whether to follow `step`, counted from 1 in this process (after a resume the first is 1 again)."""
         if self._always or step <= self.always_through:
             return True
-        if self._elapsed_s - self._last_sample_s < MIN_INTERVAL_S:
-            return False
-        extra_s = self.extra_s
-        return extra_s is not None and self.spent_s + extra_s <= self._budget * self._elapsed_s
+        return self._elapsed_s >= self._next_sample_s and step % self._stride == 0
 
     def record(self, step: int, step_s: float, *, followed: bool) -> None:
         """Say how long a step took, each step once, in order."""
@@ -66,10 +68,20 @@ class SamplingBudget:
                 # Step 1 is slow in any case (first calls): each early step is charged like the last one.
                 extra_s = max(0.0, self._early_s[-1] - statistics.median(self._plain_s))
                 self.spent_s += len(self._early_s) * extra_s
+                self._plan_next(self._elapsed_s - sum(self._plain_s))
             return
-        self._last_sample_s = started_s
         if step <= self.always_through:
             self._early_s.append(step_s)
             return
         self._followed_s.append(step_s)
         self.spent_s += self.extra_s or 0.0
+        self._plan_next(started_s)
+
+    def _plan_next(self, last_sample_s: float) -> None:
+        """When the next sample is both due and paid for, in seconds of step time."""
+        if not self._budget or not self._plain_s:
+            return
+        paid_s = self.spent_s + (self.extra_s or 0.0)
+        self._next_sample_s = max(last_sample_s + MIN_INTERVAL_S, paid_s / self._budget)
+        num_steps = (self._next_sample_s - self._elapsed_s) / max(1e-9, statistics.median(self._plain_s))
+        self._stride = 2 ** max(0, math.floor(math.log2(max(1.0, num_steps / 2))))

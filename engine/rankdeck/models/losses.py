@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankdeck.base.errors import ModelError
-
-MASKED = -100
+from rankdeck.config.catalog import MASKED
 
 LossFunction = Callable[[Any, Any], tuple[Tensor, Any]]
 
@@ -50,6 +49,8 @@ def _class_last(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             path="loss.use",
             advice='Use loss.use = "model" or your own "module:function".',
         )
+    if outputs.ndim == 2 and targets.ndim == 1 and len(outputs) == len(targets):
+        return outputs, targets
     if outputs.shape[:-1] == targets.shape:
         return outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1)
     if outputs.ndim > 2 and outputs.shape[:1] + outputs.shape[2:] == targets.shape:
@@ -63,9 +64,14 @@ def _class_last(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 def _sum_cross_entropy(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Logits (B, ..., C) and class indices (B, ...); targets of -100 count nothing."""
+    total, _ = _sum_unmasked_cross_entropy(outputs, targets)
+    return total, (targets != MASKED).sum()
+
+
+def _sum_unmasked_cross_entropy(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
+    """As above, where no target is masked: they are counted without looking at them."""
     logits, classes = _class_last(outputs, targets)
-    total = F.cross_entropy(logits, classes, ignore_index=MASKED, reduction="sum")
-    return total, (classes != MASKED).sum()
+    return F.cross_entropy(logits, classes, ignore_index=MASKED, reduction="sum"), targets.numel()
 
 
 def _correct_classes(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -123,9 +129,13 @@ def _numel(targets: Any) -> int | None:
     return targets.numel() if isinstance(targets, Tensor) else None
 
 
-def cross_entropy() -> Loss:
-    """Logits against classes, summed over targets that are not MASKED; it counts right answers too."""
-    return Loss("cross_entropy", _sum_cross_entropy, _numel, _correct_classes)
+def cross_entropy(*, may_mask: bool = True) -> Loss:
+    """Logits against classes, summed over targets that are not MASKED; it counts right answers too.
+
+    Data that never masks a target (`may_mask` False) spares every step the counting.
+    """
+    function = _sum_cross_entropy if may_mask else _sum_unmasked_cross_entropy
+    return Loss("cross_entropy", function, _numel, _correct_classes)
 
 
 def mse() -> Loss:

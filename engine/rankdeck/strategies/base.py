@@ -253,7 +253,7 @@ class Strategy(ABC):
                 total, count = self.loss.function(outputs, targets)
                 del outputs
         with self.spans.phase(0, "backward"):
-            (total * scale).backward()
+            backward(total, scale)
         return LossSum(total.detach(), count)
 
     def compute_heldout(
@@ -310,6 +310,11 @@ class Strategy(ABC):
         total, count = self.loss.function(outputs, targets)
         correct = None if self.loss.correct is None else float(self.loss.correct(outputs, targets))
         return HeldoutSums(float(total), float(count), correct)
+
+
+def backward(total: Tensor, scale: float | Tensor) -> None:
+    """The backward of `total * scale`, with the scale as the total's gradient: that spares the product."""
+    total.backward(scale.to(total) if isinstance(scale, Tensor) else torch.full_like(total, scale))
 
 
 def compiled(module: nn.Module, setup: Setup) -> Callable[..., Any]:

@@ -25,7 +25,7 @@ from rankdeck.memory.virtual import VirtualDevices
 from rankdeck.parallel.nested import cast, each_tensor, first_samples
 from rankdeck.parallel.pipelining.chain import Received
 from rankdeck.parallel.pipelining.cutting import cut_model, move_in_place
-from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy, place
+from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy, backward, place
 from rankdeck.strategies.facts import LayerSplitFacts
 from rankdeck.torch_compat.modules import own_buffers
 
@@ -90,7 +90,7 @@ class ModelParallel(Strategy):
                 total, count = self.loss.function(outputs, targets)
                 del outputs
                 self.facts.switch_to(last_stage, "backward")
-                (total * scale).backward()
+                backward(total, scale)
         return LossSum(total.detach(), count)
 
     def _forward(self, inputs: Any) -> Any:

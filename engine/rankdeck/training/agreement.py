@@ -1,49 +1,65 @@
 """At which step all ranks do what a person asked for in between: save a checkpoint, or stop.
 
 Ranks must act at the same step, or those that go on wait for those that left. No collective is spent on it:
-rank 0 writes the step into a file of the run's directory, a few steps ahead, and every rank looks for that
-file between two steps (2 us). Ranks cannot be further ahead of rank 0 than `lead` steps, because each step
+rank 0 writes the step into a small file of the run's directory, a few steps ahead, and every rank reads that
+file between two steps (1 us). Ranks cannot be further ahead of rank 0 than `lead` steps, because each step
 waits for all.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
-
-from rankdeck.base import files
 
 SAVE = "save"
 STOP = "stop"
 SAVING = "saving"
+_KINDS = (SAVE, STOP)
+_STEPS = struct.Struct("<qq")
+"""The step for each of `_KINDS`; 0 is none."""
+_LOOK_S = 0.05
+"""Seconds between two looks for a person's request."""
 
 
 class Agreement:
-    """One rank's view. `folder` is shared by all ranks of an attempt and empty at its start."""
+    """One rank's view. `folder` is shared by all ranks of an attempt and empty at its start.
+
+    Raises: OSError where the file of the steps cannot be made.
+    """
 
     def __init__(self, folder: Path, rank: int, lead: int = 1) -> None:
         self._folder = folder
         self._rank = rank
         self._lead = lead
+        self._looked_s = 0.0
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(folder / "steps", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        if rank == 0:
+            self._put({})
+
+    def _steps(self) -> dict[str, int]:
+        """By kind; empty where nothing is agreed on."""
+        data = os.pread(self._file, _STEPS.size, 0)
+        return dict(zip(_KINDS, _STEPS.unpack(data), strict=True)) if any(data) else {}
+
+    def _put(self, steps: dict[str, int]) -> None:
+        """One write over bytes that are there: a reader never sees half of it, and a full disk is no harm."""
+        os.pwrite(self._file, _STEPS.pack(*(steps.get(what, 0) for what in _KINDS)), 0)
 
     def propose(self, what: str, step: int) -> None:
         """Rank 0, between `step` and the next, fixes when. The first proposal stands."""
         assert self._rank == 0
-        target = self._folder / f"{what}.at"
-        if not target.exists():
-            self._folder.mkdir(parents=True, exist_ok=True)
-            part = target.with_suffix(".part")
-            part.write_text(str(step + self._lead))
-            part.replace(target)
+        steps = self._steps()
+        if not steps.get(what):
+            self._put(steps | {what: step + self._lead})
 
-    def reached(self, what: str, step: int) -> bool:
-        """Whether `step`, which has just ended, is the one. The answer is the same on every rank."""
-        try:
-            text = files.read_text(self._folder / f"{what}.at")
-        except OSError:
-            return False
-        return step >= int(text)
+    def reached(self, step: int) -> set[str]:
+        """What is to be done after `step`, which has just ended. The answer is the same on every rank."""
+        return {what for what, at in self._steps().items() if 0 < at <= step}
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
@@ -51,7 +67,6 @@ class Agreement:
         rank_processes.py)."""
         sign = self._folder / SAVING
         with contextlib.suppress(OSError):
-            self._folder.mkdir(parents=True, exist_ok=True)
             sign.touch()
         try:
             yield
@@ -60,11 +75,15 @@ class Agreement:
                 sign.unlink()
 
     def requested(self, what: str) -> bool:
-        """Whether a person left a request, by the guard; rank 0 looks."""
+        """Whether a person left a request, by the guard; rank 0 looks, now and then."""
+        now = time.monotonic()
+        if now - self._looked_s < _LOOK_S:
+            return False
+        self._looked_s = now
         return (self._folder / f"{what}.request").exists()
 
     def done(self, what: str) -> None:
         """Rank 0, after all ranks have acted: the next request is a new one."""
-        for suffix in ("request", "at"):
-            with contextlib.suppress(OSError):
-                (self._folder / f"{what}.{suffix}").unlink()
+        with contextlib.suppress(OSError):
+            (self._folder / f"{what}.request").unlink()
+        self._put(self._steps() | {what: 0})

@@ -189,9 +189,9 @@ class Trainer:
         """
         self._check_reported(self._reporter.flush(wait=True))
 
-    def _check_reported(self, known: StepFacts | None) -> None:
-        if known is not None and known.loss is not None:
-            self._check_loss(known.step, known.loss[0])
+    def _check_reported(self, unknown: tuple[int, float] | None) -> None:
+        if unknown is not None:
+            self._check_loss(*unknown)
 
     def _check_loss(self, step: int, total: float) -> None:
         if math.isfinite(total):

@@ -83,7 +83,8 @@ class StepMonitor:
     def end(self) -> None:
         """The step is over; its spans are known by now or later."""
         self._spans.end_step()
-        self.write_spans(wait=False)
+        if self._spans.is_waiting:
+            self.write_spans(wait=False)
 
     def report(self, facts: StepFacts, nth: int, *, followed: bool, is_last: bool) -> None:
         """What is due after a step that took `facts.step_s`."""

@@ -1,15 +1,15 @@
 """What a rank reports of its steps, without ever waiting for it.
 
-On a GPU a step's loss is copied to the host asynchronously and reported a step or more later; on CPU it is
-there at once. Steps travel as columns, flushed within 50 ms of the first one waiting, so that a step costs
-the loop a few microseconds. No collective: each rank reports its own sum and count, and readers add them.
+Steps are kept as they come and written as columns, within 50 ms of the first one waiting, so that a step
+costs the loop a microsecond. A GPU's losses stay on it until then: those of a bunch of steps travel to the
+host in one copy, and are written when that has arrived. No collective: each rank reports its own sum and
+count, and readers add them.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,87 +37,104 @@ class StepFacts:
     step_s: float
     ended: float
     grad_norm: Any = None
-    ready: Any = None
+
+
+class _Columns:
+    """Steps on their way into an event; a GPU's numbers travel to page-locked memory, a column at once."""
+
+    def __init__(self, steps: list[StepFacts]) -> None:
+        self._steps = steps
+        self._arrived: torch.cuda.Event | None = None
+        losses = [facts.loss for facts in steps if facts.loss is not None]
+        self._totals = self._to_host([total for total, _ in losses])
+        self._counts = self._to_host([count for _, count in losses])
+        self._norms = self._to_host([facts.grad_norm for facts in steps if facts.grad_norm is not None])
+
+    def _to_host(self, values: list[Any]) -> Any:
+        if not values:
+            return None
+        if not (isinstance(values[0], Tensor) and values[0].is_cuda):
+            return values
+        stacked = torch.stack(values)
+        host = torch.empty(stacked.shape, dtype=stacked.dtype, pin_memory=True)
+        host.copy_(stacked, non_blocking=True)
+        self._arrived = torch.cuda.Event()
+        self._arrived.record()
+        return host
+
+    def has_arrived(self) -> bool:
+        return self._arrived is None or self._arrived.query()
+
+    def event(self, rank: int) -> events.Steps:
+        """Waits for what has not arrived."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return events.Steps(
+            rank=rank,
+            first=self._steps[0].step,
+            loss_sum=_numbers(self._totals),
+            count=_numbers(self._counts),
+            lr=[facts.lr for facts in self._steps],
+            samples=[facts.samples for facts in self._steps],
+            step_s=[facts.step_s for facts in self._steps],
+            ended=[facts.ended for facts in self._steps],
+            grad_norm=_numbers(self._norms),
+        )
+
+
+def _numbers(column: Any) -> Any:
+    if isinstance(column, Tensor):
+        column = column.tolist()
+    return None if column is None else [float(value) for value in column]
 
 
 class StepReporter:
-    """Collects steps and appends them as columns. `pending` losses on a GPU wait for their copy."""
+    """Collects steps and appends them as columns.
+
+    `add` and `flush` return the first step whose loss is no finite number, with that loss, of the steps that
+    became known just then; None where there is none.
+    """
 
     def __init__(self, writer: EventWriter, rank: int, device: torch.device) -> None:
         self._writer = writer
         self._rank = rank
         self._on_gpu = device.type == "cuda"
-        self._pending: deque[StepFacts] = deque()
-        self._columns: events.Steps | None = None
-        self._flushed = time.monotonic()
+        self._steps: list[StepFacts] = []
+        self._travelling: _Columns | None = None
+        self._sent_s = time.monotonic()
+        self._every_s = FLUSH_S / 2 if self._on_gpu else FLUSH_S
 
-    def add(self, facts: StepFacts) -> StepFacts | None:
-        """Take a step in; returns the newest step whose loss is now known on the host, to be checked."""
-        if self._on_gpu:
-            _start_copy(facts)
-        self._pending.append(facts)
-        known = self._take_ready(wait=False)
-        if time.monotonic() - self._flushed >= FLUSH_S:
-            self.flush()
-        return known
+    def add(self, facts: StepFacts) -> tuple[int, float] | None:
+        """Take a step in."""
+        self._steps.append(facts)
+        if time.monotonic() - self._sent_s >= self._every_s:
+            self._send()
+        return None if self._travelling is None else self._write(wait=False)
 
-    def _take_ready(self, *, wait: bool) -> StepFacts | None:
-        known = None
-        while self._pending and (wait or self._pending[0].ready is None or self._pending[0].ready.query()):
-            facts = self._pending.popleft()
-            if facts.ready is not None:
-                facts.ready.synchronize()
-                facts.ready = None
-            if facts.loss is not None:
-                facts.loss = (float(facts.loss[0]), float(facts.loss[1]))
-            if facts.grad_norm is not None:
-                facts.grad_norm = float(facts.grad_norm)
-            self._append(facts)
-            known = facts
-            if facts.loss is not None and not math.isfinite(facts.loss[0]):
-                break
-        return known
+    def flush(self, *, wait: bool = False) -> tuple[int, float] | None:
+        """Write what is known; `wait` first waits for the losses that are still on a GPU."""
+        bad = self._write(wait=wait)
+        if wait or not self._on_gpu:
+            self._send()
+            bad = bad or self._write(wait=True)
+        return bad
 
-    def _append(self, facts: StepFacts) -> None:
-        columns = self._columns
-        if columns is None:
-            self._columns = columns = events.Steps(rank=self._rank, first=facts.step)
-            if facts.loss is not None:
-                columns.loss_sum, columns.count = [], []
-            if facts.grad_norm is not None:
-                columns.grad_norm = []
-        if facts.loss is not None and columns.loss_sum is not None and columns.count is not None:
-            columns.loss_sum.append(facts.loss[0])
-            columns.count.append(facts.loss[1])
-        if columns.grad_norm is not None:
-            columns.grad_norm.append(facts.grad_norm)
-        columns.lr.append(facts.lr)
-        columns.samples.append(facts.samples)
-        columns.step_s.append(facts.step_s)
-        columns.ended.append(facts.ended)
+    def _send(self) -> None:
+        """The steps so far set out, one bunch at a time."""
+        if self._steps and self._travelling is None:
+            self._travelling, self._steps = _Columns(self._steps), []
+            self._sent_s = time.monotonic()
 
-    def flush(self, *, wait: bool = False) -> StepFacts | None:
-        """Write what is known; `wait` first waits for the losses that are still on their way."""
-        known = self._take_ready(wait=True) if wait else None
-        if self._columns is not None:
-            self._writer.write(self._columns)
-            self._columns = None
-        self._flushed = time.monotonic()
-        return known
-
-
-def _start_copy(facts: StepFacts) -> None:
-    """Send the step's numbers to page-locked memory; `ready` is the event that says they are there."""
-    facts.loss = None if facts.loss is None else (_to_host(facts.loss[0]), _to_host(facts.loss[1]))
-    facts.grad_norm = _to_host(facts.grad_norm)
-    facts.ready = torch.cuda.Event()
-    facts.ready.record()
-
-
-def _to_host(value: Any) -> Any:
-    if isinstance(value, Tensor) and value.is_cuda:
-        return torch.empty((), dtype=value.dtype, pin_memory=True).copy_(value, non_blocking=True)
-    return value
+    def _write(self, *, wait: bool) -> tuple[int, float] | None:
+        columns = self._travelling
+        if columns is None or not (wait or columns.has_arrived()):
+            return None
+        self._travelling = None
+        event = columns.event(self._rank)
+        self._writer.write(event)
+        totals = enumerate(event.loss_sum or (), start=event.first)
+        bad = ((step, total) for step, total in totals if total is not None and not math.isfinite(total))
+        return next(bad, None)
 
 
 class BusyMeter:

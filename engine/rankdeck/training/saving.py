@@ -66,8 +66,9 @@ class Saver:
                 self.agreement.propose(STOP, step)
             if self.agreement.requested(SAVE):
                 self.agreement.propose(SAVE, step)
-        self._was_requested = self.agreement.reached(SAVE, step)
-        if self.agreement.reached(STOP, step):
+        agreed = self.agreement.reached(step)
+        self._was_requested = SAVE in agreed
+        if STOP in agreed:
             return "stop"
         if self._was_requested:
             return "request"

@@ -76,6 +76,7 @@ class OptimizerStep:
         factor = self._schedule(step - 1)
         if isinstance(total, Tensor) and not total.is_cuda:
             total, count = float(total), float(count)
+            norm = None if norm is None else float(norm)
             self._check_loss(step, total)
         if not strategy.steps_itself:
             self._set_rate(factor)

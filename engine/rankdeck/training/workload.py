@@ -26,7 +26,7 @@ from rankdeck.data.base import DataCard, DataSource, SampleSet
 from rankdeck.data.loader import first_batch
 from rankdeck.data.synthetic import Synthetic, spec_for
 from rankdeck.models.checkpointing import checkpoint_blocks
-from rankdeck.models.losses import Loss, own_loss
+from rankdeck.models.losses import Loss, cross_entropy, own_loss
 from rankdeck.training import user_code
 from rankdeck.training.schedules import Factor
 
@@ -163,7 +163,7 @@ def _workload(
     steps = _steps(config, len(train))
     options = config.train.schedule.options
     schedule: Factor = SCHEDULES[config.train.schedule.use].load()(steps, **options)
-    return Workload(config, card, train, heldout, _loss(config), steps, schedule)
+    return Workload(config, card, train, heldout, _loss(config, card), steps, schedule)
 
 
 def _steps(config: RunConfig, num_samples: int) -> int:
@@ -180,10 +180,12 @@ def _steps(config: RunConfig, num_samples: int) -> int:
     return train.steps or DEFAULT_STEPS
 
 
-def _loss(config: RunConfig) -> Loss:
+def _loss(config: RunConfig, card: DataCard | None) -> Loss:
     use = config.loss.use
     if user_code.is_user_code(use):
         return own_loss(use, user_code.build_loss(use, _folder(config)))
+    if use == "cross_entropy":
+        return cross_entropy(may_mask=card is None or card.may_mask)
     made: Loss = LOSSES[use].load()()
     return made
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from rankdeck.base.errors import ConfigError, DataError
-from rankdeck.data.base import MASKED, Draw
+from rankdeck.config.catalog import MASKED
+from rankdeck.data.base import Draw
 from rankdeck.data.sampling import HeldoutBatches, StepBatches, epoch_order, mask_padding
 
 
@@ -45,6 +46,13 @@ def test_a_late_start_continues_where_an_early_one_would_be() -> None:
     late = StepBatches(30, 12, accumulate=2, seed=3, steps=7, start_step=5)
     assert list(late) == list(StepBatches(30, 12, accumulate=2, seed=3, steps=7))[10:]
     assert len(late) == 4
+
+
+def test_tensors_hold_what_the_lists_hold() -> None:
+    args = {"accumulate": 2, "shard_index": 1, "shard_count": 3, "seed": 3, "steps": 7, "start_step": 3}
+    rows = [samples.tolist() for samples in StepBatches(30, 12, **args).tensors()]  # type: ignore[arg-type]
+    assert rows == list(StepBatches(30, 12, **args))  # type: ignore[arg-type]
+    assert len(rows) == 8
 
 
 def test_another_seed_is_another_order_and_the_global_random_state_is_left_alone() -> None:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from rankdeck.base.errors import DataError
-from rankdeck.data.base import MASKED
+from rankdeck.config.catalog import MASKED
 from rankdeck.data.loader import build_loader
 from rankdeck.data.sampling import StepBatches
 from rankdeck.data.synthetic import POOL_BYTES, InputSpec, Synthetic, spec_for

@@ -9,13 +9,14 @@ import torch
 import torch.nn.functional as F
 
 from rankdeck.base.errors import ModelError
+from rankdeck.config.catalog import MASKED
 from rankdeck.models import losses
 
 
 def test_cross_entropy_sums_over_tokens_and_counts_those_not_masked() -> None:
     logits = torch.randn(3, 5, 7)
     targets = torch.randint(7, (3, 5))
-    targets[0, :2] = losses.MASKED
+    targets[0, :2] = MASKED
     total, count = losses.cross_entropy().function(logits, targets)
     mean = F.cross_entropy(logits.reshape(-1, 7), targets.reshape(-1))
     assert int(count) == 13
@@ -29,8 +30,15 @@ def test_cross_entropy_takes_classes_in_the_second_dim_too() -> None:
     assert int(count) == 72
 
 
+def test_data_that_never_masks_is_counted_without_looking() -> None:
+    logits, targets = torch.randn(3, 5, 7), torch.randint(7, (3, 5))
+    total, count = losses.cross_entropy(may_mask=False).function(logits, targets)
+    looked, counted = losses.cross_entropy().function(logits, targets)
+    assert torch.equal(total, looked) and count == int(counted) == 15 and isinstance(count, int)
+
+
 def test_all_masked_is_zero_not_nan() -> None:
-    total, count = losses.cross_entropy().function(torch.randn(4, 3), torch.full((4,), losses.MASKED))
+    total, count = losses.cross_entropy().function(torch.randn(4, 3), torch.full((4,), MASKED))
     assert (float(total), int(count)) == (0.0, 0)
 
 
@@ -43,7 +51,7 @@ def test_correct_counts_the_right_classes_that_are_not_masked() -> None:
     correct = losses.cross_entropy().correct
     assert correct is not None
     logits = torch.eye(4)
-    targets = torch.tensor([0, 1, 3, losses.MASKED])
+    targets = torch.tensor([0, 1, 3, MASKED])
     assert int(correct(logits, targets)) == 2
 
 
@@ -61,14 +69,14 @@ class CausalLMOutput:
 
 
 def test_labels_count_as_they_are_where_nothing_is_shifted() -> None:
-    labels = torch.tensor([[1, losses.MASKED], [4, 5]])
+    labels = torch.tensor([[1, MASKED], [4, 5]])
     total, count = losses.model_loss().function({"loss": torch.tensor(2.0)}, labels)
     assert (float(total), int(count)) == (6.0, 3)
 
 
 def test_an_all_masked_batch_gives_zero_and_sends_zero_back() -> None:
     logits = torch.randn(2, 3, requires_grad=True)
-    labels = torch.full((2,), losses.MASKED)
+    labels = torch.full((2,), MASKED)
     outputs = {"loss": F.cross_entropy(logits, labels)}
     total, count = losses.model_loss().function(outputs, labels)
     total.backward()
@@ -82,7 +90,7 @@ def test_a_mean_that_is_nan_for_another_reason_stays_nan() -> None:
 
 
 def test_the_models_own_mean_becomes_a_sum_over_its_shifted_labels() -> None:
-    labels = torch.tensor([[1, 2, losses.MASKED, 3], [4, losses.MASKED, 5, 6]])
+    labels = torch.tensor([[1, 2, MASKED, 3], [4, MASKED, 5, 6]])
     outputs = CausalLMOutput(torch.tensor(2.0))
     total, count = losses.model_loss().function(outputs, {"labels": labels})
     assert (float(total), int(count)) == (8.0, 4)

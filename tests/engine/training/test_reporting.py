@@ -1,0 +1,72 @@
+"""Steps become columns, whole and in order, soon after they were taken."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rankdeck import events
+from rankdeck.rundir import EventReader, RunDir
+from rankdeck.training import reporting
+from rankdeck.training.reporting import StepFacts, StepReporter
+
+CPU = torch.device("cpu")
+
+
+def facts(step: int, total: Any, norm: Any = None) -> StepFacts:
+    loss = None if total is None else (total, 32)
+    return StepFacts(step, loss, 0.1, 32, 0.001, time.time(), norm)
+
+
+def written(run: RunDir) -> list[events.Steps]:
+    return [event for _, event in EventReader(run).read() if isinstance(event, events.Steps)]
+
+
+def test_steps_are_written_together_and_complete(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    reporter = StepReporter(run.writer("rank-2"), 2, CPU)
+    for step in range(5, 9):
+        assert reporter.add(facts(step, float(step), norm=2.0 * step)) is None
+    reporter.flush()
+    (event,) = written(run)
+    assert (event.rank, event.first, event.loss_sum, event.count) == (2, 5, [5.0, 6.0, 7.0, 8.0], [32.0] * 4)
+    assert event.grad_norm == [10.0, 12.0, 14.0, 16.0]
+    assert len(event.lr) == len(event.samples) == len(event.step_s) == len(event.ended) == 4
+
+
+def test_tensors_are_read_when_they_are_written(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    reporter = StepReporter(run.writer("rank-0"), 0, CPU)
+    reporter.add(facts(1, torch.tensor(1.5), norm=torch.tensor(0.25)))
+    assert reporter.flush(wait=True) is None
+    (event,) = written(run)
+    assert (event.loss_sum, event.grad_norm) == ([1.5], [0.25])
+
+
+def test_a_rank_without_a_loss_says_nothing_of_one(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    reporter = StepReporter(run.writer("rank-0"), 0, CPU)
+    reporter.add(facts(1, None))
+    reporter.flush()
+    (event,) = written(run)
+    assert event.loss_sum is event.count is event.grad_norm is None
+
+
+def test_nothing_waits_longer_than_the_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunDir(tmp_path)
+    monkeypatch.setattr(reporting, "FLUSH_S", 0.0)
+    reporter = StepReporter(run.writer("rank-0"), 0, CPU)
+    reporter.add(facts(1, 1.0))
+    reporter.add(facts(2, 2.0))
+    assert [event.first for event in written(run)] == [1, 2]
+
+
+def test_the_first_loss_that_is_no_number_comes_back_with_its_step(tmp_path: Path) -> None:
+    reporter = StepReporter(RunDir(tmp_path).writer("rank-0"), 0, CPU)
+    for step, total in enumerate((1.0, float("inf"), float("nan")), start=4):
+        assert reporter.add(facts(step, total)) is None
+    assert reporter.flush() == (5, float("inf"))
