@@ -29,7 +29,7 @@ from rankdeck.training import workload as workloads
 from rankdeck.training.workload import Workload
 
 WARM_UP_SHARE = 0.2
-TOLD_EVERY = 50
+REPORT_EVERY = 50
 
 
 def train(workload: Workload, rank: int, world: int) -> tuple[float, float]:
@@ -49,7 +49,7 @@ def train(workload: Workload, rank: int, world: int) -> tuple[float, float]:
         seed=settings.seed,
         steps=steps,
     )
-    warm_up, begun_s, told = int(steps * WARM_UP_SHARE), 0.0, 0.0
+    warm_up, begun_s, reported = int(steps * WARM_UP_SHARE), 0.0, 0.0
     for step, rows in enumerate(order.tensors(), start=1):
         inputs, targets = samples.inputs[rows], samples.targets[rows]
         optimizer.zero_grad()
@@ -59,12 +59,12 @@ def train(workload: Workload, rank: int, world: int) -> tuple[float, float]:
             nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm)
         optimizer.step()
         schedule.step()
-        if step % TOLD_EVERY == 0:
+        if step % REPORT_EVERY == 0:
             value = loss.item()
-            told = value if step == TOLD_EVERY else told
+            reported = value if step == REPORT_EVERY else reported
         if step == warm_up:
             begun_s = time.perf_counter()
-    return (time.perf_counter() - begun_s) / (steps - warm_up) * 1e6, told
+    return (time.perf_counter() - begun_s) / (steps - warm_up) * 1e6, reported
 
 
 def main() -> None:

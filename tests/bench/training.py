@@ -27,7 +27,7 @@ from statistics import median
 
 from rankdeck import events
 from rankdeck.rundir import EventReader, list_runs
-from tests.bench.hand_written import TOLD_EVERY, WARM_UP_SHARE
+from tests.bench.hand_written import REPORT_EVERY, WARM_UP_SHARE
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PRESET = "digits-mlp"
@@ -100,14 +100,14 @@ def rankdeck(case: Case) -> Measured:
         return _measured([event for _, event in EventReader(run).read(1 << 30)], case.steps)
 
 
-def _measured(found: list[events.AnyEvent], steps: int) -> Measured:
+def _measured(read: list[events.AnyEvent], steps: int) -> Measured:
     step_s: dict[int, float] = {}
     sums = [0.0, 0.0]
     ledger: set[int] = set()
     spans: set[int] = set()
-    for event in found:
+    for event in read:
         if isinstance(event, events.Steps):
-            at = TOLD_EVERY - event.first
+            at = REPORT_EVERY - event.first
             if event.loss_sum and event.count and 0 <= at < len(event.loss_sum):
                 sums[0] += event.loss_sum[at] or 0.0
                 sums[1] += event.count[at]
