@@ -44,6 +44,7 @@ NO_FILE_OF_A_RUN = {
     "engine/rankdeck/rundir/writing.py": "writes, and the end of what it appends to",
     "engine/rankdeck/run/export.py": "writes, and the weights by safetensors",
     "engine/rankdeck/base/heartbeat.py": "pipes",
+    "engine/rankdeck/training/agreement.py": "what the ranks of an attempt write to each other",
     "app/rankdeck_app/commands/keymap.py": "a setting",
     "app/rankdeck_app/controllers/session.py": "presets",
     "app/rankdeck_app/settings.py": "settings",
