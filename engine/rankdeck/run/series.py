@@ -310,9 +310,15 @@ class Curve:
     def window(self, x0: float, x1: float, max_points: int) -> Window:
         """As of one series: `Series.window`."""
         x0, x1, parts = x0 + self._zero, x1 + self._zero, self._parts
-        begin = max((at for at, part in enumerate(parts) if (part.first_x or 0.0) <= x0), default=0)
-        end = min((at for at, part in enumerate(parts) if (part.last_x or 0.0) >= x1), default=len(parts))
-        windows = [part.window(x0, x1, max_points, self._curve) for part in parts[begin : end + 1]]
+        if len(parts) > 1:
+            # Live, and where a run was resumed long ago, the newest series is all that shows.
+            later = range(len(parts) - 1, 0, -1)
+            begin = next((at for at in later if (parts[at].first_x or 0.0) <= x0), 0)
+            parts = parts[begin:]
+        if len(parts) > 1:
+            end = next((at for at, part in enumerate(parts) if (part.last_x or 0.0) >= x1), len(parts))
+            parts = parts[: end + 1]
+        windows = [part.window(x0, x1, max_points, self._curve) for part in parts]
         if not windows:
             return Window(*[np.empty(0)] * 3)
         if len(windows) == 1:
