@@ -28,7 +28,7 @@ from PySide6.QtWidgets import QFileDialog, QMenu, QMessageBox, QWidget
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart_colors import ChartColors
 from rankdeck_app.widgets.layouts import column
-from rankdeck_app.widgets.painting import chart_font, paint_text
+from rankdeck_app.widgets.painting import chart_font, paint_text, painted_width
 
 HEADER_HEIGHT = 30
 RADIUS = 6
@@ -96,7 +96,8 @@ class ChartCard(QWidget):
 
         def draw(text: str, left: float, ink: QColor, px: int, *, bold: bool = False) -> float:
             room, elide = QRectF(left, 6, max(0.0, right - left), 20), Qt.TextElideMode.ElideRight
-            return paint_text(painter, room, text, ink, px, bold=bold, elide=elide)
+            shown = paint_text(painter, room, text, ink, px, bold=bold, elide=elide)
+            return painted_width(painter, shown)
 
         left += draw(self.title, left, colors.foreground, 12, bold=True)
         source = self._fitting_source(right - left)

@@ -11,7 +11,7 @@ from PySide6.QtGui import QBrush, QColor, QPainter, QPaintEvent
 from rankdeck.base.units import format_bytes
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart import Chart
-from rankdeck_app.widgets.painting import RIGHT, paint_segments, paint_text
+from rankdeck_app.widgets.painting import RIGHT, paint_segments, paint_text, painted_width
 
 _BAR = 12.0
 _LINE = 18.0
@@ -91,7 +91,8 @@ class HolderList(Chart[HoldersFigure]):
         if brush is not None:
             painter.fillRect(QRectF(0, top + 4.5, 9, 9), brush)
         ink = colors.foreground if item.num_bytes is not None else colors.muted
-        used = paint_text(painter, box, _bytes(item.num_bytes), ink, 11, RIGHT, mono=True) + 10
+        held = paint_text(painter, box, _bytes(item.num_bytes), ink, 11, RIGHT, mono=True)
+        used = painted_width(painter, held) + 10
         ink = colors.muted if item.kind in ("free", "driver", "") else colors.foreground
         words = f"{item.name}  {item.note}" if item.note else item.name
         elide = Qt.TextElideMode.ElideRight
@@ -99,7 +100,7 @@ class HolderList(Chart[HoldersFigure]):
 
     def _paint_fact(self, painter: QPainter, name: str, text: str, top: float) -> None:
         box = QRectF(0, top, self.width(), _LINE)
-        used = paint_text(painter, box, name, self._colors.axis, 10)
+        used = painted_width(painter, paint_text(painter, box, name, self._colors.axis, 10))
         elide = Qt.TextElideMode.ElideMiddle
         paint_text(
             painter, box.adjusted(used + 12, 0, 0, 0), text, self._colors.muted, 10, RIGHT, elide=elide

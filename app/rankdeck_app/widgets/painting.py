@@ -45,13 +45,18 @@ def paint_text(
     bold: bool = False,
     mono: bool = False,
     elide: Qt.TextElideMode = Qt.TextElideMode.ElideNone,
-) -> float:
-    """One line of text in a box, shortened to its width if `elide` says where; what it takes, in pixels."""
+) -> str:
+    """One line of text in a box, shortened to its width if `elide` says where; the text as it was painted."""
     painter.setFont(chart_font(px, bold, mono))
     painter.setPen(ink)
     if elide != Qt.TextElideMode.ElideNone:
         text = painter.fontMetrics().elidedText(text, elide, int(box.width()))
     painter.drawText(box, align, text)
+    return text
+
+
+def painted_width(painter: QPainter, text: str) -> int:
+    """The pixels that a text takes in the font that was used last."""
     return painter.fontMetrics().horizontalAdvance(text)
 
 

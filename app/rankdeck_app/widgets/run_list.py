@@ -14,7 +14,7 @@ from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run.row import RunInfo
 from rankdeck_app.state.runs import RunsModel
 from rankdeck_app.theme import Theme, draw_icon
-from rankdeck_app.widgets.painting import RIGHT, Index, ListRowDelegate, paint_text
+from rankdeck_app.widgets.painting import RIGHT, Index, ListRowDelegate, paint_text, painted_width
 
 ROW_HEIGHT = 42
 
@@ -89,7 +89,9 @@ class RunDelegate(ListRowDelegate):
         draw_icon(painter, icon, QRectF(rect.x() + 12, rect.y() + 5, 16, 16), ink(tone))
         dim = ink("descriptionForeground")
         room, elide = QRect(rect.x() + 36, rect.y() + 3, rect.width() - 49, 20), Qt.TextElideMode.ElideRight
-        used = paint_text(painter, room, strategy_title(info.strategy), dim, 11, RIGHT)
+        used = painted_width(
+            painter, paint_text(painter, room, strategy_title(info.strategy), dim, 11, RIGHT)
+        )
         below = QRect(room.x(), rect.y() + 21, room.width(), 17)
         paint_text(painter, below, details(info), dim, 11, elide=elide)
         room.setWidth(room.width() - round(used) - 8)

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QListWidget, QListWidgetItem
 
 from rankdeck.config.catalog import STRATEGIES, StrategyCard
 from rankdeck_app.theme import Theme, draw_icon
-from rankdeck_app.widgets.painting import DATA_ROLE, Index, ListRowDelegate, paint_text
+from rankdeck_app.widgets.painting import DATA_ROLE, Index, ListRowDelegate, paint_text, painted_width
 
 ROW_HEIGHT = 30
 TWO_LINES_HEIGHT = 44
@@ -28,7 +28,7 @@ class _CardDelegate(ListRowDelegate):
             title = QRect(title.x(), rect.y() + 4, title.width(), 19)
             icon = QRectF(icon.x(), rect.y() + 6, 16, 16)
         draw_icon(painter, card.icon, icon, ink("foreground"))
-        beside = round(paint_text(painter, title, card.title, ink("foreground"), 12)) + 8
+        beside = painted_width(painter, paint_text(painter, title, card.title, ink("foreground"), 12)) + 8
         hint = title.translated(0, 18) if has_two_lines else title.adjusted(beside, 0, 0, 0)
         paint_text(
             painter, hint, card.hint, ink("descriptionForeground"), 11, elide=Qt.TextElideMode.ElideRight

@@ -120,7 +120,10 @@ def test_the_prediction_stands_beside_what_is_measured(
     assert "predicted 300.0 MiB (+4.9 %)" in page._bars.tooltip_of(0)
     written.end("completed")
     qtbot.waitUntil(lambda: page.run.outcome == "completed")
-    assert run_figures.bars_subtitle(page.run) == "peak of the run, MiB; predicted 300.0 MiB (+4.9 %)"
+    assert (
+        run_figures.bars_subtitle(page.run, run_figures.bars(page.run))
+        == "peak of the run, MiB; predicted 300.0 MiB (+4.9 %)"
+    )
 
 
 def test_an_upper_bound_is_no_prediction(

@@ -186,12 +186,12 @@ class RunPage(Page):
 
     def _show_memory(self, pending: Changed) -> None:
         run = self.run
+        bars, band = run_figures.bars(run), run_figures.band(run)
         if pending & (Changed.MEMORY | Changed.STATE):
-            self._bars.set_figure(run_figures.bars(run))
-            self.cards["bars"].set_subtitle(run_figures.bars_subtitle(run))
-        figure = run_figures.band(run)
-        self._band.set_figure(figure)
-        self.cards["band"].set_subtitle(run_figures.band_subtitle(run, figure))
+            self._bars.set_figure(bars)
+            self.cards["bars"].set_subtitle(run_figures.bars_subtitle(run, bars))
+        self._band.set_figure(band)
+        self.cards["band"].set_subtitle(run_figures.band_subtitle(band, bars))
 
     def _show_devices(self) -> None:
         """What the figures are, and room for as many devices as there are."""

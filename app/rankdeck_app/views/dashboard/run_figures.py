@@ -89,9 +89,8 @@ def _bar(run: LiveRun, device: DeviceFigures) -> DeviceBar:
     return DeviceBar(device.label, memory.peak_bytes, memory.peak_by_kind, note, predicted_bytes=predicted)
 
 
-def bars_subtitle(run: LiveRun) -> str:
+def bars_subtitle(run: LiveRun, figure: BarsFigure) -> str:
     """Which moment the bars show, and in which unit their numbers are."""
-    figure = bars(run)
     if not figure.largest_bytes:
         return ""
     divisor, unit = figure.unit
@@ -142,12 +141,12 @@ def _predicted_peak(run: LiveRun) -> int | None:
     return max((value for value in known if value is not None), default=None)
 
 
-def band_subtitle(run: LiveRun, figure: BandFigure) -> str:
-    largest = bars(run).scale_bytes
+def band_subtitle(figure: BandFigure, bars: BarsFigure) -> str:
+    """In the unit of the bars beside it."""
     if not any(len(history) for history in figure.histories):
         return ""
     when = f"last {figure.span_s:.0f} s" if figure.span_s is not None else "whole run"
-    return f"{byte_unit(largest)[1]}, {when}"
+    return f"{byte_unit(bars.scale_bytes)[1]}, {when}"
 
 
 def heat(run: LiveRun) -> HeatFigure:
