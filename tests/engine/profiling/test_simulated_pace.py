@@ -22,6 +22,8 @@ from tests.helpers.ranks import RankSet
 OWN_MODELS = Path(__file__).parents[2] / "helpers" / "own_models.py"
 NUM_RANKS = 4
 NEAR = 0.04
+STEPS = 16
+"""Enough for three samples, which are half a second apart."""
 
 
 @pytest.fixture(scope="module")
@@ -110,49 +112,44 @@ def test_schedules_that_interleave_or_split_backward_wait_less(
     assert bubble < 3 / 11
 
 
-def of_one_process(tmp_path: Path, strategy: str, num_devices: int, **changes: Any) -> StepAnatomy:
+def of_one_process(tmp_path: Path, strategy: str, num_devices: int, **changes: Any) -> list[StepAnatomy]:
+    """The sampled steps that the ledger left alone."""
     request: dict[str, object] = {
         "toml": configuration(strategy, num_devices, **changes),
         "out": str(tmp_path / "weights.safetensors"),
         "events": str(tmp_path),
     }
     train_once(request, rank=0, world_size=1)
-    anatomies, _ = told(tmp_path, 1)
-    assert anatomies.last is not None
-    return anatomies.last
+    anatomies = Anatomies(1)
+    shares = [event for event in told(tmp_path, 1)[1] if isinstance(event, Spans)]
+    samples = [step for share in shares if (step := anatomies.add(share)) and not step.followed]
+    assert samples
+    return samples
 
 
-def holds_once(
-    folder: Path, holds: Callable[[StepAnatomy], bool], strategy: str, *args: Any, **changes: Any
-) -> bool:
-    """Whether it holds in one of three runs: a busy machine only ever adds to a span."""
-    for attempt in range(3):
-        (own := folder / str(attempt)).mkdir()
-        if holds(of_one_process(own, strategy, *args, **changes)):
-            return True
-    return False
+def shortest(samples: list[StepAnatomy], name: str) -> float:
+    """Seconds of a phase of device 0 in the sample that was disturbed least: other work only adds to it."""
+    return min(span.duration_s for step in samples for span in step.rows[0].spans if span.name == name)
 
 
 def test_a_backward_takes_twice_a_forward_and_a_forward_50_ms(tmp_path: Path) -> None:
-    def is_so(step: StepAnatomy) -> bool:
-        seconds = {span.name: span.duration_s for span in step.rows[0].spans}
-        assert seconds["forward"] >= 0.05 and seconds["backward"] >= 0.1
-        return seconds["forward"] < 0.08 and seconds["backward"] < 0.14
-
-    assert holds_once(tmp_path, is_so, '{ use = "single" }', 1)
+    samples = of_one_process(tmp_path, '{ use = "single" }', 1, steps=STEPS)
+    assert len(samples) >= 3
+    assert 0.05 <= shortest(samples, "forward") < 0.08
+    assert 0.1 <= shortest(samples, "backward") < 0.14
 
 
 def test_replicas_of_dp_compute_side_by_side(tmp_path: Path) -> None:
-    def is_so(step: StepAnatomy) -> bool:
+    shares = []
+    for step in of_one_process(tmp_path, '{ use = "dp" }', 2, steps=STEPS):
         first, second = (next(s for s in row.spans if s.name == "backward") for row in step.rows)
         together_s = min(first.end_s, second.end_s) - max(first.start_s, second.start_s)
-        return together_s > 0.8 * first.duration_s
-
-    assert holds_once(tmp_path, is_so, '{ use = "dp" }', 2)
+        shares.append(together_s / first.duration_s)
+    assert max(shares) > 0.8
 
 
 def test_layers_of_model_compute_one_device_after_another(tmp_path: Path) -> None:
-    step = of_one_process(tmp_path, '{ use = "model" }', 2)
+    step = of_one_process(tmp_path, '{ use = "model" }', 2)[-1]
     work = sorted(
         (span.start_s, span.end_s, row.device)
         for row in step.rows
@@ -173,8 +170,5 @@ def test_a_pace_that_cannot_be_held_is_refused_with_one_that_can(tmp_path: Path,
 
 def test_a_given_rate_that_can_be_held_decides_how_long_a_slot_is(tmp_path: Path) -> None:
     # 8 layers of 64 x 64 on 32 samples: 2 x 64 x 64 x 32 x 8 operations at 1e-2 x 1e9 a second.
-    def is_so(step: StepAnatomy) -> bool:
-        forward = next(span for span in step.rows[0].spans if span.name == "forward")
-        return forward.duration_s == pytest.approx(2 * 64 * 64 * 32 * 8 / 1e7, rel=0.1)
-
-    assert holds_once(tmp_path, is_so, '{ use = "single" }', 1, pace=", device_gflops = 0.01")
+    samples = of_one_process(tmp_path, '{ use = "single" }', 1, pace=", device_gflops = 0.01", steps=STEPS)
+    assert shortest(samples, "forward") == pytest.approx(2 * 64 * 64 * 32 * 8 / 1e7, rel=0.1)
