@@ -16,6 +16,7 @@ from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.config import RunConfig, from_dict
 from rankdeck.launch.control import wait_ended
+from rankdeck.launch.rank_processes import GRACE_S
 from rankdeck.launch.start import start
 from rankdeck.rundir import End, EventReader, RunDir
 from tests.helpers.processes import processes_of_run
@@ -131,6 +132,13 @@ def ended(run: RunDir, timeout_s: float = 60.0) -> End:
     assert end is not None
     wait_until_gone(run)
     return end
+
+
+def within_grace(seconds: float) -> float:
+    """How long a stop may take that ends no rank by force: so many seconds on an idle machine, and on any
+    machine less than the grace after which ranks are killed.
+    """
+    return min(with_load(seconds), GRACE_S)
 
 
 def wait_until_gone(run: RunDir) -> float:

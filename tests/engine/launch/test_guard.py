@@ -18,11 +18,17 @@ import rankdeck
 from rankdeck.launch import choose
 from rankdeck.launch.control import NotRunningError, request_stop, wait_ended
 from rankdeck.launch.processes import end_leftovers
-from rankdeck.launch.rank_processes import GRACE_S
 from rankdeck.launch.start import _start_guard
 from rankdeck.rundir import RunDir, create, list_runs
 from tests.helpers import launching
-from tests.helpers.launching import FAKE_WORKER, launch, launch_attached, supervisor_pid, wait_for_ranks
+from tests.helpers.launching import (
+    FAKE_WORKER,
+    launch,
+    launch_attached,
+    supervisor_pid,
+    wait_for_ranks,
+    within_grace,
+)
 from tests.helpers.processes import processes_of_run
 from tests.helpers.waiting import wait_until, with_load
 
@@ -54,6 +60,13 @@ def _wait_for(run: RunDir, moment: Moment) -> None:
         wait_for_ranks(run)
 
 
+def _leads_session(pid: int) -> bool:
+    try:
+        return os.getsid(pid) == pid
+    except ProcessLookupError:
+        return False
+
+
 def _kill_after(run: RunDir, victim: str, moment: Moment) -> None:
     """kill -9 of one process of the run, at this moment or as soon as there is such a process."""
 
@@ -64,7 +77,9 @@ def _kill_after(run: RunDir, victim: str, moment: Moment) -> None:
         if victim == "supervisor" or supervisor is None:
             return supervisor
         others = (supervisor, launching.guard_pid(run), launching.sampler_pid(run))
-        ranks = [pid for pid in processes_of_run(run.path) if pid not in others]
+        # A rank has a session of its own; what was forked for a sampler and is not one yet has none.
+        own = [pid for pid in processes_of_run(run.path) if _leads_session(pid)]
+        ranks = [pid for pid in own if pid not in others]
         return random.Random(moment).choice(ranks) if ranks else None
 
     _wait_for(run, moment)
@@ -154,7 +169,7 @@ def test_stop_asks_first_and_the_run_ends_as_stopped(tmp_path: Path) -> None:
     request_stop(run)
     end = launching.ended(run, 5)
     assert (end.outcome, end.exit_code, end.reason) == ("stopped", 130, None)
-    assert time.monotonic() - began < with_load(GRACE_S)
+    assert time.monotonic() - began < within_grace(2)
     assert not launching.problems(run)
 
 
@@ -172,8 +187,8 @@ def test_a_rank_that_ignores_term_is_killed_after_three_seconds(
     wait_for_ranks(run)
     began = time.monotonic()
     request_stop(run)
-    assert launching.ended(run, GRACE_S + 5).outcome == "stopped"
-    assert time.monotonic() - began > GRACE_S - 0.5
+    assert launching.ended(run, 6).outcome == "stopped"
+    assert 2.5 < time.monotonic() - began < with_load(4.5)
 
 
 def test_stop_now_waits_for_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +198,7 @@ def test_stop_now_waits_for_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     began = time.monotonic()
     request_stop(run, now=True)
     assert launching.ended(run, 5).outcome == "stopped"
-    assert time.monotonic() - began < with_load(GRACE_S)
+    assert time.monotonic() - began < within_grace(1.5)
 
 
 @pytest.mark.parametrize("way", ["done", "stop", "kill"])
@@ -265,7 +280,7 @@ def test_the_socket_is_the_owners_and_takes_no_nonsense(
     monkeypatch.chdir(run.path)  # the whole path may be longer than a socket's may be
     assert (run.path / "control.sock").stat().st_mode & 0o077 == 0
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
-        caller.settimeout(60)
+        caller.settimeout(with_load(5))
         caller.connect("control.sock")
         lines = caller.makefile("rb")
         for line in (b"hello\n", b"[]\n", b'{"command": "dance"}\n', b"\xff\xfe\n"):

@@ -16,13 +16,12 @@ from rankdeck import events
 from rankdeck.diagnose.hang import parse_stack
 from rankdeck.launch import choose
 from rankdeck.launch.control import request_stop
-from rankdeck.launch.rank_processes import GRACE_S
 from rankdeck.launch.start import _start_guard
 from rankdeck.rundir import RunDir, create
 from tests.helpers import launching
-from tests.helpers.launching import FAKE_WORKER, launch, supervisor_pid, wait_for_ranks
+from tests.helpers.launching import FAKE_WORKER, launch, supervisor_pid, wait_for_ranks, within_grace
 from tests.helpers.processes import processes_of_run
-from tests.helpers.waiting import wait_until, with_load
+from tests.helpers.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -181,7 +180,7 @@ def test_a_stop_ends_even_a_suspended_rank(tmp_path: Path, monkeypatch: pytest.M
     began = time.monotonic()
     request_stop(run)
     assert launching.ended(run, 6).outcome == "stopped"
-    assert time.monotonic() - began < with_load(GRACE_S)
+    assert time.monotonic() - began < within_grace(2)
 
 
 def test_nothing_runs_but_guard_supervisor_sampler_and_ranks(
