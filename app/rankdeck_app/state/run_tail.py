@@ -7,7 +7,6 @@ only after every event before it. live_run.py takes them, on the UI's thread.
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
 from collections import deque
@@ -15,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rankdeck.base.errors import ConfigError
+from rankdeck.base.garbage import collector_paused
 from rankdeck.config import RunConfig
 from rankdeck.events import AnyEvent
 from rankdeck.run.batch import Batch
@@ -97,18 +97,13 @@ class RunTail(threading.Thread):
 
         Events hold no cycles, and looking for some among a million of them doubles the time.
         """
-        was_enabled = gc.isenabled()
-        gc.disable()
-        try:
+        with collector_paused():
             chunk = next(chunks, None)
             if chunk is None:
                 return False
             self._passed.batch.add(*chunk)
             del chunk
             return True
-        finally:
-            if was_enabled:
-                gc.enable()
 
     def _hand_over(self) -> None:
         self._handed_over = time.monotonic()

@@ -30,6 +30,7 @@ import msgspec
 
 from rankdeck import events
 from rankdeck.base.errors import Problem, RankdeckError
+from rankdeck.base.garbage import kept_for_good
 from rankdeck.checkpoint_files import newest_whole
 from rankdeck.config import RunConfig
 from rankdeck.diagnose.cause import EXIT_STOPPED, Cause, find_cause
@@ -43,8 +44,15 @@ from rankdeck.training.agreement import SAVING
 
 DEFAULT_WORKER = "rankdeck.training.worker"
 _PAGE_BYTES = 4096
-# What every rank imports sooner or later; torch._dynamo is what the first optimizer takes 0.7 s for.
-_PRELOADED = ("torch", "torch.distributed", "torch._dynamo", "torch.nn.parallel", "torch.utils.data")
+# What our own worker imports sooner or later; torch._dynamo is what the first optimizer takes 0.7 s for.
+_PRELOADED = (
+    "torch._dynamo",
+    "torch.nn.parallel",
+    "torch.utils.data",
+    "rankdeck.training.loop",
+    "rankdeck.training.workload",
+    "rankdeck.checkpoint.weights",
+)
 
 
 class StopAsked(BaseException):
@@ -321,16 +329,16 @@ def _preload(config: RunConfig, worker: str) -> None:
     """Import what the ranks will need, none of it a person's own. What fails is left to the rank to say."""
     from rankdeck.config.catalog import DATA, MODELS
 
-    names = list(_PRELOADED)
-    cards: list[Any] = [config.strategy_card, MODELS.get(config.model.use), DATA.get(config.data.use)]
-    names += [card.target.partition(":")[0] for card in cards if card is not None]
+    names = ["torch", "torch.distributed"]
     if worker == DEFAULT_WORKER:
-        names += ["rankdeck.training.loop", "rankdeck.training.workload", "rankdeck.checkpoint.weights"]
-    for name in names:
-        try:
-            importlib.import_module(name)
-        except Exception:
-            traceback.print_exc()
+        cards: list[Any] = [config.strategy_card, MODELS.get(config.model.use), DATA.get(config.data.use)]
+        names += [*_PRELOADED, *(card.target.partition(":")[0] for card in cards if card is not None)]
+    with kept_for_good():
+        for name in names:
+            try:
+                importlib.import_module(name)
+            except Exception:
+                traceback.print_exc()
 
 
 def _count_oom_kills() -> int:

@@ -10,6 +10,7 @@ Read loop.py for the loop and launch/ for who starts and ends ranks.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from rankdeck import events
 from rankdeck.base.errors import MachineError, Problem, RankdeckError
+from rankdeck.base.garbage import kept_for_good
 from rankdeck.base.heartbeat import HeartbeatWriter, die_with_parent
 from rankdeck.checkpoint_files import Checkpoint, newest_whole
 from rankdeck.diagnose.exceptions import describe
@@ -152,11 +154,12 @@ class Worker:
         """Load, build, train, evaluate, save."""
         place = self._place
         self._phase("importing torch")
-        import torch
+        with kept_for_good():
+            import torch
 
-        from rankdeck.memory.sampling import SamplingBudget
-        from rankdeck.training import workload as workloads
-        from rankdeck.training.assembly import assemble
+            from rankdeck.memory.sampling import SamplingBudget
+            from rankdeck.training import workload as workloads
+            from rankdeck.training.assembly import assemble
 
         config = place.run.config()
         run_devices = [_device_info(entry) for entry in place.run.environment()["devices"]]
@@ -183,6 +186,8 @@ class Worker:
             saver=self._saver(config, len(run_devices)),
         )
         self._strategy = trainer.strategy
+        gc.collect()
+        gc.freeze()  # model and data stay: no step waits for a search for garbage among them
         self._phase("training", steps=workload.steps)
         trainer.run()
         self._save(trainer.strategy)
