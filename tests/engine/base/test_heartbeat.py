@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from rankdeck.base import heartbeat
 from rankdeck.base.heartbeat import Beat, HeartbeatReader, HeartbeatWriter
 
 
@@ -32,14 +33,14 @@ def test_the_newest_beat_is_read(reader: HeartbeatReader) -> None:
     assert reader.read() == beat
 
 
-def test_a_full_pipe_drops_beats_and_never_waits(reader: HeartbeatReader) -> None:
+def test_a_rank_never_waits_for_who_does_not_read(reader: HeartbeatReader) -> None:
     writer = HeartbeatWriter(reader.path)
     began = time.process_time()
-    for step in range(100_000):  # the pipe is full long before: a write that waited would wait for ever
+    for step in range(100_000):
         writer.beat(step, "step")
     assert time.process_time() - began < 2
     beat = reader.read()
-    assert beat is not None and 0 < beat.step < 99_999
+    assert beat is not None and beat.step == 99_999
     writer.beat(100_000, "after the flood")
     assert reader.read() == reader.last != beat
     writer.close()
@@ -66,6 +67,16 @@ def test_a_rank_that_is_killed_leaves_whole_beats(reader: HeartbeatReader) -> No
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     assert isinstance(reader.read(), Beat) and reader.last is not None and reader.last.phase == "forever"
+
+
+def test_a_beat_that_is_half_written_leaves_the_one_before(reader: HeartbeatReader) -> None:
+    writer = HeartbeatWriter(reader.path)
+    for step in (1, 2, 3):
+        writer.beat(step, "step")
+    with open(reader.path, "r+b") as page:  # the third lies where the first lay
+        page.seek(heartbeat._BEAT.size)
+        page.write((5).to_bytes(8, "little"))
+    assert reader.read() == reader.last and reader.last is not None and reader.last.step == 2
 
 
 def test_long_phases_are_cut_between_characters(reader: HeartbeatReader) -> None:
