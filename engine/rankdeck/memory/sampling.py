@@ -16,7 +16,7 @@ import statistics
 from collections import deque
 
 NUM_ALWAYS = 3
-DEFAULT_BUDGET = 0.004
+DEFAULT_BUDGET = 0.003
 MIN_INTERVAL_S = 0.5
 """Of step time, between two samples."""
 NUM_PLAIN_STEPS_FIRST = 5

@@ -37,6 +37,8 @@ from rankdeck.profiling.spans import SpanRecorder
 from rankdeck.strategies.facts import StrategyFacts
 
 Batch = tuple[Any, Any]
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_AS_IT_IS: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
 
 @dataclass(frozen=True)
@@ -231,14 +233,12 @@ class Strategy(ABC):
         """Give back threads and groups."""
 
     def to_device(self, batch: Batch, device: torch.device | None = None) -> Batch:
-        """The batch on a device, floating inputs in the run's precision."""
-        inputs, targets = batch
+        """The batch on a device, floating inputs in the run's precision. Batches are read on the host."""
         target = device or self.device
         with self.spans.phase(0, "data"):
-            moved: Batch = each_tensor(
-                cast((inputs, targets), self.setup.dtype),
-                lambda tensor: tensor.to(device=target, non_blocking=True),
-            )
+            moved: Batch = cast(batch, self.setup.dtype)
+            if target.type != "cpu":
+                moved = each_tensor(moved, lambda tensor: tensor.to(device=target, non_blocking=True))
         if self.ledger.is_following:
             self.ledger.adopt(tensors_of(moved), 0, "inputs")
         return moved
@@ -290,10 +290,8 @@ class Strategy(ABC):
             )
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.setup.precision)
-        if dtype is not None:
-            return torch.autocast(self.device.type, dtype=dtype)
-        return contextlib.nullcontext()
+        dtype = _AUTOCAST.get(self.setup.precision)
+        return _AS_IT_IS if dtype is None else torch.autocast(self.device.type, dtype=dtype)
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -32,7 +32,7 @@ def test_the_first_three_steps_are_always_followed() -> None:
 @pytest.mark.parametrize("slower", [1.3, 3.0, 10.0])
 def test_a_tiny_fast_model_pays_less_than_the_budget(slower: float) -> None:
     followed, share = _run(SamplingBudget(), 100_000, 0.0015, 0.0015 * slower)
-    assert share < 0.004
+    assert share < 0.003
     assert len(followed) > 10
 
 
@@ -51,9 +51,9 @@ def test_a_slow_model_whose_steps_cost_no_more_is_followed_in_every_step() -> No
 
 def test_an_expensive_sample_waits_until_the_run_has_earned_it() -> None:
     followed, share = _run(SamplingBudget(), 20_000, 0.1, 1.0)
-    assert share <= 0.004
-    # Three early samples of 0.9 s extra and the next one have to fit into 0.4 % of the time.
-    assert 4 * 0.9 <= followed[3] * 0.1 * 0.004 <= 1.5 * 4 * 0.9
+    assert share <= 0.003
+    # Three early samples of 0.9 s extra and the next one have to fit into 0.3 % of the time.
+    assert 4 * 0.9 <= followed[3] * 0.1 * 0.003 <= 1.5 * 4 * 0.9
 
 
 def test_ranks_of_about_the_same_pace_mostly_take_the_same_samples() -> None:
