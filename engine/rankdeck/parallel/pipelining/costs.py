@@ -58,7 +58,7 @@ def boundaries(chain: Chain, inputs: Any, num_samples: int) -> list[Boundary]:
         return entering
 
     with without_effects(chain.model), torch.no_grad():
-        entering = on_shapes(run, inputs)
+        entering = on_shapes(run, inputs, chain.model)
     for name, boundary in zip(chain.names, entering, strict=True):
         for tensor in boundary:
             if tensor.shape[:1] != (num_samples,):
@@ -127,7 +127,7 @@ def activation_costs(chain: Chain, inputs: Any) -> list[float]:
         return costs
 
     with without_effects(chain.model), torch.enable_grad():
-        return on_shapes(run, inputs)
+        return on_shapes(run, inputs, chain.model)
 
 
 def _saved_bytes(unit: nn.Module, passing: Received, inputs: Any) -> tuple[int, Any]:

@@ -66,7 +66,7 @@ def observe(model: nn.Module, inputs: Any) -> list[Seen]:
         for name, unit in _open(model, ""):
             hooks.enter_context(unit.register_forward_hook(functools.partial(note, name)))
         with without_effects(model), torch.enable_grad():
-            on_shapes(run, inputs)
+            on_shapes(run, inputs, model)
     names = [unit.name for unit in seen]
     return [unit for unit in seen if names.count(unit.name) == 1]
 

@@ -12,10 +12,13 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from rankdeck.parallel.nested import tensors_of
 from rankdeck.torch_compat.dispatch import tree_map
 from rankdeck.torch_compat.fake_tensors import FakeTensorMode
 
 T = TypeVar("T")
+_AT_ONCE = 100_000_000
+"""Weights times numbers that enter: some milliseconds of a CPU, where shapes take most of a second."""
 
 
 @contextmanager
@@ -38,11 +41,15 @@ def same_weights(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, shared)
 
 
-def on_shapes(run: Callable[[Any], T], inputs: Any) -> T:
-    """`run(inputs)` on tensors that have shapes only; on real ones where the model asks for values.
+def on_shapes(run: Callable[[Any], T], inputs: Any, model: nn.Module) -> T:
+    """`run(inputs)` of a model on tensors that have shapes only; on real ones where it asks for values, or
+    where it computes them sooner than torch works out their shapes.
 
     Whatever `run` returns must not hold tensors.
     """
+    num_weights = sum(parameter.numel() for parameter in model.parameters())
+    if num_weights * sum(tensor.numel() for tensor in tensors_of(inputs)) <= _AT_ONCE:
+        return run(inputs)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True) as fake:
             return run(tree_map(lambda leaf: _faked(leaf, fake), inputs))
