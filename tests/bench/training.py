@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import median
 
 from rankdeck import events
-from rankdeck.rundir import EventReader, list_runs
+from rankdeck.rundir import EventReader, RunDir
 from tests.bench.hand_written import REPORT_EVERY, WARM_UP_SHARE
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -94,9 +94,9 @@ def rankdeck(case: Case) -> Measured:
         home = {"RANKDECK_HOME": f"{folder}/home", "RANKDECK_RUNS": f"{folder}/runs"}
         settings = [f"train.steps={case.steps}", "train.evaluate_every=0"]
         command = [sys.executable, "-P", "-m", "rankdeck", "train", PRESET, "--strategy", case.strategy]
-        command += ["--devices", f"cpu:{case.ranks}"]
-        _output([*command, *(word for setting in settings for word in ("--set", setting))], home)
-        (run,) = list_runs(Path(folder, "runs"))
+        command += ["--devices", f"cpu:{case.ranks}", "--json"]
+        told = _output([*command, *(word for setting in settings for word in ("--set", setting))], home)
+        run = RunDir(Path(json.loads(told)["path"]))
         return _measured([event for _, event in EventReader(run).read(1 << 30)], case.steps)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from rankdeck import events
 from rankdeck.checkpoint_files import list_checkpoints
 from rankdeck.run.fold import read_fold
 from rankdeck.run.summary import summarise
-from rankdeck.rundir import EventReader, RunDir, list_runs
+from rankdeck.rundir import EventReader, RunDir, default_runs_folder, list_runs
 from tests.helpers import killing
 from tests.helpers.cli import rankdeck
 from tests.helpers.launching import problems
@@ -51,12 +52,30 @@ devices = { use = "cpu:1" }
 """
 
 
-@pytest.fixture
-def job(tmp_path: Path) -> Path:
-    (tmp_path / "mine.py").write_text(MINE)
-    path = tmp_path / "saved.toml"
+def _job(folder: Path) -> Path:
+    (folder / "mine.py").write_text(MINE)
+    path = folder / "saved.toml"
     path.write_text(CONFIG)
     return path
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    return _job(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def _finished(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    folder = tmp_path_factory.mktemp("finished")
+    rankdeck("train", _job(folder), "--runs", folder / "runs", code=0)
+    (run,) = list_runs(folder / "runs")
+    return run
+
+
+@pytest.fixture
+def finished(_finished: RunDir) -> RunDir:
+    """A copy of a run at its last step, with checkpoints of steps 10, 15 and 20; the only run here."""
+    return RunDir(shutil.copytree(_finished.path, default_runs_folder() / _finished.name))
 
 
 def the_run() -> RunDir:
@@ -99,19 +118,17 @@ def test_a_run_is_saved_on_demand_and_at_a_stop_and_goes_on_after_its_last_step(
     assert min(firsts) == stopped_at + 1
 
 
-def test_a_run_at_its_last_step_is_told_how_to_get_more_of_them(job: Path) -> None:
-    rankdeck("train", job, code=0)
+def test_a_run_at_its_last_step_is_told_how_to_get_more_of_them(finished: RunDir) -> None:
     refused = rankdeck("resume", "last", "--json", code=2).json["problems"][0]
     assert refused["code"] == "nothing-left" and "--set train.steps=40" in refused["advice"]
     more = rankdeck("resume", "last", "--set", "train.steps=25", "--strategy", "ddp", "--devices", "cpu:2",
                     "--json", code=0).json  # fmt: skip
     assert (more["steps"], more["attempts"], more["strategy"]) == (25, 2, "ddp")
-    assert the_run().config().strategy.use == "ddp" and len(the_run().environment()["devices"]) == 2
+    assert finished.config().strategy.use == "ddp" and len(finished.environment()["devices"]) == 2
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(job: Path) -> None:
-    rankdeck("train", job, code=0)
-    run = the_run()
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(finished: RunDir) -> None:
+    run = finished
     assert saved_steps(run) == [10, 15, 20]
     (shard,) = (run.checkpoints_folder / "20").glob("shard-*.safetensors")
     data = bytearray(shard.read_bytes())
@@ -126,14 +143,14 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(job: Path) -> 
     assert facts["steps"] == 22 and read_fold(run).attempts[max(read_fold(run).attempts)].restored == 15
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_says_so(job: Path) -> None:
-    rankdeck("train", job, "--set", "train.keep_checkpoints=1", code=0)
-    (the_run().checkpoints_folder / "20" / "progress.json").write_text("{}")
+def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_says_so(finished: RunDir) -> None:
+    for step in ("10", "15", "20"):
+        (finished.checkpoints_folder / step / "progress.json").write_text("{}")
     refused = rankdeck("resume", "last", "--set", "train.steps=30", code=2).err
     assert (
         "has no checkpoint to go on from. The checkpoint of step 20 is damaged: progress.json has" in refused
     )
-    assert the_run().end() is not None and the_run().next_attempt() == 1
+    assert finished.end() is not None and finished.next_attempt() == 1
 
 
 def test_a_full_disk_costs_a_checkpoint_and_not_the_run(job: Path) -> None:

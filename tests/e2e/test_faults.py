@@ -18,7 +18,6 @@ import psutil
 import pytest
 
 from rankdeck import events
-from rankdeck.launch.control import request_stop
 from rankdeck.rundir import RunDir, list_runs
 from tests.helpers import launching
 from tests.helpers.cli import rankdeck, start_rankdeck
@@ -158,9 +157,16 @@ def wait_for_training(tmp_path: Path) -> RunDir:
     return run
 
 
-def test_ctrl_c_stops_the_run_in_order(job: Path, tmp_path: Path) -> None:
+def test_a_run_listens_on_loopback_only_and_ctrl_c_stops_it_in_order(job: Path, tmp_path: Path) -> None:
     with start_rankdeck("train", job, "--set", "train.steps=100000", env={"FAULT": ""}) as command:
         run = wait_for_training(tmp_path)
+        listening = [
+            connection.laddr.ip
+            for pid in processes_of_run(run.path)
+            for connection in psutil.Process(pid).net_connections("inet")
+            if connection.status == psutil.CONN_LISTEN
+        ]
+        assert listening and set(listening) <= {"127.0.0.1", "::1"}
         command.send_signal(signal.SIGINT)
         command.communicate(timeout=10)
     assert command.returncode == 130
@@ -185,42 +191,18 @@ def test_real_ranks_and_their_data_loading_end_with_whatever_is_killed(
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         launching.wait_until_gone(run)
-        command.communicate(timeout=20)
+        out, err = command.communicate(timeout=20)
     assert run.outcome() == {"supervisor": "failed", "guard": "lost", "command": "stopped"}[victim]
-
-
-def test_a_run_listens_on_loopback_only(job: Path, tmp_path: Path) -> None:
-    run_id = rankdeck("train", job, "--set", "train.steps=100000", "--detach", env={"FAULT": ""}, code=0)
-    assert run_id.out
-    run = wait_for_training(tmp_path)
-    listening = [
-        connection.laddr.ip
-        for pid in processes_of_run(run.path)
-        for connection in psutil.Process(pid).net_connections("inet")
-        if connection.status == psutil.CONN_LISTEN
-    ]
-    assert listening and set(listening) <= {"127.0.0.1", "::1"}
-    request_stop(run)
-    launching.ended(run, 5)
-
-
-def _leaving_s(run: RunDir) -> float:
-    """Seconds from the end of the first rank's work to the end of the run."""
-    told = [event for _, event in launching.all_events(run)]
-    first = min(event.t for event in told if isinstance(event, events.RankEnded))
-    return next(event.t for event in told if isinstance(event, events.RunEnded)) - first
-
-
-def test_ranks_leave_at_once_when_their_work_is_done(job: Path, tmp_path: Path) -> None:
-    rankdeck("train", job, "--set", "train.steps=5", env={"FAULT": ""}, code=0)
-    assert _leaving_s(the_run(tmp_path)) < 1
+    if victim == "guard":
+        assert command.returncode == 1
+        assert "lost" in out and "killed from outside" in err and "Traceback" not in err
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attempt", range(20))
 def test_ranks_leave_at_once_every_time(job: Path, tmp_path: Path, attempt: int) -> None:
     rankdeck("train", job, "--set", "train.steps=5", env={"FAULT": ""}, code=0)
-    assert _leaving_s(the_run(tmp_path)) < 1
+    assert launching.leaving_s(the_run(tmp_path)) < 1
 
 
 @pytest.mark.slow

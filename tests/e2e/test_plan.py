@@ -34,6 +34,7 @@ def config(tmp_path: Path) -> str:
 
 def test_one_json_line_per_strategy_with_every_device(config: str) -> None:
     found = rankdeck("plan", config, "--strategy", "single,dp,ddp", "--json", code=0)
+    assert "not one of the versions" not in found.err  # torch's: tests/e2e/test_torch_versions.py
     told = found.lines
     assert {line["label"] for line in told} >= {"single", "dp", "dp, parallel_loss = true", "ddp"}
     for line in told:

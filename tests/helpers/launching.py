@@ -134,6 +134,13 @@ def ended(run: RunDir, timeout_s: float = 60.0) -> End:
     return end
 
 
+def leaving_s(run: RunDir) -> float:
+    """Seconds from the end of the first rank's work to the end of the run."""
+    told = [event for _, event in all_events(run)]
+    first = min(event.t for event in told if isinstance(event, events.RankEnded))
+    return next(event.t for event in told if isinstance(event, events.RunEnded)) - first
+
+
 def within_grace(seconds: float) -> float:
     """How long a stop may take that ends no rank by force: so many seconds on an idle machine, and on any
     machine less than the grace after which ranks are killed.

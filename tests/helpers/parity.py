@@ -33,7 +33,7 @@ WORKLOADS = {
     # Units for eight stages: four ranks with two each.
     **{
         f"gpt-deep{kind}": (
-            f'model = {{ use = "gpt", args = {{ layers = 7, {model}{_GPT} }} }}\n'
+            f'model = {{ use = "gpt", args = {{ layers = 6, {model}{_GPT} }} }}\n'
             f'data = {{ use = "synthetic", args = {{ samples = 128{data} }} }}'
         )
         for kind, model, data in (

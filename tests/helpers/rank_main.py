@@ -29,6 +29,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rankdeck.base.garbage import kept_for_good
 from rankdeck.checkpoint.weights import save_weights
 from rankdeck.config import from_text
 from rankdeck.config.catalog import STRATEGIES
@@ -48,10 +49,13 @@ def train_once(request: dict[str, object], rank: int, world_size: int) -> None:
     places = [rank] if world_size > 1 else list(range(config.selection.count or 1))
     if config.strategy_card.one_device:
         places = places[:1]
+    workload = workloads.load(config)
+    if not config.train.evaluate_every and "events" not in request:
+        workload.heldout = None  # nobody reads what would be said of them
     with tempfile.TemporaryDirectory() as folder:
         writer = EventWriter(Path(str(request.get("events") or folder)) / f"rank-{rank}.0.jsonl")
         trainer = assemble(
-            workloads.load(config),
+            workload,
             rank=rank,
             world_size=world_size,
             devices=[torch.device("cpu")] * len(places),
@@ -147,8 +151,9 @@ def serve(rank: int, world_size: int, store: str, requests: TextIO) -> None:
 def main() -> None:
     """Fork a rank for each socket: what they all import is imported once."""
     store, numbers = sys.argv[1], [int(number) for number in sys.argv[2:]]
-    for card in STRATEGIES.values():
-        card.load()
+    with kept_for_good():
+        for card in STRATEGIES.values():
+            card.load()
     for rank, number in enumerate(numbers):
         if os.fork() == 0:
             for other in numbers:

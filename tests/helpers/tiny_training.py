@@ -120,10 +120,11 @@ def allocator_rise_bytes(
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
         if threads is not None:
-            threads.run([_profiler_in_thread("27enable")] * len(threads.busy_s))
+            # In turn: side by side, now and then one thread goes without its events.
+            threads.run_in_turn([_profiler_in_thread("27enable")] * len(threads.busy_s), "forward")
         step()
         if threads is not None:
-            threads.run([_profiler_in_thread("28disable")] * len(threads.busy_s))
+            threads.run_in_turn([_profiler_in_thread("28disable")] * len(threads.busy_s), "forward")
     trace = folder / "trace.json"
     recorded.export_chrome_trace(str(trace))
     events = json.loads(trace.read_text())["traceEvents"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from tests.helpers import planning
@@ -9,25 +12,24 @@ from tests.helpers.planning import Case, Planner
 from tests.helpers.ranks import RankSet
 
 BAR = 0.001
+# Each on 2 ranks or on 4; the whole matrix is slow.
 IN_CI = {
-    ("mlp", "ddp"),
-    ("gpt", "ddp-bucket-view"),
-    ("gpt", "fsdp"),
-    ("gpt", "1f1b"),
-    ("gpt", "1f1b-by-hand"),
-    ("mlp", "pipeline-async"),
-    ("gpt", "tensor"),
-    ("gpt", "data-stage"),
-    ("gpt", "data-shard"),
-    ("hf-gpt2", "fsdp"),
-    ("hf-llama", "gpipe"),
-}
-ONE_PROCESS_IN_CI = {
-    ("mlp", "dp"),
-    ("gpt", "single"),
-    ("gpt", "dp-parallel-loss"),
-    ("gpt", "model"),
-    ("hf-bert", "single"),
+    Case("mlp", "dp", 4),
+    Case("gpt", "single", 4),
+    Case("gpt", "dp-parallel-loss", 4),
+    Case("gpt", "model", 4),
+    Case("hf-bert", "single", 4),
+    Case("mlp", "ddp", 2),
+    Case("gpt", "ddp-bucket-view", 4),
+    Case("gpt", "fsdp", 2),
+    Case("gpt", "1f1b", 4),
+    Case("gpt", "1f1b-by-hand", 2),
+    Case("mlp", "pipeline-async", 4),
+    Case("gpt", "tensor", 2),
+    Case("gpt", "data-stage", 4),
+    Case("gpt", "data-shard", 4),
+    Case("hf-gpt2", "fsdp", 2),
+    Case("hf-llama", "gpipe", 4),
 }
 
 pytestmark = [
@@ -46,41 +48,27 @@ def check(case: Case, planner: Planner, ranks: RankSet | None) -> None:
     assert max(map(abs, planning.errors_of(predicted, found))) <= BAR, (predicted, found)
 
 
-def chosen(*, in_ci: bool, has_ranks: bool) -> list[Case]:
-    wanted = IN_CI if has_ranks else ONE_PROCESS_IN_CI
+def chosen(num_devices: int, *, have_ranks: bool) -> list[Any]:
     return [
-        case
-        for case in planning.cases(4)
-        if case.has_ranks == has_ranks and ((case.model, case.strategy) in wanted) == in_ci
+        pytest.param(case, id=str(case), marks=[] if case in IN_CI else pytest.mark.slow)
+        for case in planning.cases(num_devices)
+        if case.has_ranks == have_ranks
     ]
 
 
-@pytest.mark.parametrize("case", chosen(in_ci=True, has_ranks=False), ids=str)
+@pytest.mark.parametrize("case", chosen(4, have_ranks=False))
 def test_one_process_on_four_devices(case: Case, planner: Planner) -> None:
     check(case, planner, None)
 
 
-@pytest.mark.parametrize("case", chosen(in_ci=True, has_ranks=True), ids=str)
-def test_ranks(case: Case, planner: Planner, ranks: tuple[int, RankSet]) -> None:
-    num_ranks, made = ranks
-    if num_ranks == 2 and case.strategy.startswith("data-"):
-        pytest.skip("a mesh of two axes needs four ranks")
-    check(Case(case.model, case.strategy, num_ranks), planner, made)
+@pytest.mark.parametrize("case", chosen(2, have_ranks=True))
+def test_two_ranks(case: Case, planner: Planner, rank_set_of: Callable[[int], RankSet]) -> None:
+    check(case, planner, rank_set_of(2))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", chosen(in_ci=False, has_ranks=False), ids=str)
-def test_one_process_on_four_devices_whole_matrix(case: Case, planner: Planner) -> None:
-    check(case, planner, None)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", chosen(in_ci=False, has_ranks=True), ids=str)
-def test_ranks_whole_matrix(case: Case, planner: Planner, ranks: tuple[int, RankSet]) -> None:
-    num_ranks, made = ranks
-    if num_ranks == 2 and case.strategy.startswith("data-"):
-        pytest.skip("a mesh of two axes needs four ranks")
-    check(Case(case.model, case.strategy, num_ranks), planner, made)
+@pytest.mark.parametrize("case", chosen(4, have_ranks=True))
+def test_four_ranks(case: Case, planner: Planner, rank_set_of: Callable[[int], RankSet]) -> None:
+    check(case, planner, rank_set_of(4))
 
 
 def test_a_wrong_model_is_seen(planner: Planner) -> None:

@@ -34,14 +34,14 @@ CONTROLS = {
 BOTH = ", sequence_parallel = true, loss_parallel = true"
 OPTIONS = {
     "ddp x pipeline, ring, interleaved": (
-        "gpt-deep",
+        "gpt",
         'data = 2, stage = 2, sync = "ring", schedule = "looped-bfs"',
     ),
-    "ddp x pipeline in a V, tied": ("gpt-deep-tied", 'data = 2, stage = 2, schedule = "zbv"'),
-    "ddp x pipeline by hand": ("gpt-deep-tied", 'data = 2, stage = 2, schedule = "1f1b-by-hand"'),
-    "fsdp x pipeline by hand": ("gpt-deep", 'shard = 2, stage = 2, schedule = "1f1b-by-hand"'),
-    "fsdp x pipeline in a V": ("gpt-deep", 'shard = 2, stage = 2, schedule = "zbv"'),
-    "tensor x pipeline in a V": ("gpt-deep", f'stage = 2, tensor = 2, schedule = "zbv"{BOTH}'),
+    "ddp x pipeline in a V, tied": ("gpt-tied", 'data = 2, stage = 2, schedule = "zbv"'),
+    "ddp x pipeline by hand": ("gpt-tied", 'data = 2, stage = 2, schedule = "1f1b-by-hand"'),
+    "fsdp x pipeline by hand": ("gpt", 'shard = 2, stage = 2, schedule = "1f1b-by-hand"'),
+    "fsdp x pipeline in a V": ("gpt", 'shard = 2, stage = 2, schedule = "zbv"'),
+    "tensor x pipeline in a V": ("gpt", f'stage = 2, tensor = 2, schedule = "zbv"{BOTH}'),
     "fsdp x tensor, all options": ("gpt-tied", f"shard = 2, tensor = 2, reshard = false{BOTH}"),
     "ddp x tensor, all options": ("gpt-tied", f'data = 2, tensor = 2, sync = "all-to-all"{BOTH}'),
     "uncut scalars": ("scaled", "data = 2, shard = 2"),
@@ -141,11 +141,9 @@ def test_layers_that_a_cut_tears_apart_are_not_split_and_a_mesh_without_any_is_r
 
 def test_ranks_that_made_unequal_numbers_of_groups_before_still_meet(four: RankSet) -> None:
     """In a pipeline of four the first and the last rank share the tied weight, and only they."""
-    tied = of_one_device("gpt-deep-tied")
+    tied = of_one_device("gpt-tied")
     for strategy in (
         '{ use = "pipeline", schedule = "1f1b", microbatches = 4 }',
         hybrid("data = 2, stage = 2"),
     ):
-        assert (
-            largest_difference(four.train(configuration("gpt-deep-tied", strategy, 4)), tied) <= BARS["fp32"]
-        )
+        assert largest_difference(four.train(configuration("gpt-tied", strategy, 4)), tied) <= BARS["fp32"]

@@ -47,7 +47,7 @@ def by_single(toml: str) -> dict[str, Tensor]:
         return load_file(out)
 
 
-@pytest.mark.parametrize("workload", ["gpt-deep", "gpt-deep-masked", "mlp-deep"])
+@pytest.mark.parametrize("workload", ["gpt", "gpt-masked", "mlp-deep"])
 @pytest.mark.parametrize("mode", ["stash", "2bw"])
 def test_it_is_its_delays_to_the_last_bit(ranks: tuple[int, RankSet], mode: str, workload: str) -> None:
     num_ranks, rank_set = ranks
@@ -59,14 +59,14 @@ def test_it_is_its_delays_to_the_last_bit(ranks: tuple[int, RankSet], mode: str,
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
 def test_checkpointed_blocks_recompute_on_the_weights_of_their_forward(ranks: tuple[int, RankSet]) -> None:
-    toml = configuration("gpt-deep", "stash", 2)
-    checkpointed = configuration("gpt-deep", "stash", 2, "activation_checkpointing = true")
+    toml = configuration("gpt", "stash", 2)
+    checkpointed = configuration("gpt", "stash", 2, "activation_checkpointing = true")
     assert largest_difference(ranks[1].train(checkpointed), by_hand(toml, 2)) == 0.0
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
 def test_fp64_is_exact_too(ranks: tuple[int, RankSet]) -> None:
-    toml = configuration("gpt-deep", "stash", 2, 'precision = "fp64"')
+    toml = configuration("gpt", "stash", 2, 'precision = "fp64"')
     assert largest_difference(ranks[1].train(toml), by_hand(toml, 2)) == 0.0
 
 

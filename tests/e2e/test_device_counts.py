@@ -1,0 +1,29 @@
+"""Strategies beside the number of devices that there are: many ranks on one, one process on many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.helpers.cli import rankdeck
+
+
+def trained(strategy: str, devices: str) -> Any:
+    options = ("--set", "train.steps=3", "--set", "train.clip_norm=1.0", "--json")
+    told = rankdeck(
+        "train", "digits-mlp", "--strategy", strategy, "--devices", devices, *options, code=0
+    ).json
+    assert (told["outcome"], told["steps"]) == ("completed", 3)
+    return told
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_strategy_of_many_ranks_trains_on_one_device(strategy: str) -> None:
+    told = trained(strategy, "cpu:1")
+    assert told["comm"] is None or told["comm"]["sent_bytes_per_step"] == [0]
+
+
+def test_a_layer_split_is_one_process_on_two_devices() -> None:
+    told = trained("model", "cpu:2")
+    assert len(told["devices"]) == 2 and all(device["peak_bytes"] > 0 for device in told["devices"])
