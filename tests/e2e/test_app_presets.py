@@ -70,6 +70,8 @@ def test_a_preset_starts_from_the_side_bar(app: App, card: presets.PresetCard) -
 @pytest.mark.parametrize("name", ROWS)
 def test_a_row_of_the_strategy_list_starts_as_it_is(app: App, name: str) -> None:
     section = side_bar(app).strategy
+    small = {"layers": 4, "heads": 4, "width": 64, "context": 32}
+    app.session.draft.set_values({("model", "args", key): value for key, value in small.items()})
     app.session.draft.set_value(("devices", "use"), "cpu:4")
     section.list.setCurrentRow(list(STRATEGIES).index(name))
     check_three_steps(app, name)

@@ -63,7 +63,7 @@ def undisturbed(name: str, base: Path) -> killing.Ended:
 def check_kill(name: str, workers: int, whom: str, in_save: bool, base: Path, runs: Path, seed: int) -> None:
     choose = random.Random(seed)
     run = killing.begin(tables(name, base, workers), runs)
-    found = killing.disturb(run, whom, choose, 15, 80, in_save=in_save)()
+    found = killing.disturb(run, whom, choose, 12, 50, in_save=in_save)()
     assert not found.differences(undisturbed(name, base))
     assert read_fold(run).num_attempts == 2
 

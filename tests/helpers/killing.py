@@ -50,8 +50,8 @@ def tables(
     images: Path | None,
     *,
     workers: int = 0,
-    steps: int = 120,
-    every: int = 10,
+    steps: int = 80,
+    every: int = 8,
     **train: Any,
 ) -> dict[str, Any]:
     """A run that draws at random wherever it can: pictures cut at random where given, and dropout."""

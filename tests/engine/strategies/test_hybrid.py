@@ -123,7 +123,8 @@ def test_evaluation_counts_every_sample_once_on_any_mesh(four: RankSet, tmp_path
     for index, sizes in enumerate(PAIRS.values()):
         folder = tmp_path / str(index)
         folder.mkdir()
-        toml = configuration("mlp-deep", hybrid(sizes), 4).replace("steps = 5", "steps = 1")
+        toml = configuration("mlp-deep", hybrid(sizes), 4)
+        toml = toml.replace("steps = 5", "steps = 1").replace("global_batch = 16", "global_batch = 64")
         four.train(toml, events=str(folder))
         found = events.decode_lines((folder / "rank-0.0.jsonl").read_bytes())
         losses += [(event.loss, event.samples) for event in found if isinstance(event, events.Evaluation)]
