@@ -42,6 +42,8 @@ if place.is_file():
     kept = msgspec.json.decode(place.read_bytes(), type=tuple[dict[str, Cursor], int])
     reader.cursors = kept[0]
     os.truncate(found, kept[1])
+else:  # whoever was killed had found some and not yet kept its place
+    found.write_bytes(b"")
 while True:
     batch = reader.read(max_bytes=4096)
     with open(found, "a") as out:
