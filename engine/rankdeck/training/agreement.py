@@ -1,15 +1,15 @@
 """At which step all ranks do what a person asked for in between: save a checkpoint, or stop.
 
 Ranks must act at the same step, or those that go on wait for those that left. No collective is spent on it:
-rank 0 writes the step into a small file of the run's directory, a few steps ahead, and every rank has that
-file in memory and looks at it between two steps. Ranks cannot be further ahead of rank 0 than `lead` steps,
-because each step waits for all.
+rank 0 writes the step into a small file of the run's directory, a few steps ahead, and every rank reads that
+file between two steps. Ranks cannot be further ahead of rank 0 than `lead` steps, because each step waits for
+all. The file is read, not mapped: not every file system shows a mapping what was written. A rank alone keeps
+the step to itself.
 """
 
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import struct
 import time
@@ -22,13 +22,13 @@ SAVING = "saving"
 _KINDS = (SAVE, STOP)
 _STEPS = struct.Struct("<qq")
 """The step for each of `_KINDS`; 0 is none."""
-_NOTHING = bytes(_STEPS.size)
 _LOOK_S = 0.05
 """Seconds between two looks for a person's request."""
 
 
 class Agreement:
-    """One rank's view. `folder` is shared by all ranks of an attempt and empty at its start.
+    """One rank's view. `folder` is shared by all ranks of an attempt and empty at its start; with a `lead` of
+    0 there are no others.
 
     Raises: OSError where the file of the steps cannot be made.
     """
@@ -39,19 +39,25 @@ class Agreement:
         self._lead = lead
         self._looked_s = 0.0
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(folder / "steps", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        os.ftruncate(self._file, _STEPS.size)
+        self._own: dict[str, int] = {}
+        self._file: int | None = None
+        if lead:
+            self._file = os.open(folder / "steps", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         if rank == 0:
             self._put({})
-        self._page = mmap.mmap(self._file, _STEPS.size, access=mmap.ACCESS_READ)
 
     def _steps(self) -> dict[str, int]:
         """By kind; empty where nothing is agreed on."""
-        data = self._page[:]
-        return {} if data == _NOTHING else dict(zip(_KINDS, _STEPS.unpack(data), strict=True))
+        if self._file is None:
+            return self._own
+        data = os.pread(self._file, _STEPS.size, 0)
+        return dict(zip(_KINDS, _STEPS.unpack(data), strict=True)) if any(data) else {}
 
     def _put(self, steps: dict[str, int]) -> None:
         """One write over bytes that are there: a reader never sees half of it, and a full disk is no harm."""
+        if self._file is None:
+            self._own = steps
+            return
         os.pwrite(self._file, _STEPS.pack(*(steps.get(what, 0) for what in _KINDS)), 0)
 
     def propose(self, what: str, step: int) -> None:

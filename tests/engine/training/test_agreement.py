@@ -34,6 +34,12 @@ def test_a_rank_alone_acts_at_once(tmp_path: Path) -> None:
     alone = Agreement(tmp_path, 0, lead=0)
     alone.propose(STOP, 1)
     assert alone.reached(1) == {STOP}
+    alone.propose(SAVE, 2)
+    alone.propose(SAVE, 5)
+    assert alone.reached(2) == {STOP, SAVE}
+    alone.done(SAVE)
+    assert alone.reached(9) == {STOP}
+    assert not list(tmp_path.iterdir()), "nobody else would read it"
 
 
 def test_a_request_is_looked_for_now_and_then_and_gone_when_done(tmp_path: Path) -> None:
