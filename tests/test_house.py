@@ -55,12 +55,16 @@ def test_every_test_has_a_home_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="leftovers are found through /proc")
 def test_a_process_left_behind_in_its_own_session_fails_its_test_and_is_ended(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
+    orphan = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     body = f"""
-import subprocess, sys
+import shlex, subprocess, sys
 
 def test_leaves_an_orphan():
     # A shell that starts it in a new session and ends: the tree of children no longer leads to it.
-    subprocess.run(["sh", "-c", "setsid sleep 60 >/dev/null 2>&1 & echo $! > {pid_file}"], check=True)
+    # It waits until the orphan runs: while a program is being loaded, nobody can read its environment.
+    orphan = shlex.join([sys.executable, "-S", "-c", {orphan!r}])
+    waiting = "while [ ! -s {pid_file} ]; do sleep 0.01; done"
+    subprocess.run(["sh", "-c", f"setsid {{orphan}} >/dev/null 2>&1 & {{waiting}}"], check=True)
 
 def test_waits_for_its_child():
     subprocess.run([sys.executable, "-c", "pass"], check=True)
