@@ -5,6 +5,7 @@ The variables are set before anything imports numpy, torch or Qt, which read the
 
 from __future__ import annotations
 
+import ctypes.util
 import functools
 import gc
 import os
@@ -79,8 +80,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """What this machine cannot run is skipped with the reason."""
     if item.get_closest_marker("gpu") is not None and not _has_gpu():
         pytest.skip("no NVIDIA GPU here that torch can use")
-    if item.get_closest_marker("xvfb") is not None and shutil.which("Xvfb") is None:
-        pytest.skip("Xvfb is not installed")
+    if item.get_closest_marker("xvfb") is not None and (missing := _missing_for_windows()):
+        pytest.skip(f"{missing} is not installed")
 
 
 @pytest.fixture(scope="session")
@@ -88,6 +89,14 @@ def x_display() -> Iterator[str]:
     """A virtual X server for processes that open a real window: their DISPLAY. Mark such tests `xvfb`."""
     with virtual_display() as name:
         yield name
+
+
+@functools.cache
+def _missing_for_windows() -> str:
+    """What a real window on a virtual display lacks here; empty if nothing."""
+    if shutil.which("Xvfb") is None:
+        return "Xvfb"
+    return "" if ctypes.util.find_library("xcb-cursor") else "libxcb-cursor0"
 
 
 @functools.cache

@@ -167,7 +167,7 @@ def test_a_rank_tells_where_it_stands_when_asked(tmp_path: Path, monkeypatch: py
     os.kill(pids[1], signal.SIGUSR1)
     told = run.logs_folder / "rank-1.0.stacks"
     frames = wait_until(lambda: parse_stack(told.read_text(encoding="utf-8")), what="the stacks of rank 1")
-    assert "fake_worker.py" in frames[0].file
+    assert any("fake_worker.py" in frame.file for frame in frames)
     request_stop(run)
     launching.ended(run, 5)
 
