@@ -61,9 +61,7 @@ def train_once(request: dict[str, object], rank: int, world_size: int) -> None:
             devices=[torch.device("cpu")] * len(places),
             places=places,
             writer=writer,
-            sampling=_Only(request["follow"])
-            if "follow" in request
-            else SamplingBudget(always=bool(request.get("always"))),
+            sampling=_sampling(request),
         )
         with _without_sync() if request.get("without_sync") else contextlib.nullcontext():
             trainer.run()
@@ -72,6 +70,13 @@ def train_once(request: dict[str, object], rank: int, world_size: int) -> None:
             save_weights(Path(str(request["out"])), weights, {})
         trainer.strategy.close()
         writer.close()
+
+
+def _sampling(request: dict[str, object]) -> SamplingBudget:
+    """As in a run where events are read; else a followed step among others has to leave the same weights."""
+    if "follow" in request or ("events" not in request and not request.get("always")):
+        return _Only(request.get("follow", [2]))
+    return SamplingBudget(always=bool(request.get("always")))
 
 
 class _Only(SamplingBudget):
