@@ -42,7 +42,9 @@ def side_bar(app: App) -> LaunchView:
 
 
 def check_three_steps(app: App, strategy: str) -> None:
-    app.session.draft.set_values({("train", "steps"): 3, ("devices", "use"): "cpu:4"})
+    app.session.draft.set_values(
+        {("train", "steps"): 3, ("train", "evaluate_every"): 0, ("devices", "use"): "cpu:4"}
+    )
     section = side_bar(app).strategy
     assert section.list.currentRow() == list(STRATEGIES).index(strategy)
     assert {place[1] for place in section.options.fields} == shown_options(strategy)
@@ -72,6 +74,7 @@ def test_a_row_of_the_strategy_list_starts_as_it_is(app: App, name: str) -> None
     section = side_bar(app).strategy
     small = {"layers": 4, "heads": 4, "width": 64, "context": 32}
     app.session.draft.set_values({("model", "args", key): value for key, value in small.items()})
+    app.session.draft.choose(("data",), "synthetic")
     app.session.draft.set_value(("devices", "use"), "cpu:4")
     section.list.setCurrentRow(list(STRATEGIES).index(name))
     check_three_steps(app, name)

@@ -29,8 +29,9 @@ def test_digits_are_read_right_within_a_minute(preset: str, devices: str) -> Non
 
 
 def test_gathered_outputs_lead_under_dp_and_a_parallel_loss_takes_them_away() -> None:
-    gathering = trained("gpt-dp", "cpu:4", "--set", "train.steps=2")
-    parallel = trained("gpt-dp-parallel-loss", "cpu:4", "--set", "train.steps=2")
+    short = ("--set", "train.steps=2", "--set", "train.evaluate_every=0")
+    gathering = trained("gpt-dp", "cpu:4", *short)
+    parallel = trained("gpt-dp-parallel-loss", "cpu:4", *short)
     lead = gathering["imbalance"]
     assert lead["device"] == 0 and lead["ratio"] > 1.8
     kinds = gathering["devices"][0]["peak_by_kind"]
