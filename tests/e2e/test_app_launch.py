@@ -163,7 +163,7 @@ def test_a_killed_app_leaves_its_run_alone_and_reopening_shows_every_event(
     app.tabs.open(path)
     run = app.tabs.active()
     assert run is not None
-    wait_for(lambda: (run.step or 0) > seen + 200, STEPS_S, "steps after the app was killed")
+    wait_for(lambda: run.is_live and (run.step or 0) > seen + 200, STEPS_S, "steps after the app was killed")
     app.window.commands.run("run.stop")
     wait_for(lambda: run.outcome == "stopped" and not run.is_live, STEPS_S, "the end of its run")
     assert run.fold.num_events == num_written(run.run) and not run.fold.counts.missing
