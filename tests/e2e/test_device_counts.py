@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.cli import rankdeck
+from tests.helpers.cli import rankdeck_here
 
 
 def trained(strategy: str, devices: str) -> Any:
     options = ("--set", "train.steps=3", "--set", "train.clip_norm=1.0", "--json")
-    told = rankdeck(
+    told = rankdeck_here(
         "train", "digits-mlp", "--strategy", strategy, "--devices", devices, *options, code=0
     ).json
     assert (told["outcome"], told["steps"]) == ("completed", 3)

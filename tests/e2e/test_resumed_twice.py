@@ -19,30 +19,30 @@ from rankdeck.run.series import Ema
 from rankdeck.rundir import RunDir
 from rankdeck_app.state.live_run import LiveRun
 from tests.helpers import killing
-from tests.helpers.cli import rankdeck
+from tests.helpers.cli import rankdeck_here
 from tests.helpers.waiting import wait_until
 
 
 def killed_twice(folder: Path) -> RunDir:
-    """A small run on two ranks, through the command line, to its end."""
+    """A small run on two ranks, through the commands, to its end."""
     given = killing.tables({"use": "ddp"}, 2, None, steps=70, every=20) | {"name": "killed-twice"}
     given["train"]["evaluate_every"] = 4
     (folder / "run.toml").write_text(killing.config_of(given, folder / "runs").to_toml(), encoding="utf-8")
-    started = rankdeck("train", folder / "run.toml", "--runs", folder / "runs", "--detach", code=0)
+    started = rankdeck_here("train", folder / "run.toml", "--runs", folder / "runs", "--detach", code=0)
     run, choose = RunDir(Path(started.out.strip())), random.Random(0)
     for step in (25, 45):
         pids = killing.wait_for_step(run, step)
         # Every rank has told of steps behind the checkpoint, and the next checkpoint is far.
         wait_until(lambda: (read_fold(run).step or 0) >= step - 2, every_s=0.01)  # noqa: B023
         killing.kill(run, "rank", choose, pids)
-        rankdeck("resume", run.path, "--detach", code=0)
+        rankdeck_here("resume", run.path, "--detach", code=0)
     killing.finish(run)
     return run
 
 
 def exported(run: RunDir, to: str, *args: str) -> Any:
     file = run.path.parent / f"exported.{to}"
-    rankdeck("export", run.path, file, "--to", to, *args, code=0)
+    rankdeck_here("export", run.path, file, "--to", to, *args, code=0)
     text = file.read_text(encoding="utf-8")
     return json.loads(text) if to == "json" else list(csv.DictReader(text.splitlines()))
 
@@ -61,7 +61,7 @@ def test_everything_that_shows_a_run_resumed_twice_says_the_same(
     tmp_path: Path, qapp: QCoreApplication
 ) -> None:
     run = killed_twice(tmp_path)
-    facts = rankdeck("show", run.path, "--json", code=0).json
+    facts = rankdeck_here("show", run.path, "--json", code=0).json
     assert (facts["attempts"], facts["steps"], facts["outcome"]) == (3, 70, "completed")
     everything, rows, live = exported(run, "json"), exported(run, "csv"), opened(run)
     assert everything["summary"] == facts
@@ -84,11 +84,11 @@ def test_everything_that_shows_a_run_resumed_twice_says_the_same(
     assert peaks == [device["peak_bytes"] for device in facts["devices"]]
     assert live.fold.counts.missing == facts["missing_lines"]
     assert len(live.held_out) == len({step for step, _ in zip(*live.held_out.points(), strict=True)})
-    (row,) = [row for row in rankdeck("runs", "--json", code=0).json if row["run"] == run.name]
+    (row,) = [row for row in rankdeck_here("runs", "--json", code=0).json if row["run"] == run.name]
     assert {key: row[key] for key in row} == {key: facts[key] for key in row}
 
     # As the first attempt left it, the run has steps that were trained again since.
-    first = rankdeck("show", run.path, "--json", "--attempt", "0", code=0).json
+    first = rankdeck_here("show", run.path, "--json", "--attempt", "0", code=0).json
     restored = read_fold(run).attempts[1].restored
     assert restored is not None and restored == 20 < first["steps"]
     before = exported(run, "csv", "--attempt", "0")
@@ -96,7 +96,7 @@ def test_everything_that_shows_a_run_resumed_twice_says_the_same(
         len(before) == first["steps"]
         and [float(row["loss"]) for row in before[:restored]] == losses[:restored]
     )
-    assert rankdeck("show", run.path, "--attempt", "3", code=2).err.count("has no attempt 3") == 1
+    assert rankdeck_here("show", run.path, "--attempt", "3", code=2).err.count("has no attempt 3") == 1
 
     # The negative control: without the rule of resumes a fold of the same files shows other steps.
     with mock.patch.object(Attempt, "cut", return_value=False):

@@ -1,7 +1,9 @@
-"""The command line as a person starts it: another process, the same Python."""
+"""The command line as a person starts it, in another process with the same Python, or its words alone."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -10,7 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+from rankdeck.cli.app import run
 from tests.helpers.waiting import with_load
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -53,10 +57,30 @@ def rankdeck(
         env={**os.environ, **(env or {})},
         check=False,
     )
-    if code is not None:
-        shown = f"exit {done.returncode}, expected {code}\n-- stdout\n{done.stdout}\n-- stderr\n{done.stderr}"
-        assert done.returncode == code, shown
-    return Finished(done.returncode, done.stdout, done.stderr)
+    return _expected(Finished(done.returncode, done.stdout, done.stderr), code)
+
+
+def rankdeck_here(
+    *args: str | Path, env: Mapping[str, str] | None = None, code: int | None = None
+) -> Finished:
+    """`rankdeck ARGS` without a process of its own, where that is not what a test is about: a run is as
+    real as ever, and an error that is not said in words is raised.
+    """
+    argv, out, err = list(map(str, args)), io.StringIO(), io.StringIO()
+    with (
+        mock.patch.dict(os.environ, env or {}),
+        mock.patch.object(sys, "argv", ["rankdeck", *argv]),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        ended = run(argv)
+    return _expected(Finished(ended, out.getvalue(), err.getvalue()), code)
+
+
+def _expected(done: Finished, code: int | None) -> Finished:
+    shown = f"exit {done.code}, expected {code}\n-- stdout\n{done.out}\n-- stderr\n{done.err}"
+    assert code in (None, done.code), shown
+    return done
 
 
 def start_rankdeck(
