@@ -139,6 +139,8 @@ def wait_for_step(run: RunDir, step: int) -> dict[int, int]:
                     reached = event.first + len(event.ended) - 1
         return reached >= step or run.end() is not None
 
+    # While torch is imported there is nothing to miss.
+    wait_until(lambda: look() or pids, deadline_s=ENDED_WITHIN_S, every_s=0.05, what="a rank")
     wait_until(look, deadline_s=ENDED_WITHIN_S, every_s=0.002, what=f"step {step}")
     return pids
 
