@@ -18,7 +18,7 @@ import pytest
 
 from rankdeck.rundir import RunDir, find_run, list_runs
 from tests.helpers import launching
-from tests.helpers.cli import Finished, rankdeck, start_rankdeck
+from tests.helpers.cli import Finished, rankdeck, rankdeck_here, start_rankdeck
 from tests.helpers.waiting import wait_until
 
 LONG = ("train", "digits-mlp", "--devices", "cpu:1", "--set", "train.steps=1000000")
@@ -55,7 +55,7 @@ def test_train_as_json_keeps_the_contract_of_show(tmp_path: Path) -> None:
         assert device["kind"] == "virtual"
         assert sum(device["peak_by_kind"].values()) == device["peak_bytes"] > 0
     assert facts["problems"] == [] and facts["source"] == "measured in rehearsal"
-    assert rankdeck("show", "last", "--json", code=0).json == facts
+    assert rankdeck_here("show", "last", "--json", code=0).json == facts
     assert launching.leaving_s(find_run("last", tmp_path / "rankdeck-runs")) < 1
 
 
@@ -70,13 +70,13 @@ def test_a_finished_run_was_told_in_plain_lines_and_is_shown_listed_watched_and_
     assert any(line.startswith("completed  50/50 steps") for line in lines)
     assert lines[-1].split()[0] == "run" and "my-run" in lines[-1]
     assert "\x1b" not in done.out and done.err == ""
-    (row,) = rankdeck("runs", "--json", code=0).json
+    (row,) = rankdeck_here("runs", "--json", code=0).json
     assert (row["outcome"], row["steps"], row["strategy"]) == ("completed", 50, "single")
-    assert "measured in rehearsal" in rankdeck("show", "my-run", code=0).out
-    kinds = {line["kind"] for line in rankdeck("watch", "last", "--json", code=0).lines}
+    assert "measured in rehearsal" in rankdeck_here("show", "my-run", code=0).out
+    kinds = {line["kind"] for line in rankdeck_here("watch", "last", "--json", code=0).lines}
     assert {"run_started", "rank_started", "steps", "memory", "evaluation", "run_ended"} <= kinds
     for kind in ("safetensors", "csv", "json"):
-        rankdeck("export", "last", "--to", kind, tmp_path / f"out.{kind}", code=0)
+        rankdeck_here("export", "last", "--to", kind, tmp_path / f"out.{kind}", code=0)
     from safetensors.numpy import load_file
 
     weights = load_file(tmp_path / "out.safetensors")
@@ -86,19 +86,22 @@ def test_a_finished_run_was_told_in_plain_lines_and_is_shown_listed_watched_and_
     assert json.loads((tmp_path / "out.json").read_text())["summary"]["steps"] == 50
 
 
-def test_a_detached_run_goes_on_and_is_stopped_by_its_name(tmp_path: Path) -> None:
-    started = rankdeck(*LONG, "--detach", "--json", code=0)
-    (told,) = started.lines
-    assert set(told) == {"run", "path"}
-    run = RunDir(Path(told["path"]))
-    assert run.is_alive() and run.name == told["run"]
-    wait_until(lambda: has_stepped(run), deadline_s=60)
-    with pytest.raises(AssertionError, match="exit 2"):
-        rankdeck("export", "last", "--to", "safetensors", tmp_path / "w", code=0)
-    assert rankdeck("stop", told["run"], code=0).out.strip() == f"{run.name}: stopped"
+def test_a_detached_run_goes_on_also_after_ctrl_c_on_watch_and_is_stopped_by_its_name(tmp_path: Path) -> None:
+    path = Path(rankdeck(*LONG, "--detach", code=0).out.strip())
+    run = the_run(tmp_path)
+    assert run.path == path and run.is_alive()
+    with start_rankdeck("watch", "last") as watcher:
+        assert watcher.stdout is not None
+        watcher.stdout.readline()
+        watcher.send_signal(signal.SIGINT)
+        _, err = watcher.communicate(timeout=30)
+    assert watcher.returncode == 130 and "Traceback" not in err
+    assert run.is_alive()
+    rankdeck_here("export", "last", "--to", "safetensors", tmp_path / "w", code=2)
+    assert rankdeck("stop", run.name, code=0).out.strip() == f"{run.name}: stopped"
     assert not run.is_alive() and run.outcome() == "stopped"
-    assert rankdeck("stop", "last", code=0).err.strip().endswith("is not running: stopped.")
-    told = rankdeck("export", "last", "--to", "safetensors", tmp_path / "w", code=0).err
+    assert rankdeck_here("stop", "last", code=0).err.strip().endswith("is not running: stopped.")
+    told = rankdeck_here("export", "last", "--to", "safetensors", tmp_path / "w", code=0).err
     from safetensors import safe_open
 
     with safe_open(tmp_path / "w", "numpy") as weights:
@@ -106,13 +109,10 @@ def test_a_detached_run_goes_on_and_is_stopped_by_its_name(tmp_path: Path) -> No
         assert weights.get_tensor("head.weight").shape == (10, 256)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_command_stops_its_run_and_ends_with_130(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_a_terminated_command_stops_its_run_and_ends_with_130(tmp_path: Path) -> None:
     with start_rankdeck(*LONG) as command:
         run = the_run(tmp_path)
-        command.send_signal(number)
+        command.send_signal(signal.SIGTERM)
         out, err = command.communicate(timeout=60)
     assert command.returncode == 130, err
     assert "stopped" in out and "Traceback" not in err
@@ -129,22 +129,8 @@ def test_head_ends_the_command_and_its_run_without_a_word(tmp_path: Path) -> Non
     assert find_run("last", tmp_path / "rankdeck-runs").outcome() == "stopped"
 
 
-def test_detach_prints_the_path_alone_and_ctrl_c_on_watch_leaves_the_run_alone(tmp_path: Path) -> None:
-    path = Path(rankdeck(*LONG, "--detach", code=0).out.strip())
-    run = the_run(tmp_path)
-    assert run.path == path
-    with start_rankdeck("watch", "last") as watcher:
-        assert watcher.stdout is not None
-        watcher.stdout.readline()
-        watcher.send_signal(signal.SIGINT)
-        _, err = watcher.communicate(timeout=30)
-    assert watcher.returncode == 130 and "Traceback" not in err
-    assert run.is_alive()
-    rankdeck("stop", path, "--now", code=0)
-
-
 def test_a_terminal_gets_a_bar_and_one_more_per_device() -> None:
-    shown = _in_a_terminal("train", "digits-ddp", "--devices", "cpu:2", "--set", "train.steps=300")
+    shown = _in_a_terminal("train", "digits-ddp", "--devices", "cpu:2", "--set", "train.steps=150")
     assert "0 Virtual 0" in shown and "1 Virtual 1" in shown
     assert "━" in shown and "samples/s" in shown and "peak" in shown
     assert "completed" in shown
@@ -189,7 +175,6 @@ def _in_a_terminal(*args: str) -> str:
         ({"data.args.path": "/nowhere", "data.use": "text"}, 2, "/nowhere"),
         ({"train.optimizer.lr": "1e30", "train.optimizer.use": "sgd"}, 1, "NaN"),
         ({"devices.use": "gpu:all"}, 3, "No NVIDIA driver found"),
-        ({"model.use": "broken.py:make"}, 2, "broken.py"),
     ],
 )
 def test_a_run_that_cannot_be_ends_in_words_and_its_exit_code(
@@ -197,7 +182,6 @@ def test_a_run_that_cannot_be_ends_in_words_and_its_exit_code(
 ) -> None:
     if "gpu:all" in changes.values() and Path("/proc/driver/nvidia/version").exists():
         pytest.skip("this machine has a driver")
-    (tmp_path / "broken.py").write_text("def make(**args):\n    raise ValueError('I am broken')\n")
     file = tmp_path / "mine.toml"
     file.write_text('[train]\nsteps = 50\n[devices]\nuse = "cpu:1"\n')
     sets = [item for key, value in changes.items() for item in ("--set", f"{key}={value}")]
@@ -205,7 +189,7 @@ def test_a_run_that_cannot_be_ends_in_words_and_its_exit_code(
     assert words in done.err, done.err
     assert "Traceback" not in done.out
     if list_runs(tmp_path / "rankdeck-runs"):
-        told = rankdeck("show", "last", "--json", code=0).json["problems"]
+        told = rankdeck_here("show", "last", "--json", code=0).json["problems"]
     else:
-        told = rankdeck("train", file, *sets, "--json", code=code).json["problems"]
+        told = rankdeck_here("train", file, *sets, "--json", code=code).json["problems"]
     assert told and words in told[0]["message"] and told[0]["advice"]

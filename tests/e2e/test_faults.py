@@ -20,12 +20,13 @@ import pytest
 from rankdeck import events
 from rankdeck.rundir import RunDir, list_runs
 from tests.helpers import launching
-from tests.helpers.cli import rankdeck, start_rankdeck
+from tests.helpers.cli import rankdeck_here, start_rankdeck
 from tests.helpers.processes import processes_of_run
 from tests.helpers.waiting import wait_until
 
 MINE = """
 import os, signal, time
+from pathlib import Path
 import torch
 from torch import nn
 
@@ -40,10 +41,18 @@ def model():
         raise KeyError("no such layer")
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
+def wait_for(sign):
+    here = Path(__file__).parent
+    (here / f"{sign}-{os.environ['RANK']}").touch()
+    while not (here / sign).exists():
+        time.sleep(0.01)
+
 def loss(outputs, targets):
     global calls
     calls += torch.is_grad_enabled()
     fault = os.environ["FAULT"]
+    if fault == "disk" and calls in (20, 140):
+        wait_for("filled" if calls == 20 else "freed")
     if calls == 20 and os.environ["RANK"] == "1":
         if fault == "raise":
             raise ValueError("bad batch 17")
@@ -88,7 +97,7 @@ def the_run(tmp_path: Path) -> RunDir:
 
 def one_problem(run: RunDir) -> dict[str, Any]:
     """The only error that `show` tells of the run."""
-    shown = rankdeck("show", run.path, "--json", code=0).json
+    shown = rankdeck_here("show", run.path, "--json", code=0).json
     (problem,) = [found for found in shown["problems"] if found.get("severity") != "warning"]
     assert problem["advice"]
     return dict(problem)
@@ -106,7 +115,7 @@ def one_problem(run: RunDir) -> dict[str, Any]:
 def test_a_fault_of_one_rank_ends_in_one_problem_that_names_it(
     job: Path, tmp_path: Path, fault: str, code: str, words: str
 ) -> None:
-    done = rankdeck("train", job, env={"FAULT": fault})
+    done = rankdeck_here("train", job, env={"FAULT": fault})
     assert done.code == 1, done.err
     assert words in done.err and "Traceback" not in done.err.splitlines()
     run = the_run(tmp_path)
@@ -120,11 +129,13 @@ def test_a_fault_of_one_rank_ends_in_one_problem_that_names_it(
 def test_a_factory_that_raises_is_bad_input_and_of_no_rank_where_all_say_it(
     job: Path, tmp_path: Path, fault: str, rank: int | None
 ) -> None:
-    done = rankdeck("train", job, env={"FAULT": fault})
+    done = rankdeck_here("train", job, env={"FAULT": fault})
     assert done.code == 2, done.err
+    assert "mine.py" in done.err and "Traceback" not in done.out
     problem = one_problem(the_run(tmp_path))
     assert (problem["code"], problem["rank"]) == ("model", rank)
-    assert "KeyError" in problem["message"] and "no such layer" in problem["message"]
+    for word in ("mine.py", "KeyError", "no such layer"):
+        assert word in problem["message"]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +149,7 @@ def test_a_factory_that_raises_is_bad_input_and_of_no_rank_where_all_say_it(
 def test_what_cannot_be_run_is_refused_before_a_run_exists(
     job: Path, tmp_path: Path, change: str, words: str
 ) -> None:
-    done = rankdeck("train", job, "--set", change, env={"FAULT": ""})
+    done = rankdeck_here("train", job, "--set", change, env={"FAULT": ""})
     # Without a driver it is the machine that lacks something.
     assert done.code in ((2, 3) if "gpu" in change else (2,)), done.err
     assert words in done.err and "Traceback" not in done.err
@@ -168,8 +179,9 @@ def test_a_run_listens_on_loopback_only_and_ctrl_c_stops_it_in_order(job: Path, 
         ]
         assert listening and set(listening) <= {"127.0.0.1", "::1"}
         command.send_signal(signal.SIGINT)
-        command.communicate(timeout=10)
-    assert command.returncode == 130
+        out, err = command.communicate(timeout=10)
+    assert command.returncode == 130, err
+    assert "stopped" in out and "Traceback" not in err
     assert launching.ended(run, 5).outcome == "stopped"
 
 
@@ -201,7 +213,7 @@ def test_real_ranks_and_their_data_loading_end_with_whatever_is_killed(
 @pytest.mark.slow
 @pytest.mark.parametrize("attempt", range(20))
 def test_ranks_leave_at_once_every_time(job: Path, tmp_path: Path, attempt: int) -> None:
-    rankdeck("train", job, "--set", "train.steps=5", env={"FAULT": ""}, code=0)
+    rankdeck_here("train", job, "--set", "train.steps=5", env={"FAULT": ""}, code=0)
     assert launching.leaving_s(the_run(tmp_path)) < 1
 
 
@@ -211,7 +223,7 @@ def test_a_rank_that_does_not_arrive_is_suspected_then_named(
     job: Path, tmp_path: Path, fault: str, words: str
 ) -> None:
     began = time.monotonic()
-    done = rankdeck("train", job, env={"FAULT": fault})
+    done = rankdeck_here("train", job, env={"FAULT": fault})
     assert done.code == 1 and time.monotonic() - began < 14 + 15
     run = the_run(tmp_path)
     problem = one_problem(run)
@@ -248,37 +260,41 @@ def fill(disk: Path) -> Path:
             return filler
 
 
-def _started_on(disk: Path, job: Path, steps: int) -> RunDir:
-    """A detached run on the small disk that has begun to train; its weights have 340 KB."""
-    changes = ["--set", f"train.steps={steps}", "--set", 'model={use="mlp"}', "--devices", "cpu:2"]
-    rankdeck("train", job, *changes, "--runs", disk, "--detach", env={"FAULT": ""}, code=0)
+def wait_at(job: Path, sign: str) -> None:
+    """Until both ranks wait for this sign."""
+    signs = [job.with_name(f"{sign}-{rank}") for rank in range(2)]
+    wait_until(lambda: all(path.exists() for path in signs), deadline_s=60, what=f"both ranks at '{sign}'")
+
+
+def _without_room_on(disk: Path, job: Path, steps: int) -> tuple[RunDir, Path]:
+    """A run on the small disk that found it full after 20 steps, and the file that takes the room; the run's
+    weights have 340 KB. Should it come to step 140, it waits there for `freed`.
+    """
+    changes = [f"train.steps={steps}", 'model={use="mlp"}', "launch.timeout_s=60"]
+    sets = [word for change in changes for word in ("--set", change)]
+    env = {"FAULT": "disk"}
+    rankdeck_here("train", job, *sets, "--devices", "cpu:2", "--runs", disk, "--detach", env=env, code=0)
     (run,) = list_runs(disk)
-    wait_until(lambda: _training(run), deadline_s=60, what="the first step")
-    return run
+    wait_at(job, "filled")
+    filler = fill(disk)
+    job.with_name("filled").touch()
+    return run, filler
 
 
 def test_a_disk_that_stays_full_fails_the_run_because_its_weights_are_lost(
     job: Path, small_disk: Path
 ) -> None:
-    run = _started_on(small_disk, job, steps=500)
-    fill(small_disk)
+    run, _ = _without_room_on(small_disk, job, steps=130)
     end = launching.ended(run)
     assert (end.outcome, end.exit_code) == ("failed", 1)
     assert end.reason is not None and "o space" in end.reason
 
 
 def test_a_disk_that_was_full_for_a_while_costs_events_and_says_so(job: Path, small_disk: Path) -> None:
-    run = _started_on(small_disk, job, steps=1500)
-    filler = fill(small_disk)
-    sizes: list[int] = []
-
-    def nothing_fits() -> bool:
-        file = run.events_folder / "rank-0.0.jsonl"
-        sizes.append(file.stat().st_size)
-        return len(sizes) > 20 and len(set(sizes[-20:])) == 1
-
-    wait_until(nothing_fits, deadline_s=20, every_s=0.02, what="a full disk")
+    run, filler = _without_room_on(small_disk, job, steps=150)
+    wait_at(job, "freed")
     filler.unlink()
+    job.with_name("freed").touch()
     end = launching.ended(run)
     assert (end.outcome, end.exit_code) == ("completed", 0)
     assert [problem.code for problem in launching.problems(run, "warning")] == ["disk-full"]
