@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ from rankdeck.run.fold import read_fold
 from rankdeck.run.summary import summarise
 from rankdeck.rundir import EventReader, RunDir, default_runs_folder, list_runs
 from tests.helpers import killing
-from tests.helpers.cli import rankdeck
+from tests.helpers.cli import rankdeck_here
 from tests.helpers.launching import problems
 
 MINE = """
@@ -64,18 +66,27 @@ def job(tmp_path: Path) -> Path:
     return _job(tmp_path)
 
 
+@dataclass(frozen=True)
+class Restarted:
+    """A run that failed once, went on by itself and is at its last step."""
+
+    run: RunDir
+    facts: dict[str, Any]
+
+
 @pytest.fixture(scope="module")
-def _finished(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
-    folder = tmp_path_factory.mktemp("finished")
-    rankdeck("train", _job(folder), "--runs", folder / "runs", code=0)
+def restarted(tmp_path_factory: pytest.TempPathFactory) -> Restarted:
+    folder = tmp_path_factory.mktemp("restarted")
+    changes = ["--set", "launch.max_restarts=2", "--runs", folder / "runs"]
+    facts = rankdeck_here("train", _job(folder), *changes, "--json", code=0, env={"FAULT": "once"}).json
     (run,) = list_runs(folder / "runs")
-    return run
+    return Restarted(run, facts)
 
 
 @pytest.fixture
-def finished(_finished: RunDir) -> RunDir:
+def finished(restarted: Restarted) -> RunDir:
     """A copy of a run at its last step, with checkpoints of steps 10, 15 and 20; the only run here."""
-    return RunDir(shutil.copytree(_finished.path, default_runs_folder() / _finished.name))
+    return RunDir(shutil.copytree(restarted.run.path, default_runs_folder() / restarted.run.name))
 
 
 def the_run() -> RunDir:
@@ -92,22 +103,31 @@ def told(run: RunDir) -> list[tuple[int, str]]:
     return [(event.step, event.reason) for event in found]
 
 
-def test_a_run_is_saved_on_demand_and_at_a_stop_and_goes_on_after_its_last_step(job: Path) -> None:
-    started = rankdeck("train", job, "--set", "train.steps=1000000", "--set", "train.checkpoint_every=0",
+def test_a_run_is_saved_on_demand_and_at_a_stop_and_goes_on_after_its_last_step_with_another_strategy(
+    job: Path,
+) -> None:
+    started = rankdeck_here("train", job, "--set", "train.steps=1000000", "--set", "train.checkpoint_every=0",
                        "--detach", "--json", code=0)  # fmt: skip
+    assert set(started.json) == {"run", "path"}
     run = RunDir(Path(started.json["path"]))
+    assert run.is_alive() and run.name == started.json["run"]
     try:
         killing.wait_for_step(run, 1)
-        asked = rankdeck("checkpoint", run.path, code=0)
+        asked = rankdeck_here("checkpoint", run.path, code=0)
         assert Path(asked.out.strip()).is_dir() and asked.err.startswith("step ")
-        assert rankdeck("resume", run.path, code=2).err.startswith(f"{run.name} is running.")
+        assert rankdeck_here("resume", run.path, code=2).err.startswith(f"{run.name} is running.")
     finally:
-        rankdeck("stop", run.path, code=0)
+        rankdeck_here("stop", run.path, code=0)
     stopped_at = saved_steps(run)[-1]
     assert [reason for _, reason in told(run)] == ["request", "stop"]
-    assert rankdeck("checkpoint", run.path, code=2).err.startswith(f"{run.name} is not running: stopped.")
-    again = rankdeck("resume", run.path, "--set", f"train.steps={stopped_at + 4}", "--json", code=0).json
+    assert rankdeck_here("checkpoint", run.path, code=2).err.startswith(
+        f"{run.name} is not running: stopped."
+    )
+    again = rankdeck_here("resume", run.path, "--set", f"train.steps={stopped_at + 4}", "--strategy", "ddp",
+                     "--devices", "cpu:2", "--json", code=0).json  # fmt: skip
     assert again["attempts"] == 2 and again["steps"] == stopped_at + 4 and again["outcome"] == "completed"
+    assert again["strategy"] == run.config().strategy.use == "ddp"
+    assert len(run.environment()["devices"]) == 2
     second = EventReader(run)
     firsts = [
         event.first
@@ -118,55 +138,52 @@ def test_a_run_is_saved_on_demand_and_at_a_stop_and_goes_on_after_its_last_step(
     assert min(firsts) == stopped_at + 1
 
 
-def test_a_run_at_its_last_step_is_told_how_to_get_more_of_them(finished: RunDir) -> None:
-    refused = rankdeck("resume", "last", "--json", code=2).json["problems"][0]
+@pytest.mark.usefixtures("finished")
+def test_a_run_at_its_last_step_is_told_how_to_get_more_of_them() -> None:
+    refused = rankdeck_here("resume", "last", "--json", code=2).json["problems"][0]
     assert refused["code"] == "nothing-left" and "--set train.steps=40" in refused["advice"]
-    more = rankdeck("resume", "last", "--set", "train.steps=25", "--strategy", "ddp", "--devices", "cpu:2",
-                    "--json", code=0).json  # fmt: skip
-    assert (more["steps"], more["attempts"], more["strategy"]) == (25, 2, "ddp")
-    assert finished.config().strategy.use == "ddp" and len(finished.environment()["devices"]) == 2
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(finished: RunDir) -> None:
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used_and_a_full_disk_costs_others_only(
+    finished: RunDir,
+) -> None:
     run = finished
     assert saved_steps(run) == [10, 15, 20]
     (shard,) = (run.checkpoints_folder / "20").glob("shard-*.safetensors")
     data = bytearray(shard.read_bytes())
     data[len(data) // 2 : len(data) // 2 + 64] = bytes(64)
     shard.write_bytes(data)
-    facts = rankdeck("resume", "last", "--set", "train.steps=22", "--json", code=0).json
+    # The disk is full from step 23 to step 33.
+    facts = rankdeck_here(
+        "resume", "last", "--set", "train.steps=40", "--json", code=0, env={"FAULT": "full"}
+    ).json
     (problem,) = [item for item in facts["problems"] if item["code"] == "checkpoint-damaged"]
     assert (
         problem["message"]
         == f"The checkpoint of step 20 is damaged: {shard.name} does not match its checksum."
     )
-    assert facts["steps"] == 22 and read_fold(run).attempts[max(read_fold(run).attempts)].restored == 15
+    assert facts["attempts"] == 3 and read_fold(run).attempts[2].restored == 15
+    assert (facts["outcome"], facts["steps"]) == ("completed", 40)
+    assert saved_steps(run) == [20, 35, 40]
+    known = ("restarted", "checkpoint-damaged")
+    lost = [item["message"] for item in facts["problems"] if item["code"] not in known]
+    assert lost == [
+        f"The checkpoint of step {step} could not be written: File too large." for step in (25, 30)
+    ]
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_says_so(finished: RunDir) -> None:
     for step in ("10", "15", "20"):
         (finished.checkpoints_folder / step / "progress.json").write_text("{}")
-    refused = rankdeck("resume", "last", "--set", "train.steps=30", code=2).err
+    refused = rankdeck_here("resume", "last", "--set", "train.steps=30", code=2).err
     assert (
         "has no checkpoint to go on from. The checkpoint of step 20 is damaged: progress.json has" in refused
     )
-    assert finished.end() is not None and finished.next_attempt() == 1
+    assert finished.end() is not None and finished.next_attempt() == 2
 
 
-def test_a_full_disk_costs_a_checkpoint_and_not_the_run(job: Path) -> None:
-    facts = rankdeck("train", job, "--json", code=0, env={"FAULT": "full"}).json
-    assert facts["outcome"] == "completed" and facts["steps"] == 20
-    assert saved_steps(the_run()) == [5, 20]
-    lost = [item["message"] for item in facts["problems"]]
-    assert lost == [
-        f"The checkpoint of step {step} could not be written: File too large." for step in (10, 15)
-    ]
-
-
-def test_a_run_that_may_restart_goes_on_by_itself_and_names_the_cause(job: Path) -> None:
-    facts = rankdeck(
-        "train", job, "--set", "launch.max_restarts=2", "--json", code=0, env={"FAULT": "once"}
-    ).json
+def test_a_run_that_may_restart_goes_on_by_itself_and_names_the_cause(restarted: Restarted) -> None:
+    facts = restarted.facts
     assert (facts["outcome"], facts["attempts"], facts["steps"]) == ("completed", 2, 20)
     (problem,) = facts["problems"]
     assert problem["severity"] == "warning" and problem["code"] == "restarted"
@@ -174,7 +191,7 @@ def test_a_run_that_may_restart_goes_on_by_itself_and_names_the_cause(job: Path)
 
 
 def test_restarts_come_to_an_end(job: Path) -> None:
-    facts = rankdeck(
+    facts = rankdeck_here(
         "train", job, "--set", "launch.max_restarts=1", "--json", code=1, env={"FAULT": "always"}
     ).json
     assert (facts["outcome"], facts["attempts"]) == ("failed", 2)
