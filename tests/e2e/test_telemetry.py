@@ -17,7 +17,7 @@ from rankdeck.launch.control import request_stop
 from rankdeck.run.fold import read_fold
 from rankdeck.rundir import RunDir
 from tests.helpers import launching
-from tests.helpers.cli import rankdeck
+from tests.helpers.cli import rankdeck_here
 from tests.helpers.nvmlsim import CRASH, GIB, GPU_IS_LOST, SimulatedGpus, build
 from tests.helpers.waiting import wait_until
 
@@ -40,7 +40,7 @@ def gpus(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Simu
 @pytest.fixture
 def run(gpus: SimulatedGpus, tmp_path: Path) -> Iterator[RunDir]:
     """On GPUs 2 and 0, in this order, with ranks that are up."""
-    begun = launching.launch(tmp_path / "runs", {"devices": {"use": "gpu:2,0"}})
+    begun = launching.launch(tmp_path / "runs", {"devices": {"use": f"gpu:2,{gpus.uuid(0)}"}})
     launching.wait_for_ranks(begun)
     yield begun
     if begun.end() is None:
@@ -62,6 +62,10 @@ def notices(run: RunDir, code: str) -> list[events.DeviceNotice]:
     return [event for event in found if event.code == code]
 
 
+def environment_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/environ").read_text().split("\0")
+
+
 def wait_for_bytes(run: RunDir, device: int, num_bytes: int) -> None:
     wait_until(
         lambda: any(row.device == device and row.used_bytes == num_bytes for row in samples(run)),
@@ -70,7 +74,9 @@ def wait_for_bytes(run: RunDir, device: int, num_bytes: int) -> None:
     )
 
 
-def test_readings_and_errors_are_of_the_runs_devices(gpus: SimulatedGpus, run: RunDir) -> None:
+def test_readings_and_errors_are_of_the_runs_devices_and_a_lost_one_is_a_warning(
+    gpus: SimulatedGpus, run: RunDir
+) -> None:
     pids = launching.rank_pids(run)
     gpus.put_processes(2, (pids[0], 30 * GIB), (999_999_999, 2 * GIB))
     gpus.device(2).used, gpus.device(2).utilisation = 33 * GIB, 80
@@ -97,14 +103,10 @@ def test_readings_and_errors_are_of_the_runs_devices(gpus: SimulatedGpus, run: R
         33 * GIB,
         "unsupported",
     )
-
-
-def test_a_gpu_lost_in_mid_run_is_a_warning_and_the_run_goes_on(gpus: SimulatedGpus, run: RunDir) -> None:
-    wait_for_bytes(run, 0, 4 * 2**20)
     gpus.fail(2, "ANY", GPU_IS_LOST)
     (notice,) = wait_until(lambda: notices(run, "lost"), what="the loss")
     assert notice.device == 0
-    (problem,) = launching.problems(run, "warning")
+    _, problem = launching.problems(run, "warning")
     assert problem.code == "gpu-lost" and "GPU 2" in problem.message
     gpus.device(0).used = 9 * GIB
     wait_for_bytes(run, 1, 9 * GIB)
@@ -113,9 +115,16 @@ def test_a_gpu_lost_in_mid_run_is_a_warning_and_the_run_goes_on(gpus: SimulatedG
     assert launching.ended(run, 10).outcome == "stopped"
 
 
-def test_a_sampler_that_is_killed_or_crashes_costs_the_run_readings_only(
+def test_ranks_get_the_uuids_in_order_others_are_refused_them_and_a_dead_sampler_costs_readings_only(
     gpus: SimulatedGpus, run: RunDir
 ) -> None:
+    environment = environment_of(launching.rank_pids(run)[1])
+    assert f"CUDA_VISIBLE_DEVICES={gpus.uuid(2)},{gpus.uuid(0)}" in environment
+    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in environment
+    rows = rankdeck_here("devices", "--json", code=0).json
+    assert [row["run"] for row in rows] == [str(run.path), None, str(run.path)]
+    done = rankdeck_here("train", "digits-ddp", "--devices", "gpu:0,1", code=2)
+    assert "GPU 0" in done.err and run.name in done.err
     first = wait_until(lambda: launching.sampler_pid(run), what="a sampler")
     wait_for_bytes(run, 0, 4 * 2**20)
     os.kill(first, signal.SIGKILL)
@@ -135,48 +144,27 @@ def test_a_sampler_that_is_killed_or_crashes_costs_the_run_readings_only(
     ]
     sequence = [event.seq for writer, event in launching.all_events(run) if writer == "sampler"]
     assert sequence == list(range(len(sequence)))
-
-
-def test_ranks_get_the_uuids_in_order_and_nothing_of_a_simulated_library(
-    gpus: SimulatedGpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = launching.launch(tmp_path / "runs", {"devices": {"use": f"gpu:2,{gpus.uuid(0)}"}})
-    pids = launching.wait_for_ranks(run)
-    environment = Path(f"/proc/{pids[1]}/environ").read_bytes().split(b"\0")
-    assert f"CUDA_VISIBLE_DEVICES={gpus.uuid(2)},{gpus.uuid(0)}".encode() in environment
-    assert b"CUDA_DEVICE_ORDER=PCI_BUS_ID" in environment
-    request_stop(run, now=True)
-    launching.ended(run, 10)
-    monkeypatch.setenv("RANKDECK_NVML", str(gpus.library))
-    rehearsal = launching.launch(tmp_path / "runs")
-    pids = launching.wait_for_ranks(rehearsal)
-    environment = Path(f"/proc/{pids[0]}/environ").read_bytes().split(b"\0")
-    assert not [entry for entry in environment if entry.startswith(b"RANKDECK_NVML=")]
-    request_stop(rehearsal, now=True)
-    launching.ended(rehearsal, 10)
-
-
-def test_a_gpu_of_a_run_is_listed_as_its_own_and_refused_to_others(gpus: SimulatedGpus, run: RunDir) -> None:
-    rows = rankdeck("devices", "--json", code=0).json
-    assert [row["run"] for row in rows] == [str(run.path), None, str(run.path)]
-    done = rankdeck("train", "digits-ddp", "--devices", "gpu:0,1", code=2)
-    assert "GPU 0" in done.err and run.name in done.err
+    rankdeck_here("stop", run.path, "--now", code=0)
+    assert not run.is_alive()
 
 
 def test_an_unknown_or_simulated_gpu_is_refused_before_anything_starts(
     gpus: SimulatedGpus, tmp_path: Path
 ) -> None:
-    done = rankdeck("train", "digits-ddp", "--devices", "gpu:7", code=2)
+    done = rankdeck_here("train", "digits-ddp", "--devices", "gpu:7", code=2)
     assert "There is no GPU 7" in done.err and gpus.uuid(1) in done.err
-    done = rankdeck("train", "digits-ddp", "--devices", "gpu:0", env=gpus.as_named, code=2)
+    done = rankdeck_here("train", "digits-ddp", "--devices", "gpu:0", env=gpus.as_named, code=2)
     assert "simulated" in done.err and "cpu:2" in done.err
     assert not (tmp_path / "rankdeck-runs").exists()
 
 
-def test_a_rehearsal_tells_how_busy_each_rank_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_STEPS", "1000000")
+def test_a_rehearsal_tells_how_busy_each_rank_is_and_its_ranks_nothing_of_a_simulated_library(
+    gpus: SimulatedGpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANKDECK_NVML", str(gpus.library))
     run = launching.launch(tmp_path / "runs")
-    launching.wait_for_ranks(run)
+    pids = launching.wait_for_ranks(run)
+    assert not [entry for entry in environment_of(pids[0]) if entry.startswith("RANKDECK_NVML=")]
     wait_until(lambda: {row.device for row in samples(run)} == {0, 1}, deadline_s=20, what="both ranks")
     assert all(row.used_bytes is None and 0 <= (row.utilisation or 0) <= 1 for row in samples(run))
     request_stop(run)
