@@ -80,21 +80,23 @@ def _warn_of_torch() -> None:
 
 def _lines(config: RunConfig, strategy: str | None, target: Target, *, fit_batch: bool) -> Iterator[PlanLine]:
     """The rows as they come, then advice for the configuration's own."""
-    from rankdeck.planner.preload import preload
-
-    preload()
-    from rankdeck import rundir
-    from rankdeck.planner.accuracy import measured_scale
-    from rankdeck.planner.advice import advise, largest_batch
     from rankdeck.planner.candidates import candidates_for
-    from rankdeck.planner.pool import plan_lines_of
 
+    # What is mistyped is refused here, before seconds of importing torch.
+    rows = candidates_for(config, strategy, target.num_devices)
     if fit_batch and any(device.total_bytes is None for device in target.devices):
         raise ConfigError(
             "--fit-batch needs to know how much a device holds.",
             path="rehearsal.capacity",
             advice="Add --capacity 24GiB, or name GPUs: --devices '4 x RTX-4090'.",
         )
+    from rankdeck.planner.preload import preload
+
+    preload()
+    from rankdeck import rundir
+    from rankdeck.planner.accuracy import measured_scale
+    from rankdeck.planner.advice import advise, largest_batch
+    from rankdeck.planner.pool import plan_lines_of
 
     known = rundir.list_runs(rundir.default_runs_folder()) if target.like_cuda else []
     scale = measured_scale(known, config, target)
@@ -102,7 +104,6 @@ def _lines(config: RunConfig, strategy: str | None, target: Target, *, fit_batch
     def ask(rows: Sequence[Candidate]) -> Iterator[PlanLine]:
         return plan_lines_of(config, rows, target, scale=scale)
 
-    rows = candidates_for(config, strategy, target.num_devices)
     by_label = {row.label: row for row in rows}
     own: PlanLine | None = None
     for line in ask(rows):

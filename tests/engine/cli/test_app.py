@@ -109,6 +109,7 @@ def test_a_mistyped_command_ends_with_2_and_says_where_to_look(
         (["train", "digits-mlp", "--strategy", "dpp"], "unknown-choice", "dp"),
         (["train", "digits-mlp", "--set", "train.steps=many"], "wrong-value", "whole number"),
         (["train", "digits-ddp", "--devices", "cpu:5"], "batch", "Use 30 or 35"),
+        (["plan", "digits-mlp", "--strategy", "ddpp"], "unknown-strategy", 'Did you mean "ddp"?'),
         (["show", "nothing"], "run-not-found", "no run yet"),
         (["show", "x" * 5000], "run-not-found", "no run yet"),
         (["show", "~nobody-of-this-name"], "run-not-found", "no run yet"),
@@ -199,6 +200,28 @@ def test_help_comes_within_half_a_second_and_no_command_but_a_rank_needs_torch(t
         ["validate", "gpt-dp"],
     ):
         subprocess.run([sys.executable, "-P", "-c", script, *argv], check=True, capture_output=True)
+
+
+def test_what_is_mistyped_of_a_plan_is_refused_before_torch_is_imported() -> None:
+    said = {
+        ("--devices", "2 x A1000"): "is no GPU that is known here",
+        ("--strategy", "ddpp"): "is not a strategy",
+        ("--capacity", "lots"): "is not a size",
+        ("--fit-batch",): "--capacity 24GiB",
+    }
+    script = (
+        "import json, sys\n"
+        "from rankdeck.cli.app import run\n"
+        "for options in json.loads(sys.argv[1]):\n"
+        "    code = run(['plan', 'digits-mlp', '--devices', 'cpu:2', *options])\n"
+        "    print(code, 'torch' in sys.modules)\n"
+        "    print(file=sys.stderr, end='\\0')\n"
+    )
+    argv = [sys.executable, "-P", "-c", script, json.dumps(list(said))]
+    done = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["2 False"] * len(said), done.stderr
+    for words, err in zip(said.values(), done.stderr.split("\0"), strict=False):
+        assert words in err and "Traceback" not in err
 
 
 def test_an_error_of_the_system_is_told_in_words(
