@@ -2,6 +2,8 @@
 so it must stay free of threads and of real computing.
 
     python plan_main.py      a configuration per line of stdin (JSON text), its PlanLine per line of stdout
+
+The first model from Hugging Face imports its library in its child, as a person's does; later ones find it.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import json
 import sys
 from pathlib import Path
 
+from rankdeck.base.garbage import kept_for_good
 from rankdeck.config import from_text
 from rankdeck.planner.candidates import Candidate
 from rankdeck.planner.pool import plan_lines_of
@@ -27,6 +30,9 @@ def main() -> None:
         for line in plan_lines_of(config, rows, target):
             sys.stdout.buffer.write(plan_lines.encode(line))
             sys.stdout.buffer.flush()
+        if "hugging_face" in request:
+            with kept_for_good():
+                from transformers import GPT2LMHeadModel, LlamaForCausalLM  # noqa: F401
 
 
 if __name__ == "__main__":
