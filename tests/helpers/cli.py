@@ -66,7 +66,8 @@ def rankdeck_here(
     """`rankdeck ARGS` without a process of its own, where that is not what a test is about: a run is as
     real as ever, and an error that is not said in words is raised.
     """
-    argv, out, err = list(map(str, args)), io.StringIO(), io.StringIO()
+    argv = list(map(str, args))
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     with (
         mock.patch.dict(os.environ, env or {}),
         mock.patch.object(sys, "argv", ["rankdeck", *argv]),
@@ -74,7 +75,8 @@ def rankdeck_here(
         contextlib.redirect_stderr(err),
     ):
         ended = run(argv)
-    return _expected(Finished(ended, out.getvalue(), err.getvalue()), code)
+    said = [stream.buffer.getvalue().decode() for stream in (out, err)]
+    return _expected(Finished(ended, *said), code)
 
 
 def _expected(done: Finished, code: int | None) -> Finished:
