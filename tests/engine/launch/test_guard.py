@@ -162,17 +162,6 @@ def test_a_killed_command_stops_its_run_at_any_moment(tmp_path: Path, moment: Mo
     _check_command(tmp_path, moment)
 
 
-def test_stop_asks_first_and_the_run_ends_as_stopped(tmp_path: Path) -> None:
-    run = launch(tmp_path / "runs")
-    wait_for_ranks(run)
-    began = time.monotonic()
-    request_stop(run)
-    end = launching.ended(run, 5)
-    assert (end.outcome, end.exit_code, end.reason) == ("stopped", 130, None)
-    assert time.monotonic() - began < within_grace(2)
-    assert not launching.problems(run)
-
-
 def test_stop_before_the_ranks_have_begun_is_a_stop(tmp_path: Path) -> None:
     run = launch(tmp_path / "runs")
     request_stop(run)
@@ -238,12 +227,16 @@ def test_what_a_killed_guard_leaves_is_ended_by_the_next_start(
     launching.ended(other, 5)
 
 
-def test_two_runs_at_once_do_not_meet(tmp_path: Path) -> None:
+def test_stop_asks_first_and_a_second_run_goes_on(tmp_path: Path) -> None:
     first, second = launch(tmp_path / "runs"), launch(tmp_path / "runs")
     wait_for_ranks(first)
     wait_for_ranks(second)
+    began = time.monotonic()
     request_stop(first)
-    assert launching.ended(first, 5).outcome == "stopped"
+    end = launching.ended(first, 5)
+    assert (end.outcome, end.exit_code, end.reason) == ("stopped", 130, None)
+    assert time.monotonic() - began < within_grace(2)
+    assert not launching.problems(first)
     assert second.is_alive() and len(processes_of_run(second.path)) == 5
     assert {run.name for run in list_runs(tmp_path / "runs")} == {first.name, second.name}
     request_stop(second)
@@ -265,15 +258,7 @@ def test_without_its_socket_a_run_is_stopped_by_signal(tmp_path: Path) -> None:
     assert launching.ended(run, 5).outcome == "stopped"
 
 
-def test_a_run_that_is_over_cannot_be_stopped(tmp_path: Path) -> None:
-    run = launch(tmp_path / "runs")
-    request_stop(run, now=True)
-    launching.ended(run, 5)
-    with pytest.raises(NotRunningError, match="stopped"):
-        request_stop(run)
-
-
-def test_the_socket_is_the_owners_and_takes_no_nonsense(
+def test_the_socket_is_the_owners_takes_no_nonsense_and_nobody_stops_what_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = launch(tmp_path / "runs")
@@ -290,6 +275,8 @@ def test_the_socket_is_the_owners_and_takes_no_nonsense(
     assert run.is_alive()
     request_stop(run, now=True)
     launching.ended(run, 5)
+    with pytest.raises(NotRunningError, match="stopped"):
+        request_stop(run)
 
 
 def test_a_lease_is_held_while_the_run_lives_and_refuses_the_next(tmp_path: Path) -> None:

@@ -39,7 +39,8 @@ def supervisors_own(run: RunDir) -> list[events.AnyEvent]:
     return [event for writer, event in launching.all_events(run) if writer == "supervisor"]
 
 
-def test_a_run_that_works_is_told_from_start_to_end(tmp_path: Path) -> None:
+def test_a_run_that_works_is_told_from_start_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
     run = launch(tmp_path / "runs")
     end = launching.ended(run)
     assert (end.outcome, end.exit_code, end.reason) == ("completed", 0, None)
@@ -60,6 +61,7 @@ def test_a_run_that_works_is_told_from_start_to_end(tmp_path: Path) -> None:
         "rank-1.0.out",
         "supervisor.0.err",
     ]
+    assert facts(run, 0)["OMP_NUM_THREADS"] == "3", "the person's own count of threads stands"
 
 
 def test_ranks_find_what_torch_and_the_worker_look_for(
@@ -81,13 +83,6 @@ def test_ranks_find_what_torch_and_the_worker_look_for(
         names = {Path(path).name for path in found["open_files"]}
         assert not [name for name in names if name.startswith("supervisor.0.jsonl")]
         assert not [path for path in found["open_files"] if "pipe:" in path]
-
-
-def test_the_persons_own_thread_count_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    run = launch(tmp_path / "runs")
-    launching.ended(run)
-    assert facts(run, 0)["OMP_NUM_THREADS"] == "3"
 
 
 def test_one_rank_drives_all_devices_of_dp(tmp_path: Path) -> None:
@@ -160,30 +155,7 @@ def test_data_that_cannot_be_prepared_ends_the_run_before_ranks_begin(tmp_path: 
     assert not (run.logs_folder / "rank-0.0.out").exists()
 
 
-def test_a_rank_tells_where_it_stands_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_STEPS", "1000000")
-    run = launch(tmp_path / "runs")
-    pids = wait_for_ranks(run)
-    os.kill(pids[1], signal.SIGUSR1)
-    told = run.logs_folder / "rank-1.0.stacks"
-    frames = wait_until(lambda: parse_stack(told.read_text(encoding="utf-8")), what="the stacks of rank 1")
-    assert any("fake_worker.py" in frame.file for frame in frames)
-    request_stop(run)
-    launching.ended(run, 5)
-
-
-def test_a_stop_ends_even_a_suspended_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_STEPS", "1000000")
-    run = launch(tmp_path / "runs")
-    pids = wait_for_ranks(run)
-    os.kill(pids[1], signal.SIGSTOP)
-    began = time.monotonic()
-    request_stop(run)
-    assert launching.ended(run, 6).outcome == "stopped"
-    assert time.monotonic() - began < within_grace(2)
-
-
-def test_nothing_runs_but_guard_supervisor_sampler_and_ranks(
+def test_a_living_run_is_its_processes_which_tell_where_they_stand_and_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_STEPS", "1000000")
@@ -195,5 +167,12 @@ def test_nothing_runs_but_guard_supervisor_sampler_and_ranks(
         launching.guard_pid(run),
         launching.sampler_pid(run),
     }
+    os.kill(pids[1], signal.SIGUSR1)
+    told = run.logs_folder / "rank-1.0.stacks"
+    frames = wait_until(lambda: parse_stack(told.read_text(encoding="utf-8")), what="the stacks of rank 1")
+    assert any("fake_worker.py" in frame.file for frame in frames)
+    os.kill(pids[1], signal.SIGSTOP)  # not even a suspended rank stays
+    began = time.monotonic()
     request_stop(run)
-    launching.ended(run, 5)
+    assert launching.ended(run, 6).outcome == "stopped"
+    assert time.monotonic() - began < within_grace(2)
