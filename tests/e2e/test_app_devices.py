@@ -74,6 +74,10 @@ def wait_known(app: App, count: int = 8) -> None:
     wait_for(lambda: all("°C" in text for text in cards(app)), DEADLINE_S, "readings on every card")
 
 
+def codes(app: App) -> set[str]:
+    return {entry.problem.code for entry in app.session.problems.entries}
+
+
 def opened(app: App) -> DevicesPage:
     app.window.commands.run("devices.show")
     page = app.window.editor.active_page()
@@ -107,13 +111,12 @@ def test_what_a_driver_can_do_is_told_and_the_app_goes_on(app: App, gpus: Simula
     gpus.xid(3, 63)
     gpus.fail(5, "ANY", GPU_IS_LOST)
     wait_for(lambda: cards(app)[5].startswith("lost "), DEADLINE_S, "GPU 5 lost")
-    codes = {entry.problem.code for entry in app.session.problems.entries}
-    assert {"lost", "xid"} <= codes
+    wait_for(lambda: {"lost", "xid"} <= codes(app), DEADLINE_S, "both problems")
     gpus.fail(1, "MEMORY", CRASH)
     wait_for(lambda: cards(app)[1].startswith("lost "), DEADLINE_S, "the GPU that crashes the library")
     gpus.device(0).used = 50 * GIB
     wait_for(lambda: "50.0 GiB in use" in cards(app)[0], DEADLINE_S, "GPU 0 after the crash")
-    assert "restarted" in {entry.problem.code for entry in app.session.problems.entries}
+    assert "restarted" in codes(app)
 
 
 def test_a_sampler_that_is_killed_begins_again_and_ends_with_the_app(app: App, gpus: SimulatedGpus) -> None:

@@ -18,12 +18,13 @@ from rankdeck.events import Pipeline, Spans, decode_lines
 from rankdeck.run.anatomy import Anatomies, StepAnatomy
 from tests.helpers.rank_main import train_once
 from tests.helpers.ranks import RankSet
+from tests.helpers.waiting import with_load
 
 OWN_MODELS = Path(__file__).parents[2] / "helpers" / "own_models.py"
 NUM_RANKS = 4
 NEAR = 0.04
 STEPS = 16
-"""Enough for three samples, which are half a second apart."""
+"""Enough for several samples, which are half a second apart."""
 
 
 @pytest.fixture(scope="module")
@@ -134,9 +135,9 @@ def shortest(samples: list[StepAnatomy], name: str) -> float:
 
 def test_a_backward_takes_twice_a_forward_and_a_forward_50_ms(tmp_path: Path) -> None:
     samples = of_one_process(tmp_path, '{ use = "single" }', 1, steps=STEPS)
-    assert len(samples) >= 3
-    assert 0.05 <= shortest(samples, "forward") < 0.08
-    assert 0.1 <= shortest(samples, "backward") < 0.14
+    # A slot is longer where a busy machine took more than 2.5 ms for what it computes in one.
+    assert 0.05 <= shortest(samples, "forward") < with_load(0.08)
+    assert shortest(samples, "backward") == pytest.approx(2 * shortest(samples, "forward"), rel=0.15)
 
 
 def test_replicas_of_dp_compute_side_by_side(tmp_path: Path) -> None:
