@@ -100,7 +100,9 @@ def test_a_launched_draft_trains_to_its_end_and_every_event_is_seen(
     assert not list((app.window.services.state_folder / "launch").iterdir())
 
 
-def test_two_runs_are_live_at_once_and_stop_ends_the_active_one_only(app: App, tmp_path: Path) -> None:
+def test_two_runs_are_live_at_once_and_stop_or_stop_now_ends_the_active_one_only(
+    app: App, tmp_path: Path
+) -> None:
     configure(app, tmp_path, steps=1_000_000)
     app.launching.launch_draft()
     first = launched(app)
@@ -117,6 +119,9 @@ def test_two_runs_are_live_at_once_and_stop_ends_the_active_one_only(app: App, t
     app.window.commands.run("run.stop")
     wait_for(lambda: second.outcome == "stopped", 30, "the end of the active tab's run")
     assert first.is_live and first.run.is_alive()
+    app.tabs.open(first.run.path)
+    wait_for(lambda: app.window.commands.run("run.stopNow"), 5, "the first run's tab in front")
+    wait_for(lambda: first.outcome == "stopped" and not first.run.is_alive(), 30, "the end of the first run")
 
 
 def test_closing_the_window_ends_no_run_and_the_next_start_names_it(

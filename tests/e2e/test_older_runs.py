@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 from PySide6.QtCore import QCoreApplication
 
-from rankdeck.cli.app import run as command
 from rankdeck_app.state.live_run import LiveRun
-from tests.helpers.cli import rankdeck
+from tests.helpers.cli import rankdeck, rankdeck_here
 from tests.helpers.waiting import wait_until
 
 ARCHIVES = sorted((Path(__file__).parents[1] / "fixtures").glob("runs-*.tar.xz"))
@@ -83,10 +82,9 @@ def test_there_are_runs_of_every_strategy_and_every_end() -> None:
 
 
 @pytest.mark.parametrize(("archive", "name"), RUNS, ids=[name[16:-5] for _, name in RUNS])
-def test_an_older_run_is_shown_as_before(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_older_run_is_shown_as_before(run: Path) -> None:
     then = _said_then(run)
-    assert command(["show", str(run), "--json"]) == 0
-    now = json.loads(capsys.readouterr().out)
+    now = rankdeck_here("show", run, "--json", code=0).json
     differing = {key: (then[key], now.get(key)) for key in then if not _same(then[key], now.get(key))}
     assert differing == {}
     assert not _same({**then, "steps": then["steps"] + 1}, now)

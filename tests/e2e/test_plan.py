@@ -76,7 +76,9 @@ def test_the_largest_batch_fits_and_the_next_does_not(config: str) -> None:
     assert beyond.lines[0]["verdict"] == "does-not-fit"
 
 
-def test_predicted_stands_beside_measured(config: str, tmp_path: Path) -> None:
+def test_predicted_stands_beside_measured(tmp_path: Path) -> None:
+    config = tmp_path / "gpt.toml"
+    config.write_text(CONFIG.replace(MLP, GPT))
     rankdeck("train", config, "--json", "--runs", str(tmp_path / "rankdeck-runs"))
     shown = rankdeck_here("show", "last", "--plan", "--json")
     for device in shown.json["devices"]:

@@ -14,6 +14,7 @@ import pytest
 
 from rankdeck import events
 from rankdeck.launch.control import request_stop
+from rankdeck.launch.processes import environment_of
 from rankdeck.run.fold import read_fold
 from rankdeck.rundir import RunDir
 from tests.helpers import launching
@@ -60,10 +61,6 @@ def samples(run: RunDir) -> list[events.DeviceSample]:
 def notices(run: RunDir, code: str) -> list[events.DeviceNotice]:
     found = [event for _, event in launching.all_events(run) if isinstance(event, events.DeviceNotice)]
     return [event for event in found if event.code == code]
-
-
-def environment_of(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/environ").read_text().split("\0")
 
 
 def wait_for_bytes(run: RunDir, device: int, num_bytes: int) -> None:
@@ -119,8 +116,8 @@ def test_ranks_get_the_uuids_in_order_others_are_refused_them_and_a_dead_sampler
     gpus: SimulatedGpus, run: RunDir
 ) -> None:
     environment = environment_of(launching.rank_pids(run)[1])
-    assert f"CUDA_VISIBLE_DEVICES={gpus.uuid(2)},{gpus.uuid(0)}" in environment
-    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in environment
+    assert environment["CUDA_VISIBLE_DEVICES"] == f"{gpus.uuid(2)},{gpus.uuid(0)}"
+    assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     rows = rankdeck_here("devices", "--json", code=0).json
     assert [row["run"] for row in rows] == [str(run.path), None, str(run.path)]
     done = rankdeck_here("train", "digits-ddp", "--devices", "gpu:0,1", code=2)
@@ -164,7 +161,8 @@ def test_a_rehearsal_tells_how_busy_each_rank_is_and_its_ranks_nothing_of_a_simu
     monkeypatch.setenv("RANKDECK_NVML", str(gpus.library))
     run = launching.launch(tmp_path / "runs")
     pids = launching.wait_for_ranks(run)
-    assert not [entry for entry in environment_of(pids[0]) if entry.startswith("RANKDECK_NVML=")]
+    environment = environment_of(pids[0])
+    assert environment and "RANKDECK_NVML" not in environment
     wait_until(lambda: {row.device for row in samples(run)} == {0, 1}, deadline_s=20, what="both ranks")
     assert all(row.used_bytes is None and 0 <= (row.utilisation or 0) <= 1 for row in samples(run))
     request_stop(run)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from rankdeck.cli.app import BROKEN_PIPE, run
-from tests.helpers.cli import rankdeck
+from rankdeck.cli.app import BROKEN_PIPE
+from tests.helpers.cli import rankdeck, rankdeck_here
 from tests.helpers.written_run import WrittenRun
 
 FIVE = """\
@@ -37,24 +37,21 @@ def five(tmp_path: Path) -> Path:
     return file
 
 
-def spoken(capsys: pytest.CaptureFixture[str], *argv: str | Path) -> tuple[int, str, str]:
-    code = run([str(arg) for arg in argv])
-    out, err = capsys.readouterr()
-    assert "Traceback" not in out + err
-    return code, out, err
+def spoken(*argv: str | Path) -> tuple[int, str, str]:
+    done = rankdeck_here(*argv)
+    assert "Traceback" not in done.out + done.err
+    return done.code, done.out, done.err
 
 
-def told(capsys: pytest.CaptureFixture[str], *argv: str | Path) -> tuple[int, list[dict[str, Any]]]:
-    code, out, err = spoken(capsys, *argv)
+def told(*argv: str | Path) -> tuple[int, list[dict[str, Any]]]:
+    code, out, err = spoken(*argv)
     assert err == ""
     return code, json.loads(out)["problems"]
 
 
 @pytest.mark.parametrize("command", ["validate", "train"])
-def test_five_mistakes_are_five_messages_on_stderr_with_file_and_line(
-    capsys: pytest.CaptureFixture[str], five: Path, command: str
-) -> None:
-    code, out, err = spoken(capsys, command, five)
+def test_five_mistakes_are_five_messages_on_stderr_with_file_and_line(five: Path, command: str) -> None:
+    code, out, err = spoken(command, five)
     assert (code, out) == (2, "")
     lines = err.splitlines()
     assert len(lines) == 10
@@ -62,10 +59,8 @@ def test_five_mistakes_are_five_messages_on_stderr_with_file_and_line(
     assert lines[3] == 'Did you mean "steps"?'
 
 
-def test_with_json_the_problems_are_one_document_on_stdout(
-    capsys: pytest.CaptureFixture[str], five: Path
-) -> None:
-    code, problems = told(capsys, "validate", five, "--json")
+def test_with_json_the_problems_are_one_document_on_stdout(five: Path) -> None:
+    code, problems = told("validate", five, "--json")
     assert code == 2
     assert [problem["line"] for problem in problems] == [2, 5, 6, 7, 11]
     assert all(set(problem) == {"code", "path", "line", "message", "advice"} for problem in problems)
@@ -85,13 +80,11 @@ def test_with_json_the_problems_are_one_document_on_stdout(
         (["show", "--nonsense"], "--nonsense"),
     ],
 )
-def test_a_mistyped_command_ends_with_2_and_says_where_to_look(
-    capsys: pytest.CaptureFixture[str], argv: list[str], words: str
-) -> None:
-    code, out, err = spoken(capsys, *argv)
+def test_a_mistyped_command_ends_with_2_and_says_where_to_look(argv: list[str], words: str) -> None:
+    code, out, err = spoken(*argv)
     assert (code, out) == (2, "")
     assert words in err and "--help" in err
-    code, problems = told(capsys, argv[0], "--json", *argv[1:])
+    code, problems = told(argv[0], "--json", *argv[1:])
     assert code == 2 and problems[0]["code"] == "usage"
 
 
@@ -118,59 +111,55 @@ def test_a_mistyped_command_ends_with_2_and_says_where_to_look(
         (["export", "last", "--to", "csv", "f"], "run-not-found", "rankdeck train"),
     ],
 )
-def test_a_wrong_argument_ends_with_2_and_advice(
-    capsys: pytest.CaptureFixture[str], argv: list[str], code: str, words: str
-) -> None:
-    exit_code, out, err = spoken(capsys, *argv)
+def test_a_wrong_argument_ends_with_2_and_advice(argv: list[str], code: str, words: str) -> None:
+    exit_code, out, err = spoken(*argv)
     assert (exit_code, out) == (2, "") and words in err
     if argv[0] not in ("stop", "export"):
-        exit_code, problems = told(capsys, *argv, "--json")
+        exit_code, problems = told(*argv, "--json")
         assert (exit_code, problems[0]["code"]) == (2, code)
         assert words in problems[0]["advice"]
 
 
-def test_a_file_beside_the_mistyped_one_is_suggested(
-    capsys: pytest.CaptureFixture[str], five: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_beside_the_mistyped_one_is_suggested(five: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(five.parent)
-    assert 'Did you mean "five.toml"?' in spoken(capsys, "validate", "fiev.toml")[2]
-    assert f'Did you mean "{five}"?' in spoken(capsys, "validate", five.with_name("fife.toml"))[2]
+    assert 'Did you mean "five.toml"?' in spoken("validate", "fiev.toml")[2]
+    assert f'Did you mean "{five}"?' in spoken("validate", five.with_name("fife.toml"))[2]
 
 
 def test_a_presets_name_works_and_its_paths_start_in_the_current_folder(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert spoken(capsys, "validate", "digits-mlp")[0] == 0
+    assert spoken("validate", "digits-mlp")[0] == 0
     monkeypatch.chdir(tmp_path)
     code, out, err = spoken(
-        capsys, "train", "resnet50-images", "--devices", "cpu:1", "--set", "data.args.path=pictures",
+        "train", "resnet50-images", "--devices", "cpu:1", "--set", "data.args.path=pictures",
         "--set", "train.precision=fp32",
     )  # fmt: skip
     assert (code, out) == (2, "")
     assert str(tmp_path / "pictures") in err
 
 
-def test_a_valid_configuration_is_said_to_be_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "digits-ddp is valid: ddp on auto" in spoken(capsys, "validate", "digits-ddp")[1]
-    code, out, _ = spoken(capsys, "validate", "digits-ddp", "--json")
+def test_a_valid_configuration_is_said_to_be_one() -> None:
+    assert "digits-ddp is valid: ddp on auto" in spoken("validate", "digits-ddp")[1]
+    code, out, _ = spoken("validate", "digits-ddp", "--json")
     assert (code, json.loads(out)) == (0, {"problems": []})
 
 
-def test_strategies_and_presets_are_listed_with_what_they_teach(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = spoken(capsys, "strategies")
+def test_strategies_and_presets_are_listed_with_what_they_teach() -> None:
+    code, out, _ = spoken("strategies")
     assert code == 0 and all(name in out for name in ("single", "dp", "ddp", "parallel_loss"))
-    code, out, _ = spoken(capsys, "presets")
+    code, out, _ = spoken("presets")
     assert code == 0 and "gpt-dp-parallel-loss" in out and "Learn from it" in out
 
 
 @pytest.mark.parametrize("argv", [[], ["--help"], ["-h"], ["train", "--help"]])
-def test_help_is_a_result(capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
-    code, out, err = spoken(capsys, *argv)
+def test_help_is_a_result(argv: list[str]) -> None:
+    code, out, err = spoken(*argv)
     assert (code, err) == (0, "") and "Usage" in out
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = spoken(capsys, "--version")
+def test_the_version_is_told() -> None:
+    code, out, _ = spoken("--version")
     assert code == 0 and out.startswith("rankdeck ")
 
 
@@ -224,12 +213,10 @@ def test_what_is_mistyped_of_a_plan_is_refused_before_torch_is_imported() -> Non
         assert words in err and "Traceback" not in err
 
 
-def test_an_error_of_the_system_is_told_in_words(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_error_of_the_system_is_told_in_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("RANKDECK_RUNS", str(tmp_path / "file"))
-    code, _, err = spoken(capsys, "train", "digits-mlp", "--devices", "cpu:1")
+    code, _, err = spoken("train", "digits-mlp", "--devices", "cpu:1")
     assert code in (2, 3) and "--runs" in err
 
 

@@ -11,12 +11,12 @@ from rich.console import Console
 
 from rankdeck import events
 from rankdeck.base.errors import Problem
-from rankdeck.cli.app import run as command
 from rankdeck.cli.live import bar, device_bars
 from rankdeck.cli.words import evaluation_in_words, kinds_in_words, loss_in_words
 from rankdeck.run.batch import Batch
 from rankdeck.run.fold import Fold, read_fold
 from rankdeck.rundir import enter_in_index
+from tests.helpers.cli import rankdeck_here
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 
 
@@ -40,17 +40,14 @@ def ended(run: WrittenRun, outcome: str = "completed", exit_code: int = 0) -> Wr
     return run
 
 
-def spoken(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[str, str]:
-    assert command(list(argv)) == 0
-    out, err = capsys.readouterr()
-    return out, err
+def spoken(*argv: str) -> tuple[str, str]:
+    done = rankdeck_here(*argv, code=0)
+    return done.out, done.err
 
 
-def test_watch_tells_a_finished_run_in_plain_lines(
-    capsys: pytest.CaptureFixture[str], written: WrittenRun
-) -> None:
+def test_watch_tells_a_finished_run_in_plain_lines(written: WrittenRun) -> None:
     ended(written)
-    out, err = spoken(capsys, "watch", "gpt-dp")
+    out, err = spoken("watch", "gpt-dp")
     assert err == ""
     lines = out.splitlines()
     assert lines[:2] == ["starting 1 rank", "loading data"]
@@ -60,7 +57,7 @@ def test_watch_tells_a_finished_run_in_plain_lines(
     assert lines[-1] == f"run            {written.path}"
 
 
-def test_watch_follows_a_run_that_goes_on(capsys: pytest.CaptureFixture[str], written: WrittenRun) -> None:
+def test_watch_follows_a_run_that_goes_on(written: WrittenRun) -> None:
     """The run ends while it is watched: the end is put off until the watcher has shown the steps so far."""
     from rankdeck.cli.follow import follow
     from rankdeck.cli.lines import PlainLines
@@ -78,96 +75,82 @@ def test_watch_follows_a_run_that_goes_on(capsys: pytest.CaptureFixture[str], wr
     assert "running" in seen and figures.step == 11
 
 
-def test_watch_as_json_streams_the_events_with_their_writers(
-    capsys: pytest.CaptureFixture[str], written: WrittenRun
-) -> None:
+def test_watch_as_json_streams_the_events_with_their_writers(written: WrittenRun) -> None:
     ended(written)
-    out, _ = spoken(capsys, "watch", "last", "--json")
+    out, _ = spoken("watch", "last", "--json")
     lines = [json.loads(line) for line in out.splitlines()]
     assert lines[0]["writer"] == "supervisor" and lines[0]["kind"] == "run_started"
     assert [line["kind"] for line in lines].count("steps") == 1
     assert all({"writer", "kind", "t"} <= set(line) for line in lines)
 
 
-def test_problems_go_to_stderr_with_the_ranks_last_lines(
-    capsys: pytest.CaptureFixture[str], written: WrittenRun
-) -> None:
+def test_problems_go_to_stderr_with_the_ranks_last_lines(written: WrittenRun) -> None:
     problem = Problem(
         "nan", "Rank 1: the loss is not finite.", rank=1, advice="Lower it.", last_lines=("boom",)
     )
     written.writer("supervisor").write(events.ProblemRaised(problem=problem))
     ended(written, "failed", 1)
-    out, err = spoken(capsys, "watch", "last")
+    out, err = spoken("watch", "last")
     assert err.splitlines() == ["Rank 1: the loss is not finite.", "Lower it.", "  | boom"]
     assert "failed" in out and "not finite" not in out
 
 
-def test_a_run_that_was_killed_underneath_says_so(
-    capsys: pytest.CaptureFixture[str], written: WrittenRun
-) -> None:
+def test_a_run_that_was_killed_underneath_says_so(written: WrittenRun) -> None:
     written.lose()
-    out, err = spoken(capsys, "watch", "last")
+    out, err = spoken("watch", "last")
     assert "lost" in out and "killed from outside" in err
 
 
-def test_show_names_kinds_devices_and_the_source(
-    capsys: pytest.CaptureFixture[str], written: WrittenRun
-) -> None:
+def test_show_names_kinds_devices_and_the_source(written: WrittenRun) -> None:
     ended(written)
-    out, _ = spoken(capsys, "show", "last")
+    out, _ = spoken("show", "last")
     assert "memory at each device's peak, measured in rehearsal" in out
     assert "device 0 +8.0 MiB against the median of the others (9.00x)" in out
     assert "sent per step  scatter: 3.0 MiB" in out
     table = {line.split("  ")[0]: line.split() for line in out.splitlines() if line}
     assert table["gathered"][1:3] == ["8.0", "MiB"]
     assert table["peak"] == ["peak", "9.0", "MiB", "1.0", "MiB"]
-    assert json.loads(spoken(capsys, "show", "last", "--json")[0])["run"] == written.dir.name
+    assert json.loads(spoken("show", "last", "--json")[0])["run"] == written.dir.name
 
 
-def test_show_tells_what_it_can_of_a_run_that_never_started(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_show_tells_what_it_can_of_a_run_that_never_started(tmp_path: Path) -> None:
     ended(WrittenRun(tmp_path / "rankdeck-runs"), "failed", 2)
-    out, err = spoken(capsys, "show", "last")
+    out, err = spoken("show", "last")
     assert "failed" in out and "without saying why" in err
 
 
-def test_runs_are_listed_from_every_folder(
-    capsys: pytest.CaptureFixture[str], written: WrittenRun, tmp_path: Path
-) -> None:
+def test_runs_are_listed_from_every_folder(written: WrittenRun, tmp_path: Path) -> None:
     other = WrittenRun(tmp_path / "elsewhere", "other")
     enter_in_index(other.dir)
-    rows = json.loads(spoken(capsys, "runs", "--json")[0])
+    rows = json.loads(spoken("runs", "--json")[0])
     assert {row["run"]: row["outcome"] for row in rows} == {
         written.dir.name: "running",
         other.dir.name: "running",
     }
     assert all(set(row) == {"run", "path", "outcome", "strategy", "started", "steps"} for row in rows)
-    out, _ = spoken(capsys, "runs")
+    out, _ = spoken("runs")
     assert written.dir.name in out and "dp" in out
     ended(written), ended(other)
 
 
-def test_an_empty_list_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
-    out, err = spoken(capsys, "runs")
+def test_an_empty_list_is_no_error() -> None:
+    out, err = spoken("runs")
     assert out == "" and "no run yet" in err
-    assert json.loads(spoken(capsys, "runs", "--json")[0]) == []
+    assert json.loads(spoken("runs", "--json")[0]) == []
 
 
-def test_export_writes_every_format(
-    capsys: pytest.CaptureFixture[str], written: WrittenRun, tmp_path: Path
-) -> None:
+def test_export_writes_every_format(written: WrittenRun, tmp_path: Path) -> None:
     written.dir.weights.write_bytes(b"w")
     ended(written)
     for kind in ("safetensors", "csv", "json"):
-        out, err = spoken(capsys, "export", "last", "--to", kind, str(tmp_path / kind))
+        out, err = spoken("export", "last", "--to", kind, str(tmp_path / kind))
         assert out == "" and kind in err
         assert (tmp_path / kind).stat().st_size > 0
 
 
-def test_stopping_what_is_over_is_no_error(capsys: pytest.CaptureFixture[str], written: WrittenRun) -> None:
+def test_stopping_what_is_over_is_no_error(written: WrittenRun) -> None:
     ended(written, "failed", 1)
-    out, err = spoken(capsys, "stop", "last")
+    out, err = spoken("stop", "last")
     assert out == "" and "is not running: failed" in err
 
 
