@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.engine.telemetry.conftest import MakeGpus
-from tests.helpers.cli import rankdeck
+from tests.helpers.cli import rankdeck_here
 from tests.helpers.nvmlsim import (
     ABORT,
     CRASH,
@@ -29,7 +29,7 @@ from tests.helpers.nvmlsim import (
 
 
 def listed(gpus: SimulatedGpus) -> Any:
-    return rankdeck("devices", "--json", env=gpus.as_installed, code=0).json
+    return rankdeck_here("devices", "--json", env=gpus.as_installed, code=0).json
 
 
 @pytest.mark.parametrize("num_gpus", [1, 8, 16])
@@ -87,7 +87,7 @@ def test_processes_come_with_name_bytes_and_kind(gpus: SimulatedGpus) -> None:
     assert own["name"] and not own["foreign"]
     assert (foreign["name"], foreign["used_bytes"], foreign["foreign"]) == (None, None, True)
     assert [process["kind"] for process in second["processes"]] == ["graphics"]
-    shown = rankdeck("devices", env=gpus.as_installed, code=0).out
+    shown = rankdeck_here("devices", env=gpus.as_installed, code=0).out
     assert "other, outside this namespace: 2.0 GiB" in shown
 
 
@@ -103,14 +103,14 @@ def test_a_lost_gpu_is_lost_and_the_others_are_read(gpus: SimulatedGpus) -> None
     first, second = listed(gpus)
     assert (first["index"], first["state"], first["used_bytes"]) == (0, "lost", None)
     assert (second["state"], second["used_bytes"]) == ("ok", 4 * MIB)
-    assert "lost since" in rankdeck("devices", env=gpus.as_installed, code=0).out
+    assert "lost since" in rankdeck_here("devices", env=gpus.as_installed, code=0).out
 
 
 def test_a_gpu_lost_between_two_calls_says_so(gpus: SimulatedGpus) -> None:
     gpus.fail(1, "POWER", GPU_IS_LOST)
     first, second = listed(gpus)
     assert (first["state"], second["state"], second["uuid"]) == ("ok", "lost", gpus.uuid(1))
-    done = rankdeck("devices", env=gpus.as_installed, code=0)
+    done = rankdeck_here("devices", env=gpus.as_installed, code=0)
     assert "GPU 1 (NVIDIA H100 80GB HBM3) is lost" in done.err
 
 
@@ -121,7 +121,7 @@ def test_a_gpu_that_crashes_the_library_is_left_out(
     gpus: SimulatedGpus, kind: str, code: int, signal: str
 ) -> None:
     gpus.fail(0, kind, code)
-    done = rankdeck("devices", env=gpus.as_installed, code=0)
+    done = rankdeck_here("devices", env=gpus.as_installed, code=0)
     assert signal in done.err and "Traceback" not in done.err
     first, second = listed(gpus)
     assert (first["state"], first["used_bytes"]) == ("lost", None)
@@ -146,7 +146,7 @@ def test_memory_that_is_the_hosts_is_no_zero(gpus: SimulatedGpus) -> None:
     gpus.fail(0, "MEMORY", NOT_SUPPORTED)
     first = listed(gpus)[0]
     assert (first["unified"], first["total_bytes"], first["used_bytes"]) == (True, None, None)
-    assert "the host's" in rankdeck("devices", env=gpus.as_installed, code=0).out
+    assert "the host's" in rankdeck_here("devices", env=gpus.as_installed, code=0).out
 
 
 @pytest.mark.parametrize(
@@ -157,26 +157,26 @@ def test_a_driver_that_does_not_answer_is_told_in_words(
     gpus: SimulatedGpus, code: int, name: str, words: str
 ) -> None:
     gpus.state.init_error = code
-    done = rankdeck("devices", env=gpus.as_installed, code=3)
+    done = rankdeck_here("devices", env=gpus.as_installed, code=3)
     assert words.lower() in done.err.lower() and "Traceback" not in done.err
-    (problem,) = rankdeck("devices", "--json", env=gpus.as_installed, code=3).json["problems"]
+    (problem,) = rankdeck_here("devices", "--json", env=gpus.as_installed, code=3).json["problems"]
     assert problem["code"] == name and problem["advice"]
 
 
 @pytest.mark.skipif(Path("/proc/driver/nvidia/version").exists(), reason="this machine has a driver")
 def test_without_a_driver_the_reason_is_plain() -> None:
-    done = rankdeck("devices", code=3)
+    done = rankdeck_here("devices", code=3)
     assert done.out == "" and done.err.startswith("No NVIDIA driver found.")
-    (problem,) = rankdeck("devices", "--json", code=3).json["problems"]
+    (problem,) = rankdeck_here("devices", "--json", code=3).json["problems"]
     assert problem["code"] == "no-driver" and problem["advice"]
 
 
 def test_a_named_library_is_called_simulated_everywhere(gpus: SimulatedGpus) -> None:
-    assert "simulated devices" in rankdeck("devices", env=gpus.as_named, code=0).err
-    rows = rankdeck("devices", "--json", env=gpus.as_named, code=0).json
+    assert "simulated devices" in rankdeck_here("devices", env=gpus.as_named, code=0).err
+    rows = rankdeck_here("devices", "--json", env=gpus.as_named, code=0).json
     assert [row["simulated"] for row in rows] == [True, True]
 
 
 def test_a_named_library_that_is_none_is_told_in_words(tmp_path: Path) -> None:
-    done = rankdeck("devices", env={"RANKDECK_NVML": str(tmp_path / "libnvidia-ml.so.1")}, code=3)
+    done = rankdeck_here("devices", env={"RANKDECK_NVML": str(tmp_path / "libnvidia-ml.so.1")}, code=3)
     assert "cannot be loaded" in done.err and "RANKDECK_NVML" in done.err

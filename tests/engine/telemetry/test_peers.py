@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.engine.telemetry.conftest import MakeGpus
-from tests.helpers.cli import rankdeck
+from tests.helpers.cli import rankdeck_here
 from tests.helpers.nvmlsim import GIB, MIB, SimulatedGpus
 
 PEERS = os.environ.get("RANKDECK_PEERS", sys.executable)
@@ -65,7 +65,7 @@ def told_by(code: str, package: str, gpus: SimulatedGpus) -> list[Any]:
 
 def told_by_us(gpus: SimulatedGpus, unit: int) -> list[Any]:
     """The same columns, sizes in `unit` bytes."""
-    rows = rankdeck("devices", "--json", env=gpus.as_installed, code=0).json
+    rows = rankdeck_here("devices", "--json", env=gpus.as_installed, code=0).json
     return [
         [
             row["name"],
