@@ -106,7 +106,8 @@ class ZoomPlot(pg.PlotWidget):
         self._colors = ChartColors(theme)
         self.follows = True
         """Whether the ranges follow the data; a person who zooms or pans takes them over."""
-        self._drawn_at = 0.0
+        self.drawn_at = 0.0
+        """When it was drawn last, on the monotonic clock."""
         self._stale = True
         self.setAccessibleName(name)
         self.setFrameShape(QFrame.Shape.NoFrame)
@@ -152,17 +153,20 @@ class ZoomPlot(pg.PlotWidget):
         """The data changed. It is drawn by `tick`, at most ten times a second."""
         self._stale = True
         if now:
-            self._drawn_at = 0.0
+            self.drawn_at = 0.0
             self.tick()
 
-    def tick(self) -> None:
-        """Once a frame: draws if something changed, the last drawing is old enough, and somebody sees it."""
+    def tick(self) -> bool:
+        """Once a frame: draws if something changed, the last drawing is old enough, and somebody sees it.
+        Returns whether it drew.
+        """
         now = time.monotonic()
-        if not self._stale or now - self._drawn_at < LEAST_INTERVAL_S or not self.isVisible():
-            return
+        if not self._stale or now - self.drawn_at < LEAST_INTERVAL_S or not self.isVisible():
+            return False
         self._stale = False
-        self._drawn_at = now
+        self.drawn_at = now
         self.draw()
+        return True
 
     def draw(self) -> None:
         """Puts the data of the visible range into the items."""

@@ -316,6 +316,25 @@ def test_a_step_repaints_no_memory(qtbot: QtBot, written: WrittenRun, opened: Ca
     assert bars.count == 0 and heat.count == 0
 
 
+def test_a_frame_draws_one_plot_and_none_waits_behind_another(
+    qtbot: QtBot, written: WrittenRun, opened: Callable[..., RunPage]
+) -> None:
+    write_dp(written)
+    page = opened(written.path)
+    qtbot.waitUntil(lambda: page.run.outcome == "running" and not page.run.has_more)
+    plots = (page._band, page._loss, page._rate)
+    for plot in plots:
+        plot.request_draw()
+        plot.drawn_at = 0.0
+    drawn = []
+    for _ in plots:
+        before = [plot.drawn_at for plot in plots]
+        page._frame()
+        drawn.append([plot for plot, at in zip(plots, before, strict=True) if plot.drawn_at != at])
+    assert [len(of_frame) for of_frame in drawn] == [1, 1, 1]
+    assert {plot for (plot,) in drawn} == set(plots)
+
+
 def test_a_closed_page_leaves_nothing(
     qtbot: QtBot, written: WrittenRun, opened: Callable[..., RunPage], qapp: QCoreApplication
 ) -> None:

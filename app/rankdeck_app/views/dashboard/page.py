@@ -144,8 +144,9 @@ class RunPage(Page):
             self._show_state()
         if self.isVisible():
             self._refresh()
-            for plot in (self._band, self._loss, self._rate):
-                plot.tick()
+            # One plot a frame, the one that waited longest: all three together would make a slow one.
+            plots = (self._band, self._loss, self._rate)
+            any(plot.tick() for plot in sorted(plots, key=lambda plot: plot.drawn_at))
 
     def _show_state(self) -> None:
         """Tab, title and buttons: they are seen even while the page is not."""
