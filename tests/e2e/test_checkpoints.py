@@ -16,7 +16,7 @@ from rankdeck.run.summary import summarise
 from rankdeck.rundir import EventReader, RunDir, default_runs_folder, list_runs
 from tests.helpers import killing
 from tests.helpers.cli import rankdeck_here
-from tests.helpers.launching import problems
+from tests.helpers.launching import problems, wait_until_gone
 
 MINE = """
 import os, resource
@@ -80,6 +80,7 @@ def restarted(tmp_path_factory: pytest.TempPathFactory) -> Restarted:
     changes = ["--set", "launch.max_restarts=2", "--runs", folder / "runs"]
     facts = rankdeck_here("train", _job(folder), *changes, "--json", code=0, env={"FAULT": "once"}).json
     (run,) = list_runs(folder / "runs")
+    wait_until_gone(run)
     return Restarted(run, facts)
 
 
