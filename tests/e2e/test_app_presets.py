@@ -17,7 +17,7 @@ from rankdeck_app.views.launch.side_bar import LaunchView
 from tests.helpers.app_window import close_app, end_all_runs, launched, open_app, settle, wait_for
 
 RUN_S = 120
-IN_CI = {"gpt-hybrid-ddp-pipeline"}
+IN_CI = {"digits-ddp"}
 PRESETS = [
     pytest.param(card, id=card.name, marks=[] if card.name in IN_CI else [pytest.mark.slow])
     for card in presets.all()

@@ -68,15 +68,19 @@ def configuration(
     precision: str = "fp32",
     accumulate: int = 1,
     lr: float = 0.02,
+    steps: int = 3,
     train: str = "",
 ) -> str:
-    """Five steps of SGD over 16 samples each. `strategy` is its table, `train` more lines of [train]."""
+    """Steps of SGD over 16 samples each: a first one, one that the ledger follows, and a plain one.
+
+    `strategy` is its table, `train` more lines of [train].
+    """
     return f"""
 {WORKLOADS[workload]}
 strategy = {strategy}
 devices = {{ use = "cpu:{num_devices}" }}
 [train]
-steps = 5
+steps = {steps}
 global_batch = 16
 accumulate = {accumulate}
 precision = "{precision}"

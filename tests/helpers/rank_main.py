@@ -133,6 +133,25 @@ def _without_sync() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _groups_ended() -> Iterator[None]:
+    """Process groups that are made inside end with it: a rank here outlives its run, and each group keeps a
+    thread that wakes up a hundred times a second. Those of meshes are kept, as equal meshes share them.
+    """
+    made: list[dist.ProcessGroup] = []
+    new_group = dist.new_group
+
+    def recorded(*args: Any, **named: Any) -> dist.ProcessGroup:
+        made.append(new_group(*args, **named))
+        return made[-1]
+
+    with mock.patch.object(dist, "new_group", recorded):
+        yield
+    for group in made:
+        if group is not dist.GroupMember.NON_GROUP_MEMBER:
+            dist.destroy_process_group(group)
+
+
 def answer_to(request: dict[str, Any], rank: int, world_size: int) -> Any:
     if "call" not in request:
         return train_once(request, rank, world_size)
@@ -147,7 +166,8 @@ def serve(rank: int, world_size: int, store: str, requests: TextIO) -> None:
     print(json.dumps({"result": None}), file=requests, flush=True)
     for line in requests:
         try:
-            answer = {"result": answer_to(json.loads(line), rank, world_size)}
+            with _groups_ended():
+                answer = {"result": answer_to(json.loads(line), rank, world_size)}
         except Exception:
             answer = {"error": traceback.format_exc()}
         print(json.dumps(answer), file=requests, flush=True)

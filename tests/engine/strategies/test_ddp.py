@@ -64,7 +64,8 @@ def test_native_overlaps_backward_and_an_explicit_sync_does_not(ranks: Ranks) ->
 
 def test_events_tell_bytes_by_peer_and_the_time_of_a_sync(ranks: Ranks, tmp_path: Path) -> None:
     size, rank_set = ranks
-    rank_set.train(configuration("gpt", '{ use = "ddp", sync = "ring" }', size), events=str(tmp_path))
+    toml = configuration("gpt", '{ use = "ddp", sync = "ring" }', size, steps=5)
+    rank_set.train(toml, events=str(tmp_path))
     for rank in range(size):
         told = events.decode_lines((tmp_path / f"rank-{rank}.0.jsonl").read_bytes())
         comms = [event for event in told if isinstance(event, events.Comm)]
@@ -87,13 +88,13 @@ def test_all_ranks_begin_with_rank_zeros_weights(ranks: Ranks, sync: str) -> Non
 def test_all_ranks_end_with_the_same_bits(ranks: Ranks, sync: str) -> None:
     size, rank_set = ranks
     toml = configuration("gpt", f'{{ use = "ddp", sync = "{sync}" }}', size)
-    weights = rank_set.call(f"{HERE}:weights_bits", toml=toml, steps=4)
+    weights = rank_set.call(f"{HERE}:weights_bits", toml=toml, steps=3)
     assert len(set(weights)) == 1
 
 
 @pytest.mark.parametrize("sync", ["native", "ring"])
 def test_powersgd_goes_on_with_what_it_left_out(ranks: Ranks, sync: str) -> None:
     size, rank_set = ranks
-    toml = configuration("gpt", f'{{ use = "ddp", sync = "{sync}", compress = "powersgd" }}', size)
+    toml = configuration("gpt", f'{{ use = "ddp", sync = "{sync}", compress = "powersgd" }}', size, steps=5)
     whole = rank_set.call(f"{HERE}:weights_bits", toml=toml, steps=5)
     assert rank_set.call(f"{HERE}:resumed_bits", toml=toml, after=3, steps=5) == whole

@@ -1,6 +1,6 @@
 """Every pair of axes on 4 ranks ends with one device's weights, and not without what either axis does.
 
-Five steps of SGD. An axis alone is run on 2 ranks: the hybrid of one axis is the strategy of that axis.
+Three steps of SGD. An axis alone is run on 2 ranks: the hybrid of one axis is the strategy of that axis.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def test_evaluation_counts_every_sample_once_on_any_mesh(four: RankSet, tmp_path
         folder = tmp_path / str(index)
         folder.mkdir()
         toml = configuration("mlp-deep", hybrid(sizes), 4)
-        toml = toml.replace("steps = 5", "steps = 1").replace("global_batch = 16", "global_batch = 64")
+        toml = toml.replace("steps = 3", "steps = 1").replace("global_batch = 16", "global_batch = 64")
         four.train(toml, events=str(folder))
         found = events.decode_lines((folder / "rank-0.0.jsonl").read_bytes())
         losses += [(event.loss, event.samples) for event in found if isinstance(event, events.Evaluation)]

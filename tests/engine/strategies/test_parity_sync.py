@@ -1,6 +1,6 @@
 """ddp ends with one device's weights whichever way gradients meet, and near them where they are compressed.
 
-Five steps of SGD. The bars of compression are its own: what 16 bits and thin matrices lose.
+Three steps of SGD. The bars of compression are its own: what 16 bits and thin matrices lose.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def test_what_is_left_out_is_seen(
 ) -> None:
     num_ranks, rank_set = ranks
     out = tmp_path / "weights.safetensors"
-    # Norms have small gradients: at the usual rate, five steps move them too little to see what is missing.
+    # Norms have small gradients: at the usual rate, three steps move them too little to see what is missing.
     toml = re.sub(r"lr = [\d.]+", "lr = 0.5", configuration(workload, tensor(options), num_ranks))
     rank_set.call("tests.helpers.split_ranks:train_leaving_out", toml=toml, out=str(out), what=left_out)
     assert largest_difference(load_file(out), rank_set.train(toml)) > MUST_DIFFER
