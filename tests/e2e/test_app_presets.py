@@ -41,9 +41,9 @@ def side_bar(app: App) -> LaunchView:
     return view
 
 
-def check_three_steps(app: App, strategy: str) -> None:
+def check_three_steps(app: App, strategy: str, num_devices: int = 4) -> None:
     app.session.draft.set_values(
-        {("train", "steps"): 3, ("train", "evaluate_every"): 0, ("devices", "use"): "cpu:4"}
+        {("train", "steps"): 3, ("train", "evaluate_every"): 0, ("devices", "use"): f"cpu:{num_devices}"}
     )
     section = side_bar(app).strategy
     assert section.list.currentRow() == list(STRATEGIES).index(strategy)
@@ -75,6 +75,7 @@ def test_a_row_of_the_strategy_list_starts_as_it_is(app: App, name: str) -> None
     small = {"layers": 4, "heads": 4, "width": 64, "context": 32}
     app.session.draft.set_values({("model", "args", key): value for key, value in small.items()})
     app.session.draft.choose(("data",), "synthetic")
-    app.session.draft.set_value(("devices", "use"), "cpu:4")
+    num_devices = 4 if name == "hybrid" else 2
+    app.session.draft.set_value(("devices", "use"), f"cpu:{num_devices}")
     section.list.setCurrentRow(list(STRATEGIES).index(name))
-    check_three_steps(app, name)
+    check_three_steps(app, name, num_devices)

@@ -27,7 +27,7 @@ TOKENS: dict[str, tuple[dict[str, Any], int]] = {
 }
 KILLS = [
     ("ddp", 2, "rank", False),
-    ("dp", 0, "supervisor", True),
+    ("ddp", 0, "supervisor", True),
     ("pipeline", 0, "rank", True),
 ]
 MORE_KILLS = [
