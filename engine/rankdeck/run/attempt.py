@@ -133,7 +133,7 @@ class Attempt:
             return False
         self.evaluations.append(event)
         if event.loss is not None:
-            self.held_out.append(event.step, event.loss)
+            self.held_out.append_many((event.step,), (event.loss,))
         return True
 
     def add_spans(self, event: events.Spans) -> bool:

@@ -65,17 +65,16 @@ class Sliding:
     def num_bytes(self) -> int:
         return sum(array.nbytes for array in self._arrays)
 
-    def append(self, *parts: NDArray[Any]) -> None:
+    def append(self, num_new: int, *parts: NDArray[Any] | float) -> None:
         """As many new columns of each array."""
-        num_new = parts[0].shape[-1]
         if self._end + num_new > self._arrays[0].shape[1]:
             self._make_room(num_new)
         end = self._end + num_new
         for array, part in zip(self._arrays, parts, strict=True):
             array[:, self._end : end] = part
         self._end = end
-        if self._capacity is not None and len(self) > self._capacity:
-            self.forget(len(self) - self._capacity)
+        if self._capacity is not None and end - self._begin > self._capacity:
+            self.forget(end - self._begin - self._capacity)
 
     def forget(self, num_oldest: int) -> None:
         self._begin += num_oldest
@@ -155,7 +154,10 @@ class Series:
         return self._raw.num_bytes + sum(tier.num_bytes for tier in self._tiers)
 
     def append(self, x: float, y: float) -> None:
-        self.append_many((x,), (y,))
+        """One point of a single curve, as `append_many`; y is within the range of a float32."""
+        last_x = self.last_x
+        self._raw.append(1, x if last_x is None else max(x, last_x), y)
+        self._fill_tiers()
 
     def append_many(self, x: ArrayLike, y: ArrayLike, keys: ArrayLike = ()) -> None:
         """Appends points in order: n of x, (n) or (curves, n) of y. An x that goes back (a clock that was
@@ -176,7 +178,7 @@ class Series:
             rest.append(np.asarray(keys, dtype=np.float64))
         for start in range(0, len(xs), self._largest_append):
             part = slice(start, start + self._largest_append)
-            self._raw.append(xs[part], *[array[..., part] for array in rest])
+            self._raw.append(len(xs[part]), xs[part], *[array[..., part] for array in rest])
             self._fill_tiers()
 
     def _fill_tiers(self) -> None:
@@ -193,7 +195,7 @@ class Series:
             y = source[1][:, bins].reshape(len(source[1]), -1, FACTOR)
             low = np.fmin.reduce(y[: self._num_curves], axis=2)
             high = np.fmax.reduce(y[-self._num_curves :], axis=2)
-            tier.append(source[0][:, bins][:, ::FACTOR], np.concatenate([low, high]))
+            tier.append(complete - tier.end, source[0][:, bins][:, ::FACTOR], np.concatenate([low, high]))
             source = tier
             level += 1
 

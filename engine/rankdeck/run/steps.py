@@ -301,7 +301,7 @@ class StepTable:
             known = np.flatnonzero(np.isfinite(rows[1]))
             if len(known):
                 self.first_loss = (float(rows[0, known[0]]), float(rows[1, known[0]]))
-        self._held.append(rows)
+        self._held.append(rows.shape[1], rows)
         if self._rows_held is not None:
             # Many at once, at places that do not depend on how the rows came.
             together = max(1, self._rows_held // 1000)
