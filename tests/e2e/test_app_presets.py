@@ -17,7 +17,7 @@ from rankdeck_app.views.launch.side_bar import LaunchView
 from tests.helpers.app_window import close_app, end_all_runs, launched, open_app, settle, wait_for
 
 RUN_S = 120
-IN_CI = {"digits-ddp"}
+IN_CI = {"gpt-hybrid-ddp-pipeline"}
 PRESETS = [
     pytest.param(card, id=card.name, marks=[] if card.name in IN_CI else [pytest.mark.slow])
     for card in presets.all()
@@ -41,9 +41,9 @@ def side_bar(app: App) -> LaunchView:
     return view
 
 
-def check_three_steps(app: App, strategy: str, num_devices: int = 4) -> None:
+def check_three_steps(app: App, strategy: str) -> None:
     app.session.draft.set_values(
-        {("train", "steps"): 3, ("train", "evaluate_every"): 0, ("devices", "use"): f"cpu:{num_devices}"}
+        {("train", "steps"): 3, ("train", "evaluate_every"): 0, ("devices", "use"): "cpu:4"}
     )
     section = side_bar(app).strategy
     assert section.list.currentRow() == list(STRATEGIES).index(strategy)
@@ -75,7 +75,6 @@ def test_a_row_of_the_strategy_list_starts_as_it_is(app: App, name: str) -> None
     small = {"layers": 4, "heads": 4, "width": 64, "context": 32}
     app.session.draft.set_values({("model", "args", key): value for key, value in small.items()})
     app.session.draft.choose(("data",), "synthetic")
-    num_devices = 4 if name == "hybrid" else 2
-    app.session.draft.set_value(("devices", "use"), f"cpu:{num_devices}")
+    app.session.draft.set_value(("devices", "use"), "cpu:4")
     section.list.setCurrentRow(list(STRATEGIES).index(name))
-    check_three_steps(app, name, num_devices)
+    check_three_steps(app, name)
