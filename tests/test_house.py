@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import importlib.util
 import io
 import os
@@ -91,6 +92,11 @@ def test_a_virtual_display_takes_a_real_window(x_display: str) -> None:
         check=False,
     )
     assert done.stdout.strip() == "xcb True", done.stderr
+
+
+@pytest.mark.parametrize("bench", sorted(path.stem for path in (CHECKOUT / "tests/bench").glob("[!_]*.py")))
+def test_a_bench_finds_what_it_measures(bench: str) -> None:
+    assert callable(importlib.import_module(f"tests.bench.{bench}").main)
 
 
 # What the source itself has to keep.
