@@ -69,7 +69,7 @@ def test_bytes_are_those_that_the_kernel_counts(ranks: Ranks, options: str, accu
 def peaks(ranks: Ranks, strategy: str, folder: Path, train: str = "") -> list[events.DeviceMemory]:
     """Each device's memory in the last step."""
     folder.mkdir()
-    ranks[1].train(wide(ranks, strategy, train), events=str(folder), always=True)
+    ranks[1].train(wide(ranks, strategy, train, steps=3), events=str(folder), always=True)
     found = []
     for rank in range(ranks[0]):
         told = events.decode_lines((folder / f"rank-{rank}.0.jsonl").read_bytes())

@@ -52,7 +52,7 @@ loss = {{ use = "model" }}
 strategy = {strategy}
 devices = {{ use = "cpu:{num_devices}" }}
 [train]
-steps = 5
+steps = 3
 global_batch = 16
 optimizer = {{ use = "sgd", lr = 0.05 }}
 """
