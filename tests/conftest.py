@@ -15,9 +15,12 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.helpers.tree import PRODUCT
+
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ["PYTHONPATH"] = PRODUCT
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts its background jobs so, and what a test starts would be deaf to Ctrl-C too.

@@ -9,6 +9,7 @@ import importlib.util
 import io
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tokenize
@@ -19,7 +20,7 @@ import grimp
 import networkx
 import pytest
 
-CHECKOUT = Path(__file__).resolve().parents[1]
+from tests.helpers.tree import CHECKOUT, PRODUCT_AND_TESTS
 
 
 def _pytest_with_our_conftest(folder: Path, body: str) -> subprocess.CompletedProcess[str]:
@@ -39,7 +40,7 @@ def _pytest_with_our_conftest(folder: Path, body: str) -> subprocess.CompletedPr
             "test_inner.py",
         ],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+        env={**os.environ, "PYTHONPATH": PRODUCT_AND_TESTS},
         capture_output=True,
         text=True,
         timeout=120,
@@ -74,6 +75,42 @@ def test_waits_for_its_child():
     assert "test_leaves_an_orphan left processes behind" in done.stdout, done.stdout + done.stderr
     assert "2 passed, 1 error" in done.stdout, done.stdout
     assert not Path(f"/proc/{pid_file.read_text().strip()}").exists()
+
+
+def test_a_copy_of_the_tree_tests_itself(tmp_path: Path) -> None:
+    """Not what is installed: in pytest's own process, in what a test starts, and in a set of ranks."""
+    copy = tmp_path / "copy"
+    for folder in ("engine", "app", "tests/helpers"):
+        shutil.copytree(CHECKOUT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in ("pyproject.toml", "tests/conftest.py"):
+        shutil.copy(CHECKOUT / file, copy / file)
+    (copy / "tests/test_inner.py").write_text("""
+import subprocess, sys
+import rankdeck, rankdeck_app
+from tests.helpers.ranks import RankSet
+
+def place(): return rankdeck.__file__
+
+def test_places(tmp_path):
+    code = "import rankdeck; print(rankdeck.__file__)"
+    started = subprocess.check_output([sys.executable, "-P", "-c", code], text=True).strip()
+    ranks = RankSet(1, tmp_path)
+    (in_rank,) = ranks.call("tests.test_inner:place")
+    ranks.close()
+    for found in (__file__, rankdeck.__file__, rankdeck_app.__file__, started, in_rank):
+        print("found", found)
+""")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-s", "tests/test_inner.py"],
+        cwd=copy,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    found = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("found")]
+    assert len(found) == 5, done.stdout + done.stderr
+    assert [place for place in found if not Path(place).is_relative_to(copy)] == []
 
 
 @pytest.mark.xvfb

@@ -17,9 +17,9 @@ from rankdeck.run.fold import read_fold
 from rankdeck.run.row import row_of
 from rankdeck.run.summary import summarise
 from rankdeck.rundir import list_runs
+from tests.helpers.tree import CHECKOUT
 from tests.helpers.written_run import WrittenRun
 
-CHECKOUT = Path(__file__).resolve().parents[1]
 READS = ("read_text", "read_bytes")
 
 NO_FILE_OF_A_RUN = {

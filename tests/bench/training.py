@@ -28,8 +28,8 @@ from statistics import median
 from rankdeck import events
 from rankdeck.rundir import EventReader, RunDir
 from tests.bench.hand_written import REPORT_EVERY, WARM_UP_SHARE
+from tests.helpers.tree import CHECKOUT
 
-CHECKOUT = Path(__file__).resolve().parents[2]
 PRESET = "digits-mlp"
 GOAL = 0.97
 SAMPLED_GOAL = 0.005

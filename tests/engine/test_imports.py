@@ -15,9 +15,9 @@ import sys
 from pathlib import Path
 
 import rankdeck
+from tests.helpers.tree import CHECKOUT
 
 ENGINE = Path(rankdeck.__file__).parent
-CHECKOUT = Path(__file__).resolve().parents[2]
 NO_OTHER_VIEW = "no view imports another view"
 NO_OTHER_STRATEGY = "no strategy imports another strategy"
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from rankdeck import __version__
-
-CHECKOUT = Path(__file__).resolve().parents[2]
+from tests.helpers.tree import CHECKOUT
 
 
 @pytest.fixture(scope="module")

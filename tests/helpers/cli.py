@@ -17,8 +17,6 @@ from unittest import mock
 from rankdeck.cli.app import run
 from tests.helpers.waiting import with_load
 
-CHECKOUT = Path(__file__).resolve().parents[2]
-
 
 @dataclass(frozen=True)
 class Finished:

@@ -20,6 +20,7 @@ from rankdeck.launch.rank_processes import GRACE_S
 from rankdeck.launch.start import start
 from rankdeck.rundir import End, EventReader, RunDir
 from tests.helpers.processes import processes_of_run
+from tests.helpers.tree import PRODUCT_AND_TESTS
 from tests.helpers.waiting import wait_until, with_load
 
 FAKE_WORKER = Path(__file__).with_name("fake_worker.py")
@@ -67,7 +68,7 @@ def launch_attached(runs: Path) -> tuple[subprocess.Popen[str], RunDir]:
         [sys.executable, "-P", "-c", _ATTACHED, str(runs)],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(FAKE_WORKER.parents[2])},
+        env={**os.environ, "PYTHONPATH": PRODUCT_AND_TESTS},
     )
     assert command.stdout is not None
     return command, RunDir(Path(command.stdout.readline().strip()))

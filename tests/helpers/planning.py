@@ -21,7 +21,8 @@ from rankdeck.run.plan_lines import PlanLine
 from rankdeck.rundir import EventWriter
 from rankdeck.training import workload as workloads
 from rankdeck.training.assembly import assemble
-from tests.helpers.ranks import ROOT, RankSet
+from tests.helpers.ranks import RankSet
+from tests.helpers.tree import PRODUCT_AND_TESTS
 
 _FACTORIES = Path(__file__).with_name("hugging_face.py")
 _HUGGING_FACE = """
@@ -120,7 +121,7 @@ class Planner:
     """A process that plans (plan_main.py). Close it."""
 
     def __init__(self) -> None:
-        env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": PRODUCT_AND_TESTS}
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("plan_main.py"))],
             stdin=subprocess.PIPE,

@@ -17,7 +17,7 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-ROOT = Path(__file__).parents[2]
+from tests.helpers.tree import PRODUCT_AND_TESTS
 
 
 class RankSet:
@@ -29,11 +29,11 @@ class RankSet:
         pairs = [socket.socketpair() for _ in range(world_size)]
         self._ranks = [ours.makefile("rw") for ours, _ in pairs]
         numbers = [theirs.fileno() for _, theirs in pairs]
-        script = str(ROOT / "tests/helpers/rank_main.py")
+        script = str(Path(__file__).with_name("rank_main.py"))
         self._starter = subprocess.Popen(
             [sys.executable, script, str(folder / "store"), *map(str, numbers)],
             stdin=subprocess.DEVNULL,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": PRODUCT_AND_TESTS},
             pass_fds=numbers,
             process_group=0,
         )

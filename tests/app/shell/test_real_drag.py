@@ -9,14 +9,12 @@ import shutil
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from typing import IO, Any
 
 import pytest
 
+from tests.helpers.tree import CHECKOUT
 from tests.helpers.waiting import wait_until
-
-CHECKOUT = Path(__file__).resolve().parents[3]
 
 
 def _read(stream: IO[str], lines: queue.Queue[dict[str, Any]]) -> None:

@@ -1,0 +1,15 @@
+"""The tree that these tests lie in: it is what they test, wherever another one is installed.
+
+pytest's own process finds it by `pythonpath` in pyproject.toml, what a test starts by PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+# The product is found, and nothing else of the checkout: a person's folder is not on its path either.
+PRODUCT = os.pathsep.join(str(CHECKOUT / folder) for folder in ("engine", "app"))
+# Helpers that are processes of their own import `tests` too.
+PRODUCT_AND_TESTS = os.pathsep.join((str(CHECKOUT), PRODUCT))
