@@ -25,6 +25,8 @@ from typing import Any
 import msgspec
 
 from rankdeck.base.units import format_bytes
+from rankdeck.config.catalog import STRATEGIES
+from rankdeck.config.planning import Planning
 
 FITS, TIGHT, DOES_NOT_FIT, CANNOT = "fits", "tight", "does-not-fit", "cannot"
 VERDICTS = (FITS, TIGHT, DOES_NOT_FIT, CANNOT)
@@ -160,37 +162,66 @@ def _room(device: PlannedDevice) -> int:
 
 class Marks(msgspec.Struct, frozen=True):
     """Places of lines in a list: `cheapest` needs the least of its fullest device, `recommended` is what to
-    take; None where no line has figures, or nothing fits."""
+    take and `reason` says why in a sentence; None where no line has figures, or nothing fits."""
 
     cheapest: int | None
     recommended: int | None
+    reason: str = ""
+
+
+EQUALLY_FAST = 1.1
+"""Predictions whose middles are no further apart than this factor cannot tell which is faster."""
 
 
 def marks(lines: Iterable[PlanLine]) -> Marks:
     """Which of the lines to mark; lines of advice are left out.
 
-    Recommended is the fastest by the prediction among those that fit (else those that are tight). Ranges that
-    overlap the fastest one count as equally fast: then the one that needs the least memory wins.
+    Of those that fit with room the fastest by the prediction, and of equally fast ones the simplest. Where
+    times are not known, the simplest in which all devices work at once. Where memory is tight under all that
+    fit, the one that needs the least.
     """
-    known = [(i, line) for i, line in enumerate(lines) if line.devices and not line.changes]
-    cheapest = min(known, key=lambda item: _need(item[1]), default=None)
-    for verdict in (FITS, TIGHT):
-        possible = [item for item in known if item[1].verdict == verdict]
-        if possible:
-            fastest_s = min(_middle_s(line) for _, line in possible)
-            close = [item for item in possible if _low_s(item[1]) <= fastest_s]
-            best = min(close, key=lambda item: _need(item[1]))
-            return Marks(cheapest and cheapest[0], best[0])
-    return Marks(cheapest and cheapest[0], None)
+    known = [
+        (place, line)
+        for place, line in enumerate(lines)
+        if line.devices and not line.changes and line.strategy in STRATEGIES
+    ]
+    cheapest = min(known, key=lambda item: _need(item[1]))[0] if known else None
+    fits = [item for item in known if item[1].verdict == FITS]
+    tight = [item for item in known if item[1].verdict == TIGHT]
+    if not fits:
+        if not tight:
+            return Marks(cheapest, None)
+        least = min(tight, key=lambda item: _need(item[1]))
+        return Marks(cheapest, least[0], "Memory is tight under all that fit; this one needs the least.")
+    timed = [(place, line, _middle_s(line.step)) for place, line in fits if line.step is not None]
+    if not timed:
+        # One device after another is as slow as one alone.
+        place, line = min(fits, key=lambda item: (_planning(item[1]).in_turn, *_complexity(item[1])))
+        together = " in which all devices work at once" if len(line.devices) > 1 else ""
+        reason = f"It fits with room, step times are not known, and it is the simplest{together}."
+        return Marks(cheapest, place, reason)
+    fastest_s = min(middle_s for _, _, middle_s in timed)
+    close = [(place, line) for place, line, middle_s in timed if middle_s <= EQUALLY_FAST * fastest_s]
+    place, _ = min(close, key=lambda item: _complexity(item[1]))
+    why = "no other is predicted to be faster" if len(close) == 1 else "of the fastest it is the simplest"
+    return Marks(cheapest, place, f"It fits with room, and {why}.")
 
 
 def _need(line: PlanLine) -> int:
     return max(device.total_bytes for device in line.devices)
 
 
-def _low_s(line: PlanLine) -> float:
-    return math.inf if line.step is None else line.step.low_s
+def _planning(line: PlanLine) -> Planning:
+    return STRATEGIES[line.strategy].planning
 
 
-def _middle_s(line: PlanLine) -> float:
-    return math.inf if line.step is None else math.sqrt(line.step.low_s * line.step.high_s)
+def _complexity(line: PlanLine) -> tuple[int, bool, int]:
+    """Options that are set come first; one thread that drives several devices is no simplification."""
+    options = len(STRATEGIES[line.strategy].changed(line.options))
+    drives_several = _planning(line).one_thread and len(line.devices) > 1
+    return options, drives_several, list(STRATEGIES).index(line.strategy)
+
+
+def _middle_s(step: StepTime) -> float:
+    """The geometric mean of a range."""
+    return math.sqrt(step.low_s * step.high_s)
