@@ -40,6 +40,8 @@ class PlannedDevice(msgspec.Struct, kw_only=True):
 
     `active_bytes` is the peak of live tensors; `by_kind` (see events.MEMORY_KINDS) adds up to it.
     `reserved_bytes` is what torch's allocator would hold to serve it, None in a rehearsal, which has none.
+    The allocator keeps what it has reserved while the device has room: `needed_bytes` is what would do of
+    `total_bytes` where that is clearly less, because segments are given back before memory runs out.
     `constants_bytes` are the driver's context and NCCL's buffers, 0 in a rehearsal. `total_bytes` is what the
     verdict compares with `capacity_bytes` less `others_bytes` (what other processes hold now); the capacity
     is None where nobody named one.
@@ -51,6 +53,7 @@ class PlannedDevice(msgspec.Struct, kw_only=True):
     reserved_bytes: int | None = None
     constants_bytes: int = 0
     total_bytes: int
+    needed_bytes: int | None = None
     capacity_bytes: int | None = None
     others_bytes: int = 0
     by_kind: dict[str, int] = {}
@@ -129,7 +132,8 @@ def decode(line: bytes) -> PlanLine:
 
 
 def verdict_of(devices: Sequence[PlannedDevice], host_bytes: int | None = None) -> tuple[str, str | None]:
-    """(verdict, reason) of devices whose bytes are known. Without a capacity a plan fits, as long as the host
+    """(verdict, reason) of devices whose bytes are known: tight where what they need comes close to what they
+    have. Without a capacity a plan fits, as long as the host
     has the bytes of all devices together where they are its own.
     """
     together = sum(device.total_bytes for device in devices)
@@ -141,7 +145,6 @@ def verdict_of(devices: Sequence[PlannedDevice], host_bytes: int | None = None) 
         return FITS, None
     worst = min(limited, key=lambda device: _room(device))
     room, total = _room(worst), worst.total_bytes
-    capacity = (worst.capacity_bytes or 0) - worst.others_bytes
     name = f"device {worst.device}" + (f" ({worst.name})" if worst.name else "")
     others = f" beside {format_bytes(worst.others_bytes)} of other processes" if worst.others_bytes else ""
     if room < 0:
@@ -149,9 +152,17 @@ def verdict_of(devices: Sequence[PlannedDevice], host_bytes: int | None = None) 
             DOES_NOT_FIT,
             f"{name} lacks {format_bytes(-room)}: it would need {format_bytes(total)}{others}.",
         )
-    if total > TIGHT_SHARE * capacity:
+    if any(is_tight(device) for device in limited):
         return TIGHT, f"{name} would have {format_bytes(room)} to spare{others}."
     return FITS, None
+
+
+def is_tight(device: PlannedDevice) -> bool:
+    """Whether what it needs comes close to what the device has, if that is known."""
+    if device.capacity_bytes is None:
+        return False
+    needed_bytes = device.total_bytes if device.needed_bytes is None else device.needed_bytes
+    return needed_bytes > TIGHT_SHARE * (device.capacity_bytes - device.others_bytes)
 
 
 def _room(device: PlannedDevice) -> int:
