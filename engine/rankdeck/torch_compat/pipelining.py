@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterator
 
 from torch import Tensor
+from torch.distributed import P2POp, get_rank
 from torch.distributed.pipelining import PipelineStage, schedules
 
 from rankdeck.torch_compat.places import Private
@@ -27,10 +28,21 @@ PLACES = (
     Private(f"{_STAGE}.backward_weight_one_chunk", _STEPS, takes=("self", "bwd_chunk_id", "last_backward")),
     Private(f"{_STAGE}.get_fwd_send_ops", _STEPS, takes=("self", "fwd_chunk_id")),
     Private(f"{_STAGE}.get_bwd_send_ops", _STEPS, takes=("self", "bwd_chunk_id")),
+    Private(
+        f"{_STAGE}._get_init_p2p_neighbors_ops", "schedules with two stages in a row on a rank stand still"
+    ),
     Private(f"{_SCHEDULES}:get_schedule_class", _STEPS, takes=("schedule_name",)),
     Private(f"{_SCHEDULES}:logger", "failures inside a stage print torch's whole schedule"),
     Private("torch.distributed.pipelining.stage:_RecvInfo", "buffers of pipelines are shown as activations"),
 )
+
+
+def between_ranks(ops: list[P2POp]) -> list[P2POp]:
+    """Of a stage's first messages those to other ranks: gloo waits for ever for one that a rank sends itself.
+
+    torch 2.11 exchanges them under every schedule, newer versions where a stage is none of torch's.
+    """
+    return [op for op in ops if op.group_peer != get_rank(op.group)]
 
 
 def receive_buffers(stage: PipelineStage) -> list[Tensor]:
