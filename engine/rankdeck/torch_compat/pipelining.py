@@ -8,11 +8,14 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
+from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed import P2POp, get_rank
 from torch.distributed.pipelining import PipelineStage, schedules
 
+from rankdeck.torch_compat.fake_tensors import FakeTensor
 from rankdeck.torch_compat.places import Private
 
 _STAGE = "torch.distributed.pipelining:PipelineStage"
@@ -28,21 +31,33 @@ PLACES = (
     Private(f"{_STAGE}.backward_weight_one_chunk", _STEPS, takes=("self", "bwd_chunk_id", "last_backward")),
     Private(f"{_STAGE}.get_fwd_send_ops", _STEPS, takes=("self", "fwd_chunk_id")),
     Private(f"{_STAGE}.get_bwd_send_ops", _STEPS, takes=("self", "bwd_chunk_id")),
-    Private(
-        f"{_STAGE}._get_init_p2p_neighbors_ops", "schedules with two stages in a row on a rank stand still"
-    ),
     Private(f"{_SCHEDULES}:get_schedule_class", _STEPS, takes=("schedule_name",)),
     Private(f"{_SCHEDULES}:logger", "failures inside a stage print torch's whole schedule"),
     Private("torch.distributed.pipelining.stage:_RecvInfo", "buffers of pipelines are shown as activations"),
 )
 
 
-def between_ranks(ops: list[P2POp]) -> list[P2POp]:
-    """Of a stage's first messages those to other ranks: gloo waits for ever for one that a rank sends itself.
+_PLAIN = torch.empty(0, device="meta")
 
-    torch 2.11 exchanges them under every schedule, newer versions where a stage is none of torch's.
-    """
-    return [op for op in ops if op.group_peer != get_rank(op.group)]
+
+class Stage(PipelineStage):
+    """torch's stage, where only some versions have what needs to be otherwise."""
+
+    def _get_init_p2p_neighbors_ops(self) -> list[P2POp]:
+        """A stage's first messages, in 2.11 also to a stage on the same rank: gloo waits for ever for what a
+        rank sends itself.
+        """
+        ops: list[P2POp] = super()._get_init_p2p_neighbors_ops()
+        return [op for op in ops if op.group_peer != get_rank(op.group)]
+
+    def _output_slot_is_releasable(self, output: Any) -> tuple[bool, str]:
+        """Whether what was sent may go, from 2.15 on: it may if it is no subclass, and a plan's fake tensors
+        stand for plain ones.
+        """
+        torchs: Any = super()
+        plain = _PLAIN if isinstance(output, FakeTensor) else output
+        found: tuple[bool, str] = torchs._output_slot_is_releasable(plain)
+        return found
 
 
 def receive_buffers(stage: PipelineStage) -> list[Tensor]:
