@@ -56,6 +56,8 @@ class DataConfig(Table):
     """DataLoader workers per rank."""
     pin_memory: bool = True
     """Page-locked batches, on GPUs."""
+    longest: AtLeastOne | None = None
+    """Length of the longest sample that can come, for plans, where batches are padded to their longest."""
 
 
 class LossConfig(Table):

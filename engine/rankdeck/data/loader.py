@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import signal
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -87,9 +87,14 @@ def build_loader(
 
 def first_batch(dataset: SampleSet, num_samples: int) -> Any:
     """The first samples as one batch, read here; torch's global random state stays as it was."""
-    indices: Indices = list(range(num_samples))
+    return one_batch(dataset, range(num_samples))
+
+
+def one_batch(dataset: SampleSet, samples: Sequence[int]) -> Any:
+    """These samples as one batch, in the same way."""
+    indices: Indices = list(samples)
     if needs_epoch(dataset):
-        indices = [Draw(0, 0, index) for index in range(num_samples)]
+        indices = [Draw(0, 0, index) for index in samples]
     with torch.random.fork_rng(devices=[]):
         return _Reader(dataset)[indices]
 

@@ -18,6 +18,7 @@ from rankdeck.memory.entries import DeviceBytes
 from rankdeck.planner.allocator import reserved_bytes
 from rankdeck.planner.candidates import Candidate, representatives
 from rankdeck.planner.fake_pass import NotFollowedError, PassRequest, PassResult, fake_pass
+from rankdeck.planner.samples import UNIFORM, Samples
 from rankdeck.planner.step_time import step_time
 from rankdeck.planner.targets import Target, TargetDevice
 from rankdeck.planner.work import Work
@@ -70,11 +71,11 @@ def _standing(config: RunConfig, num_devices: int, planned: Mapping[int, RankNee
     return representatives(equal_ranks, config.strategy.options, num_devices, alike)
 
 
-def plan_rank(config: RunConfig, rank: int, target: Target) -> RankNeeds:
+def plan_rank(config: RunConfig, rank: int, target: Target, samples: Samples = UNIFORM) -> RankNeeds:
     """A rank's figures; whatever goes wrong is said in them."""
     try:
         device = target.devices[min(rank, target.num_devices - 1)]
-        request = PassRequest(config, target.num_devices, rank, target.like_cuda, device.rates)
+        request = PassRequest(config, target.num_devices, rank, target.like_cuda, device.rates, samples)
         return _planned_rank(request, target)
     except RankdeckError as error:
         return RankNeeds(reason=" ".join(filter(None, (error.message, error.advice))))
@@ -84,7 +85,7 @@ def plan_rank(config: RunConfig, rank: int, target: Target) -> RankNeeds:
     except Exception as error:
         stand_in = config.strategy_card.planning.stand_in(config.strategy.options)
         if stand_in is not None:
-            return _from_stand_in(stand_in, config, target)
+            return _from_stand_in(stand_in, config, target, samples)
         return RankNeeds(reason=in_words(error))
 
 
@@ -151,11 +152,11 @@ def _device(result: PassResult, place: int, config: RunConfig, target: Target, i
     )
 
 
-def _from_stand_in(strategy: str, config: RunConfig, target: Target) -> RankNeeds:
+def _from_stand_in(strategy: str, config: RunConfig, target: Target, samples: Samples) -> RankNeeds:
     """A rank of ddp as a single device with its share of the batch, and buckets of the gradients' size."""
     share = config.train.global_batch // target.num_devices
     single = Candidate(strategy, changes={"train.global_batch": share}).config(config, target)
-    figures = plan_rank(single, 0, target)
+    figures = plan_rank(single, 0, target, samples)
     for device in figures.devices if not figures.is_bound else ():
         buckets_bytes = device.by_kind.get("parameters", 0)
         device.by_kind["communication"] = device.by_kind.get("communication", 0) + buckets_bytes
@@ -189,6 +190,7 @@ def line_of(
     target: Target,
     planned: Mapping[int, RankNeeds],
     scale: float | None = None,
+    samples: Samples = UNIFORM,
 ) -> PlanLine:
     """The line of a candidate from the figures of its ranks. `scale`: see step_time.py."""
     line = empty_line(candidate, target)
@@ -198,8 +200,10 @@ def line_of(
     if failed is None or failed.is_bound:
         line.devices = _planned_devices(config, target, planned)
         line.verdict, line.reason = verdict_of(line.devices, target.host_bytes)
+        line.is_bound = samples.is_bound
+        line.notes += filter(None, [samples.words])
     if failed is not None:
-        line.is_bound = failed.is_bound
+        line.is_bound = failed.is_bound or samples.is_bound
         too_much = line.verdict == DOES_NOT_FIT
         line.reason = f"{line.reason} {failed.reason}" if too_much else failed.reason
         line.verdict = DOES_NOT_FIT if too_much else CANNOT

@@ -209,13 +209,17 @@ def marks(lines: Iterable[PlanLine]) -> Marks:
         # One device after another is as slow as one alone.
         place, line = min(fits, key=lambda item: (_planning(item[1]).in_turn, *_complexity(item[1])))
         together = " in which all devices work at once" if len(line.devices) > 1 else ""
-        reason = f"It fits with room, step times are not known, and it is the simplest{together}."
+        reason = f"{_it_fits(line)}, step times are not known, and it is the simplest{together}."
         return Marks(cheapest, place, reason)
     fastest_s = min(middle_s for _, _, middle_s in timed)
     close = [(place, line) for place, line, middle_s in timed if middle_s <= EQUALLY_FAST * fastest_s]
-    place, _ = min(close, key=lambda item: _complexity(item[1]))
+    place, line = min(close, key=lambda item: _complexity(item[1]))
     why = "no other is predicted to be faster" if len(close) == 1 else "of the fastest it is the simplest"
-    return Marks(cheapest, place, f"It fits with room, and {why}.")
+    return Marks(cheapest, place, f"{_it_fits(line)}, and {why}.")
+
+
+def _it_fits(line: PlanLine) -> str:
+    return "As far as is known it fits with room" if line.is_bound else "It fits with room"
 
 
 def _need(line: PlanLine) -> int:

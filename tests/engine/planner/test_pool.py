@@ -12,6 +12,7 @@ from rankdeck.config.gpu_models import GpuModel
 from rankdeck.planner.candidates import Candidate, candidates_for
 from rankdeck.planner.figures import RankNeeds, plan_rank
 from rankdeck.planner.pool import plan_lines_of
+from rankdeck.planner.samples import Samples
 from rankdeck.planner.targets import Target, TargetDevice
 from rankdeck.run.plan_lines import PlanLine
 from tests.helpers import eager_gpt
@@ -40,7 +41,7 @@ train = {{ global_batch = 16 }}
 
 
 def test_a_crash_and_a_time_out_are_lines_and_the_others_stand() -> None:
-    def planner(config: RunConfig, rank: int, target: Target) -> RankNeeds:
+    def planner(config: RunConfig, rank: int, target: Target, samples: Samples) -> RankNeeds:
         if config.strategy.use == "dp":
             import os
             import signal
@@ -48,7 +49,7 @@ def test_a_crash_and_a_time_out_are_lines_and_the_others_stand() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         if config.strategy.use == "model":
             time.sleep(60)
-        return plan_rank(config, rank, target)
+        return plan_rank(config, rank, target, samples)
 
     rows = [Candidate("dp"), Candidate("model"), Candidate("single")]
     found = {

@@ -98,6 +98,8 @@ def test_without_step_times_all_devices_work_at_once() -> None:
     strategy, reason = recommended(lines)
     assert strategy == "ddp" and "step times are not known" in reason and "work at once" in reason
     assert recommended(lines[:1])[0] == "single"
+    lines[0].is_bound = True
+    assert recommended(lines[:1])[1].startswith("As far as is known it fits with room")
 
 
 def test_where_memory_is_tight_the_least_is_recommended() -> None:
