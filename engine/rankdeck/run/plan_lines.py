@@ -214,7 +214,11 @@ def marks(lines: Iterable[PlanLine]) -> Marks:
     fastest_s = min(middle_s for _, _, middle_s in timed)
     close = [(place, line) for place, line, middle_s in timed if middle_s <= EQUALLY_FAST * fastest_s]
     place, line = min(close, key=lambda item: _complexity(item[1]))
-    why = "no other is predicted to be faster" if len(close) == 1 else "of the fastest it is the simplest"
+    why = (
+        "no other is predicted to be faster"
+        if len(close) == 1
+        else "it is the simplest of those within 10 % of the fastest"
+    )
     return Marks(cheapest, place, f"{_it_fits(line)}, and {why}.")
 
 

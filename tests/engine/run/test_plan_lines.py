@@ -86,7 +86,10 @@ def test_of_equally_fast_ones_the_simplest_is_recommended() -> None:
     viewed = line("ddp", 11, 11, low_s=0.98, high_s=1.96)
     viewed.options, viewed.label = {"gradient_as_bucket_view": True}, "viewed"
     lines = [line("fsdp", 6, 6, low_s=1, high_s=2), viewed, line("dp", 14, 4), line("ddp", 12, 12)]
-    assert recommended(lines) == ("ddp", "It fits with room, and of the fastest it is the simplest.")
+    assert recommended(lines) == (
+        "ddp",
+        "It fits with room, and it is the simplest of those within 10 % of the fastest.",
+    )
     lines[3].step = StepTime(low_s=1.2, high_s=2.4)  # now it is not among the fastest
     assert recommended(lines)[0] == "fsdp", "one option less than the other, and no thread that drives two"
 
