@@ -1,9 +1,10 @@
-"""Which steps the ledger follows: the first ones, then as many as a budget of the run's time allows.
+"""Which steps the ledger follows: the first ones, those of larger batches, then as many as a budget allows.
 
 Construction through step 3 is always followed, because some storages are made there and nowhere else
 (optimizer state in step 1, DistributedDataParallel's final buckets in step 2). Later samples are paid from
 a budget: what a followed step costs more than a plain one, as measured so far, may not exceed a few
-thousandths of the time that steps have taken.
+thousandths of the time that steps have taken. A step whose batch no followed one covers (batch_shapes.py) is
+followed whatever it costs, and later samples wait for it.
 
 Ranks that wait for each other pay for each other's samples too. No rank asks another: samples are taken at
 multiples of a power of two, so that ranks of about the same pace mostly take the same ones.
@@ -58,8 +59,14 @@ class SamplingBudget:
             return True
         return self._elapsed_s >= self._next_sample_s and step % self._stride == 0
 
-    def record(self, step: int, step_s: float, *, followed: bool) -> None:
-        """Say how long a step took, each step once, in order."""
+    def can_pay(self) -> bool:
+        """Whether a followed step more is paid for by now, as one of a new batch has to be."""
+        extra_s = self.extra_s
+        return extra_s is not None and self.spent_s + extra_s <= self._budget * self._elapsed_s
+
+    def record(self, step: int, step_s: float, *, followed: bool, usual: bool = True) -> None:
+        """Say how long a step took, each step once, in order. A step that is not `usual` was followed for its
+        batch, which takes a time of its own: what following costs is not seen from it."""
         started_s = self._elapsed_s
         self._elapsed_s += step_s
         if not followed:
@@ -73,7 +80,8 @@ class SamplingBudget:
         if step <= self.always_through:
             self._early_s.append(step_s)
             return
-        self._followed_s.append(step_s)
+        if usual:
+            self._followed_s.append(step_s)
         self.spent_s += self.extra_s or 0.0
         self._plan_next(started_s)
 

@@ -209,6 +209,11 @@ class SpanRecorder:
             simulated = self.pace is not None and self.pace.is_holding
             self._sample = _Sample(step, followed, simulated, self._clock.begin_step())
 
+    def slowed_down(self) -> None:
+        """From here on the memory ledger follows the step, which began without it."""
+        if self._sample is not None:
+            self._sample.followed = True
+
     def end_step(self) -> None:
         """The step is over. What was recorded of it is read after the next one."""
         if self.pace is not None:

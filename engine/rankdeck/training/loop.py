@@ -7,7 +7,6 @@ closely in monitor.py, what is written of each of them in reporting.py. Read wor
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -33,8 +32,6 @@ from rankdeck.training.reporting import StepFacts, StepReporter
 from rankdeck.training.saving import Saver
 from rankdeck.training.step import OptimizerStep, Trained
 from rankdeck.training.workload import Workload
-
-_UNFOLLOWED = contextlib.nullcontext()
 
 
 class Trainer:
@@ -66,9 +63,17 @@ class Trainer:
         self._trained = Trained(strategy, optimizer, scaling)
         self._reporter = StepReporter(writer, rank, strategy.device)
         self._monitor = StepMonitor(
-            strategy, optimizer, writer, rank=rank, places=places, sampling=sampling or SamplingBudget()
+            strategy,
+            optimizer,
+            writer,
+            rank=rank,
+            places=places,
+            sampling=sampling or SamplingBudget(),
+            capacity_bytes=workload.config.capacity_bytes,
         )
-        self._optimizer_step = OptimizerStep(workload, self._trained, self._check_loss)
+        self._optimizer_step = OptimizerStep(
+            workload, self._trained, check_loss=self._check_loss, on_batch=self._monitor.see
+        )
 
     @property
     def ledger(self) -> AnyLedger:
@@ -150,7 +155,7 @@ class Trainer:
             now = time.perf_counter()
             facts.step_s, step_ended = now - step_ended, now
             self._check_reported(self._reporter.add(facts))
-            monitor.report(facts, nth, followed=followed, is_last=is_last)
+            monitor.report(facts, nth, is_last=is_last)
             if every and step % every == 0 and not is_last:
                 self._evaluate(evaluator, step, final=False)
                 step_ended = time.perf_counter()
@@ -161,8 +166,9 @@ class Trainer:
         monitor.write_spans(wait=True)
 
     def step(self, step: int, batches: Iterator[Batch], *, followed: bool) -> StepFacts:
-        """One optimizer step over the next global batch; the ledger follows it where asked."""
-        with self._monitor.following(step) if followed else _UNFOLLOWED:
+        """One optimizer step over the next global batch; the ledger follows it if asked, or from a batch on
+        that no followed one covers."""
+        with self._monitor.taking(step, followed=followed):
             return self._optimizer_step.take(step, batches)
 
     def _save_if_due(self, step: int) -> bool:

@@ -2,7 +2,8 @@
 allocator, phases of the devices, bytes sent, how busy threads are.
 
 Most steps cost nothing here: the ledger follows and spans record sampled steps, each within a budget of the
-run's time (memory/sampling.py, profiling/spans.py). Read loop.py before.
+run's time (memory/sampling.py, profiling/spans.py). A batch that no followed one covers makes its step a
+followed one; the capacity that a rehearsal pretends is held against what was followed. Read loop.py before.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ from dataclasses import asdict
 from torch.optim import Optimizer
 
 from rankdeck import events
+from rankdeck.base.errors import Problem
+from rankdeck.base.units import format_bytes
+from rankdeck.memory.batch_shapes import FollowedBatches, shape_of
 from rankdeck.memory.entries import DeviceBytes
 from rankdeck.memory.sampling import SamplingBudget
 from rankdeck.memory.torch_memory import OwnedBytes, read_gpu_bytes, reset_gpu_peaks
+from rankdeck.parallel.nested import tensors_of
 from rankdeck.profiling.spans import ALWAYS_STEPS, SpanBudget
 from rankdeck.rundir import EventWriter
-from rankdeck.strategies.base import Strategy
+from rankdeck.strategies.base import Batch, Strategy
 from rankdeck.training.reporting import BusyMeter, StepFacts
 
 GPU_MEMORY_S = 0.2
@@ -41,6 +46,7 @@ class StepMonitor:
         rank: int,
         places: list[int],
         sampling: SamplingBudget,
+        capacity_bytes: int | None = None,
     ) -> None:
         self._strategy = strategy
         self._writer = writer
@@ -48,6 +54,11 @@ class StepMonitor:
         self._places = places
         self._sampling = sampling
         self._sampling.always_through += strategy.steps_to_fill
+        self._capacity_bytes = capacity_bytes
+        self._batches = FollowedBatches()
+        self._following = contextlib.ExitStack()
+        self._is_followed = False
+        self._for_its_batch = False
         self._spans, self._span_budget = strategy.spans, SpanBudget()
         # Of a rank that is one device its process tells enough, to the sampler.
         has_threads = strategy.setup.is_rehearsal and len(places) > 1
@@ -72,13 +83,35 @@ class StepMonitor:
         self._spans.begin_step(step, record=wanted and (pace is None or pace.is_holding), followed=followed)
 
     @contextlib.contextmanager
-    def following(self, step: int) -> Iterator[None]:
-        """A step that the ledger follows, and its memory as an event."""
-        ledger = self._strategy.ledger
-        with ledger.following():
-            ledger.reset_peaks()
+    def taking(self, step: int, *, followed: bool) -> Iterator[None]:
+        """A step; if the ledger follows it, from its beginning or from a batch on, its memory as an event."""
+        self._is_followed = self._for_its_batch = False
+        with self._following:
+            if followed:
+                self._follow()
             yield
-        self._write_memory(step, events.MEASURED_IN_REHEARSAL, ledger.devices())
+        if self._is_followed:
+            readings = self._strategy.ledger.devices()
+            self._write_memory(step, events.MEASURED_IN_REHEARSAL, readings)
+            self._check_capacity(step, readings)
+
+    def _follow(self) -> None:
+        self._is_followed = True
+        self._following.enter_context(self._strategy.ledger.following())
+        self._strategy.ledger.reset_peaks()
+
+    def see(self, batch: Batch) -> None:
+        """The step's next batch. Parts of the step that went by unfollowed were covered by followed ones."""
+        if not self._strategy.ledger.can_follow:
+            return
+        shape = shape_of(tensors_of(batch))
+        if not self._is_followed and shape not in self._batches:
+            self._for_its_batch = not self._batches.cover(shape)
+            if self._for_its_batch or self._sampling.can_pay():
+                self._follow()
+                self._spans.slowed_down()
+        if self._is_followed:
+            self._batches.add(shape)
 
     def end(self) -> None:
         """The step is over; its spans are known by now or later."""
@@ -86,9 +119,10 @@ class StepMonitor:
         if self._spans.is_waiting:
             self.write_spans(wait=False)
 
-    def report(self, facts: StepFacts, nth: int, *, followed: bool, is_last: bool) -> None:
+    def report(self, facts: StepFacts, nth: int, *, is_last: bool) -> None:
         """What is due after a step that took `facts.step_s`."""
-        self._sampling.record(nth, facts.step_s, followed=followed)
+        followed, usual = self._is_followed, not self._for_its_batch
+        self._sampling.record(nth, facts.step_s, followed=followed, usual=usual)
         if nth >= ALWAYS_STEPS[-1]:
             self._span_budget.add_step(facts.step_s)
         if self._busy is not None and self._busy.due():
@@ -122,6 +156,26 @@ class StepMonitor:
             for place, reading in zip(self._places, readings, strict=True)
         ]
         self._writer.write(events.Memory(rank=self._rank, step=step, source=source, devices=devices))
+
+    def _check_capacity(self, step: int, readings: list[DeviceBytes]) -> None:
+        """Tell once that a device held more than the rehearsal pretends it to have."""
+        capacity_bytes = self._capacity_bytes
+        if capacity_bytes is None:
+            return
+        fullest = max(readings, key=lambda reading: reading.peak_bytes)
+        if fullest.peak_bytes <= capacity_bytes:
+            return
+        self._capacity_bytes = None
+        place = self._places[readings.index(fullest)]
+        problem = Problem(
+            "over-capacity",
+            f"Virtual device {place} held {format_bytes(fullest.peak_bytes)} in step {step}, and "
+            f"rehearsal.capacity is {format_bytes(capacity_bytes)}.",
+            advice="A GPU of that size would have run out of memory. See what fits with: rankdeck plan",
+            severity="warning",
+            path="rehearsal.capacity",
+        )
+        self._writer.write(events.ProblemRaised(problem=problem))
 
     def _write_facts(self, step: int) -> None:
         """What the strategy sends, and how its pipeline runs."""

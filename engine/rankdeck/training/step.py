@@ -36,10 +36,15 @@ class Trained:
 
 class OptimizerStep:
     """Takes the steps of a run. `check_loss(step, sum)` raises for a loss that is no number, before weights
-    are touched; a GPU's is not known by then."""
+    are touched; a GPU's is not known by then. `on_batch` is told of each batch before it is used."""
 
     def __init__(
-        self, workload: Workload, trained: Trained, check_loss: Callable[[int, float], None]
+        self,
+        workload: Workload,
+        trained: Trained,
+        *,
+        check_loss: Callable[[int, float], None],
+        on_batch: Callable[[Batch], None],
     ) -> None:
         self.last_inputs: Any = None
         """What the model saw last."""
@@ -47,7 +52,7 @@ class OptimizerStep:
         self._schedule = workload.schedule
         self._counts_vary = workload.counts_vary
         self._strategy, self._optimizer, self._scaling = trained.strategy, trained.optimizer, trained.scaling
-        self._check_loss = check_loss
+        self._check_loss, self._on_batch = check_loss, on_batch
         self._base_rates: list[float] = [group["lr"] for group in trained.optimizer.param_groups]
         self._num_slices = self._train.accumulate * trained.strategy.data_shard()[1]
         self._steps_before = 0
@@ -95,6 +100,7 @@ class OptimizerStep:
             else:
                 batch = next(batches)
         self.last_inputs = batch[0]
+        self._on_batch(batch)
         return batch
 
     def scale(self, batch: Batch) -> float:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import torch
 
+from rankdeck.memory.batch_shapes import FollowedBatches, shape_of
 from rankdeck.memory.sampling import SamplingBudget
 
 
@@ -64,6 +66,30 @@ def test_ranks_of_about_the_same_pace_mostly_take_the_same_samples() -> None:
 def test_always_follows_every_step() -> None:
     followed, _ = _run(SamplingBudget(always=True), 20, 0.001, 0.1)
     assert followed == list(range(1, 21))
+
+
+def test_a_batch_is_covered_by_one_that_is_as_large_in_every_dimension() -> None:
+    followed = FollowedBatches()
+    for sizes in ((8, 30), (4, 50), (2, 20)):
+        followed.add(shape_of([torch.empty(sizes)]))
+    covered = {
+        sizes: followed.cover(shape_of([torch.empty(sizes)])) for sizes in [(8, 30), (4, 40), (5, 40), (9, 1)]
+    }
+    assert covered == {(8, 30): True, (4, 40): True, (5, 40): False, (9, 1): False}
+    assert shape_of([torch.empty(4, 50)]) in followed and shape_of([torch.empty(4, 40)]) not in followed
+    for others in ([torch.empty(1, 1).long()], [torch.empty(1, 1), torch.empty(1)], [torch.empty(1)]):
+        assert not followed.cover(shape_of(others))
+
+
+def test_a_covered_batch_that_is_new_is_followed_once_it_is_paid_for() -> None:
+    budget = SamplingBudget()
+    assert not budget.can_pay()
+    for step in range(1, 2000):
+        budget.record(step, 0.02 if step <= 3 else 0.01, followed=step <= 3)
+        # Three early steps and the new one have cost 0.04 s.
+        assert budget.can_pay() == (step >= 1331)
+    budget.record(2000, 9.0, followed=True, usual=False)
+    assert budget.extra_s == pytest.approx(0.01), "a long step tells nothing of what following costs"
 
 
 def test_a_slow_first_step_is_not_charged_to_the_ledger() -> None:

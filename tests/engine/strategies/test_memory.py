@@ -127,6 +127,61 @@ def test_a_late_sample_equals_an_always_on_ledger(tmp_path: Path, strategy: str)
     assert last.devices == same.devices
 
 
+PADDED = """
+import torch
+
+class Padded:
+    \"\"\"48 samples, padded to the longest of a batch; the long one is in the second part of step 6.\"\"\"
+    def __len__(self): return 48
+    def read_batch(self, indices):
+        tokens = torch.ones(len(indices), 256 if 7 in indices else 8, dtype=torch.long)
+        return tokens, tokens
+    def __getitem__(self, index): return tuple(part[0] for part in self.read_batch([index]))
+
+def data(): return Padded(), None
+"""
+
+
+def test_a_longer_batch_than_all_that_were_followed_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "padded.py").write_text(PADDED)
+    told = {}
+    for name in ("sampled", "always"):
+        folder = tmp_path / name
+        config = from_text(
+            """
+            model.use = "gpt"
+            model.args = { layers = 1, heads = 2, width = 32, context = 256, vocabulary = 64 }
+            data.use = "padded.py:data"
+            devices.use = "cpu:1"
+            rehearsal.capacity = "1MiB"
+            train = { steps = 12, global_batch = 4, accumulate = 2, evaluate_every = 0 }
+            """,
+            folder=tmp_path,
+        )
+        run(
+            assemble(
+                workloads.load(config),
+                rank=0,
+                world_size=1,
+                devices=[torch.device("cpu")],
+                places=[0],
+                writer=EventWriter(folder / "rank-0.0.jsonl"),
+                sampling=SamplingBudget(budget=0.0, always=name == "always"),
+            )
+        )
+        told[name] = {event.step: event.devices[0].peak_bytes for event in memory_of(folder)}
+        (raised,) = (
+            event.problem
+            for event in events.decode_lines((folder / "rank-0.0.jsonl").read_bytes())
+            if isinstance(event, events.ProblemRaised)
+        )
+        assert raised.code == "over-capacity" and "step 6" in raised.message
+    assert list(told["sampled"]) == [1, 2, 3, 6]
+    # The sums of the part before are three numbers that nobody followed.
+    assert told["sampled"][6] == pytest.approx(told["always"][6], abs=24)
+    assert told["always"][6] > 3 * told["always"][5]
+
+
 class _OnlyLate(SamplingBudget):
     """Steps 1 to 3, then only step 12."""
 
