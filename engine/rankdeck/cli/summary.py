@@ -22,6 +22,7 @@ from rankdeck.cli.words import KIND_LABELS, UNKNOWN, empty_table, kinds_in_words
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.events import MEMORY_KINDS
 from rankdeck.run.anatomy import SIMULATED_TIME
+from rankdeck.run.devices import highest_of
 
 _STYLES = {
     "completed": "green",
@@ -43,6 +44,7 @@ def print_summary(facts: Mapping[str, Any], *, num_shown: int) -> None:
             kinds = kinds_in_words(device["peak_by_kind"] or {})
             peak = f"peak {format_bytes(device['peak_bytes'])}" + (f" ({kinds})" if kinds else "")
             pairs.append((f"device {device['device']}", peak))
+    pairs.extend(_known_words(facts))
     if facts["imbalance"]:
         pairs.append(("imbalance", _imbalance_words(facts["imbalance"])))
     pairs.append(("run", facts["path"]))
@@ -63,6 +65,7 @@ def print_report(facts: Mapping[str, Any]) -> None:
         pairs.append(("sent per step", f"{facts['comm']['algorithm']}: {sent}"))
         pairs.extend(_sync_words(facts["comm"]))
     pairs.extend(_pipeline_words(facts))
+    pairs.extend(_known_words(facts))
     pairs.extend(_anatomy_words(facts["anatomy"]))
     pairs.append(("run", facts["path"]))
     if facts["weights"]:
@@ -130,6 +133,20 @@ def _imbalance_words(imbalance: Mapping[str, Any]) -> str:
     excess = format_bytes(imbalance["excess_bytes"])
     words = f"device {imbalance['device']} +{excess} against the median of the others"
     return words + (f" ({ratio:.2f}x)" if ratio is not None else "")
+
+
+def _known_words(facts: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """Which steps a rehearsal's peaks are of, and whether they stay within the capacity that it pretends."""
+    sampled = [device["sampled_steps"] for device in facts["devices"] if device["sampled_steps"]]
+    if not sampled:
+        return
+    known = highest_of(min(sampled), facts["steps_measured"])
+    yield "peaks are", known
+    capacity = {device["total_bytes"] for device in facts["devices"]} - {None}
+    if capacity:
+        over = [f"{d['device']}" for d in facts["devices"] if (d["peak_bytes"] or 0) > d["total_bytes"]]
+        held = f"exceeded on device {', '.join(over)}" if over else f"not exceeded, {known}"
+        yield "capacity", f"{format_bytes(max(capacity))}, {held}"
 
 
 def _sync_words(comm: Mapping[str, Any]) -> Iterable[tuple[str, str]]:

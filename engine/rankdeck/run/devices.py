@@ -15,6 +15,13 @@ HISTORIES = ("peak_history", "used_history", "utilisation_history")
 _MOST_PEAKS = 4096
 
 
+def highest_of(num_sampled: int, num_steps: int) -> str:
+    """Of which steps a peak that the ledger measured is the highest; steps may be told later than their
+    memory."""
+    num_steps = max(num_sampled, num_steps)
+    return f"highest of {'all' if num_sampled == num_steps else f'{num_sampled} of'} {num_steps} steps"
+
+
 def _history(*, keyed: bool = False) -> Series:
     return Series(32_768, 4_096, keyed=keyed)
 
@@ -76,7 +83,8 @@ class AttemptDevice:
 class DeviceFigures:
     """What is known of one device of the run.
 
-    `memory` is that of the newest sampled step (`memory_step`), `largest` that of the largest peak. The
+    `memory` is that of the newest sampled step (`memory_step`), `largest` that of the largest peak, and
+    `num_sampled` how many steps the ledger followed (0 for a GPU, whose peaks are of all steps). The
     histories are over seconds since the start of the run.
     """
 
@@ -86,6 +94,7 @@ class DeviceFigures:
     memory: events.DeviceMemory | None = None
     memory_step: int | None = None
     largest: events.DeviceMemory | None = None
+    num_sampled: int = 0
     used_bytes: int | None = None
     used_peak_bytes: int | None = None
     utilisation: float | None = None
@@ -103,6 +112,8 @@ class DeviceFigures:
             self.memory, self.memory_step, self.source = told.memory, told.memory_step, told.source
         if told.peaks and (self.largest is None or told.peaks[-1][1].peak_bytes > self.largest.peak_bytes):
             self.largest = told.peaks[-1][1]
+        if told.source == events.MEASURED_IN_REHEARSAL:
+            self.num_sampled += len(told.peak_history)
         for name, value in told.now.items():
             setattr(self, name, value)
         if told.used_peak_bytes is not None:

@@ -189,10 +189,6 @@ class Fold:
         return self._num_refused + sum(one.joiner.num_refused for one in self.attempts.values())
 
     @property
-    def dropped_lines(self) -> int:
-        return sum(event.lines for event in self.dropped)
-
-    @property
     def problems(self) -> list[Problem]:
         """In the order of the run; what earlier attempts ended with is no longer the run's end."""
         latest = self._latest.number
@@ -232,6 +228,11 @@ class Fold:
     def step(self) -> int | None:
         """The last complete step."""
         return None if self.last is None else self.last.step
+
+    @property
+    def num_steps_measured(self) -> int:
+        """How many steps `devices` speak of."""
+        return sum(len(one.table) for one in self._measured)
 
     @property
     def last(self) -> Row | None:

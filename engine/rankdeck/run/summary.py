@@ -58,6 +58,7 @@ def summarise(run: RunDir, fold: Fold | None = None, *, attempt: int | None = No
             {**msgspec.structs.asdict(problem), "last_lines": list(problem.last_lines)}
             for problem in problems_of(run, fold, outcome)
         ],
+        "steps_measured": fold.num_steps_measured,
         "steps_planned": planned,
         "source": fold.source,
         "started": first.started if first else run.environment().get("started"),
@@ -140,6 +141,7 @@ def _device(figures: DeviceFigures, predicted: Mapping[int, int]) -> dict[str, A
         **{key: getattr(figures, key) for key in of_run},
         "peak_bytes": figures.peak_bytes,
         "peak_by_kind": figures.peak_by_kind,
+        "sampled_steps": figures.num_sampled or None,
         "breakdown": figures.breakdown,
         "predicted_peak_bytes": predicted.get(figures.device),
     }

@@ -122,7 +122,7 @@ def test_the_prediction_stands_beside_what_is_measured(
     qtbot.waitUntil(lambda: page.run.outcome == "completed")
     assert (
         run_figures.bars_subtitle(page.run, run_figures.bars(page.run))
-        == "peak of the run, MiB; predicted 300.0 MiB (+4.9 %)"
+        == "highest of 1 of 40 steps, MiB; predicted 300.0 MiB (+4.9 %)"
     )
 
 

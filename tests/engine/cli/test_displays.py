@@ -107,10 +107,30 @@ def test_show_names_kinds_devices_and_the_source(written: WrittenRun) -> None:
     assert "memory at each device's peak, measured in rehearsal" in out
     assert "device 0 +8.0 MiB against the median of the others (9.00x)" in out
     assert "sent per step  scatter: 3.0 MiB" in out
+    assert "highest of 1 of 10 steps" in out and "capacity" not in out
     table = {line.split("  ")[0]: line.split() for line in out.splitlines() if line}
     assert table["gathered"][1:3] == ["8.0", "MiB"]
     assert table["peak"] == ["peak", "9.0", "MiB", "1.0", "MiB"]
     assert json.loads(spoken("show", "last", "--json")[0])["run"] == written.dir.name
+
+
+@pytest.mark.parametrize(
+    ("steps", "capacity_mib", "words"),
+    [
+        ((1, 2, 3), 10, "10.0 MiB, not exceeded, highest of all 3 steps"),
+        ((1, 2), 8, "8.0 MiB, exceeded on device 0"),
+    ],
+)
+def test_a_capacity_is_held_against_what_is_known(
+    tmp_path: Path, steps: tuple[int, ...], capacity_mib: int, words: str
+) -> None:
+    run = WrittenRun(tmp_path / "rankdeck-runs")
+    run.begin(1, device_infos(2, total_bytes=capacity_mib * MIB), steps=3)
+    run.steps(0, 1, [1.0] * 3)
+    for step in steps:
+        run.memory(0, step, {0: {"gathered": 9 * MIB}, 1: {"parameters": MIB}})
+    out, _ = spoken("watch", ended(run).dir.name)
+    assert ["capacity", words] in [line.split(maxsplit=1) for line in out.splitlines()]
 
 
 def test_show_tells_what_it_can_of_a_run_that_never_started(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from rankdeck.base.units import format_bytes, format_count, format_duration
 from rankdeck.run.anatomy import SIMULATED_TIME
-from rankdeck.run.devices import DeviceFigures
+from rankdeck.run.devices import DeviceFigures, highest_of
 from rankdeck.run.imbalance import lead_of
 from rankdeck.run.problems import failed_problem, lost_problem
 from rankdeck_app.state.live_run import LiveRun
@@ -100,7 +100,8 @@ def bars_subtitle(run: LiveRun, figure: BarsFigure) -> str:
     elif run.outcome in (None, "running"):
         when = f"peak of step {format_count(max(device.memory_step or 0 for device in run.devices))}"
     else:
-        when = "peak of the run"
+        sampled = [device.num_sampled for device in run.devices if device.num_sampled]
+        when = highest_of(min(sampled), run.fold.num_steps_measured) if sampled else "peak of the run"
     return f"{when}, {unit}{of}{_beside(figure)}"
 
 
