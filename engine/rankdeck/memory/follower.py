@@ -1,8 +1,9 @@
 """How operations reach the ledger: a TorchDispatchMode that sees each one below autograd, per thread.
 
-Views and in-place operations make no storage; everything else enters what it returns. What an operation
-does is read from its schema once and kept. This is the hot path of a followed step: a few microseconds per
-operation. Read storages.py and scopes.py first.
+Views and in-place operations make no storage, but for those on sparse tensors, which may get other indices
+and values; everything else enters what it returns. What an operation does is read from its schema once and
+kept. This is the hot path of a followed step: a few microseconds per operation. Read storages.py and
+scopes.py first.
 
 Source: torch.utils._python_dispatch.TorchDispatchMode.
 """
@@ -28,6 +29,7 @@ from rankdeck.torch_compat.dispatch import (
     effect_of,
     in_backward,
     is_wrapper,
+    parts_of,
     storage_key,
     tree_leaves,
     wraps_others,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 _ACTIVATIONS = kind_index("activations")
 _TEMPORARY = kind_index("temporary")
 _NOWHERE = -1
+_STRIDED = torch.strided
 
 
 class Follower(DispatchMode):
@@ -64,13 +67,20 @@ class Follower(DispatchMode):
         if effect is None:
             effect = effect_of(func)
         state = self._state
-        if effect == VIEWS or state.paused:
+        if state.paused:
             return func(*args, **kwargs) if kwargs else func(*args)
+        if effect == VIEWS:
+            out = func(*args, **kwargs) if kwargs else func(*args)
+            if isinstance(out, Tensor) and out.layout is not _STRIDED:
+                self._enter(out, state.device)
+            return out
         device = state.device
         if self._has_many_devices and not state.crossing and effect != PER_ITEM:
             device = self._device_of(func, args, kwargs)
         out = func(*args, **kwargs) if kwargs else func(*args)
         if effect == WRITES:
+            if isinstance(out, Tensor) and out.layout is not _STRIDED:
+                self._enter(out, device)
             return out
         if effect == RESIZES:
             self._refresh(args, kwargs)
@@ -87,10 +97,11 @@ class Follower(DispatchMode):
     def _enter(self, tensor: Tensor, device: int) -> None:
         if is_wrapper(type(tensor)):
             return  # what it holds was entered where it was made; its own storage has a size and no memory
-        try:
-            storage = tensor.untyped_storage()
-        except NotImplementedError:
-            return  # sparse tensors have no storage of their own
+        if tensor.layout is not _STRIDED:
+            for part in parts_of(tensor):
+                self._enter(part, device)
+            return
+        storage = tensor.untyped_storage()
         if storage_key(storage) in self._live or tensor.is_meta:
             return
         kind = self._state.kind
@@ -145,15 +156,15 @@ class Follower(DispatchMode):
     def _entry_of(self, tensor: Any) -> StorageEntry | None:
         if not isinstance(tensor, Tensor):
             return None
-        try:
+        if tensor.layout is _STRIDED:
             return self._live.get(storage_key(tensor.untyped_storage()))
-        except NotImplementedError:
-            return None
+        return next(filter(None, map(self._entry_of, parts_of(tensor))), None)
 
     def _refresh(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         for tensor in tree_leaves((args, kwargs)):
             if self._entry_of(tensor) is not None:
-                self._storages.resized(tensor.untyped_storage())
+                for part in parts_of(tensor):
+                    self._storages.resized(part.untyped_storage())
 
 
 def _mix_error(func: OpOverload, first: int, second: int) -> DeviceMixError:

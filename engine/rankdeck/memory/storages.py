@@ -7,13 +7,13 @@ later, also in a peak that saw it. Read entries.py before, follower.py next.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
 
 from rankdeck.memory.entries import Account, DeviceBytes, StorageEntry, kind_index
-from rankdeck.torch_compat.dispatch import storage_key
+from rankdeck.torch_compat.dispatch import parts_of, storage_key
 from rankdeck.torch_compat.dtensors import local_part
 
 if TYPE_CHECKING:
@@ -44,17 +44,16 @@ class Storages:
 
     def device_of(self, tensor: Tensor) -> int | None:
         """The virtual device of a tensor, None when the ledger does not know it."""
-        entry = self.live.get(storage_key(local_part(tensor).untyped_storage()))
-        return None if entry is None else entry.device
+        for part in parts_of(local_part(tensor)):
+            entry = self.live.get(storage_key(part.untyped_storage()))
+            if entry is not None:
+                return entry.device
+        return None
 
     def adopt(self, tensors: Iterable[Tensor], device: int, kind: str) -> None:
         """Enter tensors on `device` as `kind`. Those already there keep their device and become `kind`."""
         index = kind_index(kind)
-        for tensor in tensors:
-            tensor = local_part(tensor)
-            if tensor.layout is not torch.strided or tensor.is_meta:
-                continue
-            storage = tensor.untyped_storage()
+        for storage in _storages_of(tensors):
             if storage_key(storage) in self.live:
                 self._rename(storage, index)
             else:
@@ -63,10 +62,8 @@ class Storages:
     def relabel(self, tensors: Iterable[Tensor], kind: str) -> None:
         """Name the storages of `tensors` as `kind`, also in a peak that saw them. Skips unknown ones."""
         index = kind_index(kind)
-        for tensor in tensors:
-            tensor = local_part(tensor)
-            if tensor.layout is torch.strided:
-                self._rename(tensor.untyped_storage(), index)
+        for storage in _storages_of(tensors):
+            self._rename(storage, index)
 
     def add(self, storage: torch.UntypedStorage, device: int, kind: int) -> None:
         """Enter a storage, unless it is there already."""
@@ -142,3 +139,9 @@ class Storages:
             self.peak_bytes = self.live_bytes
             for account in self._accounts:
                 account.reset_peak(self._changes)
+
+
+def _storages_of(tensors: Iterable[Tensor]) -> Iterator[torch.UntypedStorage]:
+    for tensor in tensors:
+        for part in parts_of(local_part(tensor)):
+            yield part.untyped_storage()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rankdeck.events import MEMORY_KINDS
 from rankdeck.memory.entries import DeviceBytes
-from rankdeck.torch_compat.dispatch import storage_key
+from rankdeck.torch_compat.dispatch import parts_of, storage_key
 from rankdeck.torch_compat.dtensors import local_part
 
 FIRST_READINGS = 3
@@ -102,10 +102,9 @@ def with_rest(known: dict[str, int], total_bytes: int) -> dict[str, int]:
 def _num_bytes(values: Iterable[Any], device: torch.device, seen: set[int]) -> int:
     """Bytes of the tensors among the values."""
     total_bytes = 0
-    for tensor in [local_part(value) for value in values if isinstance(value, Tensor)]:
-        if tensor.device != device or tensor.layout is not torch.strided:
-            continue
-        storage = tensor.untyped_storage()
+    tensors = [local_part(value) for value in values if isinstance(value, Tensor)]
+    for part in [part for tensor in tensors if tensor.device == device for part in parts_of(tensor)]:
+        storage = part.untyped_storage()
         if storage_key(storage) not in seen:
             seen.add(storage_key(storage))
             total_bytes += storage.nbytes()

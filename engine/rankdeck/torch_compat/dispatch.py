@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import TreeSpec as TreeSpec
 from torch.utils._pytree import tree_flatten as tree_flatten
@@ -39,6 +40,11 @@ PLACES = (
     Private("torch.utils._pytree:tree_unflatten", "dp cannot cut batches", takes=("leaves", "treespec")),
     Private("torch.utils._pytree:TreeSpec.num_leaves", "dp cannot gather what replicas return"),
     Private("torch.utils._pytree:tree_map", "models cannot be cut into stages", takes=("func", "tree")),
+    Private(
+        "the _indices and _values of a sparse tensor",
+        _LEDGER,
+        look=lambda: [getattr(torch.eye(1).to_sparse(), name) for name in ("_indices", "_values", "_nnz")],
+    ),
     Private("torch._C:_current_graph_task_id", _LEDGER),
     Private("torch._C:_disabled_torch_dispatch_impl", _LEDGER),
     Private("the _cdata of a storage", _LEDGER, look=lambda: torch.empty(1).untyped_storage()._cdata),
@@ -59,6 +65,23 @@ class DispatchMode(TorchDispatchMode):
 
 storage_key: Callable[[torch.UntypedStorage], int] = operator.attrgetter("_cdata")
 """The address of a storage's own record: equal where tensors share a storage, also without memory."""
+
+
+def parts_of(tensor: Tensor) -> tuple[Tensor, ...]:
+    """The tensors that have the storages: of a sparse one its indices and values, of any other itself. None
+    of what has no memory, or memory that torch does not show (MKL-DNN's)."""
+    if tensor.is_meta:
+        return ()
+    match tensor.layout:
+        case torch.strided:
+            return (tensor,)
+        case torch.sparse_coo:
+            return tensor._indices(), tensor._values()
+        case torch.sparse_csr | torch.sparse_bsr:
+            return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+        case torch.sparse_csc | torch.sparse_bsc:
+            return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return ()
 
 
 def without_modes() -> AbstractContextManager[Any]:

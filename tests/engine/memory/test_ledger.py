@@ -291,15 +291,64 @@ def test_operations_that_resize_what_they_are_given_are_followed() -> None:
     assert ledger.live_bytes == 400
 
 
-def test_sparse_and_meta_tensors_are_left_out() -> None:
+def _coo(length: int = 100) -> Tensor:
+    """2 x 8 bytes of indices and 4 of values for each number."""
+    return torch.sparse_coo_tensor(torch.arange(length).repeat(2, 1), torch.ones(length), (length, length))
+
+
+SPARSE: dict[str, tuple[int, Callable[[], Tensor]]] = {
+    "made": (2000, _coo),
+    "coalesced": (2000, lambda: _coo().coalesce()),
+    "computed": (2000, lambda: _coo() * 2),
+    "added in place": (4000, lambda: _coo().add_(_coo())),
+    "csr": (808 + 1600 + 400, lambda: torch.eye(100).to_sparse_csr()),
+    "csc": (808 + 1600 + 400, lambda: torch.eye(100).to_sparse_csc()),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("name", SPARSE)
+def test_indices_and_values_of_sparse_tensors_are_counted(name: str) -> None:
+    num_bytes, make = SPARSE[name]
     ledger = Ledger(2)
+    with ledger.following(), ledger.on(1):
+        kept = make()
+    assert [device.live_bytes for device in ledger.devices()] == [0, num_bytes]
+    assert ledger.device_of(kept) == 1
+    del kept
+    assert ledger.live_bytes == 0
+
+
+def test_sparse_gradients_are_gradients_and_the_peak_is_the_allocators(tmp_path: Path) -> None:
+    ledger = Ledger(1)
+    tokens = torch.randint(0, 4000, (16, 64))
     with ledger.following():
-        table = nn.Embedding(10, 4, sparse=True)
-        table(torch.tensor([1, 2])).sum().backward()
+        model = nn.Sequential(nn.Embedding(4000, 32, sparse=True), nn.Linear(32, 8))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        ledger.watch(model, optimizer)
+
+    def step() -> None:
+        ledger.reset_peaks()
+        with ledger.following():
+            optimizer.zero_grad()
+            model(tokens).square().sum().backward()
+            optimizer.step()
+
+    before_bytes = ledger.live_bytes
+    truth_bytes = before_bytes + tiny.allocator_rise_bytes(step, tmp_path)
+    assert ledger.peak_bytes == pytest.approx(truth_bytes, rel=0.01)
+    gradient = model[0].weight.grad
+    assert gradient is not None and gradient.is_sparse
+    linear_bytes = sum(p.numel() * 4 for p in model[1].parameters())
+    held_bytes = tokens.numel() * (8 + 32 * 4) + linear_bytes
+    assert ledger.devices()[0].live_by_kind["gradients"] == held_bytes
+
+
+def test_tensors_without_memory_are_left_out() -> None:
+    ledger = Ledger(1)
+    with ledger.following():
         shape_only = torch.empty(1000, device="meta") + 1
-    assert table.weight.grad is not None and table.weight.grad.is_sparse
-    assert ledger.live_bytes < 1000
-    assert shape_only.numel() == 1000
+    assert ledger.live_bytes == 0 and shape_only.numel() == 1000
 
 
 def test_host_memory_can_be_left_out() -> None:
