@@ -42,6 +42,8 @@ _ACTIVATIONS = kind_index("activations")
 _TEMPORARY = kind_index("temporary")
 _NOWHERE = -1
 _STRIDED = torch.strided
+_LAID_OVER = "set_.source_Storage_storage_offset"
+"""What copies of objects and files are made with: the storage was filled unseen."""
 
 
 class Follower(DispatchMode):
@@ -84,6 +86,8 @@ class Follower(DispatchMode):
             return out
         if effect == RESIZES:
             self._refresh(args, kwargs)
+            if func.__name__ == _LAID_OVER:
+                self._enter(args[0], device)
             return out
         if isinstance(out, Tensor):
             self._enter(out, device)

@@ -13,11 +13,12 @@ scan finds them, and stay known because construction and the first steps were fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from rankdeck.memory.entries import kind_index
 from rankdeck.memory.follower import Follower
@@ -42,7 +43,7 @@ class Ledger(Storages):
         self._threads = Threads()
         self._num_following = 0
         self._watched: list[Watched] = []
-        self._patches = Patches(self.resized, self.paused, self.phase)
+        self._patches = Patches(self.resized, self.paused, self.phase, self._to_host)
 
     @property
     def is_following(self) -> bool:
@@ -95,6 +96,18 @@ class Ledger(Storages):
             yield
         finally:
             state.paused -= 1
+
+    def _to_host(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Copy a tensor to the host, which is not counted; what is returned copies it back to its device."""
+        device = self.device_of(tensor)
+        with self.paused():
+            kept = tensor.detach().clone()
+
+        def back() -> Tensor:
+            with self.crossing(self._threads.state.device if device is None else device):
+                return kept.clone()
+
+        return back
 
     def watch(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Know these owners: their parameters, gradients, buffers and optimizer state are added and named

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rankdeck.torch_compat.places import Private
 from rankdeck.torch_compat.replaced import Replaced
@@ -39,14 +40,18 @@ class Patches(Replaced):
         resized: Callable[[torch.UntypedStorage], None],
         paused: Callable[[], AbstractContextManager[None]],
         phase: Callable[[str], AbstractContextManager[None]],
+        to_host: Callable[[Tensor], Callable[[], Tensor]],
     ) -> None:
         super().__init__()
         self._resized = resized
         self._paused = paused
         self._phase = phase
+        self._to_host = to_host
 
     def put_on(self) -> None:
         self._follow_resize()
+        self._show_buffers()
+        self._keep_saved_on_host()
         self._pause_sharding_propagation()
         self._name_what_fsdp_moves()
 
@@ -61,6 +66,22 @@ class Patches(Replaced):
             return out
 
         self.put(torch.UntypedStorage, "resize_", followed_resize)
+
+    def _show_buffers(self) -> None:
+        """A tensor over a person's buffer is made by no operation."""
+        frombuffer = torch.frombuffer
+
+        def shown(*args: Any, **kwargs: Any) -> Tensor:
+            made: Tensor = frombuffer(*args, **kwargs)
+            torch.ops.aten.lift_fresh(made.detach())
+            return made
+
+        self.put(torch, "frombuffer", shown)
+
+    def _keep_saved_on_host(self) -> None:
+        """save_on_cpu, where the device is a CPU too, saves the tensors themselves, or copies beside them."""
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._to_host, lambda bring_back: bring_back())
+        self.put(torch.autograd.graph.save_on_cpu, "__enter__", lambda _: hooks.__enter__())
 
     def _pause_sharding_propagation(self) -> None:
         """DTensor works out shardings on tensors of the global shape, which hold no memory."""

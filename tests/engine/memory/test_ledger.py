@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -342,6 +343,27 @@ def test_sparse_gradients_are_gradients_and_the_peak_is_the_allocators(tmp_path:
     linear_bytes = sum(p.numel() * 4 for p in model[1].parameters())
     held_bytes = tokens.numel() * (8 + 32 * 4) + linear_bytes
     assert ledger.devices()[0].live_by_kind["gradients"] == held_bytes
+
+
+def test_copies_files_and_buffers_are_counted(tmp_path: Path) -> None:
+    source, file = torch.ones(100), tmp_path / "tensor.pt"
+    torch.save(source, file)
+    makers: dict[str, Callable[[], Tensor]] = {
+        "deepcopy": lambda: copy.deepcopy(source),
+        "load": lambda: torch.load(file),
+        "mapped": lambda: torch.load(file, mmap=True),
+        "frombuffer": lambda: torch.frombuffer(bytearray(400), dtype=torch.float32),
+    }
+    for name, make in makers.items():
+        ledger = Ledger(2)
+        with ledger.following(), ledger.on(1):
+            kept = make()
+        assert (name, ledger.device_of(kept), ledger.live_bytes) == (name, 1, 400)
+        with ledger.following(), ledger.paused():
+            others = make()
+        assert ledger.live_bytes == 400
+        del kept, others
+        assert ledger.live_bytes == 0
 
 
 def test_tensors_without_memory_are_left_out() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
@@ -75,3 +76,22 @@ def test_what_fsdp_gathers_and_scatters_is_communication() -> None:
         for name, move in moves.items():
             setattr(FSDPParamGroup, name, move)
     assert ledger.devices()[0].live_by_kind["communication"] == 3 * 40
+
+
+@pytest.mark.parametrize("pin_memory", [False, True])
+def test_what_is_saved_on_the_host_is_not_on_the_device(pin_memory: bool) -> None:
+    ledger = Ledger(2)
+    held_bytes = []
+    with ledger.following(), ledger.on(1):
+        x = torch.linspace(0, 1, 1000, requires_grad=True)
+        with torch.autograd.graph.save_on_cpu(pin_memory=pin_memory):
+            y = (x * 2).sin()
+        held_bytes.append(ledger.live_bytes)
+        with ledger.on(0):
+            y.backward(torch.ones_like(y))
+        del y
+        held_bytes.append(ledger.live_bytes)
+    # x and y; then x and its gradient. What the sine needs comes back to the device that it left.
+    assert held_bytes == [8000, 8000]
+    assert ledger.devices()[0].peak_bytes == 0 and ledger.device_of(x) == 1
+    assert x.grad is not None and torch.allclose(x.grad, 2 * torch.cos(2 * x.detach()))
