@@ -13,8 +13,9 @@ scan finds them, and stay known because construction and the first steps were fo
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import ClassVar
 
 import torch
@@ -31,8 +32,8 @@ from rankdeck.torch_compat.ledger_hooks import Patches
 class Ledger(Storages):
     """Follows the storages of `num_devices` virtual devices.
 
-    One ledger serves all threads of a process; each thread that runs tensor operations enters `following`
-    itself.
+    One ledger serves all threads of a process. A thread enters `following` itself, or is started or given
+    work by one that follows.
     """
 
     can_follow: ClassVar[bool] = True
@@ -43,7 +44,9 @@ class Ledger(Storages):
         self._threads = Threads()
         self._num_following = 0
         self._watched: list[Watched] = []
-        self._patches = Patches(self.resized, self.paused, self.phase, self._to_host)
+        self._patches = Patches(
+            self.resized, self.paused, self.phase, to_host=self._to_host, helping=self._helping
+        )
 
     @property
     def is_following(self) -> bool:
@@ -62,7 +65,27 @@ class Ledger(Storages):
             if state.depth > 1:
                 yield
                 return
-            with Follower(self, state), self._watch():
+            with self._modes(), self._watch():
+                yield
+        finally:
+            state.depth -= 1
+
+    def _modes(self) -> AbstractContextManager[object]:
+        """What the calling thread is in while it follows."""
+        return Follower(self, self._threads.state)
+
+    def _helping(self) -> Callable[[], AbstractContextManager[None]] | None:
+        """A context for a thread that works for the calling one, on its device; None where that does not
+        follow. A thread that lives on goes on with it: what it makes between samples stays known."""
+        state = self._threads.state
+        return None if state.paused or not state.depth else functools.partial(self._help, state.device)
+
+    @contextmanager
+    def _help(self, device: int) -> Iterator[None]:
+        state = self._threads.state
+        state.depth += 1
+        try:
+            with self.on(device), self._modes() if state.depth == 1 else nullcontext():
                 yield
         finally:
             state.depth -= 1

@@ -43,12 +43,8 @@ class PlanLedger(Ledger):
         self._communication = kind_index("communication")
 
     @contextmanager
-    def following(self) -> Iterator[None]:
-        if self.is_following:
-            with super().following():
-                yield
-            return
-        with self.fake, self._above, super().following():
+    def _modes(self) -> Iterator[None]:
+        with self.fake, self._above, super()._modes():
             yield
 
     def adopt(self, tensors: Iterable[Tensor], device: int, kind: str) -> None:

@@ -1,4 +1,4 @@
-"""Methods of torch that are wrapped while the memory ledger follows.
+"""Methods of torch, and of Python's threads, that are wrapped while the memory ledger follows.
 
 If torch moves one of them, the ledger goes on without it: resizes by FSDP, the kind of what it gathers and
 scatters, and shapes of DTensor's sharding propagation are then less exact.
@@ -7,7 +7,9 @@ scatters, and shapes of DTensor's sharding propagation are then less exact.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -40,18 +42,22 @@ class Patches(Replaced):
         resized: Callable[[torch.UntypedStorage], None],
         paused: Callable[[], AbstractContextManager[None]],
         phase: Callable[[str], AbstractContextManager[None]],
+        *,
         to_host: Callable[[Tensor], Callable[[], Tensor]],
+        helping: Callable[[], Callable[[], AbstractContextManager[None]] | None],
     ) -> None:
         super().__init__()
         self._resized = resized
         self._paused = paused
         self._phase = phase
         self._to_host = to_host
+        self._helping = helping
 
     def put_on(self) -> None:
         self._follow_resize()
         self._show_buffers()
         self._keep_saved_on_host()
+        self._follow_threads()
         self._pause_sharding_propagation()
         self._name_what_fsdp_moves()
 
@@ -82,6 +88,41 @@ class Patches(Replaced):
         """save_on_cpu, where the device is a CPU too, saves the tensors themselves, or copies beside them."""
         hooks = torch.autograd.graph.saved_tensors_hooks(self._to_host, lambda bring_back: bring_back())
         self.put(torch.autograd.graph.save_on_cpu, "__enter__", lambda _: hooks.__enter__())
+
+    def _follow_threads(self) -> None:
+        """Threads that are started and given work while somebody follows: modes are each thread's own."""
+        start, submit = threading.Thread.start, ThreadPoolExecutor.submit
+        helping, paused = self._helping, self._paused
+
+        def followed_start(thread: threading.Thread) -> None:
+            context, run = helping(), thread.run
+            if context is None:
+                return start(thread)
+
+            def followed_run() -> None:
+                del thread.run
+                with context():
+                    run()
+
+            thread.run = followed_run  # type: ignore[method-assign]
+            return start(thread)
+
+        def followed_submit(
+            pool: ThreadPoolExecutor, job: Callable[..., Any], /, *args: Any, **kw: Any
+        ) -> Any:
+            context = helping()
+            if context is None:
+                return submit(pool, job, *args, **kw)
+
+            def followed_job(*args: Any, **kw: Any) -> Any:
+                with context():
+                    return job(*args, **kw)
+
+            with paused():  # a thread that the pool starts is followed job by job
+                return submit(pool, followed_job, *args, **kw)
+
+        self.put(threading.Thread, "start", followed_start)
+        self.put(ThreadPoolExecutor, "submit", followed_submit)
 
     def _pause_sharding_propagation(self) -> None:
         """DTensor works out shardings on tensors of the global shape, which hold no memory."""

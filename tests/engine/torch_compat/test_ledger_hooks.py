@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
@@ -95,3 +98,33 @@ def test_what_is_saved_on_the_host_is_not_on_the_device(pin_memory: bool) -> Non
     assert held_bytes == [8000, 8000]
     assert ledger.devices()[0].peak_bytes == 0 and ledger.device_of(x) == 1
     assert x.grad is not None and torch.allclose(x.grad, 2 * torch.cos(2 * x.detach()))
+
+
+def test_threads_of_a_persons_own_are_followed_on_the_device_of_who_gives_them_work() -> None:
+    ledger = Ledger(2)
+    kept: list[torch.Tensor] = []
+    with ThreadPoolExecutor(1) as pool:
+
+        def make() -> bool:
+            kept.append(torch.ones(100))
+            return ledger.is_following
+
+        def start_thread() -> None:
+            thread = threading.Thread(target=make)
+            thread.start()
+            thread.join()
+
+        with ledger.following(), ledger.on(1):
+            start_thread()
+            assert pool.submit(make).result()
+            assert [device.live_bytes for device in ledger.devices()] == [0, 800]
+            with ledger.paused():
+                start_thread()
+                assert not pool.submit(make).result()
+        start_thread()
+        assert not pool.submit(make).result(), "the pool's thread went on following"
+        with ledger.following():
+            assert pool.submit(make).result()
+    assert [device.live_bytes for device in ledger.devices()] == [400, 800]
+    kept.clear()
+    assert ledger.live_bytes == 0

@@ -1,7 +1,8 @@
 """One thread per virtual device, as GPUs work side by side: parallel_apply and its backward run here.
 
-Each thread takes over the caller's grad mode, autocast and ledger, and measures its own CPU time, which is
-what a virtual device's utilisation means. The threads live until `close`.
+Each thread takes over the caller's grad mode and autocast, and a ledger that follows the caller follows it.
+It measures its own CPU time, which is what a virtual device's utilisation means. The threads live until
+`close`.
 
 Random numbers: host operations share one generator, so threads that draw side by side would never draw the
 same twice. Each device therefore owns a random state, and while forwards draw they take turns, each with
@@ -146,7 +147,7 @@ class ReplicaThreads:
         self.lead_phase = None
 
     def _submit(self, device: int, job: Callable[[], T], phase: str) -> Future[T]:
-        enter = _settings_of_this_thread(self.devices)
+        enter = _settings_of_this_thread()
 
         def work() -> T:
             with self.busy_on(device), ExitStack() as stack:
@@ -200,18 +201,15 @@ def _first_state(device: int) -> Tensor:
     return torch.Generator().manual_seed(seed).get_state()
 
 
-def _settings_of_this_thread(devices: VirtualDevices) -> Callable[[ExitStack], None]:
+def _settings_of_this_thread() -> Callable[[ExitStack], None]:
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     autocast, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
     cache = torch.is_autocast_cache_enabled()
-    ledger, is_following = devices.ledger, devices.ledger.is_following
 
     def enter(stack: ExitStack) -> None:
         stack.enter_context(torch.inference_mode(inference))
         stack.enter_context(torch.set_grad_enabled(grad))
         stack.enter_context(torch.autocast("cpu", dtype, enabled=autocast, cache_enabled=cache))
-        if is_following:
-            stack.enter_context(ledger.following())
 
     return enter
 
