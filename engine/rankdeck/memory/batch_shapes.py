@@ -9,6 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import torch
+
+from rankdeck.torch_compat.dispatch import parts_of
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -17,14 +21,14 @@ Shape = tuple[tuple[object, ...], tuple[int, ...]]
 
 
 def shape_of(tensors: Iterable[Tensor]) -> Shape:
-    """The shape of a batch with these tensors; what a sparse one holds counts as one size more."""
+    """The shape of a batch with these tensors; how much a sparse one holds counts as one size more."""
     kinds: list[object] = []
     sizes: list[int] = []
     for tensor in tensors:
         kinds.append((tensor.dtype, tensor.layout, tensor.dim()))
         sizes += [tensor.numel()] if tensor.is_nested else tensor.shape
-        if tensor.is_sparse or tensor.is_sparse_csr:
-            sizes.append(tensor._nnz())
+        if tensor.layout is not torch.strided:
+            sizes.append(sum(part.numel() for part in parts_of(tensor)))
     return tuple(kinds), tuple(sizes)
 
 

@@ -43,7 +43,7 @@ PLACES = (
     Private(
         "the _indices and _values of a sparse tensor",
         _LEDGER,
-        look=lambda: [getattr(torch.eye(1).to_sparse(), name) for name in ("_indices", "_values", "_nnz")],
+        look=lambda: [getattr(torch.eye(1).to_sparse(), name) for name in ("_indices", "_values")],
     ),
     Private("torch._C:_current_graph_task_id", _LEDGER),
     Private("torch._C:_disabled_torch_dispatch_impl", _LEDGER),

@@ -77,6 +77,9 @@ def test_a_batch_is_covered_by_one_that_is_as_large_in_every_dimension() -> None
     }
     assert covered == {(8, 30): True, (4, 40): True, (5, 40): False, (9, 1): False}
     assert shape_of([torch.empty(4, 50)]) in followed and shape_of([torch.empty(4, 40)]) not in followed
+    followed.add(shape_of([torch.eye(3).to_sparse()]))
+    assert followed.cover(shape_of([torch.zeros(3, 3).to_sparse()]))
+    assert not followed.cover(shape_of([torch.ones(3, 3).to_sparse()]))
     for others in ([torch.empty(1, 1).long()], [torch.empty(1, 1), torch.empty(1)], [torch.empty(1)]):
         assert not followed.cover(shape_of(others))
 
