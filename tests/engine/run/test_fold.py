@@ -64,7 +64,9 @@ def test_what_a_later_attempt_goes_on_after_is_history_before_it_trains(tmp_path
     run = steps_again(tmp_path / "runs")
     run.begin(attempt=2)
     restored(run, 0, 1, 2)
-    assert read_fold(run.dir).column("loss").tolist() == [5.0]
+    fold = read_fold(run.dir)
+    assert fold.column("loss").tolist() == [5.0]
+    assert (fold.num_steps_measured, fold.devices[0].num_sampled) == (1, 0)
     run.lose()
 
 

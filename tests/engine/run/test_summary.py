@@ -65,8 +65,14 @@ def test_samples_per_second_leave_the_first_fifth_out(tmp_path: Path) -> None:
 
 def test_the_peak_keeps_the_kinds_of_its_own_moment(run: WrittenRun) -> None:
     run.end()
-    lead = summarise(run.dir)["devices"][0]
+    facts = summarise(run.dir)
+    lead = facts["devices"][0]
     assert lead["peak_bytes"] == 90 * MIB
+    assert (lead["sampled_steps"], facts["devices"][1]["sampled_steps"], facts["steps_measured"]) == (
+        3,
+        1,
+        10,
+    )
     assert lead["peak_by_kind"] == {"parameters": 10 * MIB, "gathered": 80 * MIB}
     assert sum(lead["peak_by_kind"].values()) == lead["peak_bytes"]
 

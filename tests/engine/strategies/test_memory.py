@@ -131,10 +131,11 @@ PADDED = """
 import torch
 
 class Padded:
-    \"\"\"48 samples, padded to the longest of a batch; the long one is in the second part of step 6.\"\"\"
+    \"\"\"48 samples; the second part of step 6 is longer than all others, the first of step 9 shorter.\"\"\"
     def __len__(self): return 48
     def read_batch(self, indices):
-        tokens = torch.ones(len(indices), 256 if 7 in indices else 8, dtype=torch.long)
+        length = 256 if 7 in indices else 6 if 14 in indices else 8
+        tokens = torch.ones(len(indices), length, dtype=torch.long)
         return tokens, tokens
     def __getitem__(self, index): return tuple(part[0] for part in self.read_batch([index]))
 
@@ -145,7 +146,12 @@ def data(): return Padded(), None
 def test_a_longer_batch_than_all_that_were_followed_is_followed(tmp_path: Path) -> None:
     (tmp_path / "padded.py").write_text(PADDED)
     told = {}
-    for name in ("sampled", "always"):
+    samplings = {
+        "poor": _Sampling(pays=False),
+        "rich": _Sampling(pays=True),
+        "always": SamplingBudget(always=True),
+    }
+    for name, sampling in samplings.items():
         folder = tmp_path / name
         config = from_text(
             """
@@ -166,7 +172,7 @@ def test_a_longer_batch_than_all_that_were_followed_is_followed(tmp_path: Path) 
                 devices=[torch.device("cpu")],
                 places=[0],
                 writer=EventWriter(folder / "rank-0.0.jsonl"),
-                sampling=SamplingBudget(budget=0.0, always=name == "always"),
+                sampling=sampling,
             )
         )
         told[name] = {event.step: event.devices[0].peak_bytes for event in memory_of(folder)}
@@ -176,10 +182,24 @@ def test_a_longer_batch_than_all_that_were_followed_is_followed(tmp_path: Path) 
             if isinstance(event, events.ProblemRaised)
         )
         assert raised.code == "over-capacity" and "step 6" in raised.message
-    assert list(told["sampled"]) == [1, 2, 3, 6]
+    assert list(told["poor"]) == [1, 2, 3, 6] and list(told["rich"]) == [1, 2, 3, 6, 9]
     # The sums of the part before are three numbers that nobody followed.
-    assert told["sampled"][6] == pytest.approx(told["always"][6], abs=24)
+    assert told["poor"][6] == pytest.approx(told["always"][6], abs=24)
     assert told["always"][6] > 3 * told["always"][5]
+
+
+class _Sampling(SamplingBudget):
+    """Nothing by the clock after step 3; `pays` for what is new, or does not."""
+
+    def __init__(self, *, pays: bool) -> None:
+        super().__init__(budget=0.0)
+        self._pays = pays
+
+    def should_follow(self, step: int) -> bool:
+        return step <= 3
+
+    def can_pay(self) -> bool:
+        return self._pays
 
 
 class _OnlyLate(SamplingBudget):
