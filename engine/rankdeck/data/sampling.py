@@ -34,8 +34,6 @@ class StepBatches:
     """The batch sampler of training: one list of this rank's samples for every (step, part), steps in order
     from `start_step`.
 
-    With `draws`, items are Draw(seed, epoch, sample), for a data set that says needs_epoch.
-
     Raises: DataError when the data cannot fill one step. ConfigError when global_batch does not divide.
     """
 
@@ -50,7 +48,6 @@ class StepBatches:
         seed: int = 0,
         steps: int,
         start_step: int = 0,
-        draws: bool = False,
     ) -> None:
         assert 0 <= shard_index < shard_count and 0 <= start_step <= steps
         if num_samples < global_batch:
@@ -68,20 +65,19 @@ class StepBatches:
             )
         self.num_samples, self.global_batch, self.accumulate = num_samples, global_batch, accumulate
         self.shard_index, self.shard_count = shard_index, shard_count
-        self.seed, self.steps, self.start_step, self.draws = seed, steps, start_step, draws
+        self.seed, self.steps, self.start_step = seed, steps, start_step
         self.steps_per_epoch = num_samples // global_batch
         self.local_batch = global_batch // (accumulate * shard_count)
 
     def __len__(self) -> int:
         return (self.steps - self.start_step) * self.accumulate
 
-    def __iter__(self) -> Iterator[list[int] | list[Draw]]:
+    def __iter__(self) -> Iterator[list[Draw]]:
         for epoch, samples in self._parts():
-            indices = samples.tolist()
-            yield [Draw(self.seed, epoch, index) for index in indices] if self.draws else indices
+            yield [Draw(self.seed, epoch, index) for index in samples.tolist()]
 
     def tensors(self) -> Iterator[Tensor]:
-        """The same lists as tensors (local_batch,), for data that lies in memory."""
+        """The samples' numbers alone as tensors (local_batch,), for data that lies in memory."""
         return (samples for _, samples in self._parts())
 
     def _parts(self) -> Iterator[tuple[int, Tensor]]:
@@ -114,21 +110,19 @@ class HeldoutBatches:
         *,
         shard_index: int = 0,
         shard_count: int = 1,
-        draws: bool = False,
     ) -> None:
         assert num_samples > 0 and 0 <= shard_index < shard_count and global_batch % shard_count == 0
-        self.num_samples, self.global_batch, self.draws = num_samples, global_batch, draws
+        self.num_samples, self.global_batch = num_samples, global_batch
         self.shard_index = shard_index
         self.local_batch = global_batch // shard_count
 
     def __len__(self) -> int:
         return -(-self.num_samples // self.global_batch)
 
-    def __iter__(self) -> Iterator[list[int] | list[Draw]]:
+    def __iter__(self) -> Iterator[list[Draw]]:
         last = self.num_samples - 1
         for start in self._starts():
-            indices = [min(index, last) for index in range(start, start + self.local_batch)]
-            yield [Draw(0, 0, index) for index in indices] if self.draws else indices
+            yield [Draw(0, 0, min(index, last)) for index in range(start, start + self.local_batch)]
 
     def valid_counts(self) -> list[int]:
         """For each of this rank's batches, how many of its first samples are not padding."""

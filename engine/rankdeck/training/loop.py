@@ -16,9 +16,8 @@ import torch
 from torch.optim import Optimizer
 
 from rankdeck import events
-from rankdeck.base.errors import ConfigError, TrainingError
+from rankdeck.base.errors import ConfigError, Problem, TrainingError
 from rankdeck.checkpoint.store import Restored
-from rankdeck.data.base import needs_epoch
 from rankdeck.data.loader import Loader, build_loader
 from rankdeck.data.sampling import StepBatches
 from rankdeck.memory.null_ledger import AnyLedger
@@ -221,11 +220,14 @@ class Trainer:
             seed=train.seed,
             steps=workload.steps,
             start_step=after_step,
-            draws=needs_epoch(workload.train),
         )
+        tell = self._tell if self._rank == 0 else None
         return build_loader(
-            workload.train, sampler, workers=data.workers, pin_memory=data.pin_memory, seed=train.seed
+            workload.train, sampler, workers=data.workers, pin_memory=data.pin_memory, tell=tell
         )
+
+    def _tell(self, problem: Problem) -> None:
+        self._writer.write(events.ProblemRaised(problem=problem))
 
     def _evaluator(self) -> Evaluator | None:
         workload = self._workload
