@@ -6,7 +6,9 @@ import random
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 
 class Noisy:
@@ -28,3 +30,26 @@ class Noisy:
 
 def noisy(samples: int = 64) -> tuple[Noisy, None]:
     return Noisy(samples), None
+
+
+def smoothed(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
+    """A loss that no batch without samples can have."""
+    assert len(outputs) == len(targets) > 0
+    return F.cross_entropy(outputs, targets, label_smoothing=0.1) * len(targets), len(targets)
+
+
+def still(samples: int = 64) -> tuple[TensorDataset, None]:
+    """The pictures as they are."""
+    noisy = Noisy(samples)
+    return TensorDataset(noisy.pictures, noisy.classes), None
+
+
+class Labelled(Noisy):
+    """The pictures as they are, with their labels among the model's inputs."""
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:  # type: ignore[override]
+        return {"inputs": self.pictures[index], "labels": self.classes[index]}
+
+
+def labelled(samples: int = 64) -> tuple[Labelled, None]:
+    return Labelled(samples), None

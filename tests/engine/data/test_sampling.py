@@ -11,7 +11,7 @@ import torch
 from rankdeck.base.errors import ConfigError, DataError
 from rankdeck.config.catalog import MASKED
 from rankdeck.data.base import Draw
-from rankdeck.data.sampling import HeldoutBatches, StepBatches, epoch_order, mask_padding
+from rankdeck.data.sampling import Epochs, HeldoutBatches, StepBatches, epoch_order, mask_padding
 
 
 def steps_of(num_ranks: int, accumulate: int = 1, **more: Any) -> list[list[int]]:
@@ -50,6 +50,36 @@ def test_a_late_start_continues_where_an_early_one_would_be() -> None:
     late = StepBatches(30, 12, accumulate=2, seed=3, steps=7, start_step=5)
     assert list(late) == list(StepBatches(30, 12, accumulate=2, seed=3, steps=7))[10:]
     assert len(late) == 4
+
+
+@pytest.mark.parametrize(("num_ranks", "accumulate"), [(1, 1), (2, 1), (4, 1), (1, 3), (2, 3)])
+def test_a_kept_tail_is_a_shorter_step_of_the_same_parts_for_every_number_of_ranks(
+    num_ranks: int, accumulate: int
+) -> None:
+    """Two whole steps an epoch, and one of 6."""
+    parts = steps_of(num_ranks, accumulate, steps=6, keep_last=True)
+    assert parts == steps_of(1, accumulate, steps=6, keep_last=True)
+    assert [len(part) for part in parts[2 * accumulate : 3 * accumulate]] == [6 // accumulate] * accumulate
+    whole = [*chain.from_iterable(parts)]
+    assert whole == [index for epoch in range(2) for index in epoch_order(30, 3, epoch).tolist()]
+
+
+def test_a_rank_without_a_share_of_a_kept_tail_reads_one_sample() -> None:
+    """2 samples a part, for four ranks."""
+    args: dict[str, Any] = {"accumulate": 3, "keep_last": True, "steps": 3, "seed": 3}
+    order = epoch_order(30, 3, 0).tolist()
+    tails = [numbers(StepBatches(30, 12, shard_index=r, shard_count=4, **args))[6:] for r in range(4)]
+    assert tails[0] == [[order[24]], [order[26]], [order[28]]]
+    assert tails[1] == [[order[25]], [order[27]], [order[29]]]
+    assert tails[2] == tails[3] == [[order[29]]] * 3
+
+
+def test_an_epoch_counts_its_steps_and_what_it_leaves_out() -> None:
+    dropped, kept = Epochs(70, 20), Epochs(70, 20, keep_last=True)
+    assert (dropped.steps, dropped.left_out, kept.steps, kept.left_out) == (3, 10, 4, 0)
+    assert [kept.samples_of(step) for step in range(5)] == [20, 20, 20, 10, 20]
+    assert [dropped.samples_of(step) for step in range(4)] == [20] * 4
+    assert (Epochs(60, 20, keep_last=True).steps, Epochs(60, 20).left_out) == (3, 0)
 
 
 def test_tensors_hold_what_the_lists_hold() -> None:
