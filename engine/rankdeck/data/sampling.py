@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from rankdeck.base.errors import ConfigError, DataError
-from rankdeck.config.catalog import MASKED
 from rankdeck.data.base import Draw
 
 
@@ -180,14 +179,3 @@ class HeldoutBatches:
     def _starts(self) -> range:
         first = self.shard_index * self.local_batch
         return range(first, first + len(self) * self.global_batch, self.global_batch)
-
-
-def mask_padding(targets: Tensor, num_valid: int) -> Tensor:
-    """Integer targets (B, ...) with every sample from `num_valid` on set to MASKED; the same tensor where
-    nothing is padding.
-    """
-    if num_valid >= len(targets):
-        return targets
-    masked = targets.clone()
-    masked[num_valid:] = MASKED
-    return masked

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from rankdeck.base.errors import ConfigError, DataError
-from rankdeck.config.catalog import MASKED
 from rankdeck.data.base import Draw
-from rankdeck.data.sampling import Epochs, HeldoutBatches, StepBatches, epoch_order, mask_padding
+from rankdeck.data.sampling import Epochs, HeldoutBatches, StepBatches, epoch_order
 
 
 def steps_of(num_ranks: int, accumulate: int = 1, **more: Any) -> list[list[int]]:
@@ -46,9 +45,11 @@ def test_an_epoch_sees_each_sample_at_most_once_and_drops_its_tail() -> None:
     assert second == epoch_order(30, seed=3, epoch=1)[:24].tolist()
 
 
-def test_a_late_start_continues_where_an_early_one_would_be() -> None:
-    late = StepBatches(30, 12, accumulate=2, seed=3, steps=7, start_step=5)
-    assert list(late) == list(StepBatches(30, 12, accumulate=2, seed=3, steps=7))[10:]
+@pytest.mark.parametrize("keep_last", [False, True])
+def test_a_late_start_continues_where_an_early_one_would_be(keep_last: bool) -> None:
+    late = StepBatches(30, 12, accumulate=2, seed=3, steps=7, start_step=5, keep_last=keep_last)
+    whole = StepBatches(30, 12, accumulate=2, seed=3, steps=7, keep_last=keep_last)
+    assert list(late) == list(whole)[10:]
     assert len(late) == 4
 
 
@@ -123,10 +124,3 @@ def test_every_heldout_sample_counts_exactly_once_in_equally_many_batches(
             assert len(indices) == 8 // num_ranks
             counted += indices[:num_valid]
     assert sorted(counted) == list(range(num_samples))
-
-
-def test_padding_is_masked_and_whole_batches_are_left_as_they_are() -> None:
-    targets = torch.arange(8).view(4, 2)
-    assert mask_padding(targets, 4) is targets
-    assert mask_padding(targets, 1).tolist() == [[0, 1]] + [[MASKED, MASKED]] * 3
-    assert targets.min() == 0
