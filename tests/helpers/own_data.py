@@ -32,6 +32,21 @@ def noisy(samples: int = 64) -> tuple[Noisy, None]:
     return Noisy(samples), None
 
 
+class OwnGenerator(Noisy):
+    """Draws from a generator that it keeps: what a sample is depends on those that were read before."""
+
+    def __init__(self, samples: int = 64) -> None:
+        super().__init__(samples)
+        self.generator = torch.Generator().manual_seed(1)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.rand(1, 8, 8, generator=self.generator), self.classes[index]
+
+
+def own_generator() -> tuple[OwnGenerator, None]:
+    return OwnGenerator(), None
+
+
 def smoothed(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
     """A loss that no batch without samples can have."""
     assert len(outputs) == len(targets) > 0

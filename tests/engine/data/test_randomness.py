@@ -17,7 +17,7 @@ from rankdeck.data.base import Draw
 from rankdeck.data.loader import build_loader
 from rankdeck.data.sampling import StepBatches
 from tests.helpers import resume_ranks
-from tests.helpers.own_data import Noisy
+from tests.helpers.own_data import Noisy, OwnGenerator
 from tests.helpers.ranks import RankSet
 
 OWN_DATA = Path(resume_ranks.__file__).with_name("own_data.py")
@@ -69,15 +69,6 @@ def test_reading_leaves_every_global_state_as_it_was() -> None:
     assert (np.random.get_state()[1].tolist(), random.getstate()) == states[1:]
 
 
-class OwnGenerator(Noisy):
-    def __init__(self) -> None:
-        super().__init__()
-        self.generator = torch.Generator().manual_seed(1)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return torch.rand(1, 8, 8, generator=self.generator), self.classes[index]
-
-
 class WholeBatches(Noisy):
     def read_batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         return self.pictures[indices] + torch.rand(len(indices), 1, 1, 1), self.classes[indices]
@@ -108,10 +99,12 @@ def test_what_draws_outside_of_samples_is_told_once(dataset: Any, workers: int, 
     assert all(words in problem.message and problem.severity == "warning" for problem in told if words)
 
 
-def toml(strategy: str, num_devices: int, workers: int, checkpoint_every: int = 0) -> str:
+def toml(
+    strategy: str, num_devices: int, workers: int, checkpoint_every: int = 0, data: str = "noisy"
+) -> str:
     return f"""
 model = {{ use = "mlp", args = {{ hidden = [16], classes = 10 }} }}
-data = {{ use = "{OWN_DATA}:noisy", workers = {workers} }}
+data = {{ use = "{OWN_DATA}:{data}", workers = {workers} }}
 strategy = {{ use = "{strategy}" }}
 devices = {{ use = "cpu:{num_devices}" }}
 [train]
@@ -138,3 +131,11 @@ def test_augmented_training_goes_on_to_the_bit_and_on_other_ranks_within_roundin
     found = resume_ranks.losses(Path(other), 2)
     assert list(found) == list(range(SAVED + 1, STEPS + 1))
     assert all(abs(found[step] - expected[step]) < 1e-6 for step in found)
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_a_run_tells_once_what_draws_outside_of_samples(ranks: tuple[int, RankSet], tmp_path: Path) -> None:
+    config = toml("ddp", 2, 1, data="own_generator")
+    ranks[1].call("tests.helpers.resume_ranks:run", toml=config, folder=str(tmp_path))
+    (problem,) = resume_ranks.problems(tmp_path)
+    assert (problem.code, problem.severity, problem.path) == ("data-random", "warning", "data.use")
