@@ -106,15 +106,16 @@ class DraftPlan(QObject):
         return next((row.failure for row in self.rows if row.strategy == strategy and row.failure), "")
 
     @property
-    def marks(self) -> tuple[PlanLine | None, PlanLine | None]:
-        """(least memory, recommended), said only when all answers are there."""
-        if not self.is_complete:
-            return None, None
+    def marks(self) -> tuple[PlanLine | None, PlanLine | None, str]:
+        """(least memory, recommended, why in a sentence), said only when all answers are there."""
+        if not self.is_complete or self._failure:
+            return None, None, ""
         lines = self.lines
         marked: Marks = marks(lines)
         return (
             None if marked.cheapest is None else lines[marked.cheapest],
             None if marked.recommended is None else lines[marked.recommended],
+            marked.reason,
         )
 
     def is_chosen(self, line: PlanLine) -> bool:

@@ -96,19 +96,23 @@ def _lines(config: RunConfig, strategy: str | None, target: Target, *, fit_batch
     from rankdeck import rundir
     from rankdeck.planner.accuracy import measured_scale
     from rankdeck.planner.advice import advise, largest_batch
-    from rankdeck.planner.pool import plan_lines_of
+    from rankdeck.planner.pool import look_at_samples, plan_lines_of
 
     known = rundir.list_runs(rundir.default_runs_folder()) if target.like_cuda else []
     scale = measured_scale(known, config, target)
 
+    samples = look_at_samples(config)
+
     def ask(rows: Sequence[Candidate]) -> Iterator[PlanLine]:
-        return plan_lines_of(config, rows, target, scale=scale)
+        return plan_lines_of(config, rows, target, scale=scale, samples=samples)
 
     by_label = {row.label: row for row in rows}
     own: PlanLine | None = None
     for line in ask(rows):
         if fit_batch and line.devices and not line.is_bound:
             line.largest_batch = largest_batch(by_label[line.label], config, target, ask)
+        elif fit_batch and samples.is_bound:
+            line.notes.append("The largest batch that fits is not known, as the largest sample is not.")
         own = line if line.configured else own
         yield line
     if own is not None:

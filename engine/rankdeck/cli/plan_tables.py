@@ -53,6 +53,7 @@ class PlanOutput:
                 label = self._lines[place].label
                 self._console.print(Text(f"{words}: ", style="dim").append(label, style="bold not dim"))
         if marks.recommended is not None:
+            self._console.print(Text(marks.reason, style="dim"), soft_wrap=True)
             fullest = self._lines[marks.recommended].fullest
             if fullest is not None:
                 self._console.print(_kinds(fullest), style="dim", soft_wrap=True)

@@ -96,7 +96,12 @@ def build_loader(
 
 def first_batch(dataset: SampleSet, num_samples: int) -> Any:
     """The first samples as one batch, read here; global random states stay as they were."""
-    return _Reader(dataset).read([Draw(0, 0, index) for index in range(num_samples)])
+    return one_batch(dataset, range(num_samples))
+
+
+def one_batch(dataset: SampleSet, samples: Sequence[int]) -> Any:
+    """These samples as one batch, in the same way."""
+    return _Reader(dataset).read([Draw(0, 0, index) for index in samples])
 
 
 class _BatchesHere:

@@ -4,7 +4,8 @@
                                <  10 MiB: from the large pool, segments of 20 MiB
                                else: a segment of its own, rounded to 2 MiB
     the smallest free block that is large enough is taken and, where much is left, split
-    a block that becomes free joins its free neighbours; segments are never given back
+    a block that becomes free joins its free neighbours
+    where a new segment does not fit the device, segments without a taken block are given back first
 
 Blocks of another stream are never taken: what FSDP gathers lives on streams of its own. Read
 plan_ledger.py before.
@@ -45,12 +46,21 @@ class _Block:
     def key(self) -> tuple[int, int]:
         return self.num_bytes, self.place
 
+    @property
+    def is_whole_segment(self) -> bool:
+        return self.before is None and self.after is None
+
 
 class CachingAllocator:
-    """Serves requests as torch's does. `reserved_bytes` never falls; the peak is of what is in use."""
+    """Serves requests as torch's does, on a device with `limit_bytes` for it; None is without end.
 
-    def __init__(self) -> None:
+    What does not fit even so is served as well: `peak_reserved_bytes` is then what it would take.
+    """
+
+    def __init__(self, limit_bytes: int | None = None) -> None:
+        self._limit_bytes = limit_bytes
         self.reserved_bytes = 0
+        self.peak_reserved_bytes = 0
         self.active_bytes = 0
         self.peak_active_bytes = 0
         self._free: dict[tuple[bool, bool], list[tuple[int, int]]] = {}
@@ -90,8 +100,20 @@ class CachingAllocator:
         if index < len(free):
             return self._blocks.pop(free.pop(index)[1])
         segment_bytes = _segment_bytes(num_bytes)
+        if self._limit_bytes is not None and self.reserved_bytes + segment_bytes > self._limit_bytes:
+            self._give_segments_back()
         self.reserved_bytes += segment_bytes
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
         return self._new(segment_bytes, pool)
+
+    def _give_segments_back(self) -> None:
+        """Every segment that is one free block, of whatever pool, as cudaMalloc's failure makes torch do."""
+        for free in self._free.values():
+            whole = [key for key in free if self._blocks[key[1]].is_whole_segment]
+            for num_bytes, place in whole:
+                del self._blocks[place]
+                self.reserved_bytes -= num_bytes
+            free[:] = [key for key in free if key[1] in self._blocks]
 
     def _new(self, num_bytes: int, pool: tuple[bool, bool]) -> _Block:
         self._places += 1
@@ -130,12 +152,19 @@ def _segment_bytes(num_bytes: int) -> int:
     return -(-num_bytes // ROUND_LARGE_BYTES) * ROUND_LARGE_BYTES
 
 
-def reserved_bytes(log: Iterable[Change], *, held_bytes: Iterable[int] = (), side_streams: bool) -> int:
-    """What the allocator has reserved at the end of a log, beside `held_bytes` that are taken for good.
+def reserved_bytes(
+    log: Iterable[Change],
+    *,
+    held_bytes: Iterable[int] = (),
+    side_streams: bool,
+    limit_bytes: int | None = None,
+) -> int:
+    """The most that the allocator reserves in a log, beside `held_bytes` that are taken for good.
 
-    `side_streams`: communication is allocated on streams of its own.
+    `side_streams`: communication is allocated on streams of its own. `limit_bytes`: what the device has for
+    the allocator; more than that is the answer only where it cannot do with less.
     """
-    allocator = CachingAllocator()
+    allocator = CachingAllocator(limit_bytes)
     for index, num_bytes in enumerate(held_bytes):
         allocator.take(-1 - index, num_bytes)
     for key, num_bytes, is_communication in log:
@@ -143,4 +172,4 @@ def reserved_bytes(log: Iterable[Change], *, held_bytes: Iterable[int] = (), sid
             allocator.take(key, num_bytes, side_stream=side_streams and is_communication)
         else:
             allocator.give_back(key)
-    return allocator.reserved_bytes
+    return allocator.peak_reserved_bytes

@@ -33,6 +33,7 @@ from rankdeck.parallel.nested import each_tensor
 from rankdeck.planner.cuda_like import like_cuda
 from rankdeck.planner.plan_ledger import Change, PlanLedger
 from rankdeck.planner.planned_torch import planned
+from rankdeck.planner.samples import UNIFORM, Samples
 from rankdeck.planner.values import Values
 from rankdeck.planner.work import Work, WorkCounter
 from rankdeck.rundir import EventWriter
@@ -57,6 +58,7 @@ class PassRequest:
     like_cuda: bool = False
     """Whether kernels, rounding and the optimizer are those of a GPU rather than those of a rehearsal."""
     rates: Rates | None = None
+    samples: Samples = UNIFORM
 
     @property
     def num_steps(self) -> int:
@@ -132,7 +134,9 @@ def fake_pass(request: PassRequest) -> PassResult:
     """
     values = Values()
     ledger = PlanLedger(len(request.places), FakeTensorMode(), values, like_cuda=request.like_cuda)
-    workload = workloads.load_shapes(request.config, Shapes)
+    workload = workloads.load_shapes(
+        request.config, lambda sample, num_samples: Shapes(request.samples.enlarge(sample), num_samples)
+    )
     with (
         _group(request),
         planned(like_cuda=request.like_cuda) as backend,

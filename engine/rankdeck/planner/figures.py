@@ -13,19 +13,29 @@ import msgspec
 
 from rankdeck.base.errors import RankdeckError
 from rankdeck.config import RunConfig
-from rankdeck.config.gpu_models import GpuModel
 from rankdeck.diagnose.exceptions import own_place
 from rankdeck.memory.entries import DeviceBytes
 from rankdeck.planner.allocator import reserved_bytes
 from rankdeck.planner.candidates import Candidate, representatives
 from rankdeck.planner.fake_pass import NotFollowedError, PassRequest, PassResult, fake_pass
+from rankdeck.planner.samples import UNIFORM, Samples
 from rankdeck.planner.step_time import step_time
-from rankdeck.planner.targets import Target
+from rankdeck.planner.targets import Target, TargetDevice
 from rankdeck.planner.work import Work
-from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, PlanLine, PlannedDevice, StepTime, verdict_of
+from rankdeck.run.plan_lines import (
+    CANNOT,
+    DOES_NOT_FIT,
+    FITS,
+    TIGHT_SHARE,
+    PlanLine,
+    PlannedDevice,
+    StepTime,
+    verdict_of,
+)
 
 _KEPT = ("parameters", "gradients", "optimizer", "buffers")
 _BOUND = "At least this much: weights, gradients and optimizer state alone."
+_GIVES_BACK = "torch's allocator would fill the device and give back what it keeps unused when it has to."
 _DDP_FALLBACK = "torch's DDP could not be followed: single's figures and a set of buckets."
 
 
@@ -61,11 +71,11 @@ def _standing(config: RunConfig, num_devices: int, planned: Mapping[int, RankNee
     return representatives(equal_ranks, config.strategy.options, num_devices, alike)
 
 
-def plan_rank(config: RunConfig, rank: int, target: Target) -> RankNeeds:
+def plan_rank(config: RunConfig, rank: int, target: Target, samples: Samples = UNIFORM) -> RankNeeds:
     """A rank's figures; whatever goes wrong is said in them."""
     try:
         device = target.devices[min(rank, target.num_devices - 1)]
-        request = PassRequest(config, target.num_devices, rank, target.like_cuda, device.rates)
+        request = PassRequest(config, target.num_devices, rank, target.like_cuda, device.rates, samples)
         return _planned_rank(request, target)
     except RankdeckError as error:
         return RankNeeds(reason=" ".join(filter(None, (error.message, error.advice))))
@@ -75,7 +85,7 @@ def plan_rank(config: RunConfig, rank: int, target: Target) -> RankNeeds:
     except Exception as error:
         stand_in = config.strategy_card.planning.stand_in(config.strategy.options)
         if stand_in is not None:
-            return _from_stand_in(stand_in, config, target)
+            return _from_stand_in(stand_in, config, target, samples)
         return RankNeeds(reason=in_words(error))
 
 
@@ -89,8 +99,13 @@ def _certain(place: int, device: DeviceBytes) -> PlannedDevice:
 def _planned_rank(request: PassRequest, target: Target) -> RankNeeds:
     result = fake_pass(request)
     facts = result.pipeline
+    if request.config.strategy_card.one_process:
+        devices = [_device(result, place, request.config, target, place) for place in result.devices]
+    else:  # it may stand for other ranks, on devices of any kind
+        kinds = {device.kind: index for index, device in enumerate(target.devices)}
+        devices = [_device(result, request.rank, request.config, target, index) for index in kinds.values()]
     return RankNeeds(
-        [_device(result, place, request, target) for place in result.devices],
+        devices,
         list(result.work.values()),
         alike=result.alike,
         sent_bytes=result.sent_bytes,
@@ -100,38 +115,56 @@ def _planned_rank(request: PassRequest, target: Target) -> RankNeeds:
     )
 
 
-def _device(result: PassResult, place: int, request: PassRequest, target: Target) -> PlannedDevice:
-    """cuBLAS' workspaces lie inside the allocator, from the first product on."""
-    peak_bytes, gpu = result.devices[place].peak_bytes, target.devices[place].gpu
+def _device(result: PassResult, place: int, config: RunConfig, target: Target, index: int) -> PlannedDevice:
+    """What the device at `place` of the pass would need as the target's device `index`.
+
+    cuBLAS' workspaces lie inside the allocator, from the first product on.
+    """
+    peak_bytes, device = result.devices[place].peak_bytes, target.devices[index]
     by_kind = {kind: num_bytes for kind, num_bytes in result.devices[place].peak_by_kind.items() if num_bytes}
-    if gpu is None:
-        return PlannedDevice(device=place, active_bytes=peak_bytes, total_bytes=peak_bytes, by_kind=by_kind)
-    by_kind["temporary"] = by_kind.get("temporary", 0) + gpu.workspaces_bytes
-    reserved = reserved_bytes(
-        result.logs[place],
-        held_bytes=[gpu.workspace_bytes, gpu.workspace_bytes],
-        side_streams=request.config.strategy_card.planning.side_streams,
-    )
+    if device.gpu is None:
+        return PlannedDevice(device=index, active_bytes=peak_bytes, total_bytes=peak_bytes, by_kind=by_kind)
+    workspace_bytes = device.gpu.workspace_bytes
+    by_kind["temporary"] = by_kind.get("temporary", 0) + device.gpu.workspaces_bytes
+
+    def reserved(limit_bytes: int | None) -> int:
+        return reserved_bytes(
+            result.logs[place],
+            held_bytes=[workspace_bytes, workspace_bytes],
+            side_streams=config.strategy_card.planning.side_streams,
+            limit_bytes=limit_bytes,
+        )
+
+    reserved_at_most, needed_bytes = reserved(None), None
+    if device.room_bytes is not None:
+        constants_bytes = _constants_bytes(config, device, target.num_devices)
+        limit_bytes = device.room_bytes - constants_bytes
+        tight_bytes = int(TIGHT_SHARE * device.room_bytes) - constants_bytes
+        if reserved_at_most > tight_bytes:
+            needed_bytes, reserved_at_most = reserved(tight_bytes), reserved(limit_bytes)
     return PlannedDevice(
-        device=place,
-        active_bytes=peak_bytes + gpu.workspaces_bytes,
-        reserved_bytes=reserved,
-        total_bytes=reserved,
+        device=index,
+        active_bytes=peak_bytes + device.gpu.workspaces_bytes,
+        reserved_bytes=reserved_at_most,
+        total_bytes=reserved_at_most,
+        needed_bytes=needed_bytes,
         by_kind=by_kind,
     )
 
 
-def _from_stand_in(strategy: str, config: RunConfig, target: Target) -> RankNeeds:
+def _from_stand_in(strategy: str, config: RunConfig, target: Target, samples: Samples) -> RankNeeds:
     """A rank of ddp as a single device with its share of the batch, and buckets of the gradients' size."""
     share = config.train.global_batch // target.num_devices
     changes = {"train.global_batch": share, "data.last": "drop"}  # its whole steps stand in, no shorter one
     single = Candidate(strategy, changes=changes).config(config, target)
-    figures = plan_rank(single, 0, target)
+    figures = plan_rank(single, 0, target, samples)
     for device in figures.devices if not figures.is_bound else ():
         buckets_bytes = device.by_kind.get("parameters", 0)
         device.by_kind["communication"] = device.by_kind.get("communication", 0) + buckets_bytes
         device.active_bytes += buckets_bytes
         device.total_bytes += buckets_bytes
+        if device.needed_bytes is not None:
+            device.needed_bytes += buckets_bytes
         if device.reserved_bytes is not None:
             device.reserved_bytes += buckets_bytes
     figures.notes.append(_DDP_FALLBACK)
@@ -158,6 +191,7 @@ def line_of(
     target: Target,
     planned: Mapping[int, RankNeeds],
     scale: float | None = None,
+    samples: Samples = UNIFORM,
 ) -> PlanLine:
     """The line of a candidate from the figures of its ranks. `scale`: see step_time.py."""
     line = empty_line(candidate, target)
@@ -167,12 +201,16 @@ def line_of(
     if failed is None or failed.is_bound:
         line.devices = _planned_devices(config, target, planned)
         line.verdict, line.reason = verdict_of(line.devices, target.host_bytes)
+        line.is_bound = samples.is_bound
+        line.notes += filter(None, [samples.words])
     if failed is not None:
-        line.is_bound = failed.is_bound
+        line.is_bound = failed.is_bound or samples.is_bound
         too_much = line.verdict == DOES_NOT_FIT
         line.reason = f"{line.reason} {failed.reason}" if too_much else failed.reason
         line.verdict = DOES_NOT_FIT if too_much else CANNOT
         return line
+    if line.verdict == FITS and any(device.needed_bytes is not None for device in line.devices):
+        line.notes.append(_GIVES_BACK)
     line.step = _step_time(config, target, planned, scale)
     return line
 
@@ -185,30 +223,39 @@ def _planned_devices(
         by_device = dict(enumerate(planned[0].devices))
     else:
         standing = _standing(config, target.num_devices, planned)
-        by_device = {rank: planned[same].devices[0] for rank, same in standing.items()}
-    talks = len(by_device) > 1 and config.strategy_card.planning.uses_nccl
-    return [_planned(device, index, target, talks=talks) for index, device in by_device.items()]
+        by_device = {rank: _of_kind(planned[same], target, rank) for rank, same in standing.items()}
+    return [_planned(device, index, config, target) for index, device in by_device.items()]
 
 
-def _planned(planned: PlannedDevice, index: int, target: Target, *, talks: bool) -> PlannedDevice:
+def _of_kind(rank: RankNeeds, target: Target, index: int) -> PlannedDevice:
+    """A rank's figures for a device like the target's `index`; what is certain is the same for all."""
+    kind = target.devices[index].kind
+    same = (device for device in rank.devices if target.devices[device.device].kind == kind)
+    return next(same, rank.devices[0])
+
+
+def _planned(planned: PlannedDevice, index: int, config: RunConfig, target: Target) -> PlannedDevice:
     device = target.devices[index]
-    constants_bytes = _constants_bytes(device.gpu, talks=talks)
+    constants_bytes = _constants_bytes(config, device, target.num_devices)
     return msgspec.structs.replace(
         planned,
         device=index,
         name=device.name,
         constants_bytes=constants_bytes,
         total_bytes=planned.total_bytes + constants_bytes,
+        needed_bytes=None if planned.needed_bytes is None else planned.needed_bytes + constants_bytes,
         capacity_bytes=device.total_bytes,
         others_bytes=device.others_bytes,
     )
 
 
-def _constants_bytes(gpu: GpuModel | None, *, talks: bool) -> int:
+def _constants_bytes(config: RunConfig, device: TargetDevice, num_devices: int) -> int:
     """What lies beside torch's allocator: the context, and NCCL's buffers where devices talk."""
-    if gpu is None:
+    if device.gpu is None:
         return 0
-    return gpu.context_bytes + (gpu.nccl_bytes if talks else 0)
+    card = config.strategy_card
+    talks = num_devices > 1 and card.planning.uses_nccl and not card.one_device
+    return device.gpu.context_bytes + (device.gpu.nccl_bytes if talks else 0)
 
 
 def _step_time(

@@ -9,6 +9,7 @@ reaches the other candidates, nor stdout. Read figures.py before.
 
 from __future__ import annotations
 
+import functools
 import os
 import selectors
 import signal
@@ -17,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import IO
+from typing import IO, TypeVar
 
 import msgspec
 
@@ -27,15 +28,18 @@ from rankdeck.config import RunConfig
 from rankdeck.planner.candidates import Candidate
 from rankdeck.planner.figures import RankNeeds, empty_line, line_of, plan_rank, ranks_to_plan
 from rankdeck.planner.preload import preload
+from rankdeck.planner.samples import UNIFORM, Samples, look
 from rankdeck.planner.targets import Target
 from rankdeck.run.plan_lines import PlanLine
+from rankdeck.training import user_code
 
 ROW_TIMEOUT_S = 180.0
 MOST_AT_ONCE = 4
 _CHUNK = 1 << 16
 _COMPILED = "train.compile is left out: what a compiled graph keeps is not known before it runs."
 
-RankPlanner = Callable[[RunConfig, int, Target], RankNeeds]
+Result = TypeVar("Result", bound=msgspec.Struct)
+RankPlanner = Callable[[RunConfig, int, Target, Samples], RankNeeds]
 
 
 def plan_lines_of(
@@ -46,9 +50,14 @@ def plan_lines_of(
     scale: float | None = None,
     timeout_s: float = ROW_TIMEOUT_S,
     planner: RankPlanner = plan_rank,
+    samples: Samples | None = None,
 ) -> Iterator[PlanLine]:
-    """The lines of all candidates as they come, which need not be their order. `scale`: see step_time.py."""
+    """The lines of all candidates as they come, which need not be their order.
+
+    `scale`: see step_time.py. `samples` are looked at once where they are not given: see look_at_samples.
+    """
     preload()
+    samples = look_at_samples(base, timeout_s) if samples is None else samples
     pending = []
     for candidate in candidates:
         try:
@@ -56,26 +65,45 @@ def plan_lines_of(
         except ConfigError as error:
             yield empty_line(candidate, target, " ".join(filter(None, (error.message, error.advice))))
     waiting = [(one, rank) for one in pending for rank in one.to_start()]
-    running: list[_Child] = []
+    running: dict[_Child, tuple[_Pending, int]] = {}
     most = max(1, min(MOST_AT_ONCE, len(os.sched_getaffinity(0))))
     try:
         with selectors.DefaultSelector() as selector:
             while waiting or running:
                 while waiting and len(running) < most:
                     one, rank = waiting.pop(0)
-                    child = _Child.start(one, rank, planner)
-                    running.append(child)
-                    selector.register(child.pipe, selectors.EVENT_READ, child)
-                for child in _ended(selector, running, timeout_s):
-                    selector.unregister(child.pipe)
-                    running.remove(child)
-                    child.pending.figures[child.rank] = child.figures()
-                    waiting[:0] = [(child.pending, rank) for rank in child.pending.to_start()]
-                    if child.pending.is_complete:
-                        yield child.pending.line(scale)
+                    child = _Child.start(
+                        functools.partial(planner, one.config, rank, target, samples), selector
+                    )
+                    one.started_s = one.started_s or child.started_s
+                    running[child] = one, rank
+                for child in _ended(selector, list(running), timeout_s):
+                    one, rank = running.pop(child)
+                    found = child.result(RankNeeds)
+                    one.figures[rank] = RankNeeds(reason=found) if isinstance(found, str) else found
+                    waiting[:0] = [(one, rank) for rank in one.to_start()]
+                    if one.is_complete:
+                        yield one.line(scale, samples)
     finally:
         for child in running:
             child.kill()
+
+
+def look_at_samples(config: RunConfig, timeout_s: float = ROW_TIMEOUT_S) -> Samples:
+    """What is to be known of a data set before its largest batch can be planned. One that fails to tell is
+    taken for uniform: it fails every candidate too, in words.
+    """
+    if not user_code.is_user_code(config.data.use):
+        return UNIFORM
+    with selectors.DefaultSelector() as selector:
+        child = _Child.start(functools.partial(look, config), selector)
+        try:
+            while not _ended(selector, [child], timeout_s):
+                pass
+        finally:
+            child.kill()
+    found = child.result(Samples)
+    return UNIFORM if isinstance(found, str) else found
 
 
 @dataclass(eq=False)
@@ -101,8 +129,8 @@ class _Pending:
     def is_complete(self) -> bool:
         return len(self.figures) == len(self.started)
 
-    def line(self, scale: float | None) -> PlanLine:
-        line = line_of(self.candidate, self.config, self.target, self.figures, scale)
+    def line(self, scale: float | None, samples: Samples) -> PlanLine:
+        line = line_of(self.candidate, self.config, self.target, self.figures, scale, samples)
         if self.is_compiled:
             line.notes.append(_COMPILED)
         line.seconds = time.monotonic() - (self.started_s or 0.0)
@@ -120,15 +148,16 @@ def _ended(selector: selectors.BaseSelector, running: Sequence[_Child], timeout_
         if time.monotonic() - child.started_s >= timeout_s and not child.is_done:
             child.kill()
             child.timed_out_s = timeout_s
-    return [child for child in running if child.is_done]
+    done = [child for child in running if child.is_done]
+    for child in done:
+        selector.unregister(child.pipe)
+    return done
 
 
 @dataclass(eq=False)
 class _Child:
-    """A process that plans one rank of a candidate."""
+    """A process that computes one thing and writes it into its pipe."""
 
-    pending: _Pending
-    rank: int
     pid: int
     pipe: int
     errors: IO[bytes]
@@ -139,17 +168,17 @@ class _Child:
     timed_out_s: float | None = None
 
     @classmethod
-    def start(cls, pending: _Pending, rank: int, planner: RankPlanner) -> _Child:
+    def start(cls, compute: Callable[[], msgspec.Struct], selector: selectors.BaseSelector) -> _Child:
         errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the child's figures are read
         reading, writing = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
         if pid == 0:
-            _be_child(lambda: planner(pending.config, rank, pending.target), writing, errors.fileno())
+            _be_child(compute, writing, errors.fileno())
         os.close(writing)
-        child = cls(pending, rank, pid, reading, errors)
-        pending.started_s = pending.started_s or child.started_s
+        child = cls(pid, reading, errors)
+        selector.register(reading, selectors.EVENT_READ, child)
         return child
 
     def read(self) -> None:
@@ -167,13 +196,13 @@ class _Child:
         _, self.status = os.waitpid(self.pid, 0)
         self.is_done = True
 
-    def figures(self) -> RankNeeds:
-        """What the child wrote, or what became of it."""
+    def result(self, kind: type[Result]) -> Result | str:
+        """What the child wrote, or in words what became of it."""
         os.close(self.pipe)
         with self.errors:
             if self.status == 0 and self.timed_out_s is None and self.output:
-                return msgspec.msgpack.decode(self.output, type=RankNeeds)
-            return RankNeeds(reason=self._end_in_words())
+                return msgspec.msgpack.decode(self.output, type=kind)
+            return self._end_in_words()
 
     def _end_in_words(self) -> str:
         if self.timed_out_s is not None:
@@ -189,8 +218,8 @@ class _Child:
         )
 
 
-def _be_child(plan: Callable[[], RankNeeds], writing: int, errors: int) -> None:
-    """Write the figures and leave, without any of the parent's own ends: buffers, handlers, tests."""
+def _be_child(compute: Callable[[], msgspec.Struct], writing: int, errors: int) -> None:
+    """Write what is computed and leave, without any of the parent's own ends: buffers, handlers, tests."""
     code = 1
     try:
         die_with_parent()
@@ -199,7 +228,7 @@ def _be_child(plan: Callable[[], RankNeeds], writing: int, errors: int) -> None:
         os.dup2(errors, 1)
         os.dup2(errors, 2)
         with os.fdopen(writing, "wb") as pipe:
-            pipe.write(msgspec.msgpack.encode(plan()))
+            pipe.write(msgspec.msgpack.encode(compute()))
         code = 0
     except BaseException:
         import traceback

@@ -17,6 +17,16 @@ class TargetDevice:
     gpu: GpuModel | None = None
 
     @property
+    def room_bytes(self) -> int | None:
+        """What is there for a run, None where nobody named a size."""
+        return None if self.total_bytes is None else self.total_bytes - self.others_bytes
+
+    @property
+    def kind(self) -> tuple[GpuModel | None, int | None]:
+        """Devices of one kind need the same for the same tensors."""
+        return self.gpu, self.room_bytes
+
+    @property
     def rates(self) -> Rates | None:
         return None if self.gpu is None else self.gpu.rates
 

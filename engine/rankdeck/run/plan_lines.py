@@ -25,6 +25,8 @@ from typing import Any
 import msgspec
 
 from rankdeck.base.units import format_bytes
+from rankdeck.config.catalog import STRATEGIES
+from rankdeck.config.planning import Planning
 
 FITS, TIGHT, DOES_NOT_FIT, CANNOT = "fits", "tight", "does-not-fit", "cannot"
 VERDICTS = (FITS, TIGHT, DOES_NOT_FIT, CANNOT)
@@ -38,6 +40,8 @@ class PlannedDevice(msgspec.Struct, kw_only=True):
 
     `active_bytes` is the peak of live tensors; `by_kind` (see events.MEMORY_KINDS) adds up to it.
     `reserved_bytes` is what torch's allocator would hold to serve it, None in a rehearsal, which has none.
+    The allocator keeps what it has reserved while the device has room: `needed_bytes` is what would do of
+    `total_bytes` where that is clearly less, because segments are given back before memory runs out.
     `constants_bytes` are the driver's context and NCCL's buffers, 0 in a rehearsal. `total_bytes` is what the
     verdict compares with `capacity_bytes` less `others_bytes` (what other processes hold now); the capacity
     is None where nobody named one.
@@ -49,6 +53,7 @@ class PlannedDevice(msgspec.Struct, kw_only=True):
     reserved_bytes: int | None = None
     constants_bytes: int = 0
     total_bytes: int
+    needed_bytes: int | None = None
     capacity_bytes: int | None = None
     others_bytes: int = 0
     by_kind: dict[str, int] = {}
@@ -127,7 +132,8 @@ def decode(line: bytes) -> PlanLine:
 
 
 def verdict_of(devices: Sequence[PlannedDevice], host_bytes: int | None = None) -> tuple[str, str | None]:
-    """(verdict, reason) of devices whose bytes are known. Without a capacity a plan fits, as long as the host
+    """(verdict, reason) of devices whose bytes are known: tight where what they need comes close to what they
+    have. Without a capacity a plan fits, as long as the host
     has the bytes of all devices together where they are its own.
     """
     together = sum(device.total_bytes for device in devices)
@@ -139,7 +145,6 @@ def verdict_of(devices: Sequence[PlannedDevice], host_bytes: int | None = None) 
         return FITS, None
     worst = min(limited, key=lambda device: _room(device))
     room, total = _room(worst), worst.total_bytes
-    capacity = (worst.capacity_bytes or 0) - worst.others_bytes
     name = f"device {worst.device}" + (f" ({worst.name})" if worst.name else "")
     others = f" beside {format_bytes(worst.others_bytes)} of other processes" if worst.others_bytes else ""
     if room < 0:
@@ -147,9 +152,17 @@ def verdict_of(devices: Sequence[PlannedDevice], host_bytes: int | None = None) 
             DOES_NOT_FIT,
             f"{name} lacks {format_bytes(-room)}: it would need {format_bytes(total)}{others}.",
         )
-    if total > TIGHT_SHARE * capacity:
+    if any(is_tight(device) for device in limited):
         return TIGHT, f"{name} would have {format_bytes(room)} to spare{others}."
     return FITS, None
+
+
+def is_tight(device: PlannedDevice) -> bool:
+    """Whether what it needs comes close to what the device has, if that is known."""
+    if device.capacity_bytes is None:
+        return False
+    needed_bytes = device.total_bytes if device.needed_bytes is None else device.needed_bytes
+    return needed_bytes > TIGHT_SHARE * (device.capacity_bytes - device.others_bytes)
 
 
 def _room(device: PlannedDevice) -> int:
@@ -160,37 +173,74 @@ def _room(device: PlannedDevice) -> int:
 
 class Marks(msgspec.Struct, frozen=True):
     """Places of lines in a list: `cheapest` needs the least of its fullest device, `recommended` is what to
-    take; None where no line has figures, or nothing fits."""
+    take and `reason` says why in a sentence; None where no line has figures, or nothing fits."""
 
     cheapest: int | None
     recommended: int | None
+    reason: str = ""
+
+
+EQUALLY_FAST = 1.1
+"""Predictions whose middles are no further apart than this factor cannot tell which is faster."""
 
 
 def marks(lines: Iterable[PlanLine]) -> Marks:
     """Which of the lines to mark; lines of advice are left out.
 
-    Recommended is the fastest by the prediction among those that fit (else those that are tight). Ranges that
-    overlap the fastest one count as equally fast: then the one that needs the least memory wins.
+    Of those that fit with room the fastest by the prediction, and of equally fast ones the simplest. Where
+    times are not known, the simplest in which all devices work at once. Where memory is tight under all that
+    fit, the one that needs the least.
     """
-    known = [(i, line) for i, line in enumerate(lines) if line.devices and not line.changes]
-    cheapest = min(known, key=lambda item: _need(item[1]), default=None)
-    for verdict in (FITS, TIGHT):
-        possible = [item for item in known if item[1].verdict == verdict]
-        if possible:
-            fastest_s = min(_middle_s(line) for _, line in possible)
-            close = [item for item in possible if _low_s(item[1]) <= fastest_s]
-            best = min(close, key=lambda item: _need(item[1]))
-            return Marks(cheapest and cheapest[0], best[0])
-    return Marks(cheapest and cheapest[0], None)
+    known = [
+        (place, line)
+        for place, line in enumerate(lines)
+        if line.devices and not line.changes and line.strategy in STRATEGIES
+    ]
+    cheapest = min(known, key=lambda item: _need(item[1]))[0] if known else None
+    fits = [item for item in known if item[1].verdict == FITS]
+    tight = [item for item in known if item[1].verdict == TIGHT]
+    if not fits:
+        if not tight:
+            return Marks(cheapest, None)
+        least = min(tight, key=lambda item: _need(item[1]))
+        return Marks(cheapest, least[0], "Memory is tight under all that fit; this one needs the least.")
+    timed = [(place, line, _middle_s(line.step)) for place, line in fits if line.step is not None]
+    if not timed:
+        # One device after another is as slow as one alone.
+        place, line = min(fits, key=lambda item: (_planning(item[1]).in_turn, *_complexity(item[1])))
+        together = " in which all devices work at once" if len(line.devices) > 1 else ""
+        reason = f"{_it_fits(line)}, step times are not known, and it is the simplest{together}."
+        return Marks(cheapest, place, reason)
+    fastest_s = min(middle_s for _, _, middle_s in timed)
+    close = [(place, line) for place, line, middle_s in timed if middle_s <= EQUALLY_FAST * fastest_s]
+    place, line = min(close, key=lambda item: _complexity(item[1]))
+    why = (
+        "no other is predicted to be faster"
+        if len(close) == 1
+        else "it is the simplest of those within 10 % of the fastest"
+    )
+    return Marks(cheapest, place, f"{_it_fits(line)}, and {why}.")
+
+
+def _it_fits(line: PlanLine) -> str:
+    return "As far as is known it fits with room" if line.is_bound else "It fits with room"
 
 
 def _need(line: PlanLine) -> int:
     return max(device.total_bytes for device in line.devices)
 
 
-def _low_s(line: PlanLine) -> float:
-    return math.inf if line.step is None else line.step.low_s
+def _planning(line: PlanLine) -> Planning:
+    return STRATEGIES[line.strategy].planning
 
 
-def _middle_s(line: PlanLine) -> float:
-    return math.inf if line.step is None else math.sqrt(line.step.low_s * line.step.high_s)
+def _complexity(line: PlanLine) -> tuple[int, bool, int]:
+    """Options that are set come first; one thread that drives several devices is no simplification."""
+    options = len(STRATEGIES[line.strategy].changed(line.options))
+    drives_several = _planning(line).one_thread and len(line.devices) > 1
+    return options, drives_several, list(STRATEGIES).index(line.strategy)
+
+
+def _middle_s(step: StepTime) -> float:
+    """The geometric mean of a range."""
+    return math.sqrt(step.low_s * step.high_s)

@@ -8,10 +8,14 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
+from typing import Any
 
+import torch
 from torch import Tensor
+from torch.distributed import P2POp, get_rank
 from torch.distributed.pipelining import PipelineStage, schedules
 
+from rankdeck.torch_compat.fake_tensors import FakeTensor
 from rankdeck.torch_compat.places import Private
 
 _STAGE = "torch.distributed.pipelining:PipelineStage"
@@ -31,6 +35,29 @@ PLACES = (
     Private(f"{_SCHEDULES}:logger", "failures inside a stage print torch's whole schedule"),
     Private("torch.distributed.pipelining.stage:_RecvInfo", "buffers of pipelines are shown as activations"),
 )
+
+
+_PLAIN = torch.empty(0, device="meta")
+
+
+class Stage(PipelineStage):
+    """torch's stage, where only some versions have what needs to be otherwise."""
+
+    def _get_init_p2p_neighbors_ops(self) -> list[P2POp]:
+        """A stage's first messages, in 2.11 also to a stage on the same rank: gloo waits for ever for what a
+        rank sends itself.
+        """
+        ops: list[P2POp] = super()._get_init_p2p_neighbors_ops()
+        return [op for op in ops if op.group_peer != get_rank(op.group)]
+
+    def _output_slot_is_releasable(self, output: Any) -> tuple[bool, str]:
+        """Whether what was sent may go, from 2.15 on: it may if it is no subclass, and a plan's fake tensors
+        stand for plain ones.
+        """
+        torchs: Any = super()
+        plain = _PLAIN if isinstance(output, FakeTensor) else output
+        found: tuple[bool, str] = torchs._output_slot_is_releasable(plain)
+        return found
 
 
 def receive_buffers(stage: PipelineStage) -> list[Tensor]:

@@ -23,7 +23,7 @@ from rankdeck.config import RunConfig
 from rankdeck.config.catalog import DATA, LOSSES, MODELS, OPTIMIZERS, SCHEDULES
 from rankdeck.config.schema import DEFAULT_STEPS
 from rankdeck.data.base import DataCard, DataSource, SampleSet
-from rankdeck.data.loader import first_batch
+from rankdeck.data.loader import first_batch, one_batch
 from rankdeck.data.sampling import Epochs
 from rankdeck.data.synthetic import Synthetic, spec_for
 from rankdeck.models.checkpointing import checkpoint_blocks
@@ -139,6 +139,12 @@ def load(config: RunConfig) -> Workload:
     return _workload(config, card, train, heldout)
 
 
+def one_sample(dataset: SampleSet, index: int) -> Any:
+    """A sample of a person's own data as a batch of one: a dict, or (inputs, targets)."""
+    inputs, targets = one_batch(dataset, [index])
+    return inputs if isinstance(inputs, dict) else (inputs, targets)
+
+
 def load_shapes(config: RunConfig, stand_in: Callable[[Any, int], SampleSet]) -> Workload:
     """As `load`, without reading the catalogue's data: `stand_in(sample, num_samples)` takes its place.
 
@@ -148,9 +154,7 @@ def load_shapes(config: RunConfig, stand_in: Callable[[Any, int], SampleSet]) ->
     data = source(config)
     if data is None:
         train, _ = user_code.build_data(config.data.use, config.data.args, _folder(config))
-        inputs, targets = first_batch(train, 1)
-        sample = inputs if isinstance(inputs, dict) else (inputs, targets)
-        return _workload(config, None, stand_in(sample, len(train)), None)
+        return _workload(config, None, stand_in(one_sample(train, 0), len(train)), None)
     card = data.describe()
     sample = (
         torch.empty((1, *card.input_shape), dtype=card.input_dtype, device="meta"),

@@ -65,13 +65,14 @@ def test_marks_are_said_only_when_every_answer_is_there(qtbot: QtBot, world: Pla
     world.tell([line("ddp", 2 * GIB, step=fast), line("fsdp", GIB, step=small)], then="hang")
     world.plan.want_all(True)
     until(qtbot, lambda: len(world.plan.lines) == 2)
-    assert world.plan.marks == (None, None)
+    assert world.plan.marks == (None, None, "")
     world.tell([line("ddp", 2 * GIB, step=fast), line("fsdp", GIB, step=small)])
     world.plan.ask_again()
     until(qtbot, lambda: world.plan.is_complete)
-    cheapest, recommended = world.plan.marks
+    cheapest, recommended, reason = world.plan.marks
     assert cheapest is not None and cheapest.strategy == "fsdp"
     assert recommended is not None and recommended.strategy == "ddp"
+    assert "no other is predicted to be faster" in reason
 
 
 def test_answers_to_an_older_form_are_dropped_and_its_process_ended(qtbot: QtBot, world: PlanWorld) -> None:

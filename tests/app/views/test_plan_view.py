@@ -83,6 +83,14 @@ def test_enter_chooses_the_row_that_has_the_keyboard(qtbot: QtBot, world: PlanWo
     assert world.draft.value(("strategy", "use")) == "fsdp"
 
 
+def test_the_page_says_in_a_sentence_what_is_recommended(
+    qtbot: QtBot, world: PlanWorld, page: PlanPage
+) -> None:
+    answered(qtbot, world, page, [line("ddp", 2 * GIB, configured=True), line("model", GIB)])
+    assert page.reason.isVisible()
+    assert page.reason.text().startswith("Recommended: DDP. It fits with room, step times are not known")
+
+
 def test_a_row_that_cannot_says_why_and_is_not_chosen(qtbot: QtBot, world: PlanWorld, page: PlanPage) -> None:
     cannot = line("tensor", devices=[], verdict=CANNOT, reason="The model has 3 heads.")
     answered(qtbot, world, page, [line("ddp", configured=True), cannot])
@@ -98,8 +106,10 @@ def test_a_dead_planner_leaves_what_was_answered(qtbot: QtBot, world: PlanWorld,
     qtbot.waitUntil(lambda: bool(world.plan.problem), timeout=WAIT_MS)
     by_title = {figure.title: figure for figure in page.table.plan_model.figures}
     assert by_title["DDP"].verdict_word == "fits" and by_title["DDP"].bars
-    assert by_title["FSDP"].verdict_word == "no answer" and "signal 9" in by_title["FSDP"].words
-    assert page.problem.isVisible() and not page.trust_button.isVisible()
+    assert by_title["FSDP"].verdict_word == "no answer" and "signal 9" in by_title["FSDP"].tooltip
+    assert not by_title["FSDP"].words, "said once, above the table"
+    assert page.problem.isVisible() and "signal 9" in page.problem.text()
+    assert not page.reason.isVisible() and not page.trust_button.isVisible()
 
 
 def test_bars_add_up_and_share_one_scale() -> None:

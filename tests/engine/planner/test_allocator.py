@@ -64,6 +64,17 @@ def test_streams_do_not_share_blocks() -> None:
     assert reserved_bytes(log, side_streams=True) == 32 * MIB
 
 
+def test_cached_segments_are_given_back_before_memory_runs_out() -> None:
+    log = [
+        (1, 30 * MIB, False), (2, 6 * MIB, False), (3, 6 * MIB, False), (4, 9 * MIB, True),
+        (1, 0, False), (2, 0, False), (4, 0, True),  # 3 still holds its segment of 20 MiB
+        (5, 40 * MIB, False),
+    ]  # fmt: skip
+    assert reserved_bytes(log, side_streams=True) == (30 + 20 + 20 + 40) * MIB
+    assert reserved_bytes(log, side_streams=True, limit_bytes=109 * MIB) == (30 + 20 + 20) * MIB
+    assert reserved_bytes(log, side_streams=True, limit_bytes=60 * MIB) == (30 + 20 + 20) * MIB, "too little"
+
+
 def test_whatever_comes_and_goes_is_given_back_whole() -> None:
     chance = random.Random(0)
     allocator = CachingAllocator()

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from rankdeck.config import RunConfig, from_text
+from rankdeck.config import RunConfig, from_text, load, presets
 from rankdeck.config.gpu_models import GpuModel
 from rankdeck.planner.candidates import Candidate, candidates_for
 from rankdeck.planner.figures import RankNeeds, plan_rank
 from rankdeck.planner.pool import plan_lines_of
+from rankdeck.planner.samples import Samples
 from rankdeck.planner.targets import Target, TargetDevice
+from rankdeck.run.plan_lines import PlanLine
 from tests.helpers import eager_gpt
 
 OWN = Path(eager_gpt.__file__)
@@ -39,7 +41,7 @@ train = {{ global_batch = 16 }}
 
 
 def test_a_crash_and_a_time_out_are_lines_and_the_others_stand() -> None:
-    def planner(config: RunConfig, rank: int, target: Target) -> RankNeeds:
+    def planner(config: RunConfig, rank: int, target: Target, samples: Samples) -> RankNeeds:
         if config.strategy.use == "dp":
             import os
             import signal
@@ -47,7 +49,7 @@ def test_a_crash_and_a_time_out_are_lines_and_the_others_stand() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         if config.strategy.use == "model":
             time.sleep(60)
-        return plan_rank(config, rank, target)
+        return plan_rank(config, rank, target, samples)
 
     rows = [Candidate("dp"), Candidate("model"), Candidate("single")]
     found = {
@@ -121,6 +123,30 @@ def test_what_is_too_much_for_certain_does_not_fit() -> None:
     target = Target("1 x tiny", (TargetDevice("tiny", 2**20, 0, gpu),), like_cuda=True)
     (line,) = plan_lines_of(own("asking"), [Candidate("single")], target)
     assert line.verdict == "does-not-fit"
+
+
+def test_what_the_allocator_would_give_back_is_room() -> None:
+    """Without a limit this model's segments add up to more than it can do with."""
+    base = load(presets.folder() / "gpt-ddp.toml")
+    gpu = GpuModel("small", 2**34)
+
+    def planned(strategy: str, batch: int, *capacities_bytes: int) -> PlanLine:
+        devices = tuple(TargetDevice("small", capacity, 0, gpu) for capacity in capacities_bytes)
+        rows = [Candidate(strategy, changes={"train.global_batch": batch})]
+        (line,) = plan_lines_of(base, rows, Target("small", devices, like_cuda=True))
+        return line
+
+    free = planned("single", 23, 2**34).devices[0]
+    assert free.needed_bytes is None
+    less = planned("single", 23, free.total_bytes - 2**21)
+    assert less.verdict == "tight" and less.devices[0].total_bytes <= free.total_bytes - 2**21
+    far_less = planned("single", 23, free.active_bytes + free.constants_bytes)
+    assert far_less.verdict == "does-not-fit", "pieces that cannot be put together are not given back"
+
+    roomy, full = planned("ddp", 46, 2**34, free.total_bytes).devices
+    assert roomy.needed_bytes is None and full.needed_bytes is not None, (
+        "equal ranks, and devices that are not"
+    )
 
 
 def test_rows_come_once_with_the_configurations_own_first() -> None:

@@ -65,22 +65,59 @@ def test_virtual_devices_share_what_this_machine_has_left() -> None:
     assert reason == "The devices need 24.0 GiB of this machine's memory together, which has 23.0 GiB left."
 
 
-def test_recommended_is_the_fastest_that_fits_and_of_equals_the_smallest() -> None:
-    lines = [
-        line("single", 30, low_s=4, high_s=8),
-        line("dp", 20, 5, low_s=2, high_s=4),
-        line("ddp", 12, 12, low_s=1, high_s=2),
-        line("fsdp", 8, 8, low_s=1.2, high_s=2.4),
-        line("model", 4, 4, low_s=5, high_s=9),
-    ]
+def recommended(lines: list[PlanLine]) -> tuple[str, str]:
     found = plan_lines.marks(lines)
-    assert lines[found.cheapest or 0].label == "model"
-    assert lines[found.recommended or 0].label == "fsdp"
+    assert found.recommended is not None
+    return lines[found.recommended].label, found.reason
+
+
+def test_with_room_the_fastest_is_recommended_however_little_another_needs() -> None:
+    lines = [
+        line("single", 10, low_s=2, high_s=9),
+        line("ddp", 12, 12, low_s=0.53, high_s=4.26),
+        line("model", 1, 1, low_s=1.4, high_s=20),
+        line("hybrid", 4, 4, low_s=1.0, high_s=8.1),  # its range overlaps that of ddp
+    ]
+    assert recommended(lines) == ("ddp", "It fits with room, and no other is predicted to be faster.")
+    assert lines[plan_lines.marks(lines).cheapest or 0].label == "model"
+
+
+def test_of_equally_fast_ones_the_simplest_is_recommended() -> None:
+    viewed = line("ddp", 11, 11, low_s=0.98, high_s=1.96)
+    viewed.options, viewed.label = {"gradient_as_bucket_view": True}, "viewed"
+    lines = [line("fsdp", 6, 6, low_s=1, high_s=2), viewed, line("dp", 14, 4), line("ddp", 12, 12)]
+    assert recommended(lines) == (
+        "ddp",
+        "It fits with room, and it is the simplest of those within 10 % of the fastest.",
+    )
+    lines[3].step = StepTime(low_s=1.2, high_s=2.4)  # now it is not among the fastest
+    assert recommended(lines)[0] == "fsdp", "one option less than the other, and no thread that drives two"
+
+
+def test_without_step_times_all_devices_work_at_once() -> None:
+    lines = [line(name, *[2] * count) for name, count in (("single", 1), ("dp", 2), ("model", 2), ("ddp", 2))]
+    for one in lines:
+        one.step = None
+    strategy, reason = recommended(lines)
+    assert strategy == "ddp" and "step times are not known" in reason and "work at once" in reason
+    assert recommended(lines[:1])[0] == "single"
+    lines[0].is_bound = True
+    assert recommended(lines[:1])[1].startswith("As far as is known it fits with room")
+
+
+def test_where_memory_is_tight_the_least_is_recommended() -> None:
+    lines = [
+        line("ddp", 23.5, 23.5, low_s=1, high_s=2),
+        line("fsdp", 22.5, 22.5, low_s=5, high_s=9),
+        line("dp", 30),
+    ]
+    strategy, reason = recommended(lines)
+    assert strategy == "fsdp" and "tight" in reason
 
 
 def test_nothing_is_recommended_where_nothing_fits() -> None:
     found = plan_lines.marks([line("single", 30), line("dp", 40)])
-    assert found.recommended is None and found.cheapest == 0
+    assert (found.recommended, found.cheapest, found.reason) == (None, 0, "")
 
 
 def test_a_line_survives_json() -> None:

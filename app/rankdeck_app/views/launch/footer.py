@@ -158,7 +158,7 @@ class LaunchFooter(QWidget):
         if self._blocker is not None:
             self.estimate.show_text(self._blocker)
         elif plan.chosen is not None:
-            _, recommended = plan.marks
+            _, recommended, _ = plan.marks
             holds, fits = estimate(plan.chosen, recommended)
             self.estimate.show_estimate(holds, fits, is_trouble=is_trouble(plan.chosen))
         elif plan.is_asking:

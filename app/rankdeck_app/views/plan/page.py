@@ -59,10 +59,12 @@ class PlanPage(Page):
             card.set_source(PREDICTED)
         self._advice_card.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Maximum)
         self.problem = text_label(tone="warning")
+        self.reason = text_label(tone="dim")
         self.trust_button = push_button("Trust and Plan…", "", self.trust_asked.emit)
         parts = (
             self._head(theme),
             row((self.problem, 1), self.trust_button),
+            self.reason,
             (self._card, 1),
             self._advice_card,
         )
@@ -160,6 +162,8 @@ class PlanPage(Page):
         self.advice.show_lines(advice)
         self._advice_card.setVisible(bool(advice))
         self._advice_card.setMaximumHeight(HEADER_HEIGHT + self.advice.height() + 10)
+        self.reason.setText(plan_figures.recommendation(plan))
+        self.reason.setVisible(bool(self.reason.text()))
         self.problem.setText(plan.problem)
         self.problem.setVisible(bool(plan.problem))
         self.trust_button.setVisible(bool(plan.problem) and plan.needs_trust)

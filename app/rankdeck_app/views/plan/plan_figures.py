@@ -101,7 +101,7 @@ def scale(lines: Sequence[PlanLine]) -> Scale:
 
 
 def rows(plan: DraftPlan) -> list[RowFigure]:
-    cheapest, recommended = plan.marks
+    cheapest, recommended, _ = plan.marks
     marks = ((RECOMMENDED, recommended), (LEAST_MEMORY, cheapest))
     return [
         _row(plan, row, tuple(word for word, line in marks if line is not None and line is row.line))
@@ -119,7 +119,9 @@ def _row(plan: DraftPlan, row: PlanRow, marks: tuple[str, ...]) -> RowFigure:
             key, icon, title, options,
             is_awaited=awaited,
             num_tracks=_num_tracks(plan) if awaited else 0,
-            words=row.failure,
+            # What keeps every row from an answer stands above the table.
+            words="" if row.failure == plan.problem else row.failure,
+            tooltip=row.failure,
             verdict_word="planning…" if awaited else "no answer" if row.failure else "not asked",
         )  # fmt: skip
     note, is_hot = _peak_note(line)
@@ -195,7 +197,7 @@ def tooltip(line: PlanLine) -> str:
 def stats(plan: DraftPlan) -> tuple[Stat, ...]:
     """What is planned for, the chosen strategy, the marked ones, and how many answers there are."""
     lines = plan.lines
-    cheapest, recommended = plan.marks
+    cheapest, recommended, _ = plan.marks
     target = lines[0].target if lines else plan.devices or UNKNOWN
     return (
         Stat("Predicted for", target, target),
@@ -204,6 +206,15 @@ def stats(plan: DraftPlan) -> tuple[Stat, ...]:
         _stat(LEAST_MEMORY, cheapest),
         Stat("Answers so far" if plan.is_asking else "Answers", str(len(lines)), "88"),
     )
+
+
+def recommendation(plan: DraftPlan) -> str:
+    """The recommended strategy with its options and why; "" where there is none."""
+    _, recommended, reason = plan.marks
+    if recommended is None:
+        return ""
+    name = ", ".join(filter(None, (strategy_name(recommended), options_text(recommended.label))))
+    return f"{RECOMMENDED}: {name}. {reason}"
 
 
 def _stat(word: str, line: PlanLine | None, *, is_hot: bool = False) -> Stat:

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage
 
 from rankdeck.models.losses import Loss
 from rankdeck.parallel.nested import first_samples
@@ -24,7 +23,7 @@ from rankdeck.parallel.pipelining.costs import Boundary
 from rankdeck.parallel.pipelining.cutting import CutModel
 from rankdeck.parallel.pipelining.schedules import make_schedule
 from rankdeck.profiling.spans import SpanRecorder
-from rankdeck.torch_compat.pipelining import raised_in_a_stage, receive_buffers
+from rankdeck.torch_compat.pipelining import Stage, raised_in_a_stage, receive_buffers
 
 _NUMBER = torch.empty(1, dtype=torch.int64, device="meta")
 """What torch's first stage gets for a microbatch: its number."""
@@ -152,7 +151,7 @@ class TorchSchedule:
         return [tensor for stage in self._stages for tensor in receive_buffers(stage)]
 
 
-class _Stage(PipelineStage):
+class _Stage(Stage):
     """torch's stage, which tells its runner the number of the microbatch and counts what it does."""
 
     def __init__(self, traffic: Traffic, *args: Any, **kwargs: Any) -> None:
