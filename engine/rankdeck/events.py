@@ -89,12 +89,15 @@ class RankStarted(Event, tag="rank_started"):
 class Phase(Event, tag="phase"):
     """What a rank is busy with before and after its steps, as in 'loading data' or 'saving weights'.
 
-    `steps`: of the whole run, once the data is known.
+    `steps`: of the whole run, once the data is known; `samples`: of the training data, of which `left_out`
+    are seen by no step of an epoch.
     """
 
     rank: int
     phase: str
     steps: int | None = None
+    samples: int | None = None
+    left_out: int | None = None
 
 
 class Restored(Event, tag="restored"):

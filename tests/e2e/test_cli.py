@@ -65,6 +65,8 @@ def test_a_finished_run_was_told_in_plain_lines_and_is_shown_listed_watched_and_
     done = train("digits-mlp", "cpu:1", 50, "--name", "my run")
     lines = done.out.splitlines()
     assert lines[0] == "starting 1 rank"
+    left_out = '2 of 1442 samples are left out of each epoch (data.last = "drop")'
+    assert f"training, {left_out}" in lines and any(line == f"data           {left_out}" for line in lines)
     assert any(line.startswith("step 50/50  loss ") for line in lines)
     assert any(line.startswith("step 50: held-out loss ") for line in lines)
     assert any(line.startswith("completed  50/50 steps") for line in lines)

@@ -123,3 +123,40 @@ def even(units: int = 8) -> nn.Module:
 
 def scaled() -> nn.Module:
     return Scaled()
+
+
+class Scoring(nn.Module):
+    """Digits and their labels -> the mean loss over them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 10))
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"loss": nn.functional.cross_entropy(self.layers(inputs), labels)}
+
+
+def scoring() -> nn.Module:
+    return Scoring()
+
+
+class Skipping(nn.Module):
+    """Digits (B, 1, 8, 8) -> logits (B, 10); what enters is carried past all layers, so that only a trace can
+    cut it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(64, 32), nn.Linear(64, 10)
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        entered = self.enter(inputs.flatten(1))
+        hidden = entered
+        for layer in self.layers:
+            hidden = layer(hidden).relu()
+        out: Tensor = self.leave(torch.cat([hidden, entered], 1))
+        return out
+
+
+def skipping() -> nn.Module:
+    return Skipping()

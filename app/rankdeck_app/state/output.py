@@ -20,6 +20,7 @@ from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QPersistent
 from rankdeck import events
 from rankdeck.base import files
 from rankdeck.base.units import format_bytes
+from rankdeck.run.left_out import left_out_in_words
 from rankdeck.rundir import Cursor, EventReader, RunDir
 
 MAX_LINES = 20_000
@@ -71,7 +72,10 @@ def line_of(event: events.AnyEvent) -> OutputLine | None:
         tone = "warning" if problem.severity == "warning" else "error"
         text = f"{problem.severity}: {problem.message} {problem.advice or ''}".strip()
         return OutputLine(event.t, problem.rank, text, tone)
-    if isinstance(event, events.RankStarted | events.Phase):
+    if isinstance(event, events.Phase):
+        text = ", ".join(filter(None, (event.phase, left_out_in_words(event.samples, event.left_out))))
+        return OutputLine(event.t, event.rank, text, "dim")
+    if isinstance(event, events.RankStarted):
         return OutputLine(event.t, event.rank, event.phase, "dim")
     if isinstance(event, events.RunStarted):
         return OutputLine(

@@ -12,6 +12,7 @@ from rankdeck.cli.display import Display
 from rankdeck.cli.words import evaluation_in_words, loss_in_words
 from rankdeck.run.anatomy import SIMULATED_TIME
 from rankdeck.run.fold import Fold
+from rankdeck.run.left_out import left_out_in_words
 
 EVERY_S = 1.0
 
@@ -31,7 +32,9 @@ class PlainLines(Display):
                 self.say(f"starting {event.world_size} rank{'s' if event.world_size > 1 else ''}{pace}")
             case events.Phase() if event.rank == 0 and event.phase != self._phase:
                 self._phase = event.phase
-                self.say(event.phase)
+                self.say(
+                    ", ".join(filter(None, (event.phase, left_out_in_words(event.samples, event.left_out))))
+                )
             case events.Evaluation():
                 self._progress(fold, up_to=event.step)
                 self.say(evaluation_in_words(event))

@@ -23,6 +23,7 @@ from rankdeck.config.catalog import STRATEGIES
 from rankdeck.events import MEMORY_KINDS
 from rankdeck.run.anatomy import SIMULATED_TIME
 from rankdeck.run.devices import highest_of
+from rankdeck.run.left_out import left_out_in_words
 
 _STYLES = {
     "completed": "green",
@@ -116,6 +117,8 @@ def _figures(facts: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         accuracy = evaluation["accuracy"]
         words = loss_in_words(evaluation["loss"])
         yield "held-out loss", words + (f", accuracy {_percent(accuracy, 2)}" if accuracy is not None else "")
+    if left_out := left_out_in_words(**facts["data"] or {}):
+        yield "data", left_out
     if facts["samples_per_s"] is not None:
         yield "speed", f"{facts['samples_per_s']:.1f} samples/s{_step_words(facts['step_s'])}"
     if facts["first_step_s"] is not None:

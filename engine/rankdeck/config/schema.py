@@ -56,6 +56,8 @@ class DataConfig(Table):
     """DataLoader workers per rank."""
     pin_memory: bool = True
     """Page-locked batches, on GPUs."""
+    last: Literal["drop", "keep"] = "drop"
+    """The samples behind the last whole step of an epoch: left out, or a shorter step of their own."""
     longest: AtLeastOne | None = None
     """Length of the longest sample that can come, for plans, where batches are padded to their longest."""
 

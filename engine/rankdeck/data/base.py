@@ -6,13 +6,14 @@ map-style data sets.
     source.prepare()           what is made once for all ranks (a vocabulary); several processes may do it
     source.load()              (training samples, held-out samples or None)
 
-Each sample is `(inputs, targets)`. Two optional gifts of a data set, the user's own included:
+Each sample is `(inputs, targets)`. Three optional gifts of a data set, the user's own included:
 
     read_batch(indices)        a ready batch at once, where that is faster than collating samples one by one
-    needs_epoch = True         it is indexed by a Draw (seed, epoch, sample), not a plain index: then random
-                               augmentation can follow from these three alone, never from a worker's state
+    needs_epoch = True         it is indexed by a Draw (seed, epoch, sample), not a plain index, and may make
+                               a generator of its own from these three
+    is_random = False          nothing is drawn from global generators, so that they need no seed
 
-Read sampling.py and loader.py next.
+Read sampling.py, randomness.py and loader.py next.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class DataCard:
 
 
 class Draw(NamedTuple):
-    """One sample as a data set with needs_epoch is asked for it."""
+    """One sample of one epoch: all that its randomness follows from."""
 
     seed: int
     epoch: int
@@ -80,3 +81,8 @@ class DataSource(Protocol):
 def needs_epoch(dataset: object) -> bool:
     """Whether it is indexed by a Draw instead of a plain index."""
     return bool(getattr(dataset, "needs_epoch", False))
+
+
+def is_random(dataset: object) -> bool:
+    """Whether it may draw from global generators."""
+    return bool(getattr(dataset, "is_random", True))

@@ -114,6 +114,8 @@ class Images:
 class PictureSamples:
     """Held-out pictures: the shorter side is scaled a little above `size`, then the centre is cut out."""
 
+    is_random = False
+
     def __init__(self, samples: Sequence[Sample], size: int) -> None:
         self.samples = list(samples)
         self.size = size
@@ -133,8 +135,8 @@ class PictureSamples:
 
 
 class TrainPictures(PictureSamples):
-    """Training pictures: a random part of each, half of them mirrored. Indexed by a Draw; a plain index is
-    one of epoch 0.
+    """Training pictures: a random part of each, half of them mirrored, by a generator of its own. Indexed by
+    a Draw; a plain index is one of epoch 0.
     """
 
     needs_epoch = True

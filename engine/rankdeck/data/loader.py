@@ -1,19 +1,19 @@
 """From a data set and a batch sampler to batches in order, read here or in worker processes.
 
-A reader turns the sampler's lists of indices into batches: by the data set's own read_batch where it has
-one, else by collating samples. Worker processes get the lists as items of torch's DataLoader
-(batch_size=None); without workers there is none, and a step costs what reading its samples costs. Whatever a
-sample is, a batch is a pair (inputs, targets). An error in a worker crosses to this process as data and is
-raised here in its own words; torch would rebuild it as "Caught ... in DataLoader worker process 0". Read
-base.py and sampling.py first.
+A reader turns the sampler's lists of draws into batches: by the data set's own read_batch where it has one,
+else by collating samples, each seeded by its draw. Worker processes get the lists as items of torch's
+DataLoader (batch_size=None); without workers there is none, and a step costs what reading its samples costs.
+Whatever a sample is, a batch is a pair (inputs, targets). An error in a worker crosses to this process as
+data and is raised here in its own words; torch would rebuild it as "Caught ... in DataLoader worker process
+0". Read base.py, sampling.py and randomness.py first.
 """
 
 from __future__ import annotations
 
 import signal
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -21,23 +21,25 @@ from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from rankdeck.base.errors import DataError, Problem, RankdeckError, TrainingError
 from rankdeck.base.heartbeat import die_with_parent
-from rankdeck.data.base import Draw, ReadsBatches, SampleSet, needs_epoch
+from rankdeck.data import randomness
+from rankdeck.data.base import Draw, ReadsBatches, SampleSet, is_random, needs_epoch
 from rankdeck.data.sampling import HeldoutBatches, StepBatches
 from rankdeck.data.tensors import TensorSamples
 from rankdeck.diagnose.exceptions import describe
 from rankdeck.torch_compat.processes import shut_down_workers
 
-Indices = list[int] | list[Draw]
+Tell = Callable[[Problem], object]
 
 
 class Loader:
     """Yields batches in the sampler's order, from its beginning at every `iter`. Worker processes live until
-    `close`.
+    `close`. What there is to `tell` of the data's randomness is told once.
     """
 
-    def __init__(self, batches: Iterable[Any], num_batches: int) -> None:
+    def __init__(self, batches: Iterable[Any], num_batches: int, tell: Tell | None = None) -> None:
         self._batches: Iterable[Any] | None = batches
         self._num_batches = num_batches
+        self._tell = tell
 
     def __len__(self) -> int:
         return self._num_batches
@@ -47,6 +49,11 @@ class Loader:
         for batch in self._batches:
             if isinstance(batch, _Failure):
                 raise batch.error()
+            if isinstance(batch, _Told):
+                tell, self._tell = self._tell, None
+                if tell is not None:
+                    tell(batch.problem)
+                batch = batch.batch
             yield batch
 
     def close(self) -> None:
@@ -61,16 +68,18 @@ def build_loader(
     *,
     workers: int = 0,
     pin_memory: bool = False,
-    seed: int = 0,
+    tell: Tell | None = None,
 ) -> Loader:
     """A loader over `batches` with `workers` processes (0: in this one).
 
-    Batches are pinned only where there is a CUDA device to copy to. Making or iterating a loader leaves
-    torch's global random state as it was.
+    Batches are pinned only where there is a CUDA device to copy to. Making or iterating a loader leaves the
+    global random states as they were. With `tell`, some samples are read twice, to find what draws outside
+    of them.
     """
-    reader, pin_memory = _Reader(dataset), pin_memory and torch.cuda.is_available()
+    reader = _Reader(dataset, looks=tell is not None)
+    pin_memory = pin_memory and torch.cuda.is_available()
     if not workers and not pin_memory:
-        return Loader(_BatchesHere(reader, batches), len(batches))
+        return Loader(_BatchesHere(reader, batches), len(batches), tell)
     loader: DataLoader[Any] = DataLoader(
         reader,  # type: ignore[arg-type]  # map-style by lists of indices
         batch_size=None,
@@ -80,23 +89,19 @@ def build_loader(
         pin_memory=pin_memory,
         persistent_workers=workers > 0,
         worker_init_fn=_live_and_die_with_rank if workers else None,
-        generator=torch.Generator().manual_seed(seed),
+        generator=torch.Generator(),  # for the workers' seeds, of which no sample takes anything
     )
-    return Loader(loader, len(batches))
+    return Loader(loader, len(batches), tell)
 
 
 def first_batch(dataset: SampleSet, num_samples: int) -> Any:
-    """The first samples as one batch, read here; torch's global random state stays as it was."""
+    """The first samples as one batch, read here; global random states stay as they were."""
     return one_batch(dataset, range(num_samples))
 
 
 def one_batch(dataset: SampleSet, samples: Sequence[int]) -> Any:
     """These samples as one batch, in the same way."""
-    indices: Indices = list(samples)
-    if needs_epoch(dataset):
-        indices = [Draw(0, 0, index) for index in samples]
-    with torch.random.fork_rng(devices=[]):
-        return _Reader(dataset)[indices]
+    return _Reader(dataset).read([Draw(0, 0, index) for index in samples])
 
 
 class _BatchesHere:
@@ -114,41 +119,69 @@ class _BatchesHere:
 
 
 class _Reader:
-    """A data set seen as one batch per list of indices."""
+    """A data set seen as one batch per list of draws. One that `looks` reads of its first batch some samples
+    twice, in the process that reads: files that a data set opens when it is first read stay that process's.
+    """
 
-    def __init__(self, dataset: SampleSet) -> None:
+    def __init__(self, dataset: SampleSet, *, looks: bool = False) -> None:
         self.dataset = dataset
         self._read_batch = dataset.read_batch if isinstance(dataset, ReadsBatches) else None
+        self._by_draw = needs_epoch(dataset)
+        self._is_random = is_random(dataset)
+        self._looks = looks and self._is_random
 
-    def __getitem__(self, indices: Indices) -> Any:
+    def __getitem__(self, draws: Sequence[Draw]) -> Any:
         if get_worker_info() is None:
-            return self.read(indices)
+            return self.read(draws)
         try:
-            return self.read(indices)
+            return self.read(draws)
         except RankdeckError as error:
             return _Failure(error)
         except Exception as error:
             traceback.print_exc()  # to the rank's log: a traceback does not cross
             return _Failure(_in_worker(error))
 
-    def read(self, indices: Indices) -> tuple[Any, Any]:
-        """(inputs, targets). A dict is the model's inputs, and its `labels`, or all of it, the targets.
+    def read(self, draws: Sequence[Draw]) -> Any:
+        """(inputs, targets), or these as _Told. A dict is the model's inputs, and its `labels`, or all of it,
+        the targets.
 
         Raises: DataError for samples of another kind, or that do not fit into one batch.
         """
+        if not self._is_random:
+            return self._collated(draws)[0]
+        with randomness.kept():
+            batch, problem = self._collated(draws)
+        self._looks = False
+        return batch if problem is None else _Told(batch, problem)
+
+    def _collated(self, draws: Sequence[Draw]) -> tuple[Any, Problem | None]:
         if self._read_batch is not None:
-            return _pair(self._read_batch(indices))
-        samples = [self.dataset[index] for index in indices]
+            batch = self._whole(draws)
+            problem = randomness.problem_of_batch(self._whole, draws, batch) if self._looks else None
+            return _pair(batch), problem
+        samples = [self._sample(draw) for draw in draws]
         for sample in samples:
             _pair(sample)
+        problem = randomness.problem_of_samples(self._sample, draws, samples) if self._looks else None
         try:
-            return _pair(default_collate(samples))
+            return _pair(default_collate(samples)), problem
         except (TypeError, RuntimeError, KeyError) as error:
             raise DataError(
                 f"The samples of one batch cannot be stacked: {error}",
                 path="data.use",
                 advice="Give every sample tensors, arrays or numbers of the same shapes.",
             ) from None
+
+    def _sample(self, draw: Draw) -> Any:
+        if self._is_random:
+            randomness.seed(draw)
+        return self.dataset[draw if self._by_draw else draw.sample]
+
+    def _whole(self, draws: Sequence[Draw]) -> Any:
+        assert self._read_batch is not None
+        if self._is_random:
+            randomness.seed(draws[0])
+        return self._read_batch(draws if self._by_draw else [draw.sample for draw in draws])
 
 
 def _pair(sample: Any) -> tuple[Any, Any]:
@@ -171,6 +204,13 @@ def _in_worker(error: Exception) -> TrainingError:
     return TrainingError(
         problem.message, problems=[msgspec.structs.replace(problem, rank=None, advice=advice)]
     )
+
+
+class _Told(NamedTuple):
+    """A batch with what is told of the data, once."""
+
+    batch: Any
+    problem: Problem
 
 
 class _Failure:

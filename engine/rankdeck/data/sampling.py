@@ -3,23 +3,26 @@
 One permutation per epoch follows from (seed, epoch). Step t of an epoch takes its slice of global_batch
 samples, cut into `accumulate` parts, each part cut among the data ranks:
 
-    permutation   |------- step 0 -------|------- step 1 -------| ... tail, dropped
+    permutation   |------- step 0 -------|------- step 1 -------| ... tail
     step          |-- part 0 --|-- part 1 --|
     part          | rank 0 | rank 1 | ... |
 
-All cuts are contiguous, so the union over ranks is the same whatever their number. Read loader.py next.
+All cuts are contiguous, so the union over ranks is the same whatever their number. The tail, too short for a
+step, is dropped (data.last = "drop"), or is a shorter step that is cut the same way ("keep"): parts and ranks
+then differ by a sample at most, and one whose share is empty reads a sample that counts nothing. Read
+loader.py next.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rankdeck.base.errors import ConfigError, DataError
-from rankdeck.config.catalog import MASKED
 from rankdeck.data.base import Draw
 
 
@@ -30,11 +33,52 @@ def epoch_order(num_samples: int, seed: int, epoch: int) -> Tensor:
     return torch.randperm(num_samples, generator=generator)
 
 
+@dataclass(frozen=True)
+class Epochs:
+    """How the samples of each epoch are cut into steps."""
+
+    num_samples: int
+    global_batch: int
+    keep_last: bool = False
+
+    @property
+    def tail(self) -> int:
+        """How many samples are behind the last whole step."""
+        return self.num_samples % self.global_batch
+
+    @property
+    def steps(self) -> int:
+        return self.num_samples // self.global_batch + (self.keep_last and self.tail > 0)
+
+    @property
+    def left_out(self) -> int:
+        """How many samples of each epoch no step sees."""
+        return 0 if self.keep_last else self.tail
+
+    def samples_of(self, step: int) -> int:
+        """How many samples step `step` of the run has, counted from 0."""
+        return min(self.global_batch, self.num_samples - step % self.steps * self.global_batch)
+
+
+def share(num: int, index: int, count: int) -> range:
+    """One of `count` contiguous shares of `num` things; the first ones are longer by one where they must."""
+    base, more = divmod(num, count)
+    start = index * base + min(index, more)
+    return range(start, start + base + (index < more))
+
+
+def own_share(num: int, part: int, accumulate: int, shard_index: int, shard_count: int) -> range:
+    """The places, in a step of `num` samples, of what one rank reads of one part; empty where samples are
+    too few."""
+    whole = share(num, part, accumulate)
+    own = share(len(whole), shard_index, shard_count)
+    return range(whole.start + own.start, whole.start + own.stop)
+
+
 class StepBatches:
     """The batch sampler of training: one list of this rank's samples for every (step, part), steps in order
-    from `start_step`.
-
-    With `draws`, items are Draw(seed, epoch, sample), for a data set that says needs_epoch.
+    from `start_step`. With `keep_last` an epoch's last step may be shorter; a rank without a share of it gets
+    one sample, as padding.
 
     Raises: DataError when the data cannot fill one step. ConfigError when global_batch does not divide.
     """
@@ -50,7 +94,7 @@ class StepBatches:
         seed: int = 0,
         steps: int,
         start_step: int = 0,
-        draws: bool = False,
+        keep_last: bool = False,
     ) -> None:
         assert 0 <= shard_index < shard_count and 0 <= start_step <= steps
         if num_samples < global_batch:
@@ -66,37 +110,37 @@ class StepBatches:
                 path="train.global_batch",
                 advice=f"Use a multiple of {accumulate * shard_count}.",
             )
-        self.num_samples, self.global_batch, self.accumulate = num_samples, global_batch, accumulate
+        self.epochs, self.accumulate = Epochs(num_samples, global_batch, keep_last), accumulate
         self.shard_index, self.shard_count = shard_index, shard_count
-        self.seed, self.steps, self.start_step, self.draws = seed, steps, start_step, draws
-        self.steps_per_epoch = num_samples // global_batch
-        self.local_batch = global_batch // (accumulate * shard_count)
+        self.seed, self.steps, self.start_step = seed, steps, start_step
 
     def __len__(self) -> int:
         return (self.steps - self.start_step) * self.accumulate
 
-    def __iter__(self) -> Iterator[list[int] | list[Draw]]:
+    def __iter__(self) -> Iterator[list[Draw]]:
         for epoch, samples in self._parts():
-            indices = samples.tolist()
-            yield [Draw(self.seed, epoch, index) for index in indices] if self.draws else indices
+            yield [Draw(self.seed, epoch, index) for index in samples.tolist()]
 
     def tensors(self) -> Iterator[Tensor]:
-        """The same lists as tensors (local_batch,), for data that lies in memory."""
+        """The samples' numbers alone as tensors, for data that lies in memory."""
         return (samples for _, samples in self._parts())
 
     def _parts(self) -> Iterator[tuple[int, Tensor]]:
-        """(epoch, this rank's samples) for every part of every step: rows of a view of the epoch's order."""
-        per_epoch = self.steps_per_epoch * self.accumulate
-        ordered_epoch, mine = -1, torch.empty(0)
-        for part in range(self.start_step * self.accumulate, self.steps * self.accumulate):
-            epoch, index = divmod(part, per_epoch)
+        """(epoch, this rank's samples) for every part of every step: views of the epoch's order."""
+        epochs, accumulate = self.epochs, self.accumulate
+        whole = [self._own(epochs.global_batch, part) for part in range(accumulate)]
+        ordered_epoch, order = -1, torch.empty(0)
+        for step in range(self.start_step, self.steps):
+            epoch, index = divmod(step, epochs.steps)
             if epoch != ordered_epoch:
-                order = epoch_order(self.num_samples, self.seed, epoch)[
-                    : self.steps_per_epoch * self.global_batch
-                ]
-                mine = order.view(per_epoch, self.shard_count, self.local_batch)[:, self.shard_index]
-                ordered_epoch = epoch
-            yield epoch, mine[index]
+                order, ordered_epoch = epoch_order(epochs.num_samples, self.seed, epoch), epoch
+            first, num = index * epochs.global_batch, epochs.samples_of(step)
+            for part in range(accumulate):
+                own = whole[part] if num == epochs.global_batch else self._own(num, part)
+                yield epoch, order[first + own.start : first + own.stop] if own else order[-1:]
+
+    def _own(self, num: int, part: int) -> range:
+        return own_share(num, part, self.accumulate, self.shard_index, self.shard_count)
 
 
 class HeldoutBatches:
@@ -114,21 +158,19 @@ class HeldoutBatches:
         *,
         shard_index: int = 0,
         shard_count: int = 1,
-        draws: bool = False,
     ) -> None:
         assert num_samples > 0 and 0 <= shard_index < shard_count and global_batch % shard_count == 0
-        self.num_samples, self.global_batch, self.draws = num_samples, global_batch, draws
+        self.num_samples, self.global_batch = num_samples, global_batch
         self.shard_index = shard_index
         self.local_batch = global_batch // shard_count
 
     def __len__(self) -> int:
         return -(-self.num_samples // self.global_batch)
 
-    def __iter__(self) -> Iterator[list[int] | list[Draw]]:
+    def __iter__(self) -> Iterator[list[Draw]]:
         last = self.num_samples - 1
         for start in self._starts():
-            indices = [min(index, last) for index in range(start, start + self.local_batch)]
-            yield [Draw(0, 0, index) for index in indices] if self.draws else indices
+            yield [Draw(0, 0, min(index, last)) for index in range(start, start + self.local_batch)]
 
     def valid_counts(self) -> list[int]:
         """For each of this rank's batches, how many of its first samples are not padding."""
@@ -137,14 +179,3 @@ class HeldoutBatches:
     def _starts(self) -> range:
         first = self.shard_index * self.local_batch
         return range(first, first + len(self) * self.global_batch, self.global_batch)
-
-
-def mask_padding(targets: Tensor, num_valid: int) -> Tensor:
-    """Integer targets (B, ...) with every sample from `num_valid` on set to MASKED; the same tensor where
-    nothing is padding.
-    """
-    if num_valid >= len(targets):
-        return targets
-    masked = targets.clone()
-    masked[num_valid:] = MASKED
-    return masked

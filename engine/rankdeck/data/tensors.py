@@ -13,6 +13,8 @@ class TensorSamples:
     modulo N.
     """
 
+    is_random = False
+
     def __init__(self, inputs: Tensor, targets: Tensor, num_samples: int | None = None) -> None:
         assert len(inputs) == len(targets) > 0
         self.inputs = inputs

@@ -73,6 +73,8 @@ class Text:
 class TokenWindows:
     """Windows side by side over tokens [start, stop) of a file; `at_most` keeps that many, evenly spread."""
 
+    is_random = False
+
     def __init__(
         self,
         file: Path,

@@ -40,6 +40,19 @@ def tensors_of(value: Any) -> list[Tensor]:
     return []
 
 
+def num_samples(batch: Any) -> int:
+    """The length of the first tensor in a batch."""
+    tensors = tensors_of(batch)
+    return len(tensors[0]) if tensors else 0
+
+
+def padded(value: Any, size: int) -> Any:
+    """A batch of `size` samples: the last one repeated."""
+    return each_tensor(
+        value, lambda tensor: torch.cat([tensor, tensor[-1:].expand(size - len(tensor), *tensor.shape[1:])])
+    )
+
+
 def first_samples(value: Any, num_samples: int) -> Any:
     """The first samples of a batch, whatever it is made of."""
     return each_tensor(value, lambda tensor: tensor[:num_samples])

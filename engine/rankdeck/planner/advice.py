@@ -75,7 +75,8 @@ def largest_batch(candidate: Candidate, base: RunConfig, target: Target, plan: P
     unit = _unit(candidate.config(base, target), target.num_devices)
 
     def fits(count: int) -> bool:
-        changed = {**candidate.changes, "train.global_batch": count * unit}
+        # Each size leaves another last step to an epoch, which needs no more than a whole one.
+        changed = {**candidate.changes, "train.global_batch": count * unit, "data.last": "drop"}
         (line,) = plan([Candidate(candidate.strategy, candidate.options, changed)])
         return line.verdict in (FITS, TIGHT)
 

@@ -105,6 +105,8 @@ class NotFollowedError(Exception):
 class Shapes:
     """A data set of which only the shapes are known: batches of fake tensors like one sample."""
 
+    is_random = False
+
     def __init__(self, sample: Any, num_samples: int) -> None:
         self._sample = sample
         self._num_samples = num_samples

@@ -155,7 +155,8 @@ def _device(result: PassResult, place: int, config: RunConfig, target: Target, i
 def _from_stand_in(strategy: str, config: RunConfig, target: Target, samples: Samples) -> RankNeeds:
     """A rank of ddp as a single device with its share of the batch, and buckets of the gradients' size."""
     share = config.train.global_batch // target.num_devices
-    single = Candidate(strategy, changes={"train.global_batch": share}).config(config, target)
+    changes = {"train.global_batch": share, "data.last": "drop"}  # its whole steps stand in, no shorter one
+    single = Candidate(strategy, changes=changes).config(config, target)
     figures = plan_rank(single, 0, target, samples)
     for device in figures.devices if not figures.is_bound else ():
         buckets_bytes = device.by_kind.get("parameters", 0)

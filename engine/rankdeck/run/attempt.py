@@ -74,6 +74,7 @@ class Attempt:
         self.devices: dict[int, AttemptDevice] = {}
         self.phases: dict[int, str] = {}
         self.steps_counted: int | None = None
+        self.data: events.Phase | None = None
         self.rank_failures: dict[int, events.RankFailed] = {}
         self.comm: dict[int, dict[str, int]] = {}
         self.sync: dict[int, events.Comm] = {}
@@ -177,6 +178,7 @@ class Attempt:
             case events.Phase():
                 self.phases[event.rank] = event.phase
                 self.steps_counted = event.steps or self.steps_counted
+                self.data = self.data if event.samples is None else event
             case events.RankEnded():
                 self.phases.pop(event.rank, None)
             case events.RankFailed():

@@ -18,6 +18,7 @@ from rankdeck.run.anatomy import totals_s
 from rankdeck.run.devices import DeviceFigures
 from rankdeck.run.fold import Fold, read_fold
 from rankdeck.run.imbalance import Imbalance
+from rankdeck.run.left_out import training_data
 from rankdeck.run.prediction import read_prediction
 from rankdeck.run.problems import failed_problem, lost_problem, reading_problems
 from rankdeck.rundir import RunDir
@@ -60,6 +61,7 @@ def summarise(run: RunDir, fold: Fold | None = None, *, attempt: int | None = No
         ],
         "steps_measured": fold.num_steps_measured,
         "steps_planned": planned,
+        "data": training_data(fold),
         "source": fold.source,
         "started": first.started if first else run.environment().get("started"),
         "ended": end.ended if end else None,

@@ -141,6 +141,15 @@ class Strategy(ABC):
     def mesh(self) -> Mesh:
         return Mesh.of(self.setup.rank, **{self.axis: self.setup.world_size})
 
+    @property
+    def pads(self) -> bool:
+        """Whether a part with fewer samples than the others is filled up, because shapes are fixed."""
+        return False
+
+    def fewest_together(self, num_samples: int) -> int:
+        """How many of the samples that this rank reads the smallest of its forwards sees."""
+        return num_samples
+
     def data_shard(self) -> tuple[int, int]:
         """(index, count): which slice of each part of the batch this rank reads. Replicas and shards read
         slices of their own; stages and tensor ranks share one."""
@@ -162,8 +171,9 @@ class Strategy(ABC):
 
     @abstractmethod
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
-        """Forward and backward of one part of the batch. The loss is multiplied by `scale` before backward;
-        `last` says that no more parts follow, so that gradients may start to travel."""
+        """Forward and backward of one part of the batch. The loss is multiplied by `scale` before backward, 0
+        for a part that counts nothing; `last` says that no more parts follow, so that gradients may start to
+        travel."""
 
     def sync_gradients(self) -> None:  # noqa: B027 - most strategies have nothing to do here
         """Make gradients those of the whole global batch; nothing to do where backward did."""

@@ -116,6 +116,11 @@ class DataParallel(Strategy):
             return _Marked(module, self.setup.devices, self.spans)
         return lambda *inputs: data_parallel(module, inputs, threads)
 
+    def fewest_together(self, num_samples: int) -> int:
+        """torch cuts a batch into equal chunks, of which the last one may be shorter."""
+        chunk = -(-num_samples // len(self.setup.devices))
+        return num_samples % chunk or chunk
+
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
         inputs, targets = self._host_batch(batch)
         if isinstance(self.facts, FanOutFacts):

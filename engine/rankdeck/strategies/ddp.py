@@ -9,11 +9,11 @@ slow links with small batches.
 `native` is torch's wrapper: its buckets travel while backward still runs. Every other sync is
 parallel/collectives/grad_sync.py after backward: slower for that, and readable.
 
-Uneven inputs: training never gives ranks unequal numbers of batches (sizes that do not divide are refused, an
-epoch's tail is dropped), so torch's Join has nothing to join. What may differ is what a batch holds: ranks
-with different numbers of targets are right by the sum form, sequences of different lengths change no
-gradient's shape, and an evaluation's last batch may be short or empty on some ranks. Batch norm sees its
-rank's slice unless `sync_batchnorm`.
+Uneven inputs: training never gives ranks unequal numbers of batches (sizes that do not divide are refused),
+so torch's Join has nothing to join. What may differ is what a batch holds: ranks with different numbers of
+targets or, in an epoch's last step, of samples are right by the sum form, sequences of different lengths
+change no gradient's shape, and an evaluation's last batch may be short or empty on some ranks. Batch norm
+sees its rank's slice unless `sync_batchnorm`.
 
 Source: Li et al., PyTorch Distributed, VLDB 2020. Read single.py before, fsdp.py after.
 """

@@ -71,6 +71,10 @@ class Hybrid(Strategy):
     def mesh(self) -> Mesh:
         return self._mesh
 
+    @property
+    def pads(self) -> bool:
+        return self._inner.pads
+
     def reports_loss(self) -> bool:
         return self._mesh.coordinate("tensor") == 0 and self._inner.reports_loss()
 

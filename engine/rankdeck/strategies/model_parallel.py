@@ -22,9 +22,10 @@ from torch import Tensor, nn
 
 from rankdeck.config.catalog import CutOptions
 from rankdeck.memory.virtual import VirtualDevices
-from rankdeck.parallel.nested import cast, each_tensor, first_samples
+from rankdeck.parallel.nested import cast, each_tensor, first_samples, num_samples, padded
 from rankdeck.parallel.pipelining.chain import Received
 from rankdeck.parallel.pipelining.cutting import cut_model, move_in_place
+from rankdeck.parallel.pipelining.stages import sums_of_first
 from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy, backward, place
 from rankdeck.strategies.facts import LayerSplitFacts
 from rankdeck.torch_compat.modules import own_buffers
@@ -79,15 +80,24 @@ class ModelParallel(Strategy):
             if homes.get(id(parameter), stage) != stage
         ]
 
+    @property
+    def pads(self) -> bool:
+        return not self._cut.takes_any_batch
+
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
         self.facts.steps += last
+        part_batch, num = self.setup.part_batch, num_samples(batch)
+        valid = num if self.pads and num < part_batch else None
+        if valid is not None:
+            with self.ledger.paused():
+                batch = padded(batch, part_batch)
         with self.facts.running():
             outputs = self._forward(batch[0])
             last_stage = len(self.stage_modules) - 1
             targets = self._to(batch[1], last_stage)
             self.facts.switch_to(last_stage, "loss")
             with self.autocast(), self.ledger.on(last_stage):
-                total, count = self.loss.function(outputs, targets)
+                total, count = sums_of_first(self.loss, outputs, targets, valid)
                 del outputs
                 self.facts.switch_to(last_stage, "backward")
                 backward(total, scale)

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from rankdeck.base.errors import ConfigError
 from rankdeck.config import microbatches as rules
 from rankdeck.config.catalog import PipelineOptions
-from rankdeck.parallel.nested import cast, cut_batch, first_samples
+from rankdeck.parallel.nested import cast, cut_batch, first_samples, num_samples, padded
 from rankdeck.parallel.pipelining.communication import StageCommunication
 from rankdeck.parallel.pipelining.cutting import cut_model, move_in_place
 from rankdeck.parallel.pipelining.one_forward_one_backward import HandWrittenSchedule
@@ -67,6 +67,10 @@ class PipelineParallel(Strategy):
         chosen = wanted or rules.default(schedule, setup.world_size, setup.part_batch)
         assert chosen is not None
         return chosen
+
+    @property
+    def pads(self) -> bool:
+        return True
 
     def reports_loss(self) -> bool:
         return self.stages.is_last
@@ -125,11 +129,15 @@ class PipelineParallel(Strategy):
 
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
         """All microbatches through all stages and back; only the last stage knows losses."""
-        inputs, targets = (
-            cut_batch(part, self._microbatch, self.setup.part_batch) for part in self.own_parts(batch)
-        )
+        batch, valid = self.filled_up(batch)
+        size = self._microbatch
+        inputs, targets = (cut_batch(part, size, self.setup.part_batch) for part in self.own_parts(batch))
+        counting = [
+            None if valid is None else max(0, min(size, valid - start))
+            for start in range(0, self.setup.part_batch, size)
+        ]
         for runner in self.runners:
-            runner.start(inputs, targets, scale)
+            runner.start(inputs, targets, counting, scale)
         self._schedule.run()
         self.facts.steps += last
         if self.ledger.is_following:
@@ -145,6 +153,14 @@ class PipelineParallel(Strategy):
         """What of the batch this rank's stages look at."""
         inputs = batch[0] if 0 in self.stages.own or self.cut.reads_inputs else None
         return self.to_device((inputs, batch[1] if self.stages.is_last else None))
+
+    def filled_up(self, batch: Batch) -> tuple[Batch, int | None]:
+        """The batch in the size that stages were cut for, and how many of its samples count (None: all)."""
+        num = num_samples(batch)
+        if num == self.setup.part_batch:
+            return batch, None
+        with self.ledger.paused():
+            return padded(batch, self.setup.part_batch), num
 
     def sync_gradients(self) -> None:
         """Stages that share a weight have each a part of its gradient."""

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from rankdeck.base.errors import ModelError
 from rankdeck.config.catalog import AsyncPipelineOptions
 from rankdeck.parallel.nested import tensors_of
-from rankdeck.parallel.pipelining.stages import Traffic
+from rankdeck.parallel.pipelining.stages import Traffic, sums_of_first
 from rankdeck.parallel.pipelining.versions import WeightVersions
 from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup
 from rankdeck.strategies.facts import StageFacts
@@ -117,6 +117,7 @@ class AsyncPipeline(PipelineParallel):
 
     def _forward(self, batch: Batch, scale: float | Tensor) -> LossSum:
         """The next microbatch through this stage, on the weights that it is due."""
+        batch, valid = self.filled_up(batch)
         inputs, targets = self.own_parts(batch)
         received = self._received_onward()
         version = self._version_for(self._num_forwarded)
@@ -126,7 +127,7 @@ class AsyncPipeline(PipelineParallel):
         with marked, self._versions.using(version), self.autocast():
             output = self.cut.stages[self._stage](received if self._stage else None, inputs)
             if not self._behind:
-                loss, count = self.loss.function(output, targets)
+                loss, count = sums_of_first(self.loss, output, targets, valid if scale else 0)
                 total, output = loss.detach(), (loss * scale,)
         if self._behind:
             output = tuple(tensor.to(shape.dtype) for tensor, shape in zip(output, self._leaves, strict=True))

@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 import torch
+from torch import nn
 
 from rankdeck import events
 from rankdeck.data.loader import first_batch
@@ -16,6 +17,7 @@ from rankdeck.profiling.simulated_pace import pace_of
 from rankdeck.profiling.spans import SpanRecorder
 from rankdeck.rundir import EventWriter
 from rankdeck.strategies.base import Setup, Strategy
+from rankdeck.training.last_step import check_last_step, has_batch_norm
 from rankdeck.training.loop import Trainer
 from rankdeck.training.workload import Workload
 
@@ -62,8 +64,17 @@ def assemble(
         ),
     )
     strategy = strategy_type(setup)
+    with_batch_norm = False
+
+    def model_fn() -> nn.Module:
+        nonlocal with_batch_norm
+        model = backend.model(workload.build_model)
+        with_batch_norm = has_batch_norm(model)
+        return model
+
     with setup.ledger.following():
-        strategy.build(lambda: backend.model(workload.build_model))
+        strategy.build(model_fn)
+    check_last_step(workload, strategy, with_batch_norm=with_batch_norm)
     # Random streams are the strategy's to part; the weights came from the bare seed.
     torch.manual_seed(config.train.seed * 1_000_003 + 1 + strategy.mesh().random_stream)
     optimizer = workload.build_optimizer(strategy.module.parameters())

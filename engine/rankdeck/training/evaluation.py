@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from rankdeck import events
-from rankdeck.data.base import SampleSet, needs_epoch
+from rankdeck.data.base import SampleSet
 from rankdeck.data.loader import Loader, build_loader
 from rankdeck.data.sampling import HeldoutBatches
 from rankdeck.strategies.base import Strategy
@@ -32,8 +32,7 @@ class Evaluator:
         has_classes: bool,
     ) -> None:
         index, count = strategy.data_shard()
-        draws = needs_epoch(heldout)
-        sampler = HeldoutBatches(len(heldout), batch, shard_index=index, shard_count=count, draws=draws)
+        sampler = HeldoutBatches(len(heldout), batch, shard_index=index, shard_count=count)
         self._strategy = strategy
         self._valid = sampler.valid_counts()
         self._num_samples = len(heldout)

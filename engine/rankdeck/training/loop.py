@@ -15,9 +15,8 @@ import torch
 from torch.optim import Optimizer
 
 from rankdeck import events
-from rankdeck.base.errors import ConfigError, TrainingError
+from rankdeck.base.errors import ConfigError, Problem, TrainingError
 from rankdeck.checkpoint.store import Restored
-from rankdeck.data.base import needs_epoch
 from rankdeck.data.loader import Loader, build_loader
 from rankdeck.data.sampling import StepBatches
 from rankdeck.memory.null_ledger import AnyLedger
@@ -90,7 +89,7 @@ class Trainer:
         first = 0 if restored is None else restored.step
         self._optimizer_step.go_on_after(first)
         self._writer.write(events.Restored(rank=self._rank, step=first))
-        loader = self.loader(first)
+        loader = self.loader(first, tell=self._tell if self._rank == 0 else None)
         evaluator = self._evaluator()
         steps = self._workload.steps
         try:
@@ -137,7 +136,9 @@ class Trainer:
         try:
             for part, batch in zip(range(self._train.accumulate), loader, strict=False):
                 last = part == self._train.accumulate - 1
-                self.strategy.forward_backward(batch, self._optimizer_step.scale(batch), last=last)
+                self.strategy.forward_backward(
+                    batch, self._optimizer_step.scale(batch, self._train.global_batch), last=last
+                )
             self.strategy.sync_gradients()
         finally:
             loader.close()
@@ -214,7 +215,7 @@ class Trainer:
             rank=self._rank,
         )
 
-    def loader(self, after_step: int = 0) -> Loader:
+    def loader(self, after_step: int = 0, tell: Callable[[Problem], None] | None = None) -> Loader:
         """This rank's training batches, in order, after a step; close it."""
         workload, train, data = self._workload, self._train, self._workload.config.data
         index, count = self.strategy.data_shard()
@@ -227,11 +228,14 @@ class Trainer:
             seed=train.seed,
             steps=workload.steps,
             start_step=after_step,
-            draws=needs_epoch(workload.train),
+            keep_last=data.last == "keep",
         )
         return build_loader(
-            workload.train, sampler, workers=data.workers, pin_memory=data.pin_memory, seed=train.seed
+            workload.train, sampler, workers=data.workers, pin_memory=data.pin_memory, tell=tell
         )
+
+    def _tell(self, problem: Problem) -> None:
+        self._writer.write(events.ProblemRaised(problem=problem))
 
     def _evaluator(self) -> Evaluator | None:
         workload = self._workload

@@ -4,7 +4,9 @@
 
 A loss is a sum over the global batch, divided once by its count. Where the count of targets is known
 beforehand, the loss is scaled by it before backward; where it is not (masked targets, a person's own loss),
-gradients are scaled after backward by the count that all ranks agree on. Read loop.py next.
+gradients are scaled after backward by the count that all ranks agree on. With data.last = "keep" the last
+step of an epoch is shorter; a rank without a share of it computes a sample that counts nothing. Read loop.py
+next.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from rankdeck.strategies.base import Batch, Strategy
+from rankdeck.data.sampling import own_share
+from rankdeck.parallel.nested import num_samples
+from rankdeck.strategies.base import Batch, LossSum, Strategy
 from rankdeck.training.loss_scaling import LossScaling
 from rankdeck.training.reporting import StepFacts
 from rankdeck.training.workload import Workload
@@ -54,7 +58,8 @@ class OptimizerStep:
         self._strategy, self._optimizer, self._scaling = trained.strategy, trained.optimizer, trained.scaling
         self._check_loss, self._on_batch = check_loss, on_batch
         self._base_rates: list[float] = [group["lr"] for group in trained.optimizer.param_groups]
-        self._num_slices = self._train.accumulate * trained.strategy.data_shard()[1]
+        self._epochs = workload.epochs
+        self._data_shard = trained.strategy.data_shard()
         self._steps_before = 0
         trained.strategy.step_with(self._update_in_schedule)
 
@@ -69,12 +74,15 @@ class OptimizerStep:
             self._optimizer.zero_grad(set_to_none=True)
         total: Any = None
         count: Any = 0
-        samples = 0
+        samples, of_step = 0, self._epochs.samples_of(step - 1)
         for part in range(train.accumulate):
             batch = self._next(batches)
-            samples += _num_samples(batch)
-            scale = self._scaling.scaled(self.scale(batch))
+            own = len(own_share(of_step, part, train.accumulate, *self._data_shard))
+            samples += own
+            scale = self._scaling.scaled(self.scale(batch, of_step) if own else 0.0)
             sums = strategy.forward_backward(batch, scale, last=part == train.accumulate - 1)
+            if not own:
+                sums = LossSum(torch.zeros_like(sums.total), 0)
             total = sums.total if total is None else total + sums.total
             count = count + sums.count
         norm = None if strategy.steps_itself else self._finish_gradients(count)
@@ -103,14 +111,15 @@ class OptimizerStep:
         self._on_batch(batch)
         return batch
 
-    def scale(self, batch: Batch) -> float:
-        """What a part's loss sum is multiplied by before backward: 1 over the targets of the whole global
-        batch, where they are known beforehand; else 1 over its samples, which `_divide_by` sets right."""
+    def scale(self, batch: Batch, of_step: int) -> float:
+        """What a part's loss sum is multiplied by before backward: 1 over the targets of all `of_step`
+        samples of the step, where they are known beforehand; else 1 over train.global_batch, which
+        `_divide_by` sets right."""
         if self._counts_vary:
             return 1.0 / self._train.global_batch
         nominal = self._strategy.loss.nominal_count(batch[1])
         assert nominal is not None
-        return 1.0 / (nominal * self._num_slices)
+        return 1.0 / (nominal * of_step // num_samples(batch))
 
     def _finish_gradients(self, count: Any) -> Any:
         """Make gradients those of the whole global batch, of bounded norm; the norm where it is bounded."""
@@ -154,12 +163,3 @@ class OptimizerStep:
     def _set_rate(self, factor: float) -> None:
         for group, base in zip(self._optimizer.param_groups, self._base_rates, strict=True):
             group["lr"] = base * factor
-
-
-def _num_samples(batch: Any) -> int:
-    """The length of the first tensor in a batch."""
-    if isinstance(batch, Tensor):
-        return len(batch)
-    if isinstance(batch, dict):
-        batch = tuple(batch.values())
-    return _num_samples(batch[0]) if isinstance(batch, tuple | list) and batch else 0

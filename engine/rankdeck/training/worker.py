@@ -137,8 +137,8 @@ class Worker:
         self._strategy: Strategy | None = None
         self.step = 0
 
-    def _phase(self, phase: str, steps: int | None = None) -> None:
-        self._writer.write(events.Phase(rank=self._place.rank, phase=phase, steps=steps))
+    def _phase(self, phase: str, **known: int) -> None:
+        self._writer.write(events.Phase(rank=self._place.rank, phase=phase, **known))
         self._beat(self.step, phase)
         if self._stop.requested:
             from rankdeck.training.saving import StopRequested
@@ -188,7 +188,8 @@ class Worker:
         self._strategy = trainer.strategy
         gc.collect()
         gc.freeze()  # model and data stay: no step waits for a search for garbage among them
-        self._phase("training", steps=workload.steps)
+        epochs = workload.epochs
+        self._phase("training", steps=workload.steps, samples=epochs.num_samples, left_out=epochs.left_out)
         trainer.run()
         self._save(trainer.strategy)
 

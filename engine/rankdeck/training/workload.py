@@ -24,6 +24,7 @@ from rankdeck.config.catalog import DATA, LOSSES, MODELS, OPTIMIZERS, SCHEDULES
 from rankdeck.config.schema import DEFAULT_STEPS
 from rankdeck.data.base import DataCard, DataSource, SampleSet
 from rankdeck.data.loader import first_batch, one_batch
+from rankdeck.data.sampling import Epochs
 from rankdeck.data.synthetic import Synthetic, spec_for
 from rankdeck.models.checkpointing import checkpoint_blocks
 from rankdeck.models.losses import Loss, cross_entropy, own_loss
@@ -42,6 +43,10 @@ class Workload:
     loss: Loss
     steps: int
     schedule: Factor
+
+    @property
+    def epochs(self) -> Epochs:
+        return _epochs(self.config, len(self.train))
 
     @property
     def counts_vary(self) -> bool:
@@ -180,8 +185,12 @@ def _steps(config: RunConfig, num_samples: int) -> int:
             advice=f"Use a global batch of at most {num_samples}, or more data.",
         )
     if train.epochs is not None:
-        return train.epochs * (num_samples // train.global_batch)
+        return train.epochs * _epochs(config, num_samples).steps
     return train.steps or DEFAULT_STEPS
+
+
+def _epochs(config: RunConfig, num_samples: int) -> Epochs:
+    return Epochs(num_samples, config.train.global_batch, keep_last=config.data.last == "keep")
 
 
 def _loss(config: RunConfig, card: DataCard | None) -> Loss:

@@ -40,6 +40,14 @@ def test_a_problem_says_cause_and_next_step() -> None:
     assert line.text == "error: Rank 1 ran out of memory. Try ddp."
 
 
+def test_what_an_epoch_leaves_out_is_said_where_training_begins() -> None:
+    line = line_of(events.Phase(rank=0, phase="training", samples=70, left_out=10))
+    assert line is not None
+    assert line.text == 'training, 10 of 70 samples are left out of each epoch (data.last = "drop")'
+    whole = line_of(events.Phase(rank=0, phase="training", samples=70, left_out=0))
+    assert whole is not None and whole.text == "training"
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
     for folder in ("events", "logs"):

@@ -204,8 +204,11 @@ def test_starting_says_what_is_awaited(
     written.begin(devices=device_infos(2))
     written.writer("rank-0").write(events.Phase(rank=0, phase="building the model"))
     qtbot.waitUntil(lambda: page._banner.text == "Starting ranks…\nBuilding the model")
+    assert run_figures.rate_subtitle(page.run)[0] == "samples/s"
+    written.writer("rank-0").write(events.Phase(rank=0, phase="training", samples=70, left_out=10))
     written.steps(0, 1, [1.0])
     qtbot.waitUntil(lambda: not page._banner.isVisible())
+    assert "10 of 70 samples are left out of each epoch" in run_figures.rate_subtitle(page.run)[0]
 
 
 def test_a_failure_is_on_top_with_its_advice(

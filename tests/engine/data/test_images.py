@@ -81,7 +81,7 @@ def test_the_number_of_workers_changes_no_picture(folder: Path) -> None:
     train, _ = Images({"path": str(folder), "size": 8}).load()
 
     def pictures(workers: int) -> torch.Tensor:
-        batches = StepBatches(len(train), 8, steps=6, draws=True)
+        batches = StepBatches(len(train), 8, steps=6)
         loader = build_loader(train, batches, workers=workers)
         try:
             return torch.cat([inputs for inputs, _ in loader])
@@ -104,7 +104,7 @@ def test_a_broken_picture_is_named_even_from_a_worker(folder: Path, workers: int
     for file in folder.glob("*/*.png"):
         file.write_bytes(file.read_bytes()[:60])
     train, _ = Images({"path": str(folder), "size": 8}).load()
-    loader = build_loader(train, StepBatches(len(train), 4, steps=1, draws=True), workers=workers)
+    loader = build_loader(train, StepBatches(len(train), 4, steps=1), workers=workers)
     with pytest.raises(DataError, match=r"The picture .*\.png cannot be read") as caught:
         list(loader)
     loader.close()

@@ -9,19 +9,22 @@ import pytest
 import torch
 
 from rankdeck.base.errors import ConfigError, DataError
-from rankdeck.config.catalog import MASKED
 from rankdeck.data.base import Draw
-from rankdeck.data.sampling import HeldoutBatches, StepBatches, epoch_order, mask_padding
+from rankdeck.data.sampling import Epochs, HeldoutBatches, StepBatches, epoch_order
 
 
 def steps_of(num_ranks: int, accumulate: int = 1, **more: Any) -> list[list[int]]:
     """Per part of a step, the samples of all ranks one after the other."""
     args = {"seed": 3, "steps": 7, **more}
     ranks = [
-        StepBatches(30, 12, accumulate=accumulate, shard_index=rank, shard_count=num_ranks, **args)
+        numbers(StepBatches(30, 12, accumulate=accumulate, shard_index=rank, shard_count=num_ranks, **args))
         for rank in range(num_ranks)
     ]
     return [list(chain.from_iterable(parts)) for parts in zip(*ranks, strict=True)]
+
+
+def numbers(batches: StepBatches | HeldoutBatches) -> list[list[int]]:
+    return [[draw.sample for draw in draws] for draws in batches]
 
 
 @pytest.mark.parametrize(
@@ -42,16 +45,48 @@ def test_an_epoch_sees_each_sample_at_most_once_and_drops_its_tail() -> None:
     assert second == epoch_order(30, seed=3, epoch=1)[:24].tolist()
 
 
-def test_a_late_start_continues_where_an_early_one_would_be() -> None:
-    late = StepBatches(30, 12, accumulate=2, seed=3, steps=7, start_step=5)
-    assert list(late) == list(StepBatches(30, 12, accumulate=2, seed=3, steps=7))[10:]
+@pytest.mark.parametrize("keep_last", [False, True])
+def test_a_late_start_continues_where_an_early_one_would_be(keep_last: bool) -> None:
+    late = StepBatches(30, 12, accumulate=2, seed=3, steps=7, start_step=5, keep_last=keep_last)
+    whole = StepBatches(30, 12, accumulate=2, seed=3, steps=7, keep_last=keep_last)
+    assert list(late) == list(whole)[10:]
     assert len(late) == 4
+
+
+@pytest.mark.parametrize(("num_ranks", "accumulate"), [(1, 1), (2, 1), (4, 1), (1, 3), (2, 3)])
+def test_a_kept_tail_is_a_shorter_step_of_the_same_parts_for_every_number_of_ranks(
+    num_ranks: int, accumulate: int
+) -> None:
+    """Two whole steps an epoch, and one of 6."""
+    parts = steps_of(num_ranks, accumulate, steps=6, keep_last=True)
+    assert parts == steps_of(1, accumulate, steps=6, keep_last=True)
+    assert [len(part) for part in parts[2 * accumulate : 3 * accumulate]] == [6 // accumulate] * accumulate
+    whole = [*chain.from_iterable(parts)]
+    assert whole == [index for epoch in range(2) for index in epoch_order(30, 3, epoch).tolist()]
+
+
+def test_a_rank_without_a_share_of_a_kept_tail_reads_one_sample() -> None:
+    """2 samples a part, for four ranks."""
+    args: dict[str, Any] = {"accumulate": 3, "keep_last": True, "steps": 3, "seed": 3}
+    order = epoch_order(30, 3, 0).tolist()
+    tails = [numbers(StepBatches(30, 12, shard_index=r, shard_count=4, **args))[6:] for r in range(4)]
+    assert tails[0] == [[order[24]], [order[26]], [order[28]]]
+    assert tails[1] == [[order[25]], [order[27]], [order[29]]]
+    assert tails[2] == tails[3] == [[order[29]]] * 3
+
+
+def test_an_epoch_counts_its_steps_and_what_it_leaves_out() -> None:
+    dropped, kept = Epochs(70, 20), Epochs(70, 20, keep_last=True)
+    assert (dropped.steps, dropped.left_out, kept.steps, kept.left_out) == (3, 10, 4, 0)
+    assert [kept.samples_of(step) for step in range(5)] == [20, 20, 20, 10, 20]
+    assert [dropped.samples_of(step) for step in range(4)] == [20] * 4
+    assert (Epochs(60, 20, keep_last=True).steps, Epochs(60, 20).left_out) == (3, 0)
 
 
 def test_tensors_hold_what_the_lists_hold() -> None:
     args = {"accumulate": 2, "shard_index": 1, "shard_count": 3, "seed": 3, "steps": 7, "start_step": 3}
     rows = [samples.tolist() for samples in StepBatches(30, 12, **args).tensors()]  # type: ignore[arg-type]
-    assert rows == list(StepBatches(30, 12, **args))  # type: ignore[arg-type]
+    assert rows == numbers(StepBatches(30, 12, **args))  # type: ignore[arg-type]
     assert len(rows) == 8
 
 
@@ -63,7 +98,7 @@ def test_another_seed_is_another_order_and_the_global_random_state_is_left_alone
 
 
 def test_draws_carry_seed_and_epoch() -> None:
-    draws = list(StepBatches(30, 12, seed=3, steps=3, draws=True))
+    draws = list(StepBatches(30, 12, seed=3, steps=3))
     assert draws[2][0] == Draw(seed=3, epoch=1, sample=steps_of(1)[2][0])
 
 
@@ -85,14 +120,7 @@ def test_every_heldout_sample_counts_exactly_once_in_equally_many_batches(
         batches = HeldoutBatches(num_samples, 8, shard_index=rank, shard_count=num_ranks)
         valid = batches.valid_counts()
         assert len(batches) == len(valid) == -(-num_samples // 8)
-        for indices, num_valid in zip(batches, valid, strict=True):
+        for indices, num_valid in zip(numbers(batches), valid, strict=True):
             assert len(indices) == 8 // num_ranks
             counted += indices[:num_valid]
     assert sorted(counted) == list(range(num_samples))
-
-
-def test_padding_is_masked_and_whole_batches_are_left_as_they_are() -> None:
-    targets = torch.arange(8).view(4, 2)
-    assert mask_padding(targets, 4) is targets
-    assert mask_padding(targets, 1).tolist() == [[0, 1]] + [[MASKED, MASKED]] * 3
-    assert targets.min() == 0

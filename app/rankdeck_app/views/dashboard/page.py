@@ -204,4 +204,4 @@ class RunPage(Page):
         self.cards["heat"].set_subtitle(f"{what}, last 60 s", what)
         held_out = ("raw and EMA, ◆ held-out", "EMA, ◆ held-out")
         self.cards["loss"].set_subtitle(*(held_out if len(run.held_out) else ("raw and EMA",)))
-        self.cards["rate"].set_subtitle("samples/s")
+        self.cards["rate"].set_subtitle(*run_figures.rate_subtitle(run))

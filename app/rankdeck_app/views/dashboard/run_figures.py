@@ -14,6 +14,7 @@ from rankdeck.base.units import format_bytes, format_count, format_duration
 from rankdeck.run.anatomy import SIMULATED_TIME
 from rankdeck.run.devices import DeviceFigures, highest_of
 from rankdeck.run.imbalance import lead_of
+from rankdeck.run.left_out import left_out_in_words, training_data
 from rankdeck.run.problems import failed_problem, lost_problem
 from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.widgets.anatomy import AnatomyFigure, AnatomyRow
@@ -54,6 +55,11 @@ def stats(run: LiveRun) -> tuple[Stat, ...]:
 
 def _rate(samples_per_s: float) -> str:
     return format_count(samples_per_s) if samples_per_s >= 99.5 else f"{samples_per_s:.1f}"
+
+
+def rate_subtitle(run: LiveRun) -> tuple[str, str]:
+    left_out = left_out_in_words(**training_data(run.fold) or {})
+    return f"samples/s{left_out and f'; {left_out}'}", "samples/s"
 
 
 def _outlook(run: LiveRun) -> Stat:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rankdeck.models.losses import Loss
+from rankdeck.parallel.nested import first_samples
 from rankdeck.parallel.pipelining.communication import StageCommunication
 from rankdeck.parallel.pipelining.costs import Boundary
 from rankdeck.parallel.pipelining.cutting import CutModel
@@ -70,11 +71,14 @@ class StageRunner(nn.Module):
         self._autocast = autocast
         self._inputs: list[Any] = []
         self._targets: list[Any] = []
+        self._valid: list[int | None] = []
         self._scale: float | Tensor = 1.0
 
-    def start(self, inputs: list[Any], targets: list[Any], scale: float | Tensor) -> None:
-        """A new batch, cut into microbatches."""
-        self._inputs, self._targets, self._scale = inputs, targets, scale
+    def start(
+        self, inputs: list[Any], targets: list[Any], valid: list[int | None], scale: float | Tensor
+    ) -> None:
+        """A new batch, cut into microbatches, of which the first `valid` samples count (None: all)."""
+        self._inputs, self._targets, self._valid, self._scale = inputs, targets, valid, scale
         self.sums = []
 
     def forward(self, *received: Tensor) -> Any:
@@ -82,12 +86,24 @@ class StageRunner(nn.Module):
         with self._autocast():
             output = self.stage(None if self.is_first else received, self._inputs[self.microbatch])
             if self.is_last:
-                total, count = self._loss.function(output, self._targets[self.microbatch])
+                total, count = sums_of_first(
+                    self._loss, output, self._targets[self.microbatch], self._valid[self.microbatch]
+                )
                 self.sums.append((total.detach(), count))
                 return total * self._scale
         return tuple(
             tensor.to(shape.dtype).contiguous() for tensor, shape in zip(output, self._leaves, strict=True)
         )
+
+
+def sums_of_first(loss: Loss, outputs: Any, targets: Any, num_valid: int | None) -> tuple[Tensor, Any]:
+    """The loss's sum and count over the first samples of a batch (None: all); where none counts, zeros that
+    have a gradient."""
+    if num_valid is None:
+        return loss.function(outputs, targets)
+    some = max(num_valid, 1)
+    total, count = loss.function(first_samples(outputs, some), first_samples(targets, some))
+    return (total, count) if num_valid else (total * 0, 0)
 
 
 class TorchSchedule:

@@ -1,0 +1,141 @@
+"""A sample's randomness follows from (seed, epoch, sample) alone; what draws outside of samples is told."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rankdeck.base.errors import Problem
+from rankdeck.data.base import Draw
+from rankdeck.data.loader import build_loader
+from rankdeck.data.sampling import StepBatches
+from tests.helpers import resume_ranks
+from tests.helpers.own_data import Noisy, OwnGenerator
+from tests.helpers.ranks import RankSet
+
+OWN_DATA = Path(resume_ranks.__file__).with_name("own_data.py")
+SAVED, STEPS = 3, 6
+
+
+def read(dataset: Any, *, ranks: int = 1, workers: int = 0, start: int = 0, seed: int = 7) -> dict[Draw, Any]:
+    """What each sample was, in four steps over two epochs."""
+    found = {}
+    for rank in range(ranks):
+        batches = StepBatches(
+            64, 32, shard_index=rank, shard_count=ranks, seed=seed, steps=4, start_step=start
+        )
+        torch.manual_seed(rank)  # a rank's own states are no sample's
+        loader = build_loader(dataset, batches, workers=workers)
+        for draws, (inputs, _) in zip(batches, loader, strict=True):
+            found |= dict(zip(draws, inputs.flatten(1).tolist(), strict=True))
+        loader.close()
+    return found
+
+
+def test_ranks_workers_and_a_late_start_leave_every_sample_as_it_is() -> None:
+    whole = read(Noisy())
+    assert len(whole) == 128
+    assert read(Noisy(), ranks=2, workers=2) == whole
+    late = read(Noisy(), start=3, workers=1)
+    assert len(late) == 32
+    assert late.items() <= whole.items()
+    assert read(Noisy(), ranks=4, start=3) == late
+
+
+def test_samples_epochs_and_seeds_differ_and_what_is_not_seeded_is_no_ranks_own() -> None:
+    whole = read(Noisy())
+    assert len(set(map(tuple, whole.values()))) == 128
+    assert all(
+        other != own for other, own in zip(read(Noisy(), seed=8).values(), whole.values(), strict=True)
+    )
+
+    class Unseeded(Noisy):
+        is_random = False
+
+    assert read(Unseeded(), ranks=2) != read(Unseeded())
+
+
+def test_reading_leaves_every_global_state_as_it_was() -> None:
+    states = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    list(build_loader(Noisy(), StepBatches(64, 32, steps=2), tell=print))
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert (np.random.get_state()[1].tolist(), random.getstate()) == states[1:]
+
+
+class WholeBatches(Noisy):
+    def read_batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        return self.pictures[indices] + torch.rand(len(indices), 1, 1, 1), self.classes[indices]
+
+
+class PlainBatches(Noisy):
+    def read_batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        return self.pictures[indices], self.classes[indices]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "workers", "words"),
+    [
+        (OwnGenerator(), 0, "a generator of its own"),
+        (OwnGenerator(), 2, "a generator of its own"),
+        (WholeBatches(), 0, "read_batch of the training data draws"),
+        (PlainBatches(), 0, None),
+        (Noisy(), 1, None),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_draws_outside_of_samples_is_told_once(dataset: Any, workers: int, words: str | None) -> None:
+    told: list[Problem] = []
+    loader = build_loader(dataset, StepBatches(64, 16, steps=4), workers=workers, tell=told.append)
+    assert [inputs.shape for inputs, _ in loader] == [(16, 1, 8, 8)] * 4
+    loader.close()
+    assert len(told) == (words is not None)
+    assert all(words in problem.message and problem.severity == "warning" for problem in told if words)
+
+
+def toml(
+    strategy: str, num_devices: int, workers: int, checkpoint_every: int = 0, data: str = "noisy"
+) -> str:
+    return f"""
+model = {{ use = "mlp", args = {{ hidden = [16], classes = 10 }} }}
+data = {{ use = "{OWN_DATA}:{data}", workers = {workers} }}
+strategy = {{ use = "{strategy}" }}
+devices = {{ use = "cpu:{num_devices}" }}
+[train]
+steps = {STEPS}
+global_batch = 16
+evaluate_every = 0
+checkpoint_every = {checkpoint_every}
+optimizer = {{ use = "sgd", lr = 0.05 }}
+"""
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_augmented_training_goes_on_to_the_bit_and_on_other_ranks_within_rounding(
+    ranks: tuple[int, RankSet], tmp_path: Path
+) -> None:
+    """Saved with two workers on one device; gone on with two again, and on two ranks with one worker each."""
+    saved, same, other = (str(tmp_path / name) for name in ("saved", "same", "other"))
+    resume_ranks.run(toml("single", 1, 2, SAVED), saved)
+    expected = resume_ranks.losses(Path(saved), 1)
+    (tmp_path / "saved" / "checkpoints" / str(STEPS)).rename(tmp_path / "newest")
+    resume_ranks.run(toml("single", 1, 2), same, source=saved)
+    assert resume_ranks.losses(Path(same), 1).items() <= expected.items()
+    ranks[1].call("tests.helpers.resume_ranks:run", toml=toml("ddp", 2, 1), folder=other, source=saved)
+    found = resume_ranks.losses(Path(other), 2)
+    assert list(found) == list(range(SAVED + 1, STEPS + 1))
+    assert all(abs(found[step] - expected[step]) < 1e-6 for step in found)
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_a_run_tells_once_what_draws_outside_of_samples(ranks: tuple[int, RankSet], tmp_path: Path) -> None:
+    config = toml("ddp", 2, 1, data="own_generator")
+    ranks[1].call("tests.helpers.resume_ranks:run", toml=config, folder=str(tmp_path))
+    (problem,) = resume_ranks.problems(tmp_path)
+    assert (problem.code, problem.severity, problem.path) == ("data-random", "warning", "data.use")

@@ -1,0 +1,214 @@
+"""data.last = "keep": an epoch's last step takes what is left, divided by its real count, everywhere.
+
+Compared with a loop over plain torch, which knows nothing of parts, slices or padding. Two epochs of one
+whole step of 16 samples and a shorter one, which the ledger follows.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor
+
+from rankdeck.base.errors import DataError
+from rankdeck.config import from_text
+from rankdeck.data.sampling import epoch_order
+from rankdeck.planner.candidates import Candidate
+from rankdeck.planner.pool import plan_lines_of
+from rankdeck.planner.targets import Target, TargetDevice
+from rankdeck.training import workload as workloads
+from tests.helpers.own_data import smoothed
+from tests.helpers.parity import BARS, MUST_DIFFER, OWN_MODELS
+from tests.helpers.rank_main import train_once
+from tests.helpers.ranks import RankSet, largest_difference
+
+OWN_DATA = OWN_MODELS.with_name("own_data.py")
+OWN_LOSS = f'loss = {{ use = "{OWN_DATA}:smoothed" }}\n'
+GPT = "heads = 4, width = 32, context = 16, vocabulary = 64"
+WORKLOADS = {
+    "mlp": ('{ use = "mlp", args = { hidden = [32, 32, 32] } }', ""),
+    "gpt": (f'{{ use = "gpt", args = {{ layers = 2, {GPT} }} }}', ""),
+    "gpt-masked": (f'{{ use = "gpt", args = {{ layers = 2, {GPT} }} }}', ", masked = 0.4"),
+    "gpt-deep": (f'{{ use = "gpt", args = {{ layers = 6, {GPT} }} }}', ""),
+}
+
+
+def configuration(
+    workload: str, samples: int, strategy: str, num_devices: int, accumulate: int = 1, last: str = "keep"
+) -> str:
+    model, masked = WORKLOADS[workload]
+    return f"""
+model = {model}
+data = {{ use = "synthetic", args = {{ samples = {samples}{masked} }}, last = "{last}" }}
+strategy = {strategy}
+devices = {{ use = "cpu:{num_devices}" }}
+[train]
+epochs = 2
+global_batch = 16
+accumulate = {accumulate}
+evaluate_every = {1 if "async" in strategy else 0}
+optimizer = {{ use = "sgd", lr = 0.05 }}
+"""
+
+
+@functools.cache
+def by_plain_torch(workload: str, samples: int, *, own_loss: bool = False) -> dict[str, Tensor]:
+    """What torch makes of the same samples in the same order."""
+    config = from_text(configuration(workload, samples, '{ use = "single" }', 1), folder=Path.cwd())
+    load = workloads.load(config)
+    model = load.build_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for epoch in range(2):
+        for chosen in epoch_order(samples, config.train.seed, epoch).split(16):
+            rows = [load.train[int(index)] for index in chosen]
+            inputs, targets = (torch.stack(column) for column in zip(*rows, strict=True))
+            optimizer.zero_grad()
+            outputs = model(inputs).flatten(0, -2)
+            if own_loss:
+                total, count = smoothed(outputs, targets)
+                (total / count).backward()
+            else:
+                F.cross_entropy(outputs, targets.flatten()).backward()
+            optimizer.step()
+    return {name: tensor.detach() for name, tensor in model.state_dict().items()}
+
+
+def here(toml: str) -> dict[str, Tensor]:
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "weights.safetensors"
+        train_once({"toml": toml, "out": str(out)}, rank=0, world_size=1)
+        return load_file(out)
+
+
+ONE_PROCESS = [
+    ("single", 1, "gpt-masked", 22, 1),
+    ("single", 1, "mlp", 19, 8),  # five of eight parts are empty
+    ("dp", 4, "gpt-masked", 22, 1),
+    ("dp", 2, "mlp", 17, 2),
+    ("model", 2, "gpt", 22, 2),
+]
+
+
+@pytest.mark.parametrize(("strategy", "num_devices", "workload", "samples", "accumulate"), ONE_PROCESS)
+def test_one_process_keeps_what_is_left(
+    strategy: str, num_devices: int, workload: str, samples: int, accumulate: int
+) -> None:
+    toml = configuration(workload, samples, f'{{ use = "{strategy}" }}', num_devices, accumulate)
+    assert largest_difference(here(toml), by_plain_torch(workload, samples)) <= BARS["fp32"]
+
+
+RANKS = [
+    (2, "gpt-masked", 17, 2, '{ use = "ddp" }'),  # of four slices three are empty
+    (4, "mlp", 18, 1, '{ use = "ddp", sync = "ring" }'),
+    (4, "gpt-masked", 18, 1, '{ use = "fsdp" }'),
+    (2, "mlp", 22, 2, '{ use = "fsdp" }'),
+    (2, "gpt", 18, 1, '{ use = "tensor", sequence_parallel = true }'),
+    (2, "gpt-masked", 22, 1, '{ use = "pipeline", schedule = "1f1b" }'),
+    (2, "gpt", 19, 2, '{ use = "pipeline", schedule = "1f1b-by-hand" }'),
+    (4, "gpt-deep", 22, 1, '{ use = "pipeline", schedule = "interleaved-zero-bubble" }'),
+    (4, "gpt-masked", 17, 1, '{ use = "hybrid", data = 2, stage = 2 }'),
+    (4, "gpt", 17, 1, '{ use = "hybrid", shard = 2, tensor = 2 }'),
+    (4, "gpt", 22, 1, '{ use = "hybrid", stage = 2, tensor = 2, loss_parallel = true }'),
+    # Drained after every update, it is one device.
+    (2, "gpt-masked", 17, 1, '{ use = "pipeline-async" }'),
+    (2, "gpt", 17, 2, '{ use = "pipeline-async", mode = "2bw" }'),
+]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "workload", "samples", "accumulate", "strategy"), RANKS, indirect=["ranks"]
+)
+def test_ranks_keep_what_is_left(
+    ranks: tuple[int, RankSet], workload: str, samples: int, accumulate: int, strategy: str
+) -> None:
+    weights = ranks[1].train(configuration(workload, samples, strategy, ranks[0], accumulate))
+    assert largest_difference(weights, by_plain_torch(workload, samples)) <= BARS["fp32"]
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_a_loss_of_ones_own_never_sees_padding_and_dropping_ends_elsewhere(
+    ranks: tuple[int, RankSet],
+) -> None:
+    expected = by_plain_torch("mlp", 22, own_loss=True)
+    toml = OWN_LOSS + configuration("mlp", 22, '{ use = "pipeline" }', 2)
+    assert largest_difference(ranks[1].train(toml), expected) <= BARS["fp32"]
+    dropped = OWN_LOSS + configuration("mlp", 22, '{ use = "single" }', 1, last="drop")
+    assert largest_difference(here(dropped), expected) > MUST_DIFFER
+
+
+def own(model: str, samples: int, strategy: str, num_devices: int, *, gets: str = "still") -> str:
+    """A model and data of one's own."""
+    toml = configuration("mlp", samples, strategy, num_devices)
+    lines = toml.strip().splitlines()
+    args = f'use = "{OWN_DATA}:{gets}", args = {{ samples = {samples} }}, last = "keep"'
+    lines[:2] = [f'model = {{ use = "{OWN_MODELS}:{model}" }}', f"data = {{ {args} }}"]
+    loss = ['loss = { use = "model" }'] if gets == "labelled" else []
+    return "\n".join([*lines[:2], *loss, *lines[2:]])
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_models_of_ones_own_keep_what_is_left(ranks: tuple[int, RankSet]) -> None:
+    """Traced stages have a fixed batch; a loss that the model computes is of the real samples alone."""
+    single = here(own("skipping", 19, '{ use = "single" }', 1))
+    for weights in (
+        here(own("skipping", 19, '{ use = "model" }', 2)),
+        ranks[1].train(own("skipping", 19, '{ use = "pipeline" }', 2)),
+    ):
+        assert largest_difference(weights, single) <= BARS["fp32"]
+    scored = here(own("scoring", 17, '{ use = "single" }', 1, gets="labelled"))
+    weights = ranks[1].train(own("scoring", 17, '{ use = "ddp" }', 2, gets="labelled"))
+    assert largest_difference(weights, scored) <= BARS["fp32"]
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_batch_norms_keep_what_is_left_where_nothing_is_padded(ranks: tuple[int, RankSet]) -> None:
+    single = here(own("tiny_conv", 18, '{ use = "single" }', 1))
+    synced = ranks[1].train(own("tiny_conv", 18, '{ use = "ddp", sync_batchnorm = true }', 2))
+    assert largest_difference(synced, single) <= BARS["fp32"]
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+@pytest.mark.parametrize(
+    ("samples", "strategy", "words"),
+    [
+        (17, "ddp", "has fewer samples than slices there: the model's batch norms would see padding"),
+        (17, "fsdp", "batch norms would see padding"),
+        (18, "ddp", "gives a device a single one of them"),
+        (22, "pipeline", "fills them up to whole microbatches: the model's batch norms would see padding"),
+    ],
+)
+def test_padding_under_batch_norm_is_refused_before_the_first_step(
+    ranks: tuple[int, RankSet], samples: int, strategy: str, words: str
+) -> None:
+    toml = own("tiny_conv", samples, f'{{ use = "{strategy}" }}', 2)
+    with pytest.raises(AssertionError, match=words) as told:
+        ranks[1].train(toml)
+    assert "in check_last_step" in str(told.value)
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_padding_under_a_loss_of_the_models_own_is_refused(ranks: tuple[int, RankSet]) -> None:
+    with pytest.raises(AssertionError, match="would count the padding"):
+        ranks[1].train(own("scoring", 22, '{ use = "pipeline" }', 2, gets="labelled"))
+
+
+def test_a_plan_refuses_what_a_run_would() -> None:
+    config = from_text(own("tiny_conv", 18, '{ use = "dp" }', 4), folder=Path.cwd())
+    devices = Target("rehearsal", (TargetDevice(None, None),) * 4, like_cuda=False)
+    short = {"train.epochs": None, "train.steps": 1}  # which ends before the epoch does
+    candidates = [Candidate("dp"), Candidate("single"), Candidate("dp", changes=short)]
+    for line in plan_lines_of(config, candidates, devices):
+        is_refused = line.strategy == "dp" and not line.changes
+        assert line.verdict == ("cannot" if is_refused else "fits")
+        assert ("a single one of them" in (line.reason or "")) == is_refused
+
+
+def test_an_epoch_that_is_shorter_than_a_step_is_refused() -> None:
+    with pytest.raises(DataError, match="has 15 samples, fewer than"):
+        here(configuration("mlp", 15, '{ use = "single" }', 1))
