@@ -35,7 +35,7 @@ class Progress(msgspec.Struct):
     """How far training was. `layout` tells who wrote it: only the same layout gets its random states back.
 
     `values` are those of all ranks put together, and `own` what is different on each. `lost` is what no file
-    could hold.
+    could hold; checkpoints of older versions have no `values` of what lies beside weights.
     """
 
     step: int
@@ -44,6 +44,7 @@ class Progress(msgspec.Struct):
     values: dict[str, Any] = msgspec.field(default_factory=dict)
     own: list[dict[str, Any]] = msgspec.field(default_factory=list)
     lost: list[str] = msgspec.field(default_factory=list)
+    has_values_beside: bool = False
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,8 @@ _OF_TORCH = {
     "optimizer": {"state", "defaults", "param_groups"},
     "attribute": set(vars(nn.Module())),
 }
+_HOOKS = "_optimizer_"
+"""How torch begins the names of an optimizer's hooks."""
 _SCALARS = (bool, int, float, str, type(None))
 
 
@@ -89,7 +91,7 @@ class Beside:
             for key, value in list(owner.items()):
                 if not isinstance(key, str) or not isinstance(value, kind):
                     continue
-                if key in _OF_TORCH.get(of_whom, ()):
+                if key in _OF_TORCH.get(of_whom, ()) or key.startswith(_HOOKS):
                     continue
                 if of_whom != "buffer" or (f"{path}.{key}" if path else key) not in saved:
                     yield f"{where}/{key}", value

@@ -18,10 +18,10 @@ import contextlib
 import errno
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import safetensors
@@ -64,6 +64,7 @@ from rankdeck.checkpoint_files import (
 
 CANNOT_BE_SAVED = "state-cannot-be-saved"
 """The code of what would fail again at each save, whatever the disk."""
+_T = TypeVar("_T")
 _LONGEST = 300
 _OWN = "own."
 """Before names of a rank's own tensors in its file."""
@@ -77,10 +78,10 @@ _Failure = tuple[str, bool]
 class _Written:
     """What one rank has on the disk, and its values beside."""
 
-    files: _Files = field(default_factory=dict)
-    values: dict[str, Any] = field(default_factory=dict)
-    elsewhere: dict[str, Any] = field(default_factory=dict)
-    lost: list[str] = field(default_factory=list)
+    files: _Files
+    values: dict[str, Any]
+    elsewhere: dict[str, Any]
+    lost: list[str]
 
 
 class CheckpointStore:
@@ -120,26 +121,44 @@ class CheckpointStore:
         self, target: Path, step: int, state: TrainingState, extra: Mapping[str, Tensor], *, dry: bool
     ) -> tuple[int, list[str]]:
         """Bytes, and what is lost. Raises: CheckpointError; nothing is left then."""
-        failure: _Failure | None = None
-        written, progress = _Written(), Progress(step, self._layout, self._world_size)
+        parts: list[Saved] = []
+
+        def take() -> dict[str, int]:
+            parts.append(state_of(state))
+            return _sizes(parts[0], self._rank) if dry else {}
+
+        # Before anything is written: a rank that fails alone would leave the others in the midst of it.
+        sizes = self._together(step, take)
+        (saved,) = parts
         self._begin(target)
         try:
-            written = self._write(target, state, extra, dry=dry)
-        except (Exception, CheckpointException) as error:  # a full disk shows as several kinds
-            failure = _failure(error)
-        answers: list[tuple[_Failure | None, _Written]] = self._gather((failure, written))
-        failures = [failure for failure, _ in answers if failure is not None]
-        num_bytes = 0
-        if not failures:
-            files, progress = self._put_together(step, [written for _, written in answers])
-            num_bytes = sum(entry[0] for entry in files.values())
-            done = self._gather(self._commit(target, files, progress))
-            failures = [failure for failure in done if failure is not None]
-        if failures:
+            if dry:
+                self._together(step, lambda: self._check_room(sizes))
+            written = self._together(step, lambda: self._write(target, saved, extra, dry=dry))
+            files, progress = self._put_together(step, written)
+            self._together(step, lambda: self._commit(target, files, progress))
+        except CheckpointError:
             if self._rank == 0:
                 shutil.rmtree(target, ignore_errors=True)
+            raise
+        return sum(entry[0] for entry in files.values()), progress.lost
+
+    def _together(self, step: int, act: Callable[[], _T]) -> list[_T]:
+        """What all ranks' `act` gave.
+
+        Raises: CheckpointError on all ranks, where one could not.
+        """
+        failure: _Failure | None = None
+        answer: Any = None
+        try:
+            answer = act()
+        except (Exception, CheckpointException) as error:  # a full disk shows as several kinds
+            failure = _reason(error), isinstance(_innermost(error), OSError)
+        answers = self._gather((failure, answer))
+        failures = [failure for failure, _ in answers if failure is not None]
+        if failures:
             raise _not_saved(step, *failures[0])
-        return num_bytes, progress.lost
+        return [answer for _, answer in answers]
 
     def _put_together(self, step: int, written: Sequence[_Written]) -> tuple[_Files, Progress]:
         files = {name: entry for part in written for name, entry in part.files.items()}
@@ -149,7 +168,9 @@ class CheckpointStore:
             for part in written
         ]
         lost = sorted({name for part in written for name in part.lost})
-        return files, Progress(step, self._layout, self._world_size, values, own, lost)
+        return files, Progress(
+            step, self._layout, self._world_size, values, own, lost, has_values_beside=True
+        )
 
     def _begin(self, target: Path) -> None:
         if self._rank == 0:
@@ -160,14 +181,19 @@ class CheckpointStore:
                 pass  # writing into it tells why
         self._barrier()
 
-    def _write(
-        self, target: Path, state: TrainingState, extra: Mapping[str, Tensor], *, dry: bool
-    ) -> _Written:
+    def _check_room(self, sizes: Sequence[dict[str, int]]) -> None:
+        """Raises: OSError, on rank 0, where the disk has no room for one checkpoint."""
+        needed = sum({name: size for part in sizes for name, size in part.items()}.values())
+        free = shutil.disk_usage(self.folder).free
+        if self._rank == 0 and needed > free:
+            words = f"it needs {format_bytes(needed)}, and the disk has {format_bytes(free)} free"
+            raise OSError(errno.ENOSPC, words)
+
+    def _write(self, target: Path, saved: Saved, extra: Mapping[str, Tensor], *, dry: bool) -> _Written:
         """This rank's files, on the disk, and its values that are no tensors."""
-        saved = state_of(state)
+        own = saved.own
         if dry:
-            self._check_room(saved)
-            extra, saved.own = map(single_numbers, (extra, saved.own))
+            extra, own = single_numbers(extra), single_numbers(own)
         with _quiet():
             save_sharded(
                 single_numbers(saved.tensors) if dry else each_alone(saved.tensors),
@@ -175,37 +201,20 @@ class CheckpointStore:
                 no_dist=self._world_size == 1,
             )
         random_file = target / _random_file(self._rank)
-        own = random_states() | _named("extra.", extra) | _named(_OWN, saved.own)
-        write_whole(random_file, safetensors.torch.save(own), sync=True, make_folder=False)
+        states = random_states() | _named("extra.", extra) | _named(_OWN, own)
+        write_whole(random_file, safetensors.torch.save(states), sync=True, make_folder=False)
         mine = [random_file, *target.glob(f"shard-{self._rank + 1:05d}-*.safetensors")]
         for file in mine:
             sync_to_disk(file)
         files = {file.name: (file.stat().st_size, checksum(file)) for file in mine}
         return _Written(files, saved.values, saved.elsewhere, saved.lost)
 
-    def _check_room(self, saved: Saved) -> None:
-        """Raises: OSError, on rank 0, where the disk has no room for one checkpoint."""
-        sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in saved.tensors.items()}
-        own = {f"{self._rank} {name}": tensor.nbytes for name, tensor in saved.own.items()}
-        everything: dict[str, int] = {}
-        for answer in self._gather(sizes | own):
-            everything |= answer
-        needed, free = sum(everything.values()), shutil.disk_usage(self.folder).free
-        if self._rank == 0 and needed > free:
-            words = f"it needs {format_bytes(needed)}, and the disk has {format_bytes(free)} free"
-            raise OSError(errno.ENOSPC, words)
-
-    def _commit(self, target: Path, files: _Files, progress: Progress) -> _Failure | None:
-        """Rank 0 writes progress and COMMIT; why it could not, else None."""
-        if self._rank != 0:
-            return None
-        file = target / PROGRESS
-        try:
+    def _commit(self, target: Path, files: _Files, progress: Progress) -> None:
+        """Rank 0 writes progress and COMMIT."""
+        if self._rank == 0:
+            file = target / PROGRESS
             write_whole(file, msgspec.json.encode(progress), sync=True, make_folder=False)
             write_commit(target, {**files, PROGRESS: (file.stat().st_size, checksum(file))})
-        except OSError as error:
-            return _failure(error)
-        return None
 
     def _prune(self) -> None:
         if self._rank == 0:
@@ -243,6 +252,8 @@ class CheckpointStore:
             missing = put_state(state, blank, values, own)
         file = checkpoint.path / _random_file(self._rank)
         states = safetensors.torch.load_file(file) if same and file.is_file() else None
+        if not progress.has_values_beside and type(state.optimizer).__module__.split(".")[0] != "torch":
+            missing.append("what the optimizer keeps in param_groups, which older versions did not save")
         answers = self._gather([*progress.lost, *missing])
         return Restored(progress.step, sorted({name for answer in answers for name in answer}), states)
 
@@ -328,6 +339,12 @@ def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {f"{prefix}{name}": tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
 
 
+def _sizes(saved: Saved, rank: int) -> dict[str, int]:
+    """Name -> bytes; what all ranks have counts once."""
+    own = {f"{rank} {name}": tensor.nbytes for name, tensor in saved.own.items()}
+    return own | {name: tensor.numel() * tensor.element_size() for name, tensor in saved.tensors.items()}
+
+
 def _random_file(rank: int) -> str:
     return f"rank-{rank}.random.safetensors"
 
@@ -339,10 +356,6 @@ def _not_saved(step: int, reason: str, is_disk: bool) -> CheckpointError:
         code="checkpoint-not-saved" if is_disk else CANNOT_BE_SAVED,
         advice=words if is_disk else "Keep numbers, words, tensors, lists and dictionaries of them there.",
     )
-
-
-def _failure(error: BaseException) -> _Failure:
-    return _reason(error), isinstance(_innermost(error), OSError)
 
 
 def _innermost(error: BaseException) -> BaseException:

@@ -90,10 +90,11 @@ def extra_state_of(module: nn.Module, stages: Sequence[nn.Module]) -> tuple[dict
         for name, value in split_state(module)[1].items()
     }
     run_here = {part for stage in stages for part in stage.modules()}
+    not_here = {path for path, part in module.named_modules() if stages and part not in run_here}
     elsewhere = {
         name: plain
         for name, plain in everything.items()
-        if stages and module.get_submodule(name.removeprefix(_EXTRA).rpartition(".")[0]) not in run_here
+        if name.removeprefix(_EXTRA).rpartition(".")[0] in not_here
     }
     return {name: plain for name, plain in everything.items() if name not in elsewhere}, elsewhere
 
@@ -237,7 +238,7 @@ def put_state(
     state: TrainingState, blank: Blank, values: Mapping[str, Any], own: Mapping[str, Tensor]
 ) -> list[str]:
     """Make what was read the state of the model and of its optimizer; what has no place here, in words."""
-    put_weights(state.module, blank.tensors, values)
+    missing = put_weights(state.module, blank.tensors, values)
     by_owner: dict[str, dict[str, Any]] = {}
     for name, value in [*values.items(), *own.items()]:
         owner, _, what = name.rpartition(".")
@@ -259,13 +260,15 @@ def put_state(
         {name: tensor for name, tensor in own.items() if not name.startswith("slice.")},
         {name: value for name, value in values.items() if "/" in name and not name.startswith(_EXTRA)},
     )
-    return [*blank.homeless, *map(in_words, homeless)]
+    return [*blank.homeless, *map(in_words, [*missing, *homeless])]
 
 
-def put_weights(module: nn.Module, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-    """Weights, buffers and extra state of a checkpoint into the model that they were read for."""
+def put_weights(module: nn.Module, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> list[str]:
+    """Weights, buffers and extra state of a checkpoint into the model that they were read for; the names of
+    what is not there."""
     # The dictionary is torch's own: without the versions that it carries batch norms add what they lack.
     own: dict[str, Any] = module.state_dict()
+    missing = []
     device = next((tensor.device for tensor in module.parameters()), None)
     for name, value in own.items():
         if f"model.{name}" in tensors:
@@ -274,4 +277,7 @@ def put_weights(module: nn.Module, tensors: Mapping[str, Tensor], values: Mappin
             own[name] = read.reshape(value.shape) if fits else read
         elif _EXTRA + name in values:
             own[name] = from_plain(values[_EXTRA + name], device)
+        else:
+            missing.append(_EXTRA + name)
     module.load_state_dict(own)
+    return missing
