@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from typing import Any
 
 import torch
@@ -158,7 +159,8 @@ def amax() -> nn.Module:
 
 class Drifting(nn.Module):
     """Digits (B, 64) without their running mean, a buffer that is not persistent, nor their first scale, a
-    plain tensor; a plain flag says that there is one. Every second forward is doubled. `mask` never changes.
+    plain tensor; a plain flag says that there is one. Every second forward is doubled, and the last but one
+    sum added. `mask` never changes, and `last` is read by nobody.
     """
 
     def __init__(self) -> None:
@@ -166,6 +168,8 @@ class Drifting(nn.Module):
         self.register_buffer("mean", torch.zeros(64), persistent=False)
         self.register_buffer("mask", torch.ones(64), persistent=False)
         self.scale, self.has_scale, self.calls = torch.ones(()), False, 0
+        self.largest: deque[float] = deque(maxlen=2)
+        self.last = torch.zeros(())
 
     def forward(self, inputs: Tensor) -> Tensor:
         if self.training:
@@ -173,7 +177,9 @@ class Drifting(nn.Module):
                 self.scale, self.has_scale = inputs.max().reshape(()), True
             self.mean.lerp_(inputs.mean(0), 0.1)
             self.calls += 1
-        return (inputs - self.mean) * self.mask / self.scale * (1 + self.calls % 2)
+            self.largest.append(float(inputs.sum()))
+        self.last = inputs.new_zeros(600, 600)  # to be looked at, and too large to be state
+        return (inputs - self.mean) * self.mask / self.scale * (1 + self.calls % 2) + self.largest[0] / 1e4
 
 
 def drifting() -> nn.Module:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
@@ -114,10 +115,12 @@ def _own(tensor: Tensor) -> Tensor:
 
 
 class Friendly(torch.optim.SGD):
-    """Keeps an object of its own for each weight, which no file can hold."""
+    """Keeps an object of its own for each weight, which no file can hold; of several ranks the last does."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         super().step()
+        if dist.is_initialized() and dist.get_rank() != dist.get_world_size() - 1:
+            return
         for parameter in self.param_groups[0]["params"]:
             self.state[parameter]["friend"] = object()
 

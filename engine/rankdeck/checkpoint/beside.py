@@ -1,6 +1,6 @@
 """What steps change beside weights, persistent buffers and the state of each weight: values of an optimizer's
-own in its `param_groups` and on itself, buffers that are not persistent, tensors and numbers that a module
-keeps as plain attributes.
+own in its `param_groups` and on itself, buffers that are not persistent, tensors, numbers and rows of
+them that a module keeps as plain attributes.
 
 Most of what lies there never changes and is the configuration's or the code's, which a resume may change. So
 only what differs from how it was before the first step is saved. Names: <where>/<key>, with `where` one of
@@ -12,6 +12,7 @@ Read training_state.py next.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
@@ -32,6 +33,9 @@ _OF_TORCH = {
 _HOOKS = "_optimizer_"
 """How torch begins the names of an optimizer's hooks."""
 _SCALARS = (bool, int, float, str, type(None))
+_ROWS = (list, tuple, set, deque)
+_MOST = 1000
+_LARGE_BYTES = 1 << 20
 
 
 class Beside:
@@ -55,8 +59,19 @@ class Beside:
             for name, plain in self._plain_values()
             if name not in self._first_values or self._first_values[name] != plain
         }
-        lost = [name for name, plain in now.items() if isinstance(plain, _Opaque)]
-        return tensors, {name: plain for name, plain in now.items() if name not in lost}, lost
+        large = [name for name, value in tensors.items() if self._is_large_and_new(name, value)]
+        lost = [*large, *(name for name, plain in now.items() if isinstance(plain, _Opaque))]
+        return (
+            {name: value for name, value in tensors.items() if name not in lost},
+            {name: plain for name, plain in now.items() if name not in lost},
+            lost,
+        )
+
+    def _is_large_and_new(self, name: str, value: Tensor) -> bool:
+        """Whether it is rather what a forward left behind to be looked at."""
+        first = self._first_tensors.get(name)
+        grown = first is None or first.shape != _local(value).shape
+        return name.startswith("attribute/") and grown and value.nbytes > _LARGE_BYTES
 
     def put(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> list[str]:
         """Put back what `changed` gave; the names of what has no place here."""
@@ -98,12 +113,9 @@ class Beside:
 
     def _plain_values(self) -> Iterator[tuple[str, Any]]:
         for name, value in self._entries(object):
-            if isinstance(value, Tensor):
-                continue
-            if not name.startswith(("buffer/", "attribute/")):
+            of_a_module = name.startswith(("buffer/", "attribute/"))
+            if not isinstance(value, Tensor) and (_is_simple(value) or not of_a_module):
                 yield name, _plain_or_opaque(value)
-            elif name.startswith("attribute/") and isinstance(value, _SCALARS):
-                yield name, to_plain(value)
 
 
 class _Opaque:
@@ -116,6 +128,15 @@ class _Opaque:
         return isinstance(other, _Opaque) and self._value is other._value
 
     __hash__: Callable[[], int] = None  # type: ignore[assignment]
+
+
+def _is_simple(value: object) -> bool:
+    """A number, a word, or not too many of them: what else a module holds is rarely state."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, _ROWS):
+        return len(value) <= _MOST and all(isinstance(item, _SCALARS) for item in value)
+    return isinstance(value, _SCALARS)
 
 
 def _plain_or_opaque(value: object) -> Any:

@@ -49,7 +49,7 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
         shape = value.shape if isinstance(value, np.ndarray) else None
         return {"$numpy": [value.dtype.str, shape, _text(value.tobytes())]}
-    raise TypeError(f"a {kind.__name__}, which no file holds without code")
+    raise TypeError(f"{kind.__name__}, an object that no file holds without code")
 
 
 def from_plain(plain: Any, device: torch.device | None = None) -> Any:

@@ -72,7 +72,7 @@ def try_weights_file(module: nn.Module) -> None:
             f"The model's weights could not be saved at the end: {reason}.",
             code="weights-not-saved",
             advice="Keep numbers, words, tensors, lists and dictionaries of them in the model's state_dict.",
-        ) from error
+        ) from (None if isinstance(error, CheckpointError) else error)
 
 
 def save_weights(
