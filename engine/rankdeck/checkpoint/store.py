@@ -66,8 +66,8 @@ CANNOT_BE_SAVED = "state-cannot-be-saved"
 """The code of what would fail again at each save, whatever the disk."""
 _T = TypeVar("_T")
 _LONGEST = 300
-_OWN = "own."
-"""Before names of a rank's own tensors in its file."""
+_OWN, _EXTRA = "own.", "extra."
+"""Before names of a rank's own tensors in its file, and of what its strategy keeps."""
 _Files = dict[str, tuple[int, str]]
 """Name -> (bytes, checksum)."""
 _Failure = tuple[str, bool]
@@ -201,7 +201,7 @@ class CheckpointStore:
                 no_dist=self._world_size == 1,
             )
         random_file = target / _random_file(self._rank)
-        states = random_states() | _named("extra.", extra) | _named(_OWN, own)
+        states = random_states() | _named(_EXTRA, extra) | _named(_OWN, own)
         write_whole(random_file, safetensors.torch.save(states), sync=True, make_folder=False)
         mine = [random_file, *target.glob(f"shard-{self._rank + 1:05d}-*.safetensors")]
         for file in mine:
@@ -245,29 +245,22 @@ class CheckpointStore:
         values = progress.values | (progress.own[self._rank] if same and progress.own else {})
         with _fitting(checkpoint):
             blank = self._read(checkpoint, state)
-            own = self._own_tensors(checkpoint, [self._rank] if same else range(progress.world_size))
+            own = _of_ranks(checkpoint, _OWN, [self._rank] if same else range(progress.world_size))
             if not same:  # which part of the whole a slice was is known to its layout only
                 blank.homeless |= {in_words(name) for name in own if name.startswith("slice.")}
                 own = {name: tensor for name, tensor in own.items() if not name.startswith("slice.")}
             missing = put_state(state, blank, values, own)
-        file = checkpoint.path / _random_file(self._rank)
-        states = safetensors.torch.load_file(file) if same and file.is_file() else None
+            extra = _of_ranks(checkpoint, _EXTRA, [self._rank if same else 0])
         if not progress.has_values_beside and type(state.optimizer).__module__.split(".")[0] != "torch":
             missing.append("what the optimizer keeps in param_groups, which older versions did not save")
         answers = self._gather([*progress.lost, *missing])
-        return Restored(progress.step, sorted({name for answer in answers for name in answer}), states)
-
-    def _own_tensors(self, checkpoint: Checkpoint, ranks: Iterable[int]) -> dict[str, Tensor]:
-        """What ranks had in tensors of their own, of each the first that is found."""
-        found: dict[str, Tensor] = {}
-        for rank in ranks:
-            file = checkpoint.path / _random_file(rank)
-            if file.is_file():
-                with safetensors.safe_open(file, framework="pt") as opened:
-                    for name in opened.keys():  # noqa: SIM118 - it is no dictionary
-                        if name.startswith(_OWN) and name.removeprefix(_OWN) not in found:
-                            found[name.removeprefix(_OWN)] = opened.get_tensor(name)
-        return found
+        file = checkpoint.path / _random_file(self._rank)
+        return Restored(
+            progress.step,
+            sorted({name for answer in answers for name in answer}),
+            extra,
+            safetensors.torch.load_file(file) if same and file.is_file() else None,
+        )
 
     def _read(self, checkpoint: Checkpoint, state: TrainingState) -> Blank:
         """What this rank needs of what is there."""
@@ -277,6 +270,18 @@ class CheckpointStore:
             blank = blank_state(state, there)
             load_sharded(blank.tensors, storage_reader=reader, no_dist=self._world_size == 1)
         return blank
+
+
+def _of_ranks(checkpoint: Checkpoint, prefix: str, ranks: Iterable[int]) -> dict[str, Tensor]:
+    """What ranks had in tensors of their own, of each the first that is found; without the prefix."""
+    found: dict[str, Tensor] = {}
+    for file in (checkpoint.path / _random_file(rank) for rank in ranks):
+        if file.is_file():
+            with safetensors.safe_open(file, framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118 - it is no dictionary
+                    if name.startswith(prefix) and name.removeprefix(prefix) not in found:
+                        found[name.removeprefix(prefix)] = opened.get_tensor(name)
+    return found
 
 
 def read_weights(checkpoint: Checkpoint, module: nn.Module) -> None:
@@ -312,22 +317,17 @@ def _fitting(checkpoint: Checkpoint) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Restored:
-    """What `restore` found: the step, the names of what begins anew, and this rank's own states where the
-    layout is the same."""
+    """What `restore` found: the step, the names of what begins anew, what was kept beside weights (by this
+    rank, or by the first one of another layout), and this rank's states where the layout is the same."""
 
     step: int
     missing: list[str]
+    extra: dict[str, Tensor]
     _states: dict[str, Tensor] | None
 
     @property
     def same_layout(self) -> bool:
         return self._states is not None
-
-    def extra(self) -> dict[str, Tensor]:
-        """What the strategy had kept beside weights."""
-        return {
-            name[6:]: tensor for name, tensor in (self._states or {}).items() if name.startswith("extra.")
-        }
 
     def put_random_states(self) -> None:
         """Call it after the loader's iterator exists: making one draws."""

@@ -65,12 +65,14 @@ class Saver:
         restored = self.store.restore(start, self._state)
         # To write it anew would remove it first, and a kill in between would cost what may be the only one.
         self._saved_step = restored.step
+        extra, missing = dict(restored.extra), restored.missing
+        self._trained.scaling.take_state(extra)
         if restored.same_layout:
-            extra = restored.extra()
-            self._trained.scaling.take_state(extra)
             self._trained.strategy.put_extra_state(extra)
+        elif any(not name.startswith("random.") for name in extra):
+            missing = [*missing, "what compression of gradients has left out so far"]
         self._tell_lost(
-            restored.missing,
+            missing,
             f"The checkpoint of step {restored.step} does not bring back {{}}: training goes on with first "
             "values of it, and not as if it had never stopped.",
         )

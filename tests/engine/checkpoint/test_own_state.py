@@ -26,6 +26,7 @@ from rankdeck.checkpoint.store import CheckpointStore, read_weights
 from rankdeck.checkpoint.training_state import TrainingState
 from rankdeck.checkpoint.weights import save_weights
 from rankdeck.checkpoint_files import CheckpointError, newest_whole
+from rankdeck.training.loss_scaling import LossScaling
 from tests.helpers import own_models, own_optimizers, resume_ranks
 from tests.helpers.parity import OWN_MODELS
 from tests.helpers.ranks import RankSet
@@ -161,6 +162,19 @@ def test_extra_state_of_every_stage_is_in_weights_and_checkpoints(
     seen = [module.seen for module in model.modules() if isinstance(module, own_models.Amax)]
     assert [state["calls"] for state in seen] == [SAVED * 4] * 2
     assert all(float(state["amax"]) == max(state["history"]) and len(state["history"]) == 3 for state in seen)
+
+
+def test_the_scale_of_a_loss_goes_on_under_any_layout_and_what_compression_left_out_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = {"loss-scaling": torch.tensor([8.0, 1.0]).double(), "error.0": torch.zeros(3)}
+    monkeypatch.setattr(LossScaling, "state", lambda _: kept)
+    source = interrupted(tmp_path / "source", toml(MLP, ADAMW))
+    taken = []
+    monkeypatch.setattr(LossScaling, "take_state", lambda _, states: taken.append(states.pop("loss-scaling")))
+    (told,) = run(tmp_path / "dp", toml(MLP, ADAMW, "dp", every=0), source=source)
+    assert taken[0].tolist() == [8.0, 1.0]
+    assert "does not bring back what compression of gradients has left out so far" in told
 
 
 def test_what_can_never_be_saved_is_found_after_the_first_step(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_training_goes_on_to_the_bit(tmp_path: Path) -> None:
     checkpoint, complaints = newest_whole(tmp_path)
     assert checkpoint is not None and not complaints
     restored = keeper(tmp_path).restore(checkpoint, TrainingState(fresh, fresh_optimizer))
-    assert restored.step == 3 and torch.equal(restored.extra()["mine"], torch.arange(3))
+    assert restored.step == 3 and torch.equal(restored.extra["mine"], torch.arange(3))
     torch.rand(5)
     restored.put_random_states()
     assert [one_step(fresh, fresh_optimizer) for _ in range(3)] == expected
