@@ -151,7 +151,8 @@ class Trainer:
     def _steps(self, first: int, batches: Iterator[Batch], evaluator: Evaluator | None) -> None:
         steps, every, monitor = self._workload.steps, self._train.evaluate_every, self._monitor
         # A pipe that steps by itself takes its first update when it is full.
-        tried_out = 1 + 2 * self.strategy.setup.world_size * self.strategy.steps_itself
+        until_full = 2 * self.strategy.setup.world_size * self.strategy.steps_itself
+        tried_out = min(1 + until_full, steps - first)
         step_ended = time.perf_counter()
         for step in range(first + 1, steps + 1):
             self._beat(step, "step")
