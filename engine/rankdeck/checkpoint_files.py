@@ -32,12 +32,19 @@ class CheckpointError(RankdeckError):
 
 
 class Progress(msgspec.Struct):
-    """How far training was. `layout` tells who wrote it: only the same layout gets its random states back."""
+    """How far training was. `layout` tells who wrote it: only the same layout gets its random states back.
+
+    `values` are those of all ranks put together, and `own` what is different on each. `lost` is what no file
+    could hold; checkpoints of older versions have no `values` of what lies beside weights.
+    """
 
     step: int
     layout: str
     world_size: int
     values: dict[str, Any] = msgspec.field(default_factory=dict)
+    own: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    lost: list[str] = msgspec.field(default_factory=list)
+    has_values_beside: bool = False
 
 
 @dataclass(frozen=True)

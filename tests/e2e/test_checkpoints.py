@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import safe_open
 
 from rankdeck import events
 from rankdeck.checkpoint_files import list_checkpoints
@@ -25,8 +27,21 @@ from torch import nn
 
 calls = 0
 
+class Counting(nn.Linear):
+    calls = 0
+
+    def forward(self, inputs):
+        self.calls += self.training
+        return super().forward(inputs)
+
+    def get_extra_state(self):
+        return {"calls": self.calls}
+
+    def set_extra_state(self, state):
+        self.calls = state["calls"]
+
 def model():
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 512), nn.Linear(512, 10))
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 512), Counting(512, 10))
 
 def loss(outputs, targets):
     global calls
@@ -189,6 +204,8 @@ def test_a_run_that_may_restart_goes_on_by_itself_and_names_the_cause(restarted:
     (problem,) = facts["problems"]
     assert problem["severity"] == "warning" and problem["code"] == "restarted"
     assert "bad batch 17" in problem["message"] and "after step 10 (restart 1 of 2)" in problem["message"]
+    with safe_open(restarted.run.weights, framework="numpy") as weights:
+        assert json.loads(weights.metadata()["extra_state"]) == {"2._extra_state": {"calls": 20}}
 
 
 def test_restarts_come_to_an_end(job: Path) -> None:

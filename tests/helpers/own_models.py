@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections import deque
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -160,3 +162,69 @@ class Skipping(nn.Module):
 
 def skipping() -> nn.Module:
     return Skipping()
+
+
+class Amax(nn.Module):
+    """A linear layer (B, 64) -> (B, 64) over the largest output of late, which it keeps as extra state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+        self.seen: dict[str, Any] = {"amax": torch.ones(()), "history": (), "calls": 0}
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = self.layer(inputs)
+        if self.training:
+            self.seen["calls"] += 1
+            self.seen["history"] = (*self.seen["history"], float(outputs.detach().abs().max()))[-3:]
+            self.seen["amax"] = torch.tensor(max(self.seen["history"]))
+        out: Tensor = outputs / self.seen["amax"]
+        return out
+
+    def get_extra_state(self) -> Any:
+        return self.seen
+
+    def set_extra_state(self, state: Any) -> None:
+        self.seen = state
+
+
+def amax() -> nn.Module:
+    """Digits (B, 1, 8, 8) -> logits (B, 10), with two units that have extra state, in different stages."""
+    units = [nn.Sequential(Amax(), nn.ReLU()) for _ in range(2)]
+    return nn.Sequential(nn.Sequential(nn.Flatten(), *units), nn.Sequential(nn.Linear(64, 10)))
+
+
+class Drifting(nn.Module):
+    """Digits (B, 64) without their running mean, a buffer that is not persistent, nor their first scale, a
+    plain tensor; a plain flag says that there is one. Every second forward is doubled, and the last but one
+    sum added. `mask` never changes, and `last` is read by nobody.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(64), persistent=False)
+        self.register_buffer("mask", torch.ones(64), persistent=False)
+        self.scale, self.has_scale, self.calls = torch.ones(()), False, 0
+        self.largest: deque[float] = deque(maxlen=2)
+        self.last = torch.zeros(())
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            if not self.has_scale:
+                self.scale, self.has_scale = inputs.max().reshape(()), True
+            self.mean.lerp_(inputs.mean(0), 0.1)
+            self.calls += 1
+            self.largest.append(float(inputs.sum()))
+        self.last = inputs.new_zeros(600, 600)  # to be looked at, and too large to be state
+        return (inputs - self.mean) * self.mask / self.scale * (1 + self.calls % 2) + self.largest[0] / 1e4
+
+
+def drifting() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), Drifting(), nn.Linear(64, 10))
+
+
+def secretive() -> nn.Module:
+    """A model whose extra state no file can hold."""
+    model = amax()
+    next(module for module in model.modules() if isinstance(module, Amax)).seen["who"] = object()
+    return model

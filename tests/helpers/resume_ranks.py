@@ -14,13 +14,12 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.optim import Optimizer
 
 from rankdeck import events
 from rankdeck.checkpoint import store as checkpoints
 from rankdeck.checkpoint.store import CheckpointStore
-from rankdeck.checkpoint.weights import save_weights
+from rankdeck.checkpoint.training_state import TrainingState
+from rankdeck.checkpoint.weights import gather_extra_state, save_weights
 from rankdeck.checkpoint_files import newest_whole
 from rankdeck.config import from_text
 from rankdeck.memory.sampling import SamplingBudget
@@ -76,8 +75,9 @@ def run(
     with _without(without):
         trainer.run()
     weights = trainer.strategy.weights()
+    extra_state = gather_extra_state(trainer.strategy.module, trainer.strategy.stage_modules)
     if rank == 0:
-        save_weights(here.weights, weights, {})
+        save_weights(here.weights, weights, {}, extra_state)
     trainer.strategy.close()
     writer.close()
 
@@ -89,9 +89,10 @@ def _without(what: str | None) -> Iterator[None]:
         if what == "optimizer":
             whole = checkpoints.put_state
 
-            def only_weights(module: nn.Module, optimizer: Optimizer, *rest: Any) -> None:
-                whole(module, optimizer, *rest)
-                optimizer.state.clear()
+            def only_weights(state: TrainingState, *rest: Any) -> list[str]:
+                missing = whole(state, *rest)
+                state.optimizer.state.clear()
+                return missing
 
             stack.enter_context(mock.patch.object(checkpoints, "put_state", only_weights))
         if what == "random":

@@ -2,8 +2,9 @@
 
     checkpoints/<step>/
       shard-*.safetensors            weights and optimizer state under original names, each piece once
-      rank-<r>.random.safetensors    random states of one rank, and what its strategy keeps beside weights
-      progress.json                  the step, and who wrote it
+      rank-<r>.random.safetensors    random states of one rank, what its strategy keeps beside weights, and
+                                     tensors of its own (training_state.py)
+      progress.json                  the step, who wrote it, and what is no tensor
       COMMIT                         see checkpoint_files.py
 
 Sharded and replicated state is written and read by torch.distributed.checkpoint in safetensors, so that
@@ -14,12 +15,13 @@ what is in it and training/loop.py for when.
 from __future__ import annotations
 
 import contextlib
+import errno
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import safetensors
@@ -30,12 +32,25 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
-from torch.optim import Optimizer
 
 from rankdeck.base.errors import ConfigError
 from rankdeck.base.files import sync_to_disk, write_whole
+from rankdeck.base.units import format_bytes
 from rankdeck.checkpoint.rng import put_random_states, random_states
-from rankdeck.checkpoint.training_state import Blank, blank_model, blank_state, put_state, state_of
+from rankdeck.checkpoint.training_state import (
+    Blank,
+    Saved,
+    TrainingState,
+    blank_model,
+    blank_state,
+    each_alone,
+    in_words,
+    put_state,
+    put_together,
+    put_weights,
+    single_numbers,
+    state_of,
+)
 from rankdeck.checkpoint_files import (
     COMMIT,
     PROGRESS,
@@ -47,9 +62,26 @@ from rankdeck.checkpoint_files import (
     write_commit,
 )
 
+CANNOT_BE_SAVED = "state-cannot-be-saved"
+"""The code of what would fail again at each save, whatever the disk."""
+_T = TypeVar("_T")
 _LONGEST = 300
+_OWN, _EXTRA = "own.", "extra."
+"""Before names of a rank's own tensors in its file, and of what its strategy keeps."""
 _Files = dict[str, tuple[int, str]]
 """Name -> (bytes, checksum)."""
+_Failure = tuple[str, bool]
+"""Why something could not be written, and whether the disk is to blame."""
+
+
+@dataclass
+class _Written:
+    """What one rank has on the disk, and its values beside."""
+
+    files: _Files
+    values: dict[str, Any]
+    elsewhere: dict[str, Any]
+    lost: list[str]
 
 
 class CheckpointStore:
@@ -62,41 +94,83 @@ class CheckpointStore:
         self._layout = layout
         self._keep = keep
 
-    def save(self, step: int, module: nn.Module, optimizer: Optimizer, extra: Mapping[str, Tensor]) -> int:
+    def save(self, step: int, state: TrainingState, extra: Mapping[str, Tensor]) -> int:
         """Write the state after `step`; bytes of the checkpoint. Every rank calls it at the same step.
 
         Raises:
             CheckpointError: it could not be written, on all ranks alike; nothing of it is left.
         """
-        target = self.folder / str(step)
-        failure: str | None = None
-        files: _Files = {}
-        values: dict[str, Any] = {}
-        self._begin(target)
-        try:
-            files, values = self._write(target, module, optimizer, extra)
-        except (Exception, CheckpointException) as error:  # a full disk shows as several kinds
-            failure = _reason(error)
-        answers = self._gather((failure, files, values))
-        failures = [answer[0] for answer in answers if answer[0] is not None]
-        num_bytes = 0
-        if not failures:
-            files = {name: entry for answer in answers for name, entry in answer[1].items()}
-            values = {name: value for answer in answers for name, value in answer[2].items()}
-            num_bytes = sum(entry[0] for entry in files.values())
-            progress = Progress(step, self._layout, self._world_size, values)
-            done = self._gather(self._commit(target, files, progress))
-            failures = [text for text in done if text is not None]
-        if failures:
-            if self._rank == 0:
-                shutil.rmtree(target, ignore_errors=True)
-            raise CheckpointError(
-                f"The checkpoint of step {step} could not be written: {failures[0]}.",
-                code="checkpoint-not-saved",
-                advice="Training goes on; the last good checkpoint stays. If the disk is full, free space.",
-            )
+        num_bytes, _ = self._save(self.folder / str(step), step, state, extra, dry=False)
         self._prune()
         return num_bytes
+
+    def try_out(self, step: int, state: TrainingState, extra: Mapping[str, Tensor]) -> list[str]:
+        """Save all there is, each tensor as a single number, and throw it away: whatever would go wrong goes
+        wrong now. The names of what no checkpoint will hold.
+
+        Raises:
+            CheckpointError: as `save`; also where the disk has no room for a whole one.
+        """
+        target = self.folder / ".dry"
+        _, lost = self._save(target, step, state, extra, dry=True)
+        if self._rank == 0:
+            shutil.rmtree(target, ignore_errors=True)
+        return lost
+
+    def _save(
+        self, target: Path, step: int, state: TrainingState, extra: Mapping[str, Tensor], *, dry: bool
+    ) -> tuple[int, list[str]]:
+        """Bytes, and what is lost. Raises: CheckpointError; nothing is left then."""
+        parts: list[Saved] = []
+
+        def take() -> dict[str, int]:
+            parts.append(state_of(state))
+            return _sizes(parts[0], self._rank) if dry else {}
+
+        # Before anything is written: a rank that fails alone would leave the others in the midst of it.
+        sizes = self._together(step, take)
+        (saved,) = parts
+        self._begin(target)
+        try:
+            if dry:
+                self._together(step, lambda: self._check_room(sizes))
+            written = self._together(step, lambda: self._write(target, saved, extra, dry=dry))
+            files, progress = self._put_together(step, written)
+            self._together(step, lambda: self._commit(target, files, progress))
+        except CheckpointError:
+            if self._rank == 0:
+                shutil.rmtree(target, ignore_errors=True)
+            raise
+        return sum(entry[0] for entry in files.values()), progress.lost
+
+    def _together(self, step: int, act: Callable[[], _T]) -> list[_T]:
+        """What all ranks' `act` gave.
+
+        Raises: CheckpointError on all ranks, where one could not.
+        """
+        failure: _Failure | None = None
+        answer: Any = None
+        try:
+            answer = act()
+        except (Exception, CheckpointException) as error:  # a full disk shows as several kinds
+            failure = _reason(error), isinstance(_innermost(error), OSError)
+        answers = self._gather((failure, answer))
+        failures = [failure for failure, _ in answers if failure is not None]
+        if failures:
+            raise _not_saved(step, *failures[0])
+        return [answer for _, answer in answers]
+
+    def _put_together(self, step: int, written: Sequence[_Written]) -> tuple[_Files, Progress]:
+        files = {name: entry for part in written for name, entry in part.files.items()}
+        values = put_together([(part.values, part.elsewhere) for part in written])
+        own = [
+            {name: value for name, value in (part.elsewhere | part.values).items() if value != values[name]}
+            for part in written
+        ]
+        lost = sorted({name for part in written for name in part.lost})
+        return files, Progress(
+            step, self._layout, self._world_size, values, own, lost, has_values_beside=True
+        )
 
     def _begin(self, target: Path) -> None:
         if self._rank == 0:
@@ -107,36 +181,40 @@ class CheckpointStore:
                 pass  # writing into it tells why
         self._barrier()
 
-    def _write(
-        self, target: Path, module: nn.Module, optimizer: Optimizer, extra: Mapping[str, Tensor]
-    ) -> tuple[_Files, dict[str, Any]]:
+    def _check_room(self, sizes: Sequence[dict[str, int]]) -> None:
+        """Raises: OSError, on rank 0, where the disk has no room for one checkpoint."""
+        needed = sum({name: size for part in sizes for name, size in part.items()}.values())
+        free = shutil.disk_usage(self.folder).free
+        if self._rank == 0 and needed > free:
+            words = f"it needs {format_bytes(needed)}, and the disk has {format_bytes(free)} free"
+            raise OSError(errno.ENOSPC, words)
+
+    def _write(self, target: Path, saved: Saved, extra: Mapping[str, Tensor], *, dry: bool) -> _Written:
         """This rank's files, on the disk, and its values that are no tensors."""
-        tensors, values = state_of(module, optimizer)
+        own = saved.own
+        if dry:
+            extra, own = single_numbers(extra), single_numbers(own)
         with _quiet():
             save_sharded(
-                tensors,
+                single_numbers(saved.tensors) if dry else each_alone(saved.tensors),
                 storage_writer=HuggingFaceStorageWriter(str(target), save_distributed=True),
                 no_dist=self._world_size == 1,
             )
-        random_file = target / f"rank-{self._rank}.random.safetensors"
-        states = safetensors.torch.save({**random_states(), **_named("extra.", extra)})
-        write_whole(random_file, states, sync=True, make_folder=False)
+        random_file = target / _random_file(self._rank)
+        states = random_states() | _named(_EXTRA, extra) | _named(_OWN, own)
+        write_whole(random_file, safetensors.torch.save(states), sync=True, make_folder=False)
         mine = [random_file, *target.glob(f"shard-{self._rank + 1:05d}-*.safetensors")]
         for file in mine:
             sync_to_disk(file)
-        return {file.name: (file.stat().st_size, checksum(file)) for file in mine}, values
+        files = {file.name: (file.stat().st_size, checksum(file)) for file in mine}
+        return _Written(files, saved.values, saved.elsewhere, saved.lost)
 
-    def _commit(self, target: Path, files: _Files, progress: Progress) -> str | None:
-        """Rank 0 writes progress and COMMIT; why it could not, else None."""
-        if self._rank != 0:
-            return None
-        file = target / PROGRESS
-        try:
+    def _commit(self, target: Path, files: _Files, progress: Progress) -> None:
+        """Rank 0 writes progress and COMMIT."""
+        if self._rank == 0:
+            file = target / PROGRESS
             write_whole(file, msgspec.json.encode(progress), sync=True, make_folder=False)
             write_commit(target, {**files, PROGRESS: (file.stat().st_size, checksum(file))})
-        except OSError as error:
-            return _reason(error)
-        return None
 
     def _prune(self) -> None:
         if self._rank == 0:
@@ -156,44 +234,71 @@ class CheckpointStore:
         if self._world_size > 1:
             dist.barrier()
 
-    def restore(self, checkpoint: Checkpoint, module: nn.Module, optimizer: Optimizer) -> Restored:
+    def restore(self, checkpoint: Checkpoint, state: TrainingState) -> Restored:
         """Weights and optimizer state into what this rank holds, whoever wrote them.
 
         Raises:
             CheckpointError: the checkpoint does not fit the model or the optimizer.
         """
         progress = checkpoint.progress()
-        with _fitting(checkpoint):
-            blank = self._read(checkpoint, module, optimizer)
-            put_state(module, optimizer, blank, progress.values)
         same = progress.layout == self._layout and progress.world_size == self._world_size
-        file = checkpoint.path / f"rank-{self._rank}.random.safetensors"
-        states = safetensors.torch.load_file(file) if same and file.is_file() else None
-        return Restored(progress.step, states)
+        values = progress.values | (progress.own[self._rank] if same and progress.own else {})
+        with _fitting(checkpoint):
+            blank = self._read(checkpoint, state)
+            own = _of_ranks(checkpoint, _OWN, [self._rank] if same else range(progress.world_size))
+            if not same:  # which part of the whole a slice was is known to its layout only
+                blank.homeless |= {in_words(name) for name in own if name.startswith("slice.")}
+                own = {name: tensor for name, tensor in own.items() if not name.startswith("slice.")}
+            missing = put_state(state, blank, values, own)
+            extra = _of_ranks(checkpoint, _EXTRA, [self._rank if same else 0])
+        if not progress.has_values_beside and type(state.optimizer).__module__.split(".")[0] != "torch":
+            missing.append("what the optimizer keeps in param_groups, which older versions did not save")
+        answers = self._gather([*progress.lost, *missing])
+        file = checkpoint.path / _random_file(self._rank)
+        return Restored(
+            progress.step,
+            sorted({name for answer in answers for name in answer}),
+            extra,
+            safetensors.torch.load_file(file) if same and file.is_file() else None,
+        )
 
-    def _read(self, checkpoint: Checkpoint, module: nn.Module, optimizer: Optimizer) -> Blank:
+    def _read(self, checkpoint: Checkpoint, state: TrainingState) -> Blank:
         """What this rank needs of what is there."""
         reader = HuggingFaceStorageReader(str(checkpoint.path))
         with _quiet():
             there = reader.read_metadata().state_dict_metadata
-            blank = blank_state(module, optimizer, there)
+            blank = blank_state(state, there)
             load_sharded(blank.tensors, storage_reader=reader, no_dist=self._world_size == 1)
         return blank
 
 
+def _of_ranks(checkpoint: Checkpoint, prefix: str, ranks: Iterable[int]) -> dict[str, Tensor]:
+    """What ranks had in tensors of their own, of each the first that is found; without the prefix."""
+    found: dict[str, Tensor] = {}
+    for file in (checkpoint.path / _random_file(rank) for rank in ranks):
+        if file.is_file():
+            with safetensors.safe_open(file, framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118 - it is no dictionary
+                    if name.startswith(prefix) and name.removeprefix(prefix) not in found:
+                        found[name.removeprefix(prefix)] = opened.get_tensor(name)
+    return found
+
+
 def read_weights(checkpoint: Checkpoint, module: nn.Module) -> None:
-    """The weights and buffers of a checkpoint into a whole model, by this process alone.
+    """The weights, buffers and extra state of a checkpoint into a whole model, by this process alone.
 
     Raises:
         ConfigError: the checkpoint is of another model.
     """
     reader = HuggingFaceStorageReader(str(checkpoint.path))
     with _fitting(checkpoint), _quiet():
-        blank = blank_model(module)
-        there = {name for name in reader.read_metadata().state_dict_metadata if name.startswith("model.")}
-        if there - blank.keys():
-            raise ValueError(f"it has {min(there - blank.keys())}, and the model has not")
+        there = reader.read_metadata().state_dict_metadata
+        blank = blank_model(module, there)
+        unknown = [name for name in there if name.startswith("model.") and name not in blank]
+        if unknown:
+            raise ValueError(f"it has {min(unknown)}, and the model has not")
         load_sharded(blank, storage_reader=reader, no_dist=True)
+        put_weights(module, blank, checkpoint.progress().values)
 
 
 @contextlib.contextmanager
@@ -212,20 +317,17 @@ def _fitting(checkpoint: Checkpoint) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Restored:
-    """What `restore` found: the step, and this rank's own states where the layout is the same."""
+    """What `restore` found: the step, the names of what begins anew, what was kept beside weights (by this
+    rank, or by the first one of another layout), and this rank's states where the layout is the same."""
 
     step: int
+    missing: list[str]
+    extra: dict[str, Tensor]
     _states: dict[str, Tensor] | None
 
     @property
     def same_layout(self) -> bool:
         return self._states is not None
-
-    def extra(self) -> dict[str, Tensor]:
-        """What the strategy had kept beside weights."""
-        return {
-            name[6:]: tensor for name, tensor in (self._states or {}).items() if name.startswith("extra.")
-        }
 
     def put_random_states(self) -> None:
         """Call it after the loader's iterator exists: making one draws."""
@@ -237,12 +339,40 @@ def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {f"{prefix}{name}": tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
 
 
-def _reason(error: BaseException) -> str:
-    """The innermost cause on one line: torch wraps what went wrong in a tree of its own."""
+def _sizes(saved: Saved, rank: int) -> dict[str, int]:
+    """Name -> bytes; what all ranks have counts once."""
+    own = {f"{rank} {name}": tensor.nbytes for name, tensor in saved.own.items()}
+    return own | {name: tensor.numel() * tensor.element_size() for name, tensor in saved.tensors.items()}
+
+
+def _random_file(rank: int) -> str:
+    return f"rank-{rank}.random.safetensors"
+
+
+def _not_saved(step: int, reason: str, is_disk: bool) -> CheckpointError:
+    words = "Training goes on; the last good checkpoint stays. If the disk is full, free space."
+    return CheckpointError(
+        f"The checkpoint of step {step} could not be written: {reason}.",
+        code="checkpoint-not-saved" if is_disk else CANNOT_BE_SAVED,
+        advice=words if is_disk else "Keep numbers, words, tensors, lists and dictionaries of them there.",
+    )
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """torch wraps what went wrong in a tree of its own."""
     failures = getattr(error, "failures", None)
-    if failures:
-        inner = next(iter(failures.values()))
-        error = inner[0] if isinstance(inner, tuple) else inner
+    if not failures:
+        return error
+    inner: Any = next(iter(failures.values()))
+    cause: BaseException = inner[0] if isinstance(inner, tuple) else inner
+    return cause
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost cause on one line."""
+    error = _innermost(error)
+    if isinstance(error, CheckpointError):
+        return error.message.rstrip(".")
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = " ".join(str(error).split()).rstrip(".")

@@ -3,6 +3,8 @@
     model.<name>               parameters and persistent buffers under the model's original names
     optimizer.<name>.<what>    what the optimizer keeps for a parameter (exp_avg, momentum_buffer, ...)
     scalar.<name>.<what>       the same where it has no dims (Adam's step)
+    slice.<name>.<what>        the same in a rank's own tensor, of which no other rank knows what it is of
+    values                     what of it is no tensor, the extra state of modules, and all of beside.py
 
 A tied weight stands under every name that this rank knows it by: a pipeline's last stage may know another one
 than its first. Sharded tensors are DTensors and stay so; whoever reads them takes what it holds. Rates and
@@ -11,47 +13,121 @@ the like are not kept: they come from the configuration, which a resume may chan
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from rankdeck.checkpoint.beside import Beside
+from rankdeck.checkpoint.plain import from_plain, to_plain
 from rankdeck.checkpoint_files import CheckpointError
+from rankdeck.torch_compat.modules import split_state
 
-_PLAIN = (bool, int, float, str)
+_EXTRA = "model/"
+"""Before the name of a module's extra state, among values."""
 
 
-def state_of(module: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors by name, each with dims and memory of its own, and the optimizer's values that are no tensors.
+class TrainingState:
+    """A model and its optimizer, from before the first step on. `stages` are those that this rank runs,
+    modules over parts of the model; none where it runs the whole."""
 
+    def __init__(self, module: nn.Module, optimizer: Optimizer, stages: Sequence[nn.Module] = ()) -> None:
+        self.module = module
+        self.optimizer = optimizer
+        self.stages = stages
+        self.beside = Beside(module, optimizer)
+
+
+@dataclass
+class Saved:
+    """One rank's part. `tensors` by names that ranks share, `own` of this rank alone; `values` as JSON has
+    them, `elsewhere` those of modules that other ranks run; `lost` is named, for no file can hold it."""
+
+    tensors: dict[str, Tensor]
+    own: dict[str, Tensor]
+    values: dict[str, Any]
+    elsewhere: dict[str, Any]
+    lost: list[str]
+
+
+def state_of(state: TrainingState) -> Saved:
+    """
     Raises:
         CheckpointError: the model or the optimizer keeps something that no file can hold.
     """
-    tensors: dict[str, Tensor] = {f"model.{name}": tensor for name, tensor in _model_state(module).items()}
-    values: dict[str, Any] = {}
-    for names, parameter in _parameters(module):
-        for what, value in optimizer.state.get(parameter, {}).items():
+    tensors = {f"model.{name}": tensor for name, tensor in split_state(state.module)[0].items()}
+    own, values, lost = state.beside.changed()
+    extra, elsewhere = extra_state_of(state.module, state.stages)
+    for names, parameter in _parameters(state.module):
+        for what, value in state.optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
-                kind = "optimizer" if value.dim() else "scalar"
-                tensors |= {f"{kind}.{name}.{what}": value for name in names}
-            elif isinstance(value, _PLAIN):
-                values |= {f"{name}.{what}": value for name in names}
+                kind = _kind_of(value, parameter)
+                where = own if kind == "slice" else tensors
+                where |= {f"{kind}.{name}.{what}": value for name in names}
             elif value is not None:
-                raise CheckpointError(
-                    f"The optimizer keeps {what}, a {type(value).__name__}, for each parameter."
-                )
-    return _each_alone(tensors), values
+                plain = _plain(value, f"The optimizer keeps {what} for each parameter")
+                values |= {f"{name}.{what}": plain for name in names}
+    return Saved(tensors, own, values | extra, elsewhere, [in_words(name) for name in lost])
 
 
-def _model_state(module: nn.Module) -> dict[str, Tensor]:
-    state: dict[str, Any] = module.state_dict()
-    for name, value in state.items():
-        if not isinstance(value, Tensor):
-            raise CheckpointError(f"The model keeps {name}, a {type(value).__name__}, as its state.")
-    return state
+def _kind_of(value: Tensor, parameter: nn.Parameter) -> str:
+    if not value.dim():
+        return "scalar"
+    return "slice" if isinstance(parameter, DTensor) and not isinstance(value, DTensor) else "optimizer"
+
+
+def extra_state_of(module: nn.Module, stages: Sequence[nn.Module]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The extra state of the modules that this rank runs, and of those that others run.
+
+    Raises: CheckpointError for one that no file can hold.
+    """
+    everything = {
+        _EXTRA + name: _plain(value, f"The model keeps {name}, its extra state")
+        for name, value in split_state(module)[1].items()
+    }
+    run_here = {part for stage in stages for part in stage.modules()}
+    not_here = {path for path, part in module.named_modules() if stages and part not in run_here}
+    elsewhere = {
+        name: plain
+        for name, plain in everything.items()
+        if name.removeprefix(_EXTRA).rpartition(".")[0] in not_here
+    }
+    return {name: plain for name, plain in everything.items() if name not in elsewhere}, elsewhere
+
+
+def in_words(name: str) -> str:
+    """A name of a checkpoint for people."""
+    where, _, key = name.rpartition("/")
+    kind, _, place = where.partition("/")
+    match kind:
+        case "":
+            return f"the optimizer's {name.rpartition('.')[2]} of each weight"
+        case "group":
+            return f"{key} of the optimizer's param_groups[{place}]"
+        case "optimizer" | "state":
+            return f"the optimizer's {key}"
+    return f"{place}.{key} of the model" if place else f"the model's {key}"
+
+
+def _plain(value: Any, what: str) -> Any:
+    try:
+        return to_plain(value)
+    except TypeError as error:
+        raise CheckpointError(f"{what}, and in it {error}") from None
+
+
+def put_together(parts: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, Any]:
+    """One of each of all ranks' (`values`, `elsewhere`): that of the first rank which runs the module."""
+    shared: dict[str, Any] = {}
+    for _, elsewhere in reversed(parts):
+        shared |= elsewhere
+    for values, _ in reversed(parts):
+        shared |= values
+    return shared
 
 
 def _parameters(module: nn.Module) -> Iterator[tuple[list[str], nn.Parameter]]:
@@ -62,7 +138,7 @@ def _parameters(module: nn.Module) -> Iterator[tuple[list[str], nn.Parameter]]:
     return ((names, parameter) for parameter, names in names.items())
 
 
-def _each_alone(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def each_alone(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A file of tensors holds no memory twice, and shards have dims."""
     seen: set[int] = set()
     alone: dict[str, Tensor] = {}
@@ -72,6 +148,13 @@ def _each_alone(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         alone[name] = _with_dim(tensor.clone() if address in seen else tensor)
         seen.add(address)
     return alone
+
+
+def single_numbers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Of each tensor what decides whether a file can hold it."""
+    return {
+        name: torch.zeros(1, dtype=tensor.dtype, layout=tensor.layout) for name, tensor in tensors.items()
+    }
 
 
 def _address(tensor: Tensor) -> int:
@@ -85,67 +168,116 @@ def _with_dim(tensor: Tensor) -> Tensor:
 
 @dataclass
 class Blank:
-    """Tensors to read into. `optimizer` says which of them are whose: parameter -> what -> name."""
+    """Tensors to read into. `optimizer` says which of them are whose: parameter -> what -> name; `homeless`
+    is what has no place here."""
 
     tensors: dict[str, Tensor]
     optimizer: dict[nn.Parameter, dict[str, str]] = field(default_factory=dict)
+    homeless: set[str] = field(default_factory=set)
 
 
-def blank_model(module: nn.Module) -> dict[str, Tensor]:
-    """Where to read the weights and buffers of a checkpoint to: the module's own memory."""
-    return {f"model.{name}": _with_dim(tensor.detach()) for name, tensor in _model_state(module).items()}
+def blank_model(module: nn.Module, there: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Where to read the weights and buffers of a checkpoint to: the module's own memory. `there` has the
+    names in it with what torch knows of each (its size)."""
+    tensors, extra = split_state(module)
+    blank = {f"model.{name}": _with_dim(tensor.detach()) for name, tensor in tensors.items()}
+    # Before there were values, extra state that was a tensor stood among weights.
+    older = [name for name in extra if f"model.{name}" in there]
+    return blank | {f"model.{name}": _as_saved(there[f"model.{name}"]) for name in older}
 
 
-def blank_state(module: nn.Module, optimizer: Optimizer, there: Mapping[str, Any]) -> Blank:
-    """Where to read a checkpoint to. `there` has the names in it with what torch knows of each (its size).
+def blank_state(state: TrainingState, there: Mapping[str, Any]) -> Blank:
+    """Where to read a checkpoint to, which has the names of `there`.
 
     A parameter that the optimizer had never stepped has no state there, and gets none.
     """
-    blank = Blank(blank_model(module))
+    blank = Blank(blank_model(state.module, there))
     by_owner: dict[str, list[tuple[str, str]]] = {}
     for name in there:
         kind, _, rest = name.partition(".")
         if kind in ("optimizer", "scalar"):
             owner, _, what = rest.rpartition(".")
             by_owner.setdefault(owner, []).append((what, name))
-    groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
-    for names, parameter in _parameters(module):
+    groups = {parameter: group for group in state.optimizer.param_groups for parameter in group["params"]}
+    for names, parameter in _parameters(state.module):
         known = next((name for name in names if name in by_owner), None)
         if known is None or parameter not in groups:
             continue
+        weights_dtype = there[f"model.{known}"].properties.dtype
         for what, name in by_owner[known]:
-            blank.tensors[name] = _room_for(name, there[name], parameter, groups[parameter])
+            room = _room_for(name, there[name], parameter, groups[parameter], weights_dtype)
+            if room is None:
+                blank.homeless.add(in_words(name))
+                continue
+            blank.tensors[name] = room
             blank.optimizer.setdefault(parameter, {})[what] = name
     return blank
 
 
-def _room_for(name: str, saved: Any, parameter: nn.Parameter, group: Mapping[str, Any]) -> Tensor:
-    """A tensor as the optimizer would have made it for this parameter."""
+def _room_for(
+    name: str, saved: Any, parameter: nn.Parameter, group: Mapping[str, Any], weights_dtype: torch.dtype
+) -> Tensor | None:
+    """A tensor as the optimizer would have made it for this parameter; None where nobody knows which part of
+    it would be this rank's. State in the weight's dtype follows it into another precision."""
     if name.startswith("scalar."):
         # Optimizers count steps on the host, unless a kernel of theirs reads the count.
         on_device = group.get("capturable") or group.get("fused")
-        return torch.zeros(1, dtype=saved.properties.dtype, device=parameter.device if on_device else "cpu")
+        return _as_saved(saved, parameter.device if on_device else "cpu")
     if saved.size == parameter.shape:
-        return torch.zeros_like(parameter, requires_grad=False).detach()
-    return torch.zeros(saved.size, dtype=saved.properties.dtype, device=parameter.device)
+        dtype = saved.properties.dtype
+        dtype = parameter.dtype if dtype == weights_dtype else dtype
+        return torch.zeros_like(parameter, dtype=dtype, requires_grad=False).detach()
+    return None if isinstance(parameter, DTensor) else _as_saved(saved, parameter.device)
 
 
-def put_state(module: nn.Module, optimizer: Optimizer, blank: Blank, values: Mapping[str, Any]) -> None:
-    """Make what was read the state of the model and of its optimizer."""
-    own = _model_state(module)
-    for name, tensor in own.items():
-        own[name] = blank.tensors[f"model.{name}"].reshape(tensor.shape)
-    # The dictionary is torch's own: without the versions that it carries batch norms add what they lack.
-    module.load_state_dict(own)
-    optimizer.state.clear()
-    for names, parameter in _parameters(module):
-        state = {
+def _as_saved(saved: Any, device: torch.device | str = "cpu") -> Tensor:
+    return torch.zeros(saved.size, dtype=saved.properties.dtype, device=device)
+
+
+def put_state(
+    state: TrainingState, blank: Blank, values: Mapping[str, Any], own: Mapping[str, Tensor]
+) -> list[str]:
+    """Make what was read the state of the model and of its optimizer; what has no place here, in words."""
+    missing = put_weights(state.module, blank.tensors, values)
+    by_owner: dict[str, dict[str, Any]] = {}
+    for name, value in [*values.items(), *own.items()]:
+        owner, _, what = name.rpartition(".")
+        by_owner.setdefault(owner, {})[what] = value
+    state.optimizer.state.clear()
+    for names, parameter in _parameters(state.module):
+        kept: dict[str, Any] = {
             what: blank.tensors[name].reshape(()) if name.startswith("scalar.") else blank.tensors[name]
             for what, name in blank.optimizer.get(parameter, {}).items()
         }
-        for name, value in values.items():
-            owner, _, what = name.rpartition(".")
-            if owner == names[0] or (owner in names and what not in state):
-                state[what] = value
-        if state:
-            optimizer.state[parameter] = state
+        for name in reversed(names):
+            slices = by_owner.get(f"slice.{name}", {})
+            kept |= {what: tensor.to(parameter.device) for what, tensor in slices.items()}
+            plain = by_owner.get(name, {})
+            kept |= {what: from_plain(value, parameter.device) for what, value in plain.items()}
+        if kept:
+            state.optimizer.state[parameter] = kept
+    homeless = state.beside.put(
+        {name: tensor for name, tensor in own.items() if not name.startswith("slice.")},
+        {name: value for name, value in values.items() if "/" in name and not name.startswith(_EXTRA)},
+    )
+    return [*blank.homeless, *map(in_words, [*missing, *homeless])]
+
+
+def put_weights(module: nn.Module, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> list[str]:
+    """Weights, buffers and extra state of a checkpoint into the model that they were read for; the names of
+    what is not there."""
+    # The dictionary is torch's own: without the versions that it carries batch norms add what they lack.
+    own: dict[str, Any] = module.state_dict()
+    missing = []
+    device = next((tensor.device for tensor in module.parameters()), None)
+    for name, value in own.items():
+        if f"model.{name}" in tensors:
+            read = tensors[f"model.{name}"]
+            fits = isinstance(value, Tensor) and value.numel() == read.numel()
+            own[name] = read.reshape(value.shape) if fits else read
+        elif _EXTRA + name in values:
+            own[name] = from_plain(values[_EXTRA + name], device)
+        else:
+            missing.append(_EXTRA + name)
+    module.load_state_dict(own)
+    return missing

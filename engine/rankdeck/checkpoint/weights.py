@@ -1,38 +1,91 @@
 """Weights of any strategy as one safetensors file under the model's original names.
 
 Tied weights appear under every name: safetensors refuses shared storages, so each name gets bytes of its own.
+Extra state of modules (`get_extra_state`) that is a tensor stands under its name; of any other kind it stands
+as JSON in the file's metadata, under "extra_state".
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import safetensors.torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from rankdeck.base.files import write_whole
+from rankdeck.checkpoint.plain import from_plain
+from rankdeck.checkpoint.training_state import extra_state_of, put_together, single_numbers
+from rankdeck.checkpoint_files import CheckpointError
+from rankdeck.torch_compat.modules import split_state
 
 
-def weights_file(weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """What is in the file."""
+def gather_extra_state(module: nn.Module, stages: Sequence[nn.Module] = ()) -> dict[str, Any]:
+    """Name -> extra state as JSON has it, each of the rank that runs the module; all ranks call this.
+
+    Raises: CheckpointError for one that no file can hold.
+    """
+    parts = [extra_state_of(module, stages)]
+    if any(parts[0]) and dist.is_initialized():
+        own, parts = parts[0], [({}, {})] * dist.get_world_size()
+        dist.all_gather_object(parts, own)
+    return _by_name(parts)
+
+
+def _by_name(parts: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, Any]:
+    return {name.partition("/")[2]: value for name, value in put_together(parts).items()}
+
+
+def weights_file(
+    weights: Mapping[str, Tensor], metadata: Mapping[str, str], extra_state: Mapping[str, Any] | None = None
+) -> bytes:
+    """What is in the file; `extra_state` as JSON has it."""
     seen: set[int] = set()
     own: dict[str, Tensor] = {}
-    for name, tensor in weights.items():
+    extra = {name: from_plain(value) for name, value in (extra_state or {}).items()}
+    tensors = {name: value for name, value in extra.items() if isinstance(value, Tensor)}
+    for name, tensor in [*weights.items(), *tensors.items()]:
         host = tensor.detach().cpu().contiguous()
         shared = host.untyped_storage().data_ptr() in seen
         own[name] = host.clone() if shared or host.untyped_storage().nbytes() != host.nbytes else host
         seen.add(own[name].untyped_storage().data_ptr())
-    data: bytes = safetensors.torch.save(own, metadata=dict(metadata))
+    plain = {name: value for name, value in (extra_state or {}).items() if name not in tensors}
+    words = {"extra_state": msgspec.json.encode(plain).decode()} if plain else {}
+    data: bytes = safetensors.torch.save(own, metadata={**metadata, **words})
     return data
 
 
-def save_weights(path: Path, weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -> int:
+def try_weights_file(module: nn.Module) -> None:
+    """Whether a file can hold the weights of this rank, each as a single number.
+
+    Raises: CheckpointError where none can.
+    """
+    try:
+        extra = _by_name([extra_state_of(module, ())])
+        weights_file(single_numbers(split_state(module)[0]), {}, extra)
+    except Exception as error:
+        reason = error.message if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
+        raise CheckpointError(
+            f"The model's weights could not be saved at the end: {reason}.",
+            code="weights-not-saved",
+            advice="Keep numbers, words, tensors, lists and dictionaries of them in the model's state_dict.",
+        ) from (None if isinstance(error, CheckpointError) else error)
+
+
+def save_weights(
+    path: Path,
+    weights: Mapping[str, Tensor],
+    metadata: Mapping[str, str],
+    extra_state: Mapping[str, Any] | None = None,
+) -> int:
     """Write the file in one piece (temporary name, fsync, rename) and return its bytes.
 
     Raises:
         OSError: the disk is full or the folder cannot be written; no half file stays.
     """
-    data = weights_file(weights, metadata)
+    data = weights_file(weights, metadata, extra_state)
     write_whole(path, data, sync=True, make_folder=False)
     return len(data)

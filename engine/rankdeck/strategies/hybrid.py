@@ -85,7 +85,7 @@ class Hybrid(Strategy):
             _Stages(own, axes, self._mesh.lines("stage")) if "stage" in axes else _WholeModel(own, axes)
         )
         self._inner.build(model_fn)
-        self.module = self._inner.module
+        self.module, self.stage_modules = self._inner.module, self._inner.stage_modules
         facts: list[StrategyFacts] = [self._inner.facts]
         self.replicas = [axes[axis].get_group() for axis in ("shard", "data") if axis in axes]
         self._shard_sync = self._data_sync = None

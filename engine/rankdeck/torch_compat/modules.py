@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
 from rankdeck.torch_compat.places import Private
 
@@ -23,6 +24,7 @@ PLACES = (
     Private("torch.nn:BatchNorm1d._check_input_dim", "batch norms over ranks fail", takes=("self", "input")),
     Private("torch.nn.modules.batchnorm:_BatchNorm", "batch norms over ranks fail"),
     Private("torch.nn.modules.batchnorm:_NormBase", "checkpointing of activations fails"),
+    Private("torch.nn.modules.module:_EXTRA_STATE_KEY_SUFFIX", "checkpoints hold no extra state"),
     Private(
         "the _qkv_same_embed_dim of nn.MultiheadAttention",
         "tensor cannot split attention",
@@ -49,6 +51,18 @@ def own_tensors(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
 def own_children(module: nn.Module) -> dict[str, nn.Module | None]:
     """The module's children by name, to be changed in place."""
     return module._modules
+
+
+def split_state(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The module's state in two: weights and persistent buffers by name, themselves; and what its
+    `get_extra_state` and its hooks give beside them, of any kind."""
+    state: dict[str, Any] = module.state_dict(keep_vars=True)
+    tensors = {
+        name: value
+        for name, value in state.items()
+        if isinstance(value, Tensor) and name.rpartition(".")[2] != _EXTRA_STATE_KEY_SUFFIX
+    }
+    return tensors, {name: value for name, value in state.items() if name not in tensors}
 
 
 def shallow_copy(module: nn.Module) -> Any:

@@ -60,6 +60,9 @@ class Trainer:
         self._saver = saver
         scaling = LossScaling(strategy.device, is_on=self._train.precision == "fp16")
         self._trained = Trained(strategy, optimizer, scaling)
+        if saver is not None:
+            saver.take(self._trained)
+        self._turn_optimizer("train")
         self._reporter = StepReporter(writer, rank, strategy.device)
         self._monitor = StepMonitor(
             strategy,
@@ -73,6 +76,12 @@ class Trainer:
         self._optimizer_step = OptimizerStep(
             workload, self._trained, check_loss=self._check_loss, on_batch=self._monitor.see
         )
+
+    def _turn_optimizer(self, mode: str) -> None:
+        """To "train" or "eval": schedule-free ones have other weights to train than to evaluate and keep."""
+        turn = getattr(self.optimizer, mode, None)
+        if callable(turn):
+            turn()
 
     @property
     def ledger(self) -> AnyLedger:
@@ -100,6 +109,7 @@ class Trainer:
             evaluation = self._evaluate(evaluator, steps, final=True)
             if self._saver is not None and self._saver.every:
                 self._save(steps, reason="end")
+            self._turn_optimizer("eval")
             return evaluation
         finally:
             self._reporter.flush()
@@ -114,7 +124,7 @@ class Trainer:
             return None
         if self.strategy.warms_up:
             self.warm_up()
-        restored = saver.restore(saver.start, self._trained)
+        restored = saver.restore(saver.start)
         if restored.step > self._workload.steps:
             raise ConfigError(
                 f"The checkpoint is of step {restored.step}, but the run has {self._workload.steps} steps "
@@ -146,6 +156,9 @@ class Trainer:
 
     def _steps(self, first: int, batches: Iterator[Batch], evaluator: Evaluator | None) -> None:
         steps, every, monitor = self._workload.steps, self._train.evaluate_every, self._monitor
+        # A pipe that steps by itself takes its first update when it is full.
+        until_full = 2 * self.strategy.setup.world_size * self.strategy.steps_itself
+        tried_out = min(1 + until_full, steps - first)
         step_ended = time.perf_counter()
         for step in range(first + 1, steps + 1):
             self._beat(step, "step")
@@ -157,6 +170,9 @@ class Trainer:
             facts.step_s, step_ended = now - step_ended, now
             self._check_reported(self._reporter.add(facts))
             monitor.report(facts, nth, is_last=is_last)
+            if nth == tried_out and self._saver is not None:
+                self._saver.try_out(step)
+                step_ended = time.perf_counter()
             if every and step % every == 0 and not is_last:
                 self._evaluate(evaluator, step, final=False)
                 step_ended = time.perf_counter()
@@ -187,7 +203,7 @@ class Trainer:
         """Steps are written first: a run that goes on from a checkpoint never takes them again."""
         assert self._saver is not None
         self._report_steps()
-        self._saver.save(step, self._trained, reason=reason)
+        self._saver.save(step, reason=reason)
 
     def _report_steps(self) -> None:
         """Write what is known of the steps so far.
@@ -256,7 +272,9 @@ class Trainer:
         self._report_steps()
         self.strategy.settle()
         self._beat(step, "evaluation")
+        self._turn_optimizer("eval")
         evaluation = evaluator.run(step, final=final)
+        self._turn_optimizer("train")
         if self._rank == 0:
             self._writer.write(evaluation)
         return evaluation

@@ -9,11 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from rankdeck.checkpoint.store import read_weights
-from rankdeck.checkpoint.weights import weights_file
+from rankdeck.checkpoint.weights import gather_extra_state, weights_file
 from rankdeck.checkpoint_files import newest_whole
 from rankdeck.config import load
 from rankdeck.run.export import write_whole
 from rankdeck.rundir import RunDir
+from rankdeck.torch_compat.modules import split_state
 from rankdeck.training import workload as workloads
 
 
@@ -32,6 +33,7 @@ def export_newest(run: RunDir, file: Path) -> int | None:
     if config.train.precision == "fp64":
         model = model.double()
     read_weights(checkpoint, model)
-    data = weights_file(model.state_dict(), {"run": run.name, "step": str(checkpoint.step)})
+    metadata = {"run": run.name, "step": str(checkpoint.step)}
+    data = weights_file(split_state(model)[0], metadata, gather_extra_state(model))
     write_whole(file, lambda target: target.write_bytes(data))
     return checkpoint.step

@@ -2,8 +2,8 @@
 stopped, at its end.
 
 The store (checkpoint/store.py) writes; the agreement says at which step all ranks do it; this file tells
-what happened as events. A checkpoint that cannot be written costs a problem, never the run. Read loop.py
-next.
+what happened as events. A disk that is full costs a problem, never the run. What no file can hold is found
+after the first step, by a save that is tried out, and never at the end. Read loop.py next.
 """
 
 from __future__ import annotations
@@ -14,9 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
+from torch import Tensor
 
 from rankdeck import events
-from rankdeck.checkpoint.store import CheckpointStore, Restored
+from rankdeck.base.errors import Problem
+from rankdeck.checkpoint.store import CANNOT_BE_SAVED, CheckpointStore, Restored
+from rankdeck.checkpoint.training_state import TrainingState
+from rankdeck.checkpoint.weights import try_weights_file
 from rankdeck.checkpoint_files import Checkpoint, CheckpointError
 from rankdeck.rundir import EventWriter
 from rankdeck.training.agreement import SAVE, STOP, Agreement
@@ -41,23 +45,69 @@ class Saver:
     every: int
     stop_requested: Callable[[], bool]
     start: Checkpoint | None = None
+    _trained: Trained = field(init=False)
+    _state: TrainingState = field(init=False)
     _saved_step: int = field(default=-1, init=False)
     _was_requested: bool = field(default=False, init=False)
 
-    def restore(self, start: Checkpoint, trained: Trained) -> Restored:
-        """The state of a checkpoint into a strategy that is built.
+    def take(self, trained: Trained) -> None:
+        """What is to be saved, before its first step."""
+        self._trained = trained
+        strategy = trained.strategy
+        self._state = TrainingState(strategy.module, trained.optimizer, strategy.stage_modules)
+
+    def restore(self, start: Checkpoint) -> Restored:
+        """The state of a checkpoint into a strategy that is built; what is not in it is told.
 
         Raises:
             ConfigError: the checkpoint is of another model or optimizer.
         """
-        restored = self.store.restore(start, trained.strategy.module, trained.optimizer)
+        restored = self.store.restore(start, self._state)
         # To write it anew would remove it first, and a kill in between would cost what may be the only one.
         self._saved_step = restored.step
+        extra, missing = dict(restored.extra), restored.missing
+        self._trained.scaling.take_state(extra)
         if restored.same_layout:
-            extra = restored.extra()
-            trained.scaling.take_state(extra)
-            trained.strategy.put_extra_state(extra)
+            self._trained.strategy.put_extra_state(extra)
+        elif any(not name.startswith("random.") for name in extra):
+            missing = [*missing, "what compression of gradients has left out so far"]
+        self._tell_lost(
+            missing,
+            f"The checkpoint of step {restored.step} does not bring back {{}}: training goes on with first "
+            "values of it, and not as if it had never stopped.",
+        )
         return restored
+
+    def try_out(self, step: int) -> None:
+        """A save after `step` whose tensors are single numbers, thrown away again.
+
+        Raises:
+            CheckpointError: weights can never be saved, or checkpoints, which the run wants.
+        """
+        try_weights_file(self._state.module)
+        try:
+            lost = self.store.try_out(step, self._state, self._extra())
+        except CheckpointError as error:
+            if error.code == CANNOT_BE_SAVED and self.every:
+                raise
+            self._warn(error.problem)
+            return
+        self._tell_lost(
+            lost, "Checkpoints of this run do not hold {}: a resumed run begins with first values of it."
+        )
+
+    def _extra(self) -> dict[str, Tensor]:
+        return self._trained.strategy.extra_state() | self._trained.scaling.state()
+
+    def _tell_lost(self, names: list[str], words: str) -> None:
+        if names:
+            advice = "Keep it in a buffer, in get_extra_state, or in the optimizer's state of each weight."
+            self._warn(Problem("not-restored", words.format(", ".join(names)), advice=advice))
+
+    def _warn(self, problem: Problem) -> None:
+        if self.rank == 0:
+            warning = msgspec.structs.replace(problem, severity="warning")
+            self.writer.write(events.ProblemRaised(problem=warning), sync=True)
 
     def reason_to_save(self, step: int) -> str | None:
         """Why all ranks save after `step`: "stop", "request" or "schedule"; None where they do not."""
@@ -74,31 +124,27 @@ class Saver:
             return "request"
         return "schedule" if self.every and step % self.every == 0 else None
 
-    def save(self, step: int, trained: Trained, *, reason: str) -> None:
+    def save(self, step: int, *, reason: str) -> None:
         """Write the state after `step`; a failure becomes a problem.
 
         Raises:
             StopRequested: after the state was saved, where that is the reason.
         """
         if step != self._saved_step:
-            self._save(step, trained, reason)
+            self._save(step, reason)
         if self._was_requested and self.rank == 0:
             self.agreement.done(SAVE)
         if reason == "stop":
             raise StopRequested
 
-    def _save(self, step: int, trained: Trained, reason: str) -> None:
-        strategy = trained.strategy
+    def _save(self, step: int, reason: str) -> None:
         started = time.monotonic()
         try:
-            strategy.settle()
-            extra = strategy.extra_state() | trained.scaling.state()
+            self._trained.strategy.settle()
             with self.agreement.saving() if self.rank == 0 else contextlib.nullcontext():
-                num_bytes = self.store.save(step, strategy.module, trained.optimizer, extra)
+                num_bytes = self.store.save(step, self._state, self._extra())
         except CheckpointError as error:
-            if self.rank == 0:
-                problem = msgspec.structs.replace(error.problem, severity="warning")
-                self.writer.write(events.ProblemRaised(problem=problem), sync=True)
+            self._warn(error.problem)
             return
         self._saved_step = step
         if self.rank == 0:

@@ -292,15 +292,17 @@ class Worker:
 
         Raises: MachineError when the disk is full: without weights the run has failed.
         """
-        from rankdeck.checkpoint.weights import save_weights
+        from rankdeck.checkpoint.weights import gather_extra_state, save_weights
 
         weights = strategy.weights()
+        extra_state = gather_extra_state(strategy.module, strategy.stage_modules)
         if self._place.rank != 0:
             return
         self._phase("saving weights")
         path = self._place.run.weights
         try:
-            num_bytes = save_weights(path, weights, {"run": self._place.run.name, "step": str(self.step)})
+            metadata = {"run": self._place.run.name, "step": str(self.step)}
+            num_bytes = save_weights(path, weights, metadata, extra_state)
         except OSError as error:
             raise RankdeckError(
                 f"The final weights could not be saved to {path}: {error.strerror}.",

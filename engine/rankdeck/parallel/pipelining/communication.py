@@ -19,6 +19,7 @@ from rankdeck.parallel.pipelining.costs import Boundary
 from rankdeck.parallel.pipelining.cutting import CutModel
 from rankdeck.parallel.tensor.gradients import whole
 from rankdeck.torch_compat.dtensors import local_part
+from rankdeck.torch_compat.modules import split_state
 
 
 class StageCommunication:
@@ -148,7 +149,7 @@ class StageCommunication:
 
     def gather_weights(self) -> dict[str, Tensor]:
         """All weights under the model's names, on the host of the group's rank 0; nothing on the others."""
-        own = self.cut.model.state_dict(keep_vars=True)
+        own = split_state(self.cut.model)[0]
         gathered: dict[str, Tensor] = {}
         for weight in self.cut.weights:
             owner = self.rank_of[weight.stages[0]]

@@ -21,7 +21,7 @@ from rankdeck.parallel.pipelining.chain import Chain
 from rankdeck.parallel.pipelining.costs import Boundary
 from rankdeck.parallel.pipelining.cuts import balanced_cuts, given_cuts
 from rankdeck.parallel.pipelining.find import find_chain
-from rankdeck.torch_compat.modules import own_tensors
+from rankdeck.torch_compat.modules import own_tensors, split_state
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class CutModel:
         self._holders = self._find_holders()
         self.weights = [
             Weight(name, tensor.shape, tensor.dtype, self._holders.get(id(tensor), (0,)))
-            for name, tensor in self.model.state_dict(keep_vars=True).items()
+            for name, tensor in split_state(self.model)[0].items()
         ]
 
     def _find_holders(self) -> dict[int, tuple[int, ...]]:

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from rankdeck.parallel.collectives.buckets import in_buckets
 from rankdeck.torch_compat.dtensors import local_part
+from rankdeck.torch_compat.modules import split_state
 
 
 def add_up_partial(parameters: Iterable[nn.Parameter], partial: Sequence[Tensor], mesh: DeviceMesh) -> None:
@@ -95,7 +96,7 @@ def whole_tensors(module: nn.Module, *, keep: bool) -> dict[str, Tensor]:
     """
     weights: dict[str, Tensor] = {}
     put_together: dict[int, Tensor] = {}
-    for name, tensor in module.state_dict(keep_vars=True).items():
+    for name, tensor in split_state(module)[0].items():
         if id(tensor) not in put_together:
             together = whole(tensor).cpu() if isinstance(tensor, DTensor) else tensor.detach()
             put_together[id(tensor)] = together if keep else together.new_empty(0)

@@ -1,0 +1,170 @@
+"""What steps change beside weights, persistent buffers and the state of each weight: values of an optimizer's
+own in its `param_groups` and on itself, buffers that are not persistent, tensors, numbers and rows of
+them that a module keeps as plain attributes.
+
+Most of what lies there never changes and is the configuration's or the code's, which a resume may change. So
+only what differs from how it was before the first step is saved. Names: <where>/<key>, with `where` one of
+
+    group/<index>    optimizer    state    buffer/<module>    attribute/<module>
+
+Read training_state.py next.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from rankdeck.checkpoint.plain import from_plain, to_plain
+from rankdeck.torch_compat.modules import own_buffers, split_state
+
+_Kept = MutableMapping[Any, Any]
+_OF_TORCH = {
+    "group": {"params", "lr", "initial_lr"},  # the rate is the loop's, which sets it in each step
+    "optimizer": {"state", "defaults", "param_groups"},
+    "attribute": set(vars(nn.Module())),
+}
+_HOOKS = "_optimizer_"
+"""How torch begins the names of an optimizer's hooks."""
+_SCALARS = (bool, int, float, str, type(None))
+_ROWS = (list, tuple, set, deque)
+_MOST = 1000
+_LARGE_BYTES = 1 << 20
+
+
+class Beside:
+    """Made before the first step, of a model and an optimizer that are where they will stay."""
+
+    def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
+        self._module = module
+        self._optimizer = optimizer
+        self._first_tensors = {name: _on_host(value) for name, value in self._entries(Tensor)}
+        self._first_values = dict(self._plain_values())
+
+    def changed(self) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
+        """Tensors, values as JSON has them, and the names of what no file can hold."""
+        tensors = {
+            name: value
+            for name, value in self._entries(Tensor)
+            if not _same(self._first_tensors.get(name), value)
+        }
+        now = {
+            name: plain
+            for name, plain in self._plain_values()
+            if name not in self._first_values or self._first_values[name] != plain
+        }
+        large = [name for name, value in tensors.items() if self._is_large_and_new(name, value)]
+        lost = [*large, *(name for name, plain in now.items() if isinstance(plain, _Opaque))]
+        return (
+            {name: value for name, value in tensors.items() if name not in lost},
+            {name: plain for name, plain in now.items() if name not in lost},
+            lost,
+        )
+
+    def _is_large_and_new(self, name: str, value: Tensor) -> bool:
+        """Whether it is rather what a forward left behind to be looked at."""
+        first = self._first_tensors.get(name)
+        grown = first is None or first.shape != _local(value).shape
+        return name.startswith("attribute/") and grown and value.nbytes > _LARGE_BYTES
+
+    def put(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> list[str]:
+        """Put back what `changed` gave; the names of what has no place here."""
+        owners = dict(self._owners())
+        homeless = []
+        device = next(self._module.parameters()).device
+        for name in [*tensors, *values]:
+            where, _, key = name.rpartition("/")
+            owner = owners.get(where)
+            if owner is None or (where.startswith(("buffer", "attribute")) and key not in owner):
+                homeless.append(name)
+            elif name in values:
+                owner[key] = from_plain(values[name], device)
+            else:
+                _put_tensor(owner, key, tensors[name], device)
+        return homeless
+
+    def _owners(self) -> Iterator[tuple[str, _Kept]]:
+        for index, group in enumerate(self._optimizer.param_groups):
+            yield f"group/{index}", group
+        yield "optimizer", vars(self._optimizer)
+        yield "state", self._optimizer.state
+        for path, module in self._module.named_modules():
+            yield f"buffer/{path}", own_buffers(module)
+            yield f"attribute/{path}", vars(module)
+
+    def _entries(self, kind: Any) -> Iterator[tuple[str, Any]]:
+        """Whatever is of a kind and in nobody else's care."""
+        saved = split_state(self._module)[0] if kind is Tensor else {}
+        for where, owner in self._owners():
+            of_whom, _, path = where.partition("/")
+            for key, value in list(owner.items()):
+                if not isinstance(key, str) or not isinstance(value, kind):
+                    continue
+                if key in _OF_TORCH.get(of_whom, ()) or key.startswith(_HOOKS):
+                    continue
+                if of_whom != "buffer" or (f"{path}.{key}" if path else key) not in saved:
+                    yield f"{where}/{key}", value
+
+    def _plain_values(self) -> Iterator[tuple[str, Any]]:
+        for name, value in self._entries(object):
+            of_a_module = name.startswith(("buffer/", "attribute/"))
+            if not isinstance(value, Tensor) and (_is_simple(value) or not of_a_module):
+                yield name, _plain_or_opaque(value)
+
+
+class _Opaque:
+    """A value that no file can hold: all that is known is whether it is still the same object."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Opaque) and self._value is other._value
+
+    __hash__: Callable[[], int] = None  # type: ignore[assignment]
+
+
+def _is_simple(value: object) -> bool:
+    """A number, a word, or not too many of them: what else a module holds is rarely state."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, _ROWS):
+        return len(value) <= _MOST and all(isinstance(item, _SCALARS) for item in value)
+    return isinstance(value, _SCALARS)
+
+
+def _plain_or_opaque(value: object) -> Any:
+    try:
+        return to_plain(value)
+    except TypeError:
+        return _Opaque(value)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    return _local(tensor).cpu().clone()
+
+
+def _same(first: Tensor | None, tensor: Tensor) -> bool:
+    if first is None or first.dtype != tensor.dtype:
+        return False
+    return torch.equal(first, _local(tensor).cpu())
+
+
+def _put_tensor(owner: _Kept, key: str, saved: Tensor, device: torch.device) -> None:
+    """In place where it fits: others may hold the same tensor."""
+    present = owner.get(key)
+    with torch.no_grad():
+        if isinstance(present, Tensor) and _local(present).shape == saved.shape:
+            _local(present).copy_(saved)
+        else:
+            owner[key] = saved.to(present.device if isinstance(present, Tensor) else device)

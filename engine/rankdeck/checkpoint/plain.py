@@ -1,0 +1,103 @@
+"""Values of Python as JSON and back. Nothing is unpickled: what is read can run no code.
+
+Numbers, words, lists and dictionaries stand as they are; what JSON lacks stands as {"$kind": ...}.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections import OrderedDict, deque
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+_EXACT = 2**53
+"""Readers of JSON may take larger integers for floats."""
+_KINDS: dict[str, type] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+def to_plain(value: Any) -> Any:
+    """What msgspec writes as JSON.
+
+    Raises: TypeError for an object whose class only code could restore.
+    """
+    kind = type(value)
+    if value is None or kind in (bool, str):
+        return value
+    if kind is int:
+        return value if abs(value) < _EXACT else {"$int": str(value)}
+    if kind is float:
+        return value if math.isfinite(value) else {"$float": str(value)}
+    if kind is list:
+        return [to_plain(item) for item in value]
+    if kind in _NAMES:
+        return {_NAMES[kind]: [to_plain(item) for item in value]}
+    if kind is deque:
+        return {"$deque": [to_plain(list(value)), value.maxlen]}
+    if kind in (dict, OrderedDict):
+        return _plain_dict(value)
+    if kind is bytes:
+        return {"$bytes": _text(value)}
+    if isinstance(value, Tensor):
+        return _plain_tensor(value)
+    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+        shape = value.shape if isinstance(value, np.ndarray) else None
+        return {"$numpy": [value.dtype.str, shape, _text(value.tobytes())]}
+    raise TypeError(f"{kind.__name__}, an object that no file holds without code")
+
+
+def from_plain(plain: Any, device: torch.device | None = None) -> Any:
+    """What `to_plain` took; tensors that were not the host's come to `device`."""
+    if isinstance(plain, list):
+        return [from_plain(item, device) for item in plain]
+    if not isinstance(plain, dict):
+        return plain
+    pair: tuple[str, Any] = next(iter(plain.items()), ("", None))
+    name, inside = pair
+    if name in _KINDS:
+        return _KINDS[name](from_plain(inside, device))
+    match name:
+        case "$int":
+            return int(inside)
+        case "$float":
+            return float(inside)
+        case "$deque":
+            return deque(from_plain(inside[0], device), maxlen=inside[1])
+        case "$dict" | "$ordered":
+            pairs = [(from_plain(key, device), from_plain(value, device)) for key, value in inside]
+            return dict(pairs) if name == "$dict" else OrderedDict(pairs)
+        case "$bytes":
+            return base64.b64decode(inside)
+        case "$tensor":
+            tensor = safetensors.torch.load(base64.b64decode(inside))[""]
+            return tensor.to(device) if device is not None and not plain["on_host"] else tensor
+        case "$numpy":
+            dtype, shape, text = inside
+            array = np.frombuffer(bytearray(base64.b64decode(text)), dtype=np.dtype(dtype))
+            return array[0] if shape is None else array.reshape(shape)
+    return {key: from_plain(value, device) for key, value in plain.items()}
+
+
+def _plain_dict(value: dict[Any, Any]) -> dict[str, Any]:
+    if type(value) is dict and all(type(key) is str and not key.startswith("$") for key in value):
+        return {key: to_plain(item) for key, item in value.items()}
+    name = "$dict" if type(value) is dict else "$ordered"
+    return {name: [[to_plain(key), to_plain(item)] for key, item in value.items()]}
+
+
+def _plain_tensor(tensor: Tensor) -> dict[str, Any]:
+    own = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    if own.layout is not torch.strided:
+        raise TypeError(f"a tensor of layout {own.layout}")
+    data = safetensors.torch.save({"": own.detach().cpu().contiguous()})
+    return {"$tensor": _text(data), "on_host": own.device.type == "cpu"}
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()

@@ -1,0 +1,237 @@
+"""What people's own models and optimizers keep is saved like everything else, or a resume says what is not.
+
+Each of them changes what steps read in a place of its own; without what lies beside weights a resumed run
+takes other steps.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import OrderedDict, deque
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import nn
+
+from rankdeck.checkpoint import beside
+from rankdeck.checkpoint.plain import from_plain, to_plain
+from rankdeck.checkpoint.store import CheckpointStore, read_weights
+from rankdeck.checkpoint.training_state import TrainingState
+from rankdeck.checkpoint.weights import save_weights
+from rankdeck.checkpoint_files import CheckpointError, newest_whole
+from rankdeck.training.loss_scaling import LossScaling
+from tests.helpers import own_models, own_optimizers, resume_ranks
+from tests.helpers.parity import OWN_MODELS
+from tests.helpers.ranks import RankSet
+
+SAVED, STEPS = 3, 6
+OPTIMIZERS = Path(own_optimizers.__file__)
+MLP = "mlp"
+ADAMW = "adamw"
+two_ranks = pytest.mark.parametrize("ranks", [2], indirect=True, ids=["2-ranks"])
+
+
+def toml(model: str, optimizer: str, strategy: str = "single", *, every: int = SAVED, more: str = "") -> str:
+    model = model if model == MLP else f"{OWN_MODELS}:{model}"
+    optimizer = optimizer if optimizer == ADAMW else f"{OPTIMIZERS}:{optimizer}"
+    return f"""
+model = {{ use = "{model}" }}
+data = {{ use = "digits" }}
+strategy = {{ use = "{strategy}" }}
+devices = {{ use = "cpu:{1 if strategy == "single" else 2}" }}
+[train]
+steps = {STEPS}
+global_batch = 16
+evaluate_every = 0
+checkpoint_every = {every}
+optimizer = {{ use = "{optimizer}" }}
+{more}
+"""
+
+
+def interrupted(folder: Path, config: str, ranks: RankSet | None = None) -> Path:
+    """A run that was not disturbed, its newest checkpoint that of step 3."""
+    assert all("1.last of the model" in told for told in run(folder, config, ranks))
+    shutil.rmtree(folder / "checkpoints" / str(STEPS))
+    return folder
+
+
+def run(folder: Path, config: str, ranks: RankSet | None = None, source: Path | None = None) -> list[str]:
+    """What it told."""
+    more = {} if source is None else {"source": str(source)}
+    if ranks is None:
+        resume_ranks.run(config, str(folder), **more)
+    else:
+        ranks.call("tests.helpers.resume_ranks:run", toml=config, folder=str(folder), **more)
+    return [problem.message for problem in resume_ranks.problems(folder)]
+
+
+def same_end(left: Path, right: Path) -> bool:
+    """Whether both runs have the same losses in the last step and the same weights, to the bit."""
+    weights = [load_file(folder / "weights.safetensors") for folder in (left, right)]
+    losses = [resume_ranks.losses(folder, 1)[STEPS] for folder in (left, right)]
+    assert weights[0].keys() == weights[1].keys()
+    return losses[0] == losses[1] and all(
+        torch.equal(weights[0][name], weights[1][name]) for name in weights[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer"),
+    [(MLP, "ScheduleFree"), (MLP, "Prodigy"), (MLP, "OwnSlices"), ("drifting", ADAMW), ("amax", ADAMW)],
+)
+def test_what_steps_change_beside_weights_is_restored_to_the_bit(
+    tmp_path: Path, model: str, optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = interrupted(tmp_path / "source", toml(model, optimizer))
+    config = toml(model, optimizer, every=0)
+    told = run(tmp_path / "on", config, source=source)
+    assert len(told) == 2 * (model == "drifting") and all("1.last of the model" in line for line in told)
+    assert same_end(source, tmp_path / "on")
+    monkeypatch.setattr(beside.Beside, "put", lambda *_: [])
+    monkeypatch.setattr("rankdeck.checkpoint.training_state._EXTRA", "not here/")
+    run(tmp_path / "off", config, source=source)
+    assert not same_end(source, tmp_path / "off")
+
+
+def test_what_the_configuration_says_stays_the_configurations(tmp_path: Path) -> None:
+    """Only what steps changed is state: d0 of a resume is its own, and so is a mask that the code changed."""
+    model = nn.Sequential(own_models.Drifting(), nn.Linear(64, 2))
+    optimizer = own_optimizers.Prodigy(model.parameters(), d0=0.01)
+    state = TrainingState(model, optimizer)
+    model(torch.rand(4, 64)).sum().backward()
+    optimizer.step()
+    store(tmp_path).save(1, state, {})
+    fresh = nn.Sequential(own_models.Drifting(), nn.Linear(64, 2))
+    fresh[0].mask.zero_()
+    other = own_optimizers.Prodigy(fresh.parameters(), lr=0.5, d0=0.02)
+    checkpoint, _ = newest_whole(tmp_path)
+    assert checkpoint is not None
+    missing = store(tmp_path).restore(checkpoint, TrainingState(fresh, other)).missing
+    assert missing == ["0.last of the model"]
+    (group,), (then,) = other.param_groups, optimizer.param_groups
+    assert (group["lr"], group["d0"]) == (0.5, 0.02) and float(group["d"]) == float(then["d"])
+    assert fresh[0].calls == 1 and fresh[0].has_scale and not fresh[0].mask.any()
+    assert fresh[0].largest == model[0].largest and fresh[0].largest.maxlen == 2
+    assert torch.equal(fresh[0].mean, model[0].mean) and torch.equal(fresh[0].scale, model[0].scale)
+    states = [other.state[weight] for weight in fresh.parameters()]
+    assert {state["s"].dtype for state in states} == {torch.bfloat16}
+
+
+def store(folder: Path) -> CheckpointStore:
+    return CheckpointStore(folder, rank=0, world_size=1, layout="single", keep=3)
+
+
+@two_ranks
+def test_slices_of_one_rank_are_taken_over_by_the_same_layout_and_told_to_others(
+    ranks: tuple[int, RankSet], tmp_path: Path
+) -> None:
+    config = toml(MLP, "OwnSlices", "fsdp")
+    source = interrupted(tmp_path / "source", config, ranks[1])
+    assert run(tmp_path / "on", toml(MLP, "OwnSlices", "fsdp", every=0), ranks[1], source) == []
+    assert same_end(source, tmp_path / "on")
+    (told,) = run(tmp_path / "single", toml(MLP, "OwnSlices", every=0), source=source)
+    assert "does not bring back the optimizer's speed of each weight" in told
+    assert (tmp_path / "single" / "weights.safetensors").is_file()
+    # A rank that cannot save alone ends with all others, and nobody waits for it.
+    with pytest.raises(AssertionError, match=r"rank 0:(?s:.)*keeps friend for each"):
+        run(tmp_path / "alone", toml(MLP, "Friendly", "ddp"), ranks[1])
+
+
+@two_ranks
+def test_extra_state_of_every_stage_is_in_weights_and_checkpoints(
+    ranks: tuple[int, RankSet], tmp_path: Path
+) -> None:
+    more = '[strategy]\nuse = "pipeline"\ncuts = ["0.2"]'
+    config = toml("amax", ADAMW, "pipeline", more=more).replace('strategy = { use = "pipeline" }\n', "")
+    source = interrupted(tmp_path / "source", config, ranks[1])
+    with safe_open(source / "weights.safetensors", framework="pt") as opened:
+        extra = json.loads(opened.metadata()["extra_state"])
+    assert len(extra) == 2 and all(state["calls"] == STEPS * 4 for state in extra.values())
+    checkpoint, _ = newest_whole(source / "checkpoints")
+    model = own_models.amax()
+    assert checkpoint is not None
+    read_weights(checkpoint, model)
+    seen = [module.seen for module in model.modules() if isinstance(module, own_models.Amax)]
+    assert [state["calls"] for state in seen] == [SAVED * 4] * 2
+    assert all(float(state["amax"]) == max(state["history"]) and len(state["history"]) == 3 for state in seen)
+
+
+def test_the_scale_of_a_loss_goes_on_under_any_layout_and_what_compression_left_out_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = {"loss-scaling": torch.tensor([8.0, 1.0]).double(), "error.0": torch.zeros(3)}
+    monkeypatch.setattr(LossScaling, "state", lambda _: kept)
+    source = interrupted(tmp_path / "source", toml(MLP, ADAMW))
+    taken = []
+    monkeypatch.setattr(LossScaling, "take_state", lambda _, states: taken.append(states.pop("loss-scaling")))
+    (told,) = run(tmp_path / "dp", toml(MLP, ADAMW, "dp", every=0), source=source)
+    assert taken[0].tolist() == [8.0, 1.0]
+    assert "does not bring back what compression of gradients has left out so far" in told
+
+
+def test_what_can_never_be_saved_is_found_after_the_first_step(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="_extra_state, its extra state, and in it object, an object"):
+        run(tmp_path / "model", toml("secretive", ADAMW, every=0))
+    assert list(resume_ranks.losses(tmp_path / "model", 1)) == [1]
+    with pytest.raises(CheckpointError, match="optimizer keeps friend for each parameter"):
+        run(tmp_path / "optimizer", toml(MLP, "Friendly"))
+    (told,) = run(tmp_path / "no-checkpoints", toml(MLP, "Friendly", every=0))
+    assert "step 1 could not be written" in told
+    assert (tmp_path / "no-checkpoints" / "weights.safetensors").is_file()
+
+
+def test_a_disk_without_room_is_told_after_the_first_step_and_a_dry_save_leaves_nothing(
+    tmp_path: Path,
+) -> None:
+    config = toml(MLP, ADAMW, every=STEPS)
+    with mock.patch("rankdeck.checkpoint.store.shutil.disk_usage") as usage:
+        usage.return_value.free = 1000
+        (told,) = run(tmp_path, config)
+    assert told.startswith("The checkpoint of step 1 could not be written: it needs ")
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [str(STEPS)]
+
+
+def test_what_no_file_can_hold_is_told_at_once_and_by_a_resume(tmp_path: Path) -> None:
+    (told,) = run(tmp_path / "source", toml(MLP, "Nesting"))
+    assert told.startswith("Checkpoints of this run do not hold the optimizer's inner")
+    (again,) = run(tmp_path / "on", toml(MLP, "Nesting", every=0), source=tmp_path / "source")
+    assert "does not bring back the optimizer's inner" in again
+
+
+def test_a_schedule_free_run_trains_one_kind_of_weights_and_keeps_the_other(tmp_path: Path) -> None:
+    """Checkpoints hold weights to train; evaluations see those to evaluate, which are the final ones."""
+    config = toml(MLP, "ScheduleFree").replace("evaluate_every = 0", "evaluate_every = 2")
+    assert run(tmp_path, config) == []
+    last = next((tmp_path / "checkpoints" / str(STEPS)).glob("shard-*.safetensors"))
+    saved, final = load_file(last), load_file(tmp_path / "weights.safetensors")
+    for name, tensor in final.items():
+        y, z = saved[f"model.{name}"], saved[f"optimizer.{name}.z"]
+        assert torch.allclose(tensor, y.lerp(z, 1 - 1 / 0.9), atol=1e-6)
+        assert not torch.equal(tensor, y)
+
+
+def test_values_of_every_kind_come_back_as_they_were(tmp_path: Path) -> None:
+    values: list[Any] = [
+        None, True, 2**127, -1.5, float("inf"), "word", b"bytes", (1, [2.0, {"a": {3}}]), frozenset({"b"}),
+        {1: "one", "$tuple": 2}, OrderedDict(b=1, a=2), deque([1, 2], maxlen=2), np.float32(0.1), {},
+        np.random.default_rng(1).bit_generator.state,
+    ]  # fmt: skip
+    came_back = from_plain(json.loads(json.dumps(to_plain(values))))
+    assert came_back == values and list(map(type, came_back)) == list(map(type, values))
+    tensor = torch.tensor([[1.0, float("nan")]], dtype=torch.bfloat16)
+    assert torch.equal(from_plain(to_plain(tensor)).view(torch.int16), tensor.view(torch.int16))
+    array = np.arange(6, dtype=">i2").reshape(2, 3)
+    assert from_plain(to_plain(array)).dtype == array.dtype and (from_plain(to_plain(array)) == array).all()
+    for unknown in (object(), {"a": [nn.Linear(1, 1)]}, lambda: 0):
+        with pytest.raises(TypeError, match="that no file holds"):
+            to_plain(unknown)
+    save_weights(tmp_path / "w", {"w": torch.ones(2)}, {}, {"t": to_plain(torch.ones(3)), "p": {"n": 1}})
+    assert load_file(tmp_path / "w").keys() == {"w", "t"}

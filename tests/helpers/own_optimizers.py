@@ -1,0 +1,135 @@
+"""Optimizers as people write them, for configurations that name this file: what each keeps, and where.
+
+Nothing of it lies where torch's own optimizers keep theirs: numbers and tensors in `param_groups`, state in
+another dtype than its weight, state for one rank's slice, lists.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+
+class ScheduleFree(Optimizer):
+    """Schedule-free SGD. Its groups know the number of steps and the sum of weights of the average, and
+    whether weights are those to train (y) or to evaluate (x). Source: Defazio et al., 2024."""
+
+    def __init__(self, params: Any, lr: float = 0.1, beta: float = 0.9, warmup: int = 4) -> None:
+        own = {"k": 0, "weight_sum": 0.0, "lr_max": -1.0, "train_mode": False}
+        super().__init__(params, {"lr": lr, "beta": beta, "warmup": warmup, **own})
+
+    @torch.no_grad()
+    def eval(self) -> None:
+        for group in self.param_groups:
+            if group["train_mode"]:
+                for parameter in filter(self.state.get, group["params"]):
+                    parameter.lerp_(self.state[parameter]["z"], 1 - 1 / group["beta"])
+            group["train_mode"] = False
+
+    @torch.no_grad()
+    def train(self) -> None:
+        for group in self.param_groups:
+            if not group["train_mode"]:
+                for parameter in filter(self.state.get, group["params"]):
+                    parameter.lerp_(self.state[parameter]["z"], 1 - group["beta"])
+            group["train_mode"] = True
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            if not group["train_mode"]:
+                raise RuntimeError("Call optimizer.train() before step().")
+            beta, k = group["beta"], group["k"]
+            lr = group["lr"] * min(1.0, (k + 1) / group["warmup"])
+            group["lr_max"] = max(lr, group["lr_max"])
+            weight = group["lr_max"] ** 2
+            group["weight_sum"] += weight
+            share = weight / group["weight_sum"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                z = self.state[parameter].setdefault("z", parameter.detach().clone())
+                parameter.lerp_(z, share)
+                parameter.add_(parameter.grad, alpha=lr * (beta * (1 - share) - 1))
+                z.sub_(parameter.grad, alpha=lr)
+            group["k"] = k + 1
+
+
+class Prodigy(Optimizer):
+    """Gradient descent whose group learns the distance to the solution, `d`, as a tensor, and keeps the last
+    three of them; `d0` is an option. The state of each weight is made in its first step, in bfloat16.
+    After Mishchenko and Defazio, 2023.
+    """
+
+    def __init__(self, params: Any, lr: float = 1.0, d0: float = 0.01) -> None:
+        own = {"d": torch.tensor(d0), "last": [], "best": float("inf")}
+        super().__init__(params, {"lr": lr, "d0": d0, **own})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["s"] = torch.zeros_like(parameter, dtype=torch.bfloat16)
+                    state["log"] = [0]
+                state["s"].add_(parameter.grad.to(torch.bfloat16), alpha=0.5)
+                state["log"].append(len(state["log"]))
+                parameter.sub_(state["s"].to(parameter.dtype) * float(group["d"] * group["lr"]))
+                parameter.mul_(1 - 1e-4 * len(state["log"]))
+            group["d"] = group["d"] * 1.1
+            group["last"] = [*group["last"], float(group["d"])][-3:]
+            group["best"] = min(group["best"], group["last"][0])
+
+
+class OwnSlices(Optimizer):
+    """Momentum that is kept apart from the weight it belongs to: plain tensors for this rank's slice, also
+    where the weight is a DTensor."""
+
+    def __init__(self, params: Any, lr: float = 0.05) -> None:
+        super().__init__(params, {"lr": lr})
+        self.num_steps = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.num_steps += 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                weight, gradient = _own(parameter), _own(parameter.grad)
+                speed = self.state[parameter].setdefault("speed", torch.zeros_like(weight).flatten())
+                speed.mul_(0.9).add_(gradient.flatten())
+                weight.sub_(speed.view_as(weight), alpha=group["lr"] / self.num_steps**0.5)
+
+
+def _own(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+class Friendly(torch.optim.SGD):
+    """Keeps an object of its own for each weight, which no file can hold; of several ranks the last does."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step()
+        if dist.is_initialized() and dist.get_rank() != dist.get_world_size() - 1:
+            return
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["friend"] = object()
+
+
+class Nesting(torch.optim.SGD):
+    """Steps by an optimizer of its own, made in the first step."""
+
+    inner: Any = None
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.inner = self.inner or torch.optim.AdamW(self.param_groups[0]["params"])
+        self.inner.step()
