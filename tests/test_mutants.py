@@ -25,6 +25,7 @@ NAMED = (
 
 
 def test_every_break_still_stands_once_in_its_file_and_leaves_python() -> None:
+    """Who changes a line mends its text in tests/mutants."""
     for one in fixed():
         ast.parse(one.applied_to((CHECKOUT / ENGINE / one.file).read_text("utf-8")))
         assert [test for test in one.tests if not (CHECKOUT / "tests" / test).is_file()] == [], one.name
@@ -60,7 +61,6 @@ def test_a_planted_break_is_caught_and_a_harmless_one_survives(
         "sum(values) + result",
         ("test_sums.py",),
     )
-    monkeypatch.setattr(run, "CHECKOUT", original)
     monkeypatch.setattr(table, "PAGE", tmp_path / "page.md")
     known = run.Known(tmp_path / "kept")
     tree = run.Tree(tmp_path / "copy", original)
@@ -69,8 +69,8 @@ def test_a_planted_break_is_caught_and_a_harmless_one_survives(
     assert (tree.root / ENGINE / "sums.py").read_text() == source.read_text()
     # What a run that was stopped had found is known to the next one, until a test changes.
     again = run.Known(tmp_path / "kept")
-    table.write([seen, unseen], tmp_path / "nothing", again.result)
+    table.write([seen, unseen], tmp_path / "nothing", lambda one: again.result(one, original))
     assert "2 fixed: 1 caught, 0 harmless, 1 survived" in table.PAGE.read_text()
     with (original / "tests/test_sums.py").open("a") as file:
         file.write("# another test\n")
-    assert again.result(seen) is not None and again.result(unseen) is None
+    assert again.result(seen, original) is not None and again.result(unseen, original) is None

@@ -25,6 +25,7 @@ import tempfile
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -132,70 +133,68 @@ class Known:
             with open(self._file, "a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
 
-    def result(self, one: Break) -> Result | None:
+    def result(self, one: Break, root: Path = CHECKOUT) -> Result | None:
         """A break that was caught stays so; one that survived meets tests that have changed."""
         found = self._results.get(one.key)
-        return None if found is None or (found.by is None and found.tests != digest(one.tests)) else found
+        survived_others = found is not None and found.by is None and found.tests != digest(one.tests, root)
+        return None if survived_others else found
 
-    def seconds(self, test: str) -> float | None:
-        """How long a test file takes, as it is now."""
-        return self._seconds.get(f"{test} {digest([test])}")
-
-    def add_seconds(self, test: str, seconds: float) -> None:
-        self.add({"test": f"{test} {digest([test])}", "seconds": round(seconds, 2)})
-
-
-def digest(tests: Sequence[str]) -> str:
-    """Of test files' contents."""
-    texts = [(CHECKOUT / "tests" / test).read_bytes() for test in tests]
-    return hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
-
-
-def time_tests(tree: Tree, known: Known, tests: Iterable[str]) -> None:
-    """Let test files whose time is not known pass without a break.
-
-    Raises: RuntimeError for one that fails: it would catch everything.
-    """
-    for test in tests:
-        if known.seconds(test) is None:
+    def seconds(self, tree: Tree, test: str) -> float | None:
+        """How long a test file takes without a break; None for one that fails then: it would catch all."""
+        key = f"{test} {digest([test], tree.root)}"
+        if key not in self._seconds:
             started_s = time.monotonic()
             failure = tree.first_failure([test])
             if failure is not None:
-                raise RuntimeError(f"tests/{test} fails without any break: {failure}")
-            known.add_seconds(test, time.monotonic() - started_s)
+                print(f"left out, as it fails without any break: {failure}", flush=True)
+                return None
+            self.add({"test": key, "seconds": round(time.monotonic() - started_s, 2)})
+        return self._seconds[key]
+
+
+def digest(tests: Sequence[str], root: Path) -> str:
+    """Of test files' contents."""
+    texts = [(root / "tests" / test).read_bytes() for test in tests]
+    return hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
 
 
 def try_break(tree: Tree, known: Known, one: Break) -> Result:
-    time_tests(tree, known, one.tests)
-    by = tree.outcome_with(one, sorted(one.tests, key=lambda test: known.seconds(test) or 0.0))
-    result = Result(one.key, by, digest(one.tests))
+    """Raises: RuntimeError where no test file passes without the break."""
+    seconds = {test: known.seconds(tree, test) for test in one.tests}
+    usable = {test: spent_s for test, spent_s in seconds.items() if spent_s is not None}
+    if not usable:
+        raise RuntimeError(f"{one.name}: all of its test files fail without it.")
+    by = tree.outcome_with(one, sorted(usable, key=lambda test: usable[test]))
+    result = Result(one.key, by, digest(one.tests, tree.root))
     known.add(asdict(result))
     return result
 
 
-def run(breaks: Sequence[Break], known: Known, *, num_jobs: int) -> dict[str, Result]:
-    """Results by the key of the break; those that are not known yet are found."""
+def run(breaks: Sequence[Break], known: Known, *, num_jobs: int) -> None:
+    """Find the results that are not known yet."""
     left = [one for one in breaks if known.result(one) is None]
     print(f"{len(breaks)} breaks, {len(breaks) - len(left)} of them known", flush=True)
-    waiting = iter(left)
-    lock = threading.Lock()
+    waiting = deque(left)
 
     def work() -> None:
         with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
             tree = Tree(Path(folder))
             while True:
-                with lock:
-                    one = next(waiting, None)
-                if one is None:
+                try:
+                    one = waiting.popleft()
+                except IndexError:
                     return
                 result = try_break(tree, known, one)
                 how = "SURVIVED" if result.by is None else f"caught by {result.by}"
                 print(f"{one.of}: {one.name}: {how}", flush=True)
 
     with ThreadPoolExecutor(num_jobs) as pool:
-        for job in [pool.submit(work) for _ in range(num_jobs)]:
-            job.result()
-    return {one.key: found for one in breaks if (found := known.result(one)) is not None}
+        jobs = [pool.submit(work) for _ in range(num_jobs)]
+        try:
+            for job in jobs:
+                job.result()
+        finally:
+            waiting.clear()  # what is under way ends first
 
 
 def main() -> None:
@@ -207,12 +206,18 @@ def main() -> None:
     breaks = [*fixed(), *drawn(asked.drawn)]
     known = Known(KEPT)
     chosen = [one for one in breaks if not asked.of or one.of in asked.of]
-    results = run(chosen, known, num_jobs=asked.jobs)
-    survived = [one for one in chosen if results[one.key].by is None and one.harmless is None]
+    try:
+        run(chosen, known, num_jobs=asked.jobs)
+    finally:
+        table.write(fixed(), asked.drawn, known.result)
+    survived = [one for one in chosen if one.harmless is None and _survived(known.result(one))]
     print(f"{len(chosen) - len(survived)} of {len(chosen)} caught or harmless; survived:")
     for one in survived:
         print(f"  {one.key} {one.of}: {one.name} ({one.file})")
-    table.write(fixed(), asked.drawn, known.result)
+
+
+def _survived(found: Result | None) -> bool:
+    return found is not None and found.by is None
 
 
 if __name__ == "__main__":
