@@ -41,7 +41,7 @@ TIMEOUT_S = 600.0
 _OPTIONS = ("-x", "-q", "-rfE", "-p", "no:cacheprovider", "--timeout=120")
 _MARK = "RANKDECK_MUTANT"
 _LEFT_OUT = (".git", ".venv*", ".make", ".*_cache", "__pycache__", "build", "dist", "runs", "htmlcov")
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?)(?: - .*)?$", re.MULTILINE)
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 _FAILURES = (1, 2)
 """What pytest returns where a test failed, and where a file could not even be imported."""
 
@@ -105,7 +105,7 @@ class Tree:
             return None
         if started.returncode in _FAILURES:
             failed = _FAILED.search(output)
-            return failed[1] if failed else "timeout"  # pytest-timeout may end the process
+            return failed[1] if failed else "the end of pytest"  # pytest-timeout may end the process
         raise RuntimeError(f"pytest exited with {started.returncode}:\n{output[-2000:]}")
 
 

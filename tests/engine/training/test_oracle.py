@@ -107,6 +107,7 @@ def test_known_counts_over_two_epochs_of_digits(tmp_path: Path, monkeypatch: pyt
     train_lines = """
 epochs = 2
 global_batch = 160
+accumulate = 2
 evaluate_every = 5
 clip_norm = 0.8
 optimizer = { use = "sgd", lr = 0.2, momentum = 0.9, weight_decay = 0.01 }
@@ -125,7 +126,7 @@ schedule = { use = "cosine", warmup = 4, final = 0.1 }
         (heldout.inputs, heldout.targets),
         batches=batches,
         factors=oracle.factors("cosine", 18, warmup=4, final=0.1),
-        accumulate=1,
+        accumulate=2,
         clip_norm=0.8,
         evaluate_every=5,
     )
