@@ -24,6 +24,7 @@ class Trained:
     """Lists have an entry per step; `evaluations` are (step, loss, accuracy)."""
 
     weights: dict[str, Tensor]
+    global_batch: int
     rates: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     counts: list[float] = field(default_factory=list)
@@ -50,7 +51,7 @@ def train(
     optimizer = optimizer_of(list(model.parameters()))
     own_rates = [group["lr"] for group in optimizer.param_groups]
     inputs, targets = samples[0].double(), samples[1]
-    trained = Trained(model.state_dict())
+    trained = Trained(model.state_dict(), len(batches[0]))
     for step, (batch, factor) in enumerate(zip(batches, factors, strict=True), start=1):
         for group, rate in zip(optimizer.param_groups, own_rates, strict=True):
             group["lr"] = rate * factor
@@ -66,7 +67,7 @@ def train(
         trained.losses.append(total)
         trained.counts.append(count)
         if step % evaluate_every == 0 or step == len(batches):
-            trained.evaluations.append((step, *_evaluate(model, heldout)))
+            trained.evaluations.append((step, *evaluate(model, heldout)))
     return trained
 
 
@@ -74,7 +75,7 @@ def _sum_of_losses(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs, targets, ignore_index=MASKED, reduction="sum")
 
 
-def _evaluate(model: nn.Module, heldout: Samples) -> tuple[float, float]:
+def evaluate(model: nn.Module, heldout: Samples) -> tuple[float, float]:
     """Mean loss and share of right answers over all targets that are not masked, all samples at once."""
     model.eval()
     with torch.no_grad():

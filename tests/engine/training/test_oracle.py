@@ -49,8 +49,8 @@ class Told:
 
     def column(self, name: str) -> list[float]:
         """The sum over the ranks that report, step by step; rates and norms are those of the first one."""
-        ranks = [[getattr(lines, name) for lines in told] for told in self.steps]
-        columns = [list(itertools.chain(*lines)) for lines in ranks if None not in lines]
+        reporting = [told for told in self.steps if told[0].loss_sum is not None]
+        columns = [list(itertools.chain(*(getattr(lines, name) for lines in told))) for told in reporting]
         return (
             columns[0]
             if name in ("lr", "grad_norm")
@@ -79,6 +79,7 @@ def run_here(toml: str, folder: Path) -> Told:
 def assert_same(told: Told, expected: oracle.Trained) -> None:
     assert told.column("lr") == pytest.approx(expected.rates, rel=1e-12)
     assert told.column("count") == expected.counts
+    assert told.column("samples") == [expected.global_batch] * len(expected.counts)
     assert told.column("loss_sum") == pytest.approx(expected.losses, rel=BAR)
     assert told.column("grad_norm") == pytest.approx(expected.norms, rel=BAR)
     assert largest_difference(told.weights, expected.weights) <= BAR
@@ -218,3 +219,22 @@ def test_ranks_end_where_the_plain_loop_ends(
 ) -> None:
     weights = ranks[1].train(masked("plain", "two-rates", 2, strategy, 2), events=str(tmp_path))
     assert_same(Told.read(tmp_path, weights), expected_of_all())
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True, ids=["2-ranks"])
+@pytest.mark.parametrize(
+    "strategy",
+    ['"ddp"', '"ddp", sync = "ring"', '"fsdp"', '"hybrid", data = 2', '"hybrid", shard = 2'],
+)
+def test_what_is_evaluated_is_what_is_saved(
+    ranks: tuple[int, RankSet], tmp_path: Path, strategy: str
+) -> None:
+    """Batch norms keep statistics of each rank's own samples: all evaluate with those that the run leaves."""
+    train = "steps = 3\nglobal_batch = 16\nevaluate_every = 0"
+    toml = configuration("tests.helpers.own_models:tiny_conv", 'use = "digits"', train, "STRATEGY", 2)
+    weights = ranks[1].train(toml.replace('"STRATEGY"', strategy), events=str(tmp_path))
+    (evaluation,) = Told.read(tmp_path, weights).evaluations
+    model, (_, heldout) = tiny_conv().double(), Digits().load()
+    model.load_state_dict(weights)
+    loss, accuracy = oracle.evaluate(model, (heldout.inputs, heldout.targets))
+    assert (evaluation.loss, evaluation.accuracy) == (pytest.approx(loss, rel=BAR), pytest.approx(accuracy))
