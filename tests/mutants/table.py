@@ -54,7 +54,7 @@ def _rows(breaks: Sequence[Break], result_of: Callable[[Break], Any]) -> str:
     for one in breaks:
         found = result_of(one)
         by = "not tried yet" if found is None else found.by or ("harmless" if one.harmless else "**nothing**")
-        rows.append(f"| {one.of} | {_words(one)} | {by.rpartition('/')[2].replace('|', ' ')} |")
+        rows.append(f"| {one.of} | {_words(one)} | {by.partition('[')[0].rpartition('/')[2]} |")
     return "\n".join([*rows, ""])
 
 
