@@ -3,17 +3,20 @@
 #   make test PYTEST="-k reader"    arguments for pytest, in one process
 #   make test WORKERS=4             as many processes that test (default: 2; each has ranks of its own, about 3 GB)
 #   make test-torch TORCH=2.11.0    another torch, in an environment of its own (several GB)
+#   make mutants DRAWN=0 ARGS="--of ddp"    breaks of the fixed list only; of one strategy or room
 #   PYTHON, TORCH_INDEX             see .ci/setup
 BIN := .venv/bin
 ARGS ?=
 PYTEST ?=
 WORKERS ?= 2
+DRAWN ?= 150
+SEED ?= 20261122
 # A whole suite is shared out, a part of it is soonest done by one.
 ALL = $(if $(strip $(PYTEST)),,-n $(WORKERS) --dist worksteal)
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all test-torch coverage lint format bench clean distclean
+.PHONY: help setup run test test-all test-torch coverage lint format bench mutants clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -54,9 +57,15 @@ bench: setup ## training beside hand-written loops, syncs, the dashboard, GPUs r
 	@$(BIN)/python -m tests.bench.devices
 	@$(BIN)/python -m tests.bench.planning
 
+mutants: setup ## break one line of the engine at a time, and see which breaks no test sees (hours; goes on where it was)
+	@[ $(DRAWN) -eq 0 ] || .venv-mutants/bin/python -c "import cosmic_ray" 2>/dev/null || \
+		{ $(BIN)/python -m venv .venv-mutants && .venv-mutants/bin/pip install --quiet cosmic-ray==8.7.0; }
+	@[ $(DRAWN) -eq 0 ] || .venv-mutants/bin/python tests/mutants/draw.py $(DRAWN) $(SEED) .make/mutants/drawn.json
+	@$(BIN)/python -m tests.mutants.run $(ARGS)
+
 clean: ## remove what builds and checks left, keep .venv
 	rm -rf build dist htmlcov .coverage .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	find engine app tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## remove .venv and other environments too
-	rm -rf .venv .venv-torch-* .make
+	rm -rf .venv .venv-torch-* .venv-mutants .make

@@ -18,7 +18,10 @@ EXAMPLES: list[events.AnyEvent] = [
         strategy="dp",
         options={"parallel_loss": True},
         world_size=1,
-        devices=[events.DeviceInfo(0, "CPU 0", "virtual"), events.DeviceInfo(1, "H100", "gpu", "GPU-1", 80)],
+        devices=[
+            events.DeviceInfo(0, "CPU 0", "virtual"),
+            events.DeviceInfo(1, "H100", "gpu", "GPU-1", 80, 2),
+        ],
         steps=5,
         global_batch=8,
         started=1.5,
@@ -61,8 +64,33 @@ EXAMPLES: list[events.AnyEvent] = [
 ]
 
 
-def test_every_kind_of_event_has_an_example_here() -> None:
+KINDS_ON_DISK = [
+    "run_started",
+    "rank_started",
+    "phase",
+    "steps",
+    "memory",
+    "sample",
+    "device_notice",
+    "comm",
+    "pipeline",
+    "spans",
+    "drained",
+    "checkpoint",
+    "restored",
+    "evaluation",
+    "problem",
+    "rank_failed",
+    "weights_saved",
+    "dropped",
+    "rank_ended",
+    "run_ended",
+]
+
+
+def test_every_kind_of_event_has_an_example_here_and_keeps_its_name_on_disk() -> None:
     assert {type(event) for event in EXAMPLES} == set(typing.get_args(events.AnyEvent))
+    assert [json.loads(events.encode(event))["kind"] for event in EXAMPLES] == KINDS_ON_DISK
 
 
 @pytest.mark.parametrize("event", EXAMPLES, ids=lambda event: type(event).__name__)
@@ -90,6 +118,13 @@ def test_an_unknown_kind_and_an_unknown_key_are_skipped() -> None:
     assert events.decode(b'{"kind":"weather","seq":3,"rain":true}') is None
     known = events.decode(b'{"kind":"phase","seq":3,"rank":0,"phase":"x","mood":"good"}')
     assert isinstance(known, events.Phase)
+
+
+def test_a_known_kind_of_a_newer_version_is_skipped_too() -> None:
+    """What its fields mean then, nobody here knows."""
+    line = b'{"kind":"phase","v":%d,"seq":3,"rank":0,"phase":"x"}'
+    assert isinstance(events.decode(line % events.VERSION), events.Phase)
+    assert events.decode(line % (events.VERSION + 1)) is None
 
 
 @pytest.mark.parametrize("line", [b"{", b"5", b'{"seq":3}', b"\x00\x01"])

@@ -80,3 +80,12 @@ def test_toml_is_read_with_or_without_a_mark_and_errors_are_the_callers(tmp_path
         read_toml(path)
     with pytest.raises(OSError):
         read_toml(tmp_path / "none.toml")
+
+
+def test_who_has_the_old_contents_open_keeps_them(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    write_whole(file, "old")
+    with file.open() as reader:
+        write_whole(file, "new contents")
+        assert reader.read() == "old"
+    assert file.read_text() == "new contents"

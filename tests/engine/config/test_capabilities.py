@@ -36,6 +36,21 @@ def problems_of(strategy: str, train: str = "") -> list[Problem]:
             "strategy.gradient_as_bucket_view",
             '"native"',
         ),
+        ('use = "pipeline-async"', "clip_norm = 1.0", "train.clip_norm", "clip_norm = 0"),
+        ('use = "fsdp"', 'precision = "fp16"', "train.precision", "bf16"),
+        ('use = "dp"', "compile = true", "train.compile", "single or ddp"),
+        (
+            'use = "single"',
+            "compile = true\nactivation_checkpointing = true",
+            "train.compile",
+            "checkpointing out",
+        ),
+        (
+            'use = "pipeline"\nschedule = "zbv"',
+            "activation_checkpointing = true",
+            "train.activation_checkpointing",
+            '"1f1b"',
+        ),
     ],
 )
 def test_a_bad_pair_is_refused_with_its_line_and_a_way_out(

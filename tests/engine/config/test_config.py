@@ -114,6 +114,20 @@ def test_five_mistakes_get_five_messages_with_line_path_and_suggestion() -> None
             "train.global_batch",
             "Use 8 or 12.",
         ),
+        *(
+            (
+                f'[train]\nglobal_batch = 16\n[strategy]\nuse = "pipeline"\nschedule = "{schedule}"\n'
+                f'microbatches = {number}\n[devices]\nuse = "cpu:4"',
+                "microbatches",
+                "strategy.microbatches",
+                choices,
+            )
+            for schedule, number, choices in (
+                ("1f1b", 2, "Use 4, 8 or 16."),
+                ("dualpipev", 4, "Use 8 or 16."),
+                ("gpipe", 3, "Use 1, 2, 4, 8 or 16."),
+            )
+        ),
     ],
 )
 def test_every_mistake_has_its_words(text: str, code: str, path: str, words: str) -> None:

@@ -58,6 +58,11 @@ def test_a_signal_that_nobody_sent_comes_first(number: signal.Signals, code: str
     assert number.name in problem.message and "step 20" in problem.message
 
 
+def test_of_several_ended_by_a_signal_the_one_that_was_furthest_behind_went_first() -> None:
+    ahead, behind = (RankEvidence(rank, -9, beat=Beat(20 - rank, "step", 100.0)) for rank in (0, 1))
+    assert cause_of(ahead, behind, survivor(2)).rank == 1
+
+
 def test_a_kill_while_the_kernel_ran_out_of_memory_is_named_so() -> None:
     assert cause_of(victim(0), RankEvidence(1, -9), oom_kills=1).code == "out-of-memory"
 

@@ -132,3 +132,12 @@ def test_an_error_in_a_package_of_another_environment_names_the_line_that_called
     with pytest.raises(ValueError) as caught:
         called["fail"]()
     assert own_place(caught.value)[0] == __file__
+
+
+def test_of_a_persons_own_lines_the_innermost_is_named() -> None:
+    def fails() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError) as caught:
+        fails()
+    assert own_place(caught.value) == (__file__, fails.__code__.co_firstlineno + 1)

@@ -70,6 +70,17 @@ def test_what_a_later_attempt_goes_on_after_is_history_before_it_trains(tmp_path
     run.lose()
 
 
+def test_the_largest_peak_is_that_of_any_attempt_and_what_is_held_that_of_the_last(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path / "runs")
+    for attempt, (step, peak_bytes) in enumerate([(2, 900), (3, 70)]):
+        run.begin(attempt=attempt)
+        restored(run, 0, step - 1, attempt)
+        run.memory(0, step, {0: {"activations": peak_bytes}}, attempt=attempt)
+    device = read_fold(run.dir).devices[0]
+    assert (device.peak_bytes, device.live_bytes, device.memory_step) == (900, 35, 3)
+    run.lose()
+
+
 def test_an_attempt_that_ended_before_it_restored_hides_nothing(tmp_path: Path) -> None:
     run = steps_again(tmp_path / "runs")
     run.memory(0, 4, {0: {"activations": 70}}, attempt=1)

@@ -27,7 +27,9 @@ def one_step(ranks: Ranks, options: str, toml: str = WIDE) -> list[dict[str, Any
 
 @pytest.mark.parametrize("compress", ["none", "bf16", "powersgd"])
 def test_native_bytes_are_those_that_the_kernel_counts(ranks: Ranks, compress: str) -> None:
-    found = one_step(ranks, f'compress = "{compress}"')
+    """Once per step, also where a batch comes in parts."""
+    toml = WIDE.replace("steps = 5", f"steps = 5, accumulate = {2 if compress == 'none' else 1}")
+    found = one_step(ranks, f'compress = "{compress}"', toml)
     for rank in found:
         assert not rank["measured"]
         assert rank["written"] == pytest.approx(rank["told"], rel=0.02, abs=8192)

@@ -112,3 +112,12 @@ def test_a_layer_split_holds_each_layer_once(tmp_path: Path) -> None:
     for held in ("parameters", "gradients", "optimizer"):
         assert sum(live(device, held) for device in devices["model"]) == live(whole, held)
     assert max(device.peak_bytes for device in devices["model"]) < 0.7 * whole.peak_bytes
+
+
+def test_a_layer_split_tells_what_crosses_its_cut_both_ways(tmp_path: Path) -> None:
+    toml = WIDE.format(strategy='{ use = "model" }', num_devices=2, steps=3)
+    train_once({"toml": toml, "out": str(tmp_path / "out"), "events": str(tmp_path)}, rank=0, world_size=1)
+    found = events.decode_lines((tmp_path / "rank-0.0.jsonl").read_bytes())
+    sent = [event.sent_bytes for event in found if isinstance(event, events.Comm)]
+    activations_bytes = 32 * 32 * 64 * 4  # batch, context, width
+    assert set(sent) == {2 * activations_bytes}

@@ -1,0 +1,25 @@
+"""Figures of a plan as one line, and JSON that every reader takes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rankdeck.cli.console import as_json
+from rankdeck.cli.plan_tables import per_device
+from rankdeck.run.plan_lines import PlannedDevice
+
+
+def test_equal_neighbours_are_said_once_with_their_number() -> None:
+    sizes = (5 * 2**30, 2**30, 2**30, 2**30, 5 * 2**30)
+    devices = [PlannedDevice(device=i, active_bytes=size, total_bytes=size) for i, size in enumerate(sizes)]
+    assert per_device(devices) == "5.0 GiB, 1.0 GiB x3, 5.0 GiB"
+
+
+def test_what_is_not_finite_is_null(capsys: pytest.CaptureFixture[str]) -> None:
+    as_json({"loss": float("nan"), "all": [1.5, float("inf"), (float("-inf"), None)]})
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
+        "loss": None,
+        "all": [1.5, None, [None, None]],
+    }

@@ -1,0 +1,20 @@
+"""The lead device is told against the median of the others."""
+
+from __future__ import annotations
+
+from rankdeck.run.imbalance import Imbalance, imbalance_of, lead_of
+
+
+def test_the_lead_stands_above_the_median_of_the_others_not_above_their_mean() -> None:
+    found = imbalance_of({0: 400, 1: 100, 2: 100, 3: 340})
+    assert found == Imbalance(device=0, median_bytes=100.0, excess_bytes=300.0, ratio=4.0)
+    assert lead_of(found) == 0
+
+
+def test_of_two_devices_the_other_one_is_the_median() -> None:
+    assert imbalance_of({0: 105, 1: 100, 2: None}) == Imbalance(0, 100.0, 5.0, 1.05)
+    assert lead_of(imbalance_of({0: 105, 1: 100})) is None
+
+
+def test_one_known_device_is_compared_with_nothing() -> None:
+    assert imbalance_of({0: 400, 1: None}) is None

@@ -1,0 +1,29 @@
+"""Whose a pid is that the driver tells: in a container it may be the host's number for somebody else."""
+
+from __future__ import annotations
+
+import os
+
+import psutil
+import pytest
+
+from rankdeck.telemetry import attribution
+from rankdeck.telemetry.attribution import Identity, ProcessNames
+
+
+@pytest.mark.parametrize(
+    ("may_be_hosts", "holds_gpu", "is_foreign"),
+    [(False, False, False), (True, True, False), (True, None, False), (True, False, True)],
+)
+def test_a_process_that_holds_no_gpu_is_foreign_where_pids_may_be_the_hosts(
+    monkeypatch: pytest.MonkeyPatch, may_be_hosts: bool, holds_gpu: bool | None, is_foreign: bool
+) -> None:
+    monkeypatch.setattr(attribution, "_holds_gpu", lambda pid: holds_gpu)
+    names = ProcessNames()
+    names._may_be_hosts = may_be_hosts
+    name = None if is_foreign else psutil.Process().name()
+    assert names.identify(os.getpid()) == Identity(name, foreign=is_foreign)
+
+
+def test_a_pid_that_nobody_has_is_foreign() -> None:
+    assert ProcessNames().identify(2**22 + 1) == Identity(None, foreign=True)

@@ -1,0 +1,240 @@
+"""Runs end where a plain loop of torch ends that knows nothing of the engine (tests/helpers/oracle.py).
+
+Weights, and what a run tells of itself: rates, losses, counts, norms and evaluations, step by step. Mistakes
+that strategies share with `single` are seen here, and only here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.optim import SGD, AdamW
+
+from rankdeck import events
+from rankdeck.data.digits import Digits
+from rankdeck.data.tensors import TensorSamples
+from tests.helpers import oracle, oracle_parts
+from tests.helpers.own_models import tiny_conv
+from tests.helpers.rank_main import train_once
+from tests.helpers.ranks import RankSet, largest_difference
+
+BAR = 1e-10
+PARTS = "tests.helpers.oracle_parts"
+STEPS = 10
+
+
+@dataclasses.dataclass
+class Told:
+    """What a run left: its weights, and the events of its ranks."""
+
+    weights: dict[str, Tensor]
+    steps: list[list[events.Steps]]
+    evaluations: list[events.Evaluation]
+
+    @classmethod
+    def read(cls, folder: Path, weights: dict[str, Tensor]) -> Told:
+        by_rank = [events.decode_lines(file.read_bytes()) for file in sorted(folder.glob("rank-*.jsonl"))]
+        steps = [[event for event in told if isinstance(event, events.Steps)] for told in by_rank]
+        evaluations = [event for event in by_rank[0] if isinstance(event, events.Evaluation)]
+        return cls(weights, steps, evaluations)
+
+    def column(self, name: str) -> list[float]:
+        """The sum over the ranks that report, step by step; rates and norms are those of the first one."""
+        reporting = [told for told in self.steps if told[0].loss_sum is not None]
+        columns = [list(itertools.chain(*(getattr(lines, name) for lines in told))) for told in reporting]
+        return (
+            columns[0]
+            if name in ("lr", "grad_norm")
+            else [sum(values) for values in zip(*columns, strict=True)]
+        )
+
+
+def configuration(model: str, data: str, train: str, strategy: str = "single", num_devices: int = 1) -> str:
+    return f"""
+model = {{ use = "{model}" }}
+data = {{ {data} }}
+strategy = {{ use = "{strategy}" }}
+devices = {{ use = "cpu:{num_devices}" }}
+[train]
+precision = "fp64"
+{train}
+"""
+
+
+def run_here(toml: str, folder: Path) -> Told:
+    oracle_parts.READ.clear()
+    train_once({"toml": toml, "out": str(folder / "weights"), "events": str(folder)}, rank=0, world_size=1)
+    return Told.read(folder, load_file(folder / "weights"))
+
+
+def assert_same(told: Told, expected: oracle.Trained) -> None:
+    assert told.column("lr") == pytest.approx(expected.rates, rel=1e-12)
+    assert told.column("count") == expected.counts
+    assert told.column("samples") == [expected.global_batch] * len(expected.counts)
+    assert told.column("loss_sum") == pytest.approx(expected.losses, rel=BAR)
+    assert told.column("grad_norm") == pytest.approx(expected.norms, rel=BAR)
+    assert largest_difference(told.weights, expected.weights) <= BAR
+    assert [one.step for one in told.evaluations] == [step for step, _, _ in expected.evaluations]
+    for evaluation, (_, loss, accuracy) in zip(told.evaluations, expected.evaluations, strict=True):
+        assert evaluation.loss == pytest.approx(loss, rel=BAR)
+        assert evaluation.accuracy == pytest.approx(accuracy, rel=BAR)
+
+
+def in_batches(samples: list[int], global_batch: int) -> list[list[int]]:
+    return [samples[start : start + global_batch] for start in range(0, len(samples), global_batch)]
+
+
+def test_known_counts_over_two_epochs_of_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Momentum, a cosine with warm-up, a bounded norm, batch norm, evaluations in between."""
+    train, heldout = Digits().load()
+    read: list[int] = []
+    read_batch = TensorSamples.read_batch
+
+    def noted(self: TensorSamples, indices: Any) -> Any:
+        if len(self) == len(train):
+            read.extend(int(index) for index in indices)
+        return read_batch(self, indices)
+
+    monkeypatch.setattr(TensorSamples, "read_batch", noted)
+    train_lines = """
+epochs = 2
+global_batch = 160
+accumulate = 2
+evaluate_every = 5
+clip_norm = 0.8
+optimizer = { use = "sgd", lr = 0.2, momentum = 0.9, weight_decay = 0.01 }
+schedule = { use = "cosine", warmup = 4, final = 0.1 }
+"""
+    told = run_here(
+        configuration("tests.helpers.own_models:tiny_conv", 'use = "digits"', train_lines), tmp_path
+    )
+    batches = in_batches(read, 160)
+    oracle.check_order(batches, len(train), 160)
+    assert len(batches) == 18
+    expected = oracle.train(
+        tiny_conv,
+        lambda weights: SGD(weights, lr=0.2, momentum=0.9, weight_decay=0.01),
+        (train.inputs, train.targets),
+        (heldout.inputs, heldout.targets),
+        batches=batches,
+        factors=oracle.factors("cosine", 18, warmup=4, final=0.1),
+        accumulate=2,
+        clip_norm=0.8,
+        evaluate_every=5,
+    )
+    assert_same(told, expected)
+
+
+CLIP_NORMS = {"plain": 0.4, "with_norm": 1.1}
+OPTIMIZERS: dict[str, tuple[str, str, Callable[..., Any]]] = {
+    "two-rates": (
+        f'optimizer = {{ use = "{PARTS}:TwoRates", lr = 0.3, momentum = 0.5 }}\n'
+        'schedule = { use = "linear", warmup = 3, final = 0.2 }',
+        "linear",
+        lambda weights: oracle_parts.TwoRates(weights, lr=0.3, momentum=0.5),
+    ),
+    "adamw": (
+        'optimizer = { use = "adamw", lr = 0.05, weight_decay = 0.1, betas = [0.8, 0.9] }\n'
+        'schedule = { use = "cosine", warmup = 3, final = 0.2 }',
+        "cosine",
+        lambda weights: AdamW(weights, lr=0.05, weight_decay=0.1, betas=(0.8, 0.9)),
+    ),
+}
+
+
+def masked(
+    model: str, optimizer: str, accumulate: int, strategy: str = "single", num_devices: int = 1
+) -> str:
+    train = f"""
+steps = {STEPS}
+global_batch = 12
+accumulate = {accumulate}
+evaluate_every = 4
+clip_norm = {CLIP_NORMS[model]}
+{OPTIMIZERS[optimizer][0]}
+"""
+    data = f'use = "{PARTS}:rows", args = {{ masked = 0.3 }}'
+    return configuration(f"{PARTS}:{model}", data, train, strategy, num_devices)
+
+
+def expected_of(model: str, optimizer: str, accumulate: int, batches: list[list[int]]) -> oracle.Trained:
+    expected = oracle.train(
+        getattr(oracle_parts, model),
+        OPTIMIZERS[optimizer][2],
+        oracle_parts.tensors(0.3, oracle_parts.NUM_TRAIN, seed=1),
+        oracle_parts.tensors(0.3, oracle_parts.NUM_HELDOUT, seed=2),
+        batches=batches,
+        factors=oracle.factors(OPTIMIZERS[optimizer][1], STEPS, warmup=3, final=0.2),
+        accumulate=accumulate,
+        clip_norm=CLIP_NORMS[model],
+        evaluate_every=4,
+    )
+    assert min(expected.norms) < CLIP_NORMS[model] < max(expected.norms), (
+        "some steps are clipped and some not"
+    )
+    return expected
+
+
+@pytest.mark.parametrize(("optimizer", "accumulate"), [("two-rates", 3), ("adamw", 1)])
+def test_masked_targets_in_parts_over_several_epochs(tmp_path: Path, optimizer: str, accumulate: int) -> None:
+    """Clipping is of the mean over targets, an optimizer's groups keep their rates, batch norm sees parts."""
+    # Adam makes steps of the noise that is the gradient of a bias before a batch norm.
+    model = "plain" if optimizer == "adamw" else "with_norm"
+    told = run_here(masked(model, optimizer, accumulate), tmp_path)
+    batches = in_batches(oracle_parts.READ, 12)
+    oracle.check_order(batches, oracle_parts.NUM_TRAIN, 12)
+    expected = expected_of(model, optimizer, accumulate, batches)
+    assert_same(told, expected)
+    other = expected_of(model, optimizer, accumulate, [*batches[1:], batches[0]])
+    assert largest_difference(told.weights, other.weights) > 1e-4, "the control: another order"
+
+
+@functools.cache
+def expected_of_all() -> oracle.Trained:
+    """Where every strategy has to end, with the order in which single reads."""
+    with tempfile.TemporaryDirectory() as folder:
+        run_here(masked("plain", "two-rates", 2), Path(folder))
+    return expected_of("plain", "two-rates", 2, in_batches(oracle_parts.READ, 12))
+
+
+@pytest.mark.parametrize("strategy", ["dp", "model"])
+def test_devices_of_one_process_end_where_the_plain_loop_ends(tmp_path: Path, strategy: str) -> None:
+    told = run_here(masked("plain", "two-rates", 2, strategy, num_devices=3), tmp_path)
+    assert_same(told, expected_of_all())
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True, ids=["2-ranks"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "pipeline", "hybrid"])
+def test_ranks_end_where_the_plain_loop_ends(
+    ranks: tuple[int, RankSet], tmp_path: Path, strategy: str
+) -> None:
+    weights = ranks[1].train(masked("plain", "two-rates", 2, strategy, 2), events=str(tmp_path))
+    assert_same(Told.read(tmp_path, weights), expected_of_all())
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True, ids=["2-ranks"])
+@pytest.mark.parametrize(
+    "strategy",
+    ['"ddp"', '"ddp", sync = "ring"', '"fsdp"', '"hybrid", data = 2', '"hybrid", shard = 2'],
+)
+def test_what_is_evaluated_is_what_is_saved(
+    ranks: tuple[int, RankSet], tmp_path: Path, strategy: str
+) -> None:
+    """Batch norms keep statistics of each rank's own samples: all evaluate with those that the run leaves."""
+    train = "steps = 3\nglobal_batch = 16\nevaluate_every = 0"
+    toml = configuration("tests.helpers.own_models:tiny_conv", 'use = "digits"', train, "STRATEGY", 2)
+    weights = ranks[1].train(toml.replace('"STRATEGY"', strategy), events=str(tmp_path))
+    (evaluation,) = Told.read(tmp_path, weights).evaluations
+    model, (_, heldout) = tiny_conv().double(), Digits().load()
+    model.load_state_dict(weights)
+    loss, accuracy = oracle.evaluate(model, (heldout.inputs, heldout.targets))
+    assert (evaluation.loss, evaluation.accuracy) == (pytest.approx(loss, rel=BAR), pytest.approx(accuracy))

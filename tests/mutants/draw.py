@@ -1,0 +1,168 @@
+"""Draws breaks by cosmic-ray's operators over the engine's source.
+
+    python draw.py NUMBER SEED OUT.json
+
+cosmic-ray brings 28 packages, a database and a web client among them, so it lives in an environment of its
+own, which make mutants makes; this file imports nothing of ours but breaks.py. Lines are drawn by a digest of
+seed, file and text, not in an order: a change of the source leaves the breaks of other lines as they were.
+Prose, annotations, imports and statements that raise are left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.metadata
+import json
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cosmic_ray.ast import ast_nodes, get_ast
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.plugins import get_operator, operator_names
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(CHECKOUT))
+
+from tests.mutants.breaks import DRAWN, ENGINE, Break  # noqa: E402
+
+_NOT_MEANT = re.compile(
+    "Variable|RemoveDecorator|ExceptionReplacer|_(Bit|LShift|RShift|Pow|Is)|(Bit|Shift)[A-Za-z]*_|_Is"
+)
+"""Operators that want arguments, and those whose results nobody could miss or nobody could see."""
+
+TESTS_OF = {
+    "base": ("engine/base", "engine/test_rundir.py"),
+    "checkpoint": ("engine/checkpoint",),
+    "cli": ("engine/cli", "e2e/test_cli.py", "e2e/test_plan.py"),
+    "config": ("engine/config", "engine/test_rundir.py"),
+    "data": ("engine/data", "engine/training/test_oracle.py"),
+    "diagnose": ("engine/diagnose",),
+    "launch": ("engine/launch", "e2e/test_faults.py"),
+    "memory": ("engine/memory", "engine/strategies/test_memory.py"),
+    "models": ("engine/models", "engine/strategies/test_parity.py"),
+    "parallel": ("engine/parallel", "engine/strategies"),
+    "planner": ("engine/planner",),
+    "profiling": ("engine/profiling", "engine/strategies/test_pipeline_memory.py"),
+    "run": ("engine/run", "test_reading_runs.py"),
+    "rundir": ("engine/test_rundir.py", "engine/test_events.py"),
+    "strategies": ("engine/strategies", "engine/training/test_oracle.py"),
+    "telemetry": ("engine/telemetry", "engine/launch/test_choose.py"),
+    "torch_compat": ("engine/torch_compat", "engine/memory", "engine/planner"),
+    "training": ("engine/training", "engine/checkpoint/test_resuming.py", "engine/strategies/test_parity.py"),
+    "events": ("engine/test_events.py", "engine/test_rundir.py", "test_reading_runs.py"),
+    "checkpoint_files": ("engine/checkpoint",),
+}
+"""Where a room's tests lie, files or folders below tests/."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """One occurrence of one operator."""
+
+    operator: str
+    occurrence: int
+    line: int
+
+
+def _places(source: str, operators: dict[str, Any]) -> Iterator[_Place]:
+    seen: dict[str, int] = defaultdict(int)
+    for node in ast_nodes(get_ast(source)):
+        for name, operator in operators.items():
+            for start, _ in operator.mutation_positions(node):
+                yield _Place(name, seen[name], start[0])
+                seen[name] += 1
+
+
+def _lines_that_run(source: str) -> set[int]:
+    """Without annotations of arguments and fields, imports, and statements that raise."""
+    tree, left_out = ast.parse(source), set[int]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom | ast.Raise):
+            left_out.update(range(node.lineno, (node.end_lineno or 0) + 1))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            left_out.update(range(node.lineno, node.body[0].lineno))
+        if isinstance(node, ast.AnnAssign):
+            left_out.update(range(node.lineno, (node.annotation.end_lineno or 0) + 1))
+    return set(range(1, source.count("\n") + 2)) - left_out
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _tests(file: str) -> list[str]:
+    room = file.partition("/")[0].removesuffix(".py")
+    found: list[str] = []
+    for place in TESTS_OF[room]:
+        path = CHECKOUT / "tests" / place
+        files = [path] if path.is_file() else sorted(path.rglob("test_*.py"))
+        found += [str(one.relative_to(CHECKOUT / "tests")) for one in files]
+    return list(dict.fromkeys(found))
+
+
+def draw(number: int, seed: int) -> list[Break]:
+    """At most one break per line."""
+    names = [name for name in operator_names() if not _NOT_MEANT.search(name)]
+    operators = {name: get_operator(name)() for name in names}
+    candidates: dict[str, tuple[Path, str, _Place]] = {}
+    for path in sorted((CHECKOUT / ENGINE).rglob("*.py")):
+        source, file = path.read_text("utf-8"), path.relative_to(CHECKOUT / ENGINE).as_posix()
+        if file.partition("/")[0].removesuffix(".py") not in TESTS_OF:
+            continue
+        runs, lines = _lines_that_run(source), source.split("\n")
+        by_line: dict[int, list[_Place]] = defaultdict(list)
+        for place in _places(source, operators):
+            if place.line in runs:
+                by_line[place.line].append(place)
+        for line, places in by_line.items():
+            chosen = min(
+                places, key=lambda one: _digest(seed, file, lines[line - 1], one.operator, one.occurrence)
+            )
+            candidates.setdefault(_digest(seed, file, lines[line - 1]), (path, source, chosen))
+    found = (_drawn(*candidates[digest], operators) for digest in sorted(candidates))
+    breaks: list[Break] = []
+    for one in found:
+        if len(breaks) == number:
+            break
+        if one is not None:
+            breaks.append(one)
+    return breaks
+
+
+def _drawn(path: Path, source: str, place: _Place, operators: dict[str, Any]) -> Break | None:
+    """None where the result is no Python, or more than one line is another."""
+    code = mutate_code(source, operators[place.operator], place.occurrence)
+    try:
+        ast.parse(code)
+    except (SyntaxError, TypeError):
+        return None
+    before, after = source.split("\n"), code.split("\n")
+    differing = [
+        number for number, (old, new) in enumerate(zip(before, after, strict=False), 1) if old != new
+    ]
+    if len(before) != len(after) or len(differing) != 1:
+        return None
+    line, file = differing[0], path.relative_to(CHECKOUT / ENGINE).as_posix()
+    name = f"`{before[line - 1].strip()}` becomes `{after[line - 1].strip()}`"
+    return Break(DRAWN, name, file, before[line - 1], after[line - 1], tuple(_tests(file)), line)
+
+
+def main() -> None:
+    number, seed, out = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    out.parent.mkdir(parents=True, exist_ok=True)
+    told = {
+        "by": f"cosmic-ray {importlib.metadata.version('cosmic-ray')}",
+        "seed": seed,
+        "breaks": [asdict(one) for one in draw(number, seed)],
+    }
+    out.write_text(json.dumps(told, indent=1), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
