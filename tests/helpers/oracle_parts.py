@@ -47,6 +47,8 @@ def tensors(masked: float, num_samples: int, seed: int) -> tuple[Tensor, Tensor]
 
 
 class _Rows:
+    is_random = False  # what may be random is read a second time, to see whether it is
+
     def __init__(self, inputs: Tensor, targets: Tensor, *, noted: bool) -> None:
         self._inputs, self._targets, self._noted = inputs, targets, noted
 
