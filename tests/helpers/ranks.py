@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import selectors
 import signal
 import socket
 import subprocess
@@ -18,6 +19,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.helpers.tree import PRODUCT_AND_TESTS
+from tests.helpers.waiting import with_load
+
+WITHOUT_IT_S = 10.0
+"""How long the others have to notice that a rank failed."""
 
 
 class RankSet:
@@ -28,6 +33,7 @@ class RankSet:
         self._num_runs = 0
         pairs = [socket.socketpair() for _ in range(world_size)]
         self._ranks = [ours.makefile("rw") for ours, _ in pairs]
+        self._ears = [ours.fileno() for ours, _ in pairs]
         numbers = [theirs.fileno() for _, theirs in pairs]
         script = str(Path(__file__).with_name("rank_main.py"))
         self._starter = subprocess.Popen(
@@ -60,10 +66,24 @@ class RankSet:
         return self._answers()
 
     def _answers(self) -> list[Any]:
-        answers = [json.loads(rank.readline() or '{"error": "it died"}') for rank in self._ranks]
-        for number, answer in enumerate(answers):
-            assert "error" not in answer, f"rank {number}: {answer['error']}"
-        return [answer["result"] for answer in answers]
+        """Of all ranks. Where one failed, others may wait for it for ever: then the set is at its end."""
+        answers: dict[int, Any] = {}
+        errors: list[str] = []
+        with selectors.DefaultSelector() as selector:
+            for number, ear in enumerate(self._ears):
+                selector.register(ear, selectors.EVENT_READ, number)
+            while len(answers) < len(self._ranks):
+                ready = selector.select(with_load(WITHOUT_IT_S) if errors else None)
+                if not ready:
+                    os.killpg(self._starter.pid, signal.SIGKILL)
+                    break
+                for key, _ in ready:
+                    selector.unregister(key.fileobj)
+                    answer = json.loads(self._ranks[key.data].readline() or '{"error": "it died"}')
+                    answers[key.data] = answer.get("result")
+                    errors += [f"rank {key.data}: {answer['error']}"] if "error" in answer else []
+        assert not errors, "\n".join(errors)
+        return [answers[number] for number in range(len(self._ranks))]
 
     def close(self) -> None:
         for rank in self._ranks:

@@ -37,7 +37,8 @@ class LayerSplit:
 
     Make it before anything is split, with the plan of the whole model; call `split` for parts whose weights
     are on the device, with equal values on all ranks, and `finish` once. Parts may be any modules of the
-    model, of which this rank may hold some only; the model itself is the last one.
+    model, of which this rank may hold some only; the model itself is the last one. `inside` is what of the
+    plan lies whole in them, all of it where not given.
 
     Raises:
         ModelError: the plan and an option do not go together.
@@ -49,11 +50,12 @@ class LayerSplit:
         plan: SplitPlan,
         mesh: DeviceMesh,
         options: TensorOptions | HybridOptions,
+        inside: SplitPlan | None = None,
     ) -> None:
-        _require_options(plan, options)
+        _require_options(plan, options)  # of the whole: a rank may have no block among its stages
         self.mesh = mesh
         self._model = model
-        self._plan = plan = plan.held_by(model)
+        self._plan = plan = (inside or plan).held_by(model)
         self._options = options
         self._ties = names_by_weight(model)
         self._left = list(plan.layers)

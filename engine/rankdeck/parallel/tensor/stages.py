@@ -42,7 +42,7 @@ def split_stages(
             path="strategy.sequence_parallel",
             advice="Leave it out, or give strategy.cuts that begin with blocks.",
         )
-    split = LayerSplit(cut.model, inside, mesh, options)
+    split = LayerSplit(cut.model, plan, mesh, options, inside)
     split.split(cut.model)
     split.finish(blocks)
     return split
