@@ -85,7 +85,7 @@ TO_THE_BIT = {
         )
     },
 }
-QUICK = ("ddp", "ddp-powersgd", "fsdp", "pipeline-1f1b", "pipeline-async")
+QUICK = ("dp", "ddp", "ddp-powersgd", "fsdp", "pipeline-1f1b", "pipeline-async")
 
 
 def toml(

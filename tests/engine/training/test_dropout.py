@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from rankdeck import events
-from tests.helpers import oracle_parts
-from tests.helpers.rank_main import train_once
+from tests.helpers import oracle_parts, resume_ranks
 from tests.helpers.ranks import RankSet
 
 PARTS = "tests.helpers.oracle_parts"
 
 
-def configuration(strategy: str, num_devices: int, dropout: float = 0.5) -> str:
+def configuration(strategy: str, num_devices: int, dropout: float = 0.5, train: str = "") -> str:
     return f"""
 model = {{ use = "{PARTS}:dropping", args = {{ dropout = {dropout} }} }}
 data = {{ use = "{PARTS}:alike" }}
 strategy = {{ {strategy} }}
 devices = {{ use = "cpu:{num_devices}" }}
-train = {{ steps = 2, global_batch = 8, evaluate_every = 0 }}
+train = {{ steps = 2, global_batch = 8, evaluate_every = 0{train} }}
 """
 
 
@@ -60,9 +61,29 @@ def test_replicas_of_a_pipeline_drop_other_activations(ranks: tuple[int, RankSet
 
 @pytest.mark.parametrize("strategy", ['use = "dp"', 'use = "dp", parallel_loss = true'])
 def test_devices_of_dp_drop_other_activations(tmp_path: Path, strategy: str) -> None:
+    dropped = dropped_by(configuration(strategy, 2), tmp_path)
+    assert [len(mask) for mask in dropped] == [4] * 4, "two devices in two steps"
+    assert not any(shared([mask], dropped[:place]) for place, mask in enumerate(dropped))
+
+
+def test_a_run_that_goes_on_under_another_layout_does_not_drop_again_what_it_dropped_at_first(
+    tmp_path: Path,
+) -> None:
+    saved = tmp_path / "saved"
+    dropped_by(configuration('use = "single"', 1, train=", checkpoint_every = 2"), saved)
+    longer = configuration('use = "dp"', 2).replace("steps = 2", "steps = 4")
+    first = dropped_by(longer, tmp_path / "first")
+    after = dropped_by(longer, tmp_path / "after", source=str(saved))
+    assert (len(first), len(after)) == (8, 4)
+    assert not shared(first, after)
+
+
+def dropped_by(toml: str, folder: Path, source: str | None = None) -> list[Tensor]:
+    """What a run in this process drops, forward by forward."""
     oracle_parts.SEEN.clear()
-    request = {"toml": configuration(strategy, 2), "out": str(tmp_path / "out"), "events": str(tmp_path)}
-    train_once(request, rank=0, world_size=1)
-    dropped = [hidden == 0 for hidden in oracle_parts.SEEN]
-    assert [len(hidden) for hidden in dropped] == [4] * 4, "two devices in two steps"
-    assert not any(torch.equal(one, other) for i, one in enumerate(dropped) for other in dropped[:i])
+    resume_ranks.run(toml, str(folder), source=source)
+    return [hidden == 0 for hidden in oracle_parts.SEEN]
+
+
+def shared(masks: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    return any(torch.equal(mask, other) for mask in masks for other in others)
