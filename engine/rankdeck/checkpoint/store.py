@@ -127,23 +127,24 @@ class CheckpointStore:
             parts.append(state_of(state))
             return _sizes(parts[0], self._rank) if dry else {}
 
+        asked = None if dry else step
         # Before anything is written: a rank that fails alone would leave the others in the midst of it.
-        sizes = self._together(step, take)
+        sizes = self._together(asked, take)
         (saved,) = parts
         self._begin(target)
         try:
             if dry:
-                self._together(step, lambda: self._check_room(sizes))
-            written = self._together(step, lambda: self._write(target, saved, extra, dry=dry))
+                self._together(asked, lambda: self._check_room(sizes))
+            written = self._together(asked, lambda: self._write(target, saved, extra, dry=dry))
             files, progress = self._put_together(step, written)
-            self._together(step, lambda: self._commit(target, files, progress))
+            self._together(asked, lambda: self._commit(target, files, progress))
         except CheckpointError:
             if self._rank == 0:
                 shutil.rmtree(target, ignore_errors=True)
             raise
         return sum(entry[0] for entry in files.values()), progress.lost
 
-    def _together(self, step: int, act: Callable[[], _T]) -> list[_T]:
+    def _together(self, step: int | None, act: Callable[[], _T]) -> list[_T]:
         """What all ranks' `act` gave.
 
         Raises: CheckpointError on all ranks, where one could not.
@@ -349,11 +350,15 @@ def _random_file(rank: int) -> str:
     return f"rank-{rank}.random.safetensors"
 
 
-def _not_saved(step: int, reason: str, is_disk: bool) -> CheckpointError:
+def _not_saved(step: int | None, reason: str, is_disk: bool) -> CheckpointError:
+    """`step` is None where it was only tried out."""
     words = "Training goes on; the last good checkpoint stays. If the disk is full, free space."
+    what = "A checkpoint of this run" if step is None else f"The checkpoint of step {step}"
+    # Whoever asked for a checkpoint waits for the first of these codes.
+    of_disk = "checkpoint-would-fail" if step is None else "checkpoint-not-saved"
     return CheckpointError(
-        f"The checkpoint of step {step} could not be written: {reason}.",
-        code="checkpoint-not-saved" if is_disk else CANNOT_BE_SAVED,
+        f"{what} could not be written: {reason}.",
+        code=of_disk if is_disk else CANNOT_BE_SAVED,
         advice=words if is_disk else "Keep numbers, words, tensors, lists and dictionaries of them there.",
     )
 

@@ -22,7 +22,7 @@ from rankdeck.cli.words import KIND_LABELS, UNKNOWN, empty_table, kinds_in_words
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.events import MEMORY_KINDS
 from rankdeck.run.anatomy import SIMULATED_TIME
-from rankdeck.run.devices import highest_of
+from rankdeck.run.breakdown import highest_of
 from rankdeck.run.left_out import left_out_in_words
 
 _STYLES = {

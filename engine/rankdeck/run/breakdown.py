@@ -71,3 +71,10 @@ def _kinds(memory: DeviceMemory | None, reserved_bytes: int) -> Mapping[str, int
         found[kind] = min(by_kind.get(kind, 0), left_bytes)
         left_bytes -= found[kind]
     return found | {"reserved_unused": left_bytes}
+
+
+def highest_of(num_sampled: int, num_steps: int) -> str:
+    """Of which steps a peak that the ledger measured is the highest; steps may be told later than their
+    memory."""
+    num_steps = max(num_sampled, num_steps)
+    return f"highest of {'all' if num_sampled == num_steps else f'{num_sampled} of'} {num_steps} steps"

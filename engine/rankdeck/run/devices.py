@@ -15,13 +15,6 @@ HISTORIES = ("peak_history", "used_history", "utilisation_history")
 _MOST_PEAKS = 4096
 
 
-def highest_of(num_sampled: int, num_steps: int) -> str:
-    """Of which steps a peak that the ledger measured is the highest; steps may be told later than their
-    memory."""
-    num_steps = max(num_sampled, num_steps)
-    return f"highest of {'all' if num_sampled == num_steps else f'{num_sampled} of'} {num_steps} steps"
-
-
 def _history(*, keyed: bool = False) -> Series:
     return Series(32_768, 4_096, keyed=keyed)
 

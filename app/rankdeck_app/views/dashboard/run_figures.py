@@ -12,7 +12,8 @@ import numpy as np
 
 from rankdeck.base.units import format_bytes, format_count, format_duration
 from rankdeck.run.anatomy import SIMULATED_TIME
-from rankdeck.run.devices import DeviceFigures, highest_of
+from rankdeck.run.breakdown import highest_of
+from rankdeck.run.devices import DeviceFigures
 from rankdeck.run.imbalance import lead_of
 from rankdeck.run.left_out import left_out_in_words, training_data
 from rankdeck.run.problems import failed_problem, lost_problem
