@@ -128,10 +128,11 @@ class StepBatches:
     def _parts(self) -> Iterator[tuple[int, Tensor]]:
         """(epoch, this rank's samples) for every part of every step: views of the epoch's order."""
         epochs, accumulate = self.epochs, self.accumulate
+        steps_per_epoch = epochs.steps
         whole = [self._own(epochs.global_batch, part) for part in range(accumulate)]
         ordered_epoch, order = -1, torch.empty(0)
         for step in range(self.start_step, self.steps):
-            epoch, index = divmod(step, epochs.steps)
+            epoch, index = divmod(step, steps_per_epoch)
             if epoch != ordered_epoch:
                 order, ordered_epoch = epoch_order(epochs.num_samples, self.seed, epoch), epoch
             first, num = index * epochs.global_batch, epochs.samples_of(step)

@@ -185,8 +185,13 @@ class Trainer:
     def step(self, step: int, batches: Iterator[Batch], *, followed: bool) -> StepFacts:
         """One optimizer step over the next global batch; the ledger follows it if asked, or from a batch on
         that no followed one covers."""
-        with self._monitor.taking(step, followed=followed):
-            return self._optimizer_step.take(step, batches)
+        self._monitor.start(followed=followed)
+        try:
+            facts = self._optimizer_step.take(step, batches)
+        finally:
+            self._monitor.stop()
+        self._monitor.tell_memory(step)
+        return facts
 
     def _save_if_due(self, step: int) -> bool:
         """Whether a checkpoint was written after `step`.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 
 from torch.optim import Optimizer
@@ -82,14 +81,19 @@ class StepMonitor:
         pace = self._spans.pace
         self._spans.begin_step(step, record=wanted and (pace is None or pace.is_holding), followed=followed)
 
-    @contextlib.contextmanager
-    def taking(self, step: int, *, followed: bool) -> Iterator[None]:
-        """A step; if the ledger follows it, from its beginning or from a batch on, its memory as an event."""
+    def start(self, *, followed: bool) -> None:
+        """A step is taken from here to `stop`, followed by the ledger from its beginning, or from a batch on
+        that no followed one covers."""
         self._is_followed = self._for_its_batch = False
-        with self._following:
-            if followed:
-                self._follow()
-            yield
+        if followed:
+            self._follow()
+
+    def stop(self) -> None:
+        if self._is_followed:
+            self._following.close()
+
+    def tell_memory(self, step: int) -> None:
+        """What the ledger saw of the step as an event, if it followed it."""
         if self._is_followed:
             readings = self._strategy.ledger.devices()
             self._write_memory(step, events.MEASURED_IN_REHEARSAL, readings)

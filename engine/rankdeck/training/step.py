@@ -60,6 +60,7 @@ class OptimizerStep:
         self._base_rates: list[float] = [group["lr"] for group in trained.optimizer.param_groups]
         self._epochs = workload.epochs
         self._data_shard = trained.strategy.data_shard()
+        self._own_of_whole = self._own_samples(self._train.global_batch)
         self._steps_before = 0
         trained.strategy.step_with(self._update_in_schedule)
 
@@ -74,11 +75,10 @@ class OptimizerStep:
             self._optimizer.zero_grad(set_to_none=True)
         total: Any = None
         count: Any = 0
-        samples, of_step = 0, self._epochs.samples_of(step - 1)
-        for part in range(train.accumulate):
+        of_step = self._epochs.samples_of(step - 1)
+        own_samples = self._own_of_whole if of_step == train.global_batch else self._own_samples(of_step)
+        for part, own in enumerate(own_samples):
             batch = self._next(batches)
-            own = len(own_share(of_step, part, train.accumulate, *self._data_shard))
-            samples += own
             scale = self._scaling.scaled(self.scale(batch, of_step) if own else 0.0)
             sums = strategy.forward_backward(batch, scale, last=part == train.accumulate - 1)
             if not own:
@@ -96,7 +96,12 @@ class OptimizerStep:
             with strategy.stepping():
                 self._scaling.step(self._optimizer)
         loss = (total, count) if strategy.reports_loss() else None
-        return StepFacts(step, loss, self._base_rates[0] * factor, samples, 0.0, time.time(), norm)
+        return StepFacts(step, loss, self._base_rates[0] * factor, sum(own_samples), 0.0, time.time(), norm)
+
+    def _own_samples(self, of_step: int) -> list[int]:
+        """How many of a step's samples this rank has in each part."""
+        parts = self._train.accumulate
+        return [len(own_share(of_step, part, parts, *self._data_shard)) for part in range(parts)]
 
     def _next(self, batches: Iterator[Batch]) -> Batch:
         """The batch is the host's until the strategy takes it to its device."""
