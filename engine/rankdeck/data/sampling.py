@@ -15,6 +15,7 @@ loader.py next.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ class Epochs:
         """How many samples are behind the last whole step."""
         return self.num_samples % self.global_batch
 
-    @property
+    @functools.cached_property
     def steps(self) -> int:
         return self.num_samples // self.global_batch + (self.keep_last and self.tail > 0)
 

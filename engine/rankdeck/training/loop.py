@@ -146,9 +146,7 @@ class Trainer:
         try:
             for part, batch in zip(range(self._train.accumulate), loader, strict=False):
                 last = part == self._train.accumulate - 1
-                self.strategy.forward_backward(
-                    batch, self._optimizer_step.scale(batch, self._train.global_batch), last=last
-                )
+                self.strategy.forward_backward(batch, 1.0 / self._train.global_batch, last=last)
             self.strategy.sync_gradients()
         finally:
             loader.close()

@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from rankdeck.data.sampling import own_share
-from rankdeck.parallel.nested import num_samples
 from rankdeck.strategies.base import Batch, LossSum, Strategy
 from rankdeck.training.loss_scaling import LossScaling
 from rankdeck.training.reporting import StepFacts
@@ -79,7 +78,7 @@ class OptimizerStep:
         own_samples = self._own_of_whole if of_step == train.global_batch else self._own_samples(of_step)
         for part, own in enumerate(own_samples):
             batch = self._next(batches)
-            scale = self._scaling.scaled(self.scale(batch, of_step) if own else 0.0)
+            scale = self._scaling.scaled(self._scale(batch, own, of_step) if own else 0.0)
             sums = strategy.forward_backward(batch, scale, last=part == train.accumulate - 1)
             if not own:
                 sums = LossSum(torch.zeros_like(sums.total), 0)
@@ -116,15 +115,15 @@ class OptimizerStep:
         self._on_batch(batch)
         return batch
 
-    def scale(self, batch: Batch, of_step: int) -> float:
-        """What a part's loss sum is multiplied by before backward: 1 over the targets of all `of_step`
-        samples of the step, where they are known beforehand; else 1 over train.global_batch, which
-        `_divide_by` sets right."""
+    def _scale(self, batch: Batch, own: int, of_step: int) -> float:
+        """What the loss sum of a part with `own` samples is multiplied by before backward: 1 over the targets
+        of all `of_step` samples of the step where they are known beforehand, else 1 over train.global_batch,
+        which `_divide_by` sets right."""
         if self._counts_vary:
             return 1.0 / self._train.global_batch
         nominal = self._strategy.loss.nominal_count(batch[1])
         assert nominal is not None
-        return 1.0 / (nominal * of_step // num_samples(batch))
+        return 1.0 / (nominal * of_step // own)
 
     def _finish_gradients(self, count: Any) -> Any:
         """Make gradients those of the whole global batch, of bounded norm; the norm where it is bounded."""
