@@ -70,5 +70,6 @@ def test_every_strategy_of_a_small_model_is_answered(qtbot: QtBot, app: App) -> 
         name for name, said in verdicts.items() if said == FITS
     }
     assert all(line.reason for line in page.plan.lines if line.verdict == CANNOT)
-    cheapest, recommended = page.plan.marks
+    cheapest, recommended, reason = page.plan.marks
     assert cheapest is not None and recommended is not None
+    assert reason and reason in page.reason.text()
