@@ -140,7 +140,7 @@ def fake_pass(request: PassRequest) -> PassResult:
     )
     with (
         _group(request),
-        planned(like_cuda=request.like_cuda) as backend,
+        planned(like_cuda=request.like_cuda, built=ledger.built_on_host) as backend,
         like_cuda(request.config.train.precision, on=request.like_cuda),
     ):
         trainer = _trainer(request, workload, ledger, backend)
