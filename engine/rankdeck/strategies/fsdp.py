@@ -49,7 +49,7 @@ class Fsdp(Strategy):
         mesh = setup.backend.device_mesh(self.mesh(), self.device.type)
         half = setup.precision == "bf16"
         sharding = Sharding(mesh, options.reshard, half, options.find_unused_parameters)
-        self._whole = fill_in_slices(blank, sharding=sharding)
+        self._whole = fill_in_slices([blank.module], blank.fill, sharding=sharding)
         self.module = blank.module
         self._whole_sync = GradientSync()
         backend = str(dist.get_backend())

@@ -78,9 +78,8 @@ class PipelineParallel(Strategy):
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
         schedule, num_ranks = self.options.schedule, self.setup.world_size
         self.build_stages(model_fn, rank_of_stages(schedule, num_ranks))
-        self._split_layers()
         self.runners = [StageRunner(self.cut, stage, self.loss, self.autocast) for stage in self.stages.own]
-        self._shard_stages()
+        self._place_stages()
         traffic = Traffic(self.spans)
         num_microbatches = self._num_microbatches
         bubble = theory_bubble(num_ranks, num_microbatches, schedule)
@@ -90,7 +89,7 @@ class PipelineParallel(Strategy):
         self._schedule = self._make_schedule(traffic)
 
     def build_stages(self, model_fn: Callable[[], nn.Module], rank_of: Sequence[int]) -> None:
-        """The whole model with the run's seed on the host, cut; this rank's stages stay, on its device.
+        """The whole model with the run's seed on the host, cut; this rank's stages stay.
 
         Every rank builds the same model, so that its weights are those of a single device.
         """
@@ -109,17 +108,18 @@ class PipelineParallel(Strategy):
                 )
             self.stages = StageCommunication(cut, rank_of, self.device, self._group, self._pipelines)
             cut.keep_only(self.stages.own)
-            own = cut.held_by(self.stages.own)
-            move_in_place(own, self.device)
         self.cut, self.module, self.stage_modules = cut, cut.model, cut.stages
+
+    def _place_stages(self) -> None:
+        """This rank's stages from the host to its device."""
+        self.move(self.cut.held_by(self.stages.own))
+
+    def move(self, tensors: Sequence[Tensor]) -> None:
+        """Weights and buffers from the host to this rank's device."""
+        with self.ledger.paused():
+            move_in_place(tensors, self.device)
         for kind, is_weight in (("parameters", True), ("buffers", False)):
-            self.ledger.adopt([t for t in own if isinstance(t, nn.Parameter) == is_weight], 0, kind)
-
-    def _split_layers(self) -> None:
-        """For a hybrid: the weights of this rank's stages may be split here."""
-
-    def _shard_stages(self) -> None:
-        """For a hybrid: `runners` may be sharded here."""
+            self.ledger.adopt([t for t in tensors if isinstance(t, nn.Parameter) == is_weight], 0, kind)
 
     def _make_schedule(self, traffic: Traffic) -> TorchSchedule | HandWrittenSchedule:
         schedule, num_microbatches = self.options.schedule, self._num_microbatches
