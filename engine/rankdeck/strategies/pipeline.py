@@ -72,6 +72,9 @@ class PipelineParallel(Strategy):
     def pads(self) -> bool:
         return True
 
+    def fewest_together(self, num_samples: int) -> int:
+        return min(num_samples, self._microbatch)
+
     def reports_loss(self) -> bool:
         return self.stages.is_last
 
