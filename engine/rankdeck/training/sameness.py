@@ -17,6 +17,8 @@ from rankdeck.strategies.base import Strategy
 from rankdeck.torch_compat.modules import BatchNorm
 from rankdeck.training.workload import Workload
 
+_DROPOUTS = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d | nn.AlphaDropout | nn.FeatureAlphaDropout
+
 
 @dataclass(frozen=True)
 class Traits:
@@ -35,7 +37,7 @@ def traits_of(model: nn.Module) -> Traits:
 
 def _drops(module: nn.Module) -> bool:
     """A dropout of torch's, or a module that keeps a rate by a name like attention_dropout or drop_prob."""
-    if isinstance(module, nn.modules.dropout._DropoutNd):
+    if isinstance(module, _DROPOUTS):
         return module.p > 0
     rates = (value for name, value in vars(module).items() if "drop" in name and isinstance(value, float))
     return any(rate > 0 for rate in rates)
@@ -86,11 +88,12 @@ def _is_cut(strategy: Strategy) -> bool:
 
 def _of_batch_norms(strategy: Strategy) -> Problem:
     has_option = "sync_batchnorm" in type(strategy.options).model_fields
-    num = strategy.fewest_together(strategy.setup.part_batch // strategy.data_shard()[1])
+    part_batch = strategy.setup.part_batch
+    num = strategy.fewest_together(part_batch // strategy.data_shard()[1])
     return Problem(
         "batch-norm-differs",
-        f"Batch norms normalise over {num} of {strategy.setup.part_batch} samples, those of one device or "
-        "microbatch: the run ends with other weights than one device.",
+        f"Batch norms normalise over {num} samples at a time, where one device takes {part_batch}: the run "
+        "ends with other weights than one device.",
         path="strategy.sync_batchnorm" if has_option else "strategy.use",
         advice="Set strategy.sync_batchnorm = true."
         if has_option
