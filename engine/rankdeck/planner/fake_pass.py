@@ -45,6 +45,7 @@ from rankdeck.torch_compat.fake_tensors import FakeTensorMode, start_fake_group
 from rankdeck.training import workload as workloads
 from rankdeck.training.assembly import assemble
 from rankdeck.training.loop import Trainer
+from rankdeck.training.sameness import difference_of_loss
 
 NUM_STEPS = 2
 
@@ -91,6 +92,8 @@ class PassResult:
     """For every slice of sharded weights the first slice of the same shapes; empty where none are sharded."""
     left_out: tuple[str, ...] = ()
     """What holds memory besides, in words for people."""
+    notes: tuple[str, ...] = ()
+    """Why the run would end with other weights than one device."""
 
 
 class NotFollowedError(Exception):
@@ -165,6 +168,7 @@ def fake_pass(request: PassRequest) -> PassResult:
                 pipeline=trainer.strategy.facts.pipeline(),
                 alike=_alike_slices(trainer.strategy),
                 left_out=_left_out(request, values, trainer.optimizer),
+                notes=_notes(trainer, workload),
             )
         finally:
             trainer.strategy.close()
@@ -195,6 +199,12 @@ def _sharded_length(weight: torch.Tensor) -> int | None:
         if (mesh.mesh_dim_names or ("",) * mesh.ndim)[axis] == "tensor" and placement.is_shard(0):
             length //= mesh.size(axis)
     return length
+
+
+def _notes(trainer: Trainer, workload: workloads.Workload) -> tuple[str, ...]:
+    of_loss = difference_of_loss(workload, trainer.strategy)
+    problems = [*trainer.notes, *filter(None, [of_loss])]
+    return tuple(" ".join(filter(None, (problem.message, problem.advice))) for problem in problems)
 
 
 def _left_out(request: PassRequest, values: Values, optimizer: Optimizer) -> tuple[str, ...]:

@@ -75,6 +75,9 @@ class Hybrid(Strategy):
     def pads(self) -> bool:
         return self._inner.pads
 
+    def fewest_together(self, num_samples: int) -> int:
+        return self._inner.fewest_together(num_samples)
+
     def reports_loss(self) -> bool:
         return self._mesh.coordinate("tensor") == 0 and self._inner.reports_loss()
 

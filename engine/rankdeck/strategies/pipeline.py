@@ -7,8 +7,8 @@ Where: each rank holds weights, gradients and optimizer state of its own stages,
 microbatches under way: gpipe m of them, 1f1b p - s on stage s. Sent per rank and step: m x a bytes of
 activations on and m x a bytes of gradients back for each cut to another rank, for microbatches of a bytes at
 the cut; tied weights 2(k-1)/k of their bytes among the k ranks that hold them. Wins: models too deep for one
-device, on slow links. Breaks: few microbatches, uneven stages, batch norms (each sees a microbatch at a
-time).
+device, on slow links. Breaks: few microbatches, uneven stages, batch norms (each divides by what a microbatch
+says; running statistics are those of the whole batch, see ../parallel/pipelining/batch_norms.py).
 
 The schedules are torch's (torch.distributed.pipelining); `schedule = "1f1b-by-hand"` is 1f1b once more, on
 plain sends and receives: read ../parallel/pipelining/one_forward_one_backward.py for what a schedule is, then
@@ -28,6 +28,7 @@ from rankdeck.base.errors import ConfigError
 from rankdeck.config import microbatches as rules
 from rankdeck.config.catalog import PipelineOptions
 from rankdeck.parallel.nested import cast, cut_batch, first_samples, num_samples, padded
+from rankdeck.parallel.pipelining.batch_norms import WholeBatchStatistics
 from rankdeck.parallel.pipelining.communication import StageCommunication
 from rankdeck.parallel.pipelining.cutting import cut_model, move_in_place
 from rankdeck.parallel.pipelining.one_forward_one_backward import HandWrittenSchedule
@@ -72,6 +73,9 @@ class PipelineParallel(Strategy):
     def pads(self) -> bool:
         return True
 
+    def fewest_together(self, num_samples: int) -> int:
+        return min(num_samples, self._microbatch)
+
     def reports_loss(self) -> bool:
         return self.stages.is_last
 
@@ -79,6 +83,7 @@ class PipelineParallel(Strategy):
         schedule, num_ranks = self.options.schedule, self.setup.world_size
         self.build_stages(model_fn, rank_of_stages(schedule, num_ranks))
         self.runners = [StageRunner(self.cut, stage, self.loss, self.autocast) for stage in self.stages.own]
+        self._statistics = [WholeBatchStatistics(runner.stage) for runner in self.runners]
         self._place_stages()
         traffic = Traffic(self.spans)
         num_microbatches = self._num_microbatches
@@ -139,6 +144,8 @@ class PipelineParallel(Strategy):
         for runner in self.runners:
             runner.start(inputs, targets, counting, scale)
         self._schedule.run()
+        for statistics in self._statistics:
+            statistics.update()
         self.facts.steps += last
         if self.ledger.is_following:
             self.ledger.relabel(self._schedule.buffers(), "communication")
