@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _STYLES = {"fits": "green", "tight": "yellow", "does-not-fit": "bold red", "cannot": "dim"}
 _WORDS = {"does-not-fit": "does not fit"}
 _LABEL_WIDTH = 40
+_MOST_SIZES = 8
 
 
 class PlanOutput:
@@ -78,9 +80,11 @@ def _row(line: PlanLine) -> Text:
 
 
 def per_device(devices: list[PlannedDevice]) -> str:
-    """'12.9 GiB, 3.7 GiB x3': equal neighbours are said once."""
-    equal = itertools.groupby(format_bytes(device.total_bytes) for device in devices)
-    counts = ((size, len(list(group))) for size, group in equal)
+    """'12.9 GiB, 3.7 GiB x3': equal neighbours are said once, and all equal ones where they are many."""
+    sizes = [format_bytes(device.total_bytes) for device in devices]
+    counts = [(size, len(list(group))) for size, group in itertools.groupby(sizes)]
+    if len(counts) > _MOST_SIZES:
+        counts = list(Counter(sizes).items())
     return ", ".join(size if count == 1 else f"{size} x{count}" for size, count in counts)
 
 

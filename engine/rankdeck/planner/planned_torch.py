@@ -38,6 +38,7 @@ def planned(*, like_cuda: bool, initial_values: bool = False) -> Iterator[Backen
         if not initial_values:
             changes.no_initial_values(replaced)
         changes.meshes_for_real(replaced)
+        changes.one_empty_slice(replaced)
         changes.own_objects_only(replaced)
         if not like_cuda:
             changes.sends_hold(replaced)

@@ -31,6 +31,8 @@ from rankdeck.config.planning import Planning
 FITS, TIGHT, DOES_NOT_FIT, CANNOT = "fits", "tight", "does-not-fit", "cannot"
 VERDICTS = (FITS, TIGHT, DOES_NOT_FIT, CANNOT)
 PREDICTED = "predicted"
+MOST_SHOWN = 64
+"""So many devices are shown one by one."""
 TIGHT_SHARE = 0.92
 """From this share of a device's capacity on, a plan is tight: it is within the planner's own error."""
 
@@ -129,6 +131,17 @@ def decode(line: bytes) -> PlanLine:
         msgspec.DecodeError: it is no line of a plan (a command's problems come as one object on one line).
     """
     return _decoder.decode(line)
+
+
+def alike(devices: Sequence[PlannedDevice]) -> list[list[PlannedDevice]]:
+    """Each device by itself, or where they are too many to be shown, those that need the same together."""
+    if len(devices) <= MOST_SHOWN:
+        return [[device] for device in devices]
+    groups: dict[bytes, list[PlannedDevice]] = {}
+    for device in devices:
+        needs = _encoder.encode(msgspec.structs.replace(device, device=0, name=None))
+        groups.setdefault(needs, []).append(device)
+    return list(groups.values())
 
 
 def verdict_of(devices: Sequence[PlannedDevice], host_bytes: int | None = None) -> tuple[str, str | None]:
