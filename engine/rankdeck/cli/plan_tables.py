@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from rankdeck.planner.accuracy import Compared, Spread
 
 _STYLES = {"fits": "green", "tight": "yellow", "does-not-fit": "bold red", "cannot": "dim"}
-_WORDS = {"does-not-fit": "does not fit"}
 _LABEL_WIDTH = 40
 _MOST_SIZES = 8
 
@@ -62,12 +61,13 @@ class PlanOutput:
 
 
 def _row(line: PlanLine) -> Text:
-    words = Text(_WORDS.get(line.verdict, line.verdict).ljust(13), style=_STYLES[line.verdict])
+    words = Text(plan_lines.words_of(line).ljust(13), style=_STYLES[line.verdict])
     label = line.label + (" *  " if line.configured else "  ")
     words.append(label.ljust(_LABEL_WIDTH), style="bold not dim" if line.configured else "default not bold")
     if line.devices:
         words.append(
-            ("at least " if line.is_bound else "") + per_device(line.devices), style="default not bold"
+            (f"at {line.bound or plan_lines.LEAST} " if line.is_bound else "") + per_device(line.devices),
+            style="default not bold",
         )
     if line.largest_batch is not None:
         words.append(f"  up to global_batch {line.largest_batch}", style="default not bold not dim")

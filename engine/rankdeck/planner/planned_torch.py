@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rankdeck.parallel.backend import Backend
 from rankdeck.parallel.mesh import Mesh
+from rankdeck.planner.questions import name_modules
 from rankdeck.planner.values import MASKING
 from rankdeck.torch_compat import planned as changes
 from rankdeck.torch_compat.ddp import PlannedDdp
@@ -55,7 +56,7 @@ class PlannedBackend(Backend):
 
     def model(self, model_fn: Callable[[], nn.Module]) -> nn.Module:
         """Hugging Face's masks take fake tensors for a graph that is traced, and are never left out then."""
-        model = model_fn()
+        model = name_modules(model_fn())
         masking = sys.modules.get(MASKING)
         if masking is not None and hasattr(masking, "is_tracing"):
             self._replaced.put(masking, "is_tracing", lambda tensor=None: False)

@@ -29,8 +29,10 @@ from rankdeck.config.catalog import STRATEGIES
 from rankdeck.config.planning import Planning
 
 FITS, TIGHT, DOES_NOT_FIT, CANNOT = "fits", "tight", "does-not-fit", "cannot"
+_VERDICT_WORDS = {DOES_NOT_FIT: "does not fit"}
 VERDICTS = (FITS, TIGHT, DOES_NOT_FIT, CANNOT)
 PREDICTED = "predicted"
+LEAST, MOST = "least", "most"
 MOST_SHOWN = 64
 """So many devices are shown one by one."""
 TIGHT_SHARE = 0.92
@@ -84,9 +86,9 @@ class PlanLine(msgspec.Struct, kw_only=True, tag_field="kind", tag="plan"):
     this is what the configuration itself asks for. `changes` are dotted keys of the configuration that differ
     from it beside the strategy ("train.activation_checkpointing": true); with them the line is advice,
     `saves_bytes` is what the fullest device would need less, and `advice` says so in a sentence.
-    `is_bound`: the figures are a lower bound, because part of the run could not be followed; `notes`
-    say what else is less exact. `largest_batch` is the largest train.global_batch that still fits, where it
-    was asked for. `seconds` is how long the answer took.
+    `is_bound`: the figures are a bound, because part of the run could not be followed: a lower one ("least")
+    or an upper one ("most"), as `bound` says; `notes` say what else is less exact. `largest_batch` is the
+    largest train.global_batch that still fits, where it was asked for. `seconds` is how long the answer took.
     """
 
     strategy: str
@@ -100,6 +102,7 @@ class PlanLine(msgspec.Struct, kw_only=True, tag_field="kind", tag="plan"):
     configured: bool = False
     source: str = PREDICTED
     is_bound: bool = False
+    bound: str | None = None
     notes: list[str] = []
     step: StepTime | None = None
     changes: dict[str, Any] = {}
@@ -235,8 +238,18 @@ def marks(lines: Iterable[PlanLine]) -> Marks:
     return Marks(cheapest, place, f"{_it_fits(line)}, and {why}.")
 
 
+def words_of(line: PlanLine) -> str:
+    """The verdict for people: what fits by a lower bound may not fit."""
+    is_open = line.bound == LEAST and line.verdict in (FITS, TIGHT)
+    return "may fit" if is_open else _VERDICT_WORDS.get(line.verdict, line.verdict)
+
+
 def _it_fits(line: PlanLine) -> str:
-    return "As far as is known it fits with room" if line.is_bound else "It fits with room"
+    return (
+        "As far as is known it fits with room"
+        if line.is_bound and line.bound != MOST
+        else "It fits with room"
+    )
 
 
 def _need(line: PlanLine) -> int:

@@ -14,7 +14,7 @@ from rankdeck.planner.figures import RankNeeds, plan_rank
 from rankdeck.planner.pool import plan_lines_of
 from rankdeck.planner.samples import Samples
 from rankdeck.planner.targets import Target, TargetDevice
-from rankdeck.run.plan_lines import PlanLine, alike
+from rankdeck.run.plan_lines import PlanLine, alike, words_of
 from tests.helpers import eager_gpt
 
 OWN = Path(eager_gpt.__file__)
@@ -144,13 +144,12 @@ def test_a_refused_combination_is_a_line_with_the_reason() -> None:
     assert found["single"].verdict == "fits"
 
 
-def test_a_model_that_looks_at_values_says_where_and_gives_what_is_certain() -> None:
+def test_a_model_that_looks_at_values_gets_a_lower_bound_that_may_fit() -> None:
     (line,) = plan_lines_of(own("asking"), [Candidate("single")], REHEARSAL)
-    assert line.verdict == "cannot" and line.is_bound
-    assert "reads the value of a tensor" in (line.reason or "") and "eager_gpt.py" in (line.reason or "")
+    assert line.verdict == "fits" and line.is_bound and line.bound == "least"
+    assert words_of(line) == "may fit" and "At least this much in a step" in line.notes[0]
     numel = 64 * 10 + 10
-    steps = 2 * 4  # AdamW's counters, which a rehearsal counts too
-    assert line.devices[0].active_bytes == 16 * numel + steps
+    assert line.devices[0].active_bytes > 16 * numel
 
 
 def test_what_is_too_much_for_certain_does_not_fit() -> None:
@@ -158,6 +157,13 @@ def test_what_is_too_much_for_certain_does_not_fit() -> None:
     target = Target("1 x tiny", (TargetDevice("tiny", 2**20, 0, gpu),), like_cuda=True)
     (line,) = plan_lines_of(own("asking"), [Candidate("single")], target)
     assert line.verdict == "does-not-fit"
+
+
+def test_a_model_that_asks_without_end_gives_what_is_certain_and_says_where() -> None:
+    """Too large to be computed, and the same answer each time never ends its loop."""
+    (line,) = plan_lines_of(own("endless"), [Candidate("single")], REHEARSAL)
+    assert line.verdict == "cannot" and line.is_bound
+    assert "reads the value of a tensor" in (line.reason or "") and "eager_gpt.py" in (line.reason or "")
 
 
 def test_what_the_allocator_would_give_back_is_room() -> None:

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from rankdeck.base.units import format_bytes
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run.imbalance import imbalance_of, lead_of
-from rankdeck.run.plan_lines import PlanLine, PlannedDevice, alike
+from rankdeck.run.plan_lines import PlanLine, PlannedDevice, alike, words_of
 from rankdeck_app.state.plan import DraftPlan, PlanRow
 from rankdeck_app.state.plan_words import (
-    VERDICTS,
     device_label,
     is_trouble,
     options_text,
@@ -137,7 +136,7 @@ def _row(plan: DraftPlan, row: PlanRow, marks: tuple[str, ...]) -> RowFigure:
         step=step_text(line.step),
         step_note=_step_note(line),
         verdict=line.verdict,
-        verdict_word=VERDICTS.get(line.verdict, line.verdict),
+        verdict_word=words_of(line),
         verdict_note=room_text(line),
         marks=marks,
         tooltip=tooltip(line),
