@@ -258,7 +258,8 @@ def line_of(
         line.is_bound = line.bound is not None
         line.notes += filter(None, [samples.words])
     if line.bound == MOST and line.verdict == DOES_NOT_FIT:
-        line.verdict = TIGHT  # it may need far less
+        # It may need far less.
+        line.verdict, line.reason = TIGHT, f"By what it needs at most: {line.reason}"
     if failed is not None:
         too_much = line.verdict == DOES_NOT_FIT
         line.reason = f"{line.reason} {failed.reason}" if too_much else failed.reason

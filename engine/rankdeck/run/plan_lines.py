@@ -239,8 +239,8 @@ def marks(lines: Iterable[PlanLine]) -> Marks:
 
 
 def words_of(line: PlanLine) -> str:
-    """The verdict for people: what fits by a lower bound may not fit."""
-    is_open = line.bound == LEAST and line.verdict in (FITS, TIGHT)
+    """The verdict for people: a lower bound that fits and an upper one that does not leave it open."""
+    is_open = line.verdict in {LEAST: (FITS, TIGHT), MOST: (TIGHT,)}.get(line.bound or "", ())
     return "may fit" if is_open else _VERDICT_WORDS.get(line.verdict, line.verdict)
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from rankdeck.config import from_text
+from rankdeck.config.gpu_models import GpuModel
 from rankdeck.planner.candidates import Candidate
 from rankdeck.planner.pool import plan_lines_of
 from rankdeck.planner.targets import Target, TargetDevice
-from rankdeck.run.plan_lines import PlanLine
+from rankdeck.run.plan_lines import PlanLine, words_of
 from tests.helpers import experts, hugging_face, planning
 
 OWN = Path(experts.__file__)
@@ -38,6 +39,10 @@ def test_routed_rows_are_bounded_from_above() -> None:
     needed = planning.measured(toml)[0]
     assert needed <= line.devices[0].active_bytes < 1.5 * needed
     assert planned(toml, "pipeline").bound == "most"
+    gpu = GpuModel("small", needed)
+    target = Target("small", (TargetDevice("small", needed, 0, gpu),), like_cuda=True)
+    (small,) = plan_lines_of(from_text(toml, folder=Path.cwd()), [Candidate("single")], target)
+    assert small.verdict == "tight" and words_of(small) == "may fit" and "at most" in (small.reason or "")
 
 
 def test_branches_are_followed_as_the_first_samples_decide() -> None:
