@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from PySide6.QtCore import QObject, Signal
 
 from rankdeck.base.files import read_toml, write_whole
+from rankdeck.config.planning import ROW_TIMEOUT_S
 
 Value = bool | int | float | str
 V = TypeVar("V", bool, int, float, str)
@@ -69,6 +70,13 @@ OPTIONS: tuple[Setting, ...] = (
         "plan.automatic",
         True,
         "Predict the memory of the run being configured as it changes, in a process of low priority.",
+    ),
+    Setting(
+        "plan.timeout_s",
+        ROW_TIMEOUT_S,
+        "How many seconds the planner may take for one strategy.",
+        minimum=1,
+        maximum=86_400,
     ),
     Setting("window.restore_tabs", True, "Open the tabs of the last session at start."),
     Setting("window.frame_rate", 30, "Frames per second of live views.", minimum=5, maximum=60),

@@ -52,6 +52,11 @@ model = { use = "resnet", args = { depth = 18, stem = "small" } }
 data = { use = "synthetic", args = { samples = 64 } }
 """,
 }
+_SKIPPING = Path(__file__).with_name("skipping.py")
+MODELS |= {
+    name: f'model = {{ use = "{_SKIPPING}:{factory}" }}\ndata = {{ use = "digits" }}'
+    for name, factory in (("unet", "unet"), ("residual", "residual_mlp"))
+}
 STRATEGIES = {
     "single": '{ use = "single" }',
     "dp": '{ use = "dp" }',
@@ -74,8 +79,8 @@ STRATEGIES = {
 _ONE_PROCESS = ("single", "dp", "dp-parallel-loss", "model")
 _OF_FOUR = ("data-stage", "data-shard", "data-tensor")
 _REFUSED = {
-    "tensor": ("mlp", "resnet", "hf-gpt2"),
-    "data-tensor": ("mlp", "resnet", "hf-gpt2"),
+    "tensor": ("mlp", "resnet", "hf-gpt2", "unet", "residual"),
+    "data-tensor": ("mlp", "resnet", "hf-gpt2", "unet", "residual"),
     "pipeline-async": ("gpt", "hf-gpt2", "hf-bert"),
 }
 """What cannot be split, and weights that are tied across stages that drift."""

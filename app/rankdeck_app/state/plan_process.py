@@ -18,13 +18,15 @@ import msgspec
 from PySide6.QtCore import QObject, QProcess, QTimer, Signal
 
 from rankdeck.config import RunConfig
+from rankdeck.config.planning import ROW_TIMEOUT_S
 from rankdeck.run import plan_lines
 from rankdeck_app.state.engine_process import Engine, Stream, parse_problems
 from rankdeck_app.state.trust import Trust
 from rankdeck_app.state.workspace import Workspace
 
-# The planner gives up on a strategy after three minutes; a silence beyond that is a planner that hangs.
-SILENCE_MS = 240_000
+# The planner gives up on a strategy by itself; a silence so much longer is a planner that hangs.
+_BEYOND_S = 60.0
+SILENCE_MS = int((ROW_TIMEOUT_S + _BEYOND_S) * 1000)
 _NICENESS = 10
 
 
@@ -135,12 +137,13 @@ class PlanProcess(Stream):
 
 @dataclass(frozen=True)
 class Planner:
-    """Who asks: with which Python, where, and whether by itself."""
+    """Who asks: with which Python, where, whether by itself, and how long a strategy may take."""
 
     engine: Engine
     trust: Trust
     workspace: Workspace
     is_automatic: Callable[[], bool]
+    timeout_s: Callable[[], float] = lambda: ROW_TIMEOUT_S
 
     def needs_trust(self, config: RunConfig) -> bool:
         """Whether planning would run code of a folder that is not trusted."""
@@ -156,7 +159,17 @@ class Planner:
         arguments = ["plan", str(file), "--json", "--strategy", strategy]
         if devices is not None:
             arguments += ["--devices", devices]
-        return PlanProcess(self.engine.python, arguments, self.workspace.folder, parent, config_file=file)
+        timeout_s = self.timeout_s()
+        if timeout_s != ROW_TIMEOUT_S:
+            arguments += ["--timeout", f"{timeout_s:g}"]
+        return PlanProcess(
+            self.engine.python,
+            arguments,
+            self.workspace.folder,
+            parent,
+            config_file=file,
+            silence_ms=int((timeout_s + _BEYOND_S) * 1000),
+        )
 
     def predict(self, run: Path, parent: QObject) -> PlanProcess:
         """A run's own prediction, which the engine keeps in its directory; no line comes."""

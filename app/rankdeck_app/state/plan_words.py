@@ -6,9 +6,16 @@ from statistics import median
 
 from rankdeck.base.units import format_bytes
 from rankdeck.config.catalog import STRATEGIES
-from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, FITS, TIGHT, PlanLine, PlannedDevice, StepTime
-
-VERDICTS = {FITS: "fits", TIGHT: "tight", DOES_NOT_FIT: "does not fit", CANNOT: "cannot"}
+from rankdeck.run.plan_lines import (
+    CANNOT,
+    DOES_NOT_FIT,
+    FITS,
+    MOST,
+    PlanLine,
+    PlannedDevice,
+    StepTime,
+    words_of,
+)
 
 
 def device_label(device: PlannedDevice) -> str:
@@ -34,7 +41,8 @@ def peak_text(line: PlanLine) -> str:
     fullest = line.fullest
     if fullest is None:
         return "–"
-    return f"{'≥ ' if line.is_bound else ''}{format_bytes(fullest.total_bytes)}"
+    sign = ("≤ " if line.bound == MOST else "≥ ") if line.is_bound else ""
+    return f"{sign}{format_bytes(fullest.total_bytes)}"
 
 
 def room_text(line: PlanLine) -> str:
@@ -92,7 +100,7 @@ def _verdict(line: PlanLine, fullest: PlannedDevice) -> str:
         return f"Does not fit in {capacity}"
     if line.verdict == CANNOT:
         return line.reason or "Cannot run so"
-    word = "Tight" if line.verdict == TIGHT else "Fits"
+    word = words_of(line).capitalize()
     taken = fullest.others_bytes > 0.01 * fullest.capacity_bytes
     return f"{word} in {capacity}{f', {format_bytes(fullest.others_bytes)} taken' if taken else ''}"
 

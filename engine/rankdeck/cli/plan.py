@@ -12,6 +12,7 @@ import typer
 from rankdeck.base.errors import ConfigError
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, Overrides, load_config
+from rankdeck.config.planning import ROW_TIMEOUT_S
 
 if TYPE_CHECKING:
     from rankdeck.config import RunConfig
@@ -40,6 +41,10 @@ def plan(
     accuracy: Annotated[
         bool, typer.Option("--accuracy", help="Instead: predicted beside measured, for every run there is.")
     ] = False,
+    timeout: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", min=1, help="How long each row may take, by the clock."),
+    ] = ROW_TIMEOUT_S,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> int:
@@ -63,7 +68,7 @@ def plan(
     target = target_of(chosen, devices, capacity)
     _warn_of_torch()
     output = PlanOutput(as_json=as_json)
-    for line in _lines(chosen, strategy, target, fit_batch=fit_batch):
+    for line in _lines(chosen, strategy, target, fit_batch=fit_batch, timeout_s=timeout):
         output.add(line)
     output.close()
     return 0
@@ -78,7 +83,9 @@ def _warn_of_torch() -> None:
         console.problem(problem)
 
 
-def _lines(config: RunConfig, strategy: str | None, target: Target, *, fit_batch: bool) -> Iterator[PlanLine]:
+def _lines(
+    config: RunConfig, strategy: str | None, target: Target, *, fit_batch: bool, timeout_s: float
+) -> Iterator[PlanLine]:
     """The rows as they come, then advice for the configuration's own."""
     from rankdeck.planner.candidates import candidates_for
 
@@ -101,10 +108,10 @@ def _lines(config: RunConfig, strategy: str | None, target: Target, *, fit_batch
     known = rundir.list_runs(rundir.default_runs_folder()) if target.like_cuda else []
     scale = measured_scale(known, config, target)
 
-    samples = look_at_samples(config)
+    samples = look_at_samples(config, timeout_s)
 
     def ask(rows: Sequence[Candidate]) -> Iterator[PlanLine]:
-        return plan_lines_of(config, rows, target, scale=scale, samples=samples)
+        return plan_lines_of(config, rows, target, scale=scale, timeout_s=timeout_s, samples=samples)
 
     by_label = {row.label: row for row in rows}
     own: PlanLine | None = None

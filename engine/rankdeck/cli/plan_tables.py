@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from rankdeck.planner.accuracy import Compared, Spread
 
 _STYLES = {"fits": "green", "tight": "yellow", "does-not-fit": "bold red", "cannot": "dim"}
-_WORDS = {"does-not-fit": "does not fit"}
 _LABEL_WIDTH = 40
+_MOST_SIZES = 8
 
 
 class PlanOutput:
@@ -60,12 +61,13 @@ class PlanOutput:
 
 
 def _row(line: PlanLine) -> Text:
-    words = Text(_WORDS.get(line.verdict, line.verdict).ljust(13), style=_STYLES[line.verdict])
+    words = Text(plan_lines.words_of(line).ljust(13), style=_STYLES[line.verdict])
     label = line.label + (" *  " if line.configured else "  ")
     words.append(label.ljust(_LABEL_WIDTH), style="bold not dim" if line.configured else "default not bold")
     if line.devices:
         words.append(
-            ("at least " if line.is_bound else "") + per_device(line.devices), style="default not bold"
+            (f"at {line.bound or plan_lines.LEAST} " if line.is_bound else "") + per_device(line.devices),
+            style="default not bold",
         )
     if line.largest_batch is not None:
         words.append(f"  up to global_batch {line.largest_batch}", style="default not bold not dim")
@@ -78,9 +80,11 @@ def _row(line: PlanLine) -> Text:
 
 
 def per_device(devices: list[PlannedDevice]) -> str:
-    """'12.9 GiB, 3.7 GiB x3': equal neighbours are said once."""
-    equal = itertools.groupby(format_bytes(device.total_bytes) for device in devices)
-    counts = ((size, len(list(group))) for size, group in equal)
+    """'12.9 GiB, 3.7 GiB x3': equal neighbours are said once, and all equal ones where they are many."""
+    sizes = [format_bytes(device.total_bytes) for device in devices]
+    counts = [(size, len(list(group))) for size, group in itertools.groupby(sizes)]
+    if len(counts) > _MOST_SIZES:
+        counts = list(Counter(sizes).items())
     return ", ".join(size if count == 1 else f"{size} x{count}" for size, count in counts)
 
 

@@ -1,8 +1,9 @@
 """GPUs that one can plan for by name, with or without having them: size, speed, and what the driver takes.
 
     total_bytes      what nvidia-smi calls total, not what the box says
-    rates            floating point operations per second at best: fp32 outside tensor cores (torch's default
-                     does not use TF32), and dense fp16 or bf16 inside them; bytes per second of its memory
+    rates            floating point operations per second at best: fp32 outside tensor cores, and dense TF32
+                     and fp16 or bf16 inside them; bytes per second of its memory. torch computes convolutions
+                     of fp32 in TF32, and matrix products where it is allowed to (train.allow_tf32)
     link             bytes per second to another GPU of the same machine, one way: NVLink or PCIe
     context_bytes    of a process: driver, kernels, libraries
     workspace_bytes  of each cuBLAS handle, of which a training process has two (forward, backward)
@@ -34,14 +35,16 @@ _NEW_WORKSPACE = 32 * _MIB
 # RTX 3090 256 MiB under 2.7 (github.com/invoke-ai/InvokeAI/issues/9413), RTX 6000 Ada 426 MiB under 2.10
 # (github.com/unslothai/unsloth-zoo/pull/1053). Under such a torch older ones are planned too high.
 _OLDER_CONTEXTS_MIB = {"V100-16GB": 1344, "V100-32GB": 1344, "T4": 896, "RTX-2080-Ti": 896}
-MAX_PLANNED = 64
+MAX_PLANNED = 1024
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What a device does at best: floating point operations per second in fp32 and in 16 bits, bytes/s."""
+    """What a device does at best: floating point operations per second in fp32, in TF32 and in 16 bits,
+    bytes/s."""
 
     flops_per_s: float
+    tf32_flops_per_s: float
     half_flops_per_s: float
     bytes_per_s: float
 
@@ -65,14 +68,23 @@ class GpuModel:
 
 
 def _gpu(
-    name: str, mib: int, fp32: float, half: float, gigabytes_per_s: int, link: int, *, hopper: bool = False
+    name: str,
+    mib: int,
+    fp32: float,
+    half: float,
+    gigabytes_per_s: int,
+    link: int,
+    *,
+    hopper: bool = False,
+    has_tf32: bool = True,
 ) -> GpuModel:
-    """A row: MiB, TFLOP/s, TFLOP/s, GB/s, GB/s."""
+    """A row: MiB, TFLOP/s, TFLOP/s, GB/s, GB/s. TF32 takes twice as long as 16 bits, from Ampere on."""
+    tf32 = max(fp32, half / 2) if has_tf32 else fp32
     by_nvlink = link > 64
     return GpuModel(
         name,
         mib * _MIB,
-        Rates(fp32 * _TERA, half * _TERA, gigabytes_per_s * _GIGA),
+        Rates(fp32 * _TERA, tf32 * _TERA, half * _TERA, gigabytes_per_s * _GIGA),
         link * _GIGA,
         context_bytes=_OLDER_CONTEXTS_MIB.get(name, 640 if hopper else 512) * _MIB,
         workspace_bytes=_NEW_WORKSPACE if hopper else _OLD_WORKSPACE,
@@ -81,9 +93,9 @@ def _gpu(
 
 
 GPU_MODELS: tuple[GpuModel, ...] = (
-    _gpu("V100-16GB", 16160, 15.7, 125, 900, 150),
-    _gpu("V100-32GB", 32510, 15.7, 125, 900, 150),
-    _gpu("T4", 15360, 8.1, 65, 320, 16),
+    _gpu("V100-16GB", 16160, 15.7, 125, 900, 150, has_tf32=False),
+    _gpu("V100-32GB", 32510, 15.7, 125, 900, 150, has_tf32=False),
+    _gpu("T4", 15360, 8.1, 65, 320, 16, has_tf32=False),
     _gpu("A10", 23028, 31.2, 125, 600, 32),
     _gpu("A30", 24576, 10.3, 165, 933, 100),
     _gpu("A40", 46068, 37.4, 149.7, 696, 56),
@@ -94,7 +106,7 @@ GPU_MODELS: tuple[GpuModel, ...] = (
     _gpu("H100-80GB", 81559, 67, 989, 3350, 450, hopper=True),
     _gpu("H200", 143771, 67, 989, 4800, 450, hopper=True),
     _gpu("B200", 183359, 75, 2250, 8000, 900, hopper=True),
-    _gpu("RTX-2080-Ti", 11264, 13.4, 53.8, 616, 16),
+    _gpu("RTX-2080-Ti", 11264, 13.4, 53.8, 616, 16, has_tf32=False),
     _gpu("RTX-3060", 12288, 12.7, 51, 360, 16),
     _gpu("RTX-3080", 10240, 29.8, 59.5, 760, 16),
     _gpu("RTX-3090", 24576, 35.6, 71, 936, 56),

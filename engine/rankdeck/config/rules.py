@@ -16,7 +16,7 @@ from rankdeck.config import mesh_sizes, microbatches
 from rankdeck.config.capabilities import Facts, refusals
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.config.checks import ProblemReport
-from rankdeck.config.devices import parse_devices
+from rankdeck.config.devices import MAX_VIRTUAL_DEVICES, parse_devices
 from rankdeck.config.schema import Choice, DevicesConfig, RehearsalConfig, RunConfig, TrainConfig
 
 
@@ -123,6 +123,16 @@ def batch_problems(train: TrainConfig, strategy: Choice, num_devices: int) -> li
                 f"strategy.use = {card.name} needs {card.min_devices} devices; there is {num_devices}.",
                 path="devices.use",
                 advice=f'Use cpu:{card.min_devices} for a rehearsal, or strategy.use = "single".',
+            )
+        ]
+    if card.one_process and not card.one_device and num_devices > MAX_VIRTUAL_DEVICES:
+        return [
+            Problem(
+                "too-many-devices",
+                f"strategy.use = {card.name} drives all devices from one process, so they are those of one "
+                f"machine; there are {num_devices}.",
+                path="devices.use",
+                advice=f"Use at most {MAX_VIRTUAL_DEVICES}, or a strategy with a process for each device.",
             )
         ]
     options = strategy.options

@@ -79,6 +79,8 @@ class TrainConfig(Table):
     """Parts that the global batch is cut into, one after another."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     precision: Literal["fp32", "fp64", "bf16", "fp16"] = "fp32"
+    allow_tf32: bool = False
+    """Compute matrix products of fp32 on GPUs in TF32: faster from Ampere on, with 10 bits of a mantissa."""
     optimizer: Choice = Choice(use="adamw")
     schedule: Choice = Choice(use="constant")
     clip_norm: Annotated[float, Field(ge=0)] = 0.0

@@ -34,6 +34,7 @@ from rankdeck.parallel.nested import each_tensor
 from rankdeck.planner.cuda_like import like_cuda
 from rankdeck.planner.plan_ledger import Change, PlanLedger
 from rankdeck.planner.planned_torch import planned
+from rankdeck.planner.questions import Answers, depends_on_values
 from rankdeck.planner.samples import UNIFORM, Samples
 from rankdeck.planner.values import Values
 from rankdeck.planner.work import Work, WorkCounter
@@ -98,10 +99,13 @@ class PassResult:
 
 class NotFollowedError(Exception):
     """A built model whose steps cannot be run on fake tensors. `certain` are its weights, gradients and
-    optimizer state, by place in the run."""
+    optimizer state, by place in the run. `num_weights` is set where all that is missing are values."""
 
-    def __init__(self, cause: Exception, certain: dict[int, DeviceBytes]) -> None:
+    def __init__(
+        self, cause: Exception, certain: dict[int, DeviceBytes], num_weights: int | None = None
+    ) -> None:
         super().__init__(str(cause))
+        self.num_weights = num_weights
         self.cause = cause
         self.certain = certain
 
@@ -128,15 +132,16 @@ class Shapes:
         )
 
 
-def fake_pass(request: PassRequest) -> PassResult:
-    """What the devices of one rank need. Call it in a process that has no process group.
+def fake_pass(request: PassRequest, answers: Answers | None = None) -> PassResult:
+    """What the devices of one rank need. Call it in a process that has no process group. `answers` are given
+    to a model that asks for values.
 
     Raises:
         RankdeckError: the model, the data or the strategy refuses, as it would in a run.
         NotFollowedError: the model was built, and cannot be run on fake tensors.
         Exception: whatever building it raises on fake tensors.
     """
-    values = Values()
+    values = Values(answers)
     ledger = PlanLedger(len(request.places), FakeTensorMode(), values, like_cuda=request.like_cuda)
     workload = workloads.load_shapes(
         request.config, lambda sample, num_samples: Shapes(request.samples.enlarge(sample), num_samples)
@@ -146,7 +151,12 @@ def fake_pass(request: PassRequest) -> PassResult:
         planned(like_cuda=request.like_cuda, built=ledger.built_on_host) as backend,
         like_cuda(request.config.train.precision, on=request.like_cuda),
     ):
-        trainer = _trainer(request, workload, ledger, backend)
+        try:
+            trainer = _trainer(request, workload, ledger, backend)
+        except Exception as error:  # cutting it into stages has run it
+            if isinstance(error, RankdeckError) or not depends_on_values(error):
+                raise
+            raise NotFollowedError(error, {}, _num_weights(workload, ledger)) from error
         try:
             try:
                 with values.strict_inside_modules():
@@ -155,10 +165,12 @@ def fake_pass(request: PassRequest) -> PassResult:
                 stand_in = request.config.strategy_card.planning.stand_in(request.config.strategy.options)
                 # Said for people, and said in a run as well.
                 refuses = isinstance(error, RankdeckError) and not isinstance(error, ReplicaError)
-                if refuses or stand_in is not None:
+                asks = depends_on_values(error)
+                if refuses or (stand_in is not None and not asks):
                     raise
+                num_weights = _num_weights(workload, ledger) if asks else None
                 certain = dict(zip(request.places, _certain(trainer, ledger), strict=True))
-                raise NotFollowedError(error, certain) from error
+                raise NotFollowedError(error, certain, num_weights) from error
             sent = trainer.strategy.facts.sent()
             return PassResult(
                 devices=dict(zip(request.places, ledger.devices(), strict=True)),
@@ -172,6 +184,12 @@ def fake_pass(request: PassRequest) -> PassResult:
             )
         finally:
             trainer.strategy.close()
+
+
+def _num_weights(workload: workloads.Workload, ledger: PlanLedger) -> int:
+    """Of the whole model, of which a rank may hold a part."""
+    with ledger.fake:
+        return sum(weight.numel() for weight in workload.build_model().parameters())
 
 
 def _alike_slices(strategy: Strategy) -> tuple[int, ...]:

@@ -12,20 +12,26 @@ from collections.abc import Mapping
 import msgspec
 
 from rankdeck.base.errors import RankdeckError
+from rankdeck.base.units import format_bytes
 from rankdeck.config import RunConfig
 from rankdeck.diagnose.exceptions import own_place
 from rankdeck.memory.entries import DeviceBytes
 from rankdeck.planner.allocator import reserved_bytes
 from rankdeck.planner.candidates import Candidate, representatives
 from rankdeck.planner.fake_pass import NotFollowedError, PassRequest, PassResult, fake_pass
+from rankdeck.planner.questions import Answers, EitherWay, at_most, record
 from rankdeck.planner.samples import UNIFORM, Samples
 from rankdeck.planner.step_time import step_time
 from rankdeck.planner.targets import Target, TargetDevice
+from rankdeck.planner.values import READS
 from rankdeck.planner.work import Work
 from rankdeck.run.plan_lines import (
     CANNOT,
     DOES_NOT_FIT,
     FITS,
+    LEAST,
+    MOST,
+    TIGHT,
     TIGHT_SHARE,
     PlanLine,
     PlannedDevice,
@@ -36,13 +42,17 @@ from rankdeck.run.plan_lines import (
 _KEPT = ("parameters", "gradients", "optimizer", "buffers")
 _BOUND = "At least this much: weights, gradients and optimizer state alone."
 _GIVES_BACK = "torch's allocator would fill the device and give back what it keeps unused when it has to."
+_ROUTED = "At most this much: tensors whose shape depends on values are taken for as large as they can be."
+_ASKED = "At least this much {}: the model does one thing or another as values say."
+_COMPUTED = "in a step whose samples decide as the first ones do, with the weights that it starts with"
+_YES, _NO = "yes or 1", "no or 0"
 _DDP_FALLBACK = "torch's DDP could not be followed: single's figures and a set of buckets."
 
 
 class RankNeeds(msgspec.Struct):
     """What one rank's devices need and have to do in a step, or in `reason` why that is not known.
 
-    `is_bound`: the devices say only what is certain. `alike`: see representatives in candidates.py.
+    `bound`: see PlanLine. `alike`: see representatives in candidates.py.
     """
 
     devices: list[PlannedDevice] = []
@@ -52,7 +62,7 @@ class RankNeeds(msgspec.Struct):
     bubble: float = 0.0
     notes: list[str] = []
     reason: str | None = None
-    is_bound: bool = False
+    bound: str | None = None
 
 
 def ranks_to_plan(
@@ -80,13 +90,55 @@ def plan_rank(config: RunConfig, rank: int, target: Target, samples: Samples = U
     except RankdeckError as error:
         return RankNeeds(reason=" ".join(filter(None, (error.message, error.advice))))
     except NotFollowedError as error:
+        answered = None if error.num_weights is None else _answered(request, target, error.num_weights)
+        if answered is not None:
+            return answered
         certain = [_certain(place, device) for place, device in error.certain.items()]
-        return RankNeeds(certain, notes=[_BOUND], reason=in_words(error.cause), is_bound=True)
+        if not certain:
+            return RankNeeds(reason=in_words(error.cause))
+        return RankNeeds(certain, notes=[_BOUND], reason=in_words(error.cause), bound=LEAST)
     except Exception as error:
         stand_in = config.strategy_card.planning.stand_in(config.strategy.options)
         if stand_in is not None:
             return _from_stand_in(stand_in, config, target, samples)
         return RankNeeds(reason=in_words(error))
+
+
+def _answered(request: PassRequest, target: Target, num_weights: int) -> RankNeeds | None:
+    """A bound for a model that asks for values; None where none of the ways to answer leads to the end."""
+    found = _followed(request, target, at_most)
+    if found is not None:
+        found.bound, found.notes = MOST, [*found.notes, _ROUTED]
+        return found
+    recorded = record(request.config, request.num_devices, num_weights, READS)
+    ways = {_YES: EitherWay(True), _NO: EitherWay(False)}
+    answered = {words: needs for words, way in ways.items() if (needs := _followed(request, target, way))}
+    computed = None if recorded is None else _followed(request, target, recorded)
+    if computed is None and not answered:
+        return None
+    words, most = max(answered.items(), key=lambda item: _fullest(item[1]), default=(None, None))
+    found = computed or most
+    assert found is not None
+    found.bound = LEAST
+    found.notes.append(
+        _ASKED.format(
+            _COMPUTED if computed is not None else f"where all that it asks is answered with {words}"
+        )
+    )
+    if computed is not None and most is not None and _fullest(most) > _fullest(computed):
+        found.notes.append(f"{format_bytes(_fullest(most))} where all that it asks is answered with {words}.")
+    return found
+
+
+def _followed(request: PassRequest, target: Target, answers: Answers) -> RankNeeds | None:
+    try:
+        return _planned_rank(request, target, answers)
+    except Exception:  # with other answers it may go on
+        return None
+
+
+def _fullest(needs: RankNeeds) -> int:
+    return max(device.active_bytes for device in needs.devices)
 
 
 def _certain(place: int, device: DeviceBytes) -> PlannedDevice:
@@ -96,8 +148,8 @@ def _certain(place: int, device: DeviceBytes) -> PlannedDevice:
     return PlannedDevice(device=place, active_bytes=num_bytes, total_bytes=num_bytes, by_kind=by_kind)
 
 
-def _planned_rank(request: PassRequest, target: Target) -> RankNeeds:
-    result = fake_pass(request)
+def _planned_rank(request: PassRequest, target: Target, answers: Answers | None = None) -> RankNeeds:
+    result = fake_pass(request, answers)
     facts = result.pipeline
     if request.config.strategy_card.one_process:
         devices = [_device(result, place, request.config, target, place) for place in result.devices]
@@ -112,7 +164,7 @@ def _planned_rank(request: PassRequest, target: Target) -> RankNeeds:
         bubble=(facts.theory_bubble if facts is not None else None) or 0.0,
         notes=list(result.notes),
         reason=" ".join(result.left_out) or None,
-        is_bound=bool(result.left_out),
+        bound=LEAST if result.left_out else None,
     )
 
 
@@ -159,7 +211,7 @@ def _from_stand_in(strategy: str, config: RunConfig, target: Target, samples: Sa
     changes = {"train.global_batch": share, "data.last": "drop"}  # its whole steps stand in, no shorter one
     single = Candidate(strategy, changes=changes).config(config, target)
     figures = plan_rank(single, 0, target, samples)
-    for device in figures.devices if not figures.is_bound else ():
+    for device in figures.devices if figures.reason is None else ():
         buckets_bytes = device.by_kind.get("parameters", 0)
         device.by_kind["communication"] = device.by_kind.get("communication", 0) + buckets_bytes
         device.active_bytes += buckets_bytes
@@ -199,13 +251,17 @@ def line_of(
     line.options = dict(config.strategy.options)
     line.notes = list(dict.fromkeys(note for one in planned.values() for note in one.notes))
     failed = next((one for one in planned.values() if one.reason is not None), None)
-    if failed is None or failed.is_bound:
+    if failed is None or failed.bound:
         line.devices = _planned_devices(config, target, planned)
         line.verdict, line.reason = verdict_of(line.devices, target.host_bytes)
-        line.is_bound = samples.is_bound
+        bounds = {one.bound for one in planned.values()} | ({LEAST} if samples.is_bound else set())
+        line.bound = LEAST if LEAST in bounds else MOST if MOST in bounds else None
+        line.is_bound = line.bound is not None
         line.notes += filter(None, [samples.words])
+    if line.bound == MOST and line.verdict == DOES_NOT_FIT:
+        # It may need far less.
+        line.verdict, line.reason = TIGHT, f"By what it needs at most: {line.reason}"
     if failed is not None:
-        line.is_bound = failed.is_bound or samples.is_bound
         too_much = line.verdict == DOES_NOT_FIT
         line.reason = f"{line.reason} {failed.reason}" if too_much else failed.reason
         line.verdict = DOES_NOT_FIT if too_much else CANNOT

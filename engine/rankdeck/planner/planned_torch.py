@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rankdeck.parallel.backend import Backend
 from rankdeck.parallel.mesh import Mesh
+from rankdeck.planner.questions import name_modules
 from rankdeck.planner.values import MASKING
 from rankdeck.torch_compat import planned as changes
 from rankdeck.torch_compat.ddp import PlannedDdp
@@ -40,6 +41,7 @@ def planned(
         if not initial_values:
             changes.no_initial_values(replaced)
         changes.meshes_for_real(replaced)
+        changes.one_empty_slice(replaced)
         changes.own_objects_only(replaced)
         if not like_cuda:
             changes.sends_hold(replaced)
@@ -57,7 +59,7 @@ class PlannedBackend(Backend):
 
     def model(self, model_fn: Callable[[], nn.Module]) -> nn.Module:
         """Hugging Face's masks take fake tensors for a graph that is traced, and are never left out then."""
-        model = model_fn()
+        model = name_modules(model_fn())
         self._built()
         masking = sys.modules.get(MASKING)
         if masking is not None and hasattr(masking, "is_tracing"):

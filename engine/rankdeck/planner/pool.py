@@ -25,6 +25,7 @@ import msgspec
 from rankdeck.base.errors import ConfigError
 from rankdeck.base.heartbeat import die_with_parent
 from rankdeck.config import RunConfig
+from rankdeck.config.planning import ROW_TIMEOUT_S
 from rankdeck.planner.candidates import Candidate
 from rankdeck.planner.figures import RankNeeds, empty_line, line_of, plan_rank, ranks_to_plan
 from rankdeck.planner.preload import preload
@@ -33,7 +34,6 @@ from rankdeck.planner.targets import Target
 from rankdeck.run.plan_lines import PlanLine
 from rankdeck.training import user_code
 
-ROW_TIMEOUT_S = 180.0
 MOST_AT_ONCE = 4
 _CHUNK = 1 << 16
 _COMPILED = "train.compile is left out: what a compiled graph keeps is not known before it runs."
@@ -206,7 +206,10 @@ class _Child:
 
     def _end_in_words(self) -> str:
         if self.timed_out_s is not None:
-            return f"The planner had no answer after {self.timed_out_s:.0f} s."
+            return (
+                f"The planner had no answer after {self.timed_out_s:.0f} s. "
+                "Give it longer: rankdeck plan --timeout SECONDS, or in the app the setting plan.timeout_s."
+            )
         if os.WIFSIGNALED(self.status):
             how = signal.Signals(os.WTERMSIG(self.status)).name
         else:

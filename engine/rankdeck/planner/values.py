@@ -12,10 +12,11 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from rankdeck.planner.questions import Answers, asks_for_shape
 from rankdeck.torch_compat.collectives import is_wait
-from rankdeck.torch_compat.dispatch import DispatchMode, only_writes, written
+from rankdeck.torch_compat.dispatch import DispatchMode, in_backward, only_writes, written
 from rankdeck.torch_compat.fake_tensors import FakeTensor
 from rankdeck.torch_compat.shape_memo import ShapeMemo
 from rankdeck.torch_compat.sparse import forgets_elements, sparse_result
@@ -25,23 +26,26 @@ if TYPE_CHECKING:
 
 MASKING = "transformers.masking_utils"
 _LOCAL_VALUE = torch.ops.aten._local_scalar_dense.default
-_READS = (_LOCAL_VALUE, torch.ops.aten.allclose.default, torch.ops.aten.equal.default)
+READS = (_LOCAL_VALUE, torch.ops.aten.allclose.default, torch.ops.aten.equal.default)
 _SCALER = "torch.amp.grad_scaler"
 _DEVICE = torch.ops.prim.device.default
 _LSTM = torch.ops.aten.mkldnn_rnn_layer.default
+_GROUPED = getattr(getattr(torch.ops.aten, "_grouped_mm", None), "default", None)
 
 
 class Values(DispatchMode):
     """Answers 1 to whoever asks a fake tensor for its value, except inside the model, and counts the work.
 
     The loop and torch's own machinery read losses, norms and votes, none of which decides over memory; two
-    tensors are equal. A model that reads a value may compute something else then, so it gets the error that
-    fake tensors raise, unless it asks whether a batch has no padding: it is planned to have none. The loss
-    scaler, which asks whether gradients are infinite, gets 0: else no step is ever taken.
+    tensors are equal. A model that reads a value may compute something else then, so it gets one of `answers`
+    (questions.py), or without them the error that fake tensors raise, unless it asks whether a batch has no
+    padding: it is planned to have none. The loss scaler, which asks whether gradients are infinite, gets 0:
+    else no step is ever taken.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, answers: Answers | None = None) -> None:
         super().__init__()
+        self._answers = answers
         self.modules_deep = 0
         self.counter: WorkCounter | None = None
         self.has_workspaces = False
@@ -71,14 +75,22 @@ class Values(DispatchMode):
             for handle in handles:
                 handle.remove()
 
+    def _model_asks(self) -> bool:
+        """Blocks that compute their forward again do so in backward, outside of the module's own call."""
+        return bool(self.modules_deep) or (self._answers is not None and in_backward())
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is _DEVICE:
             return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
-        if func in _READS and (not self.modules_deep or _read_by(MASKING)):
+        if func in READS and (not self._model_asks() or _read_by(MASKING)):
             is_number = func is _LOCAL_VALUE and args[0].is_floating_point()
             return float(not _read_by(_SCALER)) if is_number else True
+        if self._answers is not None and (func in READS or asks_for_shape(func, args)):
+            return self._answers(func, args, kwargs or {})
+        if func is _GROUPED:
+            return _grouped(*args, **(kwargs or {}))
         if is_wait(func):
             return args[0]  # as it does; on shapes alone torch makes another tensor of it
         if func is _LSTM and torch.is_grad_enabled():
@@ -93,6 +105,22 @@ class Values(DispatchMode):
         if self.counter is not None:
             self.counter.add(func, args, kwargs, out)
         return out
+
+
+def _grouped(
+    left: Tensor,
+    right: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Products of experts, whose shape is known without values; torch's own knows it for bf16 alone."""
+    shape: tuple[int, ...] = (left.shape[-2], right.shape[-1])
+    if left.dim() == right.dim() == 3:
+        shape = (left.shape[0], *shape)
+    elif left.dim() == right.dim() == 2 and offs is not None:
+        shape = (offs.shape[0], *shape)
+    return left.new_empty(shape, dtype=out_dtype or left.dtype)
 
 
 def _read_by(reader: str) -> bool:

@@ -61,9 +61,8 @@ class WorkCounter:
         work.moved_bytes += moved
         work.num_kernels += 1
         if self._rates is not None and work.roofline_s is not None:
-            is_half = bool(outputs) and outputs[0].dtype in _HALVES
-            rate = self._rates.half_flops_per_s if is_half else self._rates.flops_per_s
-            work.roofline_s += max(flops / rate, moved / self._rates.bytes_per_s)
+            compute_s = flops / _rate(self._rates, func, outputs[0].dtype) if flops and outputs else 0.0
+            work.roofline_s += max(compute_s, moved / self._rates.bytes_per_s)
 
     def _formula(self, func: Any) -> Callable[..., int] | bool:
         """False for what computes nothing, True for what only moves bytes."""
@@ -77,6 +76,17 @@ class WorkCounter:
             if device is not None:
                 return device
         return 0
+
+
+def _rate(rates: Rates, func: Any, dtype: torch.dtype) -> float:
+    """Of an operation that computes products, which torch's own switches may move to TF32."""
+    if dtype in _HALVES:
+        return rates.half_flops_per_s
+    is_convolution = "convolution" in func.__name__
+    backends: Any = torch.backends
+    switch = backends.cudnn.conv if is_convolution else backends.cuda.matmul
+    in_tf32 = dtype == torch.float32 and switch.fp32_precision == "tf32"
+    return rates.tf32_flops_per_s if in_tf32 else rates.flops_per_s
 
 
 def _flat(values: Any) -> list[Any]:

@@ -29,8 +29,12 @@ from rankdeck.config.catalog import STRATEGIES
 from rankdeck.config.planning import Planning
 
 FITS, TIGHT, DOES_NOT_FIT, CANNOT = "fits", "tight", "does-not-fit", "cannot"
+_VERDICT_WORDS = {DOES_NOT_FIT: "does not fit"}
 VERDICTS = (FITS, TIGHT, DOES_NOT_FIT, CANNOT)
 PREDICTED = "predicted"
+LEAST, MOST = "least", "most"
+MOST_SHOWN = 64
+"""So many devices are shown one by one."""
 TIGHT_SHARE = 0.92
 """From this share of a device's capacity on, a plan is tight: it is within the planner's own error."""
 
@@ -82,9 +86,9 @@ class PlanLine(msgspec.Struct, kw_only=True, tag_field="kind", tag="plan"):
     this is what the configuration itself asks for. `changes` are dotted keys of the configuration that differ
     from it beside the strategy ("train.activation_checkpointing": true); with them the line is advice,
     `saves_bytes` is what the fullest device would need less, and `advice` says so in a sentence.
-    `is_bound`: the figures are a lower bound, because part of the run could not be followed; `notes`
-    say what else is less exact. `largest_batch` is the largest train.global_batch that still fits, where it
-    was asked for. `seconds` is how long the answer took.
+    `is_bound`: the figures are a bound, because part of the run could not be followed: a lower one ("least")
+    or an upper one ("most"), as `bound` says; `notes` say what else is less exact. `largest_batch` is the
+    largest train.global_batch that still fits, where it was asked for. `seconds` is how long the answer took.
     """
 
     strategy: str
@@ -98,6 +102,7 @@ class PlanLine(msgspec.Struct, kw_only=True, tag_field="kind", tag="plan"):
     configured: bool = False
     source: str = PREDICTED
     is_bound: bool = False
+    bound: str | None = None
     notes: list[str] = []
     step: StepTime | None = None
     changes: dict[str, Any] = {}
@@ -129,6 +134,17 @@ def decode(line: bytes) -> PlanLine:
         msgspec.DecodeError: it is no line of a plan (a command's problems come as one object on one line).
     """
     return _decoder.decode(line)
+
+
+def alike(devices: Sequence[PlannedDevice]) -> list[list[PlannedDevice]]:
+    """Each device by itself, or where they are too many to be shown, those that need the same together."""
+    if len(devices) <= MOST_SHOWN:
+        return [[device] for device in devices]
+    groups: dict[bytes, list[PlannedDevice]] = {}
+    for device in devices:
+        needs = _encoder.encode(msgspec.structs.replace(device, device=0, name=None))
+        groups.setdefault(needs, []).append(device)
+    return list(groups.values())
 
 
 def verdict_of(devices: Sequence[PlannedDevice], host_bytes: int | None = None) -> tuple[str, str | None]:
@@ -222,8 +238,18 @@ def marks(lines: Iterable[PlanLine]) -> Marks:
     return Marks(cheapest, place, f"{_it_fits(line)}, and {why}.")
 
 
+def words_of(line: PlanLine) -> str:
+    """The verdict for people: a lower bound that fits and an upper one that does not leave it open."""
+    is_open = line.verdict in {LEAST: (FITS, TIGHT), MOST: (TIGHT,)}.get(line.bound or "", ())
+    return "may fit" if is_open else _VERDICT_WORDS.get(line.verdict, line.verdict)
+
+
 def _it_fits(line: PlanLine) -> str:
-    return "As far as is known it fits with room" if line.is_bound else "It fits with room"
+    return (
+        "As far as is known it fits with room"
+        if line.is_bound and line.bound != MOST
+        else "It fits with room"
+    )
 
 
 def _need(line: PlanLine) -> int:

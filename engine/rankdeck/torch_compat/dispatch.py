@@ -92,7 +92,12 @@ def without_modes() -> AbstractContextManager[Any]:
 
 def in_backward() -> bool:
     """Whether the calling thread runs inside autograd's backward."""
-    return bool(torch._C._current_graph_task_id() != _NO_BACKWARD)
+    return which_backward() != _NO_BACKWARD
+
+
+def which_backward() -> int:
+    """A number of its own for each of autograd's backwards, and one for none of them."""
+    return int(torch._C._current_graph_task_id())
 
 
 def wraps_others(types: Sequence[type]) -> bool:

@@ -4,6 +4,7 @@
     no initial values    torch.nn.init fills what has no memory: left out
     meshes for real      DeviceMesh looks for this rank's place in a tensor of numbers: computed for real
     one rank's objects   broadcast_object_list keeps what this rank has: planned ranks have the same
+    one empty slice      ranks that get nothing of a weight share one tensor of no elements
     sends that hold      in a rehearsal, as gloo does, a handle of a send keeps its tensor
 
 A place that torch has moved is left alone; what then fails is one line of a plan.
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.device_mesh as meshes
 import torch.distributed.distributed_c10d as c10d
+import torch.distributed.fsdp._fully_shard._fsdp_param as sharding
 from torch import Tensor, nn
 
 from rankdeck.torch_compat.dispatch import without_modes
@@ -33,6 +35,11 @@ PLACES = (
     Private("torch.distributed:broadcast_object_list", "plans over ranks fail", takes=("object_list",)),
     Private(
         "torch.distributed.distributed_c10d:isend", "plans of pipelines are too small", takes=("tensor",)
+    ),
+    Private(
+        "torch.distributed.fsdp._fully_shard._fsdp_param:_chunk_with_empty",
+        "plans of fsdp on hundreds of devices take long",
+        takes=("tensor", "num_chunks", "dim"),
     ),
     Private("torch.nn.init:kaiming_uniform_", "plans take longer", takes=("tensor",)),
 )
@@ -95,6 +102,18 @@ def for_real(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     return computed
+
+
+def one_empty_slice(replaced: Replaced) -> None:
+    """fully_shard makes an empty tensor for every rank that gets nothing of a weight: one is enough."""
+
+    def chunks(tensor: Tensor, num_chunks: int, dim: int) -> list[Tensor]:
+        made = list(torch.chunk(tensor, num_chunks, dim=dim))
+        num_missing = num_chunks - len(made)
+        return made + [made[0].new_empty(0)] * num_missing if num_missing else made
+
+    if hasattr(sharding, "_chunk_with_empty"):
+        replaced.put(sharding, "_chunk_with_empty", chunks)
 
 
 def own_objects_only(replaced: Replaced) -> None:

@@ -43,6 +43,8 @@ def assemble(
     Raises: RankdeckError where the strategy refuses the model, the data or the devices.
     """
     config, backend = workload.config, backend or Backend()
+    if config.train.allow_tf32:  # GPUs alone look at it; elsewhere torch's own setting holds
+        torch.backends.cuda.matmul.allow_tf32 = True
     strategy_type: type[Strategy] = config.strategy_card.load()
     setup = Setup(
         options=config.strategy_card.options(**config.strategy.options),

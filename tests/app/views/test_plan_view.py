@@ -128,6 +128,10 @@ def test_the_one_that_stands_above_the_others_is_hot() -> None:
     (dp,) = [on_gpus("dp", 20, 5, 5, 5)]
     assert [bar.leads for bar in plan_figures.bars(dp)] == [True, False, False, False]
     assert not any(bar.leads for bar in plan_figures.bars(on_gpus("ddp", 20, 20, 20, 20)))
+    assert [bar.label for bar in plan_figures.bars(on_gpus("hybrid", *([20, 30] * 512)))] == [
+        "GPU 0 ×512",
+        "GPU 1 ×512",
+    ]
 
 
 @pytest.mark.parametrize("num_devices", [1, 4, 8, 16, 64])

@@ -17,6 +17,12 @@ def test_equal_neighbours_are_said_once_with_their_number() -> None:
     assert per_device(devices) == "5.0 GiB, 1.0 GiB x3, 5.0 GiB"
 
 
+def test_many_devices_that_differ_in_turn_are_said_once_each() -> None:
+    sizes = (5 * 2**30, 2**30) * 512
+    devices = [PlannedDevice(device=i, active_bytes=size, total_bytes=size) for i, size in enumerate(sizes)]
+    assert per_device(devices) == "5.0 GiB x512, 1.0 GiB x512"
+
+
 def test_what_is_not_finite_is_null(capsys: pytest.CaptureFixture[str]) -> None:
     as_json({"loss": float("nan"), "all": [1.5, float("inf"), (float("-inf"), None)]})
     assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {

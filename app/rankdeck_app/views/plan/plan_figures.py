@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from rankdeck.base.units import format_bytes
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run.imbalance import imbalance_of, lead_of
-from rankdeck.run.plan_lines import PlanLine, PlannedDevice
+from rankdeck.run.plan_lines import PlanLine, PlannedDevice, alike, words_of
 from rankdeck_app.state.plan import DraftPlan, PlanRow
 from rankdeck_app.state.plan_words import (
-    VERDICTS,
     device_label,
     is_trouble,
     options_text,
@@ -39,7 +38,8 @@ _EXPECTED_DEVICES = 4
 
 @dataclass(frozen=True)
 class PlanBar:
-    """One device. The segments add up to `total_bytes`; `leads` where it stands above the others."""
+    """One device, or one for many equal ones. The segments add up to `total_bytes`; `leads` where it stands
+    above the others."""
 
     label: str
     total_bytes: int
@@ -136,7 +136,7 @@ def _row(plan: DraftPlan, row: PlanRow, marks: tuple[str, ...]) -> RowFigure:
         step=step_text(line.step),
         step_note=_step_note(line),
         verdict=line.verdict,
-        verdict_word=VERDICTS.get(line.verdict, line.verdict),
+        verdict_word=words_of(line),
         verdict_note=room_text(line),
         marks=marks,
         tooltip=tooltip(line),
@@ -144,15 +144,21 @@ def _row(plan: DraftPlan, row: PlanRow, marks: tuple[str, ...]) -> RowFigure:
 
 
 def _num_tracks(plan: DraftPlan) -> int:
-    return max((len(line.devices) for line in plan.lines), default=_EXPECTED_DEVICES)
+    return max((len(alike(line.devices)) for line in plan.lines), default=_EXPECTED_DEVICES)
 
 
 def bars(line: PlanLine) -> tuple[PlanBar, ...]:
-    lead = lead_of(imbalance_of({place: device.total_bytes for place, device in enumerate(line.devices)}))
+    groups = alike(line.devices)
+    lead = lead_of(imbalance_of({place: group[0].total_bytes for place, group in enumerate(groups)}))
     return tuple(
-        PlanBar(device_label(device), device.total_bytes, tuple(segments(device)), place == lead)
-        for place, device in enumerate(line.devices)
+        PlanBar(_bar_label(group), group[0].total_bytes, tuple(segments(group[0])), place == lead)
+        for place, group in enumerate(groups)
     )
+
+
+def _bar_label(group: Sequence[PlannedDevice]) -> str:
+    """'GPU 0', or 'GPU 0 ×512' for so many like it."""
+    return device_label(group[0]) + (f" ×{len(group)}" if len(group) > 1 else "")
 
 
 def segments(device: PlannedDevice) -> Iterator[tuple[str, int]]:

@@ -11,6 +11,7 @@ costs.py next.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,8 +22,9 @@ from rankdeck.base.errors import ModelError
 from rankdeck.parallel.nested import call, tensors_of
 from rankdeck.parallel.pipelining.chain import Chain, Received, UnitChain
 from rankdeck.parallel.pipelining.observed import ObservedChain, observe
-from rankdeck.parallel.pipelining.probing import without_effects
+from rankdeck.parallel.pipelining.probing import same_history, without_effects
 from rankdeck.parallel.pipelining.traced import trace
+from rankdeck.torch_compat.fake_tensors import FakeTensor
 
 
 def find_chain(model: nn.Module, inputs: Any, num_samples: int) -> Chain:
@@ -62,10 +64,30 @@ def _opened(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
             yield f"{prefix}{name}", child
 
 
+@contextlib.contextmanager
+def _all_learn(model: nn.Module) -> Iterator[None]:
+    """Frozen weights take part in autograd too."""
+    frozen = [
+        weight for weight in model.parameters() if weight.is_floating_point() and not weight.requires_grad
+    ]
+    for weight in frozen:
+        weight.requires_grad_(True)
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        for weight in frozen:
+            weight.requires_grad_(False)
+
+
 def _computes_the_same(chain: Chain, model: nn.Module, inputs: Any) -> bool:
+    """Whether the units give what the model gives. Where a plan knows no values, whether their results come
+    from the same weights by the same operations.
+    """
+    is_planned = any(isinstance(parameter, FakeTensor) for parameter in model.parameters())
     passing: Received = None
     try:
-        with without_effects(model), torch.no_grad():
+        with without_effects(model), _all_learn(model) if is_planned else torch.no_grad():
             wanted = call(model, inputs)
             for unit in chain.units():
                 passing = unit(passing, inputs)
@@ -76,6 +98,8 @@ def _computes_the_same(chain: Chain, model: nn.Module, inputs: Any) -> bool:
         for outputs in (passing, wanted)
     )
     pairs = list(zip(theirs, ours, strict=False))
+    if is_planned:
+        return bool(pairs) and same_history(theirs, ours)
     return bool(pairs) and all(
         left.shape == right.shape and torch.allclose(left, right, rtol=1e-4, atol=1e-6)
         for left, right in pairs

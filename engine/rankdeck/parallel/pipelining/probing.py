@@ -5,7 +5,7 @@ random number, and under fake tensors no time either.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -43,6 +43,35 @@ def same_weights(model: nn.Module) -> nn.Module:
     shared: dict[int, Any] = {id(tensor): tensor for tensor in model.parameters()}
     shared.update((id(tensor), tensor) for tensor in model.buffers())
     return copy.deepcopy(model, shared)
+
+
+def same_history(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    """Whether autograd would go back from both by the same operations to the same weights."""
+    known: dict[Any, int] = {}
+    numbers: dict[tuple[Any, ...], int] = {}
+    histories = [[_number(tensor, known, numbers) for tensor in tensors] for tensors in (some, others)]
+    return histories[0] == histories[1]
+
+
+def _number(tensor: torch.Tensor, known: dict[Any, int], numbers: dict[tuple[Any, ...], int]) -> int:
+    """One number for each history: equal where operation and givers are. Graphs are deeper than a call
+    stack, so those that are not known yet wait in a list.
+    """
+    root = tensor.grad_fn
+    waiting = [root]
+    while waiting:
+        node = waiting[-1]
+        givers = [] if node is None else [(giver, place) for giver, place in node.next_functions]
+        missing = [giver for giver, _ in givers if giver not in known and giver is not None]
+        if missing:
+            waiting += missing
+            continue
+        waiting.pop()
+        if node is not None and node not in known:
+            weight = getattr(node, "variable", None)  # of a leaf
+            history = (node.name(), id(weight), *((known.get(giver), place) for giver, place in givers))
+            known[node] = numbers.setdefault(history, len(numbers))
+    return known.get(root, -1)
 
 
 def on_shapes(run: Callable[[Any], T], inputs: Any, model: nn.Module) -> T:

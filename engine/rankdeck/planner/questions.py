@@ -1,0 +1,253 @@
+"""What a model asks of values that a plan does not have: which branch to take, how many rows an expert gets.
+
+    at most      tensors whose shape depends on values are as large as can be: every token to every expert
+    at least     questions are answered as the run's first samples and weights would: the model's forward is
+                 computed once, where it is small enough, and what was asked is kept
+    either way   else every question is answered with yes, and then with no
+
+The answers are given in order to the module that asks, however its layers are cut and its batch is shared.
+Read values.py before, figures.py for what becomes of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankdeck.config import RunConfig
+from rankdeck.data.loader import first_batch
+from rankdeck.parallel.nested import call, cast, tensors_of
+from rankdeck.torch_compat.dispatch import DispatchMode, in_backward, storage_key, which_backward
+from rankdeck.torch_compat.replaced import Replaced
+from rankdeck.training import workload as workloads
+
+MOST_WORK = 10**11
+"""Weights times numbers that enter: about so many products are computed in some seconds."""
+_NAME = "_rankdeck_name"
+_MOST_QUESTIONS = 1_000
+_aten = torch.ops.aten
+SHAPES = tuple(
+    overload
+    for name, kind in (
+        ("nonzero", "default"), ("masked_select", "default"), ("index", "Tensor"), ("_unique", "default"),
+        ("_unique2", "default"), ("unique_consecutive", "default"), ("unique_dim", "default"),
+        ("bincount", "default"), ("repeat_interleave", "Tensor"),
+    )
+    for overload in (getattr(getattr(_aten, name), kind),)
+)  # fmt: skip
+"""Operations that make tensors whose shape may depend on values."""
+
+Answers = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+def asks_for_shape(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether the shape of what comes back depends on values."""
+    if func is _aten.index.Tensor:
+        return any(
+            isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1]
+        )
+    return func in SHAPES
+
+
+def depends_on_values(error: BaseException) -> bool:
+    """Whether it is what fake tensors raise where values are missing."""
+    found: BaseException | None = error
+    while found is not None:
+        if type(found).__name__ in ("DataDependentOutputException", "DynamicOutputShapeException"):
+            return True
+        found = found.__cause__ or found.__context__
+    return False
+
+
+def at_most(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The largest result that an operation may have; what is no shape stays a question without an answer."""
+    if func is _aten.nonzero.default:
+        return torch.empty((args[0].numel(), args[0].dim()), dtype=torch.int64)
+    if func is _aten.masked_select.default:
+        return args[0].new_empty(math.prod(torch.broadcast_shapes(args[0].shape, args[1].shape)))
+    if func is _aten.index.Tensor:
+        return _indexed(args[0], args[1])
+    if func in (_aten._unique2.default, _aten._unique.default):
+        num = args[0].numel()
+        return args[0].new_empty(num), *(
+            torch.empty(args[0].shape if place == 0 else num, dtype=torch.int64)
+            for place in range(len(func._schema.returns) - 1)
+        )
+    return func(*args, **kwargs)
+
+
+def _indexed(tensor: Tensor, indices: list[Any]) -> Tensor:
+    """As if every place of a mask were true."""
+    whole: list[Any] = []
+    for index in indices:
+        if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8):
+            rows = torch.empty(index.numel(), dtype=torch.int64)
+            whole += [rows] * index.dim()
+        else:
+            whole.append(index)
+    out: Tensor = _aten.index.Tensor(tensor, whole)
+    return out
+
+
+class EitherWay:
+    """Every question is answered alike; shapes are as large as they can be."""
+
+    def __init__(self, answer: bool) -> None:
+        self._answer = answer
+        self._num_asked = 0
+
+    def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if asks_for_shape(func, args):
+            return at_most(func, args, kwargs)
+        self._num_asked += 1
+        if self._num_asked > _MOST_QUESTIONS:
+            raise RuntimeError("The model asks for values without an end.")
+        if func is not _aten._local_scalar_dense.default or args[0].dtype == torch.bool:
+            return self._answer
+        return float(self._answer) if args[0].is_floating_point() else int(self._answer)
+
+
+class Recorded:
+    """The answers of a forward that was computed, by who asked what, and of which numbers."""
+
+    def __init__(self) -> None:
+        self._answers: dict[tuple[Any, ...], list[Any]] = {}
+        self._num_kept = 0
+        self._given = threading.local()
+        self._rows: dict[int, int] = {}
+        """How many places of a mask are true, by its storage: backward looks at masks again."""
+        self._other = EitherWay(True)
+
+    def keep(self, func: Any, tensor: Tensor, out: Any) -> None:
+        if isinstance(out, (Tensor, tuple, list)):
+            out = [(tuple(one.shape), one.dtype) for one in ([out] if isinstance(out, Tensor) else out)]
+        self._num_kept += 1
+        if self._num_kept > _MOST_QUESTIONS:
+            raise RuntimeError("The model asks for values without an end.")
+        self._answers.setdefault((_asker(), func, _kind(tensor)), []).append(out)
+
+    def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        asker = _asker()
+        key = (asker, func, _kind(args[0]))
+        known = self._answers.get(key)
+        if in_backward() and not asker:
+            return self._seen_before(func, args, kwargs)
+        if not known:
+            return self._other(func, args, kwargs)
+        given = self._count(asker, key)
+        answer = known[given % len(known)]
+        if not isinstance(answer, list):
+            return answer
+        of = args[0].dtype
+        made = [torch.empty(shape, dtype=of if dtype.is_floating_point else dtype) for shape, dtype in answer]
+        if func is _aten.index.Tensor and (mask := _mask_of(args[1])) is not None:
+            self._rows[storage_key(mask.untyped_storage())] = made[0].shape[0]
+        return made[0] if len(func._schema.returns) == 1 else tuple(made)
+
+    def _count(self, asker: str, key: tuple[Any, ...]) -> int:
+        """How often this was asked before: by a block that computes again in backward, since it began to."""
+        counts, backward = vars(self._given), which_backward()
+        if counts.get(asker, (None, {}))[0] != backward:
+            counts[asker] = backward, {}
+        asked = counts[asker][1]
+        asked[key] = asked.get(key, -1) + 1
+        return int(asked[key])
+
+    def _seen_before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Of autograd's own operations."""
+        out = self._other(func, args, kwargs)
+        mask = _mask_of(args[1]) if func is _aten.index.Tensor else None
+        rows = None if mask is None else self._rows.get(storage_key(mask.untyped_storage()))
+        return out if rows is None else out.new_empty((rows, *out.shape[1:]))
+
+
+def _kind(tensor: Tensor) -> str:
+    """What its numbers are: under autocast they may have fewer bits than where it was computed."""
+    return "real" if tensor.is_floating_point() else "truth" if tensor.dtype == torch.bool else "whole"
+
+
+def _mask_of(indices: list[Any]) -> Tensor | None:
+    """The first index where it is a mask."""
+    first = indices[0] if indices else None
+    return first if isinstance(first, Tensor) and first.dtype in (torch.bool, torch.uint8) else None
+
+
+def _asker() -> str:
+    """The module whose forward asks; "" outside of modules."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_locals.get("self")
+        if isinstance(module, nn.Module) and _NAME in vars(module):
+            return str(vars(module)[_NAME])
+        frame = frame.f_back
+    return ""
+
+
+def name_modules(model: nn.Module) -> nn.Module:
+    """The model, whose modules keep their names also as copies and in stages."""
+    for name, module in model.named_modules():
+        setattr(module, _NAME, name)
+    return model
+
+
+class _Recorder(DispatchMode):
+    def __init__(self, recorded: Recorded, reads: tuple[Any, ...]) -> None:
+        super().__init__()
+        self._recorded, self._reads = recorded, reads
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in self._reads or asks_for_shape(func, args):
+            self._recorded.keep(func, args[0], out)
+        return out
+
+
+def record(config: RunConfig, num_devices: int, num_weights: int, reads: tuple[Any, ...]) -> Recorded | None:
+    """The answers of the model's first forward, of as many samples as one of the run has; None where that is
+    too much to compute, or fails.
+    """
+    options, train = config.strategy.options, config.train
+    shards, stages = config.strategy_card.batch_cut(options, num_devices)
+    microbatches = int(options.get("microbatches") or 2 * stages) if stages > 1 else 1
+    num_samples = max(1, train.global_batch // (train.accumulate * shards * microbatches))
+    dtype = torch.float64 if train.precision == "fp64" else None
+    recorded = Recorded()
+    try:
+        workload = workloads.load(config)
+        inputs, targets = cast(first_batch(workload.train, num_samples), dtype or torch.float32)
+        if num_weights * sum(tensor.numel() for tensor in tensors_of(inputs)) > MOST_WORK:
+            return None
+        model = name_modules(workload.build_model()).to(dtype=dtype).train()
+        with torch.no_grad(), _Recorder(recorded, reads), _lists_kept(recorded):
+            outputs = call(model, inputs)
+            workload.loss.function(outputs, targets)
+    except Exception:  # a person's own code; the plan has other ways
+        return None
+    return recorded
+
+
+@contextlib.contextmanager
+def _lists_kept(recorded: Recorded) -> Iterator[None]:
+    """Tensor.tolist of a tensor with values is no operation; of a fake one it reads number by number."""
+    replaced, original = Replaced(), Tensor.tolist
+
+    def tolist(tensor: Tensor) -> Any:
+        for number in original(tensor.flatten()):
+            recorded.keep(_aten._local_scalar_dense.default, tensor, number)
+        return original(tensor)
+
+    replaced.put(Tensor, "tolist", tolist)
+    try:
+        yield
+    finally:
+        replaced.put_back()

@@ -1,0 +1,62 @@
+"""Models whose memory follows from values: a bound beside what real values need, and never a plain "fits"."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rankdeck.config import from_text
+from rankdeck.config.gpu_models import GpuModel
+from rankdeck.planner.candidates import Candidate
+from rankdeck.planner.pool import plan_lines_of
+from rankdeck.planner.targets import Target, TargetDevice
+from rankdeck.run.plan_lines import PlanLine, words_of
+from tests.helpers import experts, hugging_face, planning
+
+OWN = Path(experts.__file__)
+
+
+def text(model: str, argument: str, data: str = '{ use = "digits" }', loss: str = "cross_entropy") -> str:
+    return f"""
+model = {{ use = "{OWN}:{model}", args = {argument} }}
+data = {data}
+loss = {{ use = "{loss}" }}
+train = {{ global_batch = 32, evaluate_every = 0, steps = 8 }}
+"""
+
+
+def planned(toml: str, strategy: str = "single") -> PlanLine:
+    target = Target("rehearsal", (TargetDevice(None, None),) * 2, like_cuda=False)
+    (line,) = plan_lines_of(from_text(toml, folder=Path.cwd()), [Candidate(strategy)], target)
+    return line
+
+
+def test_routed_rows_are_bounded_from_above() -> None:
+    toml = text("experts", '{ routing = "where" }')
+    line = planned(toml)
+    assert (line.verdict, line.bound) == ("fits", "most") and "At most this much" in line.notes[0]
+    needed = planning.measured(toml)[0]
+    assert needed <= line.devices[0].active_bytes < 1.5 * needed
+    assert planned(toml, "pipeline").bound == "most"
+    gpu = GpuModel("small", needed)
+    target = Target("small", (TargetDevice("small", needed, 0, gpu),), like_cuda=True)
+    (small,) = plan_lines_of(from_text(toml, folder=Path.cwd()), [Candidate("single")], target)
+    assert small.verdict == "tight" and words_of(small) == "may fit" and "at most" in (small.reason or "")
+
+
+def test_branches_are_followed_as_the_first_samples_decide() -> None:
+    line = planned(text("experts", '{ routing = "mask" }'))
+    assert (line.verdict, line.bound) == ("fits", "least") and "first ones do" in line.notes[0]
+    assert "where all that it asks is answered with yes" in line.notes[1]
+
+
+@pytest.mark.parametrize(("implementation", "bound"), [("grouped_mm", None), ("eager", "least")])
+def test_mixtral_is_planned_as_it_is_measured(implementation: str, bound: str | None) -> None:
+    pytest.importorskip("transformers", reason="the hf extra is not installed")
+    tokens = f'{{ use = "{Path(hugging_face.__file__)}:tokens" }}'
+    toml = text("mixtral", f'{{ experts = "{implementation}" }}', tokens, "model")
+    line = planned(toml)
+    assert (line.verdict, line.bound) == ("fits", bound), line.reason
+    needed = planning.measured(toml)[0]
+    assert abs(line.devices[0].active_bytes / needed - 1) < (0.02 if bound else 0.001)
