@@ -9,6 +9,9 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+from torch.distributed.pipelining import schedules
+
 from rankdeck.config.gpu_models import find_gpu
 from rankdeck.planner.targets import Target, TargetDevice
 from tests.gpu import __main__ as gpu_day
@@ -75,9 +78,9 @@ def test_a_part_without_its_packages_names_them_and_the_others_go_on(tmp_path: P
     assert done.returncode == 1
     assert "page needs nvml, ranks too" in done.stdout and done.stderr == ""
     lacks = {name: part(tmp_path, name)["cannot"] for name in parts}
-    assert str(lacks["suite"]).startswith("bring nvidia-ml-py, rich, typer, pytest (")
-    assert str(lacks["pace"]).startswith("bring nvidia-ml-py, rich, typer (")
-    assert str(lacks["kernels"]).startswith("bring nvidia-ml-py (") and lacks["peaks"] is None
+    assert str(lacks["suite"]).startswith("bring nvidia-ml-py, rich, typer, pytest:")
+    assert str(lacks["pace"]).startswith("bring nvidia-ml-py, rich, typer:")
+    assert str(lacks["kernels"]).startswith("bring nvidia-ml-py:") and lacks["peaks"] is None
     assert part(tmp_path, "peaks")["rows"] and not part(tmp_path, "peaks")["failures"]
 
 
@@ -95,6 +98,13 @@ def test_a_part_that_has_no_time_says_what_it_left_out(tmp_path: Path) -> None:
     late = Part("suite", True, 1.0, folder=tmp_path, begun_s=time.monotonic() - 2.0)
     suite.measure(late)
     assert late.left_out == ["what pytest had not come to: no time left."]
+
+
+def test_a_torch_whose_stages_do_not_vote_yet_is_measured_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(schedules, "InferenceMode")
+    monkeypatch.delattr(schedules._PipelineSchedule, "_warmup_p2p")
+    with peaks._nobody_answers():
+        assert not hasattr(schedules._PipelineSchedule, "_warmup_p2p")
 
 
 def test_the_parts_take_twenty_minutes_at_most_and_none_more_than_eight() -> None:

@@ -14,6 +14,7 @@ import importlib
 import importlib.util
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -174,6 +175,13 @@ def _commit() -> str | None:
     return done.stdout.strip() or None
 
 
+def _to_bring(missing: Sequence[str]) -> str:
+    return (
+        f"bring {', '.join(missing)}: pip download where there is a network, pip install --no-index --target "
+        "FOLDER here, and PYTHONPATH=FOLDER."
+    )
+
+
 def _run(name: str, part: Part, rows: int | None) -> None:
     """One part in a process of its own, which is ended when it does not come to its end in time."""
     part.at = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
@@ -181,15 +189,16 @@ def _run(name: str, part: Part, rows: int | None) -> None:
     say(f"{name}: at most {part.budget_s:.0f} s", dry_run=part.dry_run)
     missing = _missing(PARTS[name].needs)
     if missing:
-        part.refuse(
-            f"bring {', '.join(missing)} (pip download them where there is a network, pip install --no-index "
-            "--target FOLDER here, PYTHONPATH=FOLDER)."
-        )
+        part.refuse(_to_bring(missing))
         return
     try:
         in_child(_measure, part, rows, timeout_s=part.budget_s + GRACE_S, log=part.log, quiet=False)
     except ChildError as error:
         part = read(part.file)
+        lacks = re.search(r"No module named '(\w+)", str(error))
+        if lacks is not None:
+            part.refuse(_to_bring([lacks[1]]))
+            return
         part.fail(f"it came to no end: {error}; see {part.log.name}.")
 
 

@@ -67,6 +67,9 @@ class Gpu:
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)
 
+    def empty_cache(self) -> None:
+        torch.cuda.empty_cache()
+
     @contextlib.contextmanager
     def watching(self) -> Iterator[Watched]:
         self.synchronize()
@@ -86,6 +89,9 @@ class Gpu:
             yield
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0, self.torch_device)
+
+    def reserved_bytes(self) -> int:
+        return torch.cuda.memory_reserved(self.torch_device)
 
     def used_bytes(self) -> int:
         free_bytes, total_bytes = torch.cuda.mem_get_info(self.torch_device)
@@ -141,6 +147,13 @@ class Cpu:
     def limited(self, limit_bytes: int) -> Iterator[None]:
         """Nothing limits a CPU's tensors."""
         yield
+
+    def reserved_bytes(self) -> int:
+        """No allocator that keeps anything."""
+        return 0
+
+    def empty_cache(self) -> None:
+        """Nothing is kept."""
 
     def bytes_by_kind(self, watched: Watched, owned: OwnedBytes) -> DeviceBytes:
         known = owned.on(self.torch_device)

@@ -51,8 +51,7 @@ def _readings(part: Part, device: AnyDevice, driver: Driver) -> None:
         if isinstance(device, Gpu):
             _compare(part, "used, by the CUDA runtime", device.used_bytes(), now.used_bytes, is_bar=False)
         del held
-        if isinstance(device, Gpu):
-            torch.cuda.empty_cache()
+        device.empty_cache()
         driver.put(0)
 
 
@@ -90,7 +89,7 @@ def _breakdown(part: Part, device: AnyDevice, driver: Driver) -> None:
     width = _WIDTH[device.is_real]
     with device.watching() as watched:
         own_before = _own_bytes(driver.sampled())
-        reserved_before = torch.cuda.memory_reserved(device.torch_device) if isinstance(device, Gpu) else 0
+        reserved_before = device.reserved_bytes()
         layers = [torch.nn.Linear(width, width) for _ in range(16)]
         model = torch.nn.Sequential(*layers).to(device.torch_device)
         optimizer = torch.optim.AdamW(model.parameters())
