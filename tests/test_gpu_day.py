@@ -109,7 +109,7 @@ def test_a_torch_whose_stages_do_not_vote_yet_is_measured_as_well(monkeypatch: p
 
 def test_the_parts_take_twenty_minutes_at_most_and_none_more_than_eight() -> None:
     times_s = [asked.budget_s + gpu_day.GRACE_S for asked in gpu_day.PARTS.values()]
-    assert sum(times_s) <= 20 * 60 and max(times_s) <= 8 * 60
+    assert sum(times_s) + 30 <= 20 * 60 and max(times_s) <= 8 * 60  # 30 s to find the card
 
 
 def test_all_configurations_can_be_planned_for_a_gpu_and_tried_on_a_cpu() -> None:

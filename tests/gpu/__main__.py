@@ -58,7 +58,7 @@ PARTS = {
     "peaks": Asked("peaks:measure_on_one", 400.0, _ENGINE),
     "ranks": Asked("peaks:measure_over_ranks", 240.0, _ENGINE),
     "kernels": Asked("kernels:measure", 60.0, (*_ENGINE, "pynvml")),
-    "pace": Asked("pace:measure", 150.0, _COMMANDS),
+    "pace": Asked("pace:measure", 170.0, _COMMANDS),
 }
 _SHOWN = ("torch", "transformers", "numpy", "nvidia-ml-py")
 
@@ -103,7 +103,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _import_torch(names: Sequence[str]) -> None:
     """Once for all parts that measure here; they are forked from this process."""
-    if all(name == "suite" for name in names) or _missing(_ENGINE):
+    if all(name == "suite" or _missing(PARTS[name].needs) for name in names):
         return
     from rankdeck.planner.preload import preload
 

@@ -74,7 +74,7 @@ MODELS = {
     "resnet18-small": Model(
         "resnet", ({"depth": 18, "stem": "small"}, {"depth": 18, "stem": "small"}), (512, 16)
     ),
-    "resnet50": Model("resnet", ({"depth": 50, "classes": 1000}, {"depth": 50, "stem": "small"}), (64, 8)),
+    "resnet50": Model("resnet", ({"depth": 50, "classes": 1000}, {"depth": 50, "stem": "small"}), (64, 4)),
     "hf-gpt2": _hugging_face("gpt2", 8, 1024, n_layer=2, n_embd=48, n_head=4),
     "hf-llama": _hugging_face(
         "llama", 8, 1024, num_hidden_layers=4, hidden_size=32, intermediate_size=64, num_attention_heads=4,
