@@ -53,6 +53,26 @@ def llama(**options: Any) -> nn.Module:
     return LlamaForCausalLM(config)
 
 
+def mixtral(**options: Any) -> nn.Module:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        hidden_size=32,
+        intermediate_size=64,
+        num_local_experts=4,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=CONTEXT,
+        bos_token_id=0,
+        eos_token_id=0,
+        use_cache=False,
+        **options,
+    )
+    return MixtralForCausalLM(config)
+
+
 def bert(**options: Any) -> nn.Module:
     from transformers import BertConfig, BertForMaskedLM
 

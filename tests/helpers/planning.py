@@ -10,17 +10,22 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 
 from rankdeck.config import RunConfig, from_text
 from rankdeck.memory.ledger import Ledger
+from rankdeck.planner.fake_pass import PassRequest, fake_pass
+from rankdeck.planner.plan_ledger import PlanLedger
 from rankdeck.run import plan_lines
 from rankdeck.run.plan_lines import PlanLine
 from rankdeck.rundir import EventWriter
 from rankdeck.training import workload as workloads
 from rankdeck.training.assembly import assemble
+from rankdeck.training.loop import Trainer
 from tests.helpers.ranks import RankSet
 from tests.helpers.tree import PRODUCT_AND_TESTS
 
@@ -189,3 +194,37 @@ def measured(toml: str, lowest_of: int = 1) -> list[int]:
 def errors_of(predicted: list[int], found: list[int]) -> list[float]:
     """(predicted - measured) / measured, per device."""
     return [guess / truth - 1 for guess, truth in zip(predicted, found, strict=True)]
+
+
+def built(toml: str) -> tuple[int, int, bool]:
+    """What this rank's device held at most while its strategy was built, what it holds then, and on rank 0
+    whether all weights are a single device's to the bit."""
+    config = from_text(toml, folder=Path.cwd())
+    rank, workload = dist.get_rank(), workloads.load(config)
+    trainer = assemble(
+        workload,
+        rank=rank,
+        world_size=dist.get_world_size(),
+        devices=[torch.device("cpu")],
+        places=[rank],
+        writer=EventWriter(Path(os.devnull)),
+    )
+    assert isinstance(trainer.ledger, Ledger)
+    device = trainer.ledger.devices()[0]
+    weights, single = trainer.strategy.weights(), workload.build_model().state_dict()
+    trainer.strategy.close()
+    equal = rank > 0 or all(torch.equal(weights[name], single[name]) for name in single)
+    return device.peak_bytes, device.live_bytes, equal
+
+
+def planned_to_build(toml: str, num_devices: int) -> int:
+    """The most bytes that rank 0's device is planned to hold while its strategy is built."""
+    found: list[int] = []
+
+    def no_steps(trainer: Trainer, workload: workloads.Workload, ledger: PlanLedger, *rest: Any) -> Any:
+        found.append(ledger.devices()[0].peak_bytes)
+        return {}
+
+    with mock.patch("rankdeck.planner.fake_pass._steps", no_steps):
+        fake_pass(PassRequest(from_text(toml, folder=Path.cwd()), num_devices))
+    return found[0]

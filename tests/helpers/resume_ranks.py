@@ -118,5 +118,5 @@ def problems(folder: Path) -> list[Any]:
     return [
         event.problem
         for _, event in EventReader(RunDir(folder)).read()
-        if isinstance(event, events.ProblemRaised)
+        if isinstance(event, events.ProblemRaised) and event.problem.severity != "info"
     ]

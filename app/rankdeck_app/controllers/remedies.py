@@ -52,6 +52,8 @@ class Remedies:
             remedies.append(("Dismiss", self._dismiss))
         if owner == DEVICES:
             remedies += [("Show Devices", self._watch.show), ("Dismiss", self._watch.dismiss)]
+        if run is not None and problem.path == "strategy.sync_batchnorm":
+            remedies.append(("Sync Batch Norms", partial(self._alerts.sync_batch_norms, run)))
         if run is not None and problem.code != CODE:
             remedies.append(("Show Output", partial(self._show_output, entry)))
             remedies.append(("Open Its Folder", partial(self._tabs.reveal, run)))

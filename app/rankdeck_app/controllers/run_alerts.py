@@ -5,6 +5,7 @@ A run's own problems are what its directory says (run_tabs.py); an alert is what
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from rankdeck_app.state.imbalance_alert import BETTER, ImbalanceAlert
 from rankdeck_app.widgets.run_list import strategy_title
 
 if TYPE_CHECKING:
+    from rankdeck_app.state.draft import Draft
     from rankdeck_app.state.live_run import LiveRun
 
 
@@ -75,12 +77,21 @@ class RunAlerts(QObject):
         return None
 
     def use_strategy(self, path: Path, strategy: str) -> None:
-        """Make the run's configuration with another strategy the draft; a changed one can be brought back."""
+        """Make the run's configuration with another strategy the draft."""
+        text = f"The next run uses {strategy_title(strategy)}; Launch starts it."
+        self._use(path, lambda draft: draft.choose(("strategy",), strategy), text)
+
+    def sync_batch_norms(self, path: Path) -> None:
+        """Make the run's configuration the draft, with batch norms over all devices."""
+        text = "The next run's batch norms see all devices; Launch starts it."
+        self._use(path, lambda draft: draft.set_value(("strategy", "sync_batchnorm"), True), text)
+
+    def _use(self, path: Path, change: Callable[[Draft], object], text: str) -> None:
+        """The run's configuration, changed, as the draft; one that was edited can be brought back."""
         draft = self._session.draft
         before, was_edited = draft.snapshot(), draft.is_edited
         self._tabs.use_configuration(path)
-        draft.choose(("strategy",), strategy)
-        text = f"The next run uses {strategy_title(strategy)}; Launch starts it."
+        change(draft)
         undo = ("Bring Mine Back", lambda: draft.bring_back(before))
         self._window.toasts.show(text, actions=[undo] if was_edited else [])
 

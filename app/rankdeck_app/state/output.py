@@ -69,7 +69,7 @@ def line_of(event: events.AnyEvent) -> OutputLine | None:
         return OutputLine(event.t, None, text)
     if isinstance(event, events.ProblemRaised):
         problem = event.problem
-        tone = "warning" if problem.severity == "warning" else "error"
+        tone = {"warning": "warning", "info": "dim"}.get(problem.severity, "error")
         text = f"{problem.severity}: {problem.message} {problem.advice or ''}".strip()
         return OutputLine(event.t, problem.rank, text, tone)
     if isinstance(event, events.Phase):

@@ -42,7 +42,7 @@ def err() -> Console:
 
 def problem(raised: Problem, file: str | None = None) -> None:
     """One problem on stderr: what and where, what to do next, then the rank's own last lines."""
-    style = "yellow" if raised.severity == "warning" else "bold red"
+    style = {"warning": "yellow", "info": "default"}.get(raised.severity, "bold red")
     words = Text(raised.headline(file), style=style)
     if raised.advice:
         words.append(f"\n{raised.advice}", style="default not bold")

@@ -313,7 +313,8 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         sends="Per step and other device: P bytes of weights out, P bytes of gradients back, inputs out and "
         "outputs back.",
         wins="Hardly ever: a quick try on two devices. parallel_loss gathers losses instead of outputs.",
-        breaks="Device 0 runs out of memory first (gathered outputs, loss, optimizer), while others idle.",
+        breaks="Device 0 runs out of memory first (gathered outputs, loss, optimizer), while others idle. "
+        "Batch norms see a device's own samples.",
         planning=Planning(
             variants=lambda num_devices: [{}, {"parallel_loss": True}],
             less_memory=lambda options: {} if options["parallel_loss"] else {"parallel_loss": True},
@@ -335,7 +336,7 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         "(all-to-all), (n-1) x G by rank 0 and G by each other (reduce-broadcast). fp16 and bf16 halve G.",
         wins="Whenever the model fits one device: equal memory, near-linear speed-up.",
         breaks="A model whose weights, gradients and optimizer state do not fit one device; slow links with "
-        "small batches.",
+        "small batches. Without sync_batchnorm batch norms see a device's own samples.",
         planning=Planning(
             variants=lambda num_devices: [{}, {"gradient_as_bucket_view": True}],
             less_memory=lambda options: (
@@ -362,7 +363,7 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         "reshard (n-1)/n x (P + G). On gloo 2G instead of G.",
         wins="A model that fits no single device; memory falls with the number of devices.",
         breaks="Slow links: weights travel in every forward and backward. Models without repeated blocks are "
-        "gathered whole.",
+        "gathered whole. Without sync_batchnorm batch norms see a device's own samples.",
         planning=Planning(
             variants=lambda num_devices: [{}, {"reshard": False}],
             less_memory=lambda options: {} if options["reshard"] else {"reshard": True},
@@ -407,7 +408,7 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         wins="Models too deep for one device on slow links: little is sent, and only to neighbours. The "
         "bubble is (p-1)/(m+p-1) of the step; interleaved and zero-bubble schedules shrink it.",
         breaks="Few microbatches (the bubble grows), uneven stages (all wait for the slowest), and batch "
-        "norms (they see one microbatch at a time).",
+        "norms (they divide by what one microbatch says; running statistics are the whole batch's).",
         planning=Planning(
             variants=lambda num_devices: [
                 {"schedule": schedule} for schedule in ("gpipe", "1f1b", "interleaved-1f1b")
@@ -479,7 +480,8 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         sends="Per rank and step the sum of what the axes send: data 2(n-1)/n x g for the g bytes of "
         "gradients that the rank holds, shard as fsdp, stage as pipeline, tensor as tensor.",
         wins="Models that no single axis fits: tensor inside a machine, stages and replicas across machines.",
-        breaks="The limits of every axis, and a mesh that leaves each device too little to do.",
+        breaks="The limits of every axis, and a mesh that leaves each device too little to do. Batch norms "
+        "see a device's own samples.",
         planning=Planning(
             variants=usual_meshes,
             batch_cut=lambda options, num_devices: (mesh_sizes.batch_slices(options), options["stage"]),

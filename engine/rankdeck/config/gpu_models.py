@@ -9,7 +9,8 @@
 
 Nothing here imports torch. Sources: NVIDIA's data sheets for sizes and speeds; torch's CublasHandlePool.cpp
 for workspaces (2 x 4096 + 8 x 16 KiB, 32 MiB from Hopper on). Contexts depend on the driver and on what has
-been loaded: these are estimates on the high side, which `make test-all` on a machine with GPUs measures.
+been loaded: these are estimates on the high side, which `make test-all` on a machine with GPUs measures;
+_OLDER_CONTEXTS_MIB has what others measured.
 NCCL's buffers grow with channels and peers (github.com/NVIDIA/nccl/issues/864 and 986): estimates as well.
 """
 
@@ -26,6 +27,13 @@ _TERA = 10**12
 _GIGA = 10**9
 _OLD_WORKSPACE = (2 * 4096 + 8 * 16) * 1024
 _NEW_WORKSPACE = 32 * _MIB
+# Where all kernels are loaded at once: with CUDA before 11.7, or CUDA_MODULE_LOADING=EAGER. Published, from
+# nvidia-smi behind the first tensor and less the tensor: V100 1,343 MiB (Hugging Face, "Model training
+# anatomy"), RTX 2080 Ti 877 MiB (github.com/pytorch/pytorch/issues/49877), whose architecture a T4 has. Since
+# 1.13 torch loads them one by one (github.com/pytorch/pytorch/pull/86509), and newer GPUs begin with less:
+# RTX 3090 256 MiB under 2.7 (github.com/invoke-ai/InvokeAI/issues/9413), RTX 6000 Ada 426 MiB under 2.10
+# (github.com/unslothai/unsloth-zoo/pull/1053). Under such a torch older ones are planned too high.
+_OLDER_CONTEXTS_MIB = {"V100-16GB": 1344, "V100-32GB": 1344, "T4": 896, "RTX-2080-Ti": 896}
 MAX_PLANNED = 64
 
 
@@ -66,7 +74,7 @@ def _gpu(
         mib * _MIB,
         Rates(fp32 * _TERA, half * _TERA, gigabytes_per_s * _GIGA),
         link * _GIGA,
-        context_bytes=(640 if hopper else 512) * _MIB,
+        context_bytes=_OLDER_CONTEXTS_MIB.get(name, 640 if hopper else 512) * _MIB,
         workspace_bytes=_NEW_WORKSPACE if hopper else _OLD_WORKSPACE,
         nccl_bytes=(1024 if hopper else 512 if by_nvlink else 256) * _MIB,
     )

@@ -2,11 +2,12 @@
 
 A mean of means is wrong as soon as ranks hold different numbers of targets (4e-3 on masked text); sums add up
 whatever the cut is. The loop divides once, by the count of the whole global batch. Source: the sum form is
-what Megatron-LM and torchtitan use for the same reason. Read training/step.py next.
+what Megatron-LM and torchtitan use for the same reason. Read means.py and training/step.py next.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from rankdeck.base.errors import ModelError
 from rankdeck.config.catalog import MASKED
+from rankdeck.models.means import MeanCounts
 
 LossFunction = Callable[[Any, Any], tuple[Tensor, Any]]
 
@@ -36,6 +38,8 @@ class Loss:
     correct: Callable[[Any, Any], Tensor] | None = None
     inside: bool = False
     """Whether the model computes it in its forward, from the batch that it is given."""
+    trouble: Callable[[], str | None] = lambda: None
+    """Why parts of a batch do not add up to the whole, as far as was seen by now; None where they do."""
 
 
 def _class_last(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,13 +99,8 @@ def _field(outputs: Any, name: str) -> Any:
     return outputs.get(name) if isinstance(outputs, Mapping) else getattr(outputs, name, None)
 
 
-def _own_loss(outputs: Any, targets: Any) -> tuple[Tensor, Any]:
-    """The model's `.loss`, a mean over `.count` targets; without a count, over the labels that are not
-    masked.
-
-    A Hugging Face decoder (its output's class is a CausalLM...) shifts its labels by one inside, so the
-    first label of each row counts nothing.
-    """
+def _own_loss(counts: MeanCounts, outputs: Any, targets: Any) -> tuple[Tensor, Any]:
+    """The model's `.loss`, a mean over `.count` targets; without a count, over as many as `counts` finds."""
     loss = _field(outputs, "loss")
     if not isinstance(loss, Tensor):
         raise ModelError(
@@ -111,15 +110,13 @@ def _own_loss(outputs: Any, targets: Any) -> tuple[Tensor, Any]:
         )
     count = _field(outputs, "count")
     if count is None:
-        labels = targets.get("labels") if isinstance(targets, Mapping) else targets
-        if not isinstance(labels, Tensor):
-            raise ModelError(
-                'loss.use = "model": it is not known how many targets the loss is a mean of.',
-                path="loss.use",
-                advice="Give the output a `count`, or the batch `labels`.",
-            )
-        shifted = type(outputs).__name__.startswith("CausalLM")
-        count = ((labels[:, 1:] if shifted else labels) != MASKED).sum()
+        count = counts.of(loss, targets)
+    if count is None:
+        raise ModelError(
+            'loss.use = "model": it is not known how many targets the loss is a mean of.',
+            path="loss.use",
+            advice="Give the output a `count`, or the batch `labels`.",
+        )
     # An all-masked batch has a mean of NaN; its sum, and what goes backward from it, is 0.
     some = torch.as_tensor(count, device=loss.device) > 0
     return torch.where(some, loss, torch.nan_to_num(loss)) * count, count
@@ -145,7 +142,9 @@ def mse() -> Loss:
 
 def model_loss() -> Loss:
     """What the model itself computes in its forward; only then it is known how many targets count."""
-    return Loss("model", _own_loss, lambda targets: None, inside=True)
+    counts = MeanCounts()
+    function = functools.partial(_own_loss, counts)
+    return Loss("model", function, lambda targets: None, inside=True, trouble=lambda: counts.trouble)
 
 
 def own_loss(name: str, function: Any) -> Loss:

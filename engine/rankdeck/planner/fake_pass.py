@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.optim import Optimizer
 
 from rankdeck.base.errors import RankdeckError
 from rankdeck.config import RunConfig
@@ -44,6 +45,7 @@ from rankdeck.torch_compat.fake_tensors import FakeTensorMode, start_fake_group
 from rankdeck.training import workload as workloads
 from rankdeck.training.assembly import assemble
 from rankdeck.training.loop import Trainer
+from rankdeck.training.sameness import difference_of_loss
 
 NUM_STEPS = 2
 
@@ -90,6 +92,8 @@ class PassResult:
     """For every slice of sharded weights the first slice of the same shapes; empty where none are sharded."""
     left_out: tuple[str, ...] = ()
     """What holds memory besides, in words for people."""
+    notes: tuple[str, ...] = ()
+    """Why the run would end with other weights than one device."""
 
 
 class NotFollowedError(Exception):
@@ -139,7 +143,7 @@ def fake_pass(request: PassRequest) -> PassResult:
     )
     with (
         _group(request),
-        planned(like_cuda=request.like_cuda) as backend,
+        planned(like_cuda=request.like_cuda, built=ledger.built_on_host) as backend,
         like_cuda(request.config.train.precision, on=request.like_cuda),
     ):
         trainer = _trainer(request, workload, ledger, backend)
@@ -163,7 +167,8 @@ def fake_pass(request: PassRequest) -> PassResult:
                 sent_bytes=0 if sent is None else sent.num_bytes,
                 pipeline=trainer.strategy.facts.pipeline(),
                 alike=_alike_slices(trainer.strategy),
-                left_out=_left_out(request, values),
+                left_out=_left_out(request, values, trainer.optimizer),
+                notes=_notes(trainer, workload),
             )
         finally:
             trainer.strategy.close()
@@ -196,12 +201,25 @@ def _sharded_length(weight: torch.Tensor) -> int | None:
     return length
 
 
-def _left_out(request: PassRequest, values: Values) -> tuple[str, ...]:
+def _notes(trainer: Trainer, workload: workloads.Workload) -> tuple[str, ...]:
+    of_loss = difference_of_loss(workload, trainer.strategy)
+    problems = [*trainer.notes, *filter(None, [of_loss])]
+    return tuple(" ".join(filter(None, (problem.message, problem.advice))) for problem in problems)
+
+
+def _left_out(request: PassRequest, values: Values, optimizer: Optimizer) -> tuple[str, ...]:
     options = request.config.strategy.options
     by_torchs_wrapper = request.config.strategy_card.planning.stand_in(options) is not None
     left_out = []
     if values.has_workspaces:
         left_out.append("At least this much: an LSTM's kernel keeps a workspace whose size it alone knows.")
+    kept = [value for state in optimizer.state.values() for value in state.values()]
+    if any(isinstance(value, torch.Tensor) and value.is_sparse for value in kept):
+        left_out.append(
+            "At least this much: what the optimizer keeps of sparse gradients grows step by step."
+        )
+    elif values.forgets_elements:
+        left_out.append("At least this much: how many elements a sparse tensor has depends on values.")
     if by_torchs_wrapper and options.get("compress") not in (None, "none"):
         left_out.append("At least this much: what torch compresses gradients into is left out.")
     return tuple(left_out)

@@ -110,6 +110,7 @@ def _planned_rank(request: PassRequest, target: Target) -> RankNeeds:
         alike=result.alike,
         sent_bytes=result.sent_bytes,
         bubble=(facts.theory_bubble if facts is not None else None) or 0.0,
+        notes=list(result.notes),
         reason=" ".join(result.left_out) or None,
         is_bound=bool(result.left_out),
     )

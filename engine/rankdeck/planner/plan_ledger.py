@@ -55,6 +55,14 @@ class PlanLedger(Ledger):
             tensors = [tensor for tensor in tensors if tensor.dim()]
         super().adopt(tensors, device, kind)
 
+    def built_on_host(self) -> None:
+        """A model is there: what was made and dropped on the way never came to a GPU."""
+        if self._like_cuda:
+            self.logs = [
+                [(entry.key, entry.num_bytes, False) for entry in self.live.values() if entry.device == place]
+                for place in range(self.num_devices)
+            ]
+
     def _leave_out(self, tensor: Tensor) -> None:
         entry = self.live.get(storage_key(local_part(tensor).untyped_storage()))
         if entry is not None and entry.num_bytes:

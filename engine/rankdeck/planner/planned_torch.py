@@ -26,9 +26,11 @@ from rankdeck.torch_compat.replaced import Replaced
 
 
 @contextlib.contextmanager
-def planned(*, like_cuda: bool, initial_values: bool = False) -> Iterator[Backend]:
+def planned(
+    *, like_cuda: bool, initial_values: bool = False, built: Callable[[], None] = lambda: None
+) -> Iterator[Backend]:
     """A context in which strategies build and train on fake tensors, as over NCCL or as over gloo; it gives
-    the backend for them.
+    the backend for them. `built` is called whenever a model has been made.
 
     With `initial_values` real tensors do as well: then weights are filled.
     """
@@ -41,7 +43,7 @@ def planned(*, like_cuda: bool, initial_values: bool = False) -> Iterator[Backen
         changes.own_objects_only(replaced)
         if not like_cuda:
             changes.sends_hold(replaced)
-        yield PlannedBackend(replaced)
+        yield PlannedBackend(replaced, built)
     finally:
         replaced.put_back()
 
@@ -49,12 +51,14 @@ def planned(*, like_cuda: bool, initial_values: bool = False) -> Iterator[Backen
 class PlannedBackend(Backend):
     """What strategies get on fake tensors."""
 
-    def __init__(self, replaced: Replaced) -> None:
+    def __init__(self, replaced: Replaced, built: Callable[[], None]) -> None:
         self._replaced = replaced
+        self._built = built
 
     def model(self, model_fn: Callable[[], nn.Module]) -> nn.Module:
         """Hugging Face's masks take fake tensors for a graph that is traced, and are never left out then."""
         model = model_fn()
+        self._built()
         masking = sys.modules.get(MASKING)
         if masking is not None and hasattr(masking, "is_tracing"):
             self._replaced.put(masking, "is_tracing", lambda tensor=None: False)

@@ -1,6 +1,6 @@
 """Values of fake tensors, which have none: what is given to whoever reads one.
 
-Read torch_compat/fake_tensors.py and shape_memo.py before, fake_pass.py next.
+Read torch_compat/fake_tensors.py, shape_memo.py and sparse.py before, fake_pass.py next.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from rankdeck.torch_compat.collectives import is_wait
 from rankdeck.torch_compat.dispatch import DispatchMode, only_writes, written
 from rankdeck.torch_compat.fake_tensors import FakeTensor
 from rankdeck.torch_compat.shape_memo import ShapeMemo
+from rankdeck.torch_compat.sparse import forgets_elements, sparse_result
 
 if TYPE_CHECKING:
     from rankdeck.planner.work import WorkCounter
@@ -45,6 +46,8 @@ class Values(DispatchMode):
         self.counter: WorkCounter | None = None
         self.has_workspaces = False
         """Whether a kernel ran that keeps a workspace, for backward, whose size it alone knows."""
+        self.forgets_elements = False
+        """Whether a sparse tensor was made of which values say how many elements it has."""
         self._only_writes: dict[Any, bool] = {}
         self._memo = ShapeMemo()
 
@@ -80,10 +83,13 @@ class Values(DispatchMode):
             return args[0]  # as it does; on shapes alone torch makes another tensor of it
         if func is _LSTM and torch.is_grad_enabled():
             self.has_workspaces = True
-        writes = self._only_writes.get(func)
-        if writes is None:
-            writes = self._only_writes[func] = only_writes(func)
-        out = written(func, args) if writes else self._memo(func, args, kwargs)
+        out = sparse_result(func, args, kwargs)
+        if out is None:
+            writes = self._only_writes.get(func)
+            if writes is None:
+                writes = self._only_writes[func] = only_writes(func)
+            out = written(func, args) if writes else self._memo(func, args, kwargs)
+            self.forgets_elements |= forgets_elements(func, out)
         if self.counter is not None:
             self.counter.add(func, args, kwargs, out)
         return out

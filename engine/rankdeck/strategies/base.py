@@ -328,9 +328,14 @@ def backward(total: Tensor, scale: float | Tensor) -> None:
 def compiled(module: nn.Module, setup: Setup) -> Callable[..., Any]:
     """The module's forward, through torch.compile where the run asks for it.
 
-    Weights and names stay the module's.
+    Weights and names stay the module's. Where the model computes its loss inside, the first forward runs as
+    it is: a compiled graph does not tell what the loss is a mean of.
     """
-    return torch.compile(module) if setup.compile else module
+    if not setup.compile:
+        return module
+    fast: Callable[..., Any] = torch.compile(module)
+    first = iter([module] if setup.loss.inside else [])
+    return lambda *args, **kwargs: next(first, fast)(*args, **kwargs)
 
 
 def place(model: nn.Module, setup: Setup, device: torch.device) -> nn.Module:

@@ -7,8 +7,8 @@
 Where: weights, gradients and optimizer state on device 0; a copy of the weights on every device during a
 step. Sent per step: (n-1) x P bytes of weights out, (n-1) x P bytes of gradients back, inputs out, outputs
 back. Wins: hardly ever; it is two lines of code. Breaks: device 0 is full first, with the outputs of all
-devices and what the loss makes of them. `parallel_loss` computes the loss inside each replica's forward, so
-that only losses are gathered.
+devices and what the loss makes of them; batch norms see a device's slice. `parallel_loss` computes the loss
+inside each replica's forward, so that only losses are gathered.
 
 On GPUs this is torch.nn.DataParallel; in a rehearsal it is parallel/collectives/fan_out.py. Read
 single.py before, ddp.py after.

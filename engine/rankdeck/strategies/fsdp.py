@@ -9,7 +9,8 @@ per rank and step, for P bytes of weights and G of gradients: (n-1)/n x (2P + G)
 (n-1)/n x (P + G); 2G instead of G on gloo. Accumulated parts gather anew, and hold whole gradients until the
 last. With precision = bf16 weights travel and compute in 16 bits, while slices and sums stay fp32. Wins: a
 model whose weights, gradients and optimizer state do not fit one device. Breaks: slow links; a model without
-repeated blocks, which is gathered whole; ranks that use different weights, unless `find_unused_parameters`.
+repeated blocks, which is gathered whole; ranks that use different weights, unless `find_unused_parameters`;
+batch norms, which see their rank's slice, unless `sync_batchnorm`.
 
 The model is built without memory except on rank 0's host (parallel/fsdp/blank.py). Source:
 torch.distributed.fsdp.fully_shard; Zhao et al., PyTorch FSDP, VLDB 2023. Read ddp.py before.
@@ -49,7 +50,7 @@ class Fsdp(Strategy):
         mesh = setup.backend.device_mesh(self.mesh(), self.device.type)
         half = setup.precision == "bf16"
         sharding = Sharding(mesh, options.reshard, half, options.find_unused_parameters)
-        self._whole = fill_in_slices(blank, sharding=sharding)
+        self._whole = fill_in_slices([blank.module], blank.fill, sharding=sharding)
         self.module = blank.module
         self._whole_sync = GradientSync()
         backend = str(dist.get_backend())

@@ -20,29 +20,29 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import loss_parallel
 
-from rankdeck.base.errors import ConfigError
+from rankdeck.base.errors import ConfigError, ModelError
 from rankdeck.config import mesh_sizes
 from rankdeck.config.catalog import HybridOptions
 from rankdeck.parallel.collectives.grad_sync import GradientSync, gradients_of
 from rankdeck.parallel.fsdp.blocks import Sharding, reshard_blocks, sharded_modules
-from rankdeck.parallel.fsdp.stages import shard_stages
 from rankdeck.parallel.mesh import Mesh
+from rankdeck.parallel.pipelining.cutting import weights_and_buffers
 from rankdeck.parallel.slices import fill_in_slices
-from rankdeck.parallel.tensor.apply import LayerSplit
+from rankdeck.parallel.tensor.apply import LayerSplit, tie_again
 from rankdeck.parallel.tensor.gradients import add_up_partial
 from rankdeck.parallel.tensor.loss import over_split_classes
-from rankdeck.parallel.tensor.plan import SplitPlan, make_plan
+from rankdeck.parallel.tensor.plan import SplitPlan, make_plan, names_by_weight
 from rankdeck.parallel.tensor.stages import require_own_modules, split_stages
 from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy
 from rankdeck.strategies.facts import CollectiveFacts, HybridFacts, ShardFacts, StrategyFacts, SyncFacts
 from rankdeck.strategies.pipeline import PipelineParallel
-from rankdeck.torch_compat.dtensors import local_part
+from rankdeck.torch_compat.dtensors import is_dtensor, local_part
 
 Axes = Mapping[str, DeviceMesh]
 """The mesh as the parts of a hybrid see it, by axis. Axes of size 1 are left out."""
@@ -74,6 +74,9 @@ class Hybrid(Strategy):
     @property
     def pads(self) -> bool:
         return self._inner.pads
+
+    def fewest_together(self, num_samples: int) -> int:
+        return self._inner.fewest_together(num_samples)
 
     def reports_loss(self) -> bool:
         return self._mesh.coordinate("tensor") == 0 and self._inner.reports_loss()
@@ -174,7 +177,7 @@ class _WholeModel(Strategy):
             backend = "gloo" if setup.is_rehearsal else "nccl"
             words = "gather and scatter over shard"
             self.facts = ShardFacts(module, sharding, setup.accumulate, backend, words)
-        self.uncut = fill_in_slices(blank, split=self.split, sharding=sharding)
+        self.uncut = fill_in_slices([module], blank.fill, split=self.split, sharding=sharding)
 
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
         for module in sharded_modules(self.module):
@@ -204,7 +207,7 @@ class _Stages(PipelineParallel):
         self.uncut: list[nn.Parameter] = []
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
-        """The plan is found while the model is whole; layers are split when other stages' are gone."""
+        """The plan is found while the model is whole; layers are cut when other stages' are gone."""
 
         def planned() -> nn.Module:
             model = model_fn()
@@ -214,16 +217,24 @@ class _Stages(PipelineParallel):
 
         super().build(planned)
 
-    def _split_layers(self) -> None:
+    def _place_stages(self) -> None:
+        """Block by block, and what is there is cut before the next comes."""
+        sharding = None
         if self._plan is not None:
             self.split = split_stages(self.stages, self._plan, self._axes["tensor"], self.options)
-
-    def _shard_stages(self) -> None:
         if "shard" in self._axes:
             require_own_modules(self.stages, "shard")
+            _require_untied(self.runners)
             # What is gathered stays until the step's last backward: microbatches would gather it again.
             sharding = Sharding(self._axes["shard"], reshard=False, half=self.setup.precision == "bf16")
-            self.uncut = shard_stages(self.module, self.runners, sharding)
+        ties = names_by_weight(self.module)
+        self.move(self.cut.unused_by(self.stages.own))
+        self.uncut = fill_in_slices(self.runners, self._move_part, split=self.split, sharding=sharding)
+        if sharding is not None:
+            tie_again(self.module, ties, self.stages.own_modules())
+
+    def _move_part(self, part: nn.Module) -> None:
+        self.move([tensor for tensor in weights_and_buffers(part) if not is_dtensor(tensor)])
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
         for runner in self.runners:
@@ -233,3 +244,14 @@ class _Stages(PipelineParallel):
         for runner in self.runners:
             reshard_blocks(runner)
         return sums
+
+
+def _require_untied(runners: Sequence[nn.Module]) -> None:
+    """Raises: ModelError where two stages of one rank share a weight; `runners` are modules around them."""
+    weights = [weight for runner in runners for weight in runner.parameters()]
+    if len(set(weights)) < len(weights):
+        raise ModelError(
+            "A tied weight lies in two stages of one rank, which shard cannot cut twice.",
+            path="strategy.schedule",
+            advice="Use schedule = 1f1b or gpipe, shard = 1, or a model whose weights are not tied.",
+        )

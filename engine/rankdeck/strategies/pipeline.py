@@ -7,8 +7,8 @@ Where: each rank holds weights, gradients and optimizer state of its own stages,
 microbatches under way: gpipe m of them, 1f1b p - s on stage s. Sent per rank and step: m x a bytes of
 activations on and m x a bytes of gradients back for each cut to another rank, for microbatches of a bytes at
 the cut; tied weights 2(k-1)/k of their bytes among the k ranks that hold them. Wins: models too deep for one
-device, on slow links. Breaks: few microbatches, uneven stages, batch norms (each sees a microbatch at a
-time).
+device, on slow links. Breaks: few microbatches, uneven stages, batch norms (each divides by what a microbatch
+says; running statistics are those of the whole batch, see ../parallel/pipelining/batch_norms.py).
 
 The schedules are torch's (torch.distributed.pipelining); `schedule = "1f1b-by-hand"` is 1f1b once more, on
 plain sends and receives: read ../parallel/pipelining/one_forward_one_backward.py for what a schedule is, then
@@ -28,6 +28,7 @@ from rankdeck.base.errors import ConfigError
 from rankdeck.config import microbatches as rules
 from rankdeck.config.catalog import PipelineOptions
 from rankdeck.parallel.nested import cast, cut_batch, first_samples, num_samples, padded
+from rankdeck.parallel.pipelining.batch_norms import WholeBatchStatistics
 from rankdeck.parallel.pipelining.communication import StageCommunication
 from rankdeck.parallel.pipelining.cutting import cut_model, move_in_place
 from rankdeck.parallel.pipelining.one_forward_one_backward import HandWrittenSchedule
@@ -72,15 +73,18 @@ class PipelineParallel(Strategy):
     def pads(self) -> bool:
         return True
 
+    def fewest_together(self, num_samples: int) -> int:
+        return min(num_samples, self._microbatch)
+
     def reports_loss(self) -> bool:
         return self.stages.is_last
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
         schedule, num_ranks = self.options.schedule, self.setup.world_size
         self.build_stages(model_fn, rank_of_stages(schedule, num_ranks))
-        self._split_layers()
         self.runners = [StageRunner(self.cut, stage, self.loss, self.autocast) for stage in self.stages.own]
-        self._shard_stages()
+        self._statistics = [WholeBatchStatistics(runner.stage) for runner in self.runners]
+        self._place_stages()
         traffic = Traffic(self.spans)
         num_microbatches = self._num_microbatches
         bubble = theory_bubble(num_ranks, num_microbatches, schedule)
@@ -90,7 +94,7 @@ class PipelineParallel(Strategy):
         self._schedule = self._make_schedule(traffic)
 
     def build_stages(self, model_fn: Callable[[], nn.Module], rank_of: Sequence[int]) -> None:
-        """The whole model with the run's seed on the host, cut; this rank's stages stay, on its device.
+        """The whole model with the run's seed on the host, cut; this rank's stages stay.
 
         Every rank builds the same model, so that its weights are those of a single device.
         """
@@ -109,17 +113,18 @@ class PipelineParallel(Strategy):
                 )
             self.stages = StageCommunication(cut, rank_of, self.device, self._group, self._pipelines)
             cut.keep_only(self.stages.own)
-            own = cut.held_by(self.stages.own)
-            move_in_place(own, self.device)
         self.cut, self.module, self.stage_modules = cut, cut.model, cut.stages
+
+    def _place_stages(self) -> None:
+        """This rank's stages from the host to its device."""
+        self.move(self.cut.held_by(self.stages.own))
+
+    def move(self, tensors: Sequence[Tensor]) -> None:
+        """Weights and buffers from the host to this rank's device."""
+        with self.ledger.paused():
+            move_in_place(tensors, self.device)
         for kind, is_weight in (("parameters", True), ("buffers", False)):
-            self.ledger.adopt([t for t in own if isinstance(t, nn.Parameter) == is_weight], 0, kind)
-
-    def _split_layers(self) -> None:
-        """For a hybrid: the weights of this rank's stages may be split here."""
-
-    def _shard_stages(self) -> None:
-        """For a hybrid: `runners` may be sharded here."""
+            self.ledger.adopt([t for t in tensors if isinstance(t, nn.Parameter) == is_weight], 0, kind)
 
     def _make_schedule(self, traffic: Traffic) -> TorchSchedule | HandWrittenSchedule:
         schedule, num_microbatches = self.options.schedule, self._num_microbatches
@@ -139,6 +144,8 @@ class PipelineParallel(Strategy):
         for runner in self.runners:
             runner.start(inputs, targets, counting, scale)
         self._schedule.run()
+        for statistics in self._statistics:
+            statistics.update()
         self.facts.steps += last
         if self.ledger.is_following:
             self.ledger.relabel(self._schedule.buffers(), "communication")

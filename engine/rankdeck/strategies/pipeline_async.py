@@ -86,6 +86,7 @@ class AsyncPipeline(PipelineParallel):
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
         self.build_stages(model_fn, range(self.setup.world_size))
+        self._place_stages()
         if self.cut.shared_parameters():
             raise ModelError(
                 "A weight is shared by stages that update it at different times: its copies would drift.",

@@ -53,7 +53,7 @@ class TensorParallel(Strategy):
         return self.setup.rank == 0
 
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
-        """Block by block: rank 0's weights to all, of which each rank keeps its slices."""
+        """Layer by layer: rank 0's weights to all, of which each rank keeps its slices."""
         setup, options = self.setup, self.options
         blank = self.blank_model(model_fn)
         self.module = blank.module
@@ -63,7 +63,7 @@ class TensorParallel(Strategy):
             setup.backend.device_mesh(self.mesh(), self.device.type),
             options,
         )
-        fill_in_slices(blank, split=self._split)
+        fill_in_slices([blank.module], blank.fill, split=self._split)
 
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
         split_classes = loss_parallel() if self.options.loss_parallel else contextlib.nullcontext()

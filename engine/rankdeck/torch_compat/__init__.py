@@ -7,6 +7,7 @@
     modules        a module's own tables of weights, buffers and children
     fake_tensors   tensors without memory, and a process group whose collectives are done at once
     shape_memo     operations on fake tensors that torch need not be asked twice
+    sparse         how many elements sparse tensors without memory have
     planned        what torch does differently where a strategy runs on fake tensors
     replaced       attributes that are exchanged for a while
     ledger_hooks   methods that are wrapped while the memory ledger follows

@@ -19,6 +19,9 @@ PLACES = (
     Private("the tables of a module", _CUTS, look=lambda: vars(nn.Module())["_parameters"]),
     Private("its table of buffers", _CUTS, look=lambda: vars(nn.Module())["_buffers"]),
     Private("its table of children", _CUTS, look=lambda: vars(nn.Module())["_modules"]),
+    Private(
+        "its table of hooks", "dp cannot make replicas", look=lambda: vars(nn.Module())["_forward_hooks"]
+    ),
     Private("torch.nn:Module._replicate_for_data_parallel", "dp cannot make replicas", takes=("self",)),
     Private("torch.nn:Module._apply", "plans fail", takes=("self", "fn", "recurse")),
     Private("torch.nn:BatchNorm1d._check_input_dim", "batch norms over ranks fail", takes=("self", "input")),
@@ -66,9 +69,11 @@ def split_state(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def shallow_copy(module: nn.Module) -> Any:
-    """The module with tables of its own, whose weights autograd need not know as leaves (for dp)."""
+    """The module with tables of its own, whose weights autograd need not know as leaves (for dp). Hooks that
+    a forward adds, as Hugging Face's do once per model, are the copy's alone."""
     copy: Any = module._replicate_for_data_parallel()
     copy._former_parameters = {}
+    copy._forward_hooks = copy._forward_hooks.copy()
     return copy
 
 

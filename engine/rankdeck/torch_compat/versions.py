@@ -17,6 +17,7 @@ SUBJECTS = (
     "dtensors",
     "modules",
     "fake_tensors",
+    "sparse",
     "planned",
     "ledger_hooks",
     "ddp",

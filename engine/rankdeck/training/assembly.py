@@ -17,8 +17,9 @@ from rankdeck.profiling.simulated_pace import pace_of
 from rankdeck.profiling.spans import SpanRecorder
 from rankdeck.rundir import EventWriter
 from rankdeck.strategies.base import Setup, Strategy
-from rankdeck.training.last_step import check_last_step, has_batch_norm
+from rankdeck.training.last_step import check_last_step
 from rankdeck.training.loop import Trainer
+from rankdeck.training.sameness import Traits, differences, traits_of
 from rankdeck.training.workload import Workload
 
 
@@ -64,22 +65,23 @@ def assemble(
         ),
     )
     strategy = strategy_type(setup)
-    with_batch_norm = False
+    traits = Traits()
 
     def model_fn() -> nn.Module:
-        nonlocal with_batch_norm
+        nonlocal traits
         model = backend.model(workload.build_model)
-        with_batch_norm = has_batch_norm(model)
+        traits = traits_of(model)
         return model
 
     with setup.ledger.following():
         strategy.build(model_fn)
-    check_last_step(workload, strategy, with_batch_norm=with_batch_norm)
+    check_last_step(workload, strategy, with_batch_norm=traits.has_batch_norm)
     # Random streams are the strategy's to part; the weights came from the bare seed.
     torch.manual_seed(config.train.seed * 1_000_003 + 1 + strategy.mesh().random_stream)
     optimizer = workload.build_optimizer(strategy.module.parameters())
     setup.ledger.watch(strategy.module, optimizer)
-    return Trainer(workload, strategy, optimizer, writer, rank=rank, places=places, **job)
+    notes = differences(workload, strategy, traits)
+    return Trainer(workload, strategy, optimizer, writer, rank=rank, places=places, notes=notes, **job)
 
 
 def _ledger(workload: Workload, devices: list[torch.device]) -> AnyLedger:

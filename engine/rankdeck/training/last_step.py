@@ -8,17 +8,10 @@ data/sampling.py before.
 
 from __future__ import annotations
 
-from torch import nn
-
 from rankdeck.base.errors import ConfigError
 from rankdeck.data.sampling import own_share
 from rankdeck.strategies.base import Strategy
-from rankdeck.torch_compat.modules import BatchNorm
 from rankdeck.training.workload import Workload
-
-
-def has_batch_norm(model: nn.Module) -> bool:
-    return any(isinstance(module, BatchNorm) for module in model.modules())
 
 
 def check_last_step(workload: Workload, strategy: Strategy, *, with_batch_norm: bool) -> None:

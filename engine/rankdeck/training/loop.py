@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch.optim import Optimizer
@@ -28,6 +28,7 @@ from rankdeck.training.finite import first_non_finite
 from rankdeck.training.loss_scaling import LossScaling
 from rankdeck.training.monitor import StepMonitor
 from rankdeck.training.reporting import StepFacts, StepReporter
+from rankdeck.training.sameness import difference_of_loss
 from rankdeck.training.saving import Saver
 from rankdeck.training.step import OptimizerStep, Trained
 from rankdeck.training.workload import Workload
@@ -35,7 +36,7 @@ from rankdeck.training.workload import Workload
 
 class Trainer:
     """One rank's training of a strategy that is built. `places` are its devices' in the run;
-    `beat(step, phase)` says that it is alive; without a `saver` nothing is saved."""
+    `beat(step, phase)` says that it is alive; without a `saver` nothing is saved; `notes` are told first."""
 
     def __init__(
         self,
@@ -46,12 +47,15 @@ class Trainer:
         *,
         rank: int,
         places: list[int],
+        notes: Sequence[Problem] = (),
         sampling: SamplingBudget | None = None,
         beat: Callable[[int, str], None] = lambda step, phase: None,
         saver: Saver | None = None,
     ) -> None:
         self.strategy = strategy
         self.optimizer = optimizer
+        self.notes = notes
+        self._has_told_of_loss = False
         self._workload = workload
         self._train = workload.config.train
         self._writer = writer
@@ -94,6 +98,8 @@ class Trainer:
             TrainingError: the loss is not finite.
             StopRequested: the person asked for it.
         """
+        for note in self.notes if self._rank == 0 else ():
+            self._tell(note)
         restored = self._restore()
         first = 0 if restored is None else restored.step
         self._optimizer_step.go_on_after(first)
@@ -122,7 +128,9 @@ class Trainer:
         saver = self._saver
         if saver is None or saver.start is None:
             return None
-        if self.strategy.warms_up:
+        # Without a step left, nothing else would tell what the model's own loss is a mean of.
+        is_over = saver.start.step >= self._workload.steps and not self.strategy.steps_itself
+        if self.strategy.warms_up or (is_over and self._workload.loss.inside):
             self.warm_up()
         restored = saver.restore(saver.start)
         if restored.step > self._workload.steps:
@@ -164,6 +172,7 @@ class Trainer:
             followed = monitor.begin(step, nth, is_last=is_last)
             facts = self.step(step, batches, followed=followed)
             monitor.end()
+            self._tell_of_loss()
             now = time.perf_counter()
             facts.step_s, step_ended = now - step_ended, now
             self._check_reported(self._reporter.add(facts))
@@ -255,6 +264,16 @@ class Trainer:
 
     def _tell(self, problem: Problem) -> None:
         self._writer.write(events.ProblemRaised(problem=problem))
+
+    def _tell_of_loss(self) -> None:
+        """Once, by one of the ranks that compute it."""
+        strategy = self.strategy
+        if self._has_told_of_loss or strategy.data_shard()[0] or not strategy.reports_loss():
+            return
+        problem = difference_of_loss(self._workload, strategy)
+        if problem is not None:
+            self._has_told_of_loss = True
+            self._tell(problem)
 
     def _evaluator(self) -> Evaluator | None:
         workload = self._workload

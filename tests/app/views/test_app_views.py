@@ -12,6 +12,7 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QPushButton, QToolButton
 from pytestqt.qtbot import QtBot
 
+from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck_app.composition import App
 from rankdeck_app.state.output import OutputLine
@@ -294,3 +295,23 @@ def test_the_draft_and_the_tabs_come_back_at_the_next_start(
     assert second.session.draft.value(("train", "steps")) == 77
     assert second.window.context.get("activePageId") == f"run:{written.path}"
     assert second.tabs.current is not None and second.tabs.current.run.path == written.path
+
+
+def test_batch_norms_of_a_run_are_synced_by_one_click(qtbot: QtBot, app: App) -> None:
+    """The button stands where the engine names the option, and nowhere else."""
+    written = WrittenRun(app.session.workspace.runs_folder, config={"strategy": {"use": "ddp"}})
+    written.begin()
+    for path in ("strategy.use", "strategy.sync_batchnorm"):
+        note = Problem("batch-norm-differs", "Other weights.", path=path, severity="info")
+        written.writer("rank-0").write(events.ProblemRaised(problem=note))
+    app.tabs.open(written.path)
+    view = app.window.show_panel("problems")
+    assert isinstance(view, ProblemsView)
+    qtbot.waitUntil(lambda: len(view.rows) == 2, timeout=10_000)
+    buttons = [[button for button in row.buttons if button.text() == "Sync Batch Norms"] for row in view.rows]
+    assert [len(found) for found in buttons] == [0, 1]
+    buttons[1][0].click()
+    draft = app.session.draft
+    assert draft.value(("strategy", "use")) == "ddp" and draft.value(("strategy", "sync_batchnorm")) is True
+    assert not draft.problems
+    written.lose()

@@ -53,3 +53,18 @@ def test_an_unknown_gpu_is_refused_with_a_likely_one() -> None:
     assert "RTX-4090" in (caught.value.advice or "")
     with pytest.raises(DeviceError, match="cannot be planned for"):
         parse_planned("0 x T4")
+
+
+@pytest.mark.parametrize(
+    ("name", "measured_mib"),
+    [
+        ("V100-16GB", 1343),
+        ("V100-32GB", 1343),
+        ("RTX-2080-Ti", 877),
+        ("RTX-3090", 256),
+        ("RTX-6000-Ada", 426),
+    ],
+)
+def test_no_context_is_planned_below_what_was_measured(name: str, measured_mib: int) -> None:
+    [model] = parse_planned(f"1 x {name}") or []
+    assert measured_mib <= model.context_bytes / 2**20 <= measured_mib + 256

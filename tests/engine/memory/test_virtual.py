@@ -21,6 +21,17 @@ def test_a_transfer_is_a_copy_whose_gradient_travels_back() -> None:
     assert devices.moved_bytes == {(0, 1): 400, (1, 0): 400}
 
 
+def test_a_gradient_made_while_nobody_followed_is_on_its_weights_device() -> None:
+    ledger = Ledger(2)
+    with ledger.following(), ledger.on(1), ledger.phase("parameters"):
+        layer = torch.nn.Linear(100, 1, bias=False)
+    ledger.watch(layer, torch.optim.SGD(layer.parameters()))
+    layer(torch.ones(100)).backward()
+    with ledger.following():
+        by_device = [device.live_by_kind["gradients"] for device in ledger.devices()]
+    assert by_device == [0, 400]
+
+
 def test_without_a_ledger_bytes_are_counted_all_the_same() -> None:
     devices = VirtualDevices(2)
     x = torch.ones(10)

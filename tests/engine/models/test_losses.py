@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -61,13 +59,6 @@ def test_mse_sums_squares_over_elements() -> None:
     assert (float(total), count) == (24.0, 6)
 
 
-@dataclass
-class CausalLMOutput:
-    """Named as Hugging Face names it: the labels are shifted inside."""
-
-    loss: torch.Tensor
-
-
 def test_labels_count_as_they_are_where_nothing_is_shifted() -> None:
     labels = torch.tensor([[1, MASKED], [4, 5]])
     total, count = losses.model_loss().function({"loss": torch.tensor(2.0)}, labels)
@@ -87,13 +78,6 @@ def test_an_all_masked_batch_gives_zero_and_sends_zero_back() -> None:
 def test_a_mean_that_is_nan_for_another_reason_stays_nan() -> None:
     total, _ = losses.model_loss().function({"loss": torch.tensor(float("nan"))}, torch.tensor([1, 2]))
     assert torch.isnan(total)
-
-
-def test_the_models_own_mean_becomes_a_sum_over_its_shifted_labels() -> None:
-    labels = torch.tensor([[1, 2, MASKED, 3], [4, MASKED, 5, 6]])
-    outputs = CausalLMOutput(torch.tensor(2.0))
-    total, count = losses.model_loss().function(outputs, {"labels": labels})
-    assert (float(total), int(count)) == (8.0, 4)
 
 
 def test_the_models_own_count_is_taken_where_it_gives_one() -> None:

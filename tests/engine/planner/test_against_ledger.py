@@ -85,3 +85,43 @@ def test_a_wrong_model_is_seen(planner: Planner) -> None:
     predicted = [device.active_bytes for device in planner.plan(Case("mlp", "dp", 4)).devices]
     found = planning.measured_by(Case("gpt", "dp", 4), None)
     assert max(map(abs, planning.errors_of(predicted, found))) > 50 * BAR
+
+
+BLOCKS, BLOCK_BYTES = 8, 4 * 64 * (12 * 64 + 13)
+ROOT_BYTES = 4 * 64 * (64 + 32 + 2)
+CUT = {
+    "fsdp": '{ use = "fsdp" }',
+    "tensor": '{ use = "tensor" }',
+    "shard-tensor": '{ use = "hybrid", shard = 2, tensor = 2 }',
+    "stage-shard": '{ use = "hybrid", stage = 2, shard = 2, microbatches = 2 }',
+    "stage-tensor": '{ use = "hybrid", stage = 2, tensor = 2, microbatches = 2 }',
+}
+
+
+def to_build(strategy: str) -> str:
+    return f"""
+model.use = "gpt"
+model.args = {{ layers = {BLOCKS}, heads = 4, width = 64, context = 32, vocabulary = 64, tied = true }}
+data = {{ use = "synthetic", args = {{ samples = 64 }} }}
+strategy = {strategy}
+devices = {{ use = "cpu:4" }}
+train = {{ steps = 2, global_batch = 16, evaluate_every = 0 }}
+"""
+
+
+@pytest.mark.parametrize("strategy", CUT.values(), ids=CUT)
+def test_a_start_holds_a_block_beside_slices_as_planned(strategy: str, ranks_of: RanksOf) -> None:
+    found = ranks_of(4).call("tests.helpers.planning:built", toml=to_build(strategy))
+    for peak_bytes, held_bytes, equal in found:
+        # The block and its slices, or its copy on the way from rank 0.
+        assert peak_bytes <= held_bytes + 2 * BLOCK_BYTES + ROOT_BYTES < BLOCKS * BLOCK_BYTES
+        assert equal
+    assert planning.planned_to_build(to_build(strategy), 4) == pytest.approx(found[0][0], rel=BAR)
+
+
+def test_what_is_not_cut_is_held_whole_from_the_start(ranks_of: RanksOf) -> None:
+    for peak_bytes, _, equal in ranks_of(4).call(
+        "tests.helpers.planning:built", toml=to_build('{ use = "ddp" }')
+    ):
+        assert peak_bytes > BLOCKS * BLOCK_BYTES
+        assert equal

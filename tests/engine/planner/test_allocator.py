@@ -29,6 +29,8 @@ def test_large_requests_get_segments_of_their_own() -> None:
     allocator = CachingAllocator()
     allocator.take(0, 11 * MIB + 512)
     assert allocator.reserved_bytes == 12 * MIB
+    allocator.take(1, 10 * MIB)
+    assert allocator.reserved_bytes == 22 * MIB
 
 
 def test_a_rest_of_at_most_one_mib_goes_along_with_a_large_block() -> None:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from rankdeck.config import from_text
+from rankdeck.planner.allocator import reserved_bytes
 from rankdeck.planner.fake_pass import PassRequest, fake_pass
 from rankdeck.planner.figures import plan_rank
 from rankdeck.planner.planned_torch import planned
@@ -110,3 +111,26 @@ def test_where_ddp_cannot_be_followed_singles_figures_take_its_place(
     monkeypatch.undo()
     followed = fake_pass(PassRequest(config, 2)).devices[0]
     assert device.active_bytes == pytest.approx(followed.peak_bytes, rel=0.05)
+
+
+BALLAST_BYTES = 2**26
+LOADS = f"""
+import torch
+
+def model():
+    read = [torch.empty({BALLAST_BYTES}, dtype=torch.uint8) for _ in range(4)]
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+"""
+
+
+@pytest.mark.parametrize("use", ["single", "dp", "ddp", "fsdp"])
+def test_what_a_factory_makes_and_drops_on_the_host_is_no_gpus(tmp_path: Path, use: str) -> None:
+    (tmp_path / "own.py").write_text(LOADS)
+    text = f"""
+model.use = "{tmp_path}/own.py:model"
+data.use = "digits"
+strategy.use = "{use}"
+devices.use = "gpu:0,1"
+"""
+    [log, *_] = fake_pass(PassRequest(from_text(text, folder=tmp_path), 2, like_cuda=True)).logs.values()
+    assert 0 < reserved_bytes(log, side_streams=False) < BALLAST_BYTES

@@ -12,6 +12,7 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
+from rankdeck import events
 from tests.helpers.parity import BARS, MUST_DIFFER
 from tests.helpers.rank_main import train_once
 from tests.helpers.ranks import RankSet, largest_difference
@@ -43,10 +44,12 @@ LANGUAGE = ("gpt2", "llama", "bert")
 IN_CI = {("gpt2", "ddp"), ("bert", "pipeline"), ("llama", "tensor"), ("resnet", "fsdp")}
 
 
-def configuration(model: str, strategy: str, num_devices: int) -> str:
+def configuration(
+    model: str, strategy: str, num_devices: int, *, accumulate: int = 1, args: str = "{}"
+) -> str:
     data = "pictures" if model == "resnet" else "tokens"
     return f"""
-model = {{ use = "{FACTORIES}:{model}" }}
+model = {{ use = "{FACTORIES}:{model}", args = {args} }}
 data = {{ use = "{FACTORIES}:{data}" }}
 loss = {{ use = "model" }}
 strategy = {strategy}
@@ -54,6 +57,7 @@ devices = {{ use = "cpu:{num_devices}" }}
 [train]
 steps = 3
 global_batch = 16
+accumulate = {accumulate}
 optimizer = {{ use = "sgd", lr = 0.05 }}
 """
 
@@ -116,6 +120,51 @@ def test_a_resnet_whose_batch_norms_see_slices_trains_and_differs(
 def test_without_gradient_sync_a_hugging_face_model_is_far_off(ranks: tuple[int, RankSet]) -> None:
     weights = ranks[1].train(configuration("gpt2", RANKS["ddp"], 2), without_sync=True)
     assert largest_difference(weights, of_one_device("gpt2")) > MUST_DIFFER
+
+
+def told(folder: Path) -> tuple[list[float | None], list[str]]:
+    """Held-out losses and codes of problems."""
+    found = list(events.decode_lines((folder / "rank-0.0.jsonl").read_bytes()))
+    losses = [event.loss for event in found if isinstance(event, events.Evaluation)]
+    return losses, [event.problem.code for event in found if isinstance(event, events.ProblemRaised)]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "accumulate", "args"),
+    [
+        ("single", 4, "{}"),
+        ("dp", 1, "{}"),
+        ("ddp", 1, "{}"),
+        ("dp", 1, "{ output_router_logits = true, router_aux_loss_coef = 0.1 }"),
+    ],
+)
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_a_loss_is_a_mean_over_what_its_graph_says_and_not_its_class(
+    ranks: tuple[int, RankSet], tmp_path: Path, strategy: str, accumulate: int, args: str
+) -> None:
+    """A mixture of experts shifts its labels, and no name says so. The balance of its router is no mean: what
+    several devices make of it is told."""
+    num_devices = 1 if strategy == "single" else 2
+    options = f'{{ use = "{strategy}"' + (", find_unused_parameters = true }" if strategy == "ddp" else " }")
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.mkdir()
+    other.mkdir()
+    request = {"toml": configuration("mixtral", '{ use = "single" }', 1, args=args), "events": str(one)}
+    train_once({**request, "out": str(one / "weights")}, rank=0, world_size=1)
+    request = {
+        "toml": configuration("mixtral", options, num_devices, accumulate=accumulate, args=args),
+        "events": str(other),
+    }
+    if strategy == "ddp":
+        weights = ranks[1].train(**request)
+    else:
+        train_once({**request, "out": str(other / "weights")}, rank=0, world_size=1)
+        weights = load_file(other / "weights")
+    (wanted, nothing), (found, problems) = told(one), told(other)
+    is_divisible = args == "{}"
+    assert (largest_difference(weights, load_file(one / "weights")) <= BARS["fp32"]) is is_divisible
+    assert (found == pytest.approx(wanted, rel=1e-6)) is is_divisible
+    assert (nothing, problems) == ([], [] if is_divisible else ["loss-differs"])
 
 
 @pytest.mark.slow

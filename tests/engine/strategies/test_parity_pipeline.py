@@ -1,7 +1,7 @@
 """Layer splits and pipelines end with one device's weights: every schedule, tied weights, masked targets.
 
-With batch norms a pipeline equals one device that takes the same microbatches one after another: what
-`accumulate` does.
+With batch norms weights are those of one device that takes the same microbatches one after another, as
+`accumulate` does; running figures are those of one that takes each part whole.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import tempfile
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -22,6 +23,7 @@ from tests.helpers.rank_main import train_once
 from tests.helpers.ranks import RankSet, in_turn, largest_difference
 
 SCHEDULES = list(stages_per_device)
+FIRST_NORMS = ("0.0.1.running", "first.running")
 WORKLOADS = {"gpt-tied": 1, "gpt-masked": 2, "mlp-deep": 1}  # and the parts that are accumulated
 
 
@@ -130,12 +132,49 @@ def test_a_stage_without_its_gradients_ends_far_off(ranks: tuple[int, RankSet], 
     # A deep ResNet on tiny pictures blows rounding up a million times: only fp64 can tell.
     [("batch-norm", "fp32"), pytest.param("resnet", "fp64", marks=pytest.mark.slow)],
 )
-def test_batch_norms_equal_those_of_one_device_that_takes_the_same_microbatches(
+def test_batch_norms_divide_as_on_one_device_that_takes_the_same_microbatches(
     ranks: tuple[int, RankSet], workload: str, precision: str
 ) -> None:
-    far = distance(ranks, workload, "1f1b", microbatches=4, as_if=4, precision=precision)
-    assert far <= BARS[precision]
-    assert distance(ranks, workload, "1f1b", microbatches=4, precision=precision) > MUST_DIFFER
+    toml = configuration(workload, pipeline("1f1b", 4), 2, precision=precision)
+    weights = without_running_figures(ranks[1].train(toml))
+    in_turn, at_once = (
+        without_running_figures(of_one_device(workload, precision, parts)) for parts in (4, 1)
+    )
+    assert largest_difference(weights, in_turn) <= BARS[precision]
+    assert largest_difference(weights, at_once) > MUST_DIFFER
+
+
+def without_running_figures(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name: tensor
+        for name, tensor in weights.items()
+        if "running" not in name and "num_batches" not in name
+    }
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+@pytest.mark.parametrize(
+    ("workload", "schedule", "train"),
+    [
+        ("batch-norm", "1f1b", ""),
+        ("skipping_norms", "1f1b-by-hand", ""),
+        ("batch-norm", "gpipe", "activation_checkpointing = true"),
+    ],
+)
+def test_running_figures_of_batch_norms_are_those_of_the_whole_batch(
+    ranks: tuple[int, RankSet], workload: str, schedule: str, train: str
+) -> None:
+    """Of each of two accumulated parts. Without a step the first norm sees what it sees on one device; later
+    ones see what microbatches made of it."""
+    settings: dict[str, Any] = {"precision": "fp64", "accumulate": 2, "lr": 1e-12, "train": train}
+    found = ranks[1].train(configuration(workload, pipeline(schedule, 4), 2, **settings))
+    whole = of_one_device(workload, **settings)
+    in_turn = of_one_device(workload, **{**settings, "accumulate": 8})
+    first = [name for name in whole if name.startswith(FIRST_NORMS)]
+    for of, names in (("counts", [n for n in whole if "num_batches" in n]), ("first", first)):
+        own, wanted, other = ({n: weights[n] for n in names} for weights in (found, whole, in_turn))
+        assert largest_difference(own, wanted) <= (0.0 if of == "counts" else BARS["fp64"])
+        assert largest_difference(own, other) > MUST_DIFFER
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)

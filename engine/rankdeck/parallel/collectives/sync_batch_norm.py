@@ -48,7 +48,7 @@ class _AcrossRanks(nn.Module):
         check_batch_norm_input(norm, inputs)
         values = inputs.float() if inputs.dtype in (torch.float16, torch.bfloat16) else inputs
         normalised, mean, variance, count = _Normalise.apply(values, norm.eps)
-        _update_running(norm, mean, variance, count)
+        update_running(norm, mean, variance, count)
         if norm.affine:
             shape = _per_channel(values)
             weight, bias = norm.weight.to(values.dtype), norm.bias.to(values.dtype)
@@ -105,7 +105,7 @@ def _of_all(mean: Tensor, squares: Tensor, count: int) -> tuple[Tensor, Tensor, 
     return joint, variance, total
 
 
-def _update_running(norm: Any, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+def update_running(norm: Any, mean: Tensor, variance: Tensor, count: Tensor) -> None:
     """As nn.BatchNorm does: the unbiased variance, by momentum or as the mean of all batches so far."""
     if not norm.track_running_stats or norm.running_mean is None:
         return

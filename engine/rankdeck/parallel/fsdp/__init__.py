@@ -1,5 +1,5 @@
 """Weights cut into one slice per rank, put together block by block while they are needed.
 
 Reading order: blank (a model without memory, and its first weights), blocks (torch's fully_shard over the
-blocks of any model, and what it sends), stages (the same inside a pipeline's stages).
+blocks of any model, and what it sends).
 """

@@ -5,13 +5,16 @@
     then, block by block: memory on the device, rank 0's values to all, and the block may be cut
 
 So every rank starts from the very weights that a single device has, and none but rank 0's host ever holds
-more than one block beside its slices. A person's factory that cannot run on "meta" (it reads a checkpoint, or
-asks a tensor for its value) runs for real on every rank; rank 0's weights still win. Read blocks.py next.
+more than one block beside its slices: what was filled is let go of as soon as it stands in its modules, a
+tied weight when it stands in the last of them. A person's factory that cannot run on "meta" (it reads a
+checkpoint, or asks a tensor for its value) runs for real on every rank; rank 0's weights still win. Read
+blocks.py next.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import torch
@@ -38,8 +41,10 @@ class BlankModel:
         self.module = (model_fn() if rank == 0 else without_memory(model_fn)).train()
         self._device = device
         self._dtype = dtype
-        self._filled: dict[Tensor, Tensor] = {}
         self._done: set[nn.Module] = set()
+        self._filled: dict[int, Tensor] = {}
+        # By id: a table of the old tensors would keep them, and those of the host are the whole model.
+        self._places_left = Counter(id(old) for _, _, old in self._owners(self.module))
 
     def fill(self, part: nn.Module) -> None:
         """Put the weights and buffers of `part` on the device, with rank 0's values; all ranks call it.
@@ -47,12 +52,14 @@ class BlankModel:
         Modules that were filled before are left as they are. A tied weight stays tied.
         """
         owners = list(self._owners(part))
-        fresh = {id(old): old for _, _, old in owners if old not in self._filled}
-        for old in fresh.values():
-            self._filled[old] = self._copy(old)
-        broadcast_from_rank_0(self._filled[old] for old in fresh.values())
+        fresh = {id(old): old for _, _, old in owners if id(old) not in self._filled}
+        self._filled |= {key: self._copy(old) for key, old in fresh.items()}
+        broadcast_from_rank_0(self._filled[key] for key in fresh)
         for module, name, old in owners:
-            setattr(module, name, self._filled[old])
+            setattr(module, name, self._filled[id(old)])
+            self._places_left[id(old)] -= 1
+            if not self._places_left[id(old)]:
+                del self._filled[id(old)]
         self._done.update(part.modules())
 
     def _owners(self, part: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:

@@ -44,6 +44,10 @@ class StageCommunication:
         self.own = [stage for stage, rank in enumerate(rank_of) if rank == self.rank]
         self._tied = self._groups_of_tied_weights(pipelines or [range(dist.get_world_size(group))])
 
+    def own_modules(self) -> set[nn.Module]:
+        """All modules of this rank's stages."""
+        return {module for stage in self.own for module in self.cut.stages[stage].modules()}
+
     def _groups_of_tied_weights(self, pipelines: Sequence[Sequence[int]]) -> list[tuple[str, Any]]:
         """Names of weights that other ranks hold too, each with the group of these ranks.
 

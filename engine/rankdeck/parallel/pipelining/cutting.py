@@ -66,11 +66,15 @@ class CutModel:
 
     def held_by(self, stages: Iterable[int]) -> list[Tensor]:
         """Parameters and buffers that any of the stages needs, each once."""
-        wanted = set(stages)
-        held = [tensor for stage in wanted for tensor in weights_and_buffers(self.stages[stage])]
-        if 0 in wanted:
-            held += [t for t in weights_and_buffers(self.model) if id(t) not in self._holders]
+        held = [tensor for stage in set(stages) for tensor in weights_and_buffers(self.stages[stage])]
+        held += self.unused_by(stages)
         return list({id(tensor): tensor for tensor in held}.values())
+
+    def unused_by(self, stages: Iterable[int]) -> list[Tensor]:
+        """What of `held_by` no stage's units use. Ask before weights are replaced."""
+        if 0 not in stages:
+            return []
+        return [tensor for tensor in weights_and_buffers(self.model) if id(tensor) not in self._holders]
 
     def keep_only(self, stages: Iterable[int]) -> None:
         """Drop what other stages hold: the model stays a tree of the same names with holes in it."""

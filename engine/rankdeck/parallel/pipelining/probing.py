@@ -23,8 +23,10 @@ _AT_ONCE = 100_000_000
 
 @contextmanager
 def without_effects(model: nn.Module) -> Iterator[None]:
-    """Eval mode and random numbers put back: batch norms count nothing, dropout draws nothing."""
+    """Eval mode, random numbers and buffers put back: batch norms count nothing, dropout draws nothing. A
+    traced stage has a mode of its own, over the same buffers."""
     modes = {module: module.training for module in model.modules()}
+    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
     model.eval()
     try:
         with torch.random.fork_rng(devices=[]):
@@ -32,6 +34,8 @@ def without_effects(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes.items():
             module.training = training
+        for buffer, value in kept:
+            buffer.detach().copy_(value)
 
 
 def same_weights(model: nn.Module) -> nn.Module:

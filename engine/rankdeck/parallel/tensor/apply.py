@@ -13,8 +13,7 @@ after. Source: torch.distributed.tensor.parallel.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -35,13 +34,13 @@ from rankdeck.parallel.tensor.sequence import SEQUENCE, bound_sequence, with_hid
 class LayerSplit:
     """The layers of one model, split over the ranks of `mesh`, part by part.
 
-    Make it before anything is split, with the plan of the whole model; call `split` for parts whose weights
-    are on the device, with equal values on all ranks, and `finish` once. Parts may be any modules of the
-    model, of which this rank may hold some only; the model itself is the last one. `inside` is what of the
-    plan lies whole in them, all of it where not given.
+    Make it before anything is split, with the plan of the whole model; call `split` for parts, and `finish`
+    once. Parts may be any modules of the model, of which this rank may hold some only. Then `own` are all
+    modules in them, `inside` what of the plan lies whole in a stage of the pipeline, and `rows_of_blocks`
+    runs of blocks that this rank computes one after another.
 
     Raises:
-        ModelError: the plan and an option do not go together.
+        ModelError: the plan and an option do not go together, or it splits one weight in two ways.
     """
 
     def __init__(
@@ -50,7 +49,10 @@ class LayerSplit:
         plan: SplitPlan,
         mesh: DeviceMesh,
         options: TensorOptions | HybridOptions,
+        *,
+        own: Collection[nn.Module] | None = None,
         inside: SplitPlan | None = None,
+        rows_of_blocks: Sequence[Sequence[str]] | None = None,
     ) -> None:
         _require_options(plan, options)  # of the whole: a rank may have no block among its stages
         self.mesh = mesh
@@ -58,29 +60,32 @@ class LayerSplit:
         self._plan = plan = (inside or plan).held_by(model)
         self._options = options
         self._ties = names_by_weight(model)
-        self._left = list(plan.layers)
+        _require_equal_ties(model, self._ties, plan)
+        self._own = set(model.modules()) if own is None else own
+        # What lies elsewhere and is here too is tied to something of this rank's, and follows it.
+        self._left = [layer for layer in plan.layers if model.get_submodule(layer.name) in self._own]
+        self._rows_of_blocks = [plan.blocks] if rows_of_blocks is None else rows_of_blocks
         self._partial: list[str] = []
 
-    def split(self, part: nn.Module) -> None:
+    def split(self, part: nn.Module, fill: Callable[[nn.Module], None] = lambda layer: None) -> None:
         """Cut the weights of the planned layers inside a part. What it does not hold is left for another.
 
-        Raises:
-            ModelError: a tied weight cannot be tied again.
+        `fill(layer)` is called before a layer is cut: its weights have to be on the device then, with equal
+        values on all ranks.
         """
         inside = set(part.modules())
         chosen = [layer for layer in self._left if self._model.get_submodule(layer.name) in inside]
         for layer in chosen:
-            style = self._style(self._model.get_submodule(layer.name), layer)
+            module = self._model.get_submodule(layer.name)
+            fill(module)
+            style = self._style(module, layer)
             parallelize_module(self._model, self.mesh, {layer.name: style}, src_data_rank=None)
             self._left.remove(layer)
         if not self._left:
             self._tie_again()
 
-    def finish(self, rows_of_blocks: Sequence[Sequence[str]] | None = None) -> None:
-        """Adapt the modules' own numbers of heads, and place the hooks between split layers.
-
-        `rows_of_blocks` are runs of blocks that this rank computes one after another, all where not given.
-        """
+    def finish(self) -> None:
+        """Adapt the modules' own numbers of heads, and place the hooks between split layers."""
         for count in self._plan.heads:
             setattr(self._model.get_submodule(count.module), count.attribute, count.count)
         for name in self._plan.entries:
@@ -88,7 +93,7 @@ class LayerSplit:
             _enter(
                 self._model.get_submodule(name), self.mesh, Shard(SEQUENCE) if in_sequence else Replicate()
             )
-        for row in [self._plan.blocks] if rows_of_blocks is None else rows_of_blocks:
+        for row in self._rows_of_blocks:
             if row and self._options.sequence_parallel:
                 bound_sequence(self._model, row, self.mesh)
                 self._partial += [name for block in row for name in self._whole_weights(block)]
@@ -126,7 +131,7 @@ class LayerSplit:
         return [name for name in names if name.rpartition(".")[0] not in split]
 
     def _tie_again(self) -> None:
-        tie_again(self._model, self._ties)
+        tie_again(self._model, self._ties, self._own)
 
 
 def _require_options(plan: SplitPlan, options: TensorOptions | HybridOptions) -> None:
@@ -145,38 +150,39 @@ def _require_options(plan: SplitPlan, options: TensorOptions | HybridOptions) ->
         )
 
 
-def tie_again(model: nn.Module, ties: Sequence[Sequence[str]], cut: Collection[str] | None = None) -> None:
-    """One weight under all its names again, after layers were replaced; among the names that this rank holds.
+def _require_equal_ties(model: nn.Module, ties: Sequence[Sequence[str]], plan: SplitPlan) -> None:
+    kinds = {model.get_submodule(layer.name): layer.kind for layer in plan.layers}
 
-    `cut` are the names that were replaced, all where not given: the others follow one of these.
+    def way(name: str) -> tuple[str, bool] | None:
+        """By what a layer's weight is cut; its bias is whole beside rows. None where it is not split."""
+        module, attribute = _place(model, name)
+        if module not in kinds:
+            return None
+        return attribute, (kinds[module] == "row") == isinstance(module, nn.Embedding)
 
-    Raises:
-        ModelError: the names were split in different ways.
-    """
-    for names in ties:
-        held = [name for name in names if _holds(model, name)]
-        first = next((name for name in held if cut is None or name in cut), None)
-        if first is None:
-            continue
-        kept = model.get_parameter(first)
-        for name in held:
-            if cut is None and _placements(model.get_parameter(name)) != _placements(kept):
+    for first, *others in ties:
+        for name in others:
+            if way(name) != way(first):
                 raise ModelError(
                     f"{first} and {name} are one weight, but the plan splits them in different ways.",
                     path="strategy.plan",
                     advice='An embedding as "row" goes with its output layer as "column".',
                 )
-            owner, _, attribute = name.rpartition(".")
-            setattr(model.get_submodule(owner), attribute, kept)
 
 
-def _holds(model: nn.Module, name: str) -> bool:
+def tie_again(model: nn.Module, ties: Sequence[Sequence[str]], own: Collection[nn.Module]) -> None:
+    """One weight under all its names again, after layers were replaced. `own` are modules whose weights may
+    have been replaced; what other modules hold under the other names follows them."""
+    for names in ties:
+        places = [_place(model, name) for name in names]
+        replaced = [getattr(module, attribute) for module, attribute in places if module in own]
+        for module, attribute in places if replaced else ():
+            setattr(module, attribute, replaced[0])
+
+
+def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
     owner, _, attribute = name.rpartition(".")
-    return getattr(model.get_submodule(owner), attribute, None) is not None
-
-
-def _placements(tensor: Tensor) -> Any:
-    return tensor.placements if isinstance(tensor, DTensor) else None
+    return model.get_submodule(owner), attribute
 
 
 def _enter(module: nn.Module, mesh: DeviceMesh, stream: Replicate | Shard) -> None:

@@ -1,5 +1,5 @@
-"""Layers split over tensor inside the stages of a pipeline: a plan of the whole model, carried out for what
-one rank holds. Read plan.py and apply.py before.
+"""Layers split over tensor inside the stages of a pipeline: what one rank carries out of a plan of the whole
+model. Read plan.py and apply.py before.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def split_stages(
     mesh: DeviceMesh,
     options: HybridOptions,
 ) -> LayerSplit:
-    """Split the layers of this rank's stages, in place. What a cut tears apart stays whole.
+    """How the layers of this rank's stages will be split. What a cut tears apart stays whole.
 
     Raises:
         ModelError: nothing can be split so, or an option needs other cuts.
@@ -42,10 +42,9 @@ def split_stages(
             path="strategy.sequence_parallel",
             advice="Leave it out, or give strategy.cuts that begin with blocks.",
         )
-    split = LayerSplit(cut.model, plan, mesh, options, inside)
-    split.split(cut.model)
-    split.finish(blocks)
-    return split
+    return LayerSplit(
+        cut.model, plan, mesh, options, own=stages.own_modules(), inside=inside, rows_of_blocks=blocks
+    )
 
 
 def require_own_modules(stages: StageCommunication, axis: str) -> None:

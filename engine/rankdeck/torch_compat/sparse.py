@@ -1,0 +1,102 @@
+"""Sparse fake tensors: how many elements a result has, which torch's shapes alone forget.
+
+    made of indices and values                      as many as are given
+    a copy, a product with a number, a mask         as many as the one that it is made of
+    a sum of two                                    those of both, as CPUs and GPUs lay them end to end
+    coalesced                                       at most as many: which indices are equal, values say
+
+So gradients of `Embedding(sparse=True)` count with their indices and values. Read fake_tensors.py before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rankdeck.torch_compat.fake_tensors import in_kernel
+from rankdeck.torch_compat.places import Private
+
+_MISCOUNTED = "plans miscount sparse gradients"
+PLACES = (
+    Private("torch.ops:aten._sparse_coo_tensor_with_dims_and_tensors.default", _MISCOUNTED),
+    Private("torch.ops:aten.copy_sparse_to_sparse_.default", _MISCOUNTED),
+    Private("torch.ops:aten._coalesce.default", _MISCOUNTED),
+)
+_aten = torch.ops.aten
+_MAKE = _aten._sparse_coo_tensor_with_dims_and_tensors.default
+
+
+def _like(given: Any, *_: Any, **__: Any) -> Tensor:
+    return _of(given, given._nnz())
+
+
+def _masked(_: Any, mask: Any, *__: Any) -> Tensor:
+    return _of(mask, mask._nnz())
+
+
+def _sum(first: Any, second: Any, **_: Any) -> Tensor:
+    return _of(first, first._nnz() + second._nnz())
+
+
+def _sum_in_place(first: Any, second: Any, **_: Any) -> Tensor:
+    both = _sum(first, second)
+    assert in_kernel is not None
+    with in_kernel(first.fake_mode):
+        _aten.copy_sparse_to_sparse_(first, both)
+    result: Tensor = first
+    return result
+
+
+_RESULTS: dict[Any, Callable[..., Tensor]] = {
+    _aten.clone.default: _like,
+    _aten.neg.default: _like,
+    _aten.mul.Tensor: _like,
+    _aten.mul.Scalar: _like,
+    _aten.div.Tensor: _like,
+    _aten.div.Scalar: _like,
+    _aten._coalesce.default: _like,
+    _aten.sparse_mask.default: _masked,
+    _aten.add.Tensor: _sum,
+    _aten.sub.Tensor: _sum,
+    _aten.add_.Tensor: _sum_in_place,
+    _aten.sub_.Tensor: _sum_in_place,
+}
+_KEEP = (
+    _MAKE,
+    _aten.detach.default,
+    _aten.mul_.Tensor,
+    _aten.mul_.Scalar,
+    _aten.div_.Tensor,
+    _aten.neg_.default,
+)
+
+
+def sparse_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Tensor | None:
+    """What an operation on sparse tensors returns; None where it is on others, or torch knows it itself."""
+    result = _RESULTS.get(func)
+    if result is None or not _is_sparse(args[1] if result is _masked else args[0]):
+        return None
+    return result(*args, **(kwargs or {}))
+
+
+def forgets_elements(func: Any, out: Any) -> bool:
+    """Whether it is not known how many elements a result has."""
+    return isinstance(out, Tensor) and out.layout is not torch.strided and func not in _KEEP
+
+
+def _is_sparse(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout is torch.sparse_coo
+
+
+def _of(like: Any, num_elements: int) -> Tensor:
+    """A tensor of the layout of `like` with so many elements."""
+    values = torch.empty((num_elements, *like._values().shape[1:]), dtype=like.dtype)
+    indices = torch.empty((like.sparse_dim(), num_elements), dtype=torch.int64)
+    made: Tensor = _MAKE(
+        like.sparse_dim(), like.dense_dim(), like.shape, indices, values,
+        dtype=like.dtype, layout=torch.sparse_coo, device=like.device,
+    )  # fmt: skip
+    return made

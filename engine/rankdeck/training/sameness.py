@@ -1,0 +1,102 @@
+"""Where a run does not end with the weights of one device: told before its first step, and in plans.
+
+Devices and microbatches see a part of what one device sees at once. Sums of losses and gradients do not mind.
+What looks across samples does: a batch norm's statistics, a router's balance inside a loss; and so does what
+draws random numbers. "One device" cuts the batch into as many parts (train.accumulate). Read assembly.py
+before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from rankdeck.base.errors import Problem
+from rankdeck.strategies.base import Strategy
+from rankdeck.torch_compat.modules import BatchNorm
+from rankdeck.training.workload import Workload
+
+_DROPOUTS = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d | nn.AlphaDropout | nn.FeatureAlphaDropout
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What of a model depends on how batches are cut."""
+
+    has_batch_norm: bool = False
+    has_dropout: bool = False
+
+
+def traits_of(model: nn.Module) -> Traits:
+    modules = list(model.modules())
+    return Traits(
+        any(isinstance(module, BatchNorm) for module in modules), any(_drops(module) for module in modules)
+    )
+
+
+def _drops(module: nn.Module) -> bool:
+    """A dropout of torch's, or a module that keeps a rate by a name like attention_dropout or drop_prob."""
+    if isinstance(module, _DROPOUTS):
+        return module.p > 0
+    rates = (value for name, value in vars(module).items() if "drop" in name and isinstance(value, float))
+    return any(rate > 0 for rate in rates)
+
+
+def differences(workload: Workload, strategy: Strategy, traits: Traits) -> list[Problem]:
+    """What is known as soon as the model is built."""
+    if strategy.steps_itself:  # stale weights are no single device's in any case
+        return []
+    found = []
+    is_joint = getattr(strategy.options, "sync_batchnorm", False)
+    if traits.has_batch_norm and _is_cut(strategy) and not is_joint:
+        found.append(_of_batch_norms(strategy))
+    num_devices = len(strategy.setup.devices) * strategy.setup.world_size
+    in_turn = workload.config.strategy_card.planning.in_turn and strategy.setup.is_rehearsal
+    if traits.has_dropout and num_devices > 1 and not in_turn:
+        found.append(
+            Problem(
+                "dropout-differs",
+                "Dropout draws numbers of its own on each device: the run ends with other weights than one.",
+                advice="Training is as good. Set dropout to 0 to compare strategies number by number.",
+                severity="info",
+            )
+        )
+    return found
+
+
+def difference_of_loss(workload: Workload, strategy: Strategy) -> Problem | None:
+    """What only steps show."""
+    trouble = workload.loss.trouble()
+    if trouble is None or (workload.config.train.accumulate == 1 and not _is_cut(strategy)):
+        return None
+    return Problem(
+        "loss-differs",
+        f"The model's own loss {trouble}. Parts of a batch, each with its own, do not add up to the loss of "
+        "the whole: the run ends with other weights than one device that takes the batch at once.",
+        path="loss.use",
+        advice="Switch that part of the loss off, or give the output a `count`, to compare number by number.",
+        severity="info",
+    )
+
+
+def _is_cut(strategy: Strategy) -> bool:
+    """Whether one forward sees fewer samples than one device's would."""
+    part_batch = strategy.setup.part_batch
+    return strategy.fewest_together(part_batch // strategy.data_shard()[1]) < part_batch
+
+
+def _of_batch_norms(strategy: Strategy) -> Problem:
+    has_option = "sync_batchnorm" in type(strategy.options).model_fields
+    part_batch = strategy.setup.part_batch
+    num = strategy.fewest_together(part_batch // strategy.data_shard()[1])
+    return Problem(
+        "batch-norm-differs",
+        f"Batch norms normalise over {num} samples at a time, where one device takes {part_batch}: the run "
+        "ends with other weights than one device.",
+        path="strategy.sync_batchnorm" if has_option else "strategy.use",
+        advice="Set strategy.sync_batchnorm = true."
+        if has_option
+        else 'Use strategy.use = "ddp" or "fsdp" with sync_batchnorm = true, or "model".',
+        severity="info",
+    )

@@ -1,0 +1,81 @@
+"""What a loss is a mean of is read from its graph, and remembered for batches without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rankdeck.config.catalog import MASKED
+from rankdeck.models import losses
+from rankdeck.models.means import terms
+
+TARGETS = torch.tensor([1, 2, MASKED, 3, 0, MASKED])
+MASK = torch.tensor([1, 1, 0, 0, 1, 0])
+
+
+def counts(loss: Tensor) -> list[float | None]:
+    return [None if term is None else float(term.count) for term in terms(loss)]
+
+
+def per_target(logits: Tensor) -> Tensor:
+    return logits.square().sum(1)
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        (lambda x: F.cross_entropy(x, TARGETS), [4]),
+        (lambda x: F.cross_entropy(x, TARGETS, reduction="sum") / (TARGETS != MASKED).sum(), [4]),
+        (lambda x: F.cross_entropy(x, TARGETS, weight=torch.tensor([3.0, 1, 1, 1, 1])), [6]),
+        (lambda x: F.cross_entropy(x, TARGETS, label_smoothing=0.1), [4, 4]),
+        (lambda x: F.cross_entropy(x, TARGETS.clamp(min=0), ignore_index=0), [3]),
+        (lambda x: F.cross_entropy(x.bfloat16().float(), TARGETS).double(), [4]),
+        (lambda x: F.mse_loss(x, torch.zeros(6, 5)), [30]),
+        (lambda x: per_target(x)[MASK > 0].mean(), [3]),
+        (lambda x: per_target(x)[:1].mean(), [1]),
+        (lambda x: (per_target(x) * MASK).sum() / MASK.sum(), [3]),
+        (lambda x: torch.stack([F.cross_entropy(x, TARGETS), x.mean()]).mean(), [4, 30]),
+        (lambda x: F.cross_entropy(x, TARGETS) + 0.1 * x.softmax(1).mean(0).square().sum(), [4, None]),
+        (lambda x: F.cross_entropy(x, TARGETS, reduction="sum"), [None]),
+        (lambda x: F.cross_entropy(x, TARGETS).unsqueeze(0).mean(), [4]),
+        (lambda x: F.cross_entropy(x, TARGETS).detach(), []),
+    ],
+)
+def test_each_mean_says_by_how_much_it_divides(
+    loss: Callable[[Tensor], Tensor], expected: list[float | None]
+) -> None:
+    logits = torch.randn(6, 5, requires_grad=True)
+    assert counts(loss(logits)) == expected
+
+
+@pytest.mark.parametrize(("first", "expected"), [(0, 6), (1, 4)])
+def test_an_evaluation_counts_as_training_did(first: int, expected: int) -> None:
+    loss = losses.model_loss()
+    labels = torch.tensor([[1, 2, MASKED, 3], [4, MASKED, 0, 2]])
+    logits = torch.randn(2, 4, 5, requires_grad=True)
+
+    def outputs() -> dict[str, Tensor]:
+        own = logits[:, : 4 - first].reshape(-1, 5)
+        return {"loss": F.cross_entropy(own, labels[:, first:].reshape(-1))}
+
+    total, count = loss.function(outputs(), {"labels": labels})
+    assert float(count) == expected
+    assert float(total.detach() / count) == pytest.approx(float(outputs()["loss"].detach()))
+    longer = torch.cat([labels, labels, labels])
+    with torch.no_grad():
+        _, count = loss.function({"loss": torch.tensor(2.0)}, {"labels": longer})
+    assert float(count) == 3 * expected
+
+
+def test_means_over_numbers_that_vary_apart_are_told() -> None:
+    loss = losses.model_loss()
+    for targets in (TARGETS, TARGETS.clamp(min=0)):
+        logits = torch.randn(6, 5, requires_grad=True)
+        assert loss.trouble() is None
+        own = F.cross_entropy(logits, targets) + logits.mean()
+        loss.function({"loss": own}, {"labels": targets})
+    assert loss.trouble() == "adds up means over different numbers of targets"

@@ -1,0 +1,75 @@
+"""Gradients of `Embedding(sparse=True)` in a plan, against the ledger of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rankdeck.config import from_text
+from rankdeck.planner.fake_pass import PassRequest, PassResult, fake_pass
+from tests.helpers.planning import measured
+
+OWN = """
+import torch
+
+def model(sparse=True):
+    table = torch.nn.Embedding(20000, 64, sparse=sparse)
+    return torch.nn.Sequential(table, torch.nn.Flatten(), torch.nn.Linear(8 * 64, 4))
+
+def data():
+    drawn = torch.randint(20000, (64, 8), generator=torch.Generator().manual_seed(0))
+    return torch.utils.data.TensorDataset(drawn, torch.zeros(64, dtype=torch.long)), None
+"""
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    (tmp_path / "own.py").write_text(OWN)
+    own = tmp_path / "own.py"
+    return f"""
+model = {{ use = "{own}:model", args = {{ sparse = SPARSE }} }}
+data.use = "{own}:data"
+devices.use = "cpu:1"
+[train]
+steps = 8
+global_batch = 32
+evaluate_every = 0
+accumulate = PARTS
+optimizer = OPTIMIZER
+"""
+
+
+def filled(text: str, optimizer: str, *, sparse: bool = True, parts: int = 1) -> str:
+    chosen = text.replace("OPTIMIZER", f"{{ {optimizer}, lr = 0.01 }}").replace("PARTS", str(parts))
+    return chosen.replace("SPARSE", str(sparse).lower())
+
+
+def planned(text: str) -> PassResult:
+    return fake_pass(PassRequest(from_text(text, folder=Path.cwd()), 1))
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_indices_and_values_of_gradients_are_planned_as_they_are(text: str, parts: int) -> None:
+    own = filled(text, 'use = "sgd"', parts=parts)
+    found = planned(own)
+    [device], [truth] = found.devices.values(), measured(own)
+    assert device.peak_bytes == truth
+    assert not found.left_out
+    if parts == 1:
+        assert device.peak_by_kind["gradients"] >= 32 * 8 * (64 * 4 + 8)
+    [whole] = planned(filled(text, 'use = "sgd"', sparse=False, parts=parts)).devices.values()
+    assert whole.peak_bytes > truth + 0.9 * 20000 * 64 * 4
+
+
+def test_where_equal_indices_are_added_up_a_plan_is_at_most_too_large(text: str) -> None:
+    own = filled(text, 'use = "torch.optim:Adagrad"')
+    [device], [truth] = planned(own).devices.values(), measured(own)
+    assert truth <= device.peak_bytes <= 1.01 * truth
+
+
+def test_what_grows_step_by_step_is_planned_as_at_least(text: str) -> None:
+    [words] = planned(filled(text, 'use = "sgd", momentum = 0.9')).left_out
+    assert words.startswith("At least this much") and "grows" in words
