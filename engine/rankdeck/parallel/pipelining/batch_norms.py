@@ -65,8 +65,9 @@ class WholeBatchStatistics:
         self._own = ()
         if norm.training and norm.track_running_stats and norm.num_batches_tracked is not None:
             self._own = norm.running_mean, norm.running_var, norm.num_batches_tracked
-            self._share = norm.momentum if isinstance(norm, InterpreterModule) else 1.0
-            self._momentum, norm.momentum = norm.momentum, 1.0
+            is_traced, own_momentum = isinstance(norm, InterpreterModule), norm.momentum
+            self._share = own_momentum if is_traced else 1.0
+            self._momentum, norm.momentum = own_momentum, 1.0
             norm.running_mean = torch.zeros_like(norm.running_mean)
             norm.running_var = torch.zeros_like(norm.running_var)
             norm.num_batches_tracked = torch.zeros_like(norm.num_batches_tracked)
@@ -103,5 +104,5 @@ def _is_norm(module: Any) -> bool:
         if node.target is torch.ops.aten.batch_norm.default and str(node.args[3]) == "running_mean":
             is_training, momentum = node.args[5:7]
             module.track_running_stats, module.momentum = is_training, momentum
-            return bool(is_training) and isinstance(momentum, float)
+            return bool(is_training and momentum)
     return False
