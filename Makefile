@@ -16,7 +16,7 @@ ALL = $(if $(strip $(PYTEST)),,-n $(WORKERS) --dist worksteal)
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all test-torch coverage lint format bench mutants clean distclean
+.PHONY: help setup run test test-all test-torch coverage lint format bench gpu mutants clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -56,6 +56,10 @@ bench: setup ## training beside hand-written loops, syncs, the dashboard, GPUs r
 	@$(BIN)/python -m tests.bench.telemetry
 	@$(BIN)/python -m tests.bench.devices
 	@$(BIN)/python -m tests.bench.planning
+
+# No setup: a machine with a GPU may have no network, and its own Python has the torch that fits its driver.
+gpu: ## what only a GPU can tell, in 20 minutes, written to docs/gpu.md; PYTHON=... has torch, ARGS="--dry-run"
+	@$(or $(PYTHON),$(firstword $(wildcard $(BIN)/python) python3)) -m tests.gpu $(ARGS)
 
 mutants: setup ## break one line of the engine at a time, and see which breaks no test sees (hours; goes on where it was)
 	@[ $(DRAWN) -eq 0 ] || .venv-mutants/bin/python -c "import cosmic_ray" 2>/dev/null || \

@@ -156,6 +156,9 @@ EXAMPLE_FILES = {
     "engine.py",
 }
 
+# What a command writes where there is what it needs.
+WRITTEN_LATER = {"docs/gpu.md"}
+
 # An event is called after its tag on disk; the code around them reads `events.Sample`.
 NAMED_BY_THEIR_TAG = {"engine/rankdeck/events.py"}
 
@@ -247,7 +250,7 @@ def test_every_file_that_is_named_exists() -> None:
         for match in (match for text in _prose(file) for match in _REFERENCE.finditer(text)):
             named = match[1]
             there = named in names or any((base / named).is_file() for base in [file.parent, *bases])
-            if not there and named not in EXAMPLE_FILES:
+            if not there and named not in EXAMPLE_FILES | WRITTEN_LATER:
                 wrong.append(f"{_name(file)}: {named}")
     assert not wrong
 

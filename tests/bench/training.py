@@ -37,12 +37,16 @@ SAMPLED_GOAL = 0.005
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison."""
+    """One comparison: a preset or a file, on virtual devices or on a GPU ("gpu:0"). `tolerance` is for the
+    losses of step 50, relative: some sums of a GPU have no fixed order."""
 
     name: str
     strategy: str
     ranks: int
     steps: int
+    config: str = PRESET
+    gpu: str | None = None
+    tolerance: float = 1e-4
 
 
 CASES = (Case("single", "single", 1, 6000), Case("ddp, 2 ranks", "ddp", 2, 3000))
@@ -70,15 +74,15 @@ class Pair:
         return self.hand.step_us / self.ours.step_us
 
 
-def measure(case: Case, rounds: int) -> list[Pair]:
-    """`rounds` pairs; the side that goes first alternates."""
+def measure(case: Case, rounds: int, *, first: int = 0) -> list[Pair]:
+    """`rounds` pairs from number `first` on; the side that goes first alternates."""
     pairs = []
-    for number in range(rounds):
+    for number in range(first, first + rounds):
         if number % 2:
             hand, ours = hand_written(case), rankdeck(case)
         else:
             ours, hand = rankdeck(case), hand_written(case)
-        if abs(ours.loss - hand.loss) > 1e-4 * abs(hand.loss):
+        if abs(ours.loss - hand.loss) > case.tolerance * abs(hand.loss):
             raise SystemExit(f"The two sides train differently: losses {ours.loss} and {hand.loss}")
         pairs.append(Pair(ours, hand))
         print(
@@ -93,8 +97,8 @@ def rankdeck(case: Case) -> Measured:
     with tempfile.TemporaryDirectory() as folder:
         home = {"RANKDECK_HOME": f"{folder}/home", "RANKDECK_RUNS": f"{folder}/runs"}
         settings = [f"train.steps={case.steps}", "train.evaluate_every=0"]
-        command = [sys.executable, "-P", "-m", "rankdeck", "train", PRESET, "--strategy", case.strategy]
-        command += ["--devices", f"cpu:{case.ranks}", "--json"]
+        command = [sys.executable, "-P", "-m", "rankdeck", "train", case.config, "--strategy", case.strategy]
+        command += ["--devices", case.gpu or f"cpu:{case.ranks}", "--json"]
         told = _output([*command, *(word for setting in settings for word in ("--set", setting))], home)
         run = RunDir(Path(json.loads(told)["path"]))
         return _measured([event for _, event in EventReader(run).read(1 << 30)], case.steps)
@@ -133,7 +137,8 @@ def hand_written(case: Case) -> Measured:
     command = [sys.executable]
     if case.ranks > 1:
         command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case.ranks)]
-    command += ["-m", "tests.bench.hand_written", PRESET, "--steps", str(case.steps)]
+    command += ["-m", "tests.bench.hand_written", case.config, "--steps", str(case.steps)]
+    command += ["--device", "cpu" if case.gpu is None else "cuda"]
     return Measured(**json.loads(_output(command, {}).splitlines()[-1]))
 
 
