@@ -299,6 +299,11 @@ class Strategy(ABC):
                 without_memory=setup.backend.model_without_memory,
             )
 
+    def small_inputs(self) -> Any:
+        """Inputs of a sample or two, to look at what a model does with them; None where nobody knows any."""
+        sample = self.setup.sample
+        return None if sample is None else sample(min(2, self.setup.part_batch))[0]
+
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         dtype = _AUTOCAST.get(self.setup.precision)
         return _AS_IT_IS if dtype is None else torch.autocast(self.device.type, dtype=dtype)

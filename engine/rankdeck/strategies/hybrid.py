@@ -164,7 +164,7 @@ class _WholeModel(Strategy):
         blank = self.blank_model(model_fn)
         module = self.module = blank.module
         if "tensor" in axes:
-            plan = make_plan(module, axes["tensor"].size(), options.plan)
+            plan = make_plan(module, axes["tensor"].size(), options.plan, self.small_inputs())
             self.split = LayerSplit(module, plan, axes["tensor"], options)
         sharding = None
         if "shard" in axes:
@@ -209,7 +209,8 @@ class _Stages(PipelineParallel):
         def planned() -> nn.Module:
             model = model_fn()
             if "tensor" in self._axes:
-                self._plan = make_plan(model, self._axes["tensor"].size(), self.options.plan)
+                size = self._axes["tensor"].size()
+                self._plan = make_plan(model, size, self.options.plan, self.small_inputs())
             return model
 
         super().build(planned)

@@ -39,8 +39,8 @@ SYNCED = {
     "ddp": '{ use = "ddp", sync_batchnorm = true }',
     "fsdp": '{ use = "fsdp", sync_batchnorm = true }',
 }
-LANGUAGE = ("gpt2", "llama", "bert")
-IN_CI = {("gpt2", "ddp"), ("bert", "pipeline"), ("llama", "tensor"), ("resnet", "fsdp")}
+LANGUAGE = ("gpt2", "llama", "bert", "t5")
+IN_CI = {("gpt2", "ddp"), ("bert", "pipeline"), ("llama", "tensor"), ("resnet", "fsdp"), ("t5", "tensor")}
 
 
 def configuration(model: str, strategy: str, num_devices: int) -> str:
