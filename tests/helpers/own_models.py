@@ -115,6 +115,33 @@ class BareBlocks(nn.Module):
         return out
 
 
+class ResidualOnce(nn.Module):
+    """Digits (B, 1, 8, 8) -> logits (B, 10): what enters the middle goes around it, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.middle, self.leave = nn.Linear(64, 32), nn.Linear(32, 32), nn.Linear(32, 10)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.enter(inputs.flatten(1))
+        out: Tensor = self.leave(hidden + self.middle(hidden).relu())
+        return out
+
+
+def residual_once() -> nn.Module:
+    return ResidualOnce()
+
+
+def sparse() -> nn.Module:
+    """Digits as 64 tokens of 17 kinds."""
+
+    class Levels(nn.Module):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return (inputs.flatten(1) * 16).long().clamp(0, 16)
+
+    return nn.Sequential(Levels(), nn.EmbeddingBag(17, 16, sparse=True), nn.Linear(16, 10))
+
+
 def bare_blocks(**block: bool) -> nn.Module:
     return BareBlocks(**block)
 

@@ -54,7 +54,16 @@ WORKLOADS = {
     "scaled": f'model = {{ use = "{OWN_MODELS}:scaled" }}\ndata = {{ use = "digits" }}',
     **{
         name: f'model = {{ use = "{OWN_MODELS}:{name}" }}\ndata = {{ use = "digits" }}'
-        for name in ("hiding", "asking", "unseeded", "tied_blocks", "row", "bare_blocks")
+        for name in (
+            "hiding",
+            "asking",
+            "unseeded",
+            "tied_blocks",
+            "row",
+            "bare_blocks",
+            "residual_once",
+            "sparse",
+        )
     },
     "resnet": 'model = { use = "resnet", args = { stem = "small" } }\ndata = { use = "digits" }',
 }
