@@ -142,6 +142,11 @@ class Strategy(ABC):
         return Mesh.of(self.setup.rank, **{self.axis: self.setup.world_size})
 
     @property
+    def takes_sparse_gradients(self) -> bool:
+        """Whether gradients of an embedding may be sparse: nothing adds them up or cuts them."""
+        return not self.in_parts
+
+    @property
     def pads(self) -> bool:
         """Whether a part with fewer samples than the others is filled up, because shapes are fixed."""
         return False

@@ -75,6 +75,10 @@ class Hybrid(Strategy):
     def pads(self) -> bool:
         return self._inner.pads
 
+    @property
+    def takes_sparse_gradients(self) -> bool:
+        return self._mesh.size("stage") == self.setup.world_size
+
     def reports_loss(self) -> bool:
         return self._mesh.coordinate("tensor") == 0 and self._inner.reports_loss()
 

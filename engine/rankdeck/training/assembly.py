@@ -19,6 +19,7 @@ from rankdeck.rundir import EventWriter
 from rankdeck.strategies.base import Setup, Strategy
 from rankdeck.training.last_step import check_last_step, has_batch_norm
 from rankdeck.training.loop import Trainer
+from rankdeck.training.refusals import refuse_optimizer, refuse_sparse
 from rankdeck.training.workload import Workload
 
 
@@ -70,6 +71,7 @@ def assemble(
         nonlocal with_batch_norm
         model = backend.model(workload.build_model)
         with_batch_norm = has_batch_norm(model)
+        refuse_sparse(model, strategy, config)
         return model
 
     with setup.ledger.following():
@@ -78,6 +80,7 @@ def assemble(
     # Random streams are the strategy's to part; the weights came from the bare seed.
     torch.manual_seed(config.train.seed * 1_000_003 + 1 + strategy.mesh().random_stream)
     optimizer = workload.build_optimizer(strategy.module.parameters())
+    refuse_optimizer(workload.build_optimizer, optimizer, strategy, config)
     setup.ledger.watch(strategy.module, optimizer)
     return Trainer(workload, strategy, optimizer, writer, rank=rank, places=places, **job)
 
