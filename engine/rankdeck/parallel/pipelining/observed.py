@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from rankdeck.parallel.nested import call, tensors_of
 from rankdeck.parallel.pipelining.chain import Chain, Received
 from rankdeck.parallel.pipelining.probing import on_shapes, same_weights, without_effects
-from rankdeck.parallel.pipelining.watching import Returned, Seen, Watch, crossing
+from rankdeck.parallel.pipelining.watching import Returned, Seen, UnitWatch, crossing
 from rankdeck.torch_compat.dispatch import tree_leaves, tree_map
 from rankdeck.torch_compat.modules import own_tensors
 
@@ -46,7 +46,7 @@ def observe(model: nn.Module, inputs: Any) -> list[Seen]:
     """The modules that may be units, in the order in which they ran, each of them once."""
 
     def run(shapes: Any) -> list[Seen]:
-        watch = Watch()
+        watch = UnitWatch()
         with contextlib.ExitStack() as hooks:
             for name, unit in _open(model, ""):
                 enter, leave = functools.partial(watch.enter, name), functools.partial(watch.leave, name)

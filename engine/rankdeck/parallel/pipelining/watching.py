@@ -98,7 +98,7 @@ class _Call:
     outputs: list[tuple[int, Tensor]] = field(default_factory=list)
 
 
-class Watch:
+class UnitWatch:
     """Hooks of one forward. Tensors live as long as this, so that no two are taken for one."""
 
     def __init__(self) -> None:

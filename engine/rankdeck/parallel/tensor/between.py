@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,11 +25,8 @@ from torch import nn
 from rankdeck.diagnose.exceptions import own_place
 from rankdeck.parallel.nested import call, tensors_of
 from rankdeck.parallel.pipelining.probing import on_shapes, same_weights, without_effects
-from rankdeck.parallel.tensor.attention import AttentionLayers
+from rankdeck.parallel.tensor.attention import AttentionLayers, HeadCount
 from rankdeck.parallel.tensor.pairs import Pair
-
-if TYPE_CHECKING:
-    from rankdeck.parallel.tensor.plan import SplitPlan
 
 Group = AttentionLayers | Pair
 _OVER_FEATURES = ("LayerNorm", "RmsNorm", "RMSNorm", "GroupNorm", "Softmax")
@@ -175,31 +172,31 @@ def _declared(model: nn.Module, group: Group) -> Iterator[str]:
             yield from (f"{name}.{weight}" for weight, _ in module.named_parameters(recurse=False))
 
 
-def try_slices(model: nn.Module, plan: SplitPlan, inputs: Any) -> str | None:
-    """What the model's own code says to one rank's slices of its layers, on shapes; None where it takes them
-    or nobody can tell. All ranks of a run call this together."""
+def try_slices(
+    model: nn.Module, dims: Mapping[str, int], counts: Iterable[HeadCount], num_ranks: int, inputs: Any
+) -> str | None:
+    """What the model's own code says to one rank's slices of its layers, cut along `dims`, on shapes; None
+    where it takes them or nobody can tell. All ranks of a run call this together."""
     shared: list[str | None] = [None]
     if inputs is not None and _looks():
         with contextlib.suppress(Exception):  # not every model can be copied
-            shared = [_complaint(_with_slices(same_weights(model), plan), inputs)]
+            shared = [_complaint(_with_slices(same_weights(model), dims, counts, num_ranks), inputs)]
     if dist.is_initialized():
         dist.broadcast_object_list(shared, src=0)
     return shared[0]
 
 
-def _with_slices(copied: nn.Module, plan: SplitPlan) -> nn.Module:
-    """The first rank's slices in place of layers whose outputs or inputs are slices; sums are left out."""
-    for layer in plan.layers:
-        module = copied.get_submodule(layer.name)
-        is_table = isinstance(module, nn.Embedding)
-        if layer.gathers or (is_table and layer.kind == "row"):
-            continue  # they take and give what is whole
-        dim = int(is_table or layer.kind == "row")
+def _with_slices(
+    copied: nn.Module, dims: Mapping[str, int], counts: Iterable[HeadCount], num_ranks: int
+) -> nn.Module:
+    """The first rank's slices in place of layers, and of the numbers of heads; sums are left out."""
+    for layer, dim in dims.items():
+        module = copied.get_submodule(layer)
         for name, weight in list(module.named_parameters(recurse=False)):
             if weight.ndim > dim:
-                part = weight.detach().narrow(dim, 0, weight.shape[dim] // plan.num_ranks)
+                part = weight.detach().narrow(dim, 0, weight.shape[dim] // num_ranks)
                 setattr(module, name, nn.Parameter(part, requires_grad=False))
-    for count in plan.heads:
+    for count in counts:
         setattr(copied.get_submodule(count.module), count.attribute, count.count)
     return copied
 

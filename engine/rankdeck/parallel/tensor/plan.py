@@ -142,8 +142,9 @@ def find_plan(model: nn.Module, num_ranks: int, inputs: Any = None) -> SplitPlan
     entries = tuple(name for name in _entries(model, layers, groups) if name not in around)
     vocabulary, output = _vocabulary(model, num_ranks, blocks) if blocks else ([], None)
     counts = tuple(count for attention in attentions for count in attention.counts)
-    plan = SplitPlan(num_ranks, (*layers, *vocabulary), entries, tuple(blocks), counts, output)
-    if blocks and (complaint := try_slices(model, plan, inputs)):
+    # A table of numbers per head is cut by columns, and its columns are its second dim.
+    dims = {layer.name: int(layer.kind == "row" or layer.name in biases) for layer in layers}
+    if blocks and (complaint := try_slices(model, dims, counts, num_ranks, inputs)):
         raise ModelError(
             f"{type(model).__name__} does not take slices of its layers, which tensor gives to each rank: "
             f"{complaint}.",
@@ -152,7 +153,7 @@ def find_plan(model: nn.Module, num_ranks: int, inputs: Any = None) -> SplitPlan
             advice="Write -1 for the width of all heads together, and keep their number in num_heads; or "
             "use ddp, fsdp or pipeline.",
         )
-    return plan
+    return SplitPlan(num_ranks, (*layers, *vocabulary), entries, tuple(blocks), counts, output)
 
 
 def _biases_of_heads(model: nn.Module, attentions: Sequence[AttentionLayers], between: Between) -> list[str]:
