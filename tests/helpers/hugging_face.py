@@ -91,6 +91,26 @@ def bert(**options: Any) -> nn.Module:
     return BertForMaskedLM(config)
 
 
+def t5(**options: Any) -> nn.Module:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(
+        num_layers=3,
+        num_decoder_layers=3,
+        num_heads=4,
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        vocab_size=VOCABULARY,
+        dropout_rate=0.0,
+        pad_token_id=0,
+        decoder_start_token_id=0,
+        use_cache=False,
+        **options,
+    )
+    return T5ForConditionalGeneration(config)
+
+
 def resnet(**options: Any) -> nn.Module:
     from transformers import ResNetConfig, ResNetForImageClassification
 

@@ -94,6 +94,77 @@ def row() -> nn.Module:
     return Row()
 
 
+class BareBlock(nn.Module):
+    """A pre-norm block whose attention and feed-forward lie in one module; `query_norm` stands between.
+
+    `fixed` writes the width of all heads into the shape.
+    """
+
+    def __init__(self, query_norm: bool = False, fixed: bool = False) -> None:
+        super().__init__()
+        self.heads, self.fixed = 4, fixed
+        self.ln1, self.ln2 = nn.LayerNorm(32), nn.LayerNorm(32)
+        self.q, self.k, self.v, self.o = (nn.Linear(32, 32) for _ in range(4))
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+        self.query_norm = nn.LayerNorm(32) if query_norm else nn.Identity()
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        normed = self.ln1(hidden)
+        layers = (self.query_norm(self.q(normed)), self.k(normed), self.v(normed))
+        heads = (layer.unflatten(2, (self.heads, -1)).transpose(1, 2) for layer in layers)
+        mixed = nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2)
+        hidden = hidden + self.o(mixed.reshape(*hidden.shape[:2], 32 if self.fixed else -1))
+        out: Tensor = hidden + self.down(nn.functional.gelu(self.up(self.ln2(hidden))))
+        return out
+
+
+class BareBlocks(nn.Module):
+    """Digits (B, 1, 8, 8), a row of them a token -> logits (B, 10)."""
+
+    def __init__(self, **block: bool) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(8, 32), nn.Linear(32, 10)
+        self.blocks = nn.ModuleList(BareBlock(**block) for _ in range(2))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.enter(inputs.flatten(0, 1))
+        for block in self.blocks:
+            hidden = block(hidden)
+        out: Tensor = self.leave(hidden.mean(1))
+        return out
+
+
+class ResidualOnce(nn.Module):
+    """Digits (B, 1, 8, 8) -> logits (B, 10): what enters the middle goes around it, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.middle, self.leave = nn.Linear(64, 32), nn.Linear(32, 32), nn.Linear(32, 10)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.enter(inputs.flatten(1))
+        out: Tensor = self.leave(hidden + self.middle(hidden).relu())
+        return out
+
+
+def residual_once() -> nn.Module:
+    return ResidualOnce()
+
+
+def sparse() -> nn.Module:
+    """Digits as 64 tokens of 17 kinds."""
+
+    class Levels(nn.Module):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return (inputs.flatten(1) * 16).long().clamp(0, 16)
+
+    return nn.Sequential(Levels(), nn.EmbeddingBag(17, 16, sparse=True), nn.Linear(16, 10))
+
+
+def bare_blocks(**block: bool) -> nn.Module:
+    return BareBlocks(**block)
+
+
 def tied_blocks() -> nn.Module:
     """A list of blocks of which two share a weight."""
     blocks = [nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(3)]

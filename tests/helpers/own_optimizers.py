@@ -133,3 +133,18 @@ class Nesting(torch.optim.SGD):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         self.inner = self.inner or torch.optim.AdamW(self.param_groups[0]["params"])
         self.inner.step()
+
+
+class Factored(torch.optim.Adafactor):
+    """torch's Adafactor under a name of one's own."""
+
+
+class ByNorm(torch.optim.SGD):
+    """The rate grows with the norm of all weights."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        weights = [weight for group in self.param_groups for weight in group["params"]]
+        norm = sum(float((weight**2).sum()) for weight in weights) ** 0.5
+        for weight in weights:
+            weight.add_(weight.grad, alpha=-norm / 100)

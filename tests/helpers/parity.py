@@ -54,7 +54,17 @@ WORKLOADS = {
     "scaled": f'model = {{ use = "{OWN_MODELS}:scaled" }}\ndata = {{ use = "digits" }}',
     **{
         name: f'model = {{ use = "{OWN_MODELS}:{name}" }}\ndata = {{ use = "digits" }}'
-        for name in ("skipping_norms", "hiding", "asking", "unseeded", "tied_blocks", "row")
+        for name in (
+            "skipping_norms",
+            "hiding",
+            "asking",
+            "unseeded",
+            "tied_blocks",
+            "row",
+            "bare_blocks",
+            "residual_once",
+            "sparse",
+        )
     },
     "resnet": 'model = { use = "resnet", args = { stem = "small" } }\ndata = { use = "digits" }',
 }

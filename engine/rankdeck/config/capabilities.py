@@ -43,7 +43,21 @@ def _own_sync(facts: Facts) -> bool:
     return bool(facts.strategy.options.get("sync", "native") != "native")
 
 
-_SPLIT_BACKWARD = ("interleaved-zero-bubble", "zbv", "dualpipev")
+SPLIT_BACKWARD = ("interleaved-zero-bubble", "zbv", "dualpipev")
+
+_IN_SLICES = ("fsdp", "tensor", "hybrid")
+
+
+def _is_torchs(facts: Facts, *names: str) -> bool:
+    """Whether the optimizer is one of torch's own, by name."""
+    module, _, name = facts.train.optimizer.use.rpartition(":")
+    return name in names and module.partition(".")[0] == "torch"
+
+
+def _cuts_weights(facts: Facts) -> bool:
+    options = facts.strategy.options
+    return facts.strategy.use != "hybrid" or options.get("shard", 1) > 1 or options.get("tensor", 1) > 1
+
 
 WITH_FP16 = ("single", "dp", "ddp", "model")
 WITH_COMPILE = ("single", "ddp")
@@ -78,6 +92,28 @@ REFUSALS: tuple[Refusal, ...] = (
         "Leave train.activation_checkpointing out.",
     ),
     Refusal(
+        (),
+        "train.optimizer.use",
+        lambda facts: _is_torchs(facts, "LBFGS"),
+        "LBFGS computes the loss several times in one step, and a step here has one forward and backward.",
+        "Use sgd, adam or adamw.",
+    ),
+    Refusal(
+        _IN_SLICES,
+        "train.optimizer.use",
+        lambda facts: _is_torchs(facts, "Adafactor", "Rprop") and _cuts_weights(facts),
+        "torch's Adafactor and Rprop cannot step weights that lie in slices on several ranks.",
+        "Use adamw, or strategy.use = ddp, model or pipeline, where a rank holds whole weights.",
+    ),
+    Refusal(
+        _IN_SLICES,
+        "train.optimizer.use",
+        lambda facts: _is_torchs(facts, "Muon") and _cuts_weights(facts),
+        "Muon works on whole matrices in 16 bits: in slices their sums are rounded otherwise, and the run "
+        "would end elsewhere than on one device.",
+        "Use adamw, or strategy.use = ddp, model or pipeline, where a rank holds whole weights.",
+    ),
+    Refusal(
         ("ddp",),
         "strategy.static_graph",
         lambda facts: facts.asks("static_graph") and facts.train.accumulate > 1,
@@ -105,7 +141,7 @@ REFUSALS: tuple[Refusal, ...] = (
         ("pipeline",),
         "train.activation_checkpointing",
         lambda facts: (
-            facts.train.activation_checkpointing and facts.strategy.options.get("schedule") in _SPLIT_BACKWARD
+            facts.train.activation_checkpointing and facts.strategy.options.get("schedule") in SPLIT_BACKWARD
         ),
         "A schedule that splits backward in two goes through the graph twice, and a checkpointed block "
         "recomputes its forward only once.",

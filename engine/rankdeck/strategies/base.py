@@ -142,6 +142,11 @@ class Strategy(ABC):
         return Mesh.of(self.setup.rank, **{self.axis: self.setup.world_size})
 
     @property
+    def takes_sparse_gradients(self) -> bool:
+        """Whether gradients of an embedding may be sparse: nothing adds them up or cuts them."""
+        return not self.in_parts
+
+    @property
     def pads(self) -> bool:
         """Whether a part with fewer samples than the others is filled up, because shapes are fixed."""
         return False
@@ -298,6 +303,11 @@ class Strategy(ABC):
                 dtype=setup.dtype if setup.precision == "fp64" else None,
                 without_memory=setup.backend.model_without_memory,
             )
+
+    def small_inputs(self) -> Any:
+        """Inputs of a sample or two, to look at what a model does with them; None where nobody knows any."""
+        sample = self.setup.sample
+        return None if sample is None else sample(min(2, self.setup.part_batch))[0]
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         dtype = _AUTOCAST.get(self.setup.precision)

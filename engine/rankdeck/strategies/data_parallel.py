@@ -94,6 +94,7 @@ class _Marked(nn.DataParallel[nn.Module]):
 class DataParallel(Strategy):
     name = "dp"
     options: DpOptions
+    takes_sparse_gradients = False
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)

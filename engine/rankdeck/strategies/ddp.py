@@ -56,6 +56,10 @@ class Ddp(Strategy):
         self._powersgd: Any = None
         self._begins_step = True
 
+    @property
+    def takes_sparse_gradients(self) -> bool:
+        return self.options.sync == "native"
+
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
         """Every rank builds; rank 0's weights and buffers then go to all."""
         self.module = place(model_fn(), self.setup, self.device)

@@ -78,6 +78,10 @@ class Hybrid(Strategy):
     def fewest_together(self, num_samples: int) -> int:
         return self._inner.fewest_together(num_samples)
 
+    @property
+    def takes_sparse_gradients(self) -> bool:
+        return self._mesh.size("stage") == self.setup.world_size
+
     def reports_loss(self) -> bool:
         return self._mesh.coordinate("tensor") == 0 and self._inner.reports_loss()
 
@@ -167,7 +171,7 @@ class _WholeModel(Strategy):
         blank = self.blank_model(model_fn)
         module = self.module = blank.module
         if "tensor" in axes:
-            plan = make_plan(module, axes["tensor"].size(), options.plan)
+            plan = make_plan(module, axes["tensor"].size(), options.plan, self.small_inputs())
             self.split = LayerSplit(module, plan, axes["tensor"], options)
         sharding = None
         if "shard" in axes:
@@ -212,7 +216,8 @@ class _Stages(PipelineParallel):
         def planned() -> nn.Module:
             model = model_fn()
             if "tensor" in self._axes:
-                self._plan = make_plan(model, self._axes["tensor"].size(), self.options.plan)
+                size = self._axes["tensor"].size()
+                self._plan = make_plan(model, size, self.options.plan, self.small_inputs())
             return model
 
         super().build(planned)

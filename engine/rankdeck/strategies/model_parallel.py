@@ -76,7 +76,7 @@ class ModelParallel(Strategy):
         homes = {id(parameter): stages[0] for parameter, stages in self._cut.shared_parameters()}
         return [
             (homes[id(parameter)], name)
-            for name, parameter in self.stage_modules[stage].named_parameters(remove_duplicate=False)
+            for name, parameter in self.stage_modules[stage].named_parameters()
             if homes.get(id(parameter), stage) != stage
         ]
 

@@ -24,8 +24,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rankdeck.base.errors import ConfigError
+from rankdeck.base.errors import ConfigError, ModelError
 from rankdeck.config import microbatches as rules
+from rankdeck.config.capabilities import SPLIT_BACKWARD
 from rankdeck.config.catalog import PipelineOptions
 from rankdeck.parallel.nested import cast, cut_batch, first_samples, num_samples, padded
 from rankdeck.parallel.pipelining.batch_norms import WholeBatchStatistics
@@ -82,6 +83,7 @@ class PipelineParallel(Strategy):
     def build(self, model_fn: Callable[[], nn.Module]) -> None:
         schedule, num_ranks = self.options.schedule, self.setup.world_size
         self.build_stages(model_fn, rank_of_stages(schedule, num_ranks))
+        self._refuse_several_tensors()
         self.runners = [StageRunner(self.cut, stage, self.loss, self.autocast) for stage in self.stages.own]
         self._statistics = [WholeBatchStatistics(runner.stage) for runner in self.runners]
         self._place_stages()
@@ -92,6 +94,22 @@ class PipelineParallel(Strategy):
         self.facts = StageFacts(words, self.stages, num_microbatches, traffic, bubble)
         # Last, because torch's stages keep what they are given.
         self._schedule = self._make_schedule(traffic)
+
+    def _refuse_several_tensors(self) -> None:
+        """Raises: ModelError where torch would go through a graph twice: one tensor that crosses a cut was
+        made with another, and a schedule asks for inputs' gradients first."""
+        several = next((index for index, leaf in enumerate(self.cut.boundaries) if len(leaf) > 1), None)
+        if several is not None and self.options.schedule in SPLIT_BACKWARD:
+            raise ModelError(
+                f"strategy.schedule = {self.options.schedule} splits backward in two, and "
+                f"{len(self.cut.boundaries[several])} tensors enter stage {several}.",
+                path="strategy.schedule",
+                advice='Set strategy.schedule = "1f1b" or "interleaved-1f1b".',
+            )
+
+    @property
+    def takes_sparse_gradients(self) -> bool:
+        return True
 
     def build_stages(self, model_fn: Callable[[], nn.Module], rank_of: Sequence[int]) -> None:
         """The whole model with the run's seed on the host, cut; this rank's stages stay.

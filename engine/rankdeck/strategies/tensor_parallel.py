@@ -59,7 +59,7 @@ class TensorParallel(Strategy):
         self.module = blank.module
         self._split = LayerSplit(
             blank.module,
-            make_plan(blank.module, setup.world_size, options.plan),
+            make_plan(blank.module, setup.world_size, options.plan, self.small_inputs()),
             setup.backend.device_mesh(self.mesh(), self.device.type),
             options,
         )

@@ -19,6 +19,7 @@ from rankdeck.rundir import EventWriter
 from rankdeck.strategies.base import Setup, Strategy
 from rankdeck.training.last_step import check_last_step
 from rankdeck.training.loop import Trainer
+from rankdeck.training.refusals import refuse_optimizer, refuse_sparse
 from rankdeck.training.sameness import Traits, differences, traits_of
 from rankdeck.training.workload import Workload
 
@@ -73,6 +74,7 @@ def assemble(
         nonlocal traits
         model = backend.model(workload.build_model)
         traits = traits_of(model)
+        refuse_sparse(model, strategy, config)
         return model
 
     with setup.ledger.following():
@@ -81,6 +83,7 @@ def assemble(
     # Random streams are the strategy's to part; the weights came from the bare seed.
     torch.manual_seed(config.train.seed * 1_000_003 + 1 + strategy.mesh().random_stream)
     optimizer = workload.build_optimizer(strategy.module.parameters())
+    refuse_optimizer(workload.build_optimizer, optimizer, strategy, config)
     setup.ledger.watch(strategy.module, optimizer)
     notes = differences(workload, strategy, traits)
     return Trainer(workload, strategy, optimizer, writer, rank=rank, places=places, notes=notes, **job)

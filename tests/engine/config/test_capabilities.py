@@ -38,6 +38,14 @@ def problems_of(strategy: str, train: str = "") -> list[Problem]:
         ),
         ('use = "pipeline-async"', "clip_norm = 1.0", "train.clip_norm", "clip_norm = 0"),
         ('use = "fsdp"', 'precision = "fp16"', "train.precision", "bf16"),
+        ('use = "single"', 'optimizer = { use = "torch.optim:LBFGS" }', "train.optimizer.use", "adamw"),
+        ('use = "tensor"', 'optimizer = { use = "torch.optim:Adafactor" }', "train.optimizer.use", "ddp"),
+        (
+            'use = "hybrid"\ndata = 1\nshard = 2',
+            'optimizer = { use = "torch.optim:Muon" }',
+            "train.optimizer.use",
+            "ddp",
+        ),
         ('use = "dp"', "compile = true", "train.compile", "single or ddp"),
         (
             'use = "single"',

@@ -40,8 +40,15 @@ SYNCED = {
     "ddp": '{ use = "ddp", sync_batchnorm = true }',
     "fsdp": '{ use = "fsdp", sync_batchnorm = true }',
 }
-LANGUAGE = ("gpt2", "llama", "bert")
-IN_CI = {("gpt2", "ddp"), ("bert", "pipeline"), ("llama", "tensor"), ("resnet", "fsdp")}
+LANGUAGE = ("gpt2", "llama", "bert", "t5")
+IN_CI = {
+    ("gpt2", "ddp"),
+    ("bert", "pipeline"),
+    ("llama", "tensor"),
+    ("resnet", "fsdp"),
+    ("t5", "tensor"),
+    ("t5", "pipeline"),
+}
 
 
 def configuration(
@@ -117,9 +124,19 @@ def test_a_resnet_whose_batch_norms_see_slices_trains_and_differs(
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
-def test_without_gradient_sync_a_hugging_face_model_is_far_off(ranks: tuple[int, RankSet]) -> None:
-    weights = ranks[1].train(configuration("gpt2", RANKS["ddp"], 2), without_sync=True)
-    assert largest_difference(weights, of_one_device("gpt2")) > MUST_DIFFER
+@pytest.mark.parametrize(("model", "strategy"), [("gpt2", "ddp"), ("t5", "pipeline")])
+def test_without_gradient_sync_a_hugging_face_model_is_far_off(
+    ranks: tuple[int, RankSet], model: str, strategy: str
+) -> None:
+    weights = ranks[1].train(configuration(model, RANKS[strategy], 2), without_sync=True)
+    assert largest_difference(weights, of_one_device(model)) > MUST_DIFFER
+
+
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_t5_is_refused_by_what_cannot_hand_on_several_tensors(ranks: tuple[int, RankSet]) -> None:
+    zbv = RANKS["pipeline"].replace("1f1b", "zbv")
+    with pytest.raises(AssertionError, match=r"zbv splits backward in two, and \d tensors enter stage"):
+        ranks[1].train(configuration("t5", zbv, 2))
 
 
 def told(folder: Path) -> tuple[list[float | None], list[str]]:

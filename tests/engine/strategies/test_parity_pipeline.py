@@ -121,6 +121,12 @@ def bits_of(folder: Path, rank: int) -> dict[str, list[object]]:
     return found
 
 
+def test_what_goes_around_a_cut_takes_its_gradient_along() -> None:
+    """Cut before the middle, its residual arrives there too; so does what flows back."""
+    toml = configuration("residual_once", '{ use = "model", cuts = ["middle"] }', 2)
+    assert largest_difference(in_this_process(toml), of_one_device("residual_once")) <= BARS["fp32"]
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "1f1b-by-hand", "zbv"])
 def test_a_stage_without_its_gradients_ends_far_off(ranks: tuple[int, RankSet], schedule: str) -> None:
     assert distance(ranks, "gpt", schedule, without_sync=True) > MUST_DIFFER

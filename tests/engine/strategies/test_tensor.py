@@ -24,6 +24,7 @@ CASES = [
     (4, "gpt-tied", FOUND, 1),
     (2, "gpt-masked", FOUND, 2),
     (4, "mlp", FOUND, 1),
+    (2, "bare_blocks", FOUND, 1),
     (2, "mlp-nearly-all-masked", FOUND, 2),
     (4, "mlp-nearly-all-masked", FOUND, 2),
     (2, "gpt-masked", SEQUENCE, 2),
@@ -72,7 +73,12 @@ def test_bf16_stays_near_one_device_in_bf16(ranks: tuple[int, RankSet]) -> None:
 @pytest.mark.parametrize("ranks", [2], indirect=True, ids=["2-ranks"])
 @pytest.mark.parametrize(
     ("workload", "options", "left_out"),
-    [("gpt", FOUND, "sums"), ("gpt-tied", FOUND, "ties"), ("gpt", SEQUENCE, "partial")],
+    [
+        ("gpt", FOUND, "sums"),
+        ("bare_blocks", FOUND, "sums"),
+        ("gpt-tied", FOUND, "ties"),
+        ("gpt", SEQUENCE, "partial"),
+    ],
 )
 def test_what_is_left_out_is_seen(
     ranks: tuple[int, RankSet], tmp_path: Path, workload: str, options: str, left_out: str

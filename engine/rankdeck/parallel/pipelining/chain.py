@@ -35,7 +35,7 @@ class Chain(ABC):
 
     reads_inputs: ClassVar[bool] = True
     """Whether stages after the first look at the model's inputs."""
-    takes_any_batch: ClassVar[bool] = True
+    takes_any_batch: bool = True
     """Whether a stage runs for other batch sizes than that of the sample."""
 
     @abstractmethod

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rankdeck.base.errors import ModelError
-from rankdeck.parallel.nested import each_tensor
+from rankdeck.parallel.nested import each_tensor, first_samples
 from rankdeck.parallel.pipelining.chain import Chain, Received
 from rankdeck.parallel.pipelining.probing import on_shapes, without_effects
 from rankdeck.torch_compat.dispatch import storage_key
@@ -32,10 +32,14 @@ class TensorShape:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    by_sample: bool = True
+    """Whether its first dim is the batch."""
 
     def empty(self, device: torch.device | str, num_samples: int | None = None) -> Tensor:
         """A tensor like it on a device, for as many samples or another number of them."""
-        shape = self.shape if num_samples is None else (num_samples, *self.shape[1:])
+        shape = self.shape
+        if num_samples is not None and self.by_sample:
+            shape = (num_samples, *self.shape[1:])
         return torch.empty(shape, dtype=self.dtype, device=device)
 
 
@@ -45,30 +49,44 @@ Boundary = tuple[TensorShape, ...]
 def boundaries(chain: Chain, inputs: Any, num_samples: int) -> list[Boundary]:
     """What enters each unit, for a batch of `num_samples`; nothing enters the first.
 
-    Raises: ModelError when a tensor that enters a unit does not have the batch as its first dim.
+    Raises: ModelError when the first tensor that enters a unit does not have the batch as its first dim.
     """
 
-    def run(shapes: Any) -> list[Boundary]:
-        entering: list[Boundary] = [()]
+    def entering(inputs: Any) -> list[list[TensorShape]]:
+        """Every tensor as if its first dim were the batch."""
+        shapes: list[list[TensorShape]] = [[]]
         passing: Received = None
         for unit in itertools.islice(chain.units(), len(chain) - 1):
-            passing = unit(passing, shapes)
+            passing = unit(passing, inputs)
             assert passing is not None
-            entering.append(tuple(TensorShape(tuple(tensor.shape), tensor.dtype) for tensor in passing))
-        return entering
+            shapes.append([TensorShape(tuple(tensor.shape), tensor.dtype) for tensor in passing])
+        return shapes
+
+    def run(inputs: Any) -> list[Boundary]:
+        whole = entering(inputs)
+        has_more = chain.takes_any_batch and num_samples > 1 and any(len(tensors) > 1 for tensors in whole)
+        # Which of several tensors are by sample shows when there is a sample less.
+        less = entering(first_samples(inputs, num_samples - 1)) if has_more else whole
+        wanted = num_samples - has_more
+        return [
+            tuple(
+                replace(one, by_sample=one.shape[:1] == (num_samples,) and other.shape[:1] == (wanted,))
+                for one, other in zip(*tensors, strict=True)
+            )
+            for tensors in zip(whole, less, strict=True)
+        ]
 
     with without_effects(chain.model), torch.no_grad():
-        entering = on_shapes(run, inputs, chain.model)
-    for name, boundary in zip(chain.names, entering, strict=True):
-        for tensor in boundary:
-            if tensor.shape[:1] != (num_samples,):
-                raise ModelError(
-                    f"Unit {name} receives a tensor of shape {tensor.shape} for {num_samples} samples; "
-                    "only tensors whose first dim is the batch can cross a cut.",
-                    path="strategy.cuts",
-                    advice="Hand the batch on as the first dim, or cut elsewhere.",
-                )
-    return entering
+        boundaries = on_shapes(run, inputs, chain.model)
+    for name, boundary in zip(chain.names, boundaries, strict=True):
+        if boundary and not boundary[0].by_sample:
+            raise ModelError(
+                f"Unit {name} receives a tensor of shape {boundary[0].shape} for {num_samples} samples; "
+                "only tensors whose first dim is the batch can cross a cut.",
+                path="strategy.cuts",
+                advice="Hand the batch on as the first dim, or cut elsewhere.",
+            )
+    return boundaries
 
 
 def unit_costs(chain: Chain, balance: str, inputs: Any, device: torch.device) -> list[float]:

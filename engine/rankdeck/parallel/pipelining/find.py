@@ -5,14 +5,15 @@
     3. its modules run in a row (observed.py): Hugging Face decoders, BERT, ResNets, ...
     4. a trace of its graph (traced.py)
 
-What 3 finds is run once against the model, so that a model that only looks like a row goes on to 4. Read
-costs.py next.
+What 3 finds is run once against the model, so that a model that only looks like a row goes on to 4. One that
+cannot be traced is cut where its own code carries nothing past. Read costs.py next.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from rankdeck.parallel.pipelining.chain import Chain, Received, UnitChain
 from rankdeck.parallel.pipelining.observed import ObservedChain, observe
 from rankdeck.parallel.pipelining.probing import same_history, without_effects
 from rankdeck.parallel.pipelining.traced import trace
+from rankdeck.parallel.pipelining.watching import Seen
 from rankdeck.torch_compat.fake_tensors import FakeTensor
 
 
@@ -38,11 +40,23 @@ def find_chain(model: nn.Module, inputs: Any, num_samples: int) -> Chain:
     if type(model).forward is nn.Sequential.forward:
         return UnitChain(model, list(_opened(model, "")))
     seen = observe(model, inputs)
-    if any(unit.can_cut for unit in seen):
-        chain = ObservedChain(model, seen, num_samples)
-        if _computes_the_same(chain, model, inputs):
-            return chain
-    return trace(model, inputs, [unit.name for unit in seen[1:]])
+    if row := _row(model, seen, inputs, num_samples):
+        return row
+    try:
+        return trace(model, inputs, [unit.name for unit in seen[1:]])
+    except ModelError:
+        apart = [replace(unit, can_cut=unit.can_cut and not unit.is_bridged) for unit in seen]
+        if row := _row(model, apart, inputs, num_samples):
+            return row
+        raise
+
+
+def _row(model: nn.Module, seen: Sequence[Seen], inputs: Any, num_samples: int) -> Chain | None:
+    """The chain of what was seen, where its stages compute what the model does."""
+    if not any(unit.can_cut for unit in seen):
+        return None
+    chain = ObservedChain(model, seen, num_samples)
+    return chain if _computes_the_same(chain, model, inputs) else None
 
 
 def _checked(units: Any, model: nn.Module) -> list[tuple[str, nn.Module]]:

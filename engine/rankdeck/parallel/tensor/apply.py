@@ -112,6 +112,8 @@ class LayerSplit:
         """How torch cuts one layer, and what it does to the layer's input and output."""
         stream = Shard(SEQUENCE) if self._in_sequence(layer.name) else Replicate()
         if isinstance(module, nn.Embedding):
+            if layer.kind == "column" and not layer.gathers:
+                return ColwiseParallel(input_layouts=Replicate())
             table = RowwiseParallel if layer.kind == "row" else ColwiseParallel
             return table(input_layouts=Replicate(), output_layouts=Replicate())
         if layer.kind == "row":
@@ -142,12 +144,33 @@ def _require_options(plan: SplitPlan, options: TensorOptions | HybridOptions) ->
             path="strategy.sequence_parallel",
             advice="Leave it out, or leave strategy.plan out.",
         )
+    if options.sequence_parallel and len({block.rpartition(".")[0] for block in plan.blocks}) > 1:
+        raise ModelError(
+            "strategy.sequence_parallel cuts one stream between transformer blocks, and the model has "
+            f"several rows of them ({plan.blocks[0]}, {plan.blocks[-1]}).",
+            path="strategy.sequence_parallel",
+            advice="Leave it out.",
+        )
+    if options.sequence_parallel and (bare := _bare_block(plan)):
+        raise ModelError(
+            f"strategy.sequence_parallel cuts the stream around attention, and {bare} computes attention "
+            "itself.",
+            path="strategy.sequence_parallel",
+            advice="Put query, key, value and output into a module of their own, or leave it out.",
+        )
     if options.loss_parallel and plan.output is None:
         raise ModelError(
             "strategy.loss_parallel needs an output layer whose classes are split, and the plan has none.",
             path="strategy.loss_parallel",
             advice="Leave it out, or give the model a vocabulary that divides by the ranks.",
         )
+
+
+def _bare_block(plan: SplitPlan) -> str | None:
+    """A block that holds split layers without a module around them: its code would count the tokens of one
+    rank where its layers see all."""
+    owners = {layer.name.rpartition(".")[0] for layer in plan.layers}
+    return next((block for block in plan.blocks if block in owners), None)
 
 
 def _require_equal_ties(model: nn.Module, ties: Sequence[Sequence[str]], plan: SplitPlan) -> None:

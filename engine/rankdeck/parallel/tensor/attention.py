@@ -23,6 +23,8 @@ HEAD_WIDTHS = ("head_dim", "head_width", "attention_head_size", "dim_head", "d_k
 HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
 KEY_VALUE_COUNTS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
 WIDTHS = ("all_head_size", "inner_dim")
+_ATTENTION_LAYERS = 4
+"""Query, key, value and output."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,12 @@ class HeadCount:
 
 @dataclass(frozen=True)
 class AttentionLayers:
-    """One attention: its split layers, the block around it, and the numbers to adapt."""
+    """One attention: its split layers, the block around it, its heads, and the numbers to adapt."""
 
     block: str
     columns: tuple[str, str, str]
     row: str
+    num_heads: int
     counts: tuple[HeadCount, ...]
 
 
@@ -63,20 +66,25 @@ def find_attentions(model: nn.Module, num_ranks: int) -> list[AttentionLayers]:
         row = _output_layer(model, block, columns)
         if row is None:
             continue
-        _refuse_other_weights(module, name, {query, key, value, row.removeprefix(f"{name}.")})
-        counts = _counts(module, name, children[query], children[key], num_ranks)
-        attentions.append(AttentionLayers(block, columns, row, counts))
+        heads, counts = _counts(module, name, children[query], children[key], num_ranks)
+        attentions.append(AttentionLayers(block, columns, row, heads, counts))
     return attentions
 
 
 def enclosing_block(model: nn.Module, name: str) -> str:
-    """The item of a list that a module lies in (a transformer block); the module's parent where none is."""
+    """The item of a list that a module lies in (a transformer block); the module's parent where none is.
+
+    Of lists in lists the inner one, unless its item is an attention alone, as in T5.
+    """
     item, parent = name, name.rpartition(".")[0]
+    innermost = None
     while parent:
         if isinstance(model.get_submodule(parent), nn.ModuleList | nn.Sequential):
-            return item
+            innermost = innermost or item
+            if sum(1 for _ in linears_of(model, item)) > _ATTENTION_LAYERS:
+                return item
         item, parent = parent, parent.rpartition(".")[0]
-    return name.rpartition(".")[0]
+    return innermost or name.rpartition(".")[0]
 
 
 def linears_of(model: nn.Module, block: str) -> Iterator[tuple[str, nn.Linear]]:
@@ -104,8 +112,8 @@ def _output_layer(model: nn.Module, block: str, columns: tuple[str, str, str]) -
 
 def _counts(
     module: nn.Module, name: str, query: nn.Linear, key: nn.Linear, num_ranks: int
-) -> tuple[HeadCount, ...]:
-    """What the module's own numbers of heads become on one rank."""
+) -> tuple[int, tuple[HeadCount, ...]]:
+    """The number of heads, and what the module's own numbers of them become on one rank."""
     heads = _num_heads(module, query)
     if heads is None:
         raise ModelError(
@@ -125,7 +133,7 @@ def _counts(
         )
     full = dict.fromkeys(HEAD_COUNTS, heads) | dict.fromkeys(KEY_VALUE_COUNTS, key_heads)
     full |= dict.fromkeys(WIDTHS, query.out_features)
-    return tuple(
+    return heads, tuple(
         HeadCount(name, attribute, count // num_ranks)
         for attribute, count in full.items()
         if getattr(module, attribute, None) == count
@@ -139,18 +147,6 @@ def _num_heads(module: nn.Module, query: nn.Linear) -> int | None:
             if isinstance(number, int) and number > 0 and query.out_features % number == 0:
                 return query.out_features // number if attribute in HEAD_WIDTHS else number
     return None
-
-
-def _refuse_other_weights(module: nn.Module, name: str, split: set[str]) -> None:
-    """A weight between split layers sees one rank's heads: its gradient would be a part, silently."""
-    for own, _ in module.named_parameters():
-        if own.rpartition(".")[0] not in split:
-            raise ModelError(
-                f"{name}.{own} stands between layers that tensor would split, "
-                "and its gradient would miss the heads of the other ranks.",
-                path="strategy.use",
-                advice="Use ddp, fsdp or pipeline instead.",
-            )
 
 
 def _refuse_fused(model: nn.Module) -> None:

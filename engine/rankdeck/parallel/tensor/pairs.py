@@ -33,11 +33,13 @@ ELEMENTWISE = (
 
 @dataclass(frozen=True)
 class Pair:
-    """Columns that share their input, and the row behind them; `width` is what lies between."""
+    """Columns that share their input, and the row behind them; `width` is what lies between, `block` the
+    block around them."""
 
     columns: tuple[str, ...]
     row: str
     width: int
+    block: str = ""
 
 
 def feed_forward_pairs(model: nn.Module, blocks: Sequence[str], taken: set[str]) -> list[Pair]:
@@ -54,27 +56,13 @@ def _pairs_of(model: nn.Module, block: str, taken: set[str]) -> Iterator[Pair]:
         while end < len(left) and _shape(left[end][1]) == shape and shape[0] != shape[1]:
             end += 1
         if end < len(left) and _shape(left[end][1]) == shape[::-1]:
-            columns = tuple(name for name, _ in left[start:end])
-            if not _weights_between(model, block, columns, left[end][0]):
-                yield Pair(columns, left[end][0], shape[1])
-                end += 1
+            yield Pair(tuple(name for name, _ in left[start:end]), left[end][0], shape[1], block)
+            end += 1
         start = end
 
 
 def _shape(layer: nn.Linear) -> tuple[int, int]:
     return layer.in_features, layer.out_features
-
-
-def _weights_between(model: nn.Module, block: str, columns: Sequence[str], row: str) -> bool:
-    """Whether a module with weights stands between the columns and the row: it would see a slice only."""
-    between = False
-    for name, module in model.get_submodule(block).named_modules(prefix=block):
-        if name == row:
-            return False
-        between = between or name == columns[0]
-        if between and name not in columns and any(True for _ in module.parameters(recurse=False)):
-            return True
-    return False
 
 
 def chain_pairs(model: nn.Module) -> list[Pair]:

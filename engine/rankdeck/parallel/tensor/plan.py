@@ -8,8 +8,8 @@ output; a column followed by a row sends once:
     feed-forward    up (and gate): columns                        down: row
     vocabulary      embedding: rows of the table                  output layer: columns
 
-The plan of transformer blocks is found in attention.py and pairs.py, or a person gives it as name patterns.
-Read apply.py next. Source: Shoeybi et al., "Megatron-LM" (2019), section 3.
+The plan of transformer blocks is found in attention.py and pairs.py, looked at in between.py, or a person
+gives it as name patterns. Read apply.py next. Source: Shoeybi et al., "Megatron-LM" (2019), section 3.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
 from rankdeck.base.errors import ModelError, did_you_mean
 from rankdeck.parallel.tensor.attention import AttentionLayers, HeadCount, find_attentions
+from rankdeck.parallel.tensor.between import Between, look_between, try_slices
 from rankdeck.parallel.tensor.pairs import Pair, chain_pairs, feed_forward_pairs
 
 Kind = Literal["column", "row"]
@@ -99,17 +100,22 @@ class SplitPlan:
         yield from ([layer] for layer in group)
 
 
-def make_plan(model: nn.Module, num_ranks: int, given: Mapping[str, Kind] | None) -> SplitPlan:
+def make_plan(
+    model: nn.Module, num_ranks: int, given: Mapping[str, Kind] | None, inputs: Any = None
+) -> SplitPlan:
     """The person's plan where there is one, else what the model's structure says.
 
     Raises:
         ModelError: nothing can be split, or not by this number of ranks.
     """
-    return given_plan(model, num_ranks, given) if given else find_plan(model, num_ranks)
+    return given_plan(model, num_ranks, given) if given else find_plan(model, num_ranks, inputs)
 
 
-def find_plan(model: nn.Module, num_ranks: int) -> SplitPlan:
+def find_plan(model: nn.Module, num_ranks: int, inputs: Any = None) -> SplitPlan:
     """The plan of a model's transformer blocks; of its chain of linear layers where it has none.
+
+    `inputs` is a small batch of the model's, to look at what its code does; all ranks of a run call this
+    together.
 
     Raises:
         ModelError: nothing can be split, or the heads do not divide by the ranks.
@@ -118,18 +124,59 @@ def find_plan(model: nn.Module, num_ranks: int) -> SplitPlan:
     blocks = list(dict.fromkeys(attention.block for attention in attentions))
     taken = {name for attention in attentions for name in (*attention.columns, attention.row)}
     pairs = feed_forward_pairs(model, blocks, taken) if blocks else chain_pairs(model)
-    layers: list[SplitLayer] = []
-    groups: list[AttentionLayers | Pair] = [*attentions]
-    groups += [pair for pair in pairs if pair.width % num_ranks == 0]
+    pairs = [pair for pair in pairs if pair.width % num_ranks == 0]
+    around: Collection[str] = ()
+    biases: list[str] = []
+    if blocks:
+        between = look_between(model, [*attentions, *pairs], inputs)
+        pairs = [pair for pair in pairs if not between.weights[pair.row]]
+        biases = _biases_of_heads(model, attentions, between)
+        around = between.around
+    groups: list[AttentionLayers | Pair] = [*attentions, *pairs]
+    layers = [SplitLayer(name, "column") for name in biases]
     for group in groups:
         layers += [SplitLayer(name, "column") for name in group.columns]
         layers.append(SplitLayer(group.row, "row"))
     if not layers:
         raise _nothing_to_split(model, num_ranks)
+    entries = tuple(name for name in _entries(model, layers, groups) if name not in around)
     vocabulary, output = _vocabulary(model, num_ranks, blocks) if blocks else ([], None)
     counts = tuple(count for attention in attentions for count in attention.counts)
-    layers += vocabulary
-    return SplitPlan(num_ranks, tuple(layers), _entries(model, layers), tuple(blocks), counts, output)
+    # A table of numbers per head is cut by columns, and its columns are its second dim.
+    dims = {layer.name: int(layer.kind == "row" or layer.name in biases) for layer in layers}
+    if blocks and (complaint := try_slices(model, dims, counts, num_ranks, inputs)):
+        raise ModelError(
+            f"{type(model).__name__} does not take slices of its layers, which tensor gives to each rank: "
+            f"{complaint}.",
+            code="tensor-plan",
+            path="strategy.use",
+            advice="Write -1 for the width of all heads together, and keep their number in num_heads; or "
+            "use ddp, fsdp or pipeline.",
+        )
+    return SplitPlan(num_ranks, (*layers, *vocabulary), entries, tuple(blocks), counts, output)
+
+
+def _biases_of_heads(model: nn.Module, attentions: Sequence[AttentionLayers], between: Between) -> list[str]:
+    """Tables with a number per head that is added to the scores (T5): each rank takes those of its heads.
+
+    Raises:
+        ModelError: another weight stands between an attention's layers.
+    """
+    tables: dict[str, None] = {}
+    for attention in attentions:
+        for weight in between.weights[attention.row]:
+            owner = weight.rpartition(".")[0]
+            module = model.get_submodule(owner) if "." in weight else None
+            if not isinstance(module, nn.Embedding) or module.embedding_dim != attention.num_heads:
+                raise ModelError(
+                    f"{weight} stands between {attention.columns[0]} and {attention.row}, which tensor would "
+                    "split: it would see the heads of one rank only.",
+                    code="tensor-plan",
+                    path="strategy.use",
+                    advice="Use ddp, fsdp or pipeline instead.",
+                )
+            tables[owner] = None
+    return list(tables)
 
 
 def given_plan(model: nn.Module, num_ranks: int, given: Mapping[str, Kind]) -> SplitPlan:
@@ -185,16 +232,19 @@ def _check_divides(name: str, module: nn.Module, kind: Kind, num_ranks: int) -> 
         )
 
 
-def _entries(model: nn.Module, layers: Iterable[SplitLayer]) -> tuple[str, ...]:
-    """Parents of several columns that hold no weights but those of split layers."""
+def _entries(
+    model: nn.Module, layers: Iterable[SplitLayer], groups: Iterable[AttentionLayers | Pair]
+) -> Iterator[str]:
+    """Parents of several columns of one group that hold no weights but those of split layers."""
     split = {layer.name for layer in layers}
-    parents = Counter(layer.name.rpartition(".")[0] for layer in layers if layer.kind == "column")
-    entries = []
-    for parent, num_columns in parents.items():
+    parents = Counter(group.columns[0].rpartition(".")[0] for group in groups)
+    for group in groups:
+        owners = {name.rpartition(".")[0] for name in group.columns}
+        parent = next(iter(owners))
         weights = model.get_submodule(parent).named_parameters(parent, remove_duplicate=False)
-        if num_columns > 1 and {name.rpartition(".")[0] for name, _ in weights} <= split:
-            entries.append(parent)
-    return tuple(entries)
+        share = len(group.columns) > 1 and len(owners) == parents[parent] == 1
+        if share and {name.rpartition(".")[0] for name, _ in weights} <= split:
+            yield parent
 
 
 def _vocabulary(model: nn.Module, num_ranks: int, blocks: list[str]) -> tuple[list[SplitLayer], str | None]:

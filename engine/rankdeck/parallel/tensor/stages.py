@@ -11,7 +11,7 @@ from rankdeck.base.errors import ModelError
 from rankdeck.config.catalog import HybridOptions
 from rankdeck.parallel.pipelining.communication import StageCommunication
 from rankdeck.parallel.tensor.apply import LayerSplit
-from rankdeck.parallel.tensor.plan import SplitPlan
+from rankdeck.parallel.tensor.plan import SplitLayer, SplitPlan
 
 
 def split_stages(
@@ -27,6 +27,14 @@ def split_stages(
     """
     cut = stages.cut
     require_own_modules(stages, "tensor")
+    tables = [layer.name for layer in plan.layers if _is_table_of_heads(cut.model, layer)]
+    if tables:
+        raise ModelError(
+            f"{tables[0]} gives each head a number that later stages add, too, and a cut hands on whole "
+            "tensors.",
+            path="strategy.tensor",
+            advice="Use stage or tensor alone, or data or shard beside one of them.",
+        )
     inside = plan.inside(cut.model, [set(cut.stages[stage].modules()) for stage in stages.own])
     if not inside.held_by(cut.model).layers and (torn := plan.held_by(cut.model).layers):
         raise ModelError(
@@ -45,6 +53,11 @@ def split_stages(
     return LayerSplit(
         cut.model, plan, mesh, options, own=stages.own_modules(), inside=inside, rows_of_blocks=blocks
     )
+
+
+def _is_table_of_heads(model: nn.Module, layer: SplitLayer) -> bool:
+    is_slice = layer.kind == "column" and not layer.gathers
+    return is_slice and isinstance(model.get_submodule(layer.name), nn.Embedding)
 
 
 def require_own_modules(stages: StageCommunication, axis: str) -> None:

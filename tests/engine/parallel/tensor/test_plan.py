@@ -16,6 +16,7 @@ from rankdeck.models.mlp import Mlp
 from rankdeck.models.resnet import build as build_resnet
 from rankdeck.parallel.tensor.apply import LayerSplit
 from rankdeck.parallel.tensor.plan import SplitLayer, find_plan, given_plan, make_plan
+from tests.helpers.own_models import BareBlocks
 
 
 def gpt(**changed: int | bool) -> Gpt:
@@ -179,6 +180,20 @@ def test_weights_between_split_layers_are_refused() -> None:
     model.blocks[0].attention.query_norm = nn.LayerNorm(8)
     with pytest.raises(ModelError, match="query_norm"):
         find_plan(model, 2)
+
+
+def test_a_block_that_holds_all_its_layers_is_split_by_what_its_forward_does() -> None:
+    digits = torch.rand(2, 1, 8, 8)
+    plan = find_plan(BareBlocks(), 2, digits)
+    found = kinds(plan)
+    assert len(found) == 12 and found["blocks.1.o"] == found["blocks.1.down"] == "row"
+    assert plan.entries == ()  # the residual needs the input as it came
+    with pytest.raises(ModelError, match=r"blocks\.0\.query_norm\.weight stands between blocks\.0\.q and"):
+        find_plan(BareBlocks(query_norm=True), 2, digits)
+    with pytest.raises(ModelError, match=r"does not take slices of its layers.*own_models\.py, line"):
+        find_plan(BareBlocks(fixed=True), 2, digits)
+    with pytest.raises(ModelError, match=r"blocks\.0 computes attention itself"):
+        LayerSplit(BareBlocks(), plan, cast(DeviceMesh, None), TensorOptions(sequence_parallel=True))
 
 
 def test_heads_that_do_not_divide_are_refused_with_those_that_do() -> None:

@@ -1,0 +1,200 @@
+"""One forward of a model, watched unit by unit: which tensor each unit is given and returns, and with which
+units before it a tensor was made. Autograd's graph tells that, whatever the model computes between its units.
+
+Read observed.py for what is made of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankdeck.parallel.nested import tensors_of
+from rankdeck.torch_compat.dispatch import tree_leaves
+
+Given = list[tuple[int | str | None, Tensor, int, Any]]
+"""Tensors: where, which, their numbers, and autograd's nodes that made them."""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A tensor that a unit is given, by position or by name; None: that the model returns behind its last.
+
+    Equal numbers of `value` are one tensor. `made_with` are what it was made of since by the model's own
+    code, each with the place among units of the one that returned it.
+    """
+
+    where: int | str | None
+    shape: torch.Size
+    value: int
+    made_with: frozenset[tuple[int, int]]
+
+    @property
+    def made_by(self) -> int:
+        """The place of the last unit that had a part in it, -1 for none."""
+        return max((place for place, _ in self.made_with), default=-1)
+
+
+@dataclass(frozen=True)
+class Returned:
+    """A tensor that a unit returned, in shape, and its number among the values."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    value: int
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One unit in the forward that was watched: what it was given of other units, and what it returned.
+
+    `can_cut`: a cut may stand before it. `is_bridged`: the model's own code carries something past that cut.
+    """
+
+    name: str
+    arguments: tuple[Argument, ...]
+    returned: Any
+    can_cut: bool = False
+    is_bridged: bool = False
+
+
+def crossing(seen: Sequence[Seen], cut: int) -> list[int]:
+    """The values that cross a cut before the unit at `cut`: its first argument, then what else was made
+    before it and is given to a unit behind it."""
+    if not 0 < cut < len(seen):
+        return []
+    values = [argument.value for argument in seen[cut].arguments[:1]]
+    values += [argument.value for argument in _behind(seen, cut) if argument.made_by < cut]
+    return list(dict.fromkeys(values))
+
+
+def _behind(seen: Sequence[Seen], cut: int) -> Iterator[Argument]:
+    return (argument for unit in seen[cut:] for argument in unit.arguments)
+
+
+def _is_bridged(seen: Sequence[Seen], cut: int) -> bool:
+    """Whether something behind the cut is made with a value from before it that does not cross it."""
+    known = set(crossing(seen, cut))
+    return any(
+        place < cut and value not in known
+        for argument in _behind(seen, cut)
+        if argument.made_by >= cut
+        for place, value in argument.made_with
+    )
+
+
+@dataclass
+class _Call:
+    """A call of a unit. `given` are its tensors as they were when it began: where, tensor, value, node."""
+
+    name: str
+    given: Given
+    returned: Any = None
+    outputs: list[tuple[int, Tensor]] = field(default_factory=list)
+
+
+class UnitWatch:
+    """Hooks of one forward. Tensors live as long as this, so that no two are taken for one."""
+
+    def __init__(self) -> None:
+        self._calls: list[_Call] = []
+        self._values: dict[tuple[int, int], int] = {}
+
+    def enter(self, name: str, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        named: list[tuple[int | str | None, Any]] = [*enumerate(args), *kwargs.items()]
+        given: Given = [
+            (where, tensor, self._value_of(tensor), tensor.grad_fn)
+            for where, tensor in named
+            if isinstance(tensor, Tensor)
+        ]
+        self._calls.append(_Call(name, given))
+
+    def leave(self, name: str, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        call = next(call for call in reversed(self._calls) if call.name == name)
+        call.returned = self._shapes(output)
+        call.outputs = [(self._value_of(tensor), tensor) for tensor in tensors_of(output)]
+
+    def _value_of(self, tensor: Tensor) -> int:
+        """The tensor's number; changed in place it is another value."""
+        return self._values.setdefault((id(tensor), tensor._version), len(self._values))
+
+    def _shapes(self, output: Any) -> Any:
+        """An output with shapes, dtypes and numbers in place of its tensors."""
+        if isinstance(output, Tensor):
+            return Returned(output.shape, output.dtype, self._value_of(output))
+        if isinstance(output, tuple | list):
+            return tuple(self._shapes(item) for item in output)
+        return None
+
+    def seen(self, output: Any) -> list[Seen]:
+        """The units that ran once, in their order, where the model gave `output`."""
+        times = Counter(call.name for call in self._calls)
+        calls = [call for call in self._calls if times[call.name] == 1]
+        made = _Made()
+        seen: list[Seen] = []
+        for place, call in enumerate(calls):
+            seen.append(Seen(call.name, made.arguments(call.given), call.returned))
+            made.note(place, call)
+        if seen:
+            given: Given = [(None, out, self._value_of(out), out.grad_fn) for out in tensors_of(output)]
+            seen[-1] = replace(seen[-1], arguments=(*seen[-1].arguments, *made.arguments(given)))
+        known: set[int] = set()
+        for place, call in enumerate(calls):
+            unit = seen[place]
+            known.update(argument.value for argument in unit.arguments)
+            starts = _carries_gradients(call) and known.issuperset(crossing(seen, place))
+            seen[place] = replace(unit, can_cut=starts, is_bridged=_is_bridged(seen, place))
+            known.update(_values(call.returned))
+        return seen
+
+
+class _Made:
+    """Which unit returned what first: later ones may hand it on as it is."""
+
+    def __init__(self) -> None:
+        self._by_node: dict[Any, tuple[int, int]] = {}
+        self._by_value: dict[int, int] = {}
+
+    def note(self, place: int, call: _Call) -> None:
+        for value, tensor in call.outputs:
+            self._by_value.setdefault(value, place)
+            if tensor.grad_fn is not None:
+                self._by_node.setdefault(tensor.grad_fn, (place, value))
+
+    def arguments(self, given: Given) -> tuple[Argument, ...]:
+        """What comes of other units; what every stage makes anew from the inputs (masks) is left out."""
+        arguments = []
+        for where, tensor, value, node in given:
+            if tensor.requires_grad:
+                arguments.append(Argument(where, tensor.shape, value, frozenset(self._behind(node))))
+            elif value in self._by_value:
+                made_with = frozenset({(self._by_value[value], value)})
+                arguments.append(Argument(where, tensor.shape, value, made_with))
+        return tuple(arguments)
+
+    def _behind(self, node: Any) -> Iterator[tuple[int, int]]:
+        waiting, seen = [node], {None, node}
+        while waiting:
+            current = waiting.pop()
+            if current in self._by_node:
+                yield self._by_node[current]
+                continue
+            for following, _ in () if current is None else current.next_functions:
+                if following not in seen:
+                    seen.add(following)
+                    waiting.append(following)
+
+
+def _values(returned: Any) -> list[int]:
+    return [leaf.value for leaf in tree_leaves(returned) if leaf is not None]
+
+
+def _carries_gradients(call: _Call) -> bool:
+    """Whether the first argument of a unit is a tensor that carries gradients: a cut may stand before it."""
+    where, tensor, *_ = call.given[0] if call.given else (None, None)
+    return where == 0 and tensor is not None and tensor.is_floating_point() and tensor.requires_grad

@@ -1,0 +1,215 @@
+"""What stands between the layers that a plan would split, found by watching one forward of the whole model.
+
+    q, k, v (columns) -> ... -> o (row)         a weight on the way sees one rank's slice only
+    module's input -> ... -> module's output    a way around the row (a residual) needs the input as it came
+
+Autograd's graph says both, in whatever order a module declares its parts. Before anything is split, one
+rank's slices are tried on shapes as well: code that fixes the width of all heads is refused in words. Where
+no forward can be watched the order of declaration stands in for it. Read attention.py and pairs.py before,
+plan.py next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from rankdeck.diagnose.exceptions import own_place
+from rankdeck.parallel.nested import call, tensors_of
+from rankdeck.parallel.pipelining.probing import on_shapes, same_weights, without_effects
+from rankdeck.parallel.tensor.attention import AttentionLayers, HeadCount
+from rankdeck.parallel.tensor.pairs import Pair
+
+Group = AttentionLayers | Pair
+_OVER_FEATURES = ("LayerNorm", "RmsNorm", "RMSNorm", "GroupNorm", "Softmax")
+"""Operations of autograd that look at all features of a token, by parts of their names."""
+
+
+@dataclass(frozen=True)
+class Between:
+    """What was seen. `weights` are the names on the way from a group's columns to its row, by row; `around`
+    are modules whose input goes on past the rows inside them."""
+
+    weights: Mapping[str, tuple[str, ...]]
+    around: frozenset[str] = frozenset()
+
+
+@dataclass
+class _Nodes:
+    """Autograd's nodes of what entered and what left each module that is watched."""
+
+    entered: dict[str, list[Any]] = field(default_factory=dict)
+    left: dict[str, list[Any]] = field(default_factory=dict)
+
+    def enter(self, name: str, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.entered.setdefault(name, []).extend(_nodes_of([*args, *kwargs.values()][:1]))
+
+    def leave(self, name: str, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        self.left.setdefault(name, []).extend(_nodes_of(output))
+
+    def left_by(self, names: Collection[str]) -> set[Any]:
+        return {node for name in names for node in self.left.get(name, ())}
+
+
+def look_between(model: nn.Module, groups: Sequence[Group], inputs: Any) -> Between:
+    """What stands between the layers of each group. All ranks of a run call this together: rank 0, which
+    has the weights, looks for all."""
+    shared: list[Between | None] = [None]
+    if inputs is not None and _looks():
+        shared = [_watched(model, groups, inputs)]
+    if dist.is_initialized():
+        dist.broadcast_object_list(shared, src=0)
+    return shared[0] or Between({group.row: tuple(_declared(model, group)) for group in groups})
+
+
+def _looks() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0 or dist.get_backend() == "fake"
+
+
+def _watched(model: nn.Module, groups: Sequence[Group], inputs: Any) -> Between | None:
+    names = {id(weight): name for name, weight in model.named_parameters()}
+    parents = {group.columns[0].rpartition(".")[0] for group in groups} - {""}
+    layers = [name for group in groups for name in (*group.columns, group.row)]
+
+    def run(shapes: Any) -> Between:
+        nodes = _Nodes()
+        with contextlib.ExitStack() as hooks:
+            for name in {*layers, *parents}:
+                module = model.get_submodule(name)
+                enter, leave = partial(nodes.enter, name), partial(nodes.leave, name)
+                hooks.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True))
+                hooks.enter_context(module.register_forward_hook(leave))
+            output = call(model, shapes)
+        missing = [name for name in layers if not nodes.left.get(name)]
+        if missing or not nodes.entered:
+            raise LookupError(f"{missing} took no part in the forward")
+        between = {
+            group.row: tuple(_weights_reached(nodes, group, names, features=isinstance(group, Pair)))
+            for group in groups
+        }
+        around = [parent for parent in parents if _goes_around(nodes, parent, layers)]
+        del output
+        return Between(between, frozenset(around))
+
+    try:
+        with without_effects(model), _all_trainable(model), torch.enable_grad():
+            return on_shapes(run, inputs, model)
+    except Exception:  # a person's code may raise anything on shapes or in eval mode
+        return None
+
+
+def _weights_reached(
+    nodes: _Nodes, group: Group, names: Mapping[int, str], *, features: bool
+) -> Iterator[str]:
+    """Weights that the row's input was made with since the columns, the nearest first."""
+    for node in _walk(nodes.entered.get(group.row, ()), nodes.left_by(group.columns)):
+        weight = getattr(node, "variable", None)
+        if weight is not None:
+            yield names.get(id(weight), "a tensor that is no parameter")
+        elif features and any(part in node.name() for part in _OVER_FEATURES):
+            yield node.name()
+
+
+def _goes_around(nodes: _Nodes, parent: str, layers: Collection[str]) -> bool:
+    """Whether the input of a module reaches its output without passing a layer that is split."""
+    inputs = set(nodes.entered.get(parent, ()))
+    return any(node in inputs for node in _walk(nodes.left.get(parent, ()), nodes.left_by(layers)))
+
+
+def _walk(starts: Collection[Any], stops: Collection[Any]) -> Iterator[Any]:
+    """Autograd's nodes behind some nodes, up to those where to stop, the nearest first."""
+    waiting = deque(starts)
+    seen = set(starts)
+    while waiting:
+        node = waiting.popleft()
+        if node in stops:
+            continue
+        yield node
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+
+
+def _nodes_of(value: Any) -> list[Any]:
+    return [tensor.grad_fn for tensor in tensors_of(value) if tensor.grad_fn is not None]
+
+
+@contextlib.contextmanager
+def _all_trainable(model: nn.Module) -> Iterator[None]:
+    """A frozen weight stands in the way as any other."""
+    frozen = [weight for weight in model.parameters() if not weight.requires_grad]
+    for weight in frozen:
+        weight.requires_grad_(weight.is_floating_point())
+    try:
+        yield
+    finally:
+        for weight in frozen:
+            weight.requires_grad_(False)
+
+
+def _declared(model: nn.Module, group: Group) -> Iterator[str]:
+    """What the order of declaration says: any other weight beside attention's layers, and what is declared
+    between the columns and the row of a pair."""
+    own = {*group.columns, group.row}
+    parent = group.columns[0].rpartition(".")[0]
+    inside = group.block if isinstance(group, Pair) else parent
+    between = isinstance(group, AttentionLayers)
+    for name, module in model.get_submodule(inside).named_modules(prefix=inside):
+        if isinstance(group, Pair):
+            if name == group.row:
+                return
+            between = between or name == group.columns[0]
+        if between and name not in own:
+            yield from (f"{name}.{weight}" for weight, _ in module.named_parameters(recurse=False))
+
+
+def try_slices(
+    model: nn.Module, dims: Mapping[str, int], counts: Iterable[HeadCount], num_ranks: int, inputs: Any
+) -> str | None:
+    """What the model's own code says to one rank's slices of its layers, cut along `dims`, on shapes; None
+    where it takes them or nobody can tell. All ranks of a run call this together."""
+    shared: list[str | None] = [None]
+    if inputs is not None and _looks():
+        with contextlib.suppress(Exception):  # not every model can be copied
+            shared = [_complaint(_with_slices(same_weights(model), dims, counts, num_ranks), inputs)]
+    if dist.is_initialized():
+        dist.broadcast_object_list(shared, src=0)
+    return shared[0]
+
+
+def _with_slices(
+    copied: nn.Module, dims: Mapping[str, int], counts: Iterable[HeadCount], num_ranks: int
+) -> nn.Module:
+    """The first rank's slices in place of layers, and of the numbers of heads; sums are left out."""
+    for layer, dim in dims.items():
+        module = copied.get_submodule(layer)
+        for name, weight in list(module.named_parameters(recurse=False)):
+            if weight.ndim > dim:
+                part = weight.detach().narrow(dim, 0, weight.shape[dim] // num_ranks)
+                setattr(module, name, nn.Parameter(part, requires_grad=False))
+    for count in counts:
+        setattr(copied.get_submodule(count.module), count.attribute, count.count)
+    return copied
+
+
+def _complaint(copied: nn.Module, inputs: Any) -> str | None:
+    def run(shapes: Any) -> None:
+        call(copied, shapes)
+
+    try:
+        with without_effects(copied), torch.no_grad():
+            on_shapes(run, inputs, copied)
+    except Exception as error:
+        file, line = own_place(error)
+        where = f" ({file}, line {line})" if file else ""
+        return f"{(str(error).strip().splitlines() or [type(error).__name__])[0]}{where}"
+    return None
