@@ -15,8 +15,7 @@ import torch
 from torch import nn
 
 from rankdeck.torch_compat.collectives import is_wait
-from rankdeck.torch_compat.dispatch import DispatchMode, only_writes, written
-from rankdeck.torch_compat.fake_tensors import FakeTensor
+from rankdeck.torch_compat.dispatch import only_writes, written
 from rankdeck.torch_compat.shape_memo import ShapeMemo
 
 if TYPE_CHECKING:
@@ -26,11 +25,10 @@ MASKING = "transformers.masking_utils"
 _LOCAL_VALUE = torch.ops.aten._local_scalar_dense.default
 _READS = (_LOCAL_VALUE, torch.ops.aten.allclose.default, torch.ops.aten.equal.default)
 _SCALER = "torch.amp.grad_scaler"
-_DEVICE = torch.ops.prim.device.default
 _LSTM = torch.ops.aten.mkldnn_rnn_layer.default
 
 
-class Values(DispatchMode):
+class Values:
     """Answers 1 to whoever asks a fake tensor for its value, except inside the model, and counts the work.
 
     The loop and torch's own machinery read losses, norms and votes, none of which decides over memory; two
@@ -40,7 +38,6 @@ class Values(DispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
         self.modules_deep = 0
         self.counter: WorkCounter | None = None
         self.has_workspaces = False
@@ -68,11 +65,8 @@ class Values(DispatchMode):
             for handle in handles:
                 handle.remove()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is _DEVICE:
-            return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
+    def of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        """What an operation returns."""
         if func in _READS and (not self.modules_deep or _read_by(MASKING)):
             is_number = func is _LOCAL_VALUE and args[0].is_floating_point()
             return float(not _read_by(_SCALER)) if is_number else True

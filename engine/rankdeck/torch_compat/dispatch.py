@@ -70,7 +70,7 @@ storage_key: Callable[[torch.UntypedStorage], int] = operator.attrgetter("_cdata
 def parts_of(tensor: Tensor) -> tuple[Tensor, ...]:
     """The tensors that have the storages: of a sparse one its indices and values, of any other itself. None
     of what has no memory, or memory that torch does not show (MKL-DNN's)."""
-    if tensor.is_meta:
+    if is_meta(tensor):
         return ()
     match tensor.layout:
         case torch.strided:
@@ -82,6 +82,18 @@ def parts_of(tensor: Tensor) -> tuple[Tensor, ...]:
         case torch.sparse_csc | torch.sparse_bsc:
             return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
     return ()
+
+
+def is_meta(tensor: Tensor) -> bool:
+    """Whether a tensor has no memory, nor stands for one that has. A fake tensor is asked in Python: torch
+    asks every mode for its device."""
+    device = getattr(tensor, "fake_device", None)
+    return tensor.is_meta if device is None else bool(device.type == "meta")
+
+
+def computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """What an operation returns."""
+    return func(*args, **kwargs) if kwargs else func(*args)
 
 
 def without_modes() -> AbstractContextManager[Any]:

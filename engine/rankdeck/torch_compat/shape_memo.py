@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankdeck.torch_compat.dispatch import storage_key, tree_leaves
-from rankdeck.torch_compat.fake_tensors import FakeTensor, active_mode, has_symbols, in_kernel
+from rankdeck.torch_compat.dispatch import computed, storage_key, tree_leaves
+from rankdeck.torch_compat.fake_tensors import FakeTensor, active_mode, fake_like, has_symbols, in_kernel
 
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.layout, torch.memory_format, torch.device)
 
@@ -32,6 +32,8 @@ class _Output:
     offset: int
     dtype: torch.dtype
     device: torch.device
+    state: dict[str, Any]
+    """What torch keeps in Python about a fake tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class ShapeMemo:
         known = None if key is None else self._known.get(key)
         if known is not None and (again := _again(known, args)) is not None:
             return again
-        out = func(*args, **kwargs) if kwargs else func(*args)
+        out = computed(func, args, kwargs)
         if key is not None and key not in self._known:
             self._known[key] = _outputs_of(func, out, args, kwargs)
         return out
@@ -137,7 +139,8 @@ def _outputs_of(func: Any, out: Any, args: tuple[Any, ...], kwargs: dict[str, An
         if not is_known:
             return None
         shape, stride, offset = tuple(output.shape), output.stride(), int(output.storage_offset())
-        results.append(_Output(shape, stride, offset, output.dtype, output.device))
+        state = dict(vars(output))
+        results.append(_Output(shape, stride, offset, output.dtype, output.fake_device, state))
     is_listed = isinstance(out, (list, tuple))
     known = any(result is not None for result in results)
     return _Outputs(tuple(results), func.is_view, type(out) if is_listed else None) if known else None
@@ -162,18 +165,14 @@ def _again(known: _Outputs, args: tuple[Any, ...]) -> Any:
     assert first is not None and in_kernel is not None
     with in_kernel(first.fake_mode):
         try:
-            blanks = [_blank(result, first, is_view=known.is_view) for result in known.results]
+            made = [_made(result, first, is_view=known.is_view) for result in known.results]
         except RuntimeError:
             return None
-    made = [
-        None if blank is None or result is None else FakeTensor(first.fake_mode, blank, result.device)
-        for blank, result in zip(blanks, known.results, strict=True)
-    ]
     return made[0] if known.listed is None else known.listed(made)
 
 
-def _blank(result: _Output | None, owner: Tensor, *, is_view: bool) -> Tensor | None:
-    """A tensor on "meta" with the shape and, for a view, in the storage that it has to have.
+def _made(result: _Output | None, owner: Tensor, *, is_view: bool) -> Tensor | None:
+    """A fake tensor with the shape and, for a view, in the storage that it has to have.
 
     Raises:
         RuntimeError: a view would not lie inside its storage.
@@ -181,5 +180,7 @@ def _blank(result: _Output | None, owner: Tensor, *, is_view: bool) -> Tensor | 
     if result is None:
         return None
     if is_view:
-        return torch.as_strided(owner, result.shape, result.stride, result.offset)
-    return torch.empty_strided(result.shape, result.stride, dtype=result.dtype, device="meta")
+        blank = torch.as_strided(owner, result.shape, result.stride, result.offset)
+    else:
+        blank = torch.empty_strided(result.shape, result.stride, dtype=result.dtype, device="meta")
+    return fake_like(blank, result.device, result.state)
