@@ -87,6 +87,21 @@ def candidates_for(config: RunConfig, wanted: str | None, num_devices: int) -> l
     return candidates
 
 
+def effort(config: RunConfig, num_devices: int) -> tuple[int, bool]:
+    """What sorts configurations by how long a plan of them takes: how often the whole model runs in a step,
+    and whether there is a process group.
+    """
+    card, options = config.strategy_card, config.strategy.options
+    slices, stages = card.batch_cut(options, num_devices)
+    replicas = slices if card.one_process else 1
+    return replicas * num_microbatches(options, stages), not card.one_process
+
+
+def num_microbatches(options: Mapping[str, Any], stages: int) -> int:
+    """Into how many microbatches a replica's batch is cut."""
+    return int(options.get("microbatches") or 2 * stages) if stages > 1 else 1
+
+
 def representatives(
     equal_ranks: str, options: Mapping[str, Any], num_devices: int, alike: Sequence[int] = ()
 ) -> dict[int, int]:

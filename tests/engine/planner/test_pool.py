@@ -9,7 +9,7 @@ import pytest
 
 from rankdeck.config import RunConfig, from_text, load, presets
 from rankdeck.config.gpu_models import GpuModel
-from rankdeck.planner.candidates import Candidate, candidates_for
+from rankdeck.planner.candidates import Candidate, candidates_for, effort
 from rankdeck.planner.figures import RankNeeds, plan_rank
 from rankdeck.planner.pool import plan_lines_of
 from rankdeck.planner.samples import Samples
@@ -156,6 +156,16 @@ def test_rows_come_once_with_the_configurations_own_first() -> None:
     labels = [row.label for row in rows]
     assert len(set(labels)) == len(labels) and "single" in labels
     assert {row.strategy for row in candidates_for(base, "ddp,dp", 4)} == {"ddp", "dp"}
+
+
+def test_the_quickest_to_plan_come_first() -> None:
+    base = from_text(MLP + 'strategy = { use = "pipeline", schedule = "gpipe" }', folder=Path.cwd())
+    four = Target("rehearsal", (TargetDevice(None, None),) * 4, like_cuda=False)
+    rows = [row.config(base, four) for row in candidates_for(base, "pipeline,fsdp,dp,ddp,single,model", 4)]
+    rows.sort(key=lambda row: effort(row, 4))
+    used = [row.strategy.use for row in rows]
+    assert used[:2] == ["single", "model"] and set(used[2:6]) == {"ddp", "fsdp"}
+    assert used[6:8] == ["dp", "dp"] and set(used[8:]) == {"pipeline"}
 
 
 @pytest.mark.parametrize("name", ["dpp", "all,dp"])
