@@ -33,7 +33,9 @@ from rankdeck.planner.figures import RankNeeds, empty_line, line_of, plan_rank, 
 from rankdeck.planner.preload import preload, preload_strategies
 from rankdeck.planner.samples import UNIFORM, Samples, look
 from rankdeck.planner.targets import Target
+from rankdeck.planner.values import ANSWERED
 from rankdeck.run.plan_lines import PlanLine
+from rankdeck.torch_compat.shape_memo import packed, unpacked
 from rankdeck.training import user_code
 
 ROW_TIMEOUT_S = 180.0
@@ -78,9 +80,8 @@ def plan_lines_of(
             while waiting or running:
                 while waiting and len(running) < most and not importing.is_alive():
                     one, rank = waiting.pop(0)
-                    child = _Child.start(
-                        functools.partial(planner, one.config, rank, target, samples), selector
-                    )
+                    ask = functools.partial(planner, one.config, rank, target, samples)
+                    child = _Child.start(functools.partial(_with_answers, ask), selector)
                     one.started_s = one.started_s or child.started_s
                     running[child] = one, rank
                     if waiting and importing.ident is None:
@@ -88,8 +89,12 @@ def plan_lines_of(
                 patience_s = _WHILE_IMPORTING_S if importing.is_alive() else timeout_s
                 for child in _ended(selector, list(running), timeout_s, patience_s):
                     one, rank = running.pop(child)
-                    found = child.result(RankNeeds)
-                    one.figures[rank] = RankNeeds(reason=found) if isinstance(found, str) else found
+                    found = child.result(_Found)
+                    if isinstance(found, str):
+                        one.figures[rank] = RankNeeds(reason=found)
+                    else:
+                        one.figures[rank] = found.needs
+                        ANSWERED.update(unpacked(found.answers))
                     waiting[:0] = [(one, rank) for rank in one.to_start()]
                     if one.is_complete:
                         yield one.line(scale, samples)
@@ -115,6 +120,18 @@ def look_at_samples(config: RunConfig, timeout_s: float = ROW_TIMEOUT_S) -> Samp
             child.kill()
     found = child.result(Samples)
     return UNIFORM if isinstance(found, str) else found
+
+
+class _Found(msgspec.Struct):
+    """A rank's figures, and what torch answered in the pass: the next children need not ask again."""
+
+    needs: RankNeeds
+    answers: bytes
+
+
+def _with_answers(plan: Callable[[], RankNeeds]) -> _Found:
+    before = len(ANSWERED)
+    return _Found(plan(), packed(ANSWERED, before))
 
 
 @dataclass(eq=False)

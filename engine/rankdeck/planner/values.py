@@ -16,7 +16,7 @@ from torch import nn
 
 from rankdeck.torch_compat.collectives import is_wait
 from rankdeck.torch_compat.dispatch import only_writes, written
-from rankdeck.torch_compat.shape_memo import ShapeMemo
+from rankdeck.torch_compat.shape_memo import Known, ShapeMemo
 
 if TYPE_CHECKING:
     from rankdeck.planner.work import WorkCounter
@@ -26,6 +26,10 @@ _LOCAL_VALUE = torch.ops.aten._local_scalar_dense.default
 _READS = (_LOCAL_VALUE, torch.ops.aten.allclose.default, torch.ops.aten.equal.default)
 _SCALER = "torch.amp.grad_scaler"
 _LSTM = torch.ops.aten.mkldnn_rnn_layer.default
+
+
+ANSWERED: Known = {}
+"""What torch has answered to passes of this process and, by pool.py, to those of its children."""
 
 
 class Values:
@@ -43,7 +47,7 @@ class Values:
         self.has_workspaces = False
         """Whether a kernel ran that keeps a workspace, for backward, whose size it alone knows."""
         self._only_writes: dict[Any, bool] = {}
-        self._memo = ShapeMemo()
+        self._memo = ShapeMemo(ANSWERED)
 
     @contextlib.contextmanager
     def strict_inside_modules(self) -> Iterator[None]:

@@ -9,10 +9,11 @@ import functools
 import operator
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload as OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import TreeSpec as TreeSpec
 from torch.utils._pytree import tree_flatten as tree_flatten
@@ -21,9 +22,6 @@ from torch.utils._pytree import tree_map as tree_map
 from torch.utils._pytree import tree_unflatten as tree_unflatten
 
 from rankdeck.torch_compat.places import Private
-
-if TYPE_CHECKING:
-    from torch._ops import OpOverload as OpOverload
 
 VIEWS, WRITES, CREATES, RESIZES, PER_ITEM = range(5)
 EFFECTS: dict[OpOverload, int] = {}
