@@ -1,7 +1,7 @@
 """The candidates of a plan: which strategies, with which options, and the configuration of each of them.
 
 What is sensible stands on each strategy's card: its defaults, and the options that change what it needs most.
-The configuration's own strategy comes first, as it is. Read pool.py next.
+The configuration's own strategy comes first, as it is; they are planned by effort. Read pool.py next.
 """
 
 from __future__ import annotations
