@@ -30,6 +30,9 @@ PLACES = (
     Private("torch._subclasses.fake_tensor:DataDependentOutputException", "some refusals are badly worded"),
     Private("torch._subclasses.fake_tensor:DynamicOutputShapeException", "some refusals are badly worded"),
     Private("torch._C:_get_dispatch_mode", _SLOW),
+    Private("torch._C:_DisableTorchDispatch", _PLANS),
+    Private("torch._C:_set_throw_on_mutable_data_ptr", _PLANS),
+    Private("torch:Tensor._make_subclass", _PLANS),
     Private("torch._C:_TorchDispatchModeKey.FAKE", _SLOW),
     Private("the fake_device of a fake tensor", _PLANS, look=lambda: _a_fake_tensor().fake_device),
     Private("the fake_mode of a fake tensor", _SLOW, look=lambda: _a_fake_tensor().fake_mode),
@@ -48,6 +51,9 @@ DEVICE = torch.ops.prim.device.default
 
 in_kernel = getattr(fake_tensor, "in_kernel_invocation_manager", None)
 """A context in which a fake tensor shows itself as one on "meta"; None where this torch has no such thing."""
+
+no_dispatch = torch._C._DisableTorchDispatch
+"""A context in which no mode sees anything: half as long as `in_kernel`, where no fake tensor is given."""
 
 
 def active_mode() -> Any:

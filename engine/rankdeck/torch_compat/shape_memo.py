@@ -21,7 +21,14 @@ import torch
 from torch import Tensor
 
 from rankdeck.torch_compat.dispatch import OpOverload, computed, packet_of, storage_key, tree_leaves
-from rankdeck.torch_compat.fake_tensors import FakeTensor, active_mode, fake_like, has_symbols, in_kernel
+from rankdeck.torch_compat.fake_tensors import (
+    FakeTensor,
+    active_mode,
+    fake_like,
+    has_symbols,
+    in_kernel,
+    no_dispatch,
+)
 
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.layout, torch.memory_format, torch.device)
 
@@ -198,7 +205,7 @@ def _again(known: _Outputs, args: tuple[Any, ...]) -> Any:
     """
     first = _first_tensor(args)
     assert first is not None and in_kernel is not None
-    with in_kernel(first.fake_mode):
+    with in_kernel(first.fake_mode) if known.is_view else no_dispatch():
         try:
             made = [_made(result, first, is_view=known.is_view) for result in known.results]
         except RuntimeError:
