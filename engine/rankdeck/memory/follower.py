@@ -40,6 +40,8 @@ from rankdeck.torch_compat.dispatch import (
 if TYPE_CHECKING:
     from rankdeck.torch_compat.dispatch import OpOverload
 
+Compute = Callable[[Any, tuple[Any, ...], dict[str, Any] | None], Any]
+"""What an operation returns for its arguments."""
 _ACTIVATIONS = kind_index("activations")
 _TEMPORARY = kind_index("temporary")
 _NOWHERE = -1
@@ -55,7 +57,7 @@ class Follower(DispatchMode):
         self,
         storages: Storages,
         state: ThreadState,
-        compute: Callable[[Any, tuple[Any, ...], dict[str, Any] | None], Any] = computed,
+        compute: Compute = computed,
     ) -> None:
         super().__init__()
         self._compute = compute

@@ -135,7 +135,7 @@ def fake_pass(request: PassRequest) -> PassResult:
         Exception: whatever building it raises on fake tensors.
     """
     values = Values()
-    ledger = PlanLedger(len(request.places), FakeTensorMode(), values, like_cuda=request.like_cuda)
+    ledger = PlanLedger(len(request.places), FakeTensorMode(), values.of, like_cuda=request.like_cuda)
     workload = workloads.load_shapes(
         request.config, lambda sample, num_samples: Shapes(request.samples.enlarge(sample), num_samples)
     )

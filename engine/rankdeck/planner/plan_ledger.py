@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rankdeck.memory.entries import kind_index
-from rankdeck.memory.follower import Follower
+from rankdeck.memory.follower import Compute, Follower
 from rankdeck.memory.ledger import Ledger
 from rankdeck.torch_compat.dispatch import storage_key
 from rankdeck.torch_compat.dtensors import local_part
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rankdeck.memory.entries import StorageEntry
-    from rankdeck.planner.values import Values
     from rankdeck.torch_compat.fake_tensors import FakeTensorMode
 
 CUDA_ROUNDING_BYTES = 512
@@ -49,17 +48,17 @@ class _PlanFollower(Follower):
 class PlanLedger(Ledger):
     """`logs[device]` are the changes of a device's storages, in order."""
 
-    def __init__(self, num_devices: int, fake: FakeTensorMode, values: Values, *, like_cuda: bool) -> None:
+    def __init__(self, num_devices: int, fake: FakeTensorMode, compute: Compute, *, like_cuda: bool) -> None:
         super().__init__(num_devices, round_to_bytes=CUDA_ROUNDING_BYTES if like_cuda else 1)
         self.logs: list[list[Change]] = [[] for _ in range(num_devices)]
         self.fake = fake
-        self._values = values
+        self._compute = compute
         self._like_cuda = like_cuda
         self._communication = kind_index("communication")
 
     @contextmanager
     def _modes(self) -> Iterator[None]:
-        with self.fake, _PlanFollower(self, self._threads.state, self._values.of):
+        with self.fake, _PlanFollower(self, self._threads.state, self._compute):
             yield
 
     def adopt(self, tensors: Iterable[Tensor], device: int, kind: str) -> None:

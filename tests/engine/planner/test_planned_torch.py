@@ -70,7 +70,7 @@ def test_everything_is_put_back() -> None:
 
 
 def _followed(values: Values) -> AbstractContextManager[None]:
-    return PlanLedger(1, FakeTensorMode(), values, like_cuda=False).following()
+    return PlanLedger(1, FakeTensorMode(), values.of, like_cuda=False).following()
 
 
 def test_values_are_told_to_the_loop_and_not_to_the_model() -> None:
