@@ -25,6 +25,10 @@ PROGRESS = "progress.json"
 _CHUNK_BYTES = 1 << 20
 
 
+CANNOT_BE_SAVED = "state-cannot-be-saved"
+"""The code of what would fail again at each save, whatever the disk."""
+
+
 class CheckpointError(RankdeckError):
     """A checkpoint could not be written or cannot be read; the run goes on, or an older one is used."""
 

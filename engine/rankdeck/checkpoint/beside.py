@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from rankdeck.checkpoint.plain import from_plain, to_plain
+from rankdeck.torch_compat.dtensors import is_dtensor
 from rankdeck.torch_compat.modules import own_buffers, split_state
 
 _Kept = MutableMapping[Any, Any]
@@ -147,7 +147,7 @@ def _plain_or_opaque(value: object) -> Any:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    return tensor.to_local() if is_dtensor(tensor) else tensor.detach()
 
 
 def _on_host(tensor: Tensor) -> Tensor:

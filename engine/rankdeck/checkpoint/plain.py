@@ -14,7 +14,8 @@ import numpy as np
 import safetensors.torch
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+
+from rankdeck.torch_compat.dtensors import is_dtensor
 
 _EXACT = 2**53
 """Readers of JSON may take larger integers for floats."""
@@ -92,7 +93,7 @@ def _plain_dict(value: dict[Any, Any]) -> dict[str, Any]:
 
 
 def _plain_tensor(tensor: Tensor) -> dict[str, Any]:
-    own = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    own = tensor.full_tensor() if is_dtensor(tensor) else tensor
     if own.layout is not torch.strided:
         raise TypeError(f"a tensor of layout {own.layout}")
     data = safetensors.torch.save({"": own.detach().cpu().contiguous()})

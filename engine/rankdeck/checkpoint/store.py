@@ -52,6 +52,7 @@ from rankdeck.checkpoint.training_state import (
     state_of,
 )
 from rankdeck.checkpoint_files import (
+    CANNOT_BE_SAVED,
     COMMIT,
     PROGRESS,
     Checkpoint,
@@ -62,8 +63,6 @@ from rankdeck.checkpoint_files import (
     write_commit,
 )
 
-CANNOT_BE_SAVED = "state-cannot-be-saved"
-"""The code of what would fail again at each save, whatever the disk."""
 _T = TypeVar("_T")
 _LONGEST = 300
 _OWN, _EXTRA = "own.", "extra."

@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from rankdeck.checkpoint.beside import Beside
 from rankdeck.checkpoint.plain import from_plain, to_plain
 from rankdeck.checkpoint_files import CheckpointError
+from rankdeck.torch_compat.dtensors import is_dtensor
 from rankdeck.torch_compat.modules import split_state
 
 _EXTRA = "model/"
@@ -77,7 +77,7 @@ def state_of(state: TrainingState) -> Saved:
 def _kind_of(value: Tensor, parameter: nn.Parameter) -> str:
     if not value.dim():
         return "scalar"
-    return "slice" if isinstance(parameter, DTensor) and not isinstance(value, DTensor) else "optimizer"
+    return "slice" if is_dtensor(parameter) and not is_dtensor(value) else "optimizer"
 
 
 def extra_state_of(module: nn.Module, stages: Sequence[nn.Module]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -227,7 +227,7 @@ def _room_for(
         dtype = saved.properties.dtype
         dtype = parameter.dtype if dtype == weights_dtype else dtype
         return torch.zeros_like(parameter, dtype=dtype, requires_grad=False).detach()
-    return None if isinstance(parameter, DTensor) else _as_saved(saved, parameter.device)
+    return None if is_dtensor(parameter) else _as_saved(saved, parameter.device)
 
 
 def _as_saved(saved: Any, device: torch.device | str = "cpu") -> Tensor:

@@ -51,6 +51,7 @@ _PRELOADED = (
     "torch.utils.data",
     "rankdeck.training.loop",
     "rankdeck.training.workload",
+    "rankdeck.checkpoint.store",
     "rankdeck.checkpoint.weights",
 )
 

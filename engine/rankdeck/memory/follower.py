@@ -10,7 +10,7 @@ Source: torch.utils._python_dispatch.TorchDispatchMode.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,8 +26,10 @@ from rankdeck.torch_compat.dispatch import (
     VIEWS,
     WRITES,
     DispatchMode,
+    computed,
     effect_of,
     in_backward,
+    is_meta,
     is_wrapper,
     parts_of,
     storage_key,
@@ -38,6 +40,8 @@ from rankdeck.torch_compat.dispatch import (
 if TYPE_CHECKING:
     from rankdeck.torch_compat.dispatch import OpOverload
 
+Compute = Callable[[Any, tuple[Any, ...], dict[str, Any] | None], Any]
+"""What an operation returns for its arguments."""
 _ACTIVATIONS = kind_index("activations")
 _TEMPORARY = kind_index("temporary")
 _NOWHERE = -1
@@ -47,10 +51,16 @@ _LAID_OVER = "set_.source_Storage_storage_offset"
 
 
 class Follower(DispatchMode):
-    """Follows one thread for a ledger. Enter it in that thread."""
+    """Follows one thread for a ledger. Enter it in that thread. `compute` runs the operations."""
 
-    def __init__(self, storages: Storages, state: ThreadState) -> None:
+    def __init__(
+        self,
+        storages: Storages,
+        state: ThreadState,
+        compute: Compute = computed,
+    ) -> None:
         super().__init__()
+        self._compute = compute
         self._storages = storages
         self._live: dict[int, StorageEntry] = storages.live
         self._state = state
@@ -70,16 +80,16 @@ class Follower(DispatchMode):
             effect = effect_of(func)
         state = self._state
         if state.paused:
-            return func(*args, **kwargs) if kwargs else func(*args)
+            return self._compute(func, args, kwargs)
         if effect == VIEWS:
-            out = func(*args, **kwargs) if kwargs else func(*args)
+            out = self._compute(func, args, kwargs)
             if isinstance(out, Tensor) and out.layout is not _STRIDED:
                 self._enter(out, state.device)
             return out
         device = state.device
         if self._has_many_devices and not state.crossing and effect != PER_ITEM:
             device = self._device_of(func, args, kwargs)
-        out = func(*args, **kwargs) if kwargs else func(*args)
+        out = self._compute(func, args, kwargs)
         if effect == WRITES:
             if isinstance(out, Tensor) and out.layout is not _STRIDED:
                 self._enter(out, device)
@@ -106,7 +116,7 @@ class Follower(DispatchMode):
                 self._enter(part, device)
             return
         storage = tensor.untyped_storage()
-        if storage_key(storage) in self._live or tensor.is_meta:
+        if storage_key(storage) in self._live or is_meta(tensor):
             return
         kind = self._state.kind
         if kind is None:

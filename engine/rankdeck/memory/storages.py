@@ -44,7 +44,8 @@ class Storages:
 
     def device_of(self, tensor: Tensor) -> int | None:
         """The virtual device of a tensor, None when the ledger does not know it."""
-        for part in parts_of(local_part(tensor)):
+        tensor = local_part(tensor)
+        for part in (tensor,) if tensor.layout is torch.strided else parts_of(tensor):
             entry = self.live.get(storage_key(part.untyped_storage()))
             if entry is not None:
                 return entry.device

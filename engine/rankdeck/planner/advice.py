@@ -13,7 +13,7 @@ from typing import Any
 
 from rankdeck.base.units import format_bytes, format_setting
 from rankdeck.config import RunConfig
-from rankdeck.planner.candidates import Candidate
+from rankdeck.planner.candidates import Candidate, num_microbatches
 from rankdeck.planner.targets import Target
 from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, FITS, TIGHT, PlanLine
 
@@ -95,5 +95,4 @@ def _unit(config: RunConfig, num_devices: int) -> int:
     """The least batch: every device, part and microbatch gets one sample."""
     options = config.strategy.options
     shards, stages = config.strategy_card.batch_cut(options, num_devices)
-    microbatches = int(options.get("microbatches") or 2 * stages) if stages > 1 else 1
-    return math.prod((config.train.accumulate, shards, microbatches))
+    return math.prod((config.train.accumulate, shards, num_microbatches(options, stages)))

@@ -1,7 +1,7 @@
 """The candidates of a plan: which strategies, with which options, and the configuration of each of them.
 
 What is sensible stands on each strategy's card: its defaults, and the options that change what it needs most.
-The configuration's own strategy comes first, as it is. Read pool.py next.
+The configuration's own strategy comes first, as it is; they are planned by effort. Read pool.py next.
 """
 
 from __future__ import annotations
@@ -85,6 +85,21 @@ def candidates_for(config: RunConfig, wanted: str | None, num_devices: int) -> l
             if all(candidate.label != known.label for known in candidates):
                 candidates.append(candidate)
     return candidates
+
+
+def effort(config: RunConfig, num_devices: int) -> tuple[int, bool]:
+    """What sorts configurations by how long a plan of them takes: how often the whole model runs in a step,
+    and whether there is a process group.
+    """
+    card, options = config.strategy_card, config.strategy.options
+    slices, stages = card.batch_cut(options, num_devices)
+    replicas = slices if card.one_process else 1
+    return replicas * num_microbatches(options, stages), not card.one_process
+
+
+def num_microbatches(options: Mapping[str, Any], stages: int) -> int:
+    """Into how many microbatches a replica's batch is cut."""
+    return int(options.get("microbatches") or 2 * stages) if stages > 1 else 1
 
 
 def representatives(

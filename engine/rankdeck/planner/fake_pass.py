@@ -41,6 +41,7 @@ from rankdeck.planner.work import Work, WorkCounter
 from rankdeck.rundir import EventWriter
 from rankdeck.strategies.base import Strategy
 from rankdeck.strategies.facts import PipelineFacts
+from rankdeck.torch_compat.compiler import compiler_left_out
 from rankdeck.torch_compat.dtensors import is_dtensor
 from rankdeck.torch_compat.fake_tensors import FakeTensorMode, start_fake_group
 from rankdeck.training import workload as workloads
@@ -132,6 +133,7 @@ class Shapes:
         )
 
 
+@compiler_left_out()
 def fake_pass(request: PassRequest, answers: Answers | None = None) -> PassResult:
     """What the devices of one rank need. Call it in a process that has no process group. `answers` are given
     to a model that asks for values.
@@ -142,7 +144,7 @@ def fake_pass(request: PassRequest, answers: Answers | None = None) -> PassResul
         Exception: whatever building it raises on fake tensors.
     """
     values = Values(answers)
-    ledger = PlanLedger(len(request.places), FakeTensorMode(), values, like_cuda=request.like_cuda)
+    ledger = PlanLedger(len(request.places), FakeTensorMode(), values.of, like_cuda=request.like_cuda)
     workload = workloads.load_shapes(
         request.config, lambda sample, num_samples: Shapes(request.samples.enlarge(sample), num_samples)
     )

@@ -7,20 +7,21 @@ step counters) is left out. Read fake_pass.py first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rankdeck.memory.entries import kind_index
+from rankdeck.memory.follower import Compute, Follower
 from rankdeck.memory.ledger import Ledger
 from rankdeck.torch_compat.dispatch import storage_key
 from rankdeck.torch_compat.dtensors import local_part
+from rankdeck.torch_compat.fake_tensors import DEVICE, FakeTensor
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rankdeck.memory.entries import StorageEntry
-    from rankdeck.torch_compat.dispatch import DispatchMode
     from rankdeck.torch_compat.fake_tensors import FakeTensorMode
 
 CUDA_ROUNDING_BYTES = 512
@@ -29,22 +30,35 @@ Change = tuple[int, int, bool]
 """(key of a storage, bytes it has from now on, 0 when it is gone; whether it is communication)."""
 
 
+class _PlanFollower(Follower):
+    """Answers by itself what most calls ask for: where a fake tensor is."""
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is DEVICE and type(args[0]) is FakeTensor:
+            return args[0].fake_device
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
 class PlanLedger(Ledger):
     """`logs[device]` are the changes of a device's storages, in order."""
 
-    def __init__(
-        self, num_devices: int, fake: FakeTensorMode, above: DispatchMode, *, like_cuda: bool
-    ) -> None:
+    def __init__(self, num_devices: int, fake: FakeTensorMode, compute: Compute, *, like_cuda: bool) -> None:
         super().__init__(num_devices, round_to_bytes=CUDA_ROUNDING_BYTES if like_cuda else 1)
         self.logs: list[list[Change]] = [[] for _ in range(num_devices)]
         self.fake = fake
-        self._above = above
+        self._compute = compute
         self._like_cuda = like_cuda
         self._communication = kind_index("communication")
 
     @contextmanager
     def _modes(self) -> Iterator[None]:
-        with self.fake, self._above, super()._modes():
+        with self.fake, _PlanFollower(self, self._threads.state, self._compute):
             yield
 
     def adopt(self, tensors: Iterable[Tensor], device: int, kind: str) -> None:

@@ -2,6 +2,8 @@
 
     this process imports torch once -> forks a child per rank, a few at a time -> reads figures from a pipe
 
+The quickest to plan come first: the first child is at work while what the others need is imported.
+
 Forking is safe while this process has one thread and no process group, and spares each rank the import and
 whatever torch keeps of the one before. A person's model may print, call exit or die of a signal: none of it
 reaches the other candidates, nor stdout. Read figures.py before.
@@ -15,6 +17,7 @@ import selectors
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,15 +29,18 @@ from rankdeck.base.errors import ConfigError
 from rankdeck.base.heartbeat import die_with_parent
 from rankdeck.config import RunConfig
 from rankdeck.config.planning import ROW_TIMEOUT_S
-from rankdeck.planner.candidates import Candidate
+from rankdeck.planner.candidates import Candidate, effort
 from rankdeck.planner.figures import RankNeeds, empty_line, line_of, plan_rank, ranks_to_plan
-from rankdeck.planner.preload import preload
+from rankdeck.planner.preload import preload, preload_strategies
 from rankdeck.planner.samples import UNIFORM, Samples, look
 from rankdeck.planner.targets import Target
+from rankdeck.planner.values import ANSWERED
 from rankdeck.run.plan_lines import PlanLine
+from rankdeck.torch_compat.shape_memo import packed, unpacked
 from rankdeck.training import user_code
 
 MOST_AT_ONCE = 4
+_WHILE_IMPORTING_S = 0.05
 _CHUNK = 1 << 16
 _COMPILED = "train.compile is left out: what a compiled graph keeps is not known before it runs."
 
@@ -64,29 +70,39 @@ def plan_lines_of(
             pending.append(_Pending(candidate, candidate.config(base, target), target, base.train.compile))
         except ConfigError as error:
             yield empty_line(candidate, target, " ".join(filter(None, (error.message, error.advice))))
+    pending.sort(key=lambda one: effort(one.config, target.num_devices))
     waiting = [(one, rank) for one in pending for rank in one.to_start()]
     running: dict[_Child, tuple[_Pending, int]] = {}
+    importing = threading.Thread(target=preload_strategies)
     most = max(1, min(MOST_AT_ONCE, len(os.sched_getaffinity(0))))
     try:
         with selectors.DefaultSelector() as selector:
             while waiting or running:
-                while waiting and len(running) < most:
+                while waiting and len(running) < most and not importing.is_alive():
                     one, rank = waiting.pop(0)
-                    child = _Child.start(
-                        functools.partial(planner, one.config, rank, target, samples), selector
-                    )
+                    ask = functools.partial(planner, one.config, rank, target, samples)
+                    child = _Child.start(functools.partial(_with_answers, ask), selector)
                     one.started_s = one.started_s or child.started_s
                     running[child] = one, rank
-                for child in _ended(selector, list(running), timeout_s):
+                    if waiting and importing.ident is None:
+                        importing.start()  # and no process is forked before it has ended
+                patience_s = _WHILE_IMPORTING_S if importing.is_alive() else timeout_s
+                for child in _ended(selector, list(running), timeout_s, patience_s):
                     one, rank = running.pop(child)
-                    found = child.result(RankNeeds)
-                    one.figures[rank] = RankNeeds(reason=found) if isinstance(found, str) else found
+                    found = child.result(_Found)
+                    if isinstance(found, str):
+                        one.figures[rank] = RankNeeds(reason=found)
+                    else:
+                        one.figures[rank] = found.needs
+                        ANSWERED.update(unpacked(found.answers))
                     waiting[:0] = [(one, rank) for rank in one.to_start()]
                     if one.is_complete:
                         yield one.line(scale, samples)
     finally:
         for child in running:
             child.kill()
+        if importing.ident is not None:
+            importing.join()
 
 
 def look_at_samples(config: RunConfig, timeout_s: float = ROW_TIMEOUT_S) -> Samples:
@@ -98,12 +114,24 @@ def look_at_samples(config: RunConfig, timeout_s: float = ROW_TIMEOUT_S) -> Samp
     with selectors.DefaultSelector() as selector:
         child = _Child.start(functools.partial(look, config), selector)
         try:
-            while not _ended(selector, [child], timeout_s):
+            while not _ended(selector, [child], timeout_s, timeout_s):
                 pass
         finally:
             child.kill()
     found = child.result(Samples)
     return UNIFORM if isinstance(found, str) else found
+
+
+class _Found(msgspec.Struct):
+    """A rank's figures, and what torch answered in the pass: the next children need not ask again."""
+
+    needs: RankNeeds
+    answers: bytes
+
+
+def _with_answers(plan: Callable[[], RankNeeds]) -> _Found:
+    before = len(ANSWERED)
+    return _Found(plan(), packed(ANSWERED, before))
 
 
 @dataclass(eq=False)
@@ -137,11 +165,12 @@ class _Pending:
         return line
 
 
-def _ended(selector: selectors.BaseSelector, running: Sequence[_Child], timeout_s: float) -> list[_Child]:
-    """Children that have ended by now, or took too long; waits for something to happen."""
-    now_s = time.monotonic()
-    patience_s = max(0.0, min(child.started_s for child in running) + timeout_s - now_s)
-    for key, _ in selector.select(patience_s):
+def _ended(
+    selector: selectors.BaseSelector, running: Sequence[_Child], timeout_s: float, patience_s: float
+) -> list[_Child]:
+    """Children that have ended, or took too long by now; waits `patience_s` at most for one that does."""
+    first_s = min((child.started_s for child in running), default=time.monotonic())
+    for key, _ in selector.select(min(patience_s, max(0.0, first_s + timeout_s - time.monotonic()))):
         child: _Child = key.data
         child.read()
     for child in running:

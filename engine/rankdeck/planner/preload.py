@@ -1,16 +1,35 @@
-"""Everything that planning a rank imports, imported once, before children are forked."""
+"""What planning a rank imports, imported once and inherited by children that are forked then."""
 
 from __future__ import annotations
 
 import functools
+import importlib
 
 from rankdeck.base.garbage import kept_for_good
+from rankdeck.config.catalog import STRATEGIES
+
+_OF_MANY = (
+    "torch._dynamo",  # a process group and a pipeline ask for it
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.pipelining",
+)
 
 
 @functools.cache
 def preload() -> None:
-    """Import torch and what plans a rank. The second call does nothing."""
+    """Import torch, and what the plan of a single device needs. The second call does nothing."""
     with kept_for_good():
-        import torch._dynamo  # noqa: F401 - an optimizer's first step would, in every child
+        import torch.fx.experimental.symbolic_shapes  # noqa: F401 - fake tensors import it
 
         import rankdeck.planner.figures  # noqa: F401
+
+
+@functools.cache
+def preload_strategies() -> None:
+    """Import what strategies of many devices need besides, which takes as long again."""
+    with kept_for_good():
+        for name in _OF_MANY:
+            importlib.import_module(name)
+        for card in STRATEGIES.values():
+            importlib.import_module(card.target.partition(":")[0])

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from rankdeck.planner.questions import Answers, asks_for_shape
 from rankdeck.torch_compat.collectives import is_wait
-from rankdeck.torch_compat.dispatch import DispatchMode, in_backward, only_writes, written
-from rankdeck.torch_compat.fake_tensors import FakeTensor
-from rankdeck.torch_compat.shape_memo import ShapeMemo
+from rankdeck.torch_compat.dispatch import in_backward, only_writes, written
+from rankdeck.torch_compat.shape_memo import Known, ShapeMemo
 from rankdeck.torch_compat.sparse import forgets_elements, sparse_result
 
 if TYPE_CHECKING:
@@ -28,12 +27,15 @@ MASKING = "transformers.masking_utils"
 _LOCAL_VALUE = torch.ops.aten._local_scalar_dense.default
 READS = (_LOCAL_VALUE, torch.ops.aten.allclose.default, torch.ops.aten.equal.default)
 _SCALER = "torch.amp.grad_scaler"
-_DEVICE = torch.ops.prim.device.default
 _LSTM = torch.ops.aten.mkldnn_rnn_layer.default
 _GROUPED = getattr(getattr(torch.ops.aten, "_grouped_mm", None), "default", None)
 
 
-class Values(DispatchMode):
+ANSWERED: Known = {}
+"""What torch has answered to passes of this process and, by pool.py, to those of its children."""
+
+
+class Values:
     """Answers 1 to whoever asks a fake tensor for its value, except inside the model, and counts the work.
 
     The loop and torch's own machinery read losses, norms and votes, none of which decides over memory; two
@@ -44,7 +46,6 @@ class Values(DispatchMode):
     """
 
     def __init__(self, answers: Answers | None = None) -> None:
-        super().__init__()
         self._answers = answers
         self.modules_deep = 0
         self.counter: WorkCounter | None = None
@@ -53,7 +54,7 @@ class Values(DispatchMode):
         self.forgets_elements = False
         """Whether a sparse tensor was made of which values say how many elements it has."""
         self._only_writes: dict[Any, bool] = {}
-        self._memo = ShapeMemo()
+        self._memo = ShapeMemo(ANSWERED)
 
     @contextlib.contextmanager
     def strict_inside_modules(self) -> Iterator[None]:
@@ -79,11 +80,8 @@ class Values(DispatchMode):
         """Blocks that compute their forward again do so in backward, outside of the module's own call."""
         return bool(self.modules_deep) or (self._answers is not None and in_backward())
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is _DEVICE:
-            return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
+    def of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        """What an operation returns."""
         if func in READS and (not self._model_asks() or _read_by(MASKING)):
             is_number = func is _LOCAL_VALUE and args[0].is_floating_point()
             return float(not _read_by(_SCALER)) if is_number else True

@@ -9,13 +9,13 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rankdeck.config.catalog import DdpOptions
-from rankdeck.parallel.collectives.counted import CountedCollectives
 from rankdeck.parallel.collectives.ddp_hooks import backward_times, last_sync, time_every_backward
 from rankdeck.parallel.collectives.grad_sync import (
     GradientSync,
@@ -24,11 +24,13 @@ from rankdeck.parallel.collectives.grad_sync import (
     travelling_bytes,
 )
 from rankdeck.parallel.collectives.replica_threads import ReplicaThreads
-from rankdeck.parallel.fsdp.blocks import Sharding
-from rankdeck.parallel.pipelining.communication import StageCommunication
-from rankdeck.parallel.pipelining.stages import Traffic
-from rankdeck.parallel.pipelining.versions import WeightVersions
 from rankdeck.profiling.spans import LateSpan, PhaseSpan, SpanRecorder
+
+if TYPE_CHECKING:  # seconds of imports, of which a strategy pays only its own
+    from rankdeck.parallel.fsdp.blocks import Sharding
+    from rankdeck.parallel.pipelining.communication import StageCommunication
+    from rankdeck.parallel.pipelining.stages import Traffic
+    from rankdeck.parallel.pipelining.versions import WeightVersions
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,8 @@ class CollectiveFacts(StrategyFacts):
     """
 
     def __init__(self) -> None:
+        from rankdeck.parallel.collectives.counted import CountedCollectives
+
         self.steps = 0
         self._counted = CountedCollectives()
 

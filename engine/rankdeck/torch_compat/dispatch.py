@@ -9,10 +9,11 @@ import functools
 import operator
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload as OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import TreeSpec as TreeSpec
 from torch.utils._pytree import tree_flatten as tree_flatten
@@ -21,9 +22,6 @@ from torch.utils._pytree import tree_map as tree_map
 from torch.utils._pytree import tree_unflatten as tree_unflatten
 
 from rankdeck.torch_compat.places import Private
-
-if TYPE_CHECKING:
-    from torch._ops import OpOverload as OpOverload
 
 VIEWS, WRITES, CREATES, RESIZES, PER_ITEM = range(5)
 EFFECTS: dict[OpOverload, int] = {}
@@ -70,7 +68,7 @@ storage_key: Callable[[torch.UntypedStorage], int] = operator.attrgetter("_cdata
 def parts_of(tensor: Tensor) -> tuple[Tensor, ...]:
     """The tensors that have the storages: of a sparse one its indices and values, of any other itself. None
     of what has no memory, or memory that torch does not show (MKL-DNN's)."""
-    if tensor.is_meta:
+    if is_meta(tensor):
         return ()
     match tensor.layout:
         case torch.strided:
@@ -82,6 +80,18 @@ def parts_of(tensor: Tensor) -> tuple[Tensor, ...]:
         case torch.sparse_csc | torch.sparse_bsc:
             return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
     return ()
+
+
+def is_meta(tensor: Tensor) -> bool:
+    """Whether a tensor has no memory, nor stands for one that has. A fake tensor is asked in Python: torch
+    asks every mode for its device."""
+    device = getattr(tensor, "fake_device", None)
+    return tensor.is_meta if device is None else bool(device.type == "meta")
+
+
+def computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """What an operation returns."""
+    return func(*args, **kwargs) if kwargs else func(*args)
 
 
 def without_modes() -> AbstractContextManager[Any]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from rankdeck.torch_compat.places import Private
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+    from typing_extensions import TypeIs
 
 
 def _a_local_tensor() -> Any:
@@ -20,7 +24,7 @@ PLACES = (
 )
 
 
-def is_dtensor(tensor: Tensor) -> bool:
+def is_dtensor(tensor: Any) -> TypeIs[DTensor]:
     return hasattr(tensor, "_local_tensor")
 
 

@@ -30,6 +30,9 @@ PLACES = (
     Private("torch._subclasses.fake_tensor:DataDependentOutputException", "some refusals are badly worded"),
     Private("torch._subclasses.fake_tensor:DynamicOutputShapeException", "some refusals are badly worded"),
     Private("torch._C:_get_dispatch_mode", _SLOW),
+    Private("torch._C:_DisableTorchDispatch", _PLANS),
+    Private("torch._C:_set_throw_on_mutable_data_ptr", _PLANS),
+    Private("torch:Tensor._make_subclass", _PLANS),
     Private("torch._C:_TorchDispatchModeKey.FAKE", _SLOW),
     Private("the fake_device of a fake tensor", _PLANS, look=lambda: _a_fake_tensor().fake_device),
     Private("the fake_mode of a fake tensor", _SLOW, look=lambda: _a_fake_tensor().fake_mode),
@@ -43,13 +46,33 @@ PLACES = (
     Private("torch.ops:aten.mkldnn_rnn_layer.default", "plans of LSTMs are too small"),
 )
 
+DEVICE = torch.ops.prim.device.default
+"""What torch calls, through every mode, to know where a fake tensor is."""
+
 in_kernel = getattr(fake_tensor, "in_kernel_invocation_manager", None)
 """A context in which a fake tensor shows itself as one on "meta"; None where this torch has no such thing."""
+
+no_dispatch = torch._C._DisableTorchDispatch
+"""A context in which no mode sees anything: half as long as `in_kernel`, where no fake tensor is given."""
 
 
 def active_mode() -> Any:
     """The fake mode that the calling thread is in, or None."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+
+
+def fake_like(
+    blank: torch.Tensor, mode: FakeTensorMode, device: torch.device, state: dict[str, Any]
+) -> FakeTensor:
+    """A fake tensor over a blank one on "meta". `state` is that of one of torch's but for its mode: torch
+    takes four times as long to make one.
+    """
+    fake = torch.Tensor._make_subclass(
+        FakeTensor, blank, False, dispatch_device=True, device_for_backend_keys=device
+    )
+    torch._C._set_throw_on_mutable_data_ptr(fake)
+    vars(fake).update(state, fake_mode=mode)
+    return fake
 
 
 def has_symbols(tensor: FakeTensor) -> bool:

@@ -10,6 +10,9 @@ a torch that has moved what `_again` needs computes always. Read fake_tensors.py
 
 from __future__ import annotations
 
+import io
+import itertools
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankdeck.torch_compat.dispatch import storage_key, tree_leaves
-from rankdeck.torch_compat.fake_tensors import FakeTensor, active_mode, has_symbols, in_kernel
+from rankdeck.torch_compat.dispatch import OpOverload, computed, packet_of, storage_key, tree_leaves
+from rankdeck.torch_compat.fake_tensors import (
+    FakeTensor,
+    active_mode,
+    fake_like,
+    has_symbols,
+    in_kernel,
+    no_dispatch,
+)
 
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.layout, torch.memory_format, torch.device)
 
@@ -32,6 +42,8 @@ class _Output:
     offset: int
     dtype: torch.dtype
     device: torch.device
+    state: dict[str, Any]
+    """What torch keeps in Python about a fake tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +58,15 @@ class _Outputs:
     listed: type | None
 
 
-class ShapeMemo:
-    """Results of operations, from memory where it can. Made for one pass, and shared by its threads."""
+Known = dict[tuple[Any, ...], _Outputs | None]
+"""Results by all that they depend on: data that any process may be told."""
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[Any, ...], _Outputs | None] = {}
+
+class ShapeMemo:
+    """Results of operations, from memory where it can. `known` may be shared by threads and passes."""
+
+    def __init__(self, known: Known | None = None) -> None:
+        self._known: Known = {} if known is None else known
 
     def __call__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         """What `func(*args, **kwargs)` returns, which may be wrapped in fake mode."""
@@ -58,10 +74,38 @@ class ShapeMemo:
         known = None if key is None else self._known.get(key)
         if known is not None and (again := _again(known, args)) is not None:
             return again
-        out = func(*args, **kwargs) if kwargs else func(*args)
+        out = computed(func, args, kwargs)
         if key is not None and key not in self._known:
             self._known[key] = _outputs_of(func, out, args, kwargs)
         return out
+
+
+def packed(known: Known, since: int) -> bytes:
+    """What came after the first `since` results, for another process; b"" where one of them cannot travel."""
+    file = io.BytesIO()
+    try:
+        _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(dict(itertools.islice(known.items(), since, None)))
+    except (TypeError, AttributeError, RuntimeError, pickle.PicklingError):
+        return b""
+    return file.getvalue()
+
+
+def unpacked(told: bytes) -> Known:
+    known: Known = pickle.loads(told) if told else {}
+    return known
+
+
+class _Pickler(pickle.Pickler):
+    """Operations travel by their names."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, OpOverload):
+            return _operation, (value.namespace, packet_of(value).__name__, value._overloadname)
+        return NotImplemented
+
+
+def _operation(namespace: str, name: str, overload: str) -> Any:
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
 
 
 def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[Any, ...] | None:
@@ -74,11 +118,11 @@ def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tup
         return None  # to a mode that a tensor is not of, torch copies it first
     key: list[Any] = [func, torch.get_default_dtype()]
     for arg in args:
-        if not _add(key, arg):
+        if not _add(key, arg, first.fake_mode):
             return None
     for name, arg in (kwargs or {}).items():
         key.append(name)
-        if not _add(key, arg):
+        if not _add(key, arg, first.fake_mode):
             return None
     return tuple(key)
 
@@ -91,17 +135,17 @@ def _first_tensor(args: tuple[Any, ...]) -> FakeTensor | None:
     return first if type(first) is FakeTensor else None
 
 
-def _add(key: list[Any], arg: Any) -> bool:
-    """Add an argument to a key; False where it is not plain."""
+def _add(key: list[Any], arg: Any, mode: Any) -> bool:
+    """Add an argument to a key; False where it is not plain, or of another fake mode."""
     kind = type(arg)
     if kind is FakeTensor:
-        if not _is_plain(arg):
+        if arg.fake_mode is not mode or not _is_plain(arg):
             return False
-        key += (arg.shape, arg.stride(), arg.storage_offset(), arg.dtype, arg.fake_device, arg.fake_mode)
+        key += (arg.shape, arg.stride(), arg.storage_offset(), arg.dtype, arg.fake_device)
         return True
     if kind is list or kind is tuple:
         key += (kind, len(arg))
-        return all(_add(key, item) for item in arg)
+        return all(_add(key, item, mode) for item in arg)
     if kind in _PLAIN:
         key += (kind, arg)
         return True
@@ -137,7 +181,8 @@ def _outputs_of(func: Any, out: Any, args: tuple[Any, ...], kwargs: dict[str, An
         if not is_known:
             return None
         shape, stride, offset = tuple(output.shape), output.stride(), int(output.storage_offset())
-        results.append(_Output(shape, stride, offset, output.dtype, output.device))
+        state = {name: value for name, value in vars(output).items() if name != "fake_mode"}
+        results.append(_Output(shape, stride, offset, output.dtype, output.fake_device, state))
     is_listed = isinstance(out, (list, tuple))
     known = any(result is not None for result in results)
     return _Outputs(tuple(results), func.is_view, type(out) if is_listed else None) if known else None
@@ -160,20 +205,16 @@ def _again(known: _Outputs, args: tuple[Any, ...]) -> Any:
     """
     first = _first_tensor(args)
     assert first is not None and in_kernel is not None
-    with in_kernel(first.fake_mode):
+    with in_kernel(first.fake_mode) if known.is_view else no_dispatch():
         try:
-            blanks = [_blank(result, first, is_view=known.is_view) for result in known.results]
+            made = [_made(result, first, is_view=known.is_view) for result in known.results]
         except RuntimeError:
             return None
-    made = [
-        None if blank is None or result is None else FakeTensor(first.fake_mode, blank, result.device)
-        for blank, result in zip(blanks, known.results, strict=True)
-    ]
     return made[0] if known.listed is None else known.listed(made)
 
 
-def _blank(result: _Output | None, owner: Tensor, *, is_view: bool) -> Tensor | None:
-    """A tensor on "meta" with the shape and, for a view, in the storage that it has to have.
+def _made(result: _Output | None, owner: FakeTensor, *, is_view: bool) -> Tensor | None:
+    """A fake tensor with the shape and, for a view, in the storage that it has to have.
 
     Raises:
         RuntimeError: a view would not lie inside its storage.
@@ -181,5 +222,7 @@ def _blank(result: _Output | None, owner: Tensor, *, is_view: bool) -> Tensor | 
     if result is None:
         return None
     if is_view:
-        return torch.as_strided(owner, result.shape, result.stride, result.offset)
-    return torch.empty_strided(result.shape, result.stride, dtype=result.dtype, device="meta")
+        blank = torch.as_strided(owner, result.shape, result.stride, result.offset)
+    else:
+        blank = torch.empty_strided(result.shape, result.stride, dtype=result.dtype, device="meta")
+    return fake_like(blank, owner.fake_mode, result.device, result.state)

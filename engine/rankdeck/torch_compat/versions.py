@@ -13,6 +13,7 @@ from rankdeck.base.errors import Problem
 from rankdeck.torch_compat.places import CHECKED, Private
 
 SUBJECTS = (
+    "compiler",
     "dispatch",
     "dtensors",
     "modules",

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch.optim import Optimizer
 
 from rankdeck import events
 from rankdeck.base.errors import ConfigError, Problem, TrainingError
-from rankdeck.checkpoint.store import Restored
 from rankdeck.data.loader import Loader, build_loader
 from rankdeck.data.sampling import StepBatches
 from rankdeck.memory.null_ledger import AnyLedger
@@ -32,6 +32,9 @@ from rankdeck.training.sameness import difference_of_loss
 from rankdeck.training.saving import Saver
 from rankdeck.training.step import OptimizerStep, Trained
 from rankdeck.training.workload import Workload
+
+if TYPE_CHECKING:
+    from rankdeck.checkpoint.store import Restored
 
 
 class Trainer:

@@ -12,19 +12,22 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
 from torch import Tensor
 
 from rankdeck import events
 from rankdeck.base.errors import Problem
-from rankdeck.checkpoint.store import CANNOT_BE_SAVED, CheckpointStore, Restored
 from rankdeck.checkpoint.training_state import TrainingState
 from rankdeck.checkpoint.weights import try_weights_file
-from rankdeck.checkpoint_files import Checkpoint, CheckpointError
+from rankdeck.checkpoint_files import CANNOT_BE_SAVED, Checkpoint, CheckpointError
 from rankdeck.rundir import EventWriter
 from rankdeck.training.agreement import SAVE, STOP, Agreement
 from rankdeck.training.step import Trained
+
+if TYPE_CHECKING:
+    from rankdeck.checkpoint.store import CheckpointStore, Restored
 
 
 class StopRequested(Exception):  # noqa: N818 - being asked to stop is no error

@@ -9,11 +9,12 @@ import pytest
 
 from rankdeck.config import RunConfig, from_text, load, presets
 from rankdeck.config.gpu_models import GpuModel, parse_planned
-from rankdeck.planner.candidates import Candidate, candidates_for
+from rankdeck.planner.candidates import Candidate, candidates_for, effort
 from rankdeck.planner.figures import RankNeeds, plan_rank
 from rankdeck.planner.pool import plan_lines_of
 from rankdeck.planner.samples import Samples
 from rankdeck.planner.targets import Target, TargetDevice
+from rankdeck.planner.values import ANSWERED
 from rankdeck.run.plan_lines import PlanLine, alike, words_of
 from tests.helpers import eager_gpt
 
@@ -197,6 +198,39 @@ def test_rows_come_once_with_the_configurations_own_first() -> None:
     labels = [row.label for row in rows]
     assert len(set(labels)) == len(labels) and "single" in labels
     assert {row.strategy for row in candidates_for(base, "ddp,dp", 4)} == {"ddp", "dp"}
+
+
+def test_what_torch_answered_to_one_row_need_not_be_asked_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows in children of their own; the second one asks only what the first one had no need of."""
+    asked = []
+
+    def planner(config: RunConfig, rank: int, target: Target, samples: Samples) -> RankNeeds:
+        before = len(ANSWERED)
+        needs = plan_rank(config, rank, target, samples)
+        needs.notes.append(f"{before} known, {len(ANSWERED) - before} asked")
+        return needs
+
+    monkeypatch.setattr("rankdeck.planner.pool.MOST_AT_ONCE", 1)
+    ANSWERED.clear()
+    for line in plan_lines_of(
+        config(), [Candidate("single"), Candidate("single")], REHEARSAL, planner=planner
+    ):
+        known, new = (int(word) for word in line.notes[-1].split() if word.isdigit())
+        asked.append((known, new))
+    (no_known, first), (known, second) = asked
+    assert no_known == second == 0 and known == first > 20
+
+
+def test_the_quickest_to_plan_come_first() -> None:
+    base = from_text(MLP + 'strategy = { use = "pipeline", schedule = "gpipe" }', folder=Path.cwd())
+    four = Target("rehearsal", (TargetDevice(None, None),) * 4, like_cuda=False)
+    rows = [row.config(base, four) for row in candidates_for(base, "pipeline,fsdp,dp,ddp,single,model", 4)]
+    rows.sort(key=lambda row: effort(row, 4))
+    used = [row.strategy.use for row in rows]
+    assert used[:2] == ["single", "model"] and set(used[2:6]) == {"ddp", "fsdp"}
+    assert used[6:8] == ["dp", "dp"] and set(used[8:]) == {"pipeline"}
 
 
 @pytest.mark.parametrize("name", ["dpp", "all,dp"])

@@ -15,10 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate
 
 from rankdeck.parallel.collectives.buckets import in_buckets
-from rankdeck.torch_compat.dtensors import local_part
+from rankdeck.torch_compat.dtensors import is_dtensor, local_part
 from rankdeck.torch_compat.modules import split_state
 
 
@@ -29,7 +28,7 @@ def add_up_partial(parameters: Iterable[nn.Parameter], partial: Sequence[Tensor]
     """
     for parameter in parameters:
         gradient = parameter.grad
-        if not isinstance(gradient, DTensor) or not isinstance(parameter, DTensor):
+        if not is_dtensor(gradient) or not is_dtensor(parameter):
             continue
         if gradient.placements != parameter.placements:
             parameter.grad = gradient.redistribute(placements=parameter.placements)
@@ -40,7 +39,7 @@ def add_up_partial(parameters: Iterable[nn.Parameter], partial: Sequence[Tensor]
 
 def num_parts(tensor: Tensor) -> int:
     """Into how many different parts a tensor is cut: 1 for one that every rank holds whole."""
-    if not isinstance(tensor, DTensor):
+    if not is_dtensor(tensor):
         return 1
     sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
     return math.prod(size for size, place in sizes if not place.is_replicate())
@@ -78,8 +77,10 @@ def clip_over_ranks(
 
 def whole(tensor: Tensor) -> Tensor:
     """A tensor with its parts put together, by all ranks that hold some of it; a whole one as it is."""
-    if not isinstance(tensor, DTensor):
+    if not is_dtensor(tensor):
         return tensor.detach()
+    from torch.distributed.tensor import Replicate  # half a second, which whole tensors do not pay
+
     placements = list(tensor.placements)
     # Slices over shard were cut last, from those over tensor: they are put together first.
     for axis in range(len(placements)):
@@ -98,7 +99,7 @@ def whole_tensors(module: nn.Module, *, keep: bool) -> dict[str, Tensor]:
     put_together: dict[int, Tensor] = {}
     for name, tensor in split_state(module)[0].items():
         if id(tensor) not in put_together:
-            together = whole(tensor).cpu() if isinstance(tensor, DTensor) else tensor.detach()
+            together = whole(tensor).cpu() if is_dtensor(tensor) else tensor.detach()
             put_together[id(tensor)] = together if keep else together.new_empty(0)
         if keep:
             weights[name] = put_together[id(tensor)]
