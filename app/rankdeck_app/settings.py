@@ -14,10 +14,12 @@ from typing import Any, TypeVar
 from PySide6.QtCore import QObject, Signal
 
 from rankdeck.base.files import read_toml, write_whole
-from rankdeck.config.planning import ROW_TIMEOUT_S
 
 Value = bool | int | float | str
 V = TypeVar("V", bool, int, float, str)
+
+
+PLAN_TIMEOUT_S = 180.0
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ OPTIONS: tuple[Setting, ...] = (
     ),
     Setting(
         "plan.timeout_s",
-        ROW_TIMEOUT_S,
+        PLAN_TIMEOUT_S,
         "How many seconds the planner may take for one strategy.",
         minimum=1,
         maximum=86_400,

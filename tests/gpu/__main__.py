@@ -27,14 +27,15 @@ from typing import Any
 
 from tests.helpers.tree import CHECKOUT, PRODUCT_AND_TESTS
 
-for _folder in reversed(PRODUCT_AND_TESTS.split(os.pathsep)):
-    if _folder not in sys.path:
-        sys.path.insert(0, _folder)
-os.environ["PYTHONPATH"] = PRODUCT_AND_TESTS
+if __name__ == "__main__":  # a test that imports this has its own places to look in
+    for _folder in reversed(PRODUCT_AND_TESTS.split(os.pathsep)):
+        if _folder not in sys.path:
+            sys.path.insert(0, _folder)
+    os.environ["PYTHONPATH"] = PRODUCT_AND_TESTS
 
-from tests.gpu.children import ChildError, in_child  # noqa: E402
-from tests.gpu.page import page_of  # noqa: E402
-from tests.gpu.part import Part, read, say  # noqa: E402
+from tests.gpu.children import ChildError, in_child
+from tests.gpu.page import page_of
+from tests.gpu.part import Part, read, say
 
 GRACE_S = 10.0
 """How long a part may take to come to its end once its time is over."""

@@ -165,6 +165,14 @@ def bare_blocks(**block: bool) -> nn.Module:
     return BareBlocks(**block)
 
 
+def marked() -> nn.Module:
+    """Its weights carry rates for an optimizer of the same author."""
+    model = Row()
+    for index, weight in enumerate(model.parameters()):
+        weight.rate = 1 / (1 + index)  # type: ignore[attr-defined]
+    return model
+
+
 def tied_blocks() -> nn.Module:
     """A list of blocks of which two share a weight."""
     blocks = [nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(3)]

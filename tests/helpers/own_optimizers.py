@@ -148,3 +148,10 @@ class ByNorm(torch.optim.SGD):
         norm = sum(float((weight**2).sum()) for weight in weights) ** 0.5
         for weight in weights:
             weight.add_(weight.grad, alpha=-norm / 100)
+
+
+class Marked(torch.optim.SGD):
+    """Each weight brings a rate of its own, which its model gave it."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__([{"params": [weight], "lr": lr * weight.rate} for weight in params])

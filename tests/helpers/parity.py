@@ -61,6 +61,7 @@ WORKLOADS = {
             "unseeded",
             "tied_blocks",
             "row",
+            "marked",
             "bare_blocks",
             "residual_once",
             "sparse",

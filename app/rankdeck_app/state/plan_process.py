@@ -18,15 +18,15 @@ import msgspec
 from PySide6.QtCore import QObject, QProcess, QTimer, Signal
 
 from rankdeck.config import RunConfig
-from rankdeck.config.planning import ROW_TIMEOUT_S
 from rankdeck.run import plan_lines
+from rankdeck_app.settings import PLAN_TIMEOUT_S
 from rankdeck_app.state.engine_process import Engine, Stream, parse_problems
 from rankdeck_app.state.trust import Trust
 from rankdeck_app.state.workspace import Workspace
 
 # The planner gives up on a strategy by itself; a silence so much longer is a planner that hangs.
 _BEYOND_S = 60.0
-SILENCE_MS = int((ROW_TIMEOUT_S + _BEYOND_S) * 1000)
+SILENCE_MS = int((PLAN_TIMEOUT_S + _BEYOND_S) * 1000)
 _NICENESS = 10
 
 
@@ -143,7 +143,7 @@ class Planner:
     trust: Trust
     workspace: Workspace
     is_automatic: Callable[[], bool]
-    timeout_s: Callable[[], float] = lambda: ROW_TIMEOUT_S
+    timeout_s: Callable[[], float] = lambda: PLAN_TIMEOUT_S
 
     def needs_trust(self, config: RunConfig) -> bool:
         """Whether planning would run code of a folder that is not trusted."""
@@ -160,8 +160,7 @@ class Planner:
         if devices is not None:
             arguments += ["--devices", devices]
         timeout_s = self.timeout_s()
-        if timeout_s != ROW_TIMEOUT_S:
-            arguments += ["--timeout", f"{timeout_s:g}"]
+        arguments += ["--timeout", f"{timeout_s:g}"]
         return PlanProcess(
             self.engine.python,
             arguments,

@@ -171,7 +171,8 @@ class _WholeModel(Strategy):
         blank = self.blank_model(model_fn)
         module = self.module = blank.module
         if "tensor" in axes:
-            plan = make_plan(module, axes["tensor"].size(), options.plan, self.small_inputs())
+            with self.ledger.paused():
+                plan = make_plan(module, axes["tensor"].size(), options.plan, self.small_inputs())
             self.split = LayerSplit(module, plan, axes["tensor"], options)
         sharding = None
         if "shard" in axes:
@@ -217,7 +218,8 @@ class _Stages(PipelineParallel):
             model = model_fn()
             if "tensor" in self._axes:
                 size = self._axes["tensor"].size()
-                self._plan = make_plan(model, size, self.options.plan, self.small_inputs())
+                with self.ledger.paused():
+                    self._plan = make_plan(model, size, self.options.plan, self.small_inputs())
             return model
 
         super().build(planned)

@@ -57,9 +57,11 @@ class TensorParallel(Strategy):
         setup, options = self.setup, self.options
         blank = self.blank_model(model_fn)
         self.module = blank.module
+        with self.ledger.paused():  # what is computed to find it out lies on the host
+            plan = make_plan(blank.module, setup.world_size, options.plan, self.small_inputs())
         self._split = LayerSplit(
             blank.module,
-            make_plan(blank.module, setup.world_size, options.plan, self.small_inputs()),
+            plan,
             setup.backend.device_mesh(self.mesh(), self.device.type),
             options,
         )

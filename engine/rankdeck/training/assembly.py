@@ -47,6 +47,7 @@ def assemble(
     if config.train.allow_tf32:  # GPUs alone look at it; elsewhere torch's own setting holds
         torch.backends.cuda.matmul.allow_tf32 = True
     strategy_type: type[Strategy] = config.strategy_card.load()
+    pace = pace_of(config, devices[0], world_size, waits_inside=strategy_type.waits_inside)
     setup = Setup(
         options=config.strategy_card.options(**config.strategy.options),
         loss=workload.loss,
@@ -59,13 +60,9 @@ def assemble(
         part_batch=config.train.global_batch // config.train.accumulate,
         accumulate=config.train.accumulate,
         sample=functools.partial(first_batch, workload.train),
-        spans=SpanRecorder(
-            devices, pace_of(config, devices[0], world_size, waits_inside=strategy_type.waits_inside)
-        ),
+        spans=SpanRecorder(devices, pace),
         backend=backend,
-        drained=lambda under_way, updates: writer.write(
-            events.Drained(rank=rank, microbatches=under_way, updates=updates)
-        ),
+        drained=lambda under_way, updates: writer.write(events.Drained(rank, under_way, updates)),
     )
     strategy = strategy_type(setup)
     traits = Traits()

@@ -132,10 +132,13 @@ class _Whole:
         return drawn.to(self._weight.device, self._weight.dtype)
 
     def parameter(self) -> nn.Parameter:
-        return nn.Parameter(self.first.clone())
+        made = nn.Parameter(self.first.clone())
+        if not isinstance(self._weight, DTensor):
+            vars(made).update(vars(self._weight))  # a person's marks, which their optimizer may ask for
+        return made
 
     def as_held(self) -> nn.Parameter:
-        return nn.Parameter(self._cut(self.first))
+        return nn.Parameter(self._cut(self.first)) if isinstance(self._weight, DTensor) else self.parameter()
 
     def _cut(self, tensor: Tensor) -> Tensor:
         """This rank's part of a tensor that all ranks have whole, where the weight is in parts."""

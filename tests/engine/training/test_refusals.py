@@ -43,7 +43,9 @@ def test_parts_that_would_become_something_else_are_refused(
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
-@pytest.mark.parametrize(("workload", "optimizer"), [("sparse", "sgd"), ("mlp", f"{OWN}:ByNorm")])
+@pytest.mark.parametrize(
+    ("workload", "optimizer"), [("sparse", "sgd"), ("mlp", f"{OWN}:ByNorm"), ("marked", f"{OWN}:Marked")]
+)
 def test_they_train_where_ranks_hold_whole_weights(
     ranks: tuple[int, RankSet], tmp_path: Path, workload: str, optimizer: str
 ) -> None:
