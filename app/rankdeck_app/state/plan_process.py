@@ -160,7 +160,8 @@ class Planner:
         if devices is not None:
             arguments += ["--devices", devices]
         timeout_s = self.timeout_s()
-        arguments += ["--timeout", f"{timeout_s:g}"]
+        if timeout_s != PLAN_TIMEOUT_S:
+            arguments += ["--timeout", f"{timeout_s:g}"]
         return PlanProcess(
             self.engine.python,
             arguments,
