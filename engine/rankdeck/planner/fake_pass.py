@@ -41,7 +41,6 @@ from rankdeck.planner.work import Work, WorkCounter
 from rankdeck.rundir import EventWriter
 from rankdeck.strategies.base import Strategy
 from rankdeck.strategies.facts import PipelineFacts
-from rankdeck.torch_compat.compiler import compiler_left_out
 from rankdeck.torch_compat.dtensors import is_dtensor
 from rankdeck.torch_compat.fake_tensors import FakeTensorMode, start_fake_group
 from rankdeck.training import workload as workloads
@@ -133,7 +132,6 @@ class Shapes:
         )
 
 
-@compiler_left_out()
 def fake_pass(request: PassRequest, answers: Answers | None = None) -> PassResult:
     """What the devices of one rank need. Call it in a process that has no process group. `answers` are given
     to a model that asks for values.

@@ -2,7 +2,6 @@
 
     places         what a place is: its path, the arguments that count, what goes wrong without it
     versions       versions that are known, and the warning for a person on another one
-    compiler       torch's compiler, left out of what is not compiled
     dispatch       modes below autograd, schemas of operations, storages as keys
     dtensors       the part of a DTensor that this rank holds
     modules        a module's own tables of weights, buffers and children

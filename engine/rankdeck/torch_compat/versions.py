@@ -13,7 +13,6 @@ from rankdeck.base.errors import Problem
 from rankdeck.torch_compat.places import CHECKED, Private
 
 SUBJECTS = (
-    "compiler",
     "dispatch",
     "dtensors",
     "modules",

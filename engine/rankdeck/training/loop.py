@@ -58,7 +58,7 @@ class Trainer:
         self.strategy = strategy
         self.optimizer = optimizer
         self.notes = notes
-        self._has_told_of_loss = False
+        self._has_told_of_loss = not workload.loss.inside
         self._workload = workload
         self._train = workload.config.train
         self._writer = writer
@@ -175,7 +175,8 @@ class Trainer:
             followed = monitor.begin(step, nth, is_last=is_last)
             facts = self.step(step, batches, followed=followed)
             monitor.end()
-            self._tell_of_loss()
+            if not self._has_told_of_loss:
+                self._tell_of_loss()
             now = time.perf_counter()
             facts.step_s, step_ended = now - step_ended, now
             self._check_reported(self._reporter.add(facts))
@@ -271,7 +272,7 @@ class Trainer:
     def _tell_of_loss(self) -> None:
         """Once, by one of the ranks that compute it."""
         strategy = self.strategy
-        if self._has_told_of_loss or strategy.data_shard()[0] or not strategy.reports_loss():
+        if strategy.data_shard()[0] or not strategy.reports_loss():
             return
         problem = difference_of_loss(self._workload, strategy)
         if problem is not None:
