@@ -37,7 +37,7 @@ from rankdeck_app.widgets.painting import (
 MIN_ROW = 42
 CAPACITY_DASHES = (3, 2)
 _PAD = 12
-_INDEX_WIDTH = 18
+_INDEX_WIDTH = 36
 _VERDICT_LOOKS = {
     FITS: ("pass", "rankdeck.ok"),
     TIGHT: ("warning", "rankdeck.leadText"),
