@@ -17,9 +17,10 @@ from tests.published.table import Planned, Table
 _HEAD = """# The planner beside published figures
 
 Configurations whose memory others measured on real GPUs and published, planned by `rankdeck plan`. Nobody
-here has measured these runs, and no constant of the planner was chosen for one of them. The planner plans for
-the torch that is installed; where a figure was measured with an older one that allocates otherwise, the row's
-own model, loss or optimizer (`tests/published`) does as that one did, and the page says so.
+here has measured these runs, and no constant of the planner was chosen for one of them, but the context of a
+V100, as is said there. The planner plans for the torch that is installed; where a figure was measured with
+an older one that allocates otherwise, the row's own model, loss or optimizer (`tests/published`) does as that
+one did, and the page says so.
 
 *Allocated* is torch's peak of live tensors, *reserved* what its allocator held at most; *nvidia-smi* adds the
 context, which the planner estimates per GPU model. An error below zero: the plan says less than was measured.
