@@ -48,14 +48,14 @@ def refuse_sparse(model: nn.Module, strategy: Strategy, config: RunConfig) -> No
         return
     if config.train.clip_norm:
         raise ConfigError(
-            f"train.clip_norm needs the norm of all gradients, and those of {name} are sparse.",
+            f"train.clip_norm needs the norm of all gradients, and those of {name!r} are sparse.",
             path="train.clip_norm",
             advice="Set train.clip_norm = 0, or build the embedding with sparse = False.",
         )
     if not strategy.takes_sparse_gradients:
         raise ModelError(
-            f"{name} gives sparse gradients (sparse=True), which strategy.use = {config.strategy.use} cannot "
-            "add up or cut.",
+            f"The embedding {name!r} gives sparse gradients (sparse=True), which strategy.use = "
+            f"{config.strategy.use} cannot add up or cut.",
             code="sparse-gradients",
             path="strategy.use",
             advice="Build the embedding with sparse = False, or use single, model, pipeline or ddp with "
@@ -202,6 +202,8 @@ def _compare(
 
 
 def _is_sparse(module: nn.Module) -> bool:
-    return (
-        isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad
-    )
+    """A stage of a pipeline has the modules of others without their weights."""
+    if not isinstance(module, nn.Embedding | nn.EmbeddingBag) or not module.sparse:
+        return False
+    weight: Tensor | None = module.weight
+    return weight is not None and weight.requires_grad

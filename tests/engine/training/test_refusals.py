@@ -31,7 +31,12 @@ def toml_of(workload: str, strategy: str, optimizer: str = "sgd", num_devices: i
             f"{OWN}:Factored",
             "Factored cannot step weights that lie in slices on several ranks",
         ),
-        ("sparse", "fsdp", "sgd", r"1 gives sparse gradients .*strategy\.use = fsdp cannot add up or cut"),
+        (
+            "sparse",
+            "fsdp",
+            "sgd",
+            r"The embedding '1' gives sparse gradients .*strategy\.use = fsdp cannot add up or cut",
+        ),
     ],
 )
 @pytest.mark.parametrize("ranks", [2], indirect=True)
@@ -72,5 +77,5 @@ def test_gradients_of_the_wrong_kind_are_refused(
 
 
 def test_sparse_gradients_are_refused_where_a_norm_is_bounded() -> None:
-    with pytest.raises(ConfigError, match=r"train\.clip_norm needs the norm .* those of 1 are sparse"):
+    with pytest.raises(ConfigError, match=r"train\.clip_norm needs the norm .* those of '1' are sparse"):
         of_one_device("sparse")
