@@ -12,10 +12,10 @@ from rankdeck.planner.fake_pass import PassRequest, fake_pass
 
 
 class Padded:
-    """Tokens: every 96th sample is long, the others short."""
+    """Tokens and their classes; what was filled up does not count."""
 
-    def __init__(self, short: int, long: int = 64) -> None:
-        self.lengths = [long if index % 96 == 95 else short for index in range(192)]
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.lengths = lengths
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -26,13 +26,12 @@ class Padded:
 
     def read_batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         longest = max(self.lengths[index] for index in indices)
-        inputs, targets = (
-            torch.zeros(len(indices), longest, dtype=torch.int64),
-            torch.zeros(len(indices), longest),
-        )
+        inputs = torch.zeros(len(indices), longest, dtype=torch.int64)
+        targets = torch.full_like(inputs, -100)
         for row, index in enumerate(indices):
             inputs[row, : self.lengths[index]] = index % 50
-        return inputs, targets.long()
+            targets[row, : self.lengths[index]] = index % 7
+        return inputs, targets
 
 
 class Pictures(Padded):
@@ -53,12 +52,27 @@ class Stacked:
         return torch.zeros(16, dtype=torch.int64), torch.zeros(16, dtype=torch.int64)
 
 
+def with_long(short: int = 16, long: int = 64, every: int = 96) -> list[int]:
+    """One sample of `every` is long, the others short."""
+    return [long if index % every == every - 1 else short for index in range(192)]
+
+
 def mostly_short(short: int = 16) -> tuple[Padded, None]:
-    return Padded(short), None
+    return Padded(with_long(short)), None
+
+
+def often_long() -> tuple[Padded, None]:
+    """So that every rank meets a long one in twelve steps."""
+    return Padded(with_long(every=4)), None
+
+
+def of_all_lengths() -> tuple[Padded, Padded]:
+    """Held-out samples too; hardly two batches are alike."""
+    return Padded([8 + index * 37 % 61 for index in range(192)]), Padded([80 - index for index in range(20)])
 
 
 def pictures() -> tuple[Pictures, None]:
-    return Pictures(16), None
+    return Pictures(with_long()), None
 
 
 def stacked() -> tuple[Stacked, None]:
@@ -70,7 +84,8 @@ def broken() -> tuple[Padded, None]:
 
 
 def model() -> nn.Module:
-    return nn.Sequential(nn.Embedding(50, 64), nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 50))
+    hidden = nn.Sequential(nn.Linear(256, 256), nn.GELU())
+    return nn.Sequential(nn.Embedding(50, 64), nn.Linear(64, 256), nn.GELU(), *hidden, nn.Linear(256, 50))
 
 
 def most_bytes(config: RunConfig) -> int:

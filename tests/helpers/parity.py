@@ -15,6 +15,7 @@ BARS = {"fp32": 2e-6, "fp64": 1e-10}
 MUST_DIFFER = 1e-4
 
 OWN_MODELS = Path(__file__).with_name("own_models.py")
+_PADDED = Path(__file__).with_name("padded.py")
 _GPT = "heads = 4, width = 32, context = 16, vocabulary = 64"
 WORKLOADS = {
     "mlp": 'model = { use = "mlp", args = { hidden = [32] } }\ndata = { use = "digits" }',
@@ -67,6 +68,7 @@ WORKLOADS = {
             "sparse",
         )
     },
+    "padded": f'model = {{ use = "{_PADDED}:model" }}\ndata = {{ use = "{_PADDED}:of_all_lengths" }}',
     "resnet": 'model = { use = "resnet", args = { stem = "small" } }\ndata = { use = "digits" }',
 }
 

@@ -282,6 +282,8 @@ def _trainer(
             ledger=ledger,
             backend=backend,
         )
+    if request.samples.is_varied:
+        trainer.strategy.refuse_other_sizes()
     if request.like_cuda:
         _step_like_cuda(trainer)
     return trainer

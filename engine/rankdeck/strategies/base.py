@@ -155,6 +155,9 @@ class Strategy(ABC):
         """How many of the samples that this rank reads the smallest of its forwards sees."""
         return num_samples
 
+    def refuse_other_sizes(self) -> None:  # noqa: B027
+        """Raises: ModelError where all batches must have the first one's sizes, whatever their samples."""
+
     def data_shard(self) -> tuple[int, int]:
         """(index, count): which slice of each part of the batch this rank reads. Replicas and shards read
         slices of their own; stages and tensor ranks share one."""

@@ -82,6 +82,9 @@ class Hybrid(Strategy):
     def takes_sparse_gradients(self) -> bool:
         return self._mesh.size("stage") == self.setup.world_size
 
+    def refuse_other_sizes(self) -> None:
+        self._inner.refuse_other_sizes()
+
     def reports_loss(self) -> bool:
         return self._mesh.coordinate("tensor") == 0 and self._inner.reports_loss()
 
@@ -239,6 +242,15 @@ class _Stages(PipelineParallel):
         self.uncut = fill_in_slices(self.runners, self._move_part, split=self.split, sharding=sharding)
         if sharding is not None:
             tie_again(self.module, ties, self.stages.own_modules())
+
+    def refuse_other_sizes(self) -> None:
+        """Shards gather together, and each has batches of its own."""
+        if "shard" in self._axes:
+            raise ModelError(
+                "Samples differ in their sizes, which stages whose weights are cut over shard cannot follow.",
+                path="strategy.shard",
+                advice="Pad all samples to one length, or set strategy.shard = 1.",
+            )
 
     def _move_part(self, part: nn.Module) -> None:
         self.move([tensor for tensor in weights_and_buffers(part) if not is_dtensor(tensor)])

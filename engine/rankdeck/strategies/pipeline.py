@@ -8,7 +8,8 @@ microbatches under way: gpipe m of them, 1f1b p - s on stage s. Sent per rank an
 activations on and m x a bytes of gradients back for each cut to another rank, for microbatches of a bytes at
 the cut; tied weights 2(k-1)/k of their bytes among the k ranks that hold them. Wins: models too deep for one
 device, on slow links. Breaks: few microbatches, uneven stages, batch norms (each divides by what a microbatch
-says; running statistics are those of the whole batch, see ../parallel/pipelining/batch_norms.py).
+says; running statistics are those of the whole batch, see ../parallel/pipelining/batch_norms.py), and batches
+padded to their longest sample: each new length costs a microbatch's forward once.
 
 The schedules are torch's (torch.distributed.pipelining); `schedule = "1f1b-by-hand"` is 1f1b once more, on
 plain sends and receives: read ../parallel/pipelining/one_forward_one_backward.py for what a schedule is, then
@@ -28,15 +29,18 @@ from rankdeck.base.errors import ConfigError, ModelError
 from rankdeck.config import microbatches as rules
 from rankdeck.config.capabilities import SPLIT_BACKWARD
 from rankdeck.config.catalog import PipelineOptions
-from rankdeck.parallel.nested import cast, cut_batch, first_samples, num_samples, padded
+from rankdeck.parallel.nested import cast, cut_batch, first_samples, num_samples, padded, tensors_of
 from rankdeck.parallel.pipelining.batch_norms import WholeBatchStatistics
 from rankdeck.parallel.pipelining.communication import StageCommunication
+from rankdeck.parallel.pipelining.costs import Boundary
 from rankdeck.parallel.pipelining.cutting import cut_model, move_in_place
 from rankdeck.parallel.pipelining.one_forward_one_backward import HandWrittenSchedule
 from rankdeck.parallel.pipelining.schedules import BY_HAND, rank_of_stages, theory_bubble
 from rankdeck.parallel.pipelining.stages import StageRunner, TorchSchedule, Traffic
 from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup, Strategy, place
 from rankdeck.strategies.facts import StageFacts
+
+_Sizes = tuple[torch.Size, ...]
 
 
 class PipelineParallel(Strategy):
@@ -59,6 +63,8 @@ class PipelineParallel(Strategy):
         self._pipelines = pipelines
         self._num_microbatches = self.choose_microbatches()
         self._microbatch = setup.part_batch // self._num_microbatches
+        self._schedule: TorchSchedule | HandWrittenSchedule | None = None
+        self._boundaries: dict[_Sizes, list[Boundary]] = {}
 
     def choose_microbatches(self) -> int:
         """Raises: ConfigError when the batch cannot be cut as the schedule asks for."""
@@ -84,16 +90,19 @@ class PipelineParallel(Strategy):
         schedule, num_ranks = self.options.schedule, self.setup.world_size
         self.build_stages(model_fn, rank_of_stages(schedule, num_ranks))
         self._refuse_several_tensors()
-        self.runners = [StageRunner(self.cut, stage, self.loss, self.autocast) for stage in self.stages.own]
+        self.runners = [
+            StageRunner(self.cut, stage, self.loss, self.autocast, is_split=schedule in SPLIT_BACKWARD)
+            for stage in self.stages.own
+        ]
         self._statistics = [WholeBatchStatistics(runner.stage) for runner in self.runners]
         self._place_stages()
-        traffic = Traffic(self.spans)
+        self._traffic = Traffic(self.spans)
         num_microbatches = self._num_microbatches
         bubble = theory_bubble(num_ranks, num_microbatches, schedule)
         words = f"point to point ({schedule})"
-        self.facts = StageFacts(words, self.stages, num_microbatches, traffic, bubble)
+        self.facts = StageFacts(words, self.stages, num_microbatches, self._traffic, bubble)
         # Last, because torch's stages keep what they are given.
-        self._schedule = self._make_schedule(traffic)
+        self._schedule = self._make_schedule()
 
     def _refuse_several_tensors(self) -> None:
         """Raises: ModelError where torch would go through a graph twice: one tensor that crosses a cut was
@@ -129,6 +138,8 @@ class PipelineParallel(Strategy):
                 cut = cut_model(
                     model, len(rank_of), self.options, inputs, self._microbatch, device=self.device
                 )
+            self._sizes = _sizes_of(inputs)
+            self._boundaries[self._sizes] = list(cut.boundaries)
             self.stages = StageCommunication(cut, rank_of, self.device, self._group, self._pipelines)
             cut.keep_only(self.stages.own)
         self.cut, self.module, self.stage_modules = cut, cut.model, cut.stages
@@ -144,8 +155,8 @@ class PipelineParallel(Strategy):
         for kind, is_weight in (("parameters", True), ("buffers", False)):
             self.ledger.adopt([t for t in tensors if isinstance(t, nn.Parameter) == is_weight], 0, kind)
 
-    def _make_schedule(self, traffic: Traffic) -> TorchSchedule | HandWrittenSchedule:
-        schedule, num_microbatches = self.options.schedule, self._num_microbatches
+    def _make_schedule(self) -> TorchSchedule | HandWrittenSchedule:
+        schedule, num_microbatches, traffic = self.options.schedule, self._num_microbatches, self._traffic
         if schedule == BY_HAND:
             return HandWrittenSchedule(self.runners[0], self.stages, num_microbatches, traffic, self.ledger)
         return TorchSchedule(schedule, self.runners, self.stages, num_microbatches, traffic, self.setup.dtype)
@@ -159,6 +170,8 @@ class PipelineParallel(Strategy):
             None if valid is None else max(0, min(size, valid - start))
             for start in range(0, self.setup.part_batch, size)
         ]
+        self.know_sizes(batch)
+        assert self._schedule is not None
         for runner in self.runners:
             runner.start(inputs, targets, counting, scale)
         self._schedule.run()
@@ -173,6 +186,28 @@ class PipelineParallel(Strategy):
         total: Any = sum(total for total, _ in sums)
         count: Any = sum(count for _, count in sums)
         return LossSum(total, count)
+
+    def know_sizes(self, batch: Batch) -> None:
+        """Have the boundaries for batches like this one: where samples are padded to the longest of a batch,
+        one is longer than the other. All ranks of a pipeline see the same batches."""
+        sizes = _sizes_of(batch[0])
+        if sizes == self._sizes:
+            return
+        if sizes not in self._boundaries:
+            self._learn_boundaries(batch)
+            self._boundaries[sizes] = list(self.cut.boundaries)
+        self._sizes, self.cut.boundaries[:] = sizes, self._boundaries[sizes]
+        if self._schedule is not None:
+            with self.ledger.phase("communication"):
+                self._schedule = self._make_schedule()
+
+    def _learn_boundaries(self, batch: Batch) -> None:
+        """By a forward of one microbatch, as in an evaluation."""
+        self.refuse_other_sizes()
+        inputs = first_samples(self.own_parts(self.filled_up(batch)[0])[0], self._microbatch)
+        own = [self.device] if self.device.type == "cuda" else []
+        with self.evaluating(), torch.random.fork_rng(devices=own):
+            self.stages.run([(inputs, self._microbatch)], lambda index, outputs: None, learns_shapes=True)
 
     def own_parts(self, batch: Batch) -> Batch:
         """What of the batch this rank's stages look at."""
@@ -196,6 +231,7 @@ class PipelineParallel(Strategy):
 
     def evaluate(self, batch: Batch, num_valid: int) -> HeldoutSums:
         """Forward only, stage by stage, each stage taking all microbatches before the next."""
+        self.know_sizes(batch)
         size, any_batch = self._microbatch, self.cut.takes_any_batch
         valid = [min(size, num_valid - start) for start in range(0, num_valid, size)]
         inputs, targets = self.own_parts(batch)
@@ -216,3 +252,8 @@ class PipelineParallel(Strategy):
 
     def weights(self) -> dict[str, Tensor]:
         return self.stages.gather_weights()
+
+
+def _sizes_of(inputs: Any) -> _Sizes:
+    """Of a batch's tensors, the batch itself left out."""
+    return tuple(tensor.shape[1:] for tensor in tensors_of(inputs))

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from rankdeck.base.errors import ModelError
 from rankdeck.config.catalog import AsyncPipelineOptions
 from rankdeck.parallel.nested import tensors_of
+from rankdeck.parallel.pipelining.costs import like
 from rankdeck.parallel.pipelining.stages import Traffic, sums_of_first
 from rankdeck.parallel.pipelining.versions import WeightVersions
 from rankdeck.strategies.base import Batch, HeldoutSums, LossSum, Setup
@@ -99,7 +100,6 @@ class AsyncPipeline(PipelineParallel):
         words = "point to point, no flush"
         self.facts = StageFacts(words, self.stages, self._parts, self._traffic, versions=self._versions)
         self.facts.staleness = 0
-        self._enters, self._leaves = self.cut.boundaries[self._stage : self._stage + 2]
         # One group per direction: what travels on cannot stand in the way of what travels back.
         self._onward, self._backward = dist.new_group(), dist.new_group()
 
@@ -120,6 +120,7 @@ class AsyncPipeline(PipelineParallel):
         """The next microbatch through this stage, on the weights that it is due."""
         batch, valid = self.filled_up(batch)
         inputs, targets = self.own_parts(batch)
+        self.know_sizes(batch)
         received = self._received_onward()
         version = self._version_for(self._num_forwarded)
         count: Any = 0
@@ -131,7 +132,8 @@ class AsyncPipeline(PipelineParallel):
                 loss, count = sums_of_first(self.loss, output, targets, valid if scale else 0)
                 total, output = loss.detach(), (loss * scale,)
         if self._behind:
-            output = tuple(tensor.to(shape.dtype) for tensor, shape in zip(output, self._leaves, strict=True))
+            leaves = self.cut.boundaries[self._stage + 1]
+            output = tuple(tensor.to(shape.dtype) for tensor, shape in zip(output, leaves, strict=True))
             self._send(output, self._stage + 1, self._onward)
         self._under_way.append(
             _Microbatch(self._num_forwarded, version, received, output, count, _storages((inputs, targets)))
@@ -144,7 +146,8 @@ class AsyncPipeline(PipelineParallel):
         if not self._stage:
             return ()
         with self.ledger.phase("communication"):
-            received = self.stages.receive(self._enters, self.setup.part_batch, self._stage - 1, self._onward)
+            enters = self.cut.boundaries[self._stage]
+            received = self.stages.receive(enters, self.setup.part_batch, self._stage - 1, self._onward)
         return tuple(tensor.requires_grad_(tensor.is_floating_point()) for tensor in received)
 
     def _version_for(self, number: int) -> int:
@@ -193,7 +196,8 @@ class AsyncPipeline(PipelineParallel):
         """Gradients of what this stage handed on, and the count of targets, which the last stage knows."""
         if not self._behind:
             return [torch.ones_like(output) for output in done.outputs], done.count
-        boundary = tuple(shape for shape in self._leaves if shape.dtype.is_floating_point)
+        left = like(self.cut.boundaries[self._stage + 1], done.outputs)
+        boundary = tuple(shape for shape in left if shape.dtype.is_floating_point)
         with self.ledger.phase("communication"):
             gradients = self.stages.receive(boundary, self.setup.part_batch, self._stage + 1, self._backward)
             count = torch.empty(1, dtype=torch.float64, device=self.device)

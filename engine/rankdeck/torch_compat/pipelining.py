@@ -33,6 +33,7 @@ PLACES = (
     Private(f"{_STAGE}.get_bwd_send_ops", _STEPS, takes=("self", "bwd_chunk_id")),
     Private(f"{_SCHEDULES}:get_schedule_class", _STEPS, takes=("schedule_name",)),
     Private(f"{_SCHEDULES}:logger", "failures inside a stage print torch's whole schedule"),
+    Private("torch:Tensor._is_view", "schedules that split backward fail where a stage hands on a view"),
     Private("torch.distributed.pipelining.stage:_RecvInfo", "buffers of pipelines are shown as activations"),
 )
 
@@ -58,6 +59,11 @@ class Stage(PipelineStage):
         plain = _PLAIN if isinstance(output, FakeTensor) else output
         found: tuple[bool, str] = torchs._output_slot_is_releasable(plain)
         return found
+
+
+def without_views(tensor: Tensor) -> Tensor:
+    """An output as half a backward wants it: it ends with outputs detached in place, which no view can be."""
+    return tensor.clone() if tensor._is_view() else tensor
 
 
 def receive_buffers(stage: PipelineStage) -> list[Tensor]:

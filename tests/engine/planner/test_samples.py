@@ -60,6 +60,14 @@ def test_what_cannot_all_be_looked_at_is_a_bound(factory: str) -> None:
         assert line.is_bound and "1 of 192 samples" in line.notes[0] and "data.longest" in line.notes[0]
 
 
+def test_stages_whose_weights_are_sharded_cannot_follow_other_sizes() -> None:
+    four = Target("rehearsal", (TargetDevice(None, None),) * 4, like_cuda=False)
+    rows = [Candidate("hybrid", {axis: 2, "stage": 2, "microbatches": 2}) for axis in ("shard", "data")]
+    sharded, replicated = plan_lines_of(config(), rows, four)
+    assert replicated.verdict == "fits"
+    assert sharded.verdict == "cannot" and "Samples differ in their sizes" in (sharded.reason or "")
+
+
 @pytest.mark.parametrize("budget_s", [0.0, 60.0])
 def test_the_longest_may_be_named(budget_s: float) -> None:
     base = config(more=", longest = 80")

@@ -44,6 +44,7 @@ OPTIONS = {
     "tensor x pipeline in a V": ("gpt", f'stage = 2, tensor = 2, schedule = "zbv"{BOTH}'),
     "fsdp x tensor, all options": ("gpt-tied", f"shard = 2, tensor = 2, reshard = false{BOTH}"),
     "ddp x tensor, all options": ("gpt-tied", f'data = 2, tensor = 2, sync = "all-to-all"{BOTH}'),
+    "ddp x pipeline, samples of all lengths": ("padded", "data = 2, stage = 2"),
     "uncut scalars": ("scaled", "data = 2, shard = 2"),
 }
 SLOW = {"fsdp x pipeline in a V", "tensor x pipeline in a V"}

@@ -47,7 +47,7 @@ def by_single(toml: str) -> dict[str, Tensor]:
         return load_file(out)
 
 
-@pytest.mark.parametrize("workload", ["gpt", "gpt-masked", "mlp-deep"])
+@pytest.mark.parametrize("workload", ["gpt", "gpt-masked", "mlp-deep", "padded"])
 @pytest.mark.parametrize("mode", ["stash", "2bw"])
 def test_it_is_its_delays_to_the_last_bit(ranks: tuple[int, RankSet], mode: str, workload: str) -> None:
     num_ranks, rank_set = ranks

@@ -7,7 +7,9 @@ the group call each function here together. Read strategies/pipeline.py next.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rankdeck.parallel.pipelining.chain import Received
-from rankdeck.parallel.pipelining.costs import Boundary
+from rankdeck.parallel.pipelining.costs import Boundary, like
 from rankdeck.parallel.pipelining.cutting import CutModel
 from rankdeck.parallel.tensor.gradients import whole
 from rankdeck.torch_compat.dtensors import local_part
@@ -104,30 +106,51 @@ class StageCommunication:
             total += 2 * (size - 1) / size * local_part(parameter).numel() * parameter.element_size()
         return round(total)
 
-    def run(self, batches: Sequence[tuple[Any, int]], finish: Callable[[int, Any], None]) -> None:
+    def run(
+        self,
+        batches: Sequence[tuple[Any, int]],
+        finish: Callable[[int, Any], None],
+        *,
+        learns_shapes: bool = False,
+    ) -> None:
         """Forward of microbatches through all stages, each stage taking all of them before the next.
 
         `batches` are (inputs, samples); `finish(index, outputs)` is called on the rank of the last stage.
+        Where shapes are to be learned, each stage tells the next one what comes, and `cut.boundaries` becomes
+        what this rank has seen: of batches in the size that the model was cut for.
         """
         local: list[Received] = [None] * len(batches)
         sending: list[tuple[dist.Work | None, Tensor]] = []
-        last = len(self.rank_of) - 1
+        last, boundaries = len(self.rank_of) - 1, self.cut.boundaries
         for stage in self.own:
             before, after = stage - 1, stage + 1
             for index, (inputs, samples) in enumerate(batches):
                 received = local[index]
                 if stage and self.rank_of[before] != self.rank:
-                    received = self.receive(self.cut.boundaries[stage], samples, self.rank_of[before])
+                    if learns_shapes:
+                        boundaries[stage] = self._receive_shapes(boundaries[stage], self.rank_of[before])
+                    received = self.receive(boundaries[stage], samples, self.rank_of[before])
                 output = self.cut.stages[stage](received if stage else None, inputs)
+                if learns_shapes and stage != last:
+                    boundaries[after] = like(boundaries[after], output)
                 if stage == last:
                     finish(index, output)
                 elif self.rank_of[after] == self.rank:
                     local[index] = output
                 else:
+                    if learns_shapes:
+                        sending += self.send([_sizes(boundaries[after], self.device)], self.rank_of[after])
                     sending += self.send(output, self.rank_of[after])
         for work, _ in sending:
             if work is not None:
                 work.wait()
+
+    def _receive_shapes(self, known: Boundary, rank: int) -> Boundary:
+        """Sizes change from batch to batch, the number of dims does not."""
+        sizes = _sizes(known, self.device)
+        dist.recv(sizes, self._global_rank(rank), group=self.group)
+        left = iter(sizes.tolist())
+        return tuple(replace(one, shape=tuple(itertools.islice(left, len(one.shape)))) for one in known)
 
     def receive(
         self, boundary: Boundary, samples: int, rank: int, group: dist.ProcessGroup | None = None
@@ -166,3 +189,8 @@ class StageCommunication:
                 dist.recv(tensor, self._global_rank(owner), group=self.group)
                 gathered[weight.name] = tensor.cpu()
         return gathered
+
+
+def _sizes(boundary: Boundary, device: torch.device) -> Tensor:
+    """Of all dims of all tensors, one after another."""
+    return torch.tensor([size for one in boundary for size in one.shape], dtype=torch.int64, device=device)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,6 +45,13 @@ class TensorShape:
 
 
 Boundary = tuple[TensorShape, ...]
+
+
+def like(boundary: Boundary, tensors: Sequence[Tensor]) -> Boundary:
+    """The same boundary with the sizes of some tensors."""
+    return tuple(
+        replace(one, shape=tuple(tensor.shape)) for one, tensor in zip(boundary, tensors, strict=True)
+    )
 
 
 def boundaries(chain: Chain, inputs: Any, num_samples: int) -> list[Boundary]:

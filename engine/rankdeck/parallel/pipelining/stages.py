@@ -23,7 +23,7 @@ from rankdeck.parallel.pipelining.costs import Boundary
 from rankdeck.parallel.pipelining.cutting import CutModel
 from rankdeck.parallel.pipelining.schedules import make_schedule
 from rankdeck.profiling.spans import SpanRecorder
-from rankdeck.torch_compat.pipelining import Stage, raised_in_a_stage, receive_buffers
+from rankdeck.torch_compat.pipelining import Stage, raised_in_a_stage, receive_buffers, without_views
 
 _NUMBER = torch.empty(1, dtype=torch.int64, device="meta")
 """What torch's first stage gets for a microbatch: its number."""
@@ -58,7 +58,10 @@ class StageRunner(nn.Module):
         index: int,
         loss: Loss,
         autocast: Callable[[], contextlib.AbstractContextManager[Any]],
+        *,
+        is_split: bool,
     ) -> None:
+        """`is_split`: whether the schedule goes back in two halves."""
         super().__init__()
         self.stage = cut.stages[index]
         self.index = index
@@ -69,6 +72,7 @@ class StageRunner(nn.Module):
         self._leaves = cut.boundaries[index + 1]
         self._loss = loss
         self._autocast = autocast
+        self._is_split = is_split
         self._inputs: list[Any] = []
         self._targets: list[Any] = []
         self._valid: list[int | None] = []
@@ -91,9 +95,10 @@ class StageRunner(nn.Module):
                 )
                 self.sums.append((total.detach(), count))
                 return total * self._scale
-        return tuple(
+        leaving = (
             tensor.to(shape.dtype).contiguous() for tensor, shape in zip(output, self._leaves, strict=True)
         )
+        return tuple(map(without_views, leaving) if self._is_split else leaving)
 
 
 def sums_of_first(loss: Loss, outputs: Any, targets: Any, num_valid: int | None) -> tuple[Tensor, Any]:
