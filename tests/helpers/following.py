@@ -13,7 +13,7 @@ from types import TracebackType
 
 import psutil
 
-from rankdeck.telemetry.readings import AnyLine, NoticeLine, Reading, decode
+from rankdeck.telemetry.readings import AnyLine, NoticeLine, Reading, SampleLine, decode
 from rankdeck.telemetry.registry import DeviceRegistry
 from tests.helpers.waiting import wait_until
 
@@ -81,6 +81,10 @@ class Following:
     def notices(self, code: str) -> list[NoticeLine]:
         with self._lock:
             return [line for line in self.lines if isinstance(line, NoticeLine) and line.code == code]
+
+    def samples(self) -> list[SampleLine]:
+        with self._lock:
+            return [line for line in self.lines if isinstance(line, SampleLine)]
 
     def sampler(self) -> psutil.Process | None:
         """The process that asks the driver."""

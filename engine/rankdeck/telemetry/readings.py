@@ -113,7 +113,7 @@ class Reading(msgspec.Struct, omit_defaults=True):
     detail: str | None = None
 
 
-class DeviceReadings(msgspec.Struct, omit_defaults=True):
+class DeviceReadings(msgspec.Struct):
     """Readings of one device, by the name of the metric."""
 
     uuid: str

@@ -139,11 +139,12 @@ class Sampler:
             if self._runs.get(uuid) is not None and not turn:
                 continue
             with self._asking(device):
-                values = self._provider.read(uuid, _ALL if turn else _DUE[phase])
+                readings.append(
+                    DeviceReadings(uuid, self._provider.read(uuid, _ALL if turn else _DUE[phase]))
+                )
+                read_s.append(time.monotonic())
                 if turn:
                     processes.append(self._processes(uuid))
-                readings.append(DeviceReadings(uuid, values))
-                read_s.append(time.monotonic())
         self._note("")
         self._write_readings(readings, read_s)
         self._write_processes(processes)

@@ -36,6 +36,7 @@ def test_auto_takes_nothing_else(
 ) -> None:
     gpu = replace(FREE, **change)
     assert not gpu.is_for_auto
+    assert gpu.is_free == (change.keys() <= {"is_simulated", "is_instance"})
     assert (gpu.refusal, gpu.is_for_all) == (refusal, is_for_all)
 
 
