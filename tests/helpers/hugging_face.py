@@ -73,6 +73,29 @@ def mixtral(**options: Any) -> nn.Module:
     return MixtralForCausalLM(config)
 
 
+class Adapted(nn.Module):
+    """A frozen layer and a product of rank 4 beside it, as LoRA adds (Hu et al., 2021)."""
+
+    def __init__(self, frozen: nn.Linear) -> None:
+        super().__init__()
+        self.frozen = frozen.requires_grad_(False)
+        self.down = nn.Linear(frozen.in_features, 4, bias=False)
+        self.up = nn.Linear(4, frozen.out_features, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        out: Tensor = self.frozen(hidden) + self.up(self.down(hidden))
+        return out
+
+
+def llama_adapted() -> nn.Module:
+    """Only the adapters of queries and values are trained."""
+    model = llama().requires_grad_(False)
+    for layer in model.model.layers:
+        layer.self_attn.q_proj = Adapted(layer.self_attn.q_proj)
+        layer.self_attn.v_proj = Adapted(layer.self_attn.v_proj)
+    return model
+
+
 def bert(**options: Any) -> nn.Module:
     from transformers import BertConfig, BertForMaskedLM
 

@@ -21,6 +21,13 @@ def tiny_conv(width: int = 8) -> nn.Module:
     return nn.Sequential(nn.Sequential(*blocks), nn.Flatten(), nn.Linear(64 * width, 10))
 
 
+def looked_up(words: int = 2000, width: int = 32) -> nn.Module:
+    """Words (B, 8) -> logits (B, 4), from a table whose gradients are sparse."""
+    hidden = [layer for _ in range(3) for layer in (nn.Linear(8 * width, 8 * width), nn.GELU())]
+    table = nn.Embedding(words, width, sparse=True)
+    return nn.Sequential(table, nn.Flatten(), *hidden, nn.Linear(8 * width, 4))
+
+
 class SkippingNorms(nn.Module):
     """Digits (B, 1, 8, 8) -> logits (B, 10): a connection over a batch norm, which only tracing can cut."""
 

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from tests.helpers.ranks import RankSet
 from tests.helpers.tree import PRODUCT_AND_TESTS
 
 _FACTORIES = Path(__file__).with_name("hugging_face.py")
+_PADDED = Path(__file__).with_name("padded.py")
 _HUGGING_FACE = """
 model = {{ use = "{factories}:{model}" }}
 data = {{ use = "{factories}:{data}" }}
@@ -47,6 +48,15 @@ data = { use = "synthetic", args = { samples = 256 } }
     "hf-gpt2": _HUGGING_FACE.format(factories=_FACTORIES, model="gpt2", data="tokens"),
     "hf-llama": _HUGGING_FACE.format(factories=_FACTORIES, model="llama", data="tokens"),
     "hf-bert": _HUGGING_FACE.format(factories=_FACTORIES, model="bert", data="tokens"),
+    "hf-llama-adapted": _HUGGING_FACE.format(factories=_FACTORIES, model="llama_adapted", data="tokens"),
+    "padded": f"""
+model = {{ use = "{_PADDED}:model" }}
+data = {{ use = "{_PADDED}:often_long" }}
+""",
+    "sparse": f"""
+model = {{ use = "{_PADDED.with_name("own_models.py")}:looked_up" }}
+data = {{ use = "{_PADDED.with_name("own_data.py")}:words" }}
+""",
     "resnet": """
 model = { use = "resnet", args = { depth = 18, stem = "small" } }
 data = { use = "synthetic", args = { samples = 64 } }
@@ -78,13 +88,19 @@ STRATEGIES = {
 }
 _ONE_PROCESS = ("single", "dp", "dp-parallel-loss", "model")
 _OF_FOUR = ("data-stage", "data-shard", "data-tensor")
+_NO_LAYERS_TO_SPLIT = ("mlp", "resnet", "hf-gpt2", "hf-llama-adapted", "unet", "residual", "sparse")
 _REFUSED = {
-    "tensor": ("mlp", "resnet", "hf-gpt2", "unet", "residual"),
-    "data-tensor": ("mlp", "resnet", "hf-gpt2", "unet", "residual"),
+    "tensor": _NO_LAYERS_TO_SPLIT,
+    "data-tensor": _NO_LAYERS_TO_SPLIT,
     "pipeline-async": ("gpt", "hf-gpt2", "hf-bert"),
+    **dict.fromkeys(("dp", "dp-parallel-loss", "ddp-ring", "fsdp", "fsdp-whole", *_OF_FOUR[:2]), ("sparse",)),
 }
-"""What cannot be split, and weights that are tied across stages that drift."""
+"""What cannot be split, weights that are tied across stages that drift, and sparse gradients where they would
+have to be added up or cut."""
+_OPTIMIZERS = {"sparse": "sgd"}
 NUM_FOLLOWED = 3
+STEPS_PER_ROUND = {"padded": 12}
+"""Steps until every batch has come once, where they are not alike; 1 elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -104,15 +120,19 @@ class Case:
 strategy = {STRATEGIES[self.strategy]}
 devices = {{ use = "cpu:{self.num_devices}" }}
 [train]
-steps = 16
+steps = 64
 global_batch = 16
 evaluate_every = 0
-optimizer = {{ use = "adamw", lr = 1e-3 }}
+optimizer = {{ use = "{_OPTIMIZERS.get(self.model, "adamw")}", lr = 1e-3 }}
 """
 
     @property
     def config(self) -> RunConfig:
         return from_text(self.toml, folder=Path.cwd())
+
+    @property
+    def steps_per_round(self) -> int:
+        return STEPS_PER_ROUND.get(self.model, 1)
 
     @property
     def has_ranks(self) -> bool:
@@ -159,14 +179,20 @@ def measured_by(case: Case, ranks: RankSet | None, *, lowest_of: int = 1) -> lis
     `lowest_of` several steps leaves out what gloo's own thread now and then holds for longer than it must.
     """
     if not case.has_ranks:
-        return measured(case.toml, lowest_of)
+        return measured(case.toml, lowest_of, case.steps_per_round)
     assert ranks is not None
-    answered = ranks.call("tests.helpers.planning:measured", toml=case.toml, lowest_of=lowest_of)
+    answered = ranks.call(
+        "tests.helpers.planning:measured",
+        toml=case.toml,
+        lowest_of=lowest_of,
+        steps_per_round=case.steps_per_round,
+    )
     return [num_bytes for answer in answered for num_bytes in answer]
 
 
-def measured(toml: str, lowest_of: int = 1) -> list[int]:
-    """Peak bytes of the devices that this process drives: the lowest of the last of a few followed steps."""
+def measured(toml: str, lowest_of: int = 1, steps_per_round: int = 1) -> list[int]:
+    """Peak bytes of the devices that this process drives: the highest of a round of followed steps, and of
+    the last few rounds the lowest."""
     config = from_text(toml, folder=Path.cwd())
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     places = [rank] if world_size > 1 else list(range(config.selection.count or 1))
@@ -187,13 +213,19 @@ def measured(toml: str, lowest_of: int = 1) -> list[int]:
         assert isinstance(trainer.ledger, Ledger)
         # Ranks fill an asynchronous pipeline one after another, and all have to take as many steps.
         num_steps = NUM_FOLLOWED + (2 * world_size if trainer.strategy.steps_itself else 0)
-        for step in range(1, num_steps + lowest_of):
+        for step in range(1, num_steps + lowest_of * steps_per_round):
             trainer.step(step, batches, followed=True)
             peaks.append([device.peak_bytes for device in trainer.ledger.devices()])
-        return [min(found) for found in zip(*peaks[-lowest_of:], strict=True)]
+        return [_lowest_of_rounds(found, lowest_of, steps_per_round) for found in zip(*peaks, strict=True)]
     finally:
         loader.close()
         trainer.strategy.close()
+
+
+def _lowest_of_rounds(peaks: Sequence[int], lowest_of: int, steps_per_round: int) -> int:
+    last = peaks[-lowest_of * steps_per_round :]
+    rounds = [last[start : start + steps_per_round] for start in range(0, len(last), steps_per_round)]
+    return min(map(max, rounds))
 
 
 def errors_of(predicted: list[int], found: list[int]) -> list[float]:
