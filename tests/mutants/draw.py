@@ -39,7 +39,7 @@ _NOT_MEANT = re.compile(
 TESTS_OF = {
     "base": ("engine/base", "engine/test_rundir.py"),
     "checkpoint": ("engine/checkpoint",),
-    "cli": ("engine/cli", "e2e/test_cli.py", "e2e/test_plan.py"),
+    "cli": ("engine/cli", "engine/telemetry", "e2e/test_cli.py", "e2e/test_plan.py"),
     "config": ("engine/config", "engine/test_rundir.py"),
     "data": ("engine/data", "engine/training/test_oracle.py"),
     "diagnose": ("engine/diagnose",),

@@ -42,6 +42,8 @@ _OPTIONS = ("-x", "-q", "-rfE", "-p", "no:cacheprovider", "--timeout=120")
 _MARK = "RANKDECK_MUTANT"
 _LEFT_OUT = (".git", ".venv*", ".make", ".*_cache", "__pycache__", "build", "dist", "runs", "htmlcov")
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
+_PASSES = (0, 5)
+"""5: all tests of a file are marked slow."""
 _FAILURES = (1, 2)
 """What pytest returns where a test failed, and where a file could not even be imported."""
 
@@ -101,7 +103,7 @@ class Tree:
             return "timeout"
         finally:
             processes.end(processes.marked_by(f"{_MARK}={mark}"))
-        if started.returncode == 0:
+        if started.returncode in _PASSES:
             return None
         if started.returncode in _FAILURES:
             failed = _FAILED.search(output)

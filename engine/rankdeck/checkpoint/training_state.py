@@ -243,7 +243,6 @@ def put_state(
     for name, value in [*values.items(), *own.items()]:
         owner, _, what = name.rpartition(".")
         by_owner.setdefault(owner, {})[what] = value
-    state.optimizer.state.clear()
     for names, parameter in _parameters(state.module):
         kept: dict[str, Any] = {
             what: blank.tensors[name].reshape(()) if name.startswith("scalar.") else blank.tensors[name]

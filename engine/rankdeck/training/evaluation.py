@@ -62,9 +62,8 @@ class Evaluator:
     def _over_ranks(self, *sums: float) -> list[float]:
         if self._strategy.setup.world_size == 1:
             return list(sums)
-        # Where ranks work on one batch together, only those that report its loss count.
-        own = sums if self._strategy.reports_loss() else [0.0] * len(sums)
-        together = torch.tensor(own, dtype=torch.float64, device=self._strategy.device)
+        # Ranks that work on one batch together tell the same sums: of quotients nothing changes.
+        together = torch.tensor(sums, dtype=torch.float64, device=self._strategy.device)
         dist.all_reduce(together)
         return [float(value) for value in together]
 

@@ -119,6 +119,7 @@ evaluate_every = 0
 clip_norm = {0.0 if asynchronous else 1.0}
 checkpoint_every = {every}
 optimizer = {optimizer}
+schedule = {{ use = "cosine", warmup = 2 }}
 [strategy]
 {_lines(strategy)}
 [devices]

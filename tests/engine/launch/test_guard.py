@@ -19,7 +19,7 @@ from rankdeck.launch import choose
 from rankdeck.launch.control import NotRunningError, request_stop, wait_ended
 from rankdeck.launch.processes import end_leftovers
 from rankdeck.launch.start import _start_guard
-from rankdeck.rundir import RunDir, create, list_runs
+from rankdeck.rundir import RunDir, add_attempt, create, list_runs
 from tests.helpers import launching
 from tests.helpers.launching import (
     FAKE_WORKER,
@@ -237,6 +237,12 @@ def test_stop_asks_first_and_a_second_run_goes_on(tmp_path: Path) -> None:
     assert (end.outcome, end.exit_code, end.reason) == ("stopped", 130, None)
     assert time.monotonic() - began < within_grace(2)
     assert not launching.problems(first)
+    assert first.end() is not None
+    attempt, _ = add_attempt(first, first.config(), first.environment())
+    _start_guard(first, choose.ChosenDevices([], []), detach=True, worker=str(FAKE_WORKER), attempt=attempt)
+    assert first.is_alive() and first.end() is None, "the word of the attempt before"
+    request_stop(first, now=True)
+    launching.ended(first, 5)
     assert second.is_alive() and len(processes_of_run(second.path)) == 5
     assert {run.name for run in list_runs(tmp_path / "runs")} == {first.name, second.name}
     request_stop(second)

@@ -19,6 +19,11 @@ def test_an_axis_that_is_left_out_has_one_place() -> None:
     assert (mesh.size("tensor"), mesh.coordinate("tensor"), mesh.world_size) == (1, 0, 4)
 
 
+def test_ranks_draw_alike_where_they_hold_the_same_activations() -> None:
+    streams = [Mesh.of(rank, data=2, stage=2, tensor=2).random_stream for rank in range(8)]
+    assert streams == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
 def test_an_unknown_axis_is_our_own_mistake() -> None:
     with pytest.raises(AssertionError, match="stages"):
         Mesh.of(0, stages=2)

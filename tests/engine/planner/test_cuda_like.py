@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from rankdeck.config import from_text
 from rankdeck.memory.ledger import Ledger
 from rankdeck.planner.cuda_like import attention_kernel, like_cuda
+from rankdeck.planner.fake_pass import PassRequest, fake_pass
 
 
 def kept_bytes(run: Callable[[], Tensor], precision: str = "fp32") -> int:
@@ -32,6 +36,20 @@ def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def test_dropout_keeps_a_byte_per_element() -> None:
     numel = 1000
     assert kept_bytes(lambda: F.dropout(leaf(numel), 0.1)) == 4 * numel + 4 * numel + numel
+
+
+@pytest.mark.parametrize("like_cuda", [True, False])
+def test_a_gpu_holds_no_counters_of_adams_steps(like_cuda: bool) -> None:
+    """torch keeps them on the host. What is held is rounded up to 512 bytes."""
+    toml = """model = { use = "mlp", args = { hidden = [32] } }
+    data.use = "digits"
+    train.optimizer.use = "adamw"
+    """
+    request = PassRequest(from_text(toml, folder=Path.cwd()), 1, like_cuda=like_cuda)
+    held = fake_pass(request).devices[0].live_by_kind["optimizer"]
+    sizes = [4 * numel for numel in (64 * 32, 32, 32 * 10, 10)]
+    rounded = sum(-(-size // 512) * 512 for size in sizes)
+    assert held == (2 * rounded if like_cuda else 2 * sum(sizes) + 4 * len(sizes))
 
 
 def test_attention_keeps_no_matrix_of_scores() -> None:

@@ -45,6 +45,13 @@ def test_routed_rows_are_bounded_from_above() -> None:
     assert small.verdict == "tight" and words_of(small) == "may fit" and "at most" in (small.reason or "")
 
 
+def test_what_is_worked_out_once_for_all_that_are_the_same_is_bounded_from_above() -> None:
+    toml = text("distinct", "{}")
+    line = planned(toml)
+    assert (line.verdict, line.bound) == ("fits", "most"), line.reason
+    assert planning.measured(toml)[0] <= line.devices[0].active_bytes
+
+
 def test_branches_are_followed_as_the_first_samples_decide() -> None:
     line = planned(text("experts", '{ routing = "mask" }'))
     assert (line.verdict, line.bound) == ("fits", "least") and "first ones do" in line.notes[0]

@@ -6,15 +6,18 @@ bars: (p-1)/(m+p-1) for gpipe and 1f1b, measured within 0.04 of it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from rankdeck.base.errors import ConfigError
 from rankdeck.events import Pipeline, Spans, decode_lines
+from rankdeck.profiling.simulated_pace import SimulatedPace
 from rankdeck.run.anatomy import Anatomies, StepAnatomy
 from tests.helpers.rank_main import train_once
 from tests.helpers.ranks import RankSet
@@ -138,6 +141,25 @@ def test_a_backward_takes_twice_a_forward_and_a_forward_50_ms(tmp_path: Path) ->
     # A slot is longer where a busy machine took more than 2.5 ms for what it computes in one.
     assert 0.05 <= shortest(samples, "forward") < with_load(0.08)
     assert shortest(samples, "backward") == pytest.approx(2 * shortest(samples, "forward"), rel=0.15)
+
+
+@pytest.mark.parametrize(("waits_inside", "least_s", "most_s"), [(False, 0.0, 5.0 - 0.1), (True, 4.95, 5.0)])
+def test_a_slot_is_slept_to_its_end_of_which_waiting_for_others_is_no_part(
+    monkeypatch: pytest.MonkeyPatch, waits_inside: bool, least_s: float, most_s: float
+) -> None:
+    """What it asks to sleep is looked at, after a tenth of a second in a slot of five."""
+    matrix, slept = torch.zeros(64, 64), []
+    pace = SimulatedPace(1e-9 * 2 * 64**3 / 5.0, waits_inside=waits_inside)
+    for step in range(3):
+        pace.begin_step()
+        pace.open(0, "forward", None)
+        torch.mm(matrix, matrix)
+        time.sleep(0.1)
+        if step == 2:
+            monkeypatch.setattr(time, "sleep", slept.append)
+        pace.close()
+        pace.end_step()
+    assert len(slept) == 1 and least_s < slept[0] < most_s
 
 
 def test_replicas_of_dp_compute_side_by_side(tmp_path: Path) -> None:

@@ -37,6 +37,18 @@ def test_a_sampled_step_is_told_as_columns_in_the_order_of_its_phases() -> None:
     assert 0 <= event.start_us[0] <= event.start_us[1] <= event.seconds * 1e6
 
 
+def test_a_phase_comes_before_those_within_it() -> None:
+    spans = SpanRecorder()
+    spans.begin_step(1, record=True)
+    with spans.phase(0, "forward"):
+        time.sleep(0.001)
+        with spans.phase(0, "gather"):
+            pass
+        time.sleep(0.001)
+    spans.end_step()
+    assert names_of(recorded(spans)[0]) == ["forward", "gather"]
+
+
 def test_outside_a_sampled_step_a_mark_is_nothing() -> None:
     spans = SpanRecorder()
     assert spans.phase(0, "forward") is spans.phase(0, "backward")

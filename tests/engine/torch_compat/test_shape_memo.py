@@ -149,6 +149,25 @@ def test_a_torch_without_its_private_half_is_asked_each_time(
     assert asked.times == 2
 
 
+LIKE_A_MATRIX: dict[str, Given] = {
+    "itself": lambda: (floats(4, 8),),
+    "of another type": lambda: (floats(4, 8, dtype=torch.float64),),
+    "half": lambda: (floats(4, 8, dtype=torch.bfloat16),),
+    "transposed": lambda: (floats(8, 4).t(),),
+    "the second half": lambda: (floats(8, 8)[4:],),
+    "elsewhere": lambda: (floats(4, 8).to("meta"),),
+}
+
+
+@pytest.mark.parametrize("func", [aten.relu.default, aten.slice.Tensor])
+def test_tensors_are_told_apart_by_all_that_they_are(fake: FakeTensorMode, func: Any) -> None:
+    memo = ShapeMemo()
+    with fake:
+        for name in (*LIKE_A_MATRIX, *LIKE_A_MATRIX):
+            args = LIKE_A_MATRIX[name]()
+            assert described(memo(func, args, {}), args) == described(func(*args), args), name
+
+
 def test_numbers_are_told_apart_by_type(fake: FakeTensorMode) -> None:
     memo = ShapeMemo()
     with fake:

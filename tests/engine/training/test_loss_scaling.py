@@ -18,6 +18,8 @@ def one_step(scaling: LossScaling, *, overflow: bool = False) -> torch.Tensor:
     loss = (weight * torch.tensor([1.0, 2.0, float("inf") if overflow else 3.0])).sum()
     (loss * scaling.scaled(0.1)).backward()
     scaling.unscale(optimizer)
+    assert weight.grad is not None
+    assert overflow or torch.allclose(weight.grad, torch.tensor([0.1, 0.2, 0.3])), "not what is clipped"
     scaling.step(optimizer)
     return weight.detach()
 

@@ -26,13 +26,16 @@ def ring_sum(flat: Tensor, peers: Peers) -> None:
     """Make `flat` (N,), contiguous, the sum over all ranks of the group, in place."""
     if peers.size == 1:
         return
-    chunks = [torch.tensor_split(chunk, _num_pieces(flat, peers)) for chunk in flat.tensor_split(peers.size)]
+    chunks = [
+        torch.tensor_split(chunk, num_pieces(flat, peers.size)) for chunk in flat.tensor_split(peers.size)
+    ]
     _reduce_scatter(chunks, peers)
     _all_gather(chunks, peers)
 
 
-def _num_pieces(flat: Tensor, peers: Peers) -> int:
-    chunk_bytes = flat.numel() * flat.element_size() // peers.size
+def num_pieces(flat: Tensor, num_chunks: int) -> int:
+    """In which each chunk travels."""
+    chunk_bytes = flat.numel() * flat.element_size() // num_chunks
     return max(1, chunk_bytes // PIECE_BYTES)
 
 

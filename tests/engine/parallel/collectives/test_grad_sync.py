@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
+from rankdeck.parallel.collectives.ring import num_pieces
 from tests.helpers.ranks import RankSet, in_turn
 
 HERE = "tests.helpers.sync_ranks"
@@ -49,6 +51,11 @@ def test_powersgd_pays_back_what_it_left_out(ranks: Ranks, algorithm: str) -> No
     assert len({rank["bits"] for rank in later}) == 1
     assert first["drift"] > 0.8
     assert all(rank["drift"] < 0.25 for rank in later)
+
+
+def test_a_chunk_of_the_ring_travels_in_pieces_of_half_a_mib() -> None:
+    flat = torch.empty(4 * MIB // 4, device="meta")
+    assert [num_pieces(flat, size) for size in (2, 4, 8, 16)] == [4, 2, 1, 1]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
