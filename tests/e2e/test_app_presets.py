@@ -17,7 +17,7 @@ from rankdeck_app.views.launch.side_bar import LaunchView
 from tests.helpers.app_window import close_app, end_all_runs, launched, open_app, settle, wait_for
 
 RUN_S = 120
-IN_CI = {"gpt-hybrid-ddp-pipeline"}
+IN_CI = {"gpt-dp"}
 PRESETS = [
     pytest.param(card, id=card.name, marks=[] if card.name in IN_CI else [pytest.mark.slow])
     for card in presets.all()
@@ -41,9 +41,9 @@ def side_bar(app: App) -> LaunchView:
     return view
 
 
-def check_three_steps(app: App, strategy: str) -> None:
+def check_three_steps(app: App, strategy: str, devices: str) -> None:
     app.session.draft.set_values(
-        {("train", "steps"): 3, ("train", "evaluate_every"): 0, ("devices", "use"): "cpu:4"}
+        {("train", "steps"): 3, ("train", "evaluate_every"): 0, ("devices", "use"): devices}
     )
     section = side_bar(app).strategy
     assert section.list.currentRow() == list(STRATEGIES).index(strategy)
@@ -66,7 +66,7 @@ def shown_options(strategy: str) -> set[str]:
 @pytest.mark.parametrize("card", PRESETS)
 def test_a_preset_starts_from_the_side_bar(app: App, card: presets.PresetCard) -> None:
     app.actions.use_preset(card)
-    check_three_steps(app, card.strategy)
+    check_three_steps(app, card.strategy, "cpu:4")
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -75,6 +75,6 @@ def test_a_row_of_the_strategy_list_starts_as_it_is(app: App, name: str) -> None
     small = {"layers": 4, "heads": 4, "width": 64, "context": 32}
     app.session.draft.set_values({("model", "args", key): value for key, value in small.items()})
     app.session.draft.choose(("data",), "synthetic")
-    app.session.draft.set_value(("devices", "use"), "cpu:4")
+    app.session.draft.set_values({("devices", "use"): "cpu:2", ("train", "clip_norm"): 0.0})
     section.list.setCurrentRow(list(STRATEGIES).index(name))
-    check_three_steps(app, name)
+    check_three_steps(app, name, "cpu:2")

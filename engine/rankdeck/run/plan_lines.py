@@ -207,11 +207,8 @@ def marks(lines: Iterable[PlanLine]) -> Marks:
     times are not known, the simplest in which all devices work at once. Where memory is tight under all that
     fit, the one that needs the least.
     """
-    known = [
-        (place, line)
-        for place, line in enumerate(lines)
-        if line.devices and not line.changes and line.strategy in STRATEGIES
-    ]
+    asked = [(place, line) for place, line in enumerate(lines) if not line.changes]
+    known = [(place, line) for place, line in asked if line.devices and line.strategy in STRATEGIES]
     cheapest = min(known, key=lambda item: _need(item[1]))[0] if known else None
     fits = [item for item in known if item[1].verdict == FITS]
     tight = [item for item in known if item[1].verdict == TIGHT]
@@ -220,6 +217,10 @@ def marks(lines: Iterable[PlanLine]) -> Marks:
             return Marks(cheapest, None)
         least = min(tight, key=lambda item: _need(item[1]))
         return Marks(cheapest, least[0], "Memory is tight under all that fit; this one needs the least.")
+    if len(fits) == 1:
+        ((place, line),) = fits
+        others = ", which no other does" if len(asked) > 1 else ""
+        return Marks(cheapest, place, f"{_it_fits(line)}{others}.")
     timed = [(place, line, _middle_s(line.step)) for place, line in fits if line.step is not None]
     if not timed:
         # One device after another is as slow as one alone.

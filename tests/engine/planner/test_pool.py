@@ -189,6 +189,7 @@ def test_what_the_allocator_would_give_back_is_room() -> None:
     assert roomy.needed_bytes is None and full.needed_bytes is not None, (
         "equal ranks, and devices that are not"
     )
+    assert full.active_bytes < full.needed_bytes - full.constants_bytes < 1.2 * full.active_bytes
 
 
 def test_rows_come_once_with_the_configurations_own_first() -> None:

@@ -105,6 +105,13 @@ def test_without_step_times_all_devices_work_at_once() -> None:
     assert recommended(lines[:1])[1].startswith("As far as is known it fits with room")
 
 
+def test_where_no_other_fits_nothing_is_said_of_speed() -> None:
+    cannot = PlanLine(strategy="fsdp", label="fsdp", options={}, verdict="cannot")
+    lines = [line("dp", 30, low_s=1, high_s=2), line("ddp", 12, low_s=3, high_s=4), cannot]
+    assert recommended(lines) == ("ddp", "It fits with room, which no other does.")
+    assert recommended(lines[1:2]) == ("ddp", "It fits with room.")
+
+
 def test_where_memory_is_tight_the_least_is_recommended() -> None:
     lines = [
         line("ddp", 23.5, 23.5, low_s=1, high_s=2),

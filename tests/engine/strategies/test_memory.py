@@ -146,11 +146,8 @@ def data(): return Padded(), None
 def test_a_longer_batch_than_all_that_were_followed_is_followed(tmp_path: Path) -> None:
     (tmp_path / "padded.py").write_text(PADDED)
     told = {}
-    samplings = {
-        "poor": _Sampling(pays=False),
-        "rich": _Sampling(pays=True),
-        "always": SamplingBudget(always=True),
-    }
+    poor, rich = _Sampling(pays=False), _Sampling(pays=True)
+    samplings = {"poor": poor, "rich": rich, "always": SamplingBudget(always=True)}
     for name, sampling in samplings.items():
         folder = tmp_path / name
         config = from_text(
@@ -183,6 +180,7 @@ def test_a_longer_batch_than_all_that_were_followed_is_followed(tmp_path: Path) 
         )
         assert raised.code == "over-capacity" and "step 6" in raised.message
     assert list(told["poor"]) == [1, 2, 3, 6] and list(told["rich"]) == [1, 2, 3, 6, 9]
+    assert poor.unusual == rich.unusual == [6], "what following costs is not seen from it"
     # The sums of the part before are three numbers that nobody followed.
     assert told["poor"][6] == pytest.approx(told["always"][6], abs=24)
     assert told["always"][6] > 3 * told["always"][5]
@@ -194,6 +192,12 @@ class _Sampling(SamplingBudget):
     def __init__(self, *, pays: bool) -> None:
         super().__init__(budget=0.0)
         self._pays = pays
+        self.unusual: list[int] = []
+
+    def record(self, step: int, step_s: float, *, followed: bool, usual: bool = True) -> None:
+        if not usual:
+            self.unusual.append(step)
+        super().record(step, step_s, followed=followed, usual=usual)
 
     def should_follow(self, step: int) -> bool:
         return step <= 3
