@@ -124,9 +124,7 @@ class DataParallel(Strategy):
 
     def forward_backward(self, batch: Batch, scale: float | Tensor, *, last: bool) -> LossSum:
         inputs, targets = self._host_batch(batch)
-        if isinstance(self.facts, FanOutFacts):
-            self.facts.steps += last
-        with self.autocast():
+        with self.facts.part(last=last), self.autocast():
             if self.options.parallel_loss or self.loss.inside:
                 # Gathered outputs, if any, live until the backward is done, as in anyone's own loop.
                 totals, counts, *_gathered = self._losses(inputs, targets)

@@ -65,6 +65,10 @@ class PipelineFacts:
 class StrategyFacts:
     """What is known of a strategy that sends nothing. Every answer is None where nobody knows."""
 
+    def part(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
+        """Forward and backward of a part of a step, for those that count in it."""
+        return contextlib.nullcontext()
+
     def sent(self) -> SentBytes | None:
         return None
 
@@ -227,13 +231,22 @@ class FanOutFacts(StrategyFacts):
 
     def __init__(self, threads: ReplicaThreads) -> None:
         self._threads = threads
-        self.steps = 0
+        self._steps = self._moved_bytes = 0
+
+    @contextlib.contextmanager
+    def part(self, *, last: bool) -> Iterator[None]:
+        """Forward and backward of a part of a step; what an evaluation moves is no step's."""
+        moved = self._threads.devices.moved_bytes
+        before = sum(moved.values())
+        yield
+        self._moved_bytes += sum(moved.values()) - before
+        self._steps += last
 
     def sent(self) -> SentBytes | None:
-        if not self.steps:
+        if not self._steps:
             return None
-        moved = sum(self._threads.devices.moved_bytes.values())
-        return SentBytes("scatter, replicate, gather, reduce", round(moved / self.steps), is_measured=True)
+        per_step = round(self._moved_bytes / self._steps)
+        return SentBytes("scatter, replicate, gather, reduce", per_step, is_measured=True)
 
     def busy_s(self) -> list[float]:
         """Device 0's share includes the calling thread: it scatters, gathers, computes the loss and steps."""

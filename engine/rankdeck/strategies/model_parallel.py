@@ -150,8 +150,9 @@ class ModelParallel(Strategy):
 
     def _transfer(self, tensor: Tensor, source: int, target: int, kind: str | None = None) -> Tensor:
         """A tensor on another device; its gradient travels back."""
-        num_bytes = tensor.numel() * tensor.element_size()
-        self.facts.moved_bytes += num_bytes * (2 if tensor.requires_grad and torch.is_grad_enabled() else 1)
+        if self.module.training:
+            num_bytes = tensor.numel() * tensor.element_size()
+            self.facts.moved_bytes += num_bytes * (2 if tensor.requires_grad else 1)
         if self._virtual is None:
             return tensor.to(self.setup.devices[target])
         return self._virtual.transfer(tensor, source, target, kind)

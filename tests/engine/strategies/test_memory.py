@@ -26,6 +26,7 @@ train = {{ steps = {steps}, global_batch = 16, evaluate_every = 0 }}
 """
 DP = '{ use = "dp" }'
 PARALLEL_LOSS = '{ use = "dp", parallel_loss = true }'
+MODEL = '{ use = "model" }'
 SINGLE = '{ use = "single" }'
 
 
@@ -96,6 +97,20 @@ def test_kinds_add_up_to_the_peak(tmp_path: Path, strategy: str) -> None:
         for device in memory.devices:
             assert device.peak_by_kind is not None
             assert sum(device.peak_by_kind.values()) == device.peak_bytes > 0
+
+
+@pytest.mark.parametrize("steps", [2, 5])
+@pytest.mark.parametrize("strategy", [PARALLEL_LOSS, MODEL])
+def test_what_a_step_moves_is_no_evaluations(tmp_path: Path, strategy: str, steps: int) -> None:
+    """Three of four devices get all weights and give all gradients and a loss; or three cuts let activations
+    through and their gradients back. Batches come from the host."""
+    trainer = trainer_of(strategy, tmp_path, steps=steps)
+    run(trainer)
+    weights_bytes = sum(weight.numel() * 4 for weight in trainer.strategy.module.parameters())
+    crossing_bytes = {PARALLEL_LOSS: 2 * weights_bytes, MODEL: 2 * 16 * 32 * 64 * 4}
+    sent = trainer.strategy.facts.sent()
+    assert sent is not None and sent.is_measured
+    assert 0 <= sent.num_bytes / 3 - crossing_bytes[strategy] < 64
 
 
 @pytest.mark.parametrize("strategy", [SINGLE, DP, PARALLEL_LOSS])
