@@ -54,7 +54,13 @@ TESTS_OF = {
     "strategies": ("engine/strategies", "engine/training/test_oracle.py"),
     "telemetry": ("engine/telemetry", "engine/launch/test_choose.py"),
     "torch_compat": ("engine/torch_compat", "engine/memory", "engine/planner"),
-    "training": ("engine/training", "engine/checkpoint/test_resuming.py", "engine/strategies/test_parity.py"),
+    "training": (
+        "engine/training",
+        "engine/checkpoint/test_resuming.py",
+        "engine/strategies/test_parity.py",
+        "engine/strategies/test_memory.py",
+        "engine/strategies/test_hugging_face.py",
+    ),
     "events": ("engine/test_events.py", "engine/test_rundir.py", "test_reading_runs.py"),
     "checkpoint_files": ("engine/checkpoint",),
 }

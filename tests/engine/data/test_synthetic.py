@@ -10,7 +10,7 @@ from rankdeck.base.errors import DataError
 from rankdeck.config.catalog import MASKED
 from rankdeck.data.loader import build_loader
 from rankdeck.data.sampling import StepBatches
-from rankdeck.data.synthetic import POOL_BYTES, InputSpec, Synthetic, spec_for
+from rankdeck.data.synthetic import PATTERN_NUMBERS, POOL_BYTES, InputSpec, Synthetic, spec_for
 from rankdeck.models import gpt, mlp
 
 SPECS = [
@@ -62,6 +62,15 @@ def test_a_large_set_repeats_a_bounded_pool() -> None:
     rows = len(train.inputs)
     assert torch.equal(train[rows + 1][0], train[1][0])
     assert torch.equal(train.read_batch([9_999])[0][0], train[9_999][0])
+
+
+def test_a_long_sample_repeats_its_classes_pattern_from_its_first_number_on() -> None:
+    train, _ = Synthetic({"samples": 2000, "classes": 2}, InputSpec((2 * PATTERN_NUMBERS,))).load()
+    inputs, targets = train.read_batch(range(1000))
+    of_class = torch.stack([inputs[targets == index].mean(0) for index in range(2)])
+    first, second = of_class.view(2, 2, PATTERN_NUMBERS).unbind(1)
+    assert (first - second).abs().max() < 0.15 and first.std() > 0.9
+    assert first[:, 0].abs().max() > 0.3
 
 
 def test_classes_can_be_learnt_on_heldout_samples() -> None:

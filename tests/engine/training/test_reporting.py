@@ -13,6 +13,8 @@ from rankdeck import events
 from rankdeck.rundir import EventReader, RunDir
 from rankdeck.training import reporting
 from rankdeck.training.reporting import StepFacts, StepReporter
+from tests.helpers.parity import configuration
+from tests.helpers.rank_main import train_once
 
 CPU = torch.device("cpu")
 
@@ -54,6 +56,18 @@ def test_a_rank_without_a_loss_says_nothing_of_one(tmp_path: Path) -> None:
     reporter.flush()
     (event,) = written(run)
     assert event.loss_sum is event.count is event.grad_norm is None
+
+
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_threads_tell_how_busy_they_are_where_a_rank_drives_several_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_devices: int
+) -> None:
+    monkeypatch.setattr(reporting, "SAMPLE_S", 0.0)
+    toml = configuration("mlp", '{ use = "dp" }', num_devices, steps=6)
+    train_once({"toml": toml, "out": str(tmp_path / "out"), "events": str(tmp_path)}, rank=0, world_size=1)
+    found = events.decode_lines((tmp_path / "rank-0.0.jsonl").read_bytes())
+    told = [len(event.devices) for event in found if isinstance(event, events.Sample)]
+    assert set(told) == ({2} if num_devices == 2 else set())
 
 
 def test_nothing_waits_longer_than_the_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
