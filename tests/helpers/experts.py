@@ -64,24 +64,3 @@ def distinct() -> nn.Module:
 def experts(routing: str) -> nn.Module:
     layers = [Experts(routing) for _ in range(2)]
     return nn.Sequential(nn.Flatten(), nn.Linear(64, WIDTH), *layers, nn.Linear(WIDTH, 10))
-
-
-def mixtral(experts: str) -> nn.Module:
-    from transformers import MixtralConfig, MixtralForCausalLM
-
-    config = MixtralConfig(
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        hidden_size=32,
-        intermediate_size=64,
-        vocab_size=64,
-        max_position_embeddings=12,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        bos_token_id=0,
-        eos_token_id=0,
-        use_cache=False,
-    )
-    config._experts_implementation = experts
-    return MixtralForCausalLM(config)

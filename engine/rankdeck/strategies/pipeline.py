@@ -63,7 +63,6 @@ class PipelineParallel(Strategy):
         self._pipelines = pipelines
         self._num_microbatches = self.choose_microbatches()
         self._microbatch = setup.part_batch // self._num_microbatches
-        self._schedule: TorchSchedule | HandWrittenSchedule | None = None
         self._boundaries: dict[_Sizes, list[Boundary]] = {}
 
     def choose_microbatches(self) -> int:
@@ -103,6 +102,7 @@ class PipelineParallel(Strategy):
         self.facts = StageFacts(words, self.stages, num_microbatches, self._traffic, bubble)
         # Last, because torch's stages keep what they are given.
         self._schedule = self._make_schedule()
+        self._scheduled = self._sizes
 
     def _refuse_several_tensors(self) -> None:
         """Raises: ModelError where torch would go through a graph twice: one tensor that crosses a cut was
@@ -171,7 +171,9 @@ class PipelineParallel(Strategy):
             for start in range(0, self.setup.part_batch, size)
         ]
         self.know_sizes(batch)
-        assert self._schedule is not None
+        if self._scheduled != self._sizes:
+            with self.ledger.phase("communication"):
+                self._schedule, self._scheduled = self._make_schedule(), self._sizes
         for runner in self.runners:
             runner.start(inputs, targets, counting, scale)
         self._schedule.run()
@@ -197,14 +199,11 @@ class PipelineParallel(Strategy):
             self._learn_boundaries(batch)
             self._boundaries[sizes] = list(self.cut.boundaries)
         self._sizes, self.cut.boundaries[:] = sizes, self._boundaries[sizes]
-        if self._schedule is not None:
-            with self.ledger.phase("communication"):
-                self._schedule = self._make_schedule()
 
     def _learn_boundaries(self, batch: Batch) -> None:
         """By a forward of one microbatch, as in an evaluation."""
         self.refuse_other_sizes()
-        inputs = first_samples(self.own_parts(self.filled_up(batch)[0])[0], self._microbatch)
+        inputs, _ = self.own_parts(first_samples(self.filled_up(batch)[0], self._microbatch))
         own = [self.device] if self.device.type == "cuda" else []
         with self.evaluating(), torch.random.fork_rng(devices=own):
             self.stages.run([(inputs, self._microbatch)], lambda index, outputs: None, learns_shapes=True)

@@ -14,14 +14,13 @@ from rankdeck.planner.targets import Target, TargetDevice
 from rankdeck.run.plan_lines import PlanLine, words_of
 from tests.helpers import experts, hugging_face, planning
 
-OWN = Path(experts.__file__)
+OWN, HUGGING_FACE = Path(experts.__file__), Path(hugging_face.__file__)
 
 
-def text(model: str, argument: str, data: str = '{ use = "digits" }', loss: str = "cross_entropy") -> str:
+def text(model: str, argument: str) -> str:
     return f"""
 model = {{ use = "{OWN}:{model}", args = {argument} }}
-data = {data}
-loss = {{ use = "{loss}" }}
+data = {{ use = "digits" }}
 train = {{ global_batch = 32, evaluate_every = 0, steps = 8 }}
 """
 
@@ -61,8 +60,12 @@ def test_branches_are_followed_as_the_first_samples_decide() -> None:
 @pytest.mark.parametrize(("implementation", "bound"), [("grouped_mm", None), ("eager", "least")])
 def test_mixtral_is_planned_as_it_is_measured(implementation: str, bound: str | None) -> None:
     pytest.importorskip("transformers", reason="the hf extra is not installed")
-    tokens = f'{{ use = "{Path(hugging_face.__file__)}:tokens" }}'
-    toml = text("mixtral", f'{{ experts = "{implementation}" }}', tokens, "model")
+    toml = f"""
+model = {{ use = "{HUGGING_FACE}:mixtral", args = {{ experts_implementation = "{implementation}" }} }}
+data = {{ use = "{HUGGING_FACE}:tokens" }}
+loss = {{ use = "model" }}
+train = {{ global_batch = 32, evaluate_every = 0, steps = 8 }}
+"""
     line = planned(toml)
     assert (line.verdict, line.bound) == ("fits", bound), line.reason
     needed = planning.measured(toml)[0]
