@@ -346,3 +346,11 @@ def test_what_was_refused_is_not_what_the_next_attempt_goes_on_with(tmp_path: Pa
         writer.write(events.RunEnded(outcome="failed", exit_code=exit_code, attempt=attempt))
         writer.close()
         assert run.config_to_go_on_with.name == "config.1.toml"
+
+
+def test_the_directory_of_a_run_brings_no_configuration_with_it() -> None:
+    script = "import sys, rankdeck.rundir; print('pydantic' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "False"

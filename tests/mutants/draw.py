@@ -40,7 +40,7 @@ TESTS_OF = {
     "base": ("engine/base", "engine/test_rundir.py"),
     "checkpoint": ("engine/checkpoint",),
     "cli": ("engine/cli", "engine/telemetry", "e2e/test_cli.py", "e2e/test_plan.py"),
-    "config": ("engine/config", "engine/test_rundir.py"),
+    "config": ("engine/config", "engine/test_rundir.py", "engine/launch/test_choose.py"),
     "data": ("engine/data", "engine/training/test_oracle.py"),
     "diagnose": ("engine/diagnose",),
     "launch": ("engine/launch", "e2e/test_faults.py"),

@@ -89,3 +89,15 @@ def test_who_has_the_old_contents_open_keeps_them(tmp_path: Path) -> None:
         write_whole(file, "new contents")
         assert reader.read() == "old"
     assert file.read_text() == "new contents"
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_bytes_are_on_the_disk_before_the_rename_where_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: bool
+) -> None:
+    names: list[str] = []
+    monkeypatch.setattr(
+        os, "fsync", lambda handle: names.append(Path(f"/proc/self/fd/{handle}").readlink().name)
+    )
+    write_whole(tmp_path / "c.toml", "one", sync=sync)
+    assert names == ([f".c.toml.{os.getpid()}.new"] if sync else [])

@@ -148,6 +148,7 @@ def test_a_valid_configuration_is_said_to_be_one() -> None:
 def test_strategies_and_presets_are_listed_with_what_they_teach() -> None:
     code, out, _ = spoken("strategies")
     assert code == 0 and all(name in out for name in ("single", "dp", "ddp", "parallel_loss"))
+    assert "strategy.sync = native (native, " in out
     code, out, _ = spoken("presets")
     assert code == 0 and "gpt-dp-parallel-loss" in out and "Learn from it" in out
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,10 @@ def test_sizes_that_do_not_fit_are_named_beside_some_that_do(sizes: str, words: 
     assert words in problem.message and problem.advice is not None
     for choice in problem.advice.removeprefix("Set in strategy: ").rstrip(".").split("; or ")[:-1]:
         assert math.prod(int(part.rpartition("= ")[2]) for part in choice.split(", ")) == 4
+
+
+def test_sizes_that_fit_are_offered_with_every_axis_at_work_first() -> None:
+    problem = mesh_sizes.problem({"data": 1, "stage": 3, "shard": 1, "tensor": 1}, 4)
+    assert problem is not None and problem.advice is not None
+    offered = re.findall(r"data = (\d), stage = (\d)", problem.advice)
+    assert offered == [("2", "2"), ("1", "4"), ("4", "1")]

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 import rankdeck
-from rankdeck.launch import choose
+from rankdeck.launch import choose, start
 from rankdeck.launch.control import NotRunningError, request_stop, wait_ended
 from rankdeck.launch.processes import end_leftovers
 from rankdeck.launch.start import _start_guard
-from rankdeck.rundir import RunDir, add_attempt, create, list_runs
+from rankdeck.rundir import RunDir, add_attempt, create, final_path, list_runs
 from tests.helpers import launching
 from tests.helpers.launching import (
     FAKE_WORKER,
@@ -295,6 +295,21 @@ def test_a_lease_is_held_while_the_run_lives_and_refuses_the_next(tmp_path: Path
     request_stop(run, now=True)
     launching.ended(run, 5)
     assert choose.lease_holder("GPU-1234") is None
+
+
+def test_a_supervisor_that_cannot_be_started_is_told_in_its_log(tmp_path: Path) -> None:
+    hidden = create(tmp_path / "runs", launching.small_config(tmp_path), {})
+    run = RunDir(final_path(hidden))
+    answer_end, ready_end = os.pipe()
+    spec = {"hidden": str(hidden.path), "final": str(run.path), "leases": [], "attempt": 0, "tether_fd": None}
+    spec |= {"command": [str(tmp_path / "no-python")], "ready_fd": ready_end}
+    command = [sys.executable, "-I", "-S", "-c", start._GUARD, start._ENGINE, json.dumps(spec)]
+    subprocess.run(command, pass_fds=[ready_end], check=True, timeout=60)
+    os.close(ready_end)
+    with open(answer_end, "rb") as answer:
+        assert "ready" in json.load(answer)
+    assert launching.ended(run, 5).reason == "The run's supervisor exited with 1: see logs/supervisor.*.err."
+    assert "No such file" in (run.logs_folder / "supervisor.0.err").read_text(encoding="utf-8")
 
 
 def test_the_guard_imports_its_own_files_and_the_standard_library_alone() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from rankdeck import events
 from rankdeck.diagnose.hang import parse_stack
-from rankdeck.launch import choose
+from rankdeck.launch import choose, supervisor
 from rankdeck.launch.control import request_stop
 from rankdeck.launch.start import _start_guard
 from rankdeck.rundir import RunDir, create
@@ -176,3 +176,7 @@ def test_a_living_run_is_its_processes_which_tell_where_they_stand_and_stop(
     request_stop(run)
     assert launching.ended(run, 6).outcome == "stopped"
     assert time.monotonic() - began < within_grace(2)
+
+
+def test_a_folder_that_is_gone_is_no_full_disk(tmp_path: Path) -> None:
+    assert [supervisor._is_full(tmp_path), supervisor._is_full(tmp_path / "gone")] == [False, False]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
+import torch
 
 from rankdeck.config import from_text
 from rankdeck.config.gpu_models import GpuModel
+from rankdeck.planner import questions
 from rankdeck.planner.candidates import Candidate
 from rankdeck.planner.pool import plan_lines_of
 from rankdeck.planner.targets import Target, TargetDevice
@@ -70,3 +73,11 @@ train = {{ global_batch = 32, evaluate_every = 0, steps = 8 }}
     assert (line.verdict, line.bound) == ("fits", bound), line.reason
     needed = planning.measured(toml)[0]
     assert abs(line.devices[0].active_bytes / needed - 1) < (0.02 if bound else 0.001)
+
+
+def test_a_model_that_asks_without_an_end_is_told_so() -> None:
+    answers = questions.EitherWay(True)
+    ask = functools.partial(answers, torch.ops.aten._local_scalar_dense.default, (torch.tensor(True),), {})
+    assert all(ask() is True for _ in range(questions._MOST_QUESTIONS))
+    with pytest.raises(RuntimeError, match="without an end"):
+        ask()

@@ -56,6 +56,12 @@ def test_a_step_without_microbatches_has_no_bubble() -> None:
     assert put_together([share(0, [("forward", -1, 0.0, 0.5)])]).bubble() is None
 
 
+def test_a_pipeline_whose_work_takes_no_time_has_no_bubble_to_be_taken_into_a_median() -> None:
+    anatomies = Anatomies(world_size=1)
+    assert anatomies.add(share(0, [(F, 0, 0.1, 0.0), (B, 0, 0.1, 0.0)])) is not None
+    assert anatomies.bubble() is None and anatomies.bubble(flushes=False) is None
+
+
 def test_ranks_stand_on_one_clock() -> None:
     late = share(1, [("forward", -1, 0.0, 0.1)], began=100.25)
     whole = put_together([late, share(0, [("forward", -1, 0.0, 0.1)])])

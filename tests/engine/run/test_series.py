@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankdeck.run.series import Ema, Series
+from rankdeck.run.series import Ema, Series, Window
 
 
 def grown(y: np.ndarray, series: Series, seed: int = 0) -> Series:
@@ -133,3 +133,9 @@ def test_an_ema_goes_on_from_another_ones_value() -> None:
     ema, (expected,) = Ema(0.02), Ema(0.02).extend(values)
     ema.go_on(0, expected[29], 30)
     np.testing.assert_allclose(ema.extend(values[:, 30:])[0], expected[30:], rtol=1e-9)
+
+
+def test_a_line_through_bins_touches_the_least_and_the_greatest_of_each() -> None:
+    x, low, high = np.arange(3.0), np.array([0.0, 1.0, 2.0]), np.array([5.0, 6.0, 7.0])
+    line_x, line_y = Window(x, low, high).polyline()
+    assert line_x.tolist() == [0, 0, 1, 1, 2, 2] and line_y.tolist() == [0, 5, 1, 6, 2, 7]

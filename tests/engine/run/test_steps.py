@@ -149,3 +149,8 @@ def test_rows_that_slide_out_leave_marks_and_bins() -> None:
     assert small.marks[-1].row == 899 and small.samples_gone == 1800.0
     assert small.times_gone.sum() == 899
     assert abs(small.times_of_bins()[small.times_gone.argmax()] - 1.0) < 0.01
+    small._MOST_MARKS = 8
+    for _ in range(5):
+        rows[0] += 1000
+        small.append(rows)
+        assert 2 <= len(small.marks) <= 8, "half of them go when there are too many"

@@ -74,6 +74,16 @@ def test_one_axis_alone_ends_where_one_device_does(two: RankSet, axis: str) -> N
     assert largest_difference(weights, of_one_device("gpt-masked", "fp32", 2)) <= BARS["fp32"]
 
 
+def test_sparse_gradients_are_taken_where_stages_hold_whole_weights(two: RankSet) -> None:
+    tomls = [
+        configuration("sparse", hybrid(sizes), 2).replace("clip_norm = 1.0", "")
+        for sizes in ("stage = 2", "shard = 2")
+    ]
+    assert two.train(tomls[0])
+    with pytest.raises(AssertionError, match="sparse gradients"):
+        two.train(tomls[1])
+
+
 @pytest.mark.parametrize("sizes", PAIRS.values(), ids=PAIRS)
 def test_every_pair_ends_where_one_device_does(four: RankSet, sizes: str) -> None:
     weights = four.train(configuration("gpt-tied", hybrid(sizes), 4))

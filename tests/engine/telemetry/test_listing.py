@@ -6,6 +6,8 @@ The driver is the lowest thing that cannot exist here, so it alone is stood in f
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -180,3 +182,10 @@ def test_a_named_library_is_called_simulated_everywhere(gpus: SimulatedGpus) -> 
 def test_a_named_library_that_is_none_is_told_in_words(tmp_path: Path) -> None:
     done = rankdeck_here("devices", env={"RANKDECK_NVML": str(tmp_path / "libnvidia-ml.so.1")}, code=3)
     assert "cannot be loaded" in done.err and "RANKDECK_NVML" in done.err
+
+
+def test_a_sampler_that_was_asked_once_ends_well(gpus: SimulatedGpus) -> None:
+    command = [sys.executable, "-P", "-m", "rankdeck.telemetry.sampler", "--once"]
+    subprocess.run(
+        command, env={**os.environ, **gpus.as_installed}, check=True, timeout=60, capture_output=True
+    )

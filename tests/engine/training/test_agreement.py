@@ -16,6 +16,8 @@ def test_every_rank_reads_the_step_that_rank_0_has_fixed(tmp_path: Path) -> None
     assert other.reached(7) == first.reached(7) == set(), "the others may be in step 8 already"
     assert other.reached(8) == first.reached(8) == {SAVE}
     assert elsewhere.reached(8) == set()
+    late = Agreement(tmp_path, 2)
+    assert late.reached(8) == first.reached(8) == {SAVE}, "who comes late takes nothing back"
 
 
 def test_the_first_proposal_stands_until_all_have_acted(tmp_path: Path) -> None:

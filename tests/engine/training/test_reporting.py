@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rankdeck import events
-from rankdeck.rundir import EventReader, RunDir
+from rankdeck.rundir import EventReader, EventWriter, RunDir
 from rankdeck.training import reporting
 from rankdeck.training.reporting import StepFacts, StepReporter
 from tests.helpers.parity import configuration
@@ -84,3 +84,10 @@ def test_the_first_loss_that_is_no_number_comes_back_with_its_step(tmp_path: Pat
     for step, total in enumerate((1.0, float("inf"), float("nan")), start=4):
         assert reporter.add(facts(step, total)) is None
     assert reporter.flush() == (5, float("inf"))
+
+
+def test_how_busy_threads_are_is_told_now_and_then(tmp_path: Path) -> None:
+    meter = reporting.BusyMeter(EventWriter(tmp_path / "rank-0.0.jsonl"), 0, [0, 1])
+    assert not meter.due()
+    meter._last -= reporting.SAMPLE_S
+    assert meter.due()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from rankdeck.parallel.pipelining.probing import on_shapes
+from rankdeck.parallel.pipelining.probing import on_shapes, same_history
 
 
 @pytest.mark.parametrize(("width", "has_values"), [(8, True), (4096, False)])
@@ -28,3 +30,18 @@ def test_a_large_model_that_asks_for_values_gets_them() -> None:
         return float(model(inputs).detach().sum())
 
     assert isinstance(on_shapes(run, torch.ones(4, 4096), model), float)
+
+
+def test_histories_are_the_same_only_by_the_same_operations_on_the_same_weights() -> None:
+    some, other = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    results = [
+        some * 2,
+        (some * 2).sum(),
+        (some * 2 + other).sum(),
+        (some + other).exp(),
+        some.exp(),
+        other.exp(),
+    ]
+    for left, right in itertools.product(range(len(results)), repeat=2):
+        assert same_history([results[left]], [results[right]]) is (left == right)
+    assert same_history([(some * 2).sum()], [(some * 2).sum()])

@@ -1,0 +1,44 @@
+"""What a run keeps of its devices' readings, and a sampler that has to begin again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rankdeck import events
+from rankdeck.rundir import EventReader, RunDir, create
+from rankdeck.telemetry import sampler_process
+from rankdeck.telemetry.readings import Device, DevicesLine
+from rankdeck.telemetry.run_sink import RunSink
+from rankdeck.telemetry.sampler_process import SamplerProcess
+from tests.helpers.launching import small_config
+from tests.helpers.waiting import wait_until
+
+GPUS = [events.DeviceInfo(index, "H100", "gpu", f"GPU-{index}", 1) for index in range(2)]
+
+
+def test_a_gpu_of_the_run_that_is_not_there_any_more_is_lost(tmp_path: Path) -> None:
+    run = create(tmp_path, small_config(tmp_path), {"devices": msgspec.to_builtins(GPUS)})
+    sink = RunSink(run.path, 0, [])
+    there = [Device(uuid=f"GPU-{index}", index=index, name="H100", total_bytes=1) for index in (0, 5)]
+    sink(DevicesLine(devices=there))
+    told = [event for _, event in EventReader(RunDir(run.path)).read()]
+    notices = [event for event in told if isinstance(event, events.DeviceNotice)]
+    assert [(one.code, one.device) for one in notices] == [("lost", 1)]
+
+
+def test_only_a_sampler_that_ends_soon_is_waited_for_longer_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sampler_process, "FIRST_PAUSE_S", 0.01)
+    sampler = SamplerProcess(["--no-such-option"], piped=False)
+    pauses_s = []
+    for lived_s in (0.0, 0.0, 2 * sampler_process.WELL_AFTER_S):
+        wait_until(lambda: not sampler.poll() and sampler.pid is not None, what="a sampler")
+        sampler._began_s -= lived_s
+        wait_until(sampler.poll, what="word of its end")
+        pauses_s.append(sampler._pause_s)
+    sampler.stop()
+    assert pauses_s == [0.02, 0.04, 0.02]
