@@ -17,11 +17,9 @@ from rankdeck_app.views.launch.side_bar import LaunchView
 from tests.helpers.app_window import close_app, end_all_runs, launched, open_app, settle, wait_for
 
 RUN_S = 120
-IN_CI = {"gpt-dp"}
+# The suggestion of test_app_launch.py is one of them.
 PRESETS = [
-    pytest.param(card, id=card.name, marks=[] if card.name in IN_CI else [pytest.mark.slow])
-    for card in presets.all()
-    if not card.needs_gpu
+    pytest.param(card, id=card.name, marks=pytest.mark.slow) for card in presets.all() if not card.needs_gpu
 ]
 ROWS = [pytest.param(name, marks=[] if name in {"tensor"} else [pytest.mark.slow]) for name in STRATEGIES]
 

@@ -31,8 +31,8 @@ RUNS = [(archive, name) for archive in ARCHIVES for name in _names(archive)]
 
 
 def _is_said_here(archive: Path, name: str) -> bool:
-    """Whether a run is resumed by every test run: one that was killed, one of four ranks, one that drains."""
-    return any(word in name for word in ("-killed-", "-hybrid-", "-pipeline-async-"))
+    """Whether a run is resumed by every test run: one that was killed, and one that drains."""
+    return any(word in name for word in ("-killed-", "-pipeline-async-"))
 
 
 RESUMED = [

@@ -17,7 +17,10 @@ def trained(preset: str, devices: str, *more: str) -> Any:
     return rankdeck("train", preset, "--devices", devices, "--json", *more, code=0).json
 
 
-@pytest.mark.parametrize(("preset", "devices"), [("digits-mlp", "cpu:1"), ("digits-ddp", "cpu:2")])
+@pytest.mark.parametrize(
+    ("preset", "devices"),
+    [("digits-mlp", "cpu:1"), pytest.param("digits-ddp", "cpu:2", marks=pytest.mark.slow)],
+)
 def test_digits_are_read_right_within_a_minute(preset: str, devices: str) -> None:
     started = time.monotonic()
     facts = trained(preset, devices)

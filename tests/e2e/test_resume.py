@@ -26,8 +26,7 @@ TOKENS: dict[str, tuple[dict[str, Any], int]] = {
     "ddp-powersgd": ({"use": "ddp", "compress": "powersgd", "powersgd_rank": 2}, 2),
 }
 KILLS = [
-    ("ddp", 2, "rank", False),
-    ("ddp", 0, "supervisor", True),
+    ("ddp", 2, "supervisor", True),
     ("pipeline", 0, "rank", True),
 ]
 MORE_KILLS = [

@@ -30,7 +30,7 @@ IN_CI = {
     Case("gpt", "data-stage", 4),
     Case("gpt", "data-shard", 4),
     Case("hf-gpt2", "fsdp", 2),
-    Case("hf-llama", "gpipe", 4),
+    Case("hf-llama", "gpipe", 2),
     Case("unet", "gpipe", 2),
     Case("residual", "1f1b", 2),
     Case("sparse", "gpipe", 2),
