@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -118,6 +119,8 @@ def allocator_rise_bytes(
     Counts the calling thread, and the replicas' threads if given.
     Source: torch.profiler with profile_memory; it knows nothing of the ledger.
     """
+    # What another test has left would be freed meanwhile, and make the rise look smaller.
+    gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
         if threads is not None:
             # In turn: side by side, now and then one thread goes without its events.
