@@ -136,10 +136,12 @@ class Known:
                 file.write(json.dumps(row) + "\n")
 
     def result(self, one: Break, root: Path = CHECKOUT) -> Result | None:
-        """A break that was caught stays so; one that survived meets tests that have changed."""
+        """A break that was caught stays so, and one that is harmless; another that survived meets tests that
+        have changed."""
         found = self._results.get(one.key)
-        survived_others = found is not None and found.by is None and found.tests != digest(one.tests, root)
-        return None if survived_others else found
+        if found is None or found.by is not None or one.harmless is not None:
+            return found
+        return found if found.tests == digest(one.tests, root) else None
 
     def seconds(self, tree: Tree, test: str) -> float | None:
         """How long a test file takes without a break; None for one that fails then: it would catch all."""
