@@ -28,8 +28,16 @@ MEMORY_KINDS = (
     "temporary",
 )
 
+UNATTRIBUTED = "unattributed"
+"""The kind of memory in a person's own script that no owner could be found for."""
+
 MEASURED_IN_REHEARSAL = "measured in rehearsal"
 MEASURED_ON_GPU = "measured on GPU"
+OWNERS_SEEN = "owners seen on CPU"
+"""The source of figures that add up the tensors whose owners were found: a peak is not known."""
+
+CONFIGURATION, SCRIPT = "configuration", "script"
+"""What a run trains: what a configuration says, or a person's own script as it is."""
 
 
 class Event(msgspec.Struct, tag_field="kind", omit_defaults=True, kw_only=True):
@@ -58,25 +66,29 @@ class RunStarted(Event, tag="run_started"):
     """Written by the supervisor when an attempt begins.
 
     `started` is when the person's command started (Unix seconds); `steps` is None where epochs were asked
-    for.
+    for. Of a person's own script (`source`) nobody knows strategy, steps and global batch beforehand, and
+    `world_size` is what was asked for: a script may start ranks of its own.
     """
 
     run: str
     attempt: int
-    strategy: str
-    options: dict[str, Any]
     world_size: int
     devices: list[DeviceInfo]
-    steps: int | None
-    global_batch: int
     started: float
+    strategy: str | None = None
+    options: dict[str, Any] = msgspec.field(default_factory=dict)
+    steps: int | None = None
+    global_batch: int | None = None
     pace: str = "real"  # real | simulated
+    source: str = CONFIGURATION
 
 
 class RankStarted(Event, tag="rank_started"):
     """A rank is up.
 
     `devices` are the indices of the devices that it drives; the uuids are read from the devices themselves.
+    `world_size`: of the process group that the rank is in, where a script is observed. `stack_signal`: the
+    signal that makes it write all its stacks to logs/rank-<r>.<attempt>.stacks; None where none does.
     """
 
     rank: int
@@ -84,6 +96,8 @@ class RankStarted(Event, tag="rank_started"):
     devices: list[int]
     uuids: list[str | None] = msgspec.field(default_factory=list)
     phase: str = "started"
+    world_size: int | None = None
+    stack_signal: int | None = None
 
 
 class Phase(Event, tag="phase"):
@@ -116,18 +130,22 @@ class Steps(Event, tag="steps"):
     `loss_sum` and `count` are this rank's share of the global batch, or None for a rank that does not report
     loss. The loss of a step is the sum of `loss_sum` over the sum of `count` of all ranks that report.
     `step_s` is the wall time from the end of the step before; `ended` holds Unix times of the ends of the
-    steps.
+    steps. `wait_s` is how much of a step went by in the data loader, and `backwards` how often backward ran
+    in it; both of observed scripts only. There a step that was not sampled has neither loss nor gradient norm
+    nor learning rate (None), and no samples where no loader tells.
     """
 
     rank: int
     first: int
     loss_sum: list[float | None] | None = None
     count: list[float] | None = None
-    lr: list[float] = msgspec.field(default_factory=list)
-    samples: list[int] = msgspec.field(default_factory=list)
+    lr: list[float | None] = msgspec.field(default_factory=list)
+    samples: list[int | None] = msgspec.field(default_factory=list)
     step_s: list[float] = msgspec.field(default_factory=list)
     ended: list[float] = msgspec.field(default_factory=list)
     grad_norm: list[float | None] | None = None
+    wait_s: list[float] | None = None
+    backwards: list[int] | None = None
 
 
 class DeviceMemory(msgspec.Struct, omit_defaults=True):
@@ -275,6 +293,67 @@ class Spans(Event, tag="spans"):
     followed: bool = False
 
 
+class Observed(Event, tag="observed"):
+    """What was seen of a rank of a person's own script, whole each time: the newest of a rank holds.
+
+    `wrapper` is the parallel wrapper in use (DistributedDataParallel, DataParallel,
+    FullyShardedDataParallel, fully_shard), with its own `wrapper_options`. `model` and `optimizer` are
+    "module:Class"; `dataset` too. `other_optimizers` counts steps of optimizers that do not lead, `skipped`
+    the steps that a gradient scaler skipped. `batch` is the samples of one batch of the training loader,
+    `accumulate` how often backward runs in a step. `parts` names what the observer has switched off, and why.
+    """
+
+    rank: int
+    script: str
+    versions: dict[str, str] = msgspec.field(default_factory=dict)
+    wrapper: str | None = None
+    wrapper_options: dict[str, Any] = msgspec.field(default_factory=dict)
+    backend: str | None = None
+    model: str | None = None
+    num_parameters: int | None = None
+    optimizer: str | None = None
+    parameter_groups: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    other_optimizers: dict[str, int] = msgspec.field(default_factory=dict)
+    skipped: int = 0
+    dataset: str | None = None
+    num_samples: int | None = None
+    batch: int | None = None
+    loader_workers: int | None = None
+    accumulate: int | None = None
+    precision: str | None = None
+    libraries: list[str] = msgspec.field(default_factory=list)
+    parts: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class Metrics(Event, tag="metric"):
+    """Values that a script has logged itself, as columns, under the names that it gave them.
+
+    Entry i of `values[name]` belongs to `steps[i]`, in the script's own count of steps (None where it gave
+    none), and was logged at `times[i]` (Unix seconds). A value is None where it was not finite or this entry
+    has none of that name. `through` is whose call it was: rankdeck | transformers | accelerate | lightning |
+    tensorboard | wandb | mlflow. `after` is how many steps the observer had counted by then.
+    """
+
+    rank: int
+    through: str
+    steps: list[int | None]
+    times: list[float]
+    after: list[int]
+    values: dict[str, list[float | None]]
+
+
+class Collectives(Event, tag="collectives"):
+    """Collectives that a script has called itself since the event before, up to `step`: how many of each,
+    the bytes of the tensors that this rank passed, and the seconds that the calls took here.
+    """
+
+    rank: int
+    step: int
+    calls: dict[str, int]
+    num_bytes: dict[str, int]
+    seconds: dict[str, float]
+
+
 class Evaluation(Event, tag="evaluation"):
     """Held-out loss over every held-out sample once; None where no target counts or it is not finite.
 
@@ -349,11 +428,15 @@ class RankEnded(Event, tag="rank_ended"):
 
 
 class RunEnded(Event, tag="run_ended"):
-    """An attempt is over, as the supervisor saw it. `outcome`: completed | failed | stopped."""
+    """An attempt is over, as the supervisor saw it. `outcome`: completed | failed | stopped.
+
+    `script_status`: what a person's own script exited with, as a shell tells it (128 + n for signal n).
+    """
 
     outcome: str
     exit_code: int
     attempt: int
+    script_status: int | None = None
 
 
 AnyEvent = (
@@ -368,6 +451,9 @@ AnyEvent = (
     | Comm
     | Pipeline
     | Spans
+    | Observed
+    | Metrics
+    | Collectives
     | Evaluation
     | ProblemRaised
     | RankFailed

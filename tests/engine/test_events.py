@@ -53,6 +53,13 @@ EXAMPLES: list[events.AnyEvent] = [
     ),
     events.Drained(rank=0, microbatches=2, updates=5),
     events.CheckpointSaved(step=3, num_bytes=10, seconds=0.1, reason="schedule"),
+    events.Observed(rank=0, script="train.py", wrapper="DataParallel", skipped=1, parts={"loss": "off"}),
+    events.Metrics(
+        rank=0, through="wandb", steps=[3, None], times=[1.0, 2.0], after=[3, 4], values={"acc": [0.5, None]}
+    ),
+    events.Collectives(
+        rank=0, step=4, calls={"broadcast": 2}, num_bytes={"broadcast": 16}, seconds={"broadcast": 0.1}
+    ),
     events.Restored(rank=0, step=3),
     events.Evaluation(step=3, loss=0.5, samples=10, seconds=0.1, accuracy=0.9, final=True),
     events.ProblemRaised(problem=Problem("nan", "The loss is not a number.", rank=1)),
@@ -77,6 +84,9 @@ KINDS_ON_DISK = [
     "spans",
     "drained",
     "checkpoint",
+    "observed",
+    "metric",
+    "collectives",
     "restored",
     "evaluation",
     "problem",

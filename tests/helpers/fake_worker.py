@@ -74,7 +74,7 @@ def main() -> None:
     steps = int(os.environ.get("FAKE_STEPS", "1000000"))
     run = RunDir(Path(os.environ["RANKDECK_RUN"]))
     writer = run.writer(f"rank-{rank}", int(os.environ["RANKDECK_ATTEMPT"]))
-    heart = HeartbeatWriter(os.environ["RANKDECK_HEARTBEAT"])
+    heart = HeartbeatWriter(os.environ["RANKDECK_HEARTBEAT"], int(os.environ["RANK"]))
     signal.signal(signal.SIGTERM, signal.SIG_IGN if what == "deaf" else lambda *_: sys.exit(130))
     if what == "breeding":
         breed()

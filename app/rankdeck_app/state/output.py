@@ -98,10 +98,11 @@ def _step_line(event: events.Steps) -> OutputLine | None:
     total = event.loss_sum[-1] if event.loss_sum else None
     if total is not None and event.count and event.count[-1]:
         parts.append(f"loss {total / event.count[-1]:.4f}")
-    if event.lr:
-        parts.append(f"lr {event.lr[-1]:.1e}")
-    if event.samples and event.step_s and event.step_s[-1] > 0:
-        parts.append(f"{event.samples[-1] / event.step_s[-1]:.0f} samples/s")
+    if event.lr and (rate := event.lr[-1]) is not None:
+        parts.append(f"lr {rate:.1e}")
+    samples = event.samples[-1] if event.samples else None
+    if samples is not None and event.step_s and event.step_s[-1] > 0:
+        parts.append(f"{samples / event.step_s[-1]:.0f} samples/s")
     return OutputLine(event.ended[-1] if event.ended else event.t, event.rank, " ".join(parts))
 
 

@@ -1,9 +1,9 @@
 """A rank's ties to its supervisor: heartbeats lie in memory that both share, death comes down.
 
-The supervisor makes a page without a file for each rank, which opens it through the supervisor's own entry in
-/proc: a beat costs the rank no call into the kernel. Beats go into two places in turn, each with its number
-in front and behind: a rank that is killed in the middle of one leaves the one before. Read
-launch/supervisor.py next.
+The supervisor makes one page without a file, with a slot for each rank, which opens it through the
+supervisor's own entry in /proc: a beat costs the rank no call into the kernel. Beats go into the two places
+of a slot in turn, each with its number in front and behind: a rank that is killed in the middle of one leaves
+the one before. observer/ writes the same slots from a person's own script. Read launch/supervisor.py next.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ _PR_SET_PDEATHSIG = 1
 _BEAT = struct.Struct("<qqdd24sq")
 """Its number, step, time, the longest gap so far, phase, its number again."""
 _PLACES = 2
+_SLOT_BYTES = _PLACES * _BEAT.size
 
 
 class Beat(NamedTuple):
@@ -43,9 +44,10 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 class HeartbeatWriter:
-    """The rank's end. Nothing here ever waits or raises."""
+    """The rank's end: slot `rank` of the page. Nothing here ever waits or raises."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, rank: int) -> None:
+        self._slot = rank * _SLOT_BYTES
         self._phases: dict[str, bytes] = {}
         self._number = 0
         self._step = 0
@@ -56,7 +58,8 @@ class HeartbeatWriter:
         except OSError:
             return
         try:
-            self._page = mmap.mmap(handle, _PLACES * _BEAT.size)
+            if os.fstat(handle).st_size >= self._slot + _SLOT_BYTES:
+                self._page = mmap.mmap(handle, 0)
         except (OSError, ValueError):
             pass
         finally:
@@ -73,7 +76,7 @@ class HeartbeatWriter:
         now, number = time.monotonic(), self._number + 1
         if self._step > 0 and now - self._at_s > self._longest_gap_s:
             self._longest_gap_s = now - self._at_s
-        place = number % _PLACES * _BEAT.size
+        place = self._slot + number % _PLACES * _BEAT.size
         _BEAT.pack_into(self._page, place, number, step, now, self._longest_gap_s, name, number)
         self._number, self._step, self._at_s = number, step, now
 
@@ -83,37 +86,52 @@ class HeartbeatWriter:
             self._page = None
 
 
+class HeartbeatPage:
+    """The supervisor's end: a slot for each of `num_ranks` ranks, and a reader of each."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self._handle = os.memfd_create("rankdeck-heartbeats")
+        os.ftruncate(self._handle, num_ranks * _SLOT_BYTES)
+        self._page = mmap.mmap(self._handle, 0)
+        self.readers = [HeartbeatReader(self._page, rank) for rank in range(num_ranks)]
+
+    @property
+    def path(self) -> str:
+        """What a rank opens."""
+        return f"/proc/{os.getpid()}/fd/{self._handle}"
+
+    def close(self) -> None:
+        """What was read last stays."""
+        if self._handle >= 0:
+            for reader in self.readers:
+                reader.close()
+            self._page.close()
+            os.close(self._handle)
+            self._handle = -1
+
+
 class HeartbeatReader:
-    """The supervisor's end for one rank. `last` is None before the first beat.
+    """One rank's slot. `last` is None before the first beat.
 
     `longest_gap_s` is the longest time between two beats of the steps so far: what is normal for this run.
     """
 
-    def __init__(self) -> None:
-        self._handle = os.memfd_create("rankdeck-heartbeat")
-        os.ftruncate(self._handle, _PLACES * _BEAT.size)
-        self._page = mmap.mmap(self._handle, _PLACES * _BEAT.size)
+    def __init__(self, page: mmap.mmap, rank: int) -> None:
+        self._page: mmap.mmap | None = page
+        self._slot = slice(rank * _SLOT_BYTES, (rank + 1) * _SLOT_BYTES)
         self._number = 0
         self.last: Beat | None = None
         self.longest_gap_s = 0.0
 
-    @property
-    def path(self) -> str:
-        """What the rank opens."""
-        return f"/proc/{os.getpid()}/fd/{self._handle}"
-
     def read(self) -> Beat | None:
         """The newest beat."""
-        if self._handle < 0:
+        if self._page is None:
             return self.last
-        for number, step, at_s, longest_gap_s, phase, again in _BEAT.iter_unpack(self._page[:]):
+        for number, step, at_s, longest_gap_s, phase, again in _BEAT.iter_unpack(self._page[self._slot]):
             if number == again and number > self._number:
                 self._number, self.longest_gap_s = number, longest_gap_s
                 self.last = Beat(step, phase.rstrip(b"\0").decode(errors="replace"), at_s)
         return self.last
 
     def close(self) -> None:
-        if self._handle >= 0:
-            self._page.close()
-            os.close(self._handle)
-            self._handle = -1
+        self._page = None

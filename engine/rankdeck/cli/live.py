@@ -92,9 +92,10 @@ class LiveDisplay(Display):
 
 def _title(run: RunDir, fold: Fold) -> Text:
     words = Text(run.name, style="bold", no_wrap=True, overflow="ellipsis")
-    if fold.started is not None:
-        card = STRATEGIES.get(fold.started.strategy)
-        words.append(f"  {card.title if card else fold.started.strategy}", style="cyan")
+    strategy = fold.started.strategy if fold.started is not None else None
+    if strategy is not None:
+        card = STRATEGIES.get(strategy)
+        words.append(f"  {card.title if card else strategy}", style="cyan")
     if fold.source:
         words.append(f"  {fold.source}", style="dim")
     if fold.started is not None and fold.started.pace == "simulated":

@@ -227,7 +227,7 @@ class Supervisor:
             "RANKDECK_RUN": str(self._run.path),
             "RANKDECK_ATTEMPT": str(self._arguments.attempt),
             "RANKDECK_SUPERVISOR_PID": str(os.getpid()),
-            "RANKDECK_HEARTBEAT": self._watch.readers[number].path,
+            "RANKDECK_HEARTBEAT": self._watch.heartbeats,
             rank_start.STACKS: str(self._watch.log(number, "stacks")),
             # gloo listens on the interface that the host's name resolves to; ranks of one host need no other.
             "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),

@@ -14,7 +14,7 @@ from pathlib import Path
 from rankdeck import events
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError, Problem
-from rankdeck.base.heartbeat import Beat, HeartbeatReader
+from rankdeck.base.heartbeat import Beat, HeartbeatPage, HeartbeatReader
 from rankdeck.diagnose.cause import RankEvidence
 from rankdeck.diagnose.exceptions import read_last_lines
 from rankdeck.diagnose.hang import Frame, find_laggard, is_still, parse_stack, suspicion
@@ -44,7 +44,7 @@ class Watch:
         self._timeout_s = timeout_s
         self._raise_problem = raise_problem
         self.ranks: Sequence[RankProcess] = ()
-        self.readers: list[HeartbeatReader] = []
+        self._page: HeartbeatPage | None = None
         self._polled_s = 0.0
         self._suspected: tuple[int, int] | None = None
         self._frames: dict[int, list[Frame]] = {}
@@ -52,14 +52,26 @@ class Watch:
 
     def begin(self, ranks: Sequence[RankProcess]) -> None:
         self.ranks = ranks
-        self.readers = [HeartbeatReader() for _ in ranks]
+        self._page = HeartbeatPage(len(ranks))
+
+    @property
+    def heartbeats(self) -> str:
+        """The page that ranks write their beats to."""
+        assert self._page is not None
+        return self._page.path
+
+    @property
+    def _readers(self) -> list[HeartbeatReader]:
+        return self._page.readers if self._page is not None else []
 
     def log(self, rank: int, kind: str) -> Path:
         """`kind`: out | err | stacks."""
         return self._run.logs_folder / f"rank-{rank}.{self._attempt}.{kind}"
 
     def beats(self) -> dict[int, Beat]:
-        return {rank: beat for rank, reader in enumerate(self.readers) if (beat := reader.read()) is not None}
+        return {
+            rank: beat for rank, reader in enumerate(self._readers) if (beat := reader.read()) is not None
+        }
 
     def poll(self) -> bool:
         """Take heartbeats in; True when a hang has lasted so long that the run has to end."""
@@ -68,7 +80,7 @@ class Watch:
         if now_s - self._polled_s < POLL_S:
             return False
         self._polled_s = now_s
-        if not is_still(beats, now_s, max(reader.longest_gap_s for reader in self.readers)):
+        if not is_still(beats, now_s, max(reader.longest_gap_s for reader in self._readers)):
             return False
         key = min((beat.step, rank) for rank, beat in beats.items())
         if key != self._suspected:

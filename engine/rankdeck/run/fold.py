@@ -219,7 +219,7 @@ class Fold:
 
     def _with_rows(self) -> list[rates.Attempted]:
         return [
-            rates.Attempted(one.table, float(one.started.global_batch) if one.started else np.nan)
+            rates.Attempted(one.table, float((one.started and one.started.global_batch) or np.nan))
             for one in self.attempts.values()
             if len(one.table)
         ]

@@ -61,7 +61,7 @@ def read_info(run: RunDir) -> RunInfo:
         path=run.path,
         title=str(tables.get("name") or run.name),
         outcome=run.outcome(),
-        strategy=begun.strategy if begun else str(use),
+        strategy=(begun.strategy or "") if begun else str(use),
         started=first.started if first else _seconds(run.environment().get("started")),
         ended=end.ended if end else None,
         num_devices=len(begun.devices) if begun else None,

@@ -30,6 +30,7 @@ from rankdeck.rundir.writing import EventWriter
 
 if TYPE_CHECKING:
     from rankdeck.config import RunConfig
+    from rankdeck.config.script import ScriptConfig
 
 OUTCOMES = ("running", "completed", "failed", "stopped", "lost")
 HIDDEN = ".new-"
@@ -118,6 +119,16 @@ class RunDir:
             )
         return load(self.config_file)
 
+    def script(self) -> ScriptConfig | None:
+        """The person's own script that the latest attempt runs; None for a run of a configuration.
+
+        Raises:
+            ConfigError: the file is missing or damaged.
+        """
+        from rankdeck.config import script
+
+        return script.load(self.config_file)
+
     def environment(self) -> dict[str, Any]:
         """Versions, devices, commit, command line of the latest attempt; empty when it cannot be read."""
         try:
@@ -173,7 +184,9 @@ class RunDir:
         return EventWriter(self.events_folder / f"{name}.{attempt}.jsonl")
 
 
-def add_attempt(run: RunDir, config: RunConfig, environment: dict[str, Any]) -> tuple[int, list[Path]]:
+def add_attempt(
+    run: RunDir, config: RunConfig | ScriptConfig, environment: dict[str, Any]
+) -> tuple[int, list[Path]]:
     """The files of the next attempt: its number, and what to remove if it never begins.
 
     Raises:
@@ -203,7 +216,7 @@ def add_attempt(run: RunDir, config: RunConfig, environment: dict[str, Any]) -> 
     return attempt, list(contents)
 
 
-def create(runs: Path, config: RunConfig, environment: dict[str, Any]) -> RunDir:
+def create(runs: Path, config: RunConfig | ScriptConfig, environment: dict[str, Any]) -> RunDir:
     """A new run's directory under a hidden name; the guard gives it its final one once its lock is held.
 
     Raises:

@@ -334,7 +334,7 @@ def _uuid_of(torch: Any, device: Any, info: events.DeviceInfo) -> str:
 
 
 def _heart(place: Place) -> HeartbeatWriter | None:
-    return HeartbeatWriter(place.heartbeat) if place.heartbeat else None
+    return HeartbeatWriter(place.heartbeat, place.rank) if place.heartbeat else None
 
 
 def _device_info(entry: dict[str, Any]) -> events.DeviceInfo:

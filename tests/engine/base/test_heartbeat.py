@@ -10,19 +10,25 @@ from collections.abc import Iterator
 import pytest
 
 from rankdeck.base import heartbeat
-from rankdeck.base.heartbeat import Beat, HeartbeatReader, HeartbeatWriter
+from rankdeck.base.heartbeat import Beat, HeartbeatPage, HeartbeatReader, HeartbeatWriter
 
 
 @pytest.fixture
-def reader() -> Iterator[HeartbeatReader]:
-    made = HeartbeatReader()
+def page() -> Iterator[HeartbeatPage]:
+    made = HeartbeatPage(2)
     yield made
     made.close()
 
 
-def test_the_newest_beat_is_read(reader: HeartbeatReader) -> None:
+@pytest.fixture
+def reader(page: HeartbeatPage) -> HeartbeatReader:
+    """Of rank 1."""
+    return page.readers[1]
+
+
+def test_the_newest_beat_is_read(page: HeartbeatPage, reader: HeartbeatReader) -> None:
     assert reader.read() is None
-    writer = HeartbeatWriter(reader.path)
+    writer = HeartbeatWriter(page.path, 1)
     before_s = time.monotonic()
     for step in range(1, 101):
         writer.beat(step, "step")
@@ -33,8 +39,8 @@ def test_the_newest_beat_is_read(reader: HeartbeatReader) -> None:
     assert reader.read() == beat
 
 
-def test_a_rank_never_waits_for_who_does_not_read(reader: HeartbeatReader) -> None:
-    writer = HeartbeatWriter(reader.path)
+def test_a_rank_never_waits_for_who_does_not_read(page: HeartbeatPage, reader: HeartbeatReader) -> None:
+    writer = HeartbeatWriter(page.path, 1)
     began = time.process_time()
     for step in range(100_000):
         writer.beat(step, "step")
@@ -47,18 +53,18 @@ def test_a_rank_never_waits_for_who_does_not_read(reader: HeartbeatReader) -> No
 
 
 def test_a_reader_that_is_gone_is_no_error() -> None:
-    reader = HeartbeatReader()
-    writer = HeartbeatWriter(reader.path)
-    reader.close()
+    page = HeartbeatPage(2)
+    writer = HeartbeatWriter(page.path, 1)
+    page.close()
     for _ in range(3):
         writer.beat(1, "step")
-    HeartbeatWriter("/nowhere/at/all").beat(1, "step")
+    HeartbeatWriter("/nowhere/at/all", 0).beat(1, "step")
 
 
-def test_a_rank_that_is_killed_leaves_whole_beats(reader: HeartbeatReader) -> None:
+def test_a_rank_that_is_killed_leaves_whole_beats(page: HeartbeatPage, reader: HeartbeatReader) -> None:
     child = os.fork()
     if child == 0:
-        writer = HeartbeatWriter(reader.path)
+        writer = HeartbeatWriter(page.path, 1)
         for step in range(1 << 62):
             writer.beat(step, "forever")
     deadline_s = time.monotonic() + 5
@@ -69,25 +75,27 @@ def test_a_rank_that_is_killed_leaves_whole_beats(reader: HeartbeatReader) -> No
     assert isinstance(reader.read(), Beat) and reader.last is not None and reader.last.phase == "forever"
 
 
-def test_a_beat_that_is_half_written_leaves_the_one_before(reader: HeartbeatReader) -> None:
-    writer = HeartbeatWriter(reader.path)
+def test_a_beat_that_is_half_written_leaves_the_one_before(
+    page: HeartbeatPage, reader: HeartbeatReader
+) -> None:
+    writer = HeartbeatWriter(page.path, 1)
     for step in (1, 2, 3):
         writer.beat(step, "step")
-    with open(reader.path, "r+b") as page:  # the third lies where the first lay
-        page.seek(heartbeat._BEAT.size)
-        page.write((5).to_bytes(8, "little"))
+    with open(page.path, "r+b") as file:  # the third lies where the first lay
+        file.seek(heartbeat._SLOT_BYTES + heartbeat._BEAT.size)
+        file.write((5).to_bytes(8, "little"))
     assert reader.read() == reader.last and reader.last is not None and reader.last.step == 2
 
 
-def test_long_phases_are_cut_between_characters(reader: HeartbeatReader) -> None:
-    writer = HeartbeatWriter(reader.path)
+def test_long_phases_are_cut_between_characters(page: HeartbeatPage, reader: HeartbeatReader) -> None:
+    writer = HeartbeatWriter(page.path, 1)
     writer.beat(1, "é" * 30)
     assert reader.read() is not None and reader.last is not None and reader.last.phase == "é" * 12
     writer.close()
 
 
-def test_the_longest_gap_is_of_the_steps_only(reader: HeartbeatReader) -> None:
-    writer = HeartbeatWriter(reader.path)
+def test_the_longest_gap_is_of_the_steps_only(page: HeartbeatPage, reader: HeartbeatReader) -> None:
+    writer = HeartbeatWriter(page.path, 1)
     writer.beat(0, "loading data")
     time.sleep(0.05)
     writer.beat(1, "step")
@@ -95,3 +103,9 @@ def test_the_longest_gap_is_of_the_steps_only(reader: HeartbeatReader) -> None:
     reader.read()
     assert reader.longest_gap_s < 0.04
     writer.close()
+
+
+def test_ranks_have_slots_of_their_own_and_none_beyond_the_page(page: HeartbeatPage) -> None:
+    for rank in (0, 1, 2):
+        HeartbeatWriter(page.path, rank).beat(10 + rank, "step")
+    assert [reader.read() and reader.last and reader.last.step for reader in page.readers] == [10, 11]

@@ -1,0 +1,109 @@
+"""A person's own script as a run keeps it: the `[script]` table of its config.toml.
+
+    name = "train.py"
+    [script]
+    run = "train.py"
+    args = ["--lr", "0.1"]
+    folder = "/home/me/project"
+    python = "/home/me/project/.venv/bin/python"
+    ranks = 2
+
+Everything that is needed to run it again, and nothing of what it does: that is seen while it runs. Read
+interpreters.py for how `python` is found.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomlkit
+from pydantic import Field, ValidationError
+
+from rankdeck.base import files
+from rankdeck.base.errors import ConfigError
+from rankdeck.config.devices import DeviceSelection, parse_devices
+from rankdeck.config.schema import Count, Table
+
+OBSERVE = ("none", "light", "full")
+
+
+class ScriptTable(Table):
+    """What is started, how often, and how it is watched."""
+
+    run: str
+    """The file, module or program, as it was typed."""
+    kind: Literal["file", "module", "program"] = "file"
+    """python FILE, python -m MODULE, or a PROGRAM as it is (--no-python)."""
+    args: list[str] = Field(default_factory=list)
+    folder: str
+    """Where it was started (absolute)."""
+    python: str
+    """The interpreter's path, as it is started: a link of an environment stays one."""
+    python_source: str = ""
+    """Where the interpreter was found, in words."""
+    ranks: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Processes that are started, as torchrun's --nproc-per-node."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Variables that were given for this run alone."""
+    observe: Literal["none", "light", "full"] = "light"
+    max_restarts: Count = 0
+    master_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """A free one where it is not given."""
+    log_folder: str | None = None
+    """Where a copy of each rank's output goes as well (torchrun's --log-dir)."""
+
+
+class ScriptConfig(Table):
+    """A run of a person's own script, whole and validated."""
+
+    name: str
+    script: ScriptTable
+    devices: str | None = None
+    """As typed; None where the environment decides (CUDA_VISIBLE_DEVICES, or every GPU)."""
+
+    @property
+    def selection(self) -> DeviceSelection | None:
+        return None if self.devices is None else parse_devices(self.devices)
+
+    @property
+    def script_file(self) -> Path | None:
+        """The script's file (absolute); None for a module or a program."""
+        return Path(self.script.folder, self.script.run) if self.script.kind == "file" else None
+
+    def command(self) -> list[str]:
+        """What each rank executes, as torchrun starts it."""
+        table = self.script
+        if table.kind == "program":
+            return [table.run, *table.args]
+        return [table.python, "-u", *(["-m"] if table.kind == "module" else []), table.run, *table.args]
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.model_dump(exclude_none=True)
+
+    def to_toml(self) -> str:
+        return tomlkit.dumps(self.to_dict())
+
+
+def load(path: Path) -> ScriptConfig | None:
+    """The script that a run's config.toml keeps; None where it is a configuration.
+
+    Raises:
+        ConfigError: the file cannot be read, or is no longer what was written.
+    """
+    try:
+        tables = tomllib.loads(files.read_text(path))
+    except OSError as error:
+        reason = error.strerror or "it is no regular file"
+        raise ConfigError(f"{path} cannot be read: {reason}.", code="unreadable", path=str(path)) from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is not TOML: {error}.", code="toml", path=str(path)) from None
+    if "script" not in tables:
+        return None
+    try:
+        return ScriptConfig.model_validate(tables)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"{path}: {place}: {first['msg']}.", code="wrong-type", path=str(path)) from None
