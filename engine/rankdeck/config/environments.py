@@ -86,7 +86,7 @@ def describe(python: Path, environ: Mapping[str, str]) -> Interpreter:
         version = settings.get("version") or _three(settings.get("version_info"))
         folders = _venv_folders(python, prefix, settings, _minor(version, prefix), environ)
     elif (prefix / "conda-meta").is_dir():
-        kind, name = "conda", prefix.name if prefix.parent.name == "envs" else "base"
+        kind, name = "conda", "base" if (prefix / "condabin").is_dir() else prefix.name
         version = _conda_version(prefix)
         folders = _site_folders(prefix, _minor(version, prefix))
     else:

@@ -9,8 +9,8 @@
     ranks = 2
 
 `rankdeck run --entry small` runs it; the app lists and keeps entries here. A person's comments and order
-stay when it is written. Whoever runs what a folder's file names runs the folder's code: the app asks for trust
-first.
+stay when it is written. Whoever runs what a folder's file names runs the folder's code: the app asks for
+trust first.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Which Python runs a person's script: found by looking, without starting one.
 
 In this order: --python, the folder's rankdeck.toml, the active environment (VIRTUAL_ENV or CONDA_PREFIX,
-unless it is Rankdeck's own), .venv, Rankdeck's own. People keep the app in one environment and their project in
-another. Read environments.py for what is said about an interpreter, and folder_file.py for rankdeck.toml.
+unless it is Rankdeck's own), .venv, Rankdeck's own. People keep the app in one environment and their project
+in another. Read environments.py for what is said about an interpreter, and folder_file.py for rankdeck.toml.
 """
 
 from __future__ import annotations
