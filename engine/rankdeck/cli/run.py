@@ -38,9 +38,7 @@ class Observe(enum.StrEnum):
 def run(
     words: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="SCRIPT [ARGS]...", help="The script, and what is its own.", show_default=False
-        ),
+        typer.Argument(metavar="SCRIPT [ARGS]", help="The script, and what is its own.", show_default=False),
     ] = None,
     nproc_per_node: Annotated[
         str | None,
@@ -99,7 +97,7 @@ def run(
         list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="A variable for the script.")
     ] = None,
     entry: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Run [scripts.NAME] of this folder's rankdeck.toml.")
+        str | None, typer.Option(metavar="NAME", help=r"Run \[scripts.NAME] of this folder's rankdeck.toml.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="What the run is called.")] = None,
     runs: Annotated[

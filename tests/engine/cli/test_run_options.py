@@ -178,7 +178,11 @@ def test_the_file_beside_a_script_elsewhere_counts_too(project: Path, tmp_path: 
         (["--master_addr=10.0.0.1"], "does not take --master-addr 10.0.0.1", "several hosts"),
         (["-r", "3"], "does not take -r 3", "run's logs"),
         (["--run-path"], "does not take --run-path", "Leave it out"),
-        (["--nproc-per-nod", "2"], "No such option: --nproc-per-nod", "Did you mean --nproc, --nproc-per-node?"),
+        (
+            ["--nproc-per-nod", "2"],
+            "No such option: --nproc-per-nod",
+            "Did you mean --nproc, --nproc-per-node",
+        ),
         (["--device", "cpu:2"], "No such option: --device", "Did you mean --detach, --devices"),
         (["--observe", "lite"], "'lite' is not one of", "rankdeck run --help"),
     ],
