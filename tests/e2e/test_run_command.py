@@ -1,4 +1,4 @@
-"""`rankdeck run` as python would be: the same bytes, stdin, signals and exit status, on pipes and on a terminal.
+"""`rankdeck run` is as python would be: bytes, stdin, signals and exit status, on pipes and on a terminal.
 
 The scripts need the standard library alone; what ranks of torch do is test_scripts.py's.
 """
@@ -222,7 +222,8 @@ def _state(pid: int) -> str:
 
 
 def test_three_times_ctrl_c_ends_a_script_that_takes_no_notice(project: Path) -> None:
-    text = "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(60)\n"
+    text = "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+    text += "print('up', flush=True)\ntime.sleep(60)\n"
     with Terminal([*RANKDECK, script(project, text)], cwd=project) as terminal:
         terminal.wait_for(rb"up\r\n")
         terminal.wait_until(lambda: not terminal.modes()[3] & termios.ICANON)
