@@ -93,13 +93,14 @@ def _given_to_trainer(script: Script) -> tuple[Source, ast.expr] | None:
 
 @dataclass
 class DataFinding:
-    """The data set and how the training loader reads it. None is unknown."""
+    """The data set and how the training loader, where one `is_found`, reads it. None is unknown."""
 
     use: Finding
     shuffles: bool | None = None
     drops_last: bool | None = None
     batch: int | None = None
     workers: int | None = None
+    is_found: bool = True
 
 
 def find_data(script: Script, dataset: str | None) -> DataFinding:
@@ -107,17 +108,12 @@ def find_data(script: Script, dataset: str | None) -> DataFinding:
     loader = _training_loader(script)
     if loader is None:
         seen = f", a {dataset.rpartition(':')[2]}," if dataset else ""
-        return DataFinding(
-            Finding(
-                notes=[
-                    f"No DataLoader was found in the text. Put the training data{seen} into a function of a "
-                    "file that",
-                    'trains nothing when it is imported, and name it here: "file.py:data". It returns a data '
-                    "set whose",
-                    "samples are (inputs, targets), or a pair (training set, held-out set).",
-                ]
-            )
-        )
+        notes = [
+            f"No DataLoader was found in the text. Put the training data{seen} into a function of a file that",
+            'trains nothing when it is imported, and name it here: "file.py:data". It returns a data set whose',
+            "samples are (inputs, targets), or a pair of them: (training set, held-out set).",
+        ]
+        return DataFinding(Finding(notes=notes), is_found=False)
     source, call = loader
     given = argument(call, "dataset", 0)
     use = Finding() if given is None else _data_set(script, origin_of(source, given))
