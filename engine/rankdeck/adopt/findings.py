@@ -109,9 +109,9 @@ def find_data(script: Script, dataset: str | None) -> DataFinding:
     if loader is None:
         seen = f", a {dataset.rpartition(':')[2]}," if dataset else ""
         notes = [
-            f"No DataLoader was found in the text. Put the training data{seen} into a function of a file that",
-            'trains nothing when it is imported, and name it here: "file.py:data". It returns a data set whose',
-            "samples are (inputs, targets), or a pair of them: (training set, held-out set).",
+            f"No DataLoader was found in the text. Put the training data{seen} into a function of a",
+            'file that trains nothing when it is imported, and name it here: "file.py:data". It returns a',
+            "data set whose samples are (inputs, targets), or a pair of them: (training set, held-out set).",
         ]
         return DataFinding(Finding(notes=notes), is_found=False)
     source, call = loader
