@@ -115,7 +115,7 @@ def model_rows(draft: Draft) -> tuple[list[FormRow], list[FormRow]]:
         *_args(schedule, SCHEDULES, _use(draft, schedule, "constant")),
         *_named(TrainConfig, "train", "epochs", "accumulate", "seed", "clip_norm", "evaluate_every"),
         *_named(TrainConfig, "train", "activation_checkpointing", "allow_tf32"),
-        *_named(DataConfig, "data", "last", "workers", "pin_memory", "longest"),
+        *_named(DataConfig, "data", "order", "last", "workers", "pin_memory", "longest"),
         *_named(RehearsalConfig, "rehearsal", "capacity"),
         *_named(LaunchConfig, "launch", "timeout_s"),
     ]

@@ -15,7 +15,7 @@ import typer
 
 from rankdeck import __version__
 from rankdeck.base.errors import Problem, RankdeckError
-from rankdeck.cli import attach, catalogue, console, devices, plan, results, resume, train
+from rankdeck.cli import adopt, attach, catalogue, console, devices, plan, results, resume, train
 from rankdeck.cli import run as script_run
 from rankdeck.cli.torchrun import ScriptCommand, split
 
@@ -41,6 +41,7 @@ for _group, _commands in {
         results.runs,
         results.show,
         results.export,
+        adopt.adopt,
     ),
     "Before a run": (plan.plan,),
     "What there is": (devices.devices, catalogue.strategies, catalogue.presets, catalogue.validate),

@@ -24,6 +24,8 @@ CARDS: dict[Place, tuple[str, Mapping[str, CatalogCard]]] = {
     ("train", "schedule"): ("schedule", SCHEDULES),
     ("strategy",): ("strategy", STRATEGIES),
 }
+FILL_IN = "?"
+"""What a configuration has in the place of a value that only the person knows."""
 OWN_CODE = {("model",), ("data",), ("loss",), ("train", "optimizer")}
 
 
@@ -76,6 +78,22 @@ class ProblemReport:
         else:
             wrong, right = _words(kind, item)
             self.add("wrong-value", place, f"{dotted} = {_shown(item['input'])} {wrong}.", right)
+
+
+def fill_ins_told(report: ProblemReport, tables: dict[str, Any], place: Place = ()) -> dict[str, Any]:
+    """The tables without what is still to be filled in, which is told."""
+    filled = {}
+    for key, value in tables.items():
+        if isinstance(value, dict):
+            filled[key] = fill_ins_told(report, value, (*place, key))
+        elif value != FILL_IN:
+            filled[key] = value
+        else:
+            here = (*place, key)
+            message = f"{'.'.join(here)} is still to be filled in."
+            advice = f'Write what belongs there instead of "{FILL_IN}"; comments near it may say more.'
+            report.add("fill-in", here, message, advice)
+    return filled
 
 
 def _shown(value: Any) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from rankdeck.base.errors import ConfigError, Problem, did_you_mean, one_of
-from rankdeck.config.checks import CARDS, ProblemReport, choice, find_card
+from rankdeck.config.checks import CARDS, ProblemReport, choice, fill_ins_told, find_card
 from rankdeck.config.rules import TABLE_RULES, check_together
 from rankdeck.config.schema import Choice, RunConfig
 from rankdeck.config.toml_lines import Place, key_lines
@@ -103,6 +103,8 @@ def from_dict(
         ConfigError: every problem at once.
     """
     report = ProblemReport(lines or {}, problems or [])
+    filled = fill_ins_told(report, tables)
+    is_filled_in, tables = filled == tables, filled
     raw_folder = tables.get("folder")
     base = Path(raw_folder) if isinstance(raw_folder, str) else folder
     values: dict[str, Any] = {"folder": str(base.resolve())}
@@ -124,7 +126,7 @@ def from_dict(
     for section in _SECTIONS:
         values[section] = _section(report, section, tables.get(section, {}))
     values["strategy"] = choice(report, ("strategy",), tables.get("strategy", {}), "single")
-    if all(values[key] is not None for key in ("train", "strategy", "devices")):
+    if is_filled_in and all(values[key] is not None for key in ("train", "strategy", "devices")):
         check_together(report, values)
     if report.problems:
         problems = sorted(report.problems, key=lambda problem: problem.line or 0)

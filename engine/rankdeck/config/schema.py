@@ -56,6 +56,8 @@ class DataConfig(Table):
     """DataLoader workers per rank."""
     pin_memory: bool = True
     """Page-locked batches, on GPUs."""
+    order: Literal["shuffled", "given"] = "shuffled"
+    """Another order in each epoch, by train.seed, or always that of the data set."""
     last: Literal["drop", "keep"] = "drop"
     """The samples behind the last whole step of an epoch: left out, or a shorter step of their own."""
     longest: AtLeastOne | None = None

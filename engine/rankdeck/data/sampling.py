@@ -1,6 +1,7 @@
 """Who gets which sample, when: the same samples per step for every number of ranks.
 
-One permutation per epoch follows from (seed, epoch). Step t of an epoch takes its slice of global_batch
+One permutation per epoch follows from (seed, epoch); with data.order = "given" it is the data set's own order
+in every epoch. Step t of an epoch takes its slice of global_batch
 samples, cut into `accumulate` parts, each part cut among the data ranks:
 
     permutation   |------- step 0 -------|------- step 1 -------| ... tail
@@ -79,7 +80,7 @@ def own_share(num: int, part: int, accumulate: int, shard_index: int, shard_coun
 class StepBatches:
     """The batch sampler of training: one list of this rank's samples for every (step, part), steps in order
     from `start_step`. With `keep_last` an epoch's last step may be shorter; a rank without a share of it gets
-    one sample, as padding.
+    one sample, as padding. `in_order`: samples come as the data set has them, in every epoch.
 
     Raises: DataError when the data cannot fill one step. ConfigError when global_batch does not divide.
     """
@@ -96,6 +97,7 @@ class StepBatches:
         steps: int,
         start_step: int = 0,
         keep_last: bool = False,
+        in_order: bool = False,
     ) -> None:
         assert 0 <= shard_index < shard_count and 0 <= start_step <= steps
         if num_samples < global_batch:
@@ -114,6 +116,7 @@ class StepBatches:
         self.epochs, self.accumulate = Epochs(num_samples, global_batch, keep_last), accumulate
         self.shard_index, self.shard_count = shard_index, shard_count
         self.seed, self.steps, self.start_step = seed, steps, start_step
+        self.in_order = in_order
 
     def __len__(self) -> int:
         return (self.steps - self.start_step) * self.accumulate
@@ -135,11 +138,15 @@ class StepBatches:
         for step in range(self.start_step, self.steps):
             epoch, index = divmod(step, steps_per_epoch)
             if epoch != ordered_epoch:
-                order, ordered_epoch = epoch_order(epochs.num_samples, self.seed, epoch), epoch
+                order, ordered_epoch = self._order(epoch), epoch
             first, num = index * epochs.global_batch, epochs.samples_of(step)
             for part in range(accumulate):
                 own = whole[part] if num == epochs.global_batch else self._own(num, part)
                 yield epoch, order[first + own.start : first + own.stop] if own else order[-1:]
+
+    def _order(self, epoch: int) -> Tensor:
+        num_samples = self.epochs.num_samples
+        return torch.arange(num_samples) if self.in_order else epoch_order(num_samples, self.seed, epoch)
 
     def _own(self, num: int, part: int) -> range:
         return own_share(num, part, self.accumulate, self.shard_index, self.shard_count)

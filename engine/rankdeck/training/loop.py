@@ -261,6 +261,7 @@ class Trainer:
             steps=workload.steps,
             start_step=after_step,
             keep_last=data.last == "keep",
+            in_order=data.order == "given",
         )
         return build_loader(
             workload.train, sampler, workers=data.workers, pin_memory=data.pin_memory, tell=tell

@@ -53,16 +53,18 @@ def build_model(target: str, args: Mapping[str, Any], folder: Path) -> nn.Module
 
 
 def build_data(target: str, args: Mapping[str, Any], folder: Path) -> tuple[SampleSet, SampleSet | None]:
-    """The (train, heldout or None) that `factory(**args)` returns.
+    """The (train, heldout or None) that `factory(**args)` returns; one data set alone is the first of them.
 
     Raises: DataError when it is not found, raises, or returns something else.
     """
     pair = _call(target, args, folder, "data", DataError)
+    if _is_one_data_set(pair):
+        pair = (pair, None)
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise DataError(
             f"data.use = {target!r} returned {_kind(pair)}, not a pair (train, heldout).",
             path="data.use",
-            advice="Return two data sets, or (train, None) where nothing is held out.",
+            advice="Return a data set, or two of them: (train, heldout).",
         )
     train, heldout = pair
     _check_samples(train, f"data.use = {target!r}: train")
@@ -260,9 +262,17 @@ def _similar(place: str, folder: Path) -> str | None:
     return f'Did you mean "{close[0][:-3].replace("/", ".")}"?'
 
 
+def _is_one_data_set(returned: object) -> bool:
+    collections = (tuple, list, Mapping, str)
+    return not isinstance(returned, collections) and not _missing_of_samples(returned)
+
+
+def _missing_of_samples(dataset: object) -> list[str]:
+    return [name for name in ("__len__", "__getitem__") if not hasattr(dataset, name)]
+
+
 def _check_samples(dataset: object, what: str) -> None:
-    missing = [name for name in ("__len__", "__getitem__") if not hasattr(dataset, name)]
-    if missing:
+    if missing := _missing_of_samples(dataset):
         raise DataError(
             f"{what} is {_kind(dataset)} without {' and '.join(missing)}.",
             path="data.use",

@@ -254,3 +254,26 @@ def test_a_batch_divides_over_devices_and_accumulation_or_says_what_would() -> N
     (found,) = batch_problems(config.train, config.strategy, 4)
     assert found.advice == "Use 24 or 36."
     assert batch_problems(config.train, config_of("").strategy, 4)[0].advice == "Use 30 or 33."
+
+
+def test_what_is_still_to_be_filled_in_is_told_with_its_line_and_nothing_else_is() -> None:
+    text = """\
+    [model]
+    use = "?"
+    args = { width = "?" }
+
+    [train]
+    global_batch = "?"
+
+    [strategy]
+    use = "ddp"
+
+    [devices]
+    use = "cpu:3"
+    """
+    found = [(item.code, item.path, item.line) for item in problems_of(text)]
+    assert found == [
+        ("fill-in", "model.use", 2),
+        ("fill-in", "model.args.width", 3),
+        ("fill-in", "train.global_batch", 6),
+    ]

@@ -45,6 +45,14 @@ def test_an_epoch_sees_each_sample_at_most_once_and_drops_its_tail() -> None:
     assert second == epoch_order(30, seed=3, epoch=1)[:24].tolist()
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_in_order_every_epoch_is_as_the_data_set_has_it(num_ranks: int) -> None:
+    steps = steps_of(num_ranks, in_order=True, steps=4)
+    assert steps == [[*range(12)], [*range(12, 24)]] * 2
+    (late,) = numbers(StepBatches(30, 12, seed=3, steps=4, start_step=3, in_order=True))
+    assert late == steps[3]
+
+
 @pytest.mark.parametrize("keep_last", [False, True])
 def test_a_late_start_continues_where_an_early_one_would_be(keep_last: bool) -> None:
     late = StepBatches(30, 12, accumulate=2, seed=3, steps=7, start_step=5, keep_last=keep_last)

@@ -1,0 +1,213 @@
+"""A run of a script as the text of a configuration, and what is left to fill in.
+
+    seen (events) + source (text)  ->  findings  ->  entries of tables  ->  TOML
+
+Read naming.py for what can be named, findings.py for how it is found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankdeck.adopt import findings, options, seen
+from rankdeck.adopt.arguments import Values
+from rankdeck.adopt.losses import find_loss
+from rankdeck.adopt.naming import Finding, Namer
+from rankdeck.adopt.seen import Seen
+from rankdeck.adopt.source import Source
+from rankdeck.adopt.writing import Entry, toml_of
+from rankdeck.base.errors import ConfigError, Problem
+from rankdeck.config import from_text
+from rankdeck.config.catalog import STRATEGIES
+from rankdeck.config.checks import FILL_IN
+from rankdeck.config.script import ScriptConfig
+from rankdeck.rundir import RunDir
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """A configuration's text. `problems` is what it still lacks, as `rankdeck validate` would say it."""
+
+    text: str
+    problems: list[Problem]
+
+
+def adopt(run: RunDir, folder: Path) -> Adopted:
+    """The configuration of what the run was seen to do, for a file that will lie in `folder`.
+
+    Raises:
+        NotAdoptableError: no configuration can do the same, or too little was seen.
+        ConfigError: the run's files, or the script itself, cannot be read.
+    """
+    what = seen.read(run)
+    script = _read_script(run, what.script, folder)
+    text = toml_of(_head(run, what), what.script.name.removesuffix(".py"), _tables(what, script))
+    try:
+        from_text(text, folder=folder)
+    except ConfigError as error:
+        return Adopted(text, error.problems)
+    return Adopted(text, [])
+
+
+def default_file(run: RunDir, folder: Path) -> Path:
+    """train.toml for a run of train.py.
+
+    Raises:
+        NotAdoptableError: it is no run of a script.
+    """
+    script = seen.script_of(run)
+    stem = script.script.run.rpartition(".")[2] if script.script.kind == "module" else script.script.run
+    return folder / f"{Path(stem).stem}.toml"
+
+
+def _read_script(run: RunDir, config: ScriptConfig, folder: Path) -> findings.Script:
+    """The script's file and those beside it that it imports."""
+    file = _script_file(config)
+    source = None if file is None else Source.read(file, file.parent)
+    if file is not None and source is None:
+        raise ConfigError(
+            f"{file}, the script of {run.name}, cannot be read any more.", code="unreadable", path=str(file)
+        )
+    if source is None:
+        raise seen.NotAdoptableError(
+            f"{run.name} runs {config.script.run}, whose Python file is not known.",
+            advice="Name the script itself: rankdeck run path/to/script.py",
+        )
+    modules = {dotted.rpartition(".")[0] or dotted for dotted in source.imports.values()}
+    beside = [other for module in sorted(modules) if (other := source.beside(module)) is not None]
+    namer = Namer(Values(source, config.script.args), folder)
+    return findings.Script([source, *beside], namer)
+
+
+def _script_file(config: ScriptConfig) -> Path | None:
+    """The script's Python file; None for a program that is none."""
+    table = config.script
+    if table.kind == "module":
+        stem = Path(table.folder, *table.run.split("."))
+        return stem / "__main__.py" if stem.is_dir() else stem.with_suffix(".py")
+    file = Path(table.folder, table.run)
+    return file if table.kind == "file" or file.suffix == ".py" else None
+
+
+def _head(run: RunDir, what: Seen) -> list[str]:
+    words = [
+        f"What {what.script.script.run} did in the run {run.name}: {what.steps} steps were seen.",
+        "",
+        "Values come from that run and from the script's text, which was read and not executed.",
+        f'What neither tells is "{FILL_IN}": rankdeck validate says what is left.',
+    ]
+    return [*words, "The script's own interpreter was", f"    {what.script.script.python}"]
+
+
+def _tables(what: Seen, script: findings.Script) -> dict[str, list[Entry]]:
+    lead = what.lead
+    data = findings.find_data(script, lead.dataset)
+    loss, is_divided = find_loss(script)
+    strategy = options.strategy(what)
+    card = STRATEGIES[strategy.value]
+    sync = next(script.calls("convert_sync_batchnorm"), None)
+    if sync is not None and "sync_batchnorm" in card.options.model_fields:
+        strategy.args["sync_batchnorm"] = True
+    model = findings.find_model(script, _class(lead.optimizer), _class(lead.model))
+    return {
+        "model": _named(model),
+        "data": [*_named(data.use), *_reading(what, data)],
+        "loss": [_entry("use", loss)],
+        "train": _train(what, script, data, is_divided),
+        "strategy": [
+            _entry("use", strategy),
+            *(Entry(key, value) for key, value in strategy.args.items()),
+        ],
+        "devices": [_entry("use", options.devices(what, card.one_process))],
+    }
+
+
+def _class(name: str | None) -> str:
+    return (name or "").rpartition(":")[2]
+
+
+def _named(found: Finding) -> list[Entry]:
+    return [_entry("use", found), *([Entry("args", found.args)] if found.args else [])]
+
+
+def _entry(key: str, found: Finding) -> Entry:
+    return Entry(key, found.value, found.notes)
+
+
+def _reading(what: Seen, data: findings.DataFinding) -> list[Entry]:
+    """How the loader reads: order, the end of an epoch, workers."""
+    entries = []
+    if data.shuffles is False:
+        entries.append(Entry("order", "given", ["The loader does not shuffle."]))
+    elif data.shuffles:
+        note = "The script shuffles too, by another generator: the order is other, and so is each loss."
+        entries.append(Entry("order", "shuffled", [note]))
+    else:
+        note = "A sampler of the script's own decides on the order: \"given\" is the data set's own."
+        entries.append(Entry("order", FILL_IN, [note]))
+    samples, batch = what.lead.num_samples, _global_batch(what, data)
+    if data.drops_last is False and samples and batch and samples % batch:
+        note = f"{samples} samples are no multiple of {batch}: the loader's last batch is shorter."
+        entries.append(Entry("last", "keep", [note]))
+    workers = what.lead.loader_workers or data.workers
+    if workers:
+        entries.append(Entry("workers", workers))
+    return entries
+
+
+def _global_batch(what: Seen, data: findings.DataFinding) -> int | None:
+    """Samples of one step of all ranks together."""
+    batch = what.batch or data.batch
+    return None if batch is None else batch * what.world_size * what.accumulate
+
+
+def _train(what: Seen, script: findings.Script, data: findings.DataFinding, is_divided: bool) -> list[Entry]:
+    batch, parts = _global_batch(what, data), what.accumulate
+    factors = f"{what.batch or data.batch} samples"
+    factors += f" x {what.world_size} ranks" if what.world_size > 1 else ""
+    factors += f" x {parts} backwards in a step" if parts > 1 else ""
+    sums = (
+        f"The script goes backward {parts} times in a step and does not divide its loss: its gradients are",
+        f"sums, {parts} times as large as here, where they are means over the global batch.",
+    )
+    seed = findings.find_seed(script)
+    optimizer = options.optimizer(what, _own_class(what, script))
+    optimizer_table = {"use": optimizer.value, **optimizer.args}
+    entries = [
+        Entry("steps", what.steps, ["As many as were seen."]),
+        Entry(
+            "global_batch",
+            FILL_IN if batch is None else batch,
+            [f"{factors}." if batch else "No loader told."],
+        ),
+    ]
+    if parts > 1:
+        entries.append(Entry("accumulate", parts, [] if is_divided else list(sums)))
+    if seed is None:
+        entries.append(Entry("seed", None, ["The script sets no seed that its text tells."]))
+    else:
+        note = "The model is made right after seeding: draws of the script in between give other weights."
+        entries.append(Entry("seed", seed.value, [*seed.notes, note]))
+    entries += [
+        _entry("precision", options.precision(what)),
+        Entry("optimizer", optimizer_table, optimizer.notes),
+    ]
+    rate = options.schedule(what)
+    if rate.value is not None:
+        table = rate.value if rate.value == FILL_IN else {"use": rate.value, **rate.args}
+        entries.append(Entry("schedule", table, rate.notes))
+    if (clip := findings.find_clip_norm(script)) is not None:
+        entries.append(_entry("clip_norm", clip))
+    if (compiled := findings.find_compile(script)) is not None:
+        entries.append(Entry("compile", None, compiled.notes))
+    return entries
+
+
+def _own_class(what: Seen, script: findings.Script) -> str | None:
+    """The optimizer's class where the person wrote it themselves."""
+    module, _, name = (what.lead.optimizer or "").rpartition(":")
+    for source in script.sources:
+        if name in source.definitions and source.trains_at_import is None:
+            return f"{script.namer.file(source.path)}:{name}"
+    return f"{module}:{name}" if module and module != "__main__" else None

@@ -1,0 +1,234 @@
+"""Which calls of a script make its model, its data and its loss, found from what it trains with.
+
+    model    what the optimizer is given the parameters of
+    data     what the training loader is given
+    loss     what backward is called on
+
+Seed, clipping and the loader's order are literals beside them. Read tracing.py and naming.py first.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rankdeck.adopt.arguments import UNKNOWN
+from rankdeck.adopt.naming import Finding, Namer
+from rankdeck.adopt.source import Source
+from rankdeck.adopt.tracing import Origin, origin_of
+from rankdeck.config.checks import FILL_IN
+
+_SEEDS = ("manual_seed", "seed_everything", "set_seed")
+_HELD_OUT = ("val", "valid", "validation", "test", "eval", "heldout", "dev")
+
+
+@dataclass(frozen=True)
+class Script:
+    """The script's own file first, then the files beside it that it imports."""
+
+    sources: list[Source]
+    namer: Namer
+
+    def calls(self, *ends: str) -> Iterator[tuple[Source, ast.Call]]:
+        for source in self.sources:
+            for call in source.calls(*ends):
+                yield source, call
+
+    def value(self, source: Source, node: ast.expr | None) -> Any:
+        return UNKNOWN if node is None else self.namer.values.of(source, node)
+
+
+def argument(call: ast.Call, name: str, at: int | None = None) -> ast.expr | None:
+    """An argument of a call, by name or by place."""
+    for keyword in call.keywords:
+        if keyword.arg == name:
+            return keyword.value
+    return call.args[at] if at is not None and at < len(call.args) else None
+
+
+# The model.
+
+
+def find_model(script: Script, optimizer: str, model: str) -> Finding:
+    """What makes the model; `optimizer` and `model` are the classes' names as they were seen."""
+    owner = _owner_of_parameters(script, optimizer) or _given_to_trainer(script)
+    if owner is not None:
+        origin = origin_of(*owner)
+        if isinstance(origin.node, ast.Call):
+            return script.namer.named(origin, "build_model")
+    for source, call in script.calls(model):
+        return script.namer.named(Origin(source, call), "build_model")
+    return Finding(
+        notes=[
+            f"The script trains a {model}; where it makes it was not found.",
+            'Name a function that returns the model: "file.py:build_model".',
+        ]
+    )
+
+
+def _owner_of_parameters(script: Script, optimizer: str) -> tuple[Source, ast.expr] | None:
+    """x of the `x.parameters()` that the optimizer is made with; the optimizer's class goes first."""
+    calls = [*script.calls(optimizer), *script.calls()]
+    for source, call in calls:
+        for given in [*call.args, *(keyword.value for keyword in call.keywords)]:
+            for node in ast.walk(origin_of(source, given).node):
+                named = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+                if named and node.func.attr in ("parameters", "named_parameters"):  # type: ignore[attr-defined]
+                    return source, node.func.value  # type: ignore[attr-defined]
+    return None
+
+
+def _given_to_trainer(script: Script) -> tuple[Source, ast.expr] | None:
+    for source, call in script.calls("Trainer", "SFTTrainer"):
+        model = argument(call, "model", 0)
+        if model is not None:
+            return source, model
+    return None
+
+
+# The data.
+
+
+@dataclass
+class DataFinding:
+    """The data set and how the training loader, where one `is_found`, reads it. None is unknown."""
+
+    use: Finding
+    shuffles: bool | None = None
+    drops_last: bool | None = None
+    batch: int | None = None
+    workers: int | None = None
+    is_found: bool = True
+
+
+def find_data(script: Script, dataset: str | None) -> DataFinding:
+    """What makes the training data; `dataset` is its class as it was seen."""
+    loader = _training_loader(script)
+    if loader is None:
+        seen = f", a {dataset.rpartition(':')[2]}," if dataset else ""
+        notes = [
+            f"No DataLoader was found in the text. Put the training data{seen} into a function of a",
+            'file that trains nothing when it is imported, and name it here: "file.py:data". It returns a',
+            "data set whose samples are (inputs, targets), or a pair of them: (training set, held-out set).",
+        ]
+        return DataFinding(Finding(notes=notes), is_found=False)
+    source, call = loader
+    given = argument(call, "dataset", 0)
+    use = Finding() if given is None else _data_set(script, origin_of(source, given))
+    collate = argument(call, "collate_fn")
+    if collate is not None:
+        use.notes.append(
+            f"The loader's collate_fn ({ast.unparse(collate)}) is not taken over: let the data set have a"
+        )
+        use.notes.append("read_batch(indices) that returns a whole batch, where default_collate does not do.")
+    return DataFinding(
+        use,
+        _shuffles(script, source, call),
+        _flag(script.value(source, argument(call, "drop_last", 8)), default=False),
+        _whole(script.value(source, argument(call, "batch_size", 1))),
+        _whole(script.value(source, argument(call, "num_workers"))),
+    )
+
+
+def _training_loader(script: Script) -> tuple[Source, ast.Call] | None:
+    loaders = list(script.calls("DataLoader"))
+    return min(loaders, key=lambda loader: _is_held_out(script, *loader), default=None)
+
+
+def _is_held_out(script: Script, source: Source, call: ast.Call) -> int:
+    """0 for a loader of training data by its names, 2 for one of held-out data, 1 for any other."""
+    given = argument(call, "dataset", 0)
+    words = "" if given is None else ast.unparse(given).lower()
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Assign) and any(inner is call for inner in ast.walk(node.value)):
+            words += " " + " ".join(ast.unparse(target).lower() for target in node.targets)
+    if "train" in words:
+        return 0
+    return 2 if any(word in words for word in _HELD_OUT) else 1
+
+
+def _data_set(script: Script, origin: Origin) -> Finding:
+    """The call that makes the data set, as far as it returns one, or a pair that begins with it."""
+    call = origin.node
+    if isinstance(call, ast.Call):
+        dotted = origin.source.dotted(call.func) or ""
+        defined = origin.source.definition_of(dotted)
+        lengths = _returned_lengths(defined[1]) if defined is not None else set()
+        is_pair = origin.index == 0 and lengths == {2}
+        if is_pair or (origin.index is None and not lengths):
+            found = script.namer.named(Origin(origin.source, call), "data")
+            if is_pair and found.value != FILL_IN:
+                found.notes.append("The second entry of what it returns is taken for the held-out set.")
+            return found
+    return script.namer.by_hand(origin, "data")
+
+
+def _returned_lengths(definition: ast.AST) -> set[int]:
+    """How long the tuples are that a function returns; empty where it returns none."""
+    if isinstance(definition, ast.ClassDef):
+        return set()
+    returns = [node.value for node in ast.walk(definition) if isinstance(node, ast.Return)]
+    return {len(value.elts) for value in returns if isinstance(value, ast.Tuple)}
+
+
+def _shuffles(script: Script, source: Source, call: ast.Call) -> bool | None:
+    """Whether the loader, or its sampler, shuffles; None where another sampler decides."""
+    sampler = argument(call, "sampler", 3)
+    if sampler is not None and script.value(source, sampler) is not None:
+        made = origin_of(source, sampler)
+        if isinstance(made.node, ast.IfExp):
+            made = origin_of(made.source, made.node.body)
+        if not isinstance(made.node, ast.Call):
+            return None
+        kind = (made.source.dotted(made.node.func) or "").rpartition(".")[2]
+        if kind == "DistributedSampler":
+            return _flag(script.value(made.source, argument(made.node, "shuffle", 3)), default=True)
+        return {"SequentialSampler": False, "RandomSampler": True}.get(kind)
+    if argument(call, "batch_sampler", 4) is not None:
+        return None
+    shuffle = argument(call, "shuffle", 2)
+    return False if shuffle is None else _flag(script.value(source, shuffle), default=None)
+
+
+def _flag(value: Any, default: bool | None) -> bool | None:
+    return value if isinstance(value, bool) else default
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+# Literals beside them.
+
+
+def find_seed(script: Script) -> Finding | None:
+    """The first seed of torch's that the text tells."""
+    for source, call in script.calls(*_SEEDS):
+        if (source.dotted(call.func) or "").startswith("()"):
+            continue  # of a generator of its own
+        value = _whole(script.value(source, argument(call, "seed", 0)))
+        if value is not None and value >= 0:
+            return Finding(value, notes=[f"{source.place(call)}."])
+    return None
+
+
+def find_clip_norm(script: Script) -> Finding | None:
+    """The largest norm that gradients are clipped to."""
+    for source, call in script.calls("clip_grad_norm_", "clip_grad_norm"):
+        node = argument(call, "max_norm", 1)
+        value = script.value(source, node)
+        if isinstance(value, int | float) and value > 0:
+            return Finding(float(value), notes=[f"{source.place(call)}."])
+        if node is not None:
+            return Finding(notes=[f"{source.place(call)} clips to {ast.unparse(node)}."])
+    return None
+
+
+def find_compile(script: Script) -> Finding | None:
+    """Where the script compiles its model."""
+    for source, call in script.calls("compile"):
+        if source.dotted(call.func) == "torch.compile":
+            return Finding(notes=[f"{source.place(call)} compiles: add compile = true for the same."])
+    return None

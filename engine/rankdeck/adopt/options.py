@@ -1,0 +1,198 @@
+"""What was seen of a script in a configuration's words: devices, strategy, optimizer, rate, precision.
+
+Each function gives a `Finding`: the value, and in its notes what was seen that the value does not say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rankdeck.adopt.naming import Finding, is_plain
+from rankdeck.adopt.seen import NotAdoptableError, Seen
+from rankdeck.config.catalog import OPTIMIZERS, SCHEDULES, STRATEGIES, CatalogCard, option_fields
+
+_STRATEGIES = {
+    "DistributedDataParallel": "ddp",
+    "DataParallel": "dp",
+    "FullyShardedDataParallel": "fsdp",
+    "FSDPModule": "fsdp",
+    "fully_shard": "fsdp",
+}
+_DDP_OPTIONS = {
+    "bucket_cap_mb": "bucket_mb",
+    "find_unused_parameters": "find_unused_parameters",
+    "static_graph": "static_graph",
+    "gradient_as_bucket_view": "gradient_as_bucket_view",
+}
+_PRECISIONS = {
+    "float32": "fp32",
+    "float": "fp32",
+    "float64": "fp64",
+    "double": "fp64",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+}
+# Of a parameter group: what is no option, and how a step is computed rather than what it computes.
+_NO_OPTIONS = {
+    "params",
+    "num_parameters",
+    "initial_lr",
+    "foreach",
+    "fused",
+    "capturable",
+    "differentiable",
+    "decoupled_weight_decay",
+}
+_NEUTRAL = (None, False, 0, 0.0)
+_CLOSE = 0.02
+"""How far a schedule's rate may be from what was seen, as a share of the largest."""
+
+
+def strategy(seen: Seen) -> Finding:
+    """The strategy of the wrapper, with its options.
+
+    Raises:
+        NotAdoptableError: the wrapper is none that a strategy is like.
+    """
+    lead = seen.lead
+    if lead.wrapper is None:
+        return Finding("single", notes=["One rank, and no parallel wrapper."])
+    name = lead.wrapper.rpartition(".")[2].rpartition(":")[2]
+    use = _STRATEGIES.get(name)
+    if use is None:
+        raise NotAdoptableError(
+            f"The model is wrapped in {lead.wrapper}, which no strategy is like.",
+            advice="There are strategies like DataParallel, DistributedDataParallel and fully_shard.",
+        )
+    found = Finding(use, notes=[f"The script wraps its model in {name}."])
+    options = lead.wrapper_options
+    if use == "ddp":
+        given = {ours: options.get(theirs) for theirs, ours in _DDP_OPTIONS.items()}
+        found.args = STRATEGIES["ddp"].changed({name: value for name, value in given.items() if value})
+    elif use == "fsdp":
+        _take_sharding(found, options)
+    return found
+
+
+def _take_sharding(found: Finding, options: Mapping[str, Any]) -> None:
+    kind = str(options.get("sharding_strategy", ""))
+    if "NO_SHARD" in kind:
+        found.value = "ddp"
+        found.notes.append("Its sharding_strategy is NO_SHARD: every rank holds all weights, as under ddp.")
+    elif "SHARD_GRAD_OP" in kind or options.get("reshard_after_forward") is False:
+        found.args = {"reshard": False}
+    elif "HYBRID" in kind:
+        found.notes.append(
+            'Its sharding_strategy is hybrid: for the same, strategy.use = "hybrid" with data and shard.'
+        )
+
+
+def devices(seen: Seen, one_process: bool) -> Finding:
+    """The devices that ranks drove, as a person names them."""
+    typed = seen.script.devices
+    if typed is not None and not typed.startswith("cpu"):
+        return Finding(typed)
+    gpus = [info for info in seen.devices() if info.kind == "gpu"]
+    if not gpus:
+        return Finding(f"cpu:{1 if one_process else seen.world_size}")
+    names = ", ".join(info.name for info in gpus)
+    return Finding("gpu:" + ",".join(info.uuid or str(info.index) for info in gpus), notes=[f"{names}."])
+
+
+def precision(seen: Seen) -> Finding:
+    """What the model computed in."""
+    told = seen.lead.precision
+    if told is None:
+        return Finding(None)
+    word = told.rpartition(".")[2].lower()
+    known = word if word in _PRECISIONS.values() else _PRECISIONS.get(word)
+    return Finding(known) if known else Finding(notes=[f"The script computes in {told}."])
+
+
+def optimizer(seen: Seen, own_class: str | None) -> Finding:
+    """The optimizer with its options. `own_class` names a class of the person's own for a configuration."""
+    lead = seen.lead
+    module, _, name = (lead.optimizer or "").rpartition(":")
+    groups = [_options_of(group) for group in lead.parameter_groups] or [{}]
+    options = dict(groups[0])
+    rate = _first_rate(seen)
+    if rate is not None:
+        options["lr"] = rate
+    card = OPTIMIZERS.get(name.lower()) if module.partition(".")[0] == "torch" else None
+    notes = [f"{name}, as it stepped."]
+    others = [key for key in groups[0] if any(group.get(key) != groups[0][key] for group in groups[1:])]
+    if others:
+        notes.append(
+            f"It has {len(groups)} groups of parameters that differ in {', '.join(others)}; these are the "
+            "first one's, here for all."
+        )
+    if card is not None and all(key in card.options.model_fields for key in options):
+        return Finding(card.name, _not_default(card, options), notes)
+    if module.partition(".")[0] == "torch":
+        return Finding(f"torch.optim:{name}", options, notes)
+    if own_class is None:
+        return Finding(args=options, notes=[*notes, 'Name its class: "file.py:Class".'])
+    return Finding(own_class, options, notes)
+
+
+def _options_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a parameter group is an option and says something."""
+    return {
+        key: value
+        for key, value in group.items()
+        if key not in _NO_OPTIONS and is_plain(value) and (key == "lr" or value not in _NEUTRAL)
+    }
+
+
+def _not_default(card: CatalogCard, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The rate always, the rest where it is not the card's own; a 0 that the card has not as default too."""
+    told = {}
+    for item in option_fields(card.options):
+        default = list(item.default) if isinstance(item.default, tuple) else item.default
+        value = options.get(item.name, 0.0 if item.name == "weight_decay" else default)
+        if item.name == "lr" or value != default:
+            told[item.name] = value
+    return told
+
+
+def _first_rate(seen: Seen) -> float | None:
+    """The rate that schedules start from."""
+    groups = seen.lead.parameter_groups
+    initial = groups[0].get("initial_lr") if groups else None
+    if isinstance(initial, int | float):
+        return float(initial)
+    known = seen.rates.get(seen.lead.rank)
+    return float(known[0][1]) if known else None
+
+
+def schedule(seen: Seen) -> Finding:
+    """The catalogue's schedule that the rates follow; FILL_IN where none does."""
+    known = seen.rates.get(seen.lead.rank, [])
+    top = max((rate for _, rate in known), default=0.0)
+    if top <= 0 or all(rate == known[0][1] for _, rate in known):
+        return Finding(None)
+    best, distance = None, _CLOSE
+    base = _first_rate(seen) or top
+    for name, options in _candidates(known):
+        factor = SCHEDULES[name].load()(seen.steps, **options)
+        furthest = max(abs(base * factor(step - 1) - rate) for step, rate in known) / top
+        if furthest < distance:
+            best, distance = Finding(name, options), furthest
+    (first, start), (last, end) = known[0], known[-1]
+    words = f"The rate went from {start:.4g} in step {first} to {end:.4g} in step {last}."
+    if best is None:
+        return Finding(notes=[words, f"Schedules: {', '.join(SCHEDULES)}."])
+    best.notes = [f"{words} This differs from it by at most {distance * 100:.2f} % of the largest."]
+    return best
+
+
+def _candidates(known: list[tuple[int, float]]) -> list[tuple[str, dict[str, Any]]]:
+    """Schedules that may have made such rates: the warm-up ends where they are largest."""
+    peak = max(known, key=lambda point: point[1])[0]
+    warmups = [{}] if peak == known[0][0] else [{}, {"warmup": peak}, {"warmup": peak - 1}]
+    named = [(name, dict(warmup)) for name in ("constant", "cosine", "linear") for warmup in warmups]
+    final = float(f"{known[-1][1] / max(rate for _, rate in known):.6g}")
+    ends = [(name, {**warmup, "final": final}) for name, warmup in named if name != "constant"]
+    return [*named, ("one-cycle", {}), *ends]

@@ -1,0 +1,170 @@
+"""What the events of a run tell of a person's own script, and whether a configuration can say the same.
+
+Of several ranks the lowest that steps speaks for all; of several attempts the newest that stepped.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from rankdeck import events
+from rankdeck.base.errors import RankdeckError
+from rankdeck.config.script import ScriptConfig
+from rankdeck.rundir import EventReader, RunDir, attempt_of
+
+
+class NotAdoptableError(RankdeckError):
+    """No configuration can do what the script did, or too little of it was seen."""
+
+    code = "not-adoptable"
+    exit_code = 2
+
+
+@dataclass
+class Seen:
+    """One attempt of a run, as its ranks saw it. `rates` is (step, learning rate) of the steps that tell."""
+
+    script: ScriptConfig
+    started: events.RunStarted | None = None
+    observed: dict[int, events.Observed] = field(default_factory=dict)
+    ranks: dict[int, events.RankStarted] = field(default_factory=dict)
+    num_steps: dict[int, int] = field(default_factory=dict)
+    rates: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
+    samples: Counter[int] = field(default_factory=Counter)
+    backwards: Counter[int] = field(default_factory=Counter)
+    collectives: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def lead(self) -> events.Observed:
+        """What the lowest rank that stepped said last."""
+        return self.observed[min(self.observed)]
+
+    @property
+    def steps(self) -> int:
+        return self.num_steps.get(self.lead.rank, 0)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that train together."""
+        told = [rank.world_size for rank in self.ranks.values() if rank.world_size]
+        return max([*told, len(self.observed), 1])
+
+    @property
+    def accumulate(self) -> int:
+        """Backwards in a step, as most steps have them."""
+        counted = self.backwards.most_common(1)
+        return self.lead.accumulate or (counted[0][0] if counted else 0) or 1
+
+    @property
+    def batch(self) -> int | None:
+        """Samples of one batch of one rank; None where no loader told."""
+        if self.lead.batch:
+            return self.lead.batch
+        most = self.samples.most_common(1)
+        return most[0][0] // self.accumulate or None if most else None
+
+    def devices(self) -> list[events.DeviceInfo]:
+        """The devices that ranks drove, in the order of the run."""
+        known = {info.index: info for info in (self.started.devices if self.started else [])}
+        driven = {index for rank in self.ranks.values() for index in rank.devices}
+        return [info for index, info in sorted(known.items()) if index in driven] or list(known.values())
+
+    def _take(self, event: events.AnyEvent) -> None:
+        match event:
+            case events.RunStarted():
+                self.started = event
+            case events.RankStarted():
+                self.ranks[event.rank] = event
+            case events.Observed():
+                self.observed[event.rank] = event
+            case events.Collectives():
+                self.collectives.update(event.calls)
+            case events.Steps():
+                last = event.first + len(event.ended) - 1
+                self.num_steps[event.rank] = max(last, self.num_steps.get(event.rank, 0))
+                known = self.rates.setdefault(event.rank, [])
+                known += [(event.first + at, rate) for at, rate in enumerate(event.lr) if rate is not None]
+                self.samples.update(count for count in event.samples if count)
+                self.backwards.update(count for count in event.backwards or [] if count)
+
+
+def script_of(run: RunDir) -> ScriptConfig:
+    """What the run's config.toml says of its script.
+
+    Raises:
+        NotAdoptableError: it is a run of a configuration.
+        ConfigError: the file cannot be read.
+    """
+    script = run.script()
+    if script is None:
+        raise NotAdoptableError(
+            f"{run.name} is a run of a configuration already.",
+            advice=f"It is {run.config_file}: copy it and change it.",
+        )
+    return script
+
+
+def read(run: RunDir) -> Seen:
+    """What was seen of the run.
+
+    Raises:
+        NotAdoptableError: it is no run of a script, or no configuration can do what the script did.
+        ConfigError: the run's own files cannot be read.
+    """
+    script = script_of(run)
+    attempts: dict[int, Seen] = {}
+    reader = EventReader(run)
+    more = True
+    while more:
+        more = False
+        for name, chunk in reader.batches():
+            more = True
+            seen = attempts.setdefault(attempt_of(name), Seen(script))
+            for event in chunk:
+                seen._take(event)
+    stepped = [seen for _, seen in sorted(attempts.items()) if seen.observed and any(seen.num_steps.values())]
+    if not stepped:
+        raise _nothing_seen(run, script)
+    seen = stepped[-1]
+    _check(run, seen)
+    return seen
+
+
+def _nothing_seen(run: RunDir, script: ScriptConfig) -> NotAdoptableError:
+    if script.script.observe == "none":
+        return NotAdoptableError(
+            f"{run.name} was not observed (--observe=none), so that nothing is known of its training.",
+            advice=f"Run it once more without that: rankdeck run {script.script.run}",
+        )
+    return NotAdoptableError(
+        f"No optimizer step was seen in {run.name}, so that there is nothing to adopt.",
+        advice="Run the script until it trains. An optimizer that is no torch.optim.Optimizer is not seen.",
+    )
+
+
+def _check(run: RunDir, seen: Seen) -> None:
+    """Raises: NotAdoptableError where one step of a configuration is not what a step of the script is."""
+    lead = seen.lead
+    leading = (lead.optimizer or "").rpartition(":")[2]
+    others = {name.rpartition(":")[2]: steps for name, steps in lead.other_optimizers.items() if steps}
+    if others:
+        words = ", ".join(f"{name} ({steps} steps)" for name, steps in others.items())
+        raise NotAdoptableError(
+            f"{run.name} steps several optimizers in turn: {leading} ({seen.steps} steps), {words}.",
+            advice="A configuration trains one model with one optimizer. Keep this one a script: "
+            f"rankdeck run {seen.script.script.run}",
+        )
+    if leading == "LBFGS":
+        raise NotAdoptableError(
+            f"{run.name} is trained by LBFGS, which runs the model several times within one step.",
+            advice="A configuration takes optimizers whose step needs one backward: sgd, adam, adamw.",
+        )
+    if seen.world_size > 1 and lead.wrapper is None:
+        own = [name for name in seen.collectives if name != "barrier"]
+        how = f"by collectives of its own ({', '.join(sorted(own))})" if own else "in a way that was not seen"
+        raise NotAdoptableError(
+            f"{run.name} has {seen.world_size} ranks without a parallel wrapper: they meet {how}.",
+            advice="Wrap the model in DistributedDataParallel, FullyShardedDataParallel or fully_shard, run "
+            "it again and adopt that run.",
+        )

@@ -1,0 +1,188 @@
+"""A script's text as a tree, read and never executed: its names, its imports, what an import of it would run.
+
+Files beside the script that it imports are read in the same way. Read tracing.py next.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from rankdeck.base import files
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Scope = Function | ast.Module
+Definition = Function | ast.ClassDef
+
+_TRAINS = {"backward", "step", "fit", "train", "launch"}
+_HARMLESS = (
+    ast.Import,
+    ast.ImportFrom,
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.ClassDef,
+    ast.Assign,
+    ast.AnnAssign,
+    ast.AugAssign,
+    ast.Pass,
+    ast.Assert,
+)
+
+
+@dataclass
+class Source:
+    """One file. `folder` is where its imports are looked for."""
+
+    path: Path
+    text: str
+    tree: ast.Module
+    folder: Path
+    _beside: dict[str, Source | None] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path, folder: Path) -> Source | None:
+        """The file; None where it cannot be read or is no Python."""
+        try:
+            text = files.read_text(path)
+            return cls(path, text, ast.parse(text), folder)
+        except (OSError, ValueError, SyntaxError, RecursionError):
+            return None
+
+    def __hash__(self) -> int:
+        return hash(self.path)
+
+    def place(self, node: ast.AST) -> str:
+        """'train.py, line 12'."""
+        return f"{self.path.name}, line {getattr(node, 'lineno', 1)}"
+
+    @cached_property
+    def definitions(self) -> dict[str, Definition]:
+        """Functions and classes at the top level."""
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        return {node.name: node for node in self.tree.body if isinstance(node, kinds)}
+
+    @cached_property
+    def imports(self) -> dict[str, str]:
+        """Local name -> dotted name, of every import in the file."""
+        found = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    name = alias.asname or alias.name.partition(".")[0]
+                    found[name] = alias.name if alias.asname else name
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found.update(
+                    {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+                )
+        return found
+
+    @cached_property
+    def _scopes(self) -> dict[int, Scope]:
+        """The innermost function of each node, by identity."""
+        found: dict[int, Scope] = {}
+
+        def enter(node: ast.AST, scope: Scope) -> None:
+            for child in ast.iter_child_nodes(node):
+                found[id(child)] = scope
+                is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+                enter(child, child if is_function else scope)  # type: ignore[arg-type]
+
+        enter(self.tree, self.tree)
+        return found
+
+    def scope_of(self, node: ast.AST) -> Scope:
+        return self._scopes.get(id(node), self.tree)
+
+    def calls(self, *ends: str) -> Iterator[ast.Call]:
+        """Calls of functions whose dotted name ends with one of the words, in the order of the text."""
+        found = (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
+        for call in sorted(found, key=lambda call: (call.lineno, call.col_offset)):
+            if not ends or (self.dotted(call.func) or "").rpartition(".")[2] in ends:
+                yield call
+
+    def dotted(self, node: ast.AST) -> str | None:
+        """'torch.nn.CrossEntropyLoss' for nn.CrossEntropyLoss; the words as they stand for what is no
+        import. None for what is no name."""
+        parts = []
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        if not isinstance(node, ast.Name):
+            return f"().{'.'.join(reversed(parts))}" if parts else None
+        return ".".join([self.imports.get(node.id, node.id), *reversed(parts)])
+
+    def beside(self, module: str) -> Source | None:
+        """The file of a module in the script's own folder; None for one that is installed."""
+        if module not in self._beside:
+            stem = self.folder.joinpath(*module.split("."))
+            candidates = (stem.with_suffix(".py"), stem / "__init__.py")
+            file = next((path for path in candidates if files.is_regular(path)), None)
+            self._beside[module] = Source.read(file, self.folder) if file is not None else None
+        return self._beside[module]
+
+    def definition_of(self, dotted: str) -> tuple[Source, Definition] | None:
+        """Where a dotted name is defined, in this file or in one beside it."""
+        module, _, name = dotted.rpartition(".")
+        source = self.beside(module) if module else self
+        if source is None or name not in source.definitions:
+            return None
+        return source, source.definitions[name]
+
+    @cached_property
+    def trains_at_import(self) -> ast.stmt | None:
+        """The first statement that an import would run and that may train; None where an import is safe."""
+        return next(filter(self._may_train, self.tree.body), None)
+
+    def _may_train(self, statement: ast.stmt) -> bool:
+        if isinstance(statement, ast.If):
+            if _is_main_guard(statement):
+                return False
+            return any(map(self._may_train, [*statement.body, *statement.orelse]))
+        if isinstance(statement, ast.Try):
+            handlers = [line for handler in statement.handlers for line in handler.body]
+            return any(map(self._may_train, [*statement.body, *handlers, *statement.orelse]))
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            return False
+        if isinstance(statement, ast.Expr):
+            return not isinstance(statement.value, ast.Constant) and self._calls_training(statement)
+        return not isinstance(statement, _HARMLESS) or self._calls_training(statement)
+
+    def _calls_training(self, statement: ast.stmt) -> bool:
+        """Whether it calls a function of this file that trains, or does so itself."""
+        for call in (node for node in ast.walk(statement) if isinstance(node, ast.Call)):
+            name = self.dotted(call.func) or ""
+            if name.rpartition(".")[2] in _TRAINS | {"init_process_group", "parse_args"} and "." in name:
+                return True
+            if isinstance(self.definitions.get(name), ast.FunctionDef) and self._trains(name, set()):
+                return True
+        return False
+
+    def _trains(self, name: str, seen: set[str]) -> bool:
+        """Whether a function of this file steps, or calls one that does."""
+        seen.add(name)
+        for call in (node for node in ast.walk(self.definitions[name]) if isinstance(node, ast.Call)):
+            called = self.dotted(call.func) or ""
+            if called.rpartition(".")[2] in _TRAINS and "." in called:
+                return True
+            known = isinstance(self.definitions.get(called), ast.FunctionDef)
+            if known and called not in seen and self._trains(called, seen):
+                return True
+        return False
+
+
+def _is_main_guard(statement: ast.If) -> bool:
+    """`if __name__ == "__main__":`."""
+    test = statement.test
+    return (
+        isinstance(test, ast.Compare)
+        and any(
+            isinstance(side, ast.Name) and side.id == "__name__" for side in [test.left, *test.comparators]
+        )
+        and any(
+            isinstance(side, ast.Constant) and side.value == "__main__"
+            for side in [test.left, *test.comparators]
+        )
+    )
