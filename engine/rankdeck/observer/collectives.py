@@ -14,9 +14,10 @@ import functools
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
 
     from .session import Session
@@ -76,7 +77,7 @@ class Calls:
                 told[1] = (told[1] or 0) + num_bytes
 
     def take(self) -> dict[str, dict[str, Any]] | None:
-        """The fields of an event, None where nothing was called; bytes are left out where they are unknown."""
+        """The fields of an event, None where nothing was called; bytes where they are known."""
         with self._lock:
             told, self._told = self._told, {}
         if not told:
@@ -115,9 +116,9 @@ def install(torch: ModuleType, session: Session) -> None:
 
 def let_compile(table: ModuleType, session: Session) -> None:
     """Have torch.compile treat each wrapper as the function inside: `table` is where it looks them up."""
-    remaps = getattr(table, "traceable_collective_remaps", None)
+    remaps = getattr(table, "traceable_collective_remaps", {})
     distributed = sys.modules.get("torch.distributed")
-    for name in _WHAT_IS_PASSED if remaps is not None else ():
+    for name in _WHAT_IS_PASSED:
         wrapper = getattr(distributed, name, None)
         inside = getattr(wrapper, "_rankdeck_inside", None)
         if inside is not None and inside in remaps:
@@ -145,6 +146,10 @@ def _counted(
         began = clock()
         try:
             return original(*args, **kwargs)
+        except BaseException as error:
+            # A traceback shows what it would show alone.
+            error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+            raise
         finally:
             seconds = clock() - began
             try:

@@ -5,17 +5,19 @@ installed (own_name.py). It asks for the observer of its process, which has one 
 where there is none, nothing happens.
 """
 
+from __future__ import annotations
+
 import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any, Optional
+    from typing import Any
 
 _OBSERVER = "_rankdeck_observer"
 
 
-def log(values: "Optional[Mapping[str, Any]]" = None, /, *, step: "Optional[int]" = None, **named: "Any") -> None:
+def log(values: Mapping[str, Any] | None = None, /, *, step: int | None = None, **named: Any) -> None:
     """Tell values of this moment, as in `log(loss=0.5, accuracy=0.9)` or `log({"train/loss": 0.5})`.
 
     They become curves of the run under these names. Numbers and tensors of one element are kept, other

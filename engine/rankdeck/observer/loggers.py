@@ -9,11 +9,13 @@ only of the process that logs them (rank 0 where a library says so). Read metric
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any
 
+from .parts import LIGHTNING, both_names
 from .told import PART, book_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
 
     from .session import Session
@@ -34,6 +36,10 @@ def _wrap(session: Session, owner: Any, name: str, through: str, pick: Pick, **h
         outermost = book.enter()
         try:
             out = original(*args, **kwargs)
+        except BaseException as error:
+            # A traceback shows what it would show alone.
+            error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+            raise
         finally:
             book.leave()
         if outermost and not off:
@@ -145,20 +151,8 @@ _LIGHTNING_LOGGERS = {
     "pytorch.loggers.comet": "CometLogger",
     "pytorch.loggers.neptune": "NeptuneLogger",
 }
-_CONNECTOR = "trainer.connectors.logger_connector.logger_connector"
-
-
-def _lightning_modules() -> dict[str, str]:
-    """Every module of Lightning that is watched, by both names it may have, and what it is in the tables."""
-    found = {}
-    for name in (*_LIGHTNING_LOGGERS, f"pytorch.{_CONNECTOR}", "fabric.fabric"):
-        room, _, rest = name.partition(".")
-        alone = {"pytorch": "pytorch_lightning", "fabric": "lightning_fabric"}[room]
-        found[f"lightning.{name}"] = found[f"{alone}.{rest}"] = name
-    return found
-
-
-_OF_LIGHTNING = _lightning_modules()
+_CONNECTOR, _FABRIC = "logger_connector", "fabric.fabric"
+_OF_LIGHTNING = {name: known for known in LIGHTNING for name in both_names(known)}
 
 
 def install(module: ModuleType, session: Session) -> None:
@@ -175,7 +169,7 @@ def install(module: ModuleType, session: Session) -> None:
     known = _OF_LIGHTNING[name]
     if known.endswith(_CONNECTOR):
         _wrap(session, module._LoggerConnector, "log_metrics", "lightning", _lightning)
-    elif known == "fabric.fabric":
+    elif known == _FABRIC:
         _wrap(session, module.Fabric, "log_dict", "lightning", _fabric)
     else:
         logger = getattr(module, _LIGHTNING_LOGGERS[known])

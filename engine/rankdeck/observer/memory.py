@@ -1,4 +1,4 @@
-"""Memory of a rank by its owners: parameters, gradients, buffers and optimizer state are added up as they lie.
+"""Memory of a rank by its owners: parameters, gradients, buffers and optimizer state are added up.
 
 The owners are the optimizers that have stepped and the modules that were wrapped, all held weakly; nobody
 searches for more. On GPUs torch's allocator says how much there is in all, and what no owner was found for
@@ -28,6 +28,7 @@ SHARE = 0.02
 """Of the time, at most, that walks take."""
 PAUSE_S = 1.0
 _DEEPEST = 4
+
 
 class MemoryOfOwners:
     """Reads a rank's memory now and then. `device` is where a rank without a GPU keeps its tensors."""
@@ -157,7 +158,7 @@ def owned_bytes(
 
 
 def _states(optimizer: Any) -> Iterable[Any]:
-    state = getattr(optimizer, "state", None)
+    state: Any = getattr(optimizer, "state", {})
     return list(state.values()) if hasattr(state, "values") else ()
 
 

@@ -12,10 +12,10 @@ import math
 import numbers
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 MOST_ROWS = 10_000
 """Rows that wait for a rank's file: a process that never becomes one keeps no more than these, the last."""
@@ -27,7 +27,9 @@ class Row:
 
     __slots__ = ("after", "at_s", "step", "through", "values")
 
-    def __init__(self, through: str, step: int | None, at_s: float, after: int, values: dict[str, Any]) -> None:
+    def __init__(
+        self, through: str, step: int | None, at_s: float, after: int, values: dict[str, Any]
+    ) -> None:
         self.through = through
         self.step = step
         self.at_s = at_s
@@ -51,7 +53,9 @@ class MetricsBook:
     def __init__(self, steps_so_far: Callable[[], int]) -> None:
         self._steps_so_far = steps_so_far
         self._calls = threading.local()
-        self.forget()
+        self._lock = threading.Lock()
+        self._rows: list[Row] = []
+        self._last: dict[str, Row] = {}
 
     def enter(self) -> bool:
         """A logger's call begins: whether it is the outermost of this thread. `leave` ends it."""
@@ -63,7 +67,13 @@ class MetricsBook:
         self._calls.depth -= 1
 
     def add(
-        self, through: str, values: Mapping[Any, Any], step: object = None, *, between: str = "/", once: bool = False
+        self,
+        through: str,
+        values: Mapping[Any, Any],
+        step: object = None,
+        *,
+        between: str = "/",
+        once: bool = False,
     ) -> None:
         """Keep the numbers among `values`; those of nested ones are called outer + `between` + inner.
 
@@ -87,7 +97,7 @@ class MetricsBook:
                 del self._rows[0]
 
     def take(self) -> list[dict[str, Any]]:
-        """The fields of one event for each logger, in the order of their first rows; the book is then empty."""
+        """The fields of one event for each logger; the book is then empty."""
         with self._lock:
             rows, self._rows = self._rows, []
         by_logger: dict[str, list[Row]] = {}
@@ -98,8 +108,7 @@ class MetricsBook:
     def forget(self) -> None:
         """Start empty: a forked child tells nothing of what its parent has logged, and its lock is new."""
         self._lock = threading.Lock()
-        self._rows: list[Row] = []
-        self._last: dict[str, Row] = {}
+        self._rows, self._last = [], {}
 
 
 def _columns(through: str, rows: list[Row]) -> dict[str, Any]:
@@ -176,4 +185,3 @@ def _whole(step: Any) -> int | None:
 def _covers(known: dict[str, Any], values: dict[str, Any]) -> bool:
     """Whether all of these were known; of what has yet to be read that is not said."""
     return all(isinstance(value, float) and known.get(name) == value for name, value in values.items())
-

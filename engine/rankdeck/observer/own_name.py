@@ -17,10 +17,9 @@ class _Finder:
     """Finds that one module, and loads it."""
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        if name != _NAME:
-            return None
         # The class of every spec: importlib.machinery would cost each Python of a run some milliseconds.
-        return type(sys.__spec__)(name, self, origin=__file__)
+        make: Any = type(sys.__spec__)
+        return make(name, self, origin=__file__) if name == _NAME else None
 
     def create_module(self, spec: "Any") -> None:
         """As usual."""
