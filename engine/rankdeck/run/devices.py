@@ -204,7 +204,7 @@ class DeviceFigures:
 
     @property
     def memory_history(self) -> Curve:
-        """The driver's readings where there are any, else the peaks of sampled steps, else what the owners that
-        were seen held in them."""
+        """The driver's readings where there are any, else the peaks of sampled steps, else what the owners
+        that were seen held in them."""
         known = (self.used_history, self.peak_history, self.owners_history)
         return next((history for history in known if len(history)), self.peak_history)

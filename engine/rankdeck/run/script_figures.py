@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from rankdeck.run.measured import step_curve
 from rankdeck.run.metrics import Metric, MetricKey
 from rankdeck.run.script_steps import RankSteps, ScriptJoiner
 from rankdeck.run.script_told import CollectiveTotals
-from rankdeck.run.series import Curve, Series
+from rankdeck.run.series import Curve, Floats, Series
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,12 @@ class MetricFigures:
     step: int | None
     count: int
     curve: Curve
+    told: Sequence[Metric] = field(repr=False, default=())
+
+    def points(self) -> tuple[Floats, Floats, Floats]:
+        """(steps, Unix times, values) as they were logged, of those that are held one by one."""
+        steps, times, values = zip(*(metric.points() for metric in self.told), strict=True)
+        return np.concatenate(steps), np.concatenate(times), np.concatenate(values)
 
 
 class ScriptFigures:
@@ -127,6 +133,7 @@ class ScriptFigures:
             step=None if newest is None else newest.last_step,
             count=sum(map(len, told)),
             curve=Curve(parts),
+            told=told,
         )
 
     def _told(self, key: MetricKey) -> list[Metric]:
