@@ -2,24 +2,31 @@
 
 Users import `rankdeck.config`, `rankdeck.events`, `rankdeck.rundir` and `rankdeck.models`, and the names
 below. Nothing is imported before it is asked for, so that none of them pays for another (torch above all).
+__init__.pyi tells types what these names are.
 """
-
-from __future__ import annotations
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from rankdeck.observer.log import log as log
 
 __version__ = "0.2.0"
 
-_PUBLIC = {"log": "rankdeck.observer.log"}
-"""Names that a script uses, and where they are made."""
+_PUBLIC = {
+    "log": "rankdeck.observer.log",
+    "train": "rankdeck.api.starting",
+    "open_run": "rankdeck.api.starting",
+    "Run": "rankdeck.api.run_object",
+}
+"""Names for people's own code, and where they are made. `rankdeck.run` is the room of that name, which can be
+called."""
 
 
 def __getattr__(name: str) -> object:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
+    if name == "run":
+        return importlib.import_module("rankdeck.run")
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(_PUBLIC[name]), name)
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC, "run"})

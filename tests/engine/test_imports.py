@@ -79,9 +79,21 @@ def test_a_module_of_another_room_is_seen_to_import_torch() -> None:
     assert _loaded_by(["rankdeck.memory.ledger"], ["torch"]) == ["torch"]
 
 
-def test_the_parent_package_stays_empty() -> None:
+def test_the_parent_package_imports_nothing_before_it_is_asked_for() -> None:
     tree = ast.parse((ENGINE / "__init__.py").read_text())
-    assert not [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    assert not [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    others = [module for module in _modules() if module != "rankdeck"]
+    assert _loaded_by(["rankdeck"], [*others, "torch", "numpy", "msgspec", "pydantic"]) == []
+
+
+def test_its_names_are_there_as_its_stub_says_and_none_brings_torch() -> None:
+    stub = ast.parse((ENGINE / "__init__.pyi").read_text())
+    named = {
+        alias.asname or "" for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert named == {"train", "run", "open_run", "Run", "log"}
+    assert all(callable(getattr(rankdeck, name)) and name in dir(rankdeck) for name in named)
+    assert _loaded_by(["rankdeck.api.starting", "rankdeck.api.run_object"], ["torch"]) == []
 
 
 def test_every_package_folder_is_a_package() -> None:

@@ -143,7 +143,7 @@ def _reading(what: Seen, data: findings.DataFinding) -> list[Entry]:
     elif data.shuffles:
         note = "The script shuffles too, by another generator: the order is other, and so is each loss."
         entries.append(Entry("order", "shuffled", [note]))
-    else:
+    elif data.is_found:
         note = "A sampler of the script's own decides on the order: \"given\" is the data set's own."
         entries.append(Entry("order", FILL_IN, [note]))
     samples, batch = what.lead.num_samples, _global_batch(what, data)

@@ -115,7 +115,8 @@ def optimizer(seen: Seen, own_class: str | None) -> Finding:
     """The optimizer with its options. `own_class` names a class of the person's own for a configuration."""
     lead = seen.lead
     module, _, name = (lead.optimizer or "").rpartition(":")
-    groups = [_options_of(group) for group in lead.parameter_groups] or [{}]
+    largest_first = sorted(lead.parameter_groups, key=lambda group: -(group.get("num_parameters") or 0))
+    groups = [_options_of(group) for group in largest_first] or [{}]
     options = dict(groups[0])
     rate = _first_rate(seen)
     if rate is not None:
@@ -126,7 +127,7 @@ def optimizer(seen: Seen, own_class: str | None) -> Finding:
     if others:
         notes.append(
             f"It has {len(groups)} groups of parameters that differ in {', '.join(others)}; these are the "
-            "first one's, here for all."
+            "largest one's, here for all."
         )
     if card is not None and all(key in card.options.model_fields for key in options):
         return Finding(card.name, _not_default(card, options), notes)
@@ -184,7 +185,7 @@ def schedule(seen: Seen) -> Finding:
     words = f"The rate went from {start:.4g} in step {first} to {end:.4g} in step {last}."
     if best is None:
         return Finding(notes=[words, f"Schedules: {', '.join(SCHEDULES)}."])
-    best.notes = [f"{words} This differs from it by at most {distance * 100:.2f} % of the largest."]
+    best.notes = [f"{words} This is at most {distance * 100:.2f} % of the largest rate away from it."]
     return best
 
 

@@ -23,7 +23,7 @@ class Entry:
 
 def toml_of(head: Iterable[str], name: str, tables: Mapping[str, list[Entry]]) -> str:
     """The whole file."""
-    lines = [*_comment(head), f"name = {_value(name)}"]
+    lines = [*_comment(head), f"name = {in_one_line(name)}"]
     for table, entries in tables.items():
         written = [line for entry in entries for line in _lines(entry)]
         if written:
@@ -34,7 +34,7 @@ def toml_of(head: Iterable[str], name: str, tables: Mapping[str, list[Entry]]) -
 def _lines(entry: Entry) -> Iterable[str]:
     yield from _comment(entry.notes)
     if entry.value is not None:
-        yield f"{entry.key} = {_value(entry.value)}"
+        yield f"{entry.key} = {in_one_line(entry.value)}"
 
 
 def _comment(notes: Iterable[str]) -> Iterable[str]:
@@ -44,13 +44,15 @@ def _comment(notes: Iterable[str]) -> Iterable[str]:
         yield from (f"# {part}".rstrip() for part in parts)
 
 
-def _value(value: Any) -> str:
+def in_one_line(value: Any) -> str:
     """As TOML in one line."""
     if isinstance(value, dict):
-        pairs = ", ".join(f"{tomlkit.key(key).as_string()} = {_value(inner)}" for key, inner in value.items())
+        pairs = ", ".join(
+            f"{tomlkit.key(key).as_string()} = {in_one_line(inner)}" for key, inner in value.items()
+        )
         return f"{{ {pairs} }}" if pairs else "{}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_value, value))}]"
+        return f"[{', '.join(map(in_one_line, value))}]"
     if isinstance(value, float):
         return repr(value)
     return str(tomlkit.item(value).as_string())

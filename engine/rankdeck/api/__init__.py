@@ -1,0 +1,10 @@
+"""Rankdeck from Python: start a run, stay with it or leave it, and read it as arrays.
+
+    starting.py    train, run and open_run, as `rankdeck` gives them
+    run_object.py  Run: what a run is to the one who started or opened it
+    figures.py     a run's events as numpy columns, read on from where they were
+    showing.py     progress in a terminal, in a notebook, or as lines
+    html.py        a run as a small table
+
+Every run has processes of its own: nothing trains in the caller's, and torch is not imported there.
+"""

@@ -1,0 +1,132 @@
+"""A run's events as numpy columns. What is not known is NaN.
+
+Events are read on from where they were each time, so that looking at a running run costs what is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankdeck import events
+from rankdeck.run.batch import Batch
+from rankdeck.run.fold import Fold
+from rankdeck.run.metrics import MetricColumns, MetricKey, columns_of
+from rankdeck.rundir import EventReader, RunDir, attempt_of
+
+Floats = NDArray[np.float64]
+Whole = NDArray[np.int64]
+T = TypeVar("T")
+
+
+class Metric(NamedTuple):
+    """The values that were logged under one name, and the steps at which they were."""
+
+    steps: Whole
+    values: Floats
+
+
+class Figures:
+    """Everything that a run's events told so far; `refresh` reads what is new."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.fold = Fold(rows_held=None, curves=False)
+        self._reader = EventReader(run)
+        # By attempt and step: what a later attempt trains again is history.
+        self._memory: dict[tuple[int, int], dict[int, int]] = {}
+        self._evaluations: dict[tuple[int, int], events.Evaluation] = {}
+        self._logged: dict[MetricKey, tuple[int, MetricColumns]] = {}
+
+    def refresh(self) -> Figures:
+        while True:
+            is_new = False
+            for name, chunk in self._reader.batches():
+                is_new = True
+                batch = Batch(counts=self._reader.counts())
+                batch.add(name, chunk)
+                self.fold.apply(batch)
+                for event in chunk:
+                    self._take(attempt_of(name), event)
+            if not is_new:
+                return self
+
+    def _take(self, attempt: int, event: events.AnyEvent) -> None:
+        match event:
+            case events.Memory() if event.step > 0:
+                known = self._memory.setdefault((attempt, event.step), {})
+                for device in event.devices:
+                    # Owners that were seen are no peak, and the most that is known of such a step.
+                    is_live = event.source == events.OWNERS_SEEN
+                    known[device.device] = device.live_bytes if is_live else device.peak_bytes
+            case events.Evaluation():
+                self._evaluations[attempt, event.step] = event
+            case events.Metrics():
+                for key, columns in columns_of(event).items():
+                    rank, held = self._logged.setdefault(key, (event.rank, MetricColumns()))
+                    if event.rank < rank:
+                        self._logged[key] = (event.rank, columns)
+                    elif event.rank == rank:
+                        held.extend(columns)
+
+    def _of_this_run(self, told: Mapping[tuple[int, int], T]) -> dict[int, T]:
+        """By step, without what later attempts trained again."""
+        ends = {
+            attempt: min(
+                [
+                    one.restored
+                    for later, one in self.fold.attempts.items()
+                    if later > attempt and one.restored is not None
+                ],
+                default=None,
+            )
+            for attempt, _ in told
+        }
+        return {
+            step: value
+            for (attempt, step), value in sorted(told.items(), key=lambda item: item[0])
+            if (end := ends[attempt]) is None or step <= end
+        }
+
+    @property
+    def steps(self) -> Whole:
+        return self.fold.column("step").astype(np.int64)
+
+    def column(self, name: str) -> Floats:
+        """A column of every step (run/step_table.py names them)."""
+        return self.fold.column(name)
+
+    def memory(self) -> Floats:
+        """Bytes (steps, devices) at the peak of each step that was sampled."""
+        steps, devices = self.steps, sorted(self.fold.devices)
+        found = np.full((len(steps), len(devices)), np.nan)
+        rows = {int(step): row for row, step in enumerate(steps)}
+        places = {device: place for place, device in enumerate(devices)}
+        for step, by_device in self._of_this_run(self._memory).items():
+            for device, num_bytes in by_device.items():
+                if step in rows and device in places:
+                    found[rows[step], places[device]] = num_bytes
+        return found
+
+    def metrics(self) -> dict[str, Metric]:
+        """By name; with the library behind it where several logged under the same one. Of a configured run
+        its evaluations."""
+        found = {}
+        names = [key.name for key in self._logged]
+        for key, (_, columns) in self._logged.items():
+            label = key.name if names.count(key.name) == 1 else f"{key.name} ({key.through})"
+            own, after = np.array(columns.steps), np.array(columns.after)
+            steps = np.nan_to_num(after) if np.isnan(own).any() else own
+            found[label] = Metric(steps.astype(np.int64), np.array(columns.values))
+        by_step = self._of_this_run(self._evaluations)
+        told = [by_step[step] for step in sorted(by_step)]
+        for label, values in (
+            ("held-out loss", [one.loss for one in told]),
+            ("held-out accuracy", [one.accuracy for one in told]),
+        ):
+            if any(value is not None for value in values):
+                steps = np.array([one.step for one in told], dtype=np.int64)
+                found[label] = Metric(steps, np.array(values, dtype=np.float64))
+        return found

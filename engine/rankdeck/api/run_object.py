@@ -1,0 +1,231 @@
+"""Run: a run by its directory, for the one who started or opened it.
+
+Everything is read from the directory when it is asked for, so that a run that goes on tells more each time.
+Arrays of steps have one entry per complete step; what is not known is NaN.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rankdeck.api import html
+from rankdeck.api.figures import Figures, Floats, Metric, Whole
+from rankdeck.api.showing import display_for
+from rankdeck.base.errors import ConfigError, Problem, RankdeckError, TrainingError
+from rankdeck.cli.display import Display
+from rankdeck.cli.follow import follow
+from rankdeck.launch.control import request_stop, wait_ended
+from rankdeck.run.summary import problems_of, summarise
+from rankdeck.rundir import EventReader, RunDir
+
+if TYPE_CHECKING:
+    import torch
+
+    from rankdeck.events import AnyEvent
+
+_STOPPED_WITHIN_S = 60.0
+
+
+class Run:
+    """A run. `stops_with_ctrl_c`: Ctrl-C while waiting stops it, as of one that was started here."""
+
+    def __init__(self, path: Path, *, stops_with_ctrl_c: bool = False) -> None:
+        self._dir = RunDir(path)
+        self._figures = Figures(self._dir)
+        self._stops_with_ctrl_c = stops_with_ctrl_c
+
+    @property
+    def name(self) -> str:
+        """The name of its directory, which every command of rankdeck takes."""
+        return self._dir.name
+
+    @property
+    def path(self) -> Path:
+        return self._dir.path
+
+    @property
+    def outcome(self) -> str:
+        """running, completed, failed, stopped or lost."""
+        return self._dir.outcome()
+
+    @property
+    def is_running(self) -> bool:
+        return self.outcome == "running"
+
+    # Waiting and stopping.
+
+    def wait(self, timeout_s: float | None = None, *, progress: bool = False) -> Run:
+        """Return once the run has ended. Ctrl-C stops a run that was started here, in order, and is raised
+        then; the second one stops it at once.
+
+        Raises:
+            RankdeckError: it has not ended within `timeout_s`; it goes on.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+
+        def has_time() -> bool:
+            return deadline is None or time.monotonic() < deadline
+
+        try:
+            follow(self._dir, display_for(self._dir) if progress else Display(), has_time)
+        except KeyboardInterrupt:
+            if self._stops_with_ctrl_c:
+                self._stop_after_ctrl_c()
+            raise
+        if self.is_running:
+            raise RankdeckError(
+                f"{self.name} has not ended within {timeout_s:g} s.",
+                code="timeout",
+                advice="Wait longer, or stop it with run.stop().",
+            )
+        # Its last word is said just before its guard lets go: then nothing of it is left.
+        wait_ended(self._dir, _STOPPED_WITHIN_S)
+        return self
+
+    def _stop_after_ctrl_c(self) -> None:
+        try:
+            self.stop()
+        except KeyboardInterrupt:
+            self.stop(now=True)
+
+    def stop(self, *, now: bool = False) -> Run:
+        """Stop the run and everything that belongs to it, and return once it has ended; nothing happens to
+        one that is over. `now` does not let the step end first.
+
+        Raises:
+            RankdeckError: it has not stopped within a minute.
+        """
+        if self.is_running:
+            try:
+                request_stop(self._dir, now=now)
+            except RankdeckError:
+                if self._dir.is_alive():
+                    raise
+        if not wait_ended(self._dir, _STOPPED_WITHIN_S):
+            raise RankdeckError(
+                f"{self.name} has not stopped within {_STOPPED_WITHIN_S:.0f} s.",
+                code="not-stopped",
+                advice="Try run.stop(now=True).",
+            )
+        return self
+
+    def check(self) -> Run:
+        """The run itself, where it ended well.
+
+        Raises:
+            TrainingError: it failed or is lost; its problems are those of the run.
+        """
+        if self.outcome in ("failed", "lost"):
+            problems = [problem for problem in self.problems if problem.severity == "error"]
+            first = problems[0].message if problems else f"It is {self.outcome}."
+            raise TrainingError(f"{self.name}: {first}", problems=problems)
+        return self
+
+    # Figures.
+
+    @property
+    def steps(self) -> Whole:
+        """The numbers of the steps that the arrays below are of; the first step of a run is 1."""
+        return self._figures.refresh().steps
+
+    @property
+    def loss(self) -> Floats:
+        """The loss of each step, over all ranks. A script's is known of sampled steps only."""
+        return self._figures.refresh().column("loss")
+
+    @property
+    def lr(self) -> Floats:
+        return self._figures.refresh().column("lr")
+
+    @property
+    def step_s(self) -> Floats:
+        """Seconds from the end of the step before."""
+        return self._figures.refresh().column("step_s")
+
+    @property
+    def samples_per_s(self) -> Floats:
+        figures = self._figures.refresh()
+        with np.errstate(divide="ignore", invalid="ignore"):
+            rates: Floats = figures.column("samples") / figures.column("step_s")
+        rates[~np.isfinite(rates)] = np.nan
+        return rates
+
+    @property
+    def memory(self) -> Floats:
+        """Bytes (steps, devices) at each sampled step's peak; of a script on CPU what owners were seen to
+        hold."""
+        return self._figures.refresh().memory()
+
+    @property
+    def metrics(self) -> dict[str, Metric]:
+        """Name -> (steps, values): what a script has logged, or a configured run's evaluations."""
+        return self._figures.refresh().metrics()
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What `rankdeck show --json` tells."""
+        return summarise(self._dir, self._figures.refresh().fold)
+
+    @property
+    def problems(self) -> list[Problem]:
+        """What was raised, the oldest first: code, message, advice, rank, severity."""
+        return problems_of(self._dir, self._figures.refresh().fold, self.outcome)
+
+    # Files.
+
+    def logs(self, rank: int = 0) -> str:
+        """What a rank wrote to stdout and then to stderr, in the newest attempt that it was part of.
+
+        Raises:
+            ConfigError: there is no such rank.
+        """
+        found = {
+            suffix: list(self._dir.logs_folder.glob(f"rank-{rank}.*.{suffix}")) for suffix in ("out", "err")
+        }
+        attempts = [int(file.name.split(".")[1]) for files in found.values() for file in files]
+        if not attempts:
+            raise ConfigError(f"{self.name} has no log of rank {rank}.", code="no-log")
+        texts = [self._dir.logs_folder / f"rank-{rank}.{max(attempts)}.{suffix}" for suffix in found]
+        return "".join(text.read_text("utf-8", "replace") for text in texts if text.is_file())
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The final weights under the model's own names, for `load_state_dict`.
+
+        Raises:
+            ConfigError: there are none.
+        """
+        if not self._dir.weights.is_file():
+            is_script = self._dir.script() is not None
+            raise ConfigError(
+                f"{self.name} has no weights.",
+                code="no-weights",
+                advice="A script's weights are where the script itself saves them."
+                if is_script
+                else "They are saved after the last step.",
+            )
+        from safetensors.torch import load_file
+
+        found: dict[str, torch.Tensor] = load_file(self._dir.weights)
+        return found
+
+    def events(self) -> Iterator[tuple[str, AnyEvent]]:
+        """Every event as (writer, event); rankdeck.events says what there is."""
+        reader = EventReader(self._dir)
+        while found := reader.read():
+            yield from found
+
+    # How it looks.
+
+    def __repr__(self) -> str:
+        fold = self._figures.refresh().fold
+        newest = fold.newest("loss")
+        loss = "" if newest is None else f", loss {newest[1]:.4f}"
+        return f"<Run {self.name}: {self.outcome}, {fold.step or 0} steps{loss}>"
+
+    def _repr_html_(self) -> str:
+        return html.table_of(self.summary, self.loss)

@@ -1,0 +1,63 @@
+"""A configuration that was adopted from a script trains as the script did: loss by loss."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rankdeck.config.script import ScriptConfig, ScriptTable
+from rankdeck.launch.control import wait_ended
+from rankdeck.launch.start import start_script
+from rankdeck.run.fold import read_fold
+from rankdeck.rundir import RunDir
+from tests.helpers.cli import rankdeck_here
+from tests.helpers.tree import CHECKOUT
+
+SCRIPTS = CHECKOUT / "tests/fixtures/scripts"
+
+
+def run_script(name: str, ranks: int, runs: Path) -> tuple[RunDir, list[float]]:
+    """The run of a script, and the losses that it printed itself."""
+    table = ScriptTable(run=f"{name}.py", folder=str(SCRIPTS), python=sys.executable, ranks=ranks)
+    run = start_script(
+        ScriptConfig(name=name, script=table),
+        runs=runs,
+        detach=False,
+        command_line=["rankdeck", "run", table.run],
+        started=time.time(),
+    )
+    assert wait_ended(run, timeout_s=60), "the script has not ended"
+    said = (run.logs_folder / "rank-0.0.out").read_text()
+    assert run.outcome() == "completed", (run.logs_folder / "rank-0.0.err").read_text()
+    return run, [float(loss) for loss in re.findall(r"^loss (\S+)$", said, re.MULTILINE)]
+
+
+def losses_of(file: Path, *more: str) -> list[float]:
+    """The losses of `rankdeck train`."""
+    facts = rankdeck_here("train", file, "--json", *more, code=0).json
+    return list(read_fold(RunDir(Path(facts["path"]))).column("loss"))
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "strategy"),
+    [("single_sgd", 1, "single"), ("ddp_adamw", 2, "ddp"), ("accumulating", 1, "dp")],
+)
+def test_an_adopted_configuration_trains_as_the_script_did(
+    name: str, ranks: int, strategy: str, tmp_path: Path
+) -> None:
+    run, printed = run_script(name, ranks, tmp_path / "rankdeck-runs")
+    file = tmp_path / "adopted.toml"
+    done = rankdeck_here("adopt", run.path, "-o", file, code=0)
+    assert "Nothing is left to fill in." in done.err
+    assert f"{strategy} on cpu:{ranks}" in rankdeck_here("validate", file, code=0).out
+    trained = losses_of(file)
+    assert len(trained) == len(printed) >= 12
+    np.testing.assert_allclose(trained, printed, rtol=1e-5)
+    if name == "single_sgd":
+        other = losses_of(file, "--set", "train.optimizer.lr=0.051")
+        assert not np.allclose(other, printed, rtol=1e-5)

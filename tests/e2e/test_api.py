@@ -1,0 +1,78 @@
+"""Runs that are started from Python: processes of their own, and Ctrl-C while waiting stops them in order."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import rankdeck
+from rankdeck.rundir import find_run
+from tests.helpers.waiting import wait_until, with_load
+
+STARTS = """
+import json, os, signal, sys, threading
+import rankdeck
+
+asked = ("torch", "numpy", "msgspec", "rankdeck.base")
+at_import = [name for name in asked if name in sys.modules]
+before = dict(os.environ), list(sys.path), os.getcwd(), signal.getsignal(signal.SIGINT)
+tables = {"model": {"use": "mlp"}, "data": {"use": "digits"}, "train": {"steps": 10**6}}
+try:
+    rankdeck.train(tables, devices="cpu:1", name="long one")
+except KeyboardInterrupt:
+    run = rankdeck.open_run("last")
+    after = dict(os.environ), list(sys.path), os.getcwd(), signal.getsignal(signal.SIGINT)
+    print(json.dumps({
+        "at_import": at_import, "torch": "torch" in sys.modules, "same": before == after,
+        "threads": threading.active_count(), "outcome": run.outcome, "steps": len(run.steps),
+        "alive": run._dir.is_alive(),
+    }))
+"""
+
+
+def test_ctrl_c_while_waiting_stops_the_run_in_order_and_the_caller_stays_as_it_was(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", STARTS], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as caller:
+        assert caller.stdout is not None
+        said = []
+        for line in caller.stdout:
+            said.append(line)
+            if line.startswith("step "):
+                break
+        caller.send_signal(signal.SIGINT)
+        rest = caller.communicate(timeout=with_load(60))[0]
+    assert said[0] == "starting 1 rank\n"
+    told = json.loads(rest.splitlines()[-1])
+    assert told.pop("steps") > 0
+    assert told == {
+        "at_import": [],
+        "torch": False,
+        "same": True,
+        "threads": 1,
+        "outcome": "stopped",
+        "alive": False,
+    }
+
+
+def test_a_run_that_nobody_waits_for_goes_on_without_its_caller(tmp_path: Path) -> None:
+    script = tmp_path / "slow.py"
+    script.write_text("import sys, time\nprint(sys.argv[1:], flush=True)\ntime.sleep(600)\n")
+    starts = f"import rankdeck; print(rankdeck.run({str(script)!r}, '--lr', 0.1, wait=False).path)"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", starts],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=with_load(60),
+    )
+    run = rankdeck.open_run(done.stdout.strip())
+    wait_until(lambda: any(run.path.glob("logs/rank-0.0.out")) and run.logs(), deadline_s=30)
+    assert run.is_running and run.logs() == "['--lr', '0.1']\n"
+    assert run.stop().outcome == "stopped" and run.stop() is run
+    assert find_run("last", Path(os.environ["RANKDECK_RUNS"])).path == run.path

@@ -1,0 +1,155 @@
+"""A run as arrays, read from what its processes wrote; nothing is started here."""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rankdeck
+from rankdeck import events
+from rankdeck.base.errors import ConfigError, Problem, RankdeckError, RunNotFoundError, TrainingError
+from tests.helpers.observed_run import observed_run
+from tests.helpers.written_run import MIB, WrittenRun, device_infos
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> WrittenRun:
+    run = WrittenRun(tmp_path / "rankdeck-runs")
+    run.begin(2, device_infos(2), steps=6)
+    return run
+
+
+def steps_of(run: WrittenRun, first: int, losses: list[float | None], attempt: int = 0) -> None:
+    for rank in range(2):
+        run.writer(f"rank-{rank}", attempt).write(events.Restored(rank=rank, step=first - 1))
+        run.steps(rank, first, losses, attempt=attempt)
+
+
+def test_columns_grow_with_the_run_and_what_is_not_known_is_nan(written: WrittenRun) -> None:
+    run = rankdeck.open_run(written.path)
+    assert run.is_running and len(run.steps) == len(run.loss) == 0
+    assert run.memory.shape == (0, 2)
+    steps_of(written, 1, [2.0, None, 1.0])
+    written.memory(1, 2, {1: {"parameters": MIB}})
+    assert run.steps.tolist() == [1, 2, 3]
+    np.testing.assert_array_equal(run.loss, [2.0, np.nan, 1.0])
+    np.testing.assert_array_equal(run.lr, [1e-3] * 3)
+    np.testing.assert_allclose(run.samples_per_s, [3200.0] * 3)
+    assert run.memory[1].tolist()[1] == MIB and np.isnan(run.memory).sum() == 5
+    assert repr(run) == f"<Run {written.dir.name}: running, 3 steps, loss 1.0000>"
+    written.end()
+    assert run.wait().outcome == "completed" and run.check() is run
+
+
+def test_steps_that_were_trained_again_replace_the_older_ones(written: WrittenRun) -> None:
+    steps_of(written, 1, [4.0, 3.0, 2.0])
+    for step in (1, 2, 3):
+        written.memory(0, step, {0: {"parameters": step * MIB}})
+        written.writer("rank-0").write(events.Evaluation(step=step, loss=float(step), samples=1, seconds=0.1))
+    written.begin(2, device_infos(2), steps=6, attempt=1)
+    steps_of(written, 3, [1.0], attempt=1)
+    written.end()
+    run = rankdeck.open_run(written.path)
+    assert run.loss.tolist() == [4.0, 3.0, 1.0]
+    np.testing.assert_array_equal(run.memory[:, 0], [MIB, 2 * MIB, np.nan])
+    held_out = run.metrics["held-out loss"]
+    assert (held_out.steps.tolist(), held_out.values.tolist()) == ([1, 2], [1.0, 2.0])
+
+
+def test_what_a_script_logged_is_there_to_the_last_bit(tmp_path: Path) -> None:
+    value = 0.1 + 0.2
+    logged = [
+        events.Metrics(
+            rank=0,
+            through=through,
+            steps=[step],
+            times=[0.0],
+            after=[3],
+            values={"loss": [value], through: [1.0]},
+        )
+        for through, step in (("wandb", 70), ("rankdeck", None))
+    ]
+    dir_ = observed_run(tmp_path, tmp_path / "train.py", more=logged)
+    metrics = rankdeck.open_run(dir_.path).metrics
+    assert metrics["loss (wandb)"].steps.tolist() == [70]
+    assert metrics["loss (wandb)"].values.tolist() == [value]
+    assert metrics["loss (rankdeck)"].steps.tolist() == [3] and "rankdeck" in metrics
+    with pytest.raises(ConfigError) as raised:
+        rankdeck.open_run(dir_.path).weights()
+    assert "where the script itself saves them" in str(raised.value.advice)
+
+
+def test_a_run_in_a_notebook_is_a_table_whose_words_are_escaped(written: WrittenRun) -> None:
+    steps_of(written, 1, [2.0, 1.0])
+    bad = Problem("odd", "<script>alert(1)</script> & more", severity="warning")
+    written.writer("supervisor").write(events.ProblemRaised(problem=bad))
+    written.end()
+    shown = rankdeck.open_run(written.path)._repr_html_()
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; more" in shown and "<script" not in shown
+    assert "2.0000 to 1.0000" in shown and "currentColor" in shown
+    assert not re.search(r"(?:color|background)\s*:", shown), "a colour reads in one theme only"
+
+
+def test_a_failed_run_is_raised_by_check_alone(written: WrittenRun) -> None:
+    steps_of(written, 1, [2.0])
+    written.writer("supervisor").write(events.ProblemRaised(problem=Problem("killed", "rank 1 was killed.")))
+    written.end("failed", 1)
+    run = rankdeck.open_run(written.path)
+    assert run.wait().outcome == "failed"
+    with pytest.raises(TrainingError, match="rank 1 was killed"):
+        run.check()
+
+
+def test_waiting_ends_with_the_time_given_and_leaves_the_run_alone(written: WrittenRun) -> None:
+    run = rankdeck.open_run(written.path)
+    with pytest.raises(RankdeckError, match=r"has not ended within 0\.1 s"):
+        run.wait(0.1)
+    assert run.is_running
+    written.end()
+
+
+def test_progress_in_a_notebook_is_one_output_that_is_replaced(
+    written: WrittenRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[str] = []
+
+    class Handle:
+        update = staticmethod(drawn.append)
+
+    def display(shown: str, display_id: bool) -> Handle:
+        assert display_id
+        drawn.append(shown)
+        return Handle()
+
+    shell = types.SimpleNamespace(kernel=object())
+    ipython: Any = types.ModuleType("IPython")
+    ipython.get_ipython = lambda: shell
+    ipython.display = types.ModuleType("IPython.display")
+    ipython.display.HTML, ipython.display.display = str, display
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", ipython.display)
+    steps_of(written, 1, [2.0, 1.5, 1.0])
+    written.end()
+    rankdeck.open_run(written.path).wait(progress=True)
+    assert "starting" in drawn[0]
+    assert "step 3/6" in drawn[-1] and "loss 1.0000" in drawn[-1] and "value='0.5000'" in drawn[-1]
+
+
+def test_logs_are_those_of_the_newest_attempt_and_names_that_nobody_has_are_told(written: WrittenRun) -> None:
+    for name, words in {"rank-1.0.out": "old", "rank-1.1.out": "new\n", "rank-1.1.err": "oops"}.items():
+        (written.dir.logs_folder / name).write_text(words)
+    written.end()
+    run = rankdeck.open_run("last", runs=written.path.parent)
+    assert run.logs(1) == "new\noops"
+    with pytest.raises(ConfigError, match="no log of rank 5"):
+        run.logs(5)
+    with pytest.raises(RunNotFoundError) as raised:
+        rankdeck.open_run("nothing-like-it", runs=written.path.parent)
+    assert any("The latest:" in note for note in raised.value.__notes__)
+    assert len(list(run.events())) == 1
