@@ -7,6 +7,7 @@ here is called. What belongs to torch waits until torch is whole. A part may hav
 PARTS = (
     ("torch", "steps", "steps", "install"),
     ("torch", "loss", "losses", "install"),
+    ("torch._dynamo.trace_rules", "compiler", "steps", "leave_uncompiled"),
     ("torch", "model", "models", "install"),
     ("torch.amp.grad_scaler", "scaler", "scaler", "install"),
     ("torch.distributed.fsdp.sharded_grad_scaler", "scaler", "scaler", "install_sharded"),
