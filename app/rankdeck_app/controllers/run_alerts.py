@@ -53,9 +53,8 @@ class RunAlerts(QObject):
         kinds = {place: by_kind for place, by_kind in known.items() if by_kind is not None}
         labels = {place: device.label for place, device in enumerate(run.devices)}
         problem = alert.look(run.imbalance, labels, kinds, run.strategy)
-        title = run.config.name if run.config is not None else run.name
         shown = [] if problem is None else [problem]
-        self._session.problems.set(_owner(run.run.path), title, shown, run.run.path)
+        self._session.problems.set(_owner(run.run.path), run.title, shown, run.run.path)
         if problem is not None and run.is_live and run.run.path not in self._announced:
             self._announced.add(run.run.path)
             self._say(run, problem)

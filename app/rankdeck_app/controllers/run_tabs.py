@@ -99,11 +99,15 @@ class RunTabs(QObject):
 
     def _follow(self, page: Page | None) -> None:
         run = _run_of(page)
+        is_script = run is not None and run.script is not None
+        outcome = None if run is None else run.outcome
         self._window.context.update(
             {
                 "activeRun": run is not None,
                 "activeRunAlive": run is not None and run.is_live,
-                "activeRunResumable": run is not None and run.outcome in RESUMABLE,
+                "activeRunScript": is_script,
+                "activeRunResumable": not is_script and outcome in RESUMABLE,
+                "activeRunAgain": is_script and outcome not in (None, "running"),
             }
         )
         if run is not None and run is not self.current:
@@ -172,8 +176,7 @@ class RunTabs(QObject):
             problems.append(lost_problem(run.run))
         elif run.outcome == "failed" and not problems:
             problems.append(failed_problem(run.run))
-        title = run.config.name if run.config is not None else run.name
-        self._session.problems.set(str(run.run.path), title, problems, run.run.path)
+        self._session.problems.set(str(run.run.path), run.title, problems, run.run.path)
 
     def _say_ended(self, info: RunInfo) -> None:
         """A run that is not on show is over."""
@@ -215,7 +218,7 @@ class RunTabs(QObject):
             state.show_text(
                 " · ".join(filter(None, (word.split(":")[0].capitalize(), *_progress(run)))),
                 icon,
-                tooltip=f"{run.config.name if run.config else run.name}\n{run.run.path}",
+                tooltip=f"{run.title}\n{run.run.path}",
                 command="view.panel.output",
             )
             # GPUs of this machine stand in the status bar already.

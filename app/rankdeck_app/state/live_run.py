@@ -14,6 +14,7 @@ from PySide6.QtCore import QObject, Signal
 
 from rankdeck.base.errors import Problem
 from rankdeck.config import RunConfig
+from rankdeck.config.script import ScriptConfig
 from rankdeck.events import MEASURED_IN_REHEARSAL, MEASURED_ON_GPU, DeviceMemory, Evaluation
 from rankdeck.run.anatomy import StepAnatomy
 from rankdeck.run.batch import Changed
@@ -39,6 +40,7 @@ class LiveRun(QObject):
         self.run = RunDir(path)
         self.fold = Fold()
         self.config: RunConfig | None = None
+        self.script: ScriptConfig | None = None
         self.outcome: str | None = None
         self.end: End | None = None
         self.prediction: PlanLine | None = None
@@ -116,6 +118,12 @@ class LiveRun(QObject):
     @property
     def name(self) -> str:
         return self.run.name
+
+    @property
+    def title(self) -> str:
+        """What the person calls it; the directory's name until that is read."""
+        named = self.config or self.script
+        return named.name if named is not None else self.name
 
     @property
     def is_live(self) -> bool:
@@ -221,6 +229,9 @@ class LiveRun(QObject):
         changed = self.fold.apply(passed.batch)
         if passed.config is not None:
             self.config = passed.config
+            changed |= Changed.STATE
+        if passed.script is not None:
+            self.script = passed.script
             changed |= Changed.STATE
         if changed & Changed.PROBLEMS:
             self._tell_problems()

@@ -32,6 +32,8 @@ class RunInfo:
     device_kind: str = ""
     steps: int | None = None
     reason: str | None = None
+    is_script: bool = False
+    """A run of a person's own script: it can be run again, not resumed."""
 
     @property
     def name(self) -> str:
@@ -44,7 +46,7 @@ class RunInfo:
     @property
     def is_resumable(self) -> bool:
         """Over before its last step; whether there is a checkpoint, the engine says."""
-        return self.outcome in RESUMABLE
+        return not self.is_script and self.outcome in RESUMABLE
 
 
 def read_info(run: RunDir) -> RunInfo:
@@ -68,6 +70,7 @@ def read_info(run: RunDir) -> RunInfo:
         device_kind=begun.devices[0].kind if begun and begun.devices else "",
         steps=begun.steps if begun else None,
         reason=end.reason if end else None,
+        is_script="script" in tables,
     )
 
 
