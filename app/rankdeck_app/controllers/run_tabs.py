@@ -222,12 +222,11 @@ class RunTabs(QObject):
                 command="view.panel.output",
             )
             # GPUs of this machine stand in the status bar already.
-            shown = run.is_rehearsal or not self._session.gpus.devices
+            shown = not run.has_gpus or not self._session.gpus.devices
             devices.show_text(_devices(run) if shown else "", tooltip=run.source or "")
             loss_text = "" if run.loss is None else f"loss {run.loss:.4f}"
             loss.show_text(loss_text, tooltip="Training loss, smoothed")
-            rate_text = "" if run.samples_per_s is None else f"{run.samples_per_s:.0f} samples/s"
-            rate.show_text(rate_text, tooltip="Samples per second of all devices together")
+            rate.show_text(_rate(run), tooltip="Of all devices together")
         self.figures_changed.emit()
 
     def close(self) -> None:
@@ -247,12 +246,21 @@ def _progress(run: LiveRun) -> list[str]:
     return [strategy, f"step {format_count(run.step)}{steps}"]
 
 
+def _rate(run: LiveRun) -> str:
+    """Samples where they are seen, else steps."""
+    if run.samples_per_s is not None:
+        return f"{run.samples_per_s:.0f} samples/s"
+    return f"{run.steps_per_s:.3g} steps/s" if run.is_script and run.steps_per_s is not None else ""
+
+
 def _devices(run: LiveRun) -> str:
     """'8 GPUs · 141.6 GiB of 640.0 GiB', '4 virtual · 1.2 GiB'."""
     if not run.devices:
         return ""
     count = len(run.devices)
-    name = f"{count} virtual" if run.is_rehearsal else f"{count} GPU{'s' if count > 1 else ''}"
+    name = f"{count} GPU{'s' if count > 1 else ''}"
+    if not run.has_gpus:
+        name = f"{count} virtual" if run.is_rehearsal else f"{count} on CPU"
     known = [total for total in map(run.total_bytes_of, run.devices) if total is not None]
     if not known:
         return name

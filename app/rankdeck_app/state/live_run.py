@@ -15,7 +15,14 @@ from PySide6.QtCore import QObject, Signal
 from rankdeck.base.errors import Problem
 from rankdeck.config import RunConfig
 from rankdeck.config.script import ScriptConfig
-from rankdeck.events import MEASURED_IN_REHEARSAL, MEASURED_ON_GPU, DeviceMemory, Evaluation
+from rankdeck.events import (
+    MEASURED_IN_REHEARSAL,
+    MEASURED_ON_GPU,
+    OWNERS_SEEN,
+    SCRIPT,
+    DeviceMemory,
+    Evaluation,
+)
 from rankdeck.run.anatomy import StepAnatomy
 from rankdeck.run.batch import Changed
 from rankdeck.run.devices import DeviceFigures
@@ -135,14 +142,39 @@ class LiveRun(QObject):
         return bool(self._tail.batches)
 
     @property
+    def is_script(self) -> bool:
+        """Whether it runs a person's own script."""
+        started = self.fold.started
+        return self.script is not None or (started is not None and started.source == SCRIPT)
+
+    @property
     def is_rehearsal(self) -> bool | None:
-        return None if not self.devices else self.devices[0].kind != "gpu"
+        """Whether virtual devices stand for GPUs; a script without GPUs trains on the CPU and rehearses
+        nothing."""
+        if not self.devices or self.is_script:
+            return None if not self.devices else False
+        return self.devices[0].kind != "gpu"
+
+    @property
+    def has_gpus(self) -> bool:
+        return bool(self.devices) and self.devices[0].kind == "gpu"
+
+    @property
+    def is_by_owners(self) -> bool:
+        """Whether memory is what owners were found for, of which no peak is known."""
+        return self.fold.source == OWNERS_SEEN
+
+    def label_of(self, device: DeviceFigures) -> str:
+        """'GPU 0', 'Virtual 0'; of a script without GPUs the CPU's share of a rank."""
+        return f"CPU {device.device}" if self.is_script and not self.has_gpus else device.label
 
     @property
     def source(self) -> str | None:
-        """'measured in rehearsal' or 'measured on GPU'."""
+        """'measured in rehearsal', 'measured on GPU'; of a script what its memory was read from."""
         if self.is_rehearsal is None:
             return None
+        if self.is_script:
+            return self.fold.source or (MEASURED_ON_GPU if self.has_gpus else None)
         return self.fold.source or (MEASURED_IN_REHEARSAL if self.is_rehearsal else MEASURED_ON_GPU)
 
     @property
@@ -166,6 +198,12 @@ class LiveRun(QObject):
         """Now, smoothed, while the run is alive; then its mean."""
         mean = None if self.outcome in (None, "running") else self.fold.samples_per_s()
         return mean if mean is not None else self.rate_ema.last_y
+
+    @property
+    def steps_per_s(self) -> float | None:
+        """Of a script: now, smoothed, while it is alive; then its mean."""
+        mean = None if self.outcome in (None, "running") else self.fold.steps_per_s()
+        return mean if mean is not None else self.fold.script.step_rate_ema.last_y
 
     @property
     def loss(self) -> float | None:
