@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from enum import Flag, auto
 from typing import Any, NamedTuple
 
-from rankdeck.events import AnyEvent, DeviceMemory, DeviceSample, Memory, Sample, Steps
-from rankdeck.run.steps import StepBlock, blocks_of
+from rankdeck.events import AnyEvent, DeviceMemory, DeviceSample, Memory, Metrics, Sample, Steps
+from rankdeck.run.metrics import MetricColumns, MetricKey, columns_of, is_whole
+from rankdeck.run.step_blocks import MOST_RANKS, StepBlock, blocks_of
 from rankdeck.rundir import LineCounts, attempt_of
 
 
@@ -28,6 +29,7 @@ class Changed(Flag):
     PROBLEMS = auto()
     ANATOMY = auto()
     STATE = auto()
+    METRICS = auto()
 
 
 class Source(NamedTuple):
@@ -101,6 +103,10 @@ class Batch:
     memory: defaultdict[tuple[int, int], MemoryColumns] = field(
         default_factory=lambda: defaultdict(MemoryColumns)
     )
+    metrics: defaultdict[tuple[int, int, MetricKey], MetricColumns] = field(
+        default_factory=lambda: defaultdict(MetricColumns)
+    )
+    """By attempt, rank and name."""
     events: list[tuple[Source, AnyEvent]] = field(default_factory=list)
     num_events: int = 0
     num_refused: int = 0
@@ -126,5 +132,14 @@ class Batch:
             elif type(event) is Memory:
                 for device in event.devices:
                     self.memory[attempt, device.device].add(device, event)
+            elif type(event) is Metrics:
+                self._add_metrics(attempt, event)
             else:
                 self.events.append((Source(attempt, event.t, writer, event.seq), event))
+
+    def _add_metrics(self, attempt: int, event: Metrics) -> None:
+        if not 0 <= event.rank < MOST_RANKS or not is_whole(event):
+            self.num_refused += 1
+        if 0 <= event.rank < MOST_RANKS:
+            for key, columns in columns_of(event).items():
+                self.metrics[attempt, event.rank, key].extend(columns)

@@ -20,7 +20,7 @@ from rankdeck.base.errors import ConfigError, MachineError, RankdeckError
 from rankdeck.checkpoint_files import list_checkpoints
 from rankdeck.events import AnyEvent, Spans
 from rankdeck.run.fold import read_fold
-from rankdeck.run.steps import Row
+from rankdeck.run.step_table import COLUMNS, Row
 from rankdeck.run.summary import summarise
 from rankdeck.run.trace import trace_of
 from rankdeck.rundir import EventReader, RunDir
@@ -71,7 +71,7 @@ def steps_csv(run: RunDir, file: Path, attempt: int | None = None) -> None:
     def write(target: Path) -> None:
         with open(target, "w", newline="", encoding="utf-8") as stream:
             table = csv.writer(stream)
-            table.writerow(Row._fields)
+            table.writerow(COLUMNS)
             table.writerows(["" if value is None else value for value in _cells(row)] for row in rows)
 
     write_whole(file, write)
@@ -84,7 +84,7 @@ def everything_json(run: RunDir, file: Path, attempt: int | None = None) -> None
         ConfigError: the file cannot be written.
     """
     fold = read_fold(run, attempt=attempt, rows_held=None)
-    steps = [dict(zip(Row._fields, _cells(row), strict=True)) for row in fold.rows()]
+    steps = [dict(zip(COLUMNS, _cells(row), strict=True)) for row in fold.rows()]
     summary = summarise(run, fold, attempt=attempt)
     text = json.dumps({"summary": summary, "steps": steps}, indent=1, allow_nan=False)
     write_whole(file, lambda target: target.write_text(text + "\n", encoding="utf-8"))
@@ -112,8 +112,8 @@ def trace(run: RunDir, file: Path, attempt: int | None = None) -> None:
 
 def _cells(row: Row) -> list[Any]:
     """The row with None for what is unknown; samples are a whole number again."""
-    known = [value if math.isfinite(value) else None for value in row]
-    samples = Row._fields.index("samples")
+    known = [value if math.isfinite(value) else None for value in row[: len(COLUMNS)]]
+    samples = COLUMNS.index("samples")
     count = known[samples]
     known[samples] = None if count is None else int(count)
     return known
