@@ -14,6 +14,7 @@ from PySide6.QtCore import QObject, QUrl, Signal
 from PySide6.QtGui import QDesktopServices, QGuiApplication
 
 from rankdeck.base import files
+from rankdeck.base.errors import ConfigError
 from rankdeck.base.units import format_bytes, format_count
 from rankdeck.run.imbalance import lead_of
 from rankdeck.run.problems import failed_problem, lost_problem
@@ -68,8 +69,21 @@ class RunTabs(QObject):
             raise PageUnavailable(f"The run's folder is gone: {path}")
         from rankdeck_app.views.dashboard.page import RunPage  # brings the plots
 
+        run = self.open_runs.acquire(path)
+        if _is_of_script(path):
+            from rankdeck_app.views.dashboard.script_page import ScriptPage
+
+            return ScriptPage(
+                run,
+                self._window.theme,
+                self._window.clock,
+                stop_command="run.stop",
+                again_command="run.again",
+                run_command=self._window.commands.run,
+                closed=lambda: self.open_runs.release(path),
+            )
         return RunPage(
-            self.open_runs.acquire(path),
+            run,
             self._window.theme,
             self._window.clock,
             stop_command="run.stop",
@@ -236,6 +250,13 @@ class RunTabs(QObject):
 def _run_of(page: Page | None) -> LiveRun | None:
     run: LiveRun | None = getattr(page, "run", None) if page is not None and page.kind == PAGE_KIND else None
     return run
+
+
+def _is_of_script(path: Path) -> bool:
+    try:
+        return RunDir(path).script() is not None
+    except ConfigError:
+        return False  # what the run was started with cannot be read
 
 
 def _progress(run: LiveRun) -> list[str]:

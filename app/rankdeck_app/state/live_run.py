@@ -7,6 +7,7 @@ the start of the files, so a restarted app sees every event once. What is not kn
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 
@@ -197,13 +198,13 @@ class LiveRun(QObject):
     def samples_per_s(self) -> float | None:
         """Now, smoothed, while the run is alive; then its mean."""
         mean = None if self.outcome in (None, "running") else self.fold.samples_per_s()
-        return mean if mean is not None else self.rate_ema.last_y
+        return mean if mean is not None else _finite(self.rate_ema.last_y)
 
     @property
     def steps_per_s(self) -> float | None:
         """Of a script: now, smoothed, while it is alive; then its mean."""
         mean = None if self.outcome in (None, "running") else self.fold.steps_per_s()
-        return mean if mean is not None else self.fold.script.step_rate_ema.last_y
+        return mean if mean is not None else _finite(self.fold.script.step_rate_ema.last_y)
 
     @property
     def loss(self) -> float | None:
@@ -297,3 +298,7 @@ class LiveRun(QObject):
         self._own_problems = found
         for problem in raised + [problem for problem in found if problem.code not in known]:
             self.problem_raised.emit(problem)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

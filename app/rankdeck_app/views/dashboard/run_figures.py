@@ -41,7 +41,7 @@ def stats(run: LiveRun) -> tuple[Stat, ...]:
     total = f" / {format_count(run.steps)}" if run.steps is not None else ""
     step = UNKNOWN if run.step is None else format_count(run.step)
     loss = UNKNOWN if run.loss is None or not math.isfinite(run.loss) else f"{run.loss:.4f}"
-    rate = UNKNOWN if run.samples_per_s is None else _rate(run.samples_per_s)
+    rate = UNKNOWN if run.samples_per_s is None else rate_text(run.samples_per_s)
     elapsed = UNKNOWN if run.elapsed_s is None else format_duration(run.elapsed_s)
     widest_step = "8" * len(step) if run.steps is None else format_count(run.steps)
     return (
@@ -54,7 +54,7 @@ def stats(run: LiveRun) -> tuple[Stat, ...]:
     )
 
 
-def _rate(samples_per_s: float) -> str:
+def rate_text(samples_per_s: float) -> str:
     return format_count(samples_per_s) if samples_per_s >= 99.5 else f"{samples_per_s:.1f}"
 
 
@@ -78,7 +78,9 @@ def _balance(run: LiveRun) -> Stat:
     if len(run.devices) == 1:
         total_bytes = run.total_bytes_of(run.devices[0])
         value = UNKNOWN if total_bytes is None else format_bytes(total_bytes)
-        return Stat(f"{run.label_of(run.devices[0])} {'live' if run.is_by_owners else 'peak'}", value, "888.8 MiB")
+        return Stat(
+            f"{run.label_of(run.devices[0])} {'live' if run.is_by_owners else 'peak'}", value, "888.8 MiB"
+        )
     return imbalance_stat(run.imbalance, [run.label_of(device) for device in run.devices])
 
 
@@ -227,7 +229,9 @@ def anatomy_rows(run: LiveRun) -> Iterator[Sequence[object]]:
     sampled = run.anatomy
     for row in () if sampled is None else sampled.rows:
         for span in row.spans:
-            label = run.label_of(run.devices[row.device]) if row.device < len(run.devices) else str(row.device)
+            label = (
+                run.label_of(run.devices[row.device]) if row.device < len(run.devices) else str(row.device)
+            )
             times = (f"{span.start_s:.6f}", f"{span.duration_s:.6f}")
             yield (label, span.name, *times, span.stage, span.microbatch, span.num_bytes)
 
