@@ -83,7 +83,8 @@ def line_of(event: events.AnyEvent) -> OutputLine | None:
         return OutputLine(event.t, event.rank, f"{event.reason} at step {event.step}", "dim")
     if isinstance(event, events.RunEnded):
         tone = "error" if event.outcome == "failed" else "dim"
-        return OutputLine(event.t, None, f"{event.outcome}, exit code {event.exit_code}", tone)
+        code = event.exit_code if event.script_status is None else event.script_status
+        return OutputLine(event.t, None, f"{event.outcome}, exit code {code}", tone)
     return None
 
 

@@ -27,15 +27,18 @@ def is_over(run: LiveRun) -> bool:
     return run.outcome not in (None, "running")
 
 
+def is_stepless(run: LiveRun) -> bool:
+    """Whether no step was seen and none will be."""
+    return run.step is None and (is_over(run) or not _is_observed(run))
+
+
+def _is_observed(run: LiveRun) -> bool:
+    return run.script is None or run.script.script.observe != "none"
+
+
 def stats(run: LiveRun) -> tuple[Stat, ...]:
     """The cells of the strip: those that this script can fill."""
-    step = UNKNOWN if run.step is None else format_count(run.step)
-    cells = [Stat("Step", step, "8" * max(5, len(step)))]
-    loss = run.loss
-    if loss is not None or not is_over(run):
-        known = loss is not None and math.isfinite(loss)
-        cells.append(Stat("Loss (EMA)", f"{loss:.4f}" if known else UNKNOWN, "88.8888"))
-    cells.append(Stat("Steps/s", UNKNOWN if run.steps_per_s is None else f"{run.steps_per_s:.3g}", "888.8"))
+    cells = [] if is_stepless(run) else _of_steps(run)
     if run.samples_per_s is not None:
         cells.append(Stat("Samples/s", run_figures.rate_text(run.samples_per_s), "88 888"))
     if (wait := run.fold.script.wait_share) is not None:
@@ -45,6 +48,16 @@ def stats(run: LiveRun) -> tuple[Stat, ...]:
     if (status := run.fold.script.script_status) is not None:
         cells.append(Stat("Exit status", str(status), "888", is_hot=status != 0))
     return (*cells, *_balance(run))
+
+
+def _of_steps(run: LiveRun) -> list[Stat]:
+    step = UNKNOWN if run.step is None else format_count(run.step)
+    cells = [Stat("Step", step, "8" * max(5, len(step)))]
+    loss, pace = run.loss, run.steps_per_s
+    if loss is not None or not is_over(run):
+        known = loss is not None and math.isfinite(loss)
+        cells.append(Stat("Loss (EMA)", f"{loss:.4f}" if known else UNKNOWN, "88.8888"))
+    return [*cells, Stat("Steps/s", UNKNOWN if pace is None else f"{pace:.3g}", "888.8")]
 
 
 def _balance(run: LiveRun) -> list[Stat]:
@@ -155,8 +168,8 @@ def _short_count(count: int) -> str:
 
 def absence(run: LiveRun, part: str = "") -> str:
     """Why there are no steps, or nothing of a part of what is observed (loss, memory, …)."""
-    script, seen = run.script, run.fold.script.lead
-    if script is not None and script.script.observe == "none":
+    seen = run.fold.script.lead
+    if not _is_observed(run):
         return "not observed: it runs with --observe none"
     if seen is not None and part in seen.parts:
         return f"not observed: {seen.parts[part]}"
@@ -168,7 +181,7 @@ def absence(run: LiveRun, part: str = "") -> str:
 def headline(run: LiveRun) -> tuple[str, str, str] | None:
     """As run_figures.headline; a script that is under way and has not stepped yet is not starting."""
     if run.outcome in (None, "running"):
-        if run.step is not None or (run.script is not None and run.script.script.observe == "none"):
+        if run.step is not None or not _is_observed(run):
             return None
         return "info", "Running; no optimizer step was seen yet.", "Its output is below."
     if run.outcome == "completed" and run.step is None:
@@ -183,7 +196,7 @@ def headline(run: LiveRun) -> tuple[str, str, str] | None:
 
 def shown_cards(run: LiveRun) -> set[str]:
     """The cards that have something to show, or say why they have not."""
-    shown = {"loss", "rate"}
+    shown = {"loss"} if is_stepless(run) else {"loss", "rate"}
     if run.fold.metrics:
         shown.add("metrics")
     if any(len(device.memory_history) > 1 for device in run.devices):

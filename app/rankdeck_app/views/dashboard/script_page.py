@@ -85,9 +85,9 @@ class ScriptPage(RunTab):
         }
         for name, (title, body) in bodies.items():
             self.cards[name] = ChartCard(title, theme, body, script_figures.rows_of(run, name))
-        above = [self.cards[name] for name in ("loss", "metrics", "band")]
-        below = [self.cards[name] for name in ("bars", "rate", "wait", "heat")]
-        return CardGrid((above, below), ((38, 36, 26), (31, 22, 22, 25)), _LEAST_WIDTH)
+        above = [self.cards[name] for name in ("loss", "bars", "metrics")]
+        below = [self.cards[name] for name in ("band", "rate", "wait", "heat")]
+        return CardGrid((above, below), ((32, 40, 28), (27, 22, 22, 29)), _LEAST_WIDTH)
 
     def _parts(self, theme: Theme) -> Sequence[Part]:
         self._facts = FactsLine(theme, "What runs")
