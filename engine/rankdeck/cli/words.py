@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rich.table import Table
 
 from rankdeck import events
 from rankdeck.base.units import format_bytes
+
+if TYPE_CHECKING:
+    from rankdeck.run.fold import Fold
 
 UNKNOWN = "-"
 KIND_LABELS = {
@@ -18,6 +23,7 @@ KIND_LABELS = {
     "communication": "comm",
     "inputs": "inputs",
     "temporary": "temp",
+    events.UNATTRIBUTED: "unattr.",
 }
 
 
@@ -45,4 +51,17 @@ def evaluation_in_words(evaluation: events.Evaluation) -> str:
     words = f"step {evaluation.step}: held-out loss {loss_in_words(evaluation.loss)}"
     if evaluation.accuracy is not None:
         words += f", accuracy {evaluation.accuracy:.2%}".replace("%", " %")
+    return words
+
+
+def progress_of_script(fold: Fold) -> list[str]:
+    """'step 120', 'loss 0.5312 at step 118', '14.3 steps/s', '457.6 samples/s': what is known of them."""
+    words = [f"step {fold.step or 0}"]
+    newest = fold.newest("loss")
+    if newest is not None:
+        step, loss = newest
+        words.append(f"loss {loss_in_words(loss)}" + (f" at step {step}" if step != fold.step else ""))
+    for pace, unit in ((fold.recent_steps_per_s(), "steps"), (fold.recent_samples_per_s(), "samples")):
+        if pace is not None:
+            words.append(f"{pace:.1f} {unit}/s")
     return words

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Flag, auto
 from typing import Any, NamedTuple
 
-from rankdeck.events import AnyEvent, DeviceMemory, DeviceSample, Memory, Metrics, Sample, Steps
+from rankdeck.events import OWNERS_SEEN, AnyEvent, DeviceMemory, DeviceSample, Memory, Metrics, Sample, Steps
 from rankdeck.run.metrics import MetricColumns, MetricKey, columns_of, is_whole
 from rankdeck.run.step_blocks import MOST_RANKS, StepBlock, blocks_of
 from rankdeck.rundir import LineCounts, attempt_of
@@ -71,24 +71,46 @@ class Readings:
             self.now["utilisation"] = sample.utilisation
 
 
+class Peak(NamedTuple):
+    """The memory of a sampled step."""
+
+    step: int
+    memory: DeviceMemory
+    source: str
+
+    @property
+    def size(self) -> tuple[bool, int]:
+        """What is measured comes before a sum over the owners that were seen, which is no peak."""
+        return self.source != OWNERS_SEEN, self.memory.peak_bytes
+
+
 @dataclass
-class MemoryColumns:
-    """Sampled steps of one device: when, which, and the peak; whole where a peak is the largest so far."""
+class Sampled:
+    """Sampled steps as columns: when, which, and the peak."""
 
     t: list[float] = field(default_factory=list)
     step: list[int] = field(default_factory=list)
-    peak_bytes: list[int] = field(default_factory=list)
-    largest: list[tuple[int, DeviceMemory]] = field(default_factory=list)
-    latest: DeviceMemory | None = None
-    source: str = ""
+    num_bytes: list[int] = field(default_factory=list)
+
+
+@dataclass
+class MemoryColumns:
+    """Sampled steps of one device, those where only owners were seen apart; whole where a peak is the largest
+    so far."""
+
+    measured: Sampled = field(default_factory=Sampled)
+    owners: Sampled = field(default_factory=Sampled)
+    largest: list[Peak] = field(default_factory=list)
+    latest: Peak | None = None
 
     def add(self, device: DeviceMemory, event: Memory) -> None:
-        self.t.append(event.t)
-        self.step.append(event.step)
-        self.peak_bytes.append(device.peak_bytes)
-        self.latest, self.source = device, event.source
-        if not self.largest or device.peak_bytes > self.largest[-1][1].peak_bytes:
-            self.largest.append((event.step, device))
+        self.latest = Peak(event.step, device, event.source)
+        columns = self.owners if event.source == OWNERS_SEEN else self.measured
+        columns.t.append(event.t)
+        columns.step.append(event.step)
+        columns.num_bytes.append(device.peak_bytes)
+        if not self.largest or self.latest.size > self.largest[-1].size:
+            self.largest.append(self.latest)
 
 
 @dataclass

@@ -36,6 +36,8 @@ _LEAST_HELD = 1 << 12
 _APART_S = 5.0
 """Ends of a step further apart than this, and than the step's own time, are not of one step."""
 _LONGEST_S = 1e9
+_TOO_LARGE = 1e300
+"""No figure of a script: sums of it leave the range of a double."""
 _LARGEST_JOIN = 1 << 16
 
 
@@ -101,7 +103,8 @@ class ScriptJoiner:
         if rank is None:
             rank = self.ranks[block.rank] = RankSteps()
             self.restore(block.first - 1)
-        first, values = block.first + rank.offset, block.values
+        first = block.first + rank.offset
+        values = np.where(np.abs(block.values) < _TOO_LARGE, block.values, np.nan)
         if rank.num_steps and first <= rank.last:
             if values[ENDED, 0] > rank.ended:
                 rank.offset += rank.last + 1 - first
