@@ -8,7 +8,11 @@ import typer
 
 from rankdeck.base.errors import MachineError
 from rankdeck.cli import console
-from rankdeck.cli.options import AsJson, RunName, find_run
+from rankdeck.cli.options import AsJson, RunName, find_run, is_script
+
+STOPPED_WITHIN_S = 30.0
+SCRIPT_STOPPED_WITHIN_S = 45.0
+"""A script has 30 s to end in its own way before it is ended."""
 
 
 def watch(name: RunName, as_json: AsJson = False) -> int:
@@ -38,9 +42,10 @@ def stop(
         console.err().print(f"{run.name} is not running: {outcome}.")
         return 0
     request_stop(run, now=now)
-    if not wait_ended(run, timeout_s=30.0):
+    timeout_s = SCRIPT_STOPPED_WITHIN_S if is_script(run) else STOPPED_WITHIN_S
+    if not wait_ended(run, timeout_s):
         raise MachineError(
-            f"{run.name} has not stopped within 30 s.",
+            f"{run.name} has not stopped within {timeout_s:.0f} s.",
             code="not-stopped",
             advice=f"Try: rankdeck stop {run.name} --now",
         )
