@@ -9,6 +9,7 @@ that steps next takes what has come together. Read steps.py before.
 from __future__ import annotations
 
 import functools
+import time
 import weakref
 
 from .readings import Readings, modes_on
@@ -52,10 +53,13 @@ class Losses:
             self.backwards_in_step += 1
             if self.backwards_in_step > 1:
                 return
-        self._session.beat("backward")
-        for function in self._session.on_backward:
+        session = self._session
+        if session.active_since is None:
+            session.active_since = time.perf_counter()
+        session.beat("backward")
+        for function in session.on_backward:
             function(tensors)
-        if self._session.sampled and len(self.readings) < 256:
+        if session.sampled and len(self.readings) < 256:
             self.readings.append(self._read(tensors, gradients))
 
     def _read(self, tensors: Any, gradients: Any) -> Any:

@@ -38,6 +38,7 @@ def both_names(name: str) -> "tuple[str, str]":
 PARTS = (
     ("torch", "steps", "steps", "install"),
     ("torch", "loss", "losses", "install"),
+    ("torch", "model", "models", "install"),
     ("torch.amp.grad_scaler", "scaler", "scaler", "install"),
     ("torch.distributed.fsdp.sharded_grad_scaler", "scaler", "scaler", "install_sharded"),
     ("torch.utils.data.dataloader", "samples", "loaders", "install"),

@@ -6,7 +6,7 @@ what its parent was. Read steps.py next, which decides what a step is.
 
 For parts: `emit`, `see`, `beat`, `guarded`, `switch_off`, and the lists of functions `on_sampled_step(optimizer)`
 (at the end of a sampled outermost step of the leading optimizer), `on_tick()` (in the thread, and at the end),
-`on_begin(optimizer)` (this is a rank now), `on_backward(tensors)` (an outermost backward begins) and `on_fork()` (in a child: forget).
+`on_begin(optimizer)` (this is a rank now), `on_leading(optimizer)` (from now on this one leads), `on_backward(tensors)` (an outermost backward begins) and `on_fork()` (in a child: forget).
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Session:
         self.on_begin: list[Callable[[Any], None]] = []
         self.on_sampled_step: list[Callable[[Any], None]] = []
         self.on_backward: list[Callable[[Any], None]] = []
+        self.on_leading: list[Callable[[Any], None]] = []
         self.on_tick: list[Callable[[], None]] = []
         self.on_fork: list[Callable[[], None]] = []
         self.parts_off: dict[str, str] = {}
@@ -61,6 +62,11 @@ class Session:
         self.fired = 0
         """Outermost steps of any optimizer."""
         self.losses: Losses | None = None
+        self.first_step = 0
+        """The step that an earlier process of this rank has come to."""
+        self.active_since: float | None = None
+        """When the first batch was asked for, or backward first ran (time.perf_counter)."""
+        self.ending = False
         self.waited_s = 0.0
         self.samples: int | None = None
         """Of all training batches so far whose backward has run; None where no loader tells."""
@@ -120,6 +126,11 @@ class Session:
 
     # How it lives.
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether this process is a rank whose lines are written down."""
+        return self._thread is not None
+
     def begin(self, optimizer: Any) -> None:
         """The first step of this process: from now on it is a rank."""
         if self.rank is not None:
@@ -128,7 +139,8 @@ class Session:
         rank, world_size = _place()
         folder = os.path.join(self.run, "events")
         file = RankFile(folder, rank, self.attempt, max(world_size or 1, _number("WORLD_SIZE", 1)))
-        self.rank, self.world_size, self.step = file.rank, world_size, file.steps
+        self.rank, self.world_size, self.first_step = file.rank, world_size, file.steps
+        self.step += file.steps
         self._open_heart(file.rank)
         for function in self.on_begin:
             function(optimizer)
@@ -153,7 +165,9 @@ class Session:
 
     def end(self) -> None:
         """What is left is written; why the process ends is its supervisor's to say."""
+        self.ending = True
         self._pause()
+        self.ending = False
 
     def _tell(self) -> None:
         facts = dict(self.seen)
