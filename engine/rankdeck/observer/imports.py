@@ -8,6 +8,7 @@ and little else is imported here: every Python of a run pays for it. Read parts.
 import sys
 from _thread import get_ident
 
+from . import own_name
 from .parts import PARTS
 
 TYPE_CHECKING = False
@@ -99,6 +100,7 @@ def arm() -> None:
     """Watch from now on; what has been imported already (by a .pth file) is taken up at once."""
     finder = _Finder()
     sys.meta_path.insert(0, finder)  # type: ignore[arg-type]  # the one method that is asked for is there
+    own_name.arm()
     for name in sorted(finder.waiting, key=len):
         if name in sys.modules:
             finder.imported(name, sys.modules[name])
