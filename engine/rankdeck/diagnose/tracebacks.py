@@ -104,7 +104,7 @@ def _read(lines: list[str], number: int, folder: str) -> Raised | None:
     raised = _RAISED.match(lines[number]) if number < len(lines) else None
     if raised is None:
         return None
-    own = [frame for frame in frames if _is_own(frame[0])] or frames
+    own = [frame for frame in frames if is_own(frame[0])] or frames
     file, line = own[-1] if own else (None, None)
     return Raised(raised["type"], _message(lines, number, raised["message"]), _absolute(file, folder), line)
 
@@ -131,7 +131,7 @@ def _syntax_error(lines: list[str], folder: str) -> Raised | None:
     return None
 
 
-def _is_own(file: str) -> bool:
+def is_own(file: str) -> bool:
     """Whether code belongs to neither Python nor an installed package."""
     parts = Path(file).parts
     installed = {"site-packages", "dist-packages"} & set(parts)

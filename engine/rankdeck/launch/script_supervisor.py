@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import select
+import signal
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -235,15 +236,17 @@ class ScriptSupervisor(supervising.Supervising):
             if not numbers:
                 self._signals = None  # the guard has gone, and this process goes too
             for number in numbers:
-                self._passed_on.add(number)
-                for rank in self._ranks:
-                    rank.pass_on(number)
+                self._pass_on(number, self._ranks)
         while self._typed:
-            number = self._typed.popleft()
-            self._passed_on.add(number)
             # The terminal of rank 0 does it there.
-            for rank in self._ranks[1:]:
-                rank.pass_on(number)
+            self._pass_on(self._typed.popleft(), self._ranks[1:])
+
+    def _pass_on(self, number: int, ranks: Sequence[ScriptRank]) -> None:
+        self._passed_on.add(number)
+        if number in (signal.SIGTSTP, signal.SIGSTOP, signal.SIGCONT):
+            self._watch.is_paused = number != signal.SIGCONT
+        for rank in ranks:
+            rank.pass_on(number)
 
     def _was_asked(self, codes: Sequence[int | None]) -> bool:
         """Whether those that failed ended by a signal that was passed on: nobody's fault."""

@@ -21,7 +21,7 @@ from rankdeck.launch.attached import Attached
 
 _CHUNK_BYTES = 1 << 16
 _POLL_S = 0.01
-_KEYS = ((termios.VINTR, signal.SIGINT), (termios.VQUIT, signal.SIGQUIT), (termios.VSUSP, signal.SIGTSTP))
+_KEYS = ((termios.VINTR, signal.SIGINT), (termios.VQUIT, signal.SIGQUIT))
 
 
 class Outlet:

@@ -108,9 +108,14 @@ class Watch:
     def _dump_stacks(self, beats: dict[int, Beat]) -> dict[int, list[Frame]]:
         """Where every rank that runs stands now. Only ranks that have beaten know what SIGUSR1 means."""
         running = [rank for rank in self.ranks if rank.rank in beats and rank.rank not in self._suspended]
-        sizes = before = {rank.rank: _num_bytes(self.log(rank.rank, "stacks")) for rank in running}
-        for rank in running:
-            rank.send(signal.SIGUSR1)
+        by_rank = {rank.rank: rank for rank in running}
+        return self._read_dumps(list(by_rank), lambda rank: by_rank[rank].send(signal.SIGUSR1))
+
+    def _read_dumps(self, ranks: Sequence[int], ask: Callable[[int], object]) -> dict[int, list[Frame]]:
+        """The stacks that these ranks write once they are asked."""
+        sizes = before = {rank: _num_bytes(self.log(rank, "stacks")) for rank in ranks}
+        for rank in ranks:
+            ask(rank)
         deadline = time.monotonic() + _DUMP_S
         # A report is written in pieces: it is whole when it has grown and grows no more.
         while time.monotonic() < deadline:
