@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 from PySide6.QtWidgets import QWidget
 
 from rankdeck_app.controllers.device_watch import DeviceWatch
+from rankdeck_app.controllers.interpreter_picker import InterpreterPicker
 from rankdeck_app.controllers.launching import Launching
 from rankdeck_app.controllers.remedies import Remedies
 from rankdeck_app.controllers.run_alerts import RunAlerts
 from rankdeck_app.controllers.run_tabs import RunTabs
+from rankdeck_app.controllers.scripts import Scripts
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.controllers.view_commands import AppCommands
 from rankdeck_app.shell.keys_page import KeysPage
@@ -42,7 +44,9 @@ class App:
         self.launching = Launching(window, self.session, self.tabs)
         self.alerts = RunAlerts(window, self.session, self.tabs)
         self.watch = DeviceWatch(window, self.session, self.tabs)
-        self.actions = AppCommands(window, self.session, self.tabs, self.launching, self.watch)
+        self.scripts = Scripts(window, self.session, self.launching)
+        self.picker = InterpreterPicker(window, self.session)
+        self.actions = AppCommands(window, self.session, self.tabs, self.launching, self.scripts, self.watch)
         self.remedies = Remedies(
             window, self.session, self.tabs, self.alerts, self.watch, self.actions.show_config
         )
@@ -52,13 +56,15 @@ class App:
     def start(self) -> None:
         self._register_pages()
         self._register_views()
-        self.window.commands.register(*self.actions.rows())
+        rows = [*self.actions.rows(), *self.scripts.rows(), *self.picker.rows()]
+        self.window.commands.register(*rows)
         for provider in self.actions.providers():
             self.window.palette_box.add_provider(provider)
         self.session.problems.changed.connect(self._show_problems)
         self.session.workspace.changed.connect(self._show_workspace)
         self.session.runs.changed.connect(self._show_alive)
         self.window.closing.connect(self._close)
+        self.window.files_dropped.connect(self.actions.open_dropped)
         self._show_workspace()
         self._show_problems()
         self.window.start()
@@ -93,19 +99,28 @@ class App:
 
         window, session = self.window, self.session
         keys = partial(window.keymap.text_for, "run.launch")
-        view = LaunchView(window.theme, session.draft, session.gpus, session.presets, session.plan, keys)
+        view = LaunchView(
+            window.theme, session.draft, session.script, session.scripts, session.choice, session.gpus,
+            session.presets, session.plan, keys,
+        )  # fmt: skip
         view.footer.estimate.opened.connect(self.actions.show_plan)
-        view.launch_requested.connect(self.launching.launch_draft)
+        view.launch_requested.connect(self.actions.launch)
         view.preset_picked.connect(self.actions.use_preset)
         view.strategy.list.explained.connect(self.actions.explain_strategy)
         view.devices.opened.connect(self.watch.show)
+        view.script.browse_asked.connect(self.scripts.browse)
+        view.script.interpreter_asked.connect(self.picker.pick)
+        view.script.save_asked.connect(self.scripts.ask_entry_name)
+        view.script.entry_picked.connect(self.scripts.fill)
+        view.script.remove_asked.connect(self.scripts.remove_entry)
 
         def show_state() -> None:
             blocker = self.launching.blocker()
             text = None if blocker is None else " ".join(filter(None, (blocker.message, blocker.advice)))
-            view.footer.show_state(text, self.launching.num_pending)
+            view.footer.show_state(text, self.launching.num_pending, self.scripts.in_words())
 
         self.launching.changed.connect(show_state)
+        session.scripts.changed.connect(show_state)
         window.keymap.changed.connect(show_state)
         window.theme.changed.connect(show_state)
         self.tabs.figures_changed.connect(lambda: view.devices.set_usage(*self.tabs.usage()))
@@ -122,7 +137,8 @@ class App:
             "save": tabs.save_checkpoint,
             "stop": tabs.stop,
             "resume": self.launching.resume,
-            "reuse": tabs.use_configuration,
+            "again": self.scripts.run_again,
+            "reuse": self.actions.use_configuration,
             "reveal": tabs.reveal,
             "copy": tabs.copy_path,
         }

@@ -112,6 +112,13 @@ class CommandTable(QObject):
             self._rows[command.id] = command
         self.changed.emit()
 
+    def withdraw(self, *command_ids: str) -> None:
+        """Take rows out that there is no longer anything behind."""
+        for command_id in command_ids:
+            self._rows.pop(command_id, None)
+        if command_ids:
+            self.changed.emit()
+
     def __iter__(self) -> Iterator[Command]:
         return iter(self._rows.values())
 

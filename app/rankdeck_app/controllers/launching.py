@@ -6,7 +6,7 @@ A launch never stops another run, and nothing of the person's code runs before i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal
@@ -20,11 +20,12 @@ from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.shell.page import Page, PageUnavailable
 from rankdeck_app.shell.window import MainWindow
+from rankdeck_app.state.device_choice import PLACE
 from rankdeck_app.state.engine_process import Launch
 from rankdeck_app.state.gpus import GpuState
-from rankdeck_app.state.problem_list import DRAFT, LAUNCH
+from rankdeck_app.state.problem_list import DRAFT, LAUNCH, SCRIPT
 from rankdeck_app.state.suggestion import Suggestion
-from rankdeck_app.views.launch.devices import NONE_CHOSEN, PLACE
+from rankdeck_app.views.launch.devices import NONE_CHOSEN
 from rankdeck_app.views.launch.trust_question import TrustQuestion
 from rankdeck_app.views.starting import PAGE_KIND, StartingPage
 
@@ -45,7 +46,7 @@ class Launching(QObject):
         self._pending: dict[str, Launch] = {}
         self.question: TrustQuestion | None = None
         window.editor.register_page_kind(PAGE_KIND, self._make_page)
-        session.draft.changed.connect(self._draft_changed)
+        session.choice.changed.connect(self._draft_changed)
         session.gpus.changed.connect(self._draft_changed)
         self._draft_changed()
 
@@ -56,8 +57,11 @@ class Launching(QObject):
         return len(self._pending)
 
     def blocker(self) -> Problem | None:
-        """Why the draft cannot be launched, or None."""
-        draft, gpus = self._session.draft, self._session.gpus
+        """Why what is configured, the draft or the script, cannot be launched, or None."""
+        draft, gpus, script = self._session.draft, self._session.gpus, self._session.script
+        if script.is_chosen:
+            problem = next(iter(script.problems), None)
+            return problem or (self._missing_gpu() if gpus.known else None)
         if draft.value(PLACE) == NONE_CHOSEN:
             return Problem(
                 "no-device", "No GPU is chosen.", path="devices.use", advice="Choose at least one."
@@ -67,16 +71,17 @@ class Launching(QObject):
         return self._missing_gpu() if gpus.known else None
 
     def _missing_gpu(self) -> Problem | None:
-        """The draft asks for GPUs that this machine does not have."""
+        """GPUs are asked for that this machine does not have."""
         try:
-            selection = parse_devices(str(self._session.draft.value(PLACE) or "auto"))
+            selection = parse_devices(str(self._session.choice.use or "auto"))
         except DeviceError:
             return None
         gpus = self._session.gpus
         if selection.kind != "gpu":
             return None
         if not gpus.devices:
-            advice = "Switch Devices to Rehearsal."
+            is_script = self._session.script.is_chosen
+            advice = f"Switch Devices to {'No GPUs' if is_script else 'Rehearsal'}."
             return Problem("no-gpu", f"{gpus.reason}.", path="devices.use", advice=advice)
         named = {str(gpu.index): gpu for gpu in gpus.whole} | {gpu.uuid: gpu for gpu in gpus.devices}
         missing = [name for name in selection.gpus if name not in named]
@@ -91,11 +96,14 @@ class Launching(QObject):
         return _refusal([gpu for gpu in gpus.whole if gpu.availability.is_for_all] or gpus.whole[:1])
 
     def _draft_changed(self) -> None:
-        blocker = self.blocker()
-        problems = list(self._session.draft.problems)
+        blocker, script = self.blocker(), self._session.script
+        problems = list(script.problems if script.is_chosen else self._session.draft.problems)
         if blocker is not None and blocker not in problems:
             problems.insert(0, blocker)
-        self._session.problems.set(DRAFT, "configuration", problems)
+        # An empty form is no fault: the button says what is missing.
+        listed = [problem for problem in problems if script.form.run or problem.path != "script.run"]
+        self._session.problems.set(DRAFT, "configuration", [] if script.is_chosen else problems)
+        self._session.problems.set(SCRIPT, "script", listed if script.is_chosen else [])
         self._window.context.set("launchable", blocker is None)
         self.changed.emit()
 
@@ -111,7 +119,7 @@ class Launching(QObject):
         try:
             config = load(suggestion.preset.path, devices=suggestion.devices)
         except ConfigError as error:
-            self._refused(suggestion.preset.name, error.problems)
+            self.refused(suggestion.preset.name, error.problems)
         else:
             self.launch(config)
 
@@ -130,7 +138,7 @@ class Launching(QObject):
         try:
             config = RunDir(path).config()
         except ConfigError as error:
-            self._refused(path.name, error.problems)
+            self.refused(path.name, error.problems)
         else:
             self._when_trusted(config, lambda: self._begin_resume(path))
 
@@ -141,7 +149,11 @@ class Launching(QObject):
             self._await(key, launch)
 
     def _when_trusted(self, config: RunConfig, go_on: Callable[[], object]) -> None:
-        folders = self._session.trust.untrusted(config.code_folders())
+        self.when_trusted(config.code_folders(), go_on)
+
+    def when_trusted(self, code_folders: Iterable[Path], go_on: Callable[[], object]) -> None:
+        """Go on once the person trusts the code in these folders; that may be never."""
+        folders = self._session.trust.untrusted(code_folders)
         if not folders:
             go_on()
             return
@@ -171,10 +183,14 @@ class Launching(QObject):
             )
         except OSError as error:
             text = f"The run could not be started: {error}."
-            self._refused(
+            self.refused(
                 config.name, [Problem("launch", text, advice="Free the disk or choose another folder.")]
             )
             return
+        self.show_starting(launch)
+
+    def show_starting(self, launch: Launch) -> None:
+        """A tab for a launch until its run has one."""
         self._count += 1
         page_id = f"{PAGE_KIND}:{self._count}"
         self._await(page_id, launch)
@@ -211,10 +227,11 @@ class Launching(QObject):
             self._window.editor.close_page(key)
             self._window.toasts.info(problems[0].message)
         else:
-            self._refused(launch.name, problems)
+            self.refused(launch.name, problems)
         self.changed.emit()
 
-    def _refused(self, name: str, problems: list[Problem]) -> None:
+    def refused(self, name: str, problems: list[Problem]) -> None:
+        """Say why something did not start."""
         self._session.problems.set(LAUNCH, name, problems)
         show = ("Show Problems", lambda: self._window.show_panel("problems"))
         self._window.toasts.show(f"{name} did not start: {problems[0].message}", "error", [show])

@@ -14,7 +14,8 @@ from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.imbalance_alert import CODE
-from rankdeck_app.state.problem_list import DEVICES, DRAFT, LAUNCH, ListedProblem
+from rankdeck_app.state.problem_list import DEVICES, DRAFT, LAUNCH, SCRIPT, ListedProblem
+from rankdeck_app.state.script_draft import NO_GPUS
 from rankdeck_app.state.suggestion import REHEARSAL
 from rankdeck_app.widgets.run_list import strategy_title
 
@@ -46,6 +47,10 @@ class Remedies:
         remedies: list[Remedy] = []
         if owner in (DRAFT, LAUNCH) and problem.code in ("no-gpu", "no-driver"):
             remedies.append(("Rehearse Instead", self._rehearse))
+        if owner == SCRIPT:
+            remedies.append(("Show the Script", lambda: self._window.show_activity("launch")))
+            if problem.code in ("no-gpu", "no-device"):
+                remedies.insert(0, ("Run Without GPUs", lambda: self._session.script.set(devices=NO_GPUS)))
         if owner == DRAFT and problem.line is not None:
             remedies.append(("Go to Line", partial(self._show_config, problem.line)))
         if owner == LAUNCH:

@@ -51,11 +51,10 @@ class RunAlerts(QObject):
         held = {place: run.memory_of(device) for place, device in enumerate(run.devices)}
         known = {place: memory.peak_by_kind for place, memory in held.items() if memory is not None}
         kinds = {place: by_kind for place, by_kind in known.items() if by_kind is not None}
-        labels = {place: device.label for place, device in enumerate(run.devices)}
-        problem = alert.look(run.imbalance, labels, kinds, run.strategy)
-        title = run.config.name if run.config is not None else run.name
+        labels = {place: run.label_of(device) for place, device in enumerate(run.devices)}
+        problem = alert.look(run.imbalance, labels, kinds, _strategy_of(run))
         shown = [] if problem is None else [problem]
-        self._session.problems.set(_owner(run.run.path), title, shown, run.run.path)
+        self._session.problems.set(_owner(run.run.path), run.title, shown, run.run.path)
         if problem is not None and run.is_live and run.run.path not in self._announced:
             self._announced.add(run.run.path)
             self._say(run, problem)
@@ -94,6 +93,12 @@ class RunAlerts(QObject):
         change(draft)
         undo = ("Bring Mine Back", lambda: draft.bring_back(before))
         self._window.toasts.show(text, actions=[undo] if was_edited else [])
+
+
+def _strategy_of(run: LiveRun) -> str | None:
+    """The strategy, or of a script the one that its parallel wrapper is."""
+    lead = run.fold.script.lead
+    return "dp" if lead is not None and lead.wrapper == "DataParallel" else run.strategy
 
 
 def _owner(path: Path) -> str:

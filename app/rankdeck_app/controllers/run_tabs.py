@@ -14,6 +14,7 @@ from PySide6.QtCore import QObject, QUrl, Signal
 from PySide6.QtGui import QDesktopServices, QGuiApplication
 
 from rankdeck.base import files
+from rankdeck.base.errors import ConfigError
 from rankdeck.base.units import format_bytes, format_count
 from rankdeck.run.imbalance import lead_of
 from rankdeck.run.problems import failed_problem, lost_problem
@@ -68,8 +69,21 @@ class RunTabs(QObject):
             raise PageUnavailable(f"The run's folder is gone: {path}")
         from rankdeck_app.views.dashboard.page import RunPage  # brings the plots
 
+        run = self.open_runs.acquire(path)
+        if _is_of_script(path):
+            from rankdeck_app.views.dashboard.script_page import ScriptPage
+
+            return ScriptPage(
+                run,
+                self._window.theme,
+                self._window.clock,
+                stop_command="run.stop",
+                again_command="run.again",
+                run_command=self._window.commands.run,
+                closed=lambda: self.open_runs.release(path),
+            )
         return RunPage(
-            self.open_runs.acquire(path),
+            run,
             self._window.theme,
             self._window.clock,
             stop_command="run.stop",
@@ -99,11 +113,15 @@ class RunTabs(QObject):
 
     def _follow(self, page: Page | None) -> None:
         run = _run_of(page)
+        is_script = run is not None and run.script is not None
+        outcome = None if run is None else run.outcome
         self._window.context.update(
             {
                 "activeRun": run is not None,
                 "activeRunAlive": run is not None and run.is_live,
-                "activeRunResumable": run is not None and run.outcome in RESUMABLE,
+                "activeRunScript": is_script,
+                "activeRunResumable": not is_script and outcome in RESUMABLE,
+                "activeRunAgain": is_script and outcome not in (None, "running"),
             }
         )
         if run is not None and run is not self.current:
@@ -172,8 +190,7 @@ class RunTabs(QObject):
             problems.append(lost_problem(run.run))
         elif run.outcome == "failed" and not problems:
             problems.append(failed_problem(run.run))
-        title = run.config.name if run.config is not None else run.name
-        self._session.problems.set(str(run.run.path), title, problems, run.run.path)
+        self._session.problems.set(str(run.run.path), run.title, problems, run.run.path)
 
     def _say_ended(self, info: RunInfo) -> None:
         """A run that is not on show is over."""
@@ -215,16 +232,15 @@ class RunTabs(QObject):
             state.show_text(
                 " · ".join(filter(None, (word.split(":")[0].capitalize(), *_progress(run)))),
                 icon,
-                tooltip=f"{run.config.name if run.config else run.name}\n{run.run.path}",
+                tooltip=f"{run.title}\n{run.run.path}",
                 command="view.panel.output",
             )
             # GPUs of this machine stand in the status bar already.
-            shown = run.is_rehearsal or not self._session.gpus.devices
+            shown = not run.has_gpus or not self._session.gpus.devices
             devices.show_text(_devices(run) if shown else "", tooltip=run.source or "")
             loss_text = "" if run.loss is None else f"loss {run.loss:.4f}"
             loss.show_text(loss_text, tooltip="Training loss, smoothed")
-            rate_text = "" if run.samples_per_s is None else f"{run.samples_per_s:.0f} samples/s"
-            rate.show_text(rate_text, tooltip="Samples per second of all devices together")
+            rate.show_text(_rate(run), tooltip="Of all devices together")
         self.figures_changed.emit()
 
     def close(self) -> None:
@@ -236,6 +252,13 @@ def _run_of(page: Page | None) -> LiveRun | None:
     return run
 
 
+def _is_of_script(path: Path) -> bool:
+    try:
+        return RunDir(path).script() is not None
+    except ConfigError:
+        return False  # what the run was started with cannot be read
+
+
 def _progress(run: LiveRun) -> list[str]:
     strategy = strategy_title(run.strategy) if run.strategy else ""
     if run.step is None:
@@ -244,12 +267,21 @@ def _progress(run: LiveRun) -> list[str]:
     return [strategy, f"step {format_count(run.step)}{steps}"]
 
 
+def _rate(run: LiveRun) -> str:
+    """Samples where they are seen, else steps."""
+    if run.samples_per_s is not None:
+        return f"{run.samples_per_s:.0f} samples/s"
+    return f"{run.steps_per_s:.3g} steps/s" if run.is_script and run.steps_per_s is not None else ""
+
+
 def _devices(run: LiveRun) -> str:
     """'8 GPUs · 141.6 GiB of 640.0 GiB', '4 virtual · 1.2 GiB'."""
     if not run.devices:
         return ""
     count = len(run.devices)
-    name = f"{count} virtual" if run.is_rehearsal else f"{count} GPU{'s' if count > 1 else ''}"
+    name = f"{count} GPU{'s' if count > 1 else ''}"
+    if not run.has_gpus:
+        name = f"{count} virtual" if run.is_rehearsal else f"{count} on CPU"
     known = [total for total in map(run.total_bytes_of, run.devices) if total is not None]
     if not known:
         return name

@@ -17,6 +17,7 @@ from rankdeck.config import presets as engine_presets
 from rankdeck.config.presets import PresetCard
 from rankdeck_app.settings import Settings
 from rankdeck_app.shell.services import Services
+from rankdeck_app.state.device_choice import DeviceChoice
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.engine_process import Engine
 from rankdeck_app.state.gpus import Gpus
@@ -25,6 +26,8 @@ from rankdeck_app.state.plan_process import Planner
 from rankdeck_app.state.predictions import Predictions
 from rankdeck_app.state.problem_list import ProblemList
 from rankdeck_app.state.runs import Runs
+from rankdeck_app.state.script_draft import NO_GPUS, ScriptDraft
+from rankdeck_app.state.script_folder import ScriptFolder
 from rankdeck_app.state.suggestion import default_devices
 from rankdeck_app.state.trust import Trust
 from rankdeck_app.state.workspace import Workspace
@@ -52,6 +55,13 @@ class Session:
         self.runs = Runs(self.workspace.runs_folder, parent)
         self.workspace.changed.connect(lambda: self.runs.set_folder(self.workspace.runs_folder))
         self.draft = Draft(state_folder / "draft.json", self.workspace.folder, parent)
+        self.script = ScriptDraft(state_folder / "script.json", self.workspace.folder, parent)
+        self.workspace.changed.connect(lambda: self.script.set_folder(self.workspace.folder))
+        self.scripts = ScriptFolder(self.workspace, state_folder / "interpreters.json", parent)
+        self.gpus.changed.connect(
+            lambda: self.script.set_usual_devices("gpu:all" if self.gpus.devices else NO_GPUS)
+        )
+        self.choice = DeviceChoice(self.draft, self.script, parent)
         self.problems = ProblemList(parent)
         self.presets: Sequence[PresetCard] = engine_presets.all()
         is_automatic = partial(settings.get, "plan.automatic", bool)
@@ -69,6 +79,7 @@ class Session:
         self.runs.start()
         self.gpus.ask()
         self.plan.start()
+        self.scripts.look()
 
     def use_preset(self, preset: PresetCard) -> None:
         """Make the preset the configuration; where it names no devices, those that make sense here.
@@ -87,6 +98,8 @@ class Session:
         for part in (self.plan, self.elsewhere, self.predictions):
             part.close()
         self.draft.close()
+        self.script.close()
+        self.scripts.close()
         self.gpus.close()
         self.engine.close()
         self.runs.close()

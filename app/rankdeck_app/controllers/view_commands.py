@@ -14,6 +14,7 @@ from rankdeck_app.commands.table import Command
 from rankdeck_app.controllers.device_watch import DeviceWatch
 from rankdeck_app.controllers.launching import Launching
 from rankdeck_app.controllers.run_tabs import RunTabs
+from rankdeck_app.controllers.scripts import Scripts
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.shell.palette import QuickItem, QuickProvider
 from rankdeck_app.shell.window import MainWindow
@@ -28,12 +29,19 @@ class AppCommands:
     """What the commands do where that is more than one call; views ask for the same by signals."""
 
     def __init__(
-        self, window: MainWindow, session: Session, tabs: RunTabs, launching: Launching, watch: DeviceWatch
+        self,
+        window: MainWindow,
+        session: Session,
+        tabs: RunTabs,
+        launching: Launching,
+        scripts: Scripts,
+        watch: DeviceWatch,
     ) -> None:
         self.window = window
         self.session = session
         self.tabs = tabs
         self.launching = launching
+        self.scripts = scripts
         self.watch = watch
 
     def rows(self) -> list[Command]:
@@ -50,11 +58,19 @@ class AppCommands:
         row, tabs, launching = partial(Command, menu="Run/1_control"), self.tabs, self.launching
         alive, stop_now = partial(row, when="activeRunAlive"), partial(tabs.stop_active, now=True)
         return [
-            row("run.launch", "Run: Launch", launching.launch_draft, ("Ctrl+F5",), "launchable"),
+            row("run.launch", "Run: Launch", self.launch, ("Ctrl+F5",), "launchable"),
             alive("run.stop", "Run: Stop", tabs.stop_active, ("Shift+F5",)),
             alive("run.stopNow", "Run: Stop Now", stop_now, ("Ctrl+Shift+F5",)),
-            alive("run.checkpoint", "Run: Save Checkpoint Now", self._on_active(tabs.save_checkpoint)),
+            row(
+                "run.checkpoint",
+                "Run: Save Checkpoint Now",
+                self._on_active(tabs.save_checkpoint),
+                when="activeRunAlive && !activeRunScript",
+            ),
             row("run.resume", "Run: Resume", self._on_active(launching.resume), when="activeRunResumable"),
+            row(
+                "run.again", "Run: Run Again", self._on_active(self.scripts.run_again), when="activeRunAgain"
+            ),
         ]
 
     def _configure_rows(self) -> list[Command]:
@@ -76,7 +92,7 @@ class AppCommands:
         """What can be had of the run in the active tab."""
         row, tabs, of = partial(Command, when="activeRun", menu="Run/3_this"), self.tabs, self._on_active
         return [
-            row("run.reuse", "Run: Use the Configuration of This Run", of(tabs.use_configuration)),
+            row("run.reuse", "Run: Use the Configuration of This Run", of(self.use_configuration)),
             row("run.reveal", "Run: Open the Folder of This Run", of(tabs.reveal)),
             row("run.copyPath", "Run: Copy the Path of This Run", of(tabs.copy_path)),
         ]
@@ -111,7 +127,7 @@ class AppCommands:
     # What quick open lists
 
     def providers(self) -> list[QuickProvider]:
-        return [self.run_items, self.preset_items, self.file_items]
+        return [self.run_items, self.scripts.items, self.preset_items, self.file_items]
 
     def run_items(self) -> list[QuickItem]:
         return [
@@ -153,8 +169,34 @@ class AppCommands:
 
     # What views ask for
 
+    def launch(self) -> None:
+        """Start what is configured: the script, or the configuration."""
+        if self.session.script.is_chosen:
+            self.scripts.launch_form()
+        else:
+            self.launching.launch_draft()
+
+    def use_configuration(self, path: Path) -> None:
+        """What a run was started with becomes what Launch would start: its configuration, or its script."""
+        if not self.scripts.use_run(path):
+            self.session.script.choose(False)
+            self.tabs.use_configuration(path)
+
+    def open_dropped(self, paths: list[Path]) -> None:
+        """Files that were dropped on the window: a script, a configuration or a folder."""
+        for path in paths[:1]:
+            if path.is_dir():
+                self.open_workspace(path)
+            elif path.suffix == ".toml":
+                self.open_config(path)
+            elif path.suffix == ".py":
+                self.scripts.show(path)
+            else:
+                self.window.toasts.warn(f"{path.name} is neither a script (.py) nor a configuration (.toml).")
+
     def use_preset(self, preset: PresetCard) -> None:
         """Make a preset the configuration; the one before can be brought back."""
+        self.session.script.choose(False)
         before, was_edited = self.session.draft.snapshot(), self.session.draft.is_edited
         try:
             self.session.use_preset(preset)
@@ -169,6 +211,7 @@ class AppCommands:
             self.window.toasts.show(text, actions=[undo])
 
     def choose_strategy(self, name: str) -> None:
+        self.session.script.choose(False)
         self.session.draft.choose(("strategy",), name)
         self.window.show_activity("launch")
 

@@ -1,7 +1,7 @@
 """The side bar: one view per activity, built when it is first shown.
 
 `Activity` is the row that a view registers. `SideBarView` is a ready body for it: collapsible sections one
-below the other in a scroll area, and a footer that stays in sight.
+below the other in a scroll area, with a header and a footer that stay in sight.
 """
 
 from __future__ import annotations
@@ -135,6 +135,12 @@ class SideBarView(QWidget):
         self._rows.insertWidget(self._rows.count() - 1, section)
         self.sections.append(section)
         return section
+
+    def set_header(self, header: QWidget) -> None:
+        """A widget above the scroll area that never scrolls away (what is configured)."""
+        layout = self.layout()
+        assert isinstance(layout, QVBoxLayout)
+        layout.insertWidget(0, header)
 
     def set_footer(self, footer: QWidget) -> None:
         """A widget below the scroll area that never scrolls away (the estimate and the Launch button)."""

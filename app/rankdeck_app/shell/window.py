@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from PySide6.QtCore import QEvent, QSize, Qt, QTimer, Signal
-from PySide6.QtGui import QCloseEvent, QPaintEvent, QResizeEvent
+from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
 from rankdeck_app.commands.keymap import Shortcuts
@@ -50,6 +51,8 @@ class MainWindow(QWidget):
     started = Signal()
     layout_changed = Signal()
     closing = Signal()
+    files_dropped = Signal(list)
+    """Paths that were dropped where no part of the window takes them."""
 
     def __init__(self, services: Services) -> None:
         super().__init__()
@@ -62,6 +65,7 @@ class MainWindow(QWidget):
         self.clock = services.clock
         self.setWindowTitle(APP_NAME)
         self.setMinimumSize(QSize(800, 500))
+        self.setAcceptDrops(True)
         self._load_theme()
         self._zen = False
         self._panel_max = False
@@ -294,6 +298,16 @@ class MainWindow(QWidget):
     def resizeEvent(self, event: QResizeEvent) -> None:
         if self._painted:
             self._place_floating()
+
+    def dragEnterEvent(self, event: QDragEnterEvent) -> None:
+        if event.mimeData().hasUrls():
+            event.acceptProposedAction()
+
+    def dropEvent(self, event: QDropEvent) -> None:
+        paths = [Path(url.toLocalFile()) for url in event.mimeData().urls() if url.isLocalFile()]
+        if paths:
+            event.acceptProposedAction()
+            self.files_dropped.emit(paths)
 
     def changeEvent(self, event: QEvent) -> None:
         super().changeEvent(event)

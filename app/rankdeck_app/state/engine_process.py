@@ -220,8 +220,17 @@ class Engine(QObject):
         file.write_text(config_toml, encoding="utf-8")
         return file
 
+    def run_script(self, name: str, arguments: Sequence[str], *, workspace: Path) -> Launch:
+        """Begin a run of a person's own script in the workspace: `rankdeck run` with these arguments.
+
+        Raises:
+            OSError: the workspace is not there and cannot be made.
+        """
+        workspace.mkdir(parents=True, exist_ok=True)
+        return self._begin(Launch(name, None, EngineCall(self.python, arguments, workspace, self), self))
+
     def resume(self, run: Path, *, workspace: Path) -> Launch:
-        """Begin the next attempt of a run that is over."""
+        """Begin the next attempt of a run that is over; of a script, the same again as a new run."""
         arguments = ["resume", str(run), "--detach", "--json"]
         return self._begin(Launch(run.name, None, EngineCall(self.python, arguments, workspace, self), self))
 

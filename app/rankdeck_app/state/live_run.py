@@ -7,6 +7,7 @@ the start of the files, so a restarted app sees every event once. What is not kn
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 
@@ -14,7 +15,15 @@ from PySide6.QtCore import QObject, Signal
 
 from rankdeck.base.errors import Problem
 from rankdeck.config import RunConfig
-from rankdeck.events import MEASURED_IN_REHEARSAL, MEASURED_ON_GPU, DeviceMemory, Evaluation
+from rankdeck.config.script import ScriptConfig
+from rankdeck.events import (
+    MEASURED_IN_REHEARSAL,
+    MEASURED_ON_GPU,
+    OWNERS_SEEN,
+    SCRIPT,
+    DeviceMemory,
+    Evaluation,
+)
 from rankdeck.run.anatomy import StepAnatomy
 from rankdeck.run.batch import Changed
 from rankdeck.run.devices import DeviceFigures
@@ -39,6 +48,7 @@ class LiveRun(QObject):
         self.run = RunDir(path)
         self.fold = Fold()
         self.config: RunConfig | None = None
+        self.script: ScriptConfig | None = None
         self.outcome: str | None = None
         self.end: End | None = None
         self.prediction: PlanLine | None = None
@@ -118,6 +128,12 @@ class LiveRun(QObject):
         return self.run.name
 
     @property
+    def title(self) -> str:
+        """What the person calls it; the directory's name until that is read."""
+        named = self.config or self.script
+        return named.name if named is not None else self.name
+
+    @property
     def is_live(self) -> bool:
         return self.outcome == "running"
 
@@ -127,14 +143,39 @@ class LiveRun(QObject):
         return bool(self._tail.batches)
 
     @property
+    def is_script(self) -> bool:
+        """Whether it runs a person's own script."""
+        started = self.fold.started
+        return self.script is not None or (started is not None and started.source == SCRIPT)
+
+    @property
     def is_rehearsal(self) -> bool | None:
-        return None if not self.devices else self.devices[0].kind != "gpu"
+        """Whether virtual devices stand for GPUs; a script without GPUs trains on the CPU and rehearses
+        nothing."""
+        if not self.devices or self.is_script:
+            return None if not self.devices else False
+        return self.devices[0].kind != "gpu"
+
+    @property
+    def has_gpus(self) -> bool:
+        return bool(self.devices) and self.devices[0].kind == "gpu"
+
+    @property
+    def is_by_owners(self) -> bool:
+        """Whether memory is what owners were found for, of which no peak is known."""
+        return self.fold.source == OWNERS_SEEN
+
+    def label_of(self, device: DeviceFigures) -> str:
+        """'GPU 0', 'Virtual 0'; of a script without GPUs the CPU's share of a rank."""
+        return f"CPU {device.device}" if self.is_script and not self.has_gpus else device.label
 
     @property
     def source(self) -> str | None:
-        """'measured in rehearsal' or 'measured on GPU'."""
+        """'measured in rehearsal', 'measured on GPU'; of a script what its memory was read from."""
         if self.is_rehearsal is None:
             return None
+        if self.is_script:
+            return self.fold.source or (MEASURED_ON_GPU if self.has_gpus else None)
         return self.fold.source or (MEASURED_IN_REHEARSAL if self.is_rehearsal else MEASURED_ON_GPU)
 
     @property
@@ -157,7 +198,13 @@ class LiveRun(QObject):
     def samples_per_s(self) -> float | None:
         """Now, smoothed, while the run is alive; then its mean."""
         mean = None if self.outcome in (None, "running") else self.fold.samples_per_s()
-        return mean if mean is not None else self.rate_ema.last_y
+        return mean if mean is not None else _finite(self.rate_ema.last_y)
+
+    @property
+    def steps_per_s(self) -> float | None:
+        """Of a script: now, smoothed, while it is alive; then its mean."""
+        mean = None if self.outcome in (None, "running") else self.fold.steps_per_s()
+        return mean if mean is not None else _finite(self.fold.script.step_rate_ema.last_y)
 
     @property
     def loss(self) -> float | None:
@@ -222,6 +269,9 @@ class LiveRun(QObject):
         if passed.config is not None:
             self.config = passed.config
             changed |= Changed.STATE
+        if passed.script is not None:
+            self.script = passed.script
+            changed |= Changed.STATE
         if changed & Changed.PROBLEMS:
             self._tell_problems()
         if passed.outcome is not None:
@@ -248,3 +298,7 @@ class LiveRun(QObject):
         self._own_problems = found
         for problem in raised + [problem for problem in found if problem.code not in known]:
             self.problem_raised.emit(problem)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -78,15 +78,21 @@ def line_of(event: events.AnyEvent) -> OutputLine | None:
     if isinstance(event, events.RankStarted):
         return OutputLine(event.t, event.rank, event.phase, "dim")
     if isinstance(event, events.RunStarted):
-        return OutputLine(
-            event.t, None, f"attempt {event.attempt}: {event.strategy}, {event.steps} steps", "dim"
-        )
+        return OutputLine(event.t, None, f"attempt {event.attempt}: {_announced(event)}", "dim")
     if isinstance(event, events.RankEnded):
         return OutputLine(event.t, event.rank, f"{event.reason} at step {event.step}", "dim")
     if isinstance(event, events.RunEnded):
         tone = "error" if event.outcome == "failed" else "dim"
-        return OutputLine(event.t, None, f"{event.outcome}, exit code {event.exit_code}", tone)
+        code = event.exit_code if event.script_status is None else event.script_status
+        return OutputLine(event.t, None, f"{event.outcome}, exit code {code}", tone)
     return None
+
+
+def _announced(event: events.RunStarted) -> str:
+    """What is known beforehand: of a person's own script how many ranks it was given."""
+    if event.source == events.SCRIPT:
+        return f"{event.world_size} rank{'s' if event.world_size != 1 else ''} of a script"
+    return f"{event.strategy}, {event.steps} steps"
 
 
 def _step_line(event: events.Steps) -> OutputLine | None:

@@ -14,14 +14,15 @@ from PySide6.QtCore import QObject, Signal
 from rankdeck.base.errors import Problem
 
 DRAFT = "draft"
+SCRIPT = "script"
 LAUNCH = "launch"
 DEVICES = "devices"
 
 
 @dataclass(frozen=True)
 class ListedProblem:
-    """A problem and whose it is: DRAFT, LAUNCH, DEVICES, or what begins with a run's path (`run` is then its
-    directory).
+    """A problem and whose it is: DRAFT, SCRIPT, LAUNCH, DEVICES, or what begins with a run's path (`run` is
+    then its directory).
     """
 
     owner: str

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from rankdeck.base.errors import ConfigError
 from rankdeck.base.garbage import collector_paused
 from rankdeck.config import RunConfig
+from rankdeck.config.script import ScriptConfig
 from rankdeck.events import AnyEvent
 from rankdeck.run.batch import Batch
 from rankdeck.rundir import End, EventReader, LineCounts, RunDir
@@ -36,6 +37,7 @@ class Passed:
 
     batch: Batch = field(default_factory=Batch)
     config: RunConfig | None = None
+    script: ScriptConfig | None = None
     outcome: str | None = None
     end: End | None = None
 
@@ -61,9 +63,11 @@ class RunTail(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._passed.config = self._run.config()
+            self._passed.script = self._run.script()
+            if self._passed.script is None:
+                self._passed.config = self._run.config()
         except (ConfigError, OSError):
-            self._passed.config = None
+            pass  # what the run was started with stays unknown
         said: str | None = None
         looked = -OUTCOME_EVERY_S
         while not self._stopping.is_set():
@@ -112,7 +116,8 @@ class RunTail(threading.Thread):
             self._passed.batch.counts = self._said = counts
         passed = self._passed
         nothing = not passed.batch.num_events and passed.batch.counts is None
-        if nothing and passed.config is None and passed.outcome is None:
+        known = (passed.config, passed.script, passed.outcome)
+        if nothing and all(one is None for one in known):
             return
         self.batches.append(passed)
         self._passed = Passed()

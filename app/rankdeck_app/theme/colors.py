@@ -157,6 +157,7 @@ COLORS: dict[str, Color] = {
     "rankdeck.kind.communication": Color("#86B6C9", "#6FA5BC"),
     "rankdeck.kind.inputs": Color("#C9DCEF", "#CFE0F1"),
     "rankdeck.kind.temporary": Color("#8C9BAD", "#93A3B6"),
+    "rankdeck.kind.unattributed": Color("#4B5563", "#C3CAD3"),
     "rankdeck.kind.gathered": Color("#F2A93B", "#D98200"),
 }
 

@@ -2,7 +2,8 @@
 
 Widgets ask for a look by property, never by a style sheet of their own:
 
-    QPushButton  kind = "primary" | "link" | "quiet" | "segment"    (plain: the secondary look)
+    QPushButton  kind = "primary" | "link" | "quiet" | "segment" | "field"    (plain: the secondary look)
+    QPlainTextEdit  kind = "field"                      as a line edit looks
     QToolButton  kind = "tool"                          flat, with a hover
     QLabel       tone = "dim" | "small" | "title" | "section" | "error" | "warning" | "mono"
     QFrame       kind = "card" | "floating"
@@ -50,6 +51,11 @@ QPushButton[kind="segment"] { background: transparent; color: @descriptionForegr
 QPushButton[kind="segment"]:checked { background: @button.secondaryHoverBackground; color: @foreground; }
 QPushButton[kind="segment"]:focus { border-color: @focusBorder; }
 QPushButton[kind="segment"]:disabled { color: @disabledForeground; }
+QPushButton[kind="field"] { background: @dropdown.background; color: @dropdown.foreground;
+  border: 1px solid @dropdown.border; border-radius: 3px; padding: 3px 6px; text-align: left; }
+QPushButton[kind="field"]:hover, QPushButton[kind="field"]:focus { border-color: @focusBorder; }
+QPushButton[invalid="true"], QPlainTextEdit[kind="field"][invalid="true"] {
+  border-color: @inputValidation.errorBorder; }
 QToolButton[kind="tool"] { background: transparent; border: 1px solid transparent; border-radius: 4px;
   padding: 2px; }
 QToolButton[kind="tool"]:hover { background: @toolbar.hoverBackground; }
@@ -100,6 +106,10 @@ QListView[roomy="true"]::item { padding: 4px 2px; }
 QHeaderView::section { background: @sideBar.background; color: @descriptionForeground; border: 0;
   border-bottom: 1px solid @sideBar.border; padding: 4px 8px; font-size: 11px; }
 QScrollArea, QPlainTextEdit, QTextEdit, QStackedWidget { border: 0; background: transparent; }
+QPlainTextEdit[kind="field"] { background: @input.background; color: @input.foreground;
+  border: 1px solid @input.border; border-radius: 3px; padding: 1px 2px;
+  selection-background-color: @selection.background; selection-color: @foreground; }
+QPlainTextEdit[kind="field"]:focus { border-color: @focusBorder; }
 QScrollArea > QWidget > QWidget { background: transparent; }
 QScrollBar:vertical { width: 10px; background: transparent; margin: 0; }
 QScrollBar:horizontal { height: 10px; background: transparent; margin: 0; }

@@ -16,7 +16,7 @@ from rankdeck_app.widgets.run_list import RunDelegate
 
 
 class RunsView(QWidget):
-    """`acts` do something to a run's directory: open, save, stop, resume, reuse, reveal and copy."""
+    """`acts` do something to a run's directory: open, save, stop, resume, again, reuse, reveal and copy."""
 
     def __init__(self, theme: Theme, runs: Runs, acts: Mapping[str, Callable[[Path], object]]) -> None:
         super().__init__()
@@ -73,8 +73,11 @@ class RunsView(QWidget):
 
         add("Open", "open")
         if info.is_alive:
-            add("Save Checkpoint Now", "save")
+            if not info.is_script:
+                add("Save Checkpoint Now", "save")
             add("Stop", "stop")
+        elif info.is_script:
+            add("Run Again", "again")
         elif info.is_resumable:
             add("Resume", "resume")
         add("Use Its Configuration", "reuse")

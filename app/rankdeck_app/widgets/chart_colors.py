@@ -23,6 +23,8 @@ KIND_LABELS = {
     "communication": "communication",
     "gathered": "gathered outputs",
 }
+# Of a person's own script: what no owner was found for stands last.
+SCRIPT_KIND_LABELS = {**KIND_LABELS, "unattributed": "unattributed"}
 
 
 # Whose memory it is on a GPU, as the driver tells it; in the order of the segments of a bar.
@@ -68,7 +70,7 @@ class ChartColors:
         self.capacity = color("rankdeck.capacity")
         # Gathered tensors are hot only where they make a device stand out; elsewhere they are blue.
         self.hot = color("rankdeck.kind.gathered")
-        self.kinds = {kind: color(f"rankdeck.kind.{kind}") for kind in KIND_LABELS}
+        self.kinds = {kind: color(f"rankdeck.kind.{kind}") for kind in SCRIPT_KIND_LABELS}
         self.kinds["gathered"] = self.rest
         self.kinds |= {holder: color(key) for holder, key in _HOLDER_COLORS.items()}
         self.heat = [color(f"rankdeck.heat.{level}") for level in range(5)]

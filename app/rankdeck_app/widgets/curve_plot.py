@@ -21,7 +21,9 @@ _AVERAGE_POINTS = 240
 
 
 class CurvePlot(ZoomPlot):
-    """`raw` and `average` are over steps; `points` are drawn one by one (held-out losses)."""
+    """`raw` and `average` are over steps; `points` are drawn one by one (held-out losses). Numbers are shown
+    times `scale`; `awaited` stands where there is nothing to draw.
+    """
 
     def __init__(
         self,
@@ -34,19 +36,31 @@ class CurvePlot(ZoomPlot):
         words: tuple[str, str, str] = ("raw", "EMA", "held-out"),
         from_zero: bool = False,
         digits: int = 4,
+        scale: float = 1.0,
     ) -> None:
         super().__init__(theme, CountAxis("bottom"), name)
         self._series = (raw, average, points)
         self._words = words
         self._from_zero = from_zero
         self._digits = digits
+        self._scale = scale
+        self.awaited = "waiting for the first step"
         self._last_step: int | None = None
         self._raw_item = pg.PlotCurveItem(connect="finite")
         self._average_item = pg.PlotCurveItem(connect="finite", antialias=True)
         self._points_item = pg.ScatterPlotItem(symbol="d", size=8, pxMode=True)
         for item in (self._raw_item, self._average_item, self._points_item):
             self.addItem(item, ignoreBounds=True)
+        if scale != 1.0:
+            self.getPlotItem().getAxis("left").setScale(scale)
         self.retheme()
+
+    def set_curves(self, raw: Curve | Series, average: Curve | Series, digits: int) -> None:
+        """Draw others from now on, of the same words."""
+        if self._series[:2] != (raw, average):
+            self._series = (raw, average, self._series[2])
+            self._digits = digits
+            self.request_draw()
 
     def set_last_step(self, num_steps: int | None) -> None:
         """Where the run will end: the axis never goes beyond it."""
@@ -64,7 +78,7 @@ class CurvePlot(ZoomPlot):
         raw, average, points = self._series
         if raw.last_x is None:
             self.set_ranges((0.0, 1.0), (0.0, 1.0))
-            self.await_data("waiting for the first step")
+            self.await_data(self.awaited)
             return
         self.await_data("")
         end = step_up(raw.last_x, float(self._last_step) if self._last_step else None)
@@ -105,5 +119,5 @@ class CurvePlot(ZoomPlot):
         for word, series in zip(self._words, (raw, average, points), strict=True):
             # Where single points are gone, the middle of their bin.
             if series is not None and (bounds := value_before(series, x)) is not None:
-                parts.append(f"{word} {sum(bounds) / 2:,.{self._digits}f}")
+                parts.append(f"{word} {self._scale * sum(bounds) / 2:,.{self._digits}f}")
         return "  ".join(parts) if len(parts) > 1 else ""

@@ -60,6 +60,8 @@ def devices_text(info: RunInfo) -> str:
         return ""
     if info.device_kind == "gpu":
         return f"{info.num_devices} GPU{'s' if info.num_devices > 1 else ''}"
+    if info.is_script:
+        return f"{info.num_devices} on CPU"
     return f"{info.num_devices} virtual"
 
 

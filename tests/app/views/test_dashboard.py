@@ -22,7 +22,8 @@ from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.state.predictions import Predictions
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.dashboard import run_figures
-from rankdeck_app.views.dashboard.page import RunPage, page_id
+from rankdeck_app.views.dashboard.page import RunPage
+from rankdeck_app.views.dashboard.run_tab import page_id
 from tests.helpers.told_plan import idle_plan
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 

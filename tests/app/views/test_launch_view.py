@@ -18,10 +18,10 @@ from rankdeck_app.theme import Theme
 from rankdeck_app.views.launch.devices import DevicesSection
 from rankdeck_app.views.launch.footer import LaunchFooter, TwoLines
 from rankdeck_app.views.launch.model import ModelSection
-from rankdeck_app.views.launch.side_bar import LaunchView
 from rankdeck_app.views.launch.strategy import StrategySection
 from tests.helpers import device_lines
 from tests.helpers.device_lines import GIB, feed_machine
+from tests.helpers.own_scripts import launch_view
 from tests.helpers.told_plan import idle_plan
 
 TEXT = """\
@@ -66,7 +66,7 @@ def gpus(qtbot: QtBot, tmp_path: Path) -> Iterator[Gpus]:
 
 @pytest.fixture
 def devices(qtbot: QtBot, theme: Theme, draft: Draft, gpus: Gpus) -> Iterator[DevicesSection]:
-    view = LaunchView(theme, draft, gpus, [], idle_plan(draft), str)
+    view = launch_view(theme, draft, gpus, [], str)
     qtbot.addWidget(view)
     view.show()
     yield view.devices
@@ -363,7 +363,7 @@ def test_every_control_has_a_name_and_a_tooltip(qtbot: QtBot, theme: Theme, draf
     from PySide6.QtWidgets import QAbstractButton, QComboBox, QLineEdit
 
     feed_machine(gpus, 4)
-    view = LaunchView(theme, draft, gpus, presets.all(), idle_plan(draft), lambda: "Ctrl+F5")
+    view = launch_view(theme, draft, gpus, presets.all(), lambda: "Ctrl+F5")
     qtbot.addWidget(view)
     for kind in (QAbstractButton, QComboBox, QLineEdit):
         for widget in view.findChildren(kind):

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QRectF, Qt
+from PySide6.QtCore import QRectF, Qt, Signal
 from PySide6.QtGui import QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from rankdeck_app.theme import Theme
-from rankdeck_app.widgets.layouts import column, text_label
+from rankdeck_app.widgets.layouts import column, push_button, row, text_label
 from rankdeck_app.widgets.painting import chart_font
 
 _MOST_MESSAGE = 600
 
 
 class Banner(QWidget):
-    """A message, and an advice below it. Its text can be selected and copied."""
+    """A message, an advice below it, and a button where something can be done about it: `acted` says that it
+    was pressed. The text can be selected and copied.
+    """
+
+    acted = Signal()
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
         self._theme = theme
         self._tone = "info"
         self._message, self._advice = text_label(), text_label(tone="dim")
-        column(self._message, self._advice, on=self, margins=(14, 7, 12, 8), spacing=2)
+        self.button = push_button("", "", self.acted.emit, height=24)
+        self.button.hide()
+        texts = column(self._message, self._advice, spacing=2)
+        row((texts, 1), self.button, on=self, margins=(14, 7, 12, 8), spacing=12)
         self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
         by_mouse, by_keys = (
             Qt.TextInteractionFlag.TextSelectableByMouse, Qt.TextInteractionFlag.TextSelectableByKeyboard,
@@ -36,8 +43,8 @@ class Banner(QWidget):
     def text(self) -> str:
         return "\n".join(label.text() for label in (self._message, self._advice) if label.text())
 
-    def say(self, headline: tuple[str, str, str] | None) -> None:
-        """(tone, message, advice); None hides the banner."""
+    def say(self, headline: tuple[str, str, str] | None, action: str = "") -> None:
+        """(tone, message, advice), and what the button says; None hides the banner."""
         if headline is None:
             self.hide()
             return
@@ -45,6 +52,8 @@ class Banner(QWidget):
         self._message.setText(_shortened(message))
         self._advice.setText(_shortened(advice))
         self._advice.setVisible(bool(advice))
+        self.button.setText(action)
+        self.button.setVisible(bool(action))
         self.setAccessibleName(message)
         self.setAccessibleDescription(advice)
         self.setVisible(True)

@@ -21,7 +21,7 @@ from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.widgets.anatomy import AnatomyFigure, AnatomyRow
 from rankdeck_app.widgets.band_chart import BandFigure, MemoryLimit
 from rankdeck_app.widgets.chart import UNKNOWN
-from rankdeck_app.widgets.chart_colors import KIND_LABELS, byte_unit
+from rankdeck_app.widgets.chart_colors import KIND_LABELS, SCRIPT_KIND_LABELS, byte_unit
 from rankdeck_app.widgets.heat_strip import HeatFigure, shares_of
 from rankdeck_app.widgets.stat_strip import Stat, imbalance_stat
 from rankdeck_app.widgets.vram_bars import BarsFigure, DeviceBar, prediction_text
@@ -41,7 +41,7 @@ def stats(run: LiveRun) -> tuple[Stat, ...]:
     total = f" / {format_count(run.steps)}" if run.steps is not None else ""
     step = UNKNOWN if run.step is None else format_count(run.step)
     loss = UNKNOWN if run.loss is None or not math.isfinite(run.loss) else f"{run.loss:.4f}"
-    rate = UNKNOWN if run.samples_per_s is None else _rate(run.samples_per_s)
+    rate = UNKNOWN if run.samples_per_s is None else rate_text(run.samples_per_s)
     elapsed = UNKNOWN if run.elapsed_s is None else format_duration(run.elapsed_s)
     widest_step = "8" * len(step) if run.steps is None else format_count(run.steps)
     return (
@@ -54,7 +54,7 @@ def stats(run: LiveRun) -> tuple[Stat, ...]:
     )
 
 
-def _rate(samples_per_s: float) -> str:
+def rate_text(samples_per_s: float) -> str:
     return format_count(samples_per_s) if samples_per_s >= 99.5 else f"{samples_per_s:.1f}"
 
 
@@ -78,22 +78,26 @@ def _balance(run: LiveRun) -> Stat:
     if len(run.devices) == 1:
         total_bytes = run.total_bytes_of(run.devices[0])
         value = UNKNOWN if total_bytes is None else format_bytes(total_bytes)
-        return Stat(f"{run.devices[0].label} peak", value, "888.8 MiB")
-    return imbalance_stat(run.imbalance, [device.label for device in run.devices])
+        return Stat(
+            f"{run.label_of(run.devices[0])} {'live' if run.is_by_owners else 'peak'}", value, "888.8 MiB"
+        )
+    return imbalance_stat(run.imbalance, [run.label_of(device) for device in run.devices])
 
 
 def bars(run: LiveRun) -> BarsFigure:
-    return BarsFigure(tuple(_bar(run, device) for device in run.devices), run.imbalance, run.capacity_bytes)
+    labels = SCRIPT_KIND_LABELS if run.is_script else KIND_LABELS
+    found = tuple(_bar(run, device) for device in run.devices)
+    return BarsFigure(found, run.imbalance, run.capacity_bytes, labels)
 
 
 def _bar(run: LiveRun, device: DeviceFigures) -> DeviceBar:
-    memory, predicted = run.memory_of(device), run.predicted_bytes_of(device)
+    memory, predicted, label = run.memory_of(device), run.predicted_bytes_of(device), run.label_of(device)
     if memory is None:
-        return DeviceBar(device.label, device.used_bytes, note="in use now", predicted_bytes=predicted)
+        return DeviceBar(label, device.used_bytes, note="in use now", predicted_bytes=predicted)
     note = f"live at the end of the step: {format_bytes(memory.live_bytes)}"
     if memory.reserved_bytes is not None:
         note += f"<br>reserved: {format_bytes(memory.reserved_bytes)}"
-    return DeviceBar(device.label, memory.peak_bytes, memory.peak_by_kind, note, predicted_bytes=predicted)
+    return DeviceBar(label, memory.peak_bytes, memory.peak_by_kind, note, predicted_bytes=predicted)
 
 
 def bars_subtitle(run: LiveRun, figure: BarsFigure) -> str:
@@ -104,6 +108,8 @@ def bars_subtitle(run: LiveRun, figure: BarsFigure) -> str:
     of = "" if run.capacity_bytes is None else f" of {run.capacity_bytes / divisor:.0f}"
     if all(run.memory_of(device) is None for device in run.devices):
         when = "in use now"
+    elif run.is_by_owners:
+        when = f"at step {format_count(max(device.memory_step or 0 for device in run.devices))}"
     elif run.outcome in (None, "running"):
         when = f"peak of step {format_count(max(device.memory_step or 0 for device in run.devices))}"
     else:
@@ -134,7 +140,7 @@ def band(run: LiveRun) -> BandFigure:
     is_dense = bool(histories) and len(histories[0].window(now_s - _BAND_SPAN_S, now_s, 200).x) >= _DENSE
     is_live = run.outcome in (None, "running")
     return BandFigure(
-        labels=[device.label for device in run.devices],
+        labels=[run.label_of(device) for device in run.devices],
         histories=histories,
         lead=lead_of(run.imbalance),
         limits=tuple(limits),
@@ -161,7 +167,7 @@ def heat(run: LiveRun) -> HeatFigure:
     """Utilisation over the minute before the newest reading of any device."""
     histories = [device.utilisation_history for device in run.devices]
     newest = max((history.last_x for history in histories if history.last_x is not None), default=None)
-    labels = [device.label for device in run.devices]
+    labels = [run.label_of(device) for device in run.devices]
     if newest is None:
         return HeatFigure(labels, None, [None] * len(labels))
     readings = [
@@ -183,12 +189,12 @@ def _value_now(device: DeviceFigures, newest: float) -> float | None:
 
 def anatomy(run: LiveRun) -> AnatomyFigure:
     """The last sampled step, a row for each device of the run; of a pipeline, from its first forward on."""
-    labels = [device.label for device in run.devices]
+    labels = [run.label_of(device) for device in run.devices]
     sampled = run.anatomy
     if sampled is None:
         return AnatomyFigure([AnatomyRow(label) for label in labels])
     spans = {row.device: row.spans for row in sampled.rows}
-    rows = [AnatomyRow(device.label, spans.get(device.device, ())) for device in run.devices]
+    rows = [AnatomyRow(run.label_of(device), spans.get(device.device, ())) for device in run.devices]
     window = sampled.pipeline_window if _flushes(run) else None
     start_s, end_s = window or (min(row.spans[0].start_s for row in sampled.rows), sampled.seconds)
     return AnatomyFigure(rows, start_s, end_s, is_pipeline=sampled.is_pipeline)
@@ -223,7 +229,9 @@ def anatomy_rows(run: LiveRun) -> Iterator[Sequence[object]]:
     sampled = run.anatomy
     for row in () if sampled is None else sampled.rows:
         for span in row.spans:
-            label = run.devices[row.device].label if row.device < len(run.devices) else str(row.device)
+            label = (
+                run.label_of(run.devices[row.device]) if row.device < len(run.devices) else str(row.device)
+            )
             times = (f"{span.start_s:.6f}", f"{span.duration_s:.6f}")
             yield (label, span.name, *times, span.stage, span.microbatch, span.num_bytes)
 
@@ -259,6 +267,9 @@ def _awaited(run: LiveRun) -> str:
 
 def sources(run: LiveRun) -> tuple[tuple[str, str], tuple[str, str]]:
     """(text, short text) of what the figures are: for the cards of memory, and for the others."""
+    if run.is_script:
+        source = run.source or ""
+        return (source, source), ("", "")
     if not run.is_rehearsal:
         source = run.source or ""
         return (source, source), (source, source)
@@ -268,24 +279,25 @@ def sources(run: LiveRun) -> tuple[tuple[str, str], tuple[str, str]]:
 
 def bars_rows(run: LiveRun) -> Iterator[Sequence[object]]:
     """CSV of the bars, in bytes."""
-    yield ("device", "peak_bytes", *KIND_LABELS, "predicted_bytes")
-    for bar in bars(run).bars:
+    figure = bars(run)
+    yield ("device", "peak_bytes", *figure.labels, "predicted_bytes")
+    for bar in figure.bars:
         kinds = bar.by_kind or {}
-        yield (bar.label, bar.total_bytes, *(kinds.get(kind) for kind in KIND_LABELS), bar.predicted_bytes)
+        yield (bar.label, bar.total_bytes, *(kinds.get(kind) for kind in figure.labels), bar.predicted_bytes)
 
 
 def band_rows(run: LiveRun) -> Iterator[Sequence[object]]:
     yield ("device", "seconds", "bytes")
     for device in run.devices:
         for x, y in zip(*device.memory_history.points(), strict=True):
-            yield (device.label, f"{x:.3f}", round(float(y)))
+            yield (run.label_of(device), f"{x:.3f}", round(float(y)))
 
 
 def heat_rows(run: LiveRun) -> Iterator[Sequence[object]]:
     yield ("device", "seconds", "busy")
     for device in run.devices:
         for x, y in zip(*device.utilisation_history.points(), strict=True):
-            yield (device.label, f"{x:.3f}", f"{y:.4f}")
+            yield (run.label_of(device), f"{x:.3f}", f"{y:.4f}")
 
 
 def loss_rows(run: LiveRun) -> Iterator[Sequence[object]]:

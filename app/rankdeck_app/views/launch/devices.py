@@ -1,7 +1,8 @@
 """DEVICES: GPUs to choose from, or the number of virtual devices of a rehearsal.
 
-The choice is the draft's `devices.use` and nothing else: this view reads it, draws it and writes it. Figures
-on the cards are the driver's, a few times a second; those of virtual devices are the run's on show.
+The choice is the draft's `devices.use`, or that of the script that Launch would start, and nothing else: this
+view reads it, draws it and writes it. Without GPUs a script has as many ranks as devices are asked for.
+Figures on the cards are the driver's, a few times a second; those of virtual devices are the run's on show.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from rankdeck.base.units import format_bytes
 from rankdeck.config.devices import DeviceSelection, parse_devices
 from rankdeck.run.imbalance import lead_of
 from rankdeck_app.shell.controls import tool_button
-from rankdeck_app.state.draft import Draft
+from rankdeck_app.state.device_choice import PLACE, DeviceChoice
 from rankdeck_app.state.gpus import Gpus, GpuState, clock_time
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.launch.device_cards import DeviceFigure, DeviceGrid
 from rankdeck_app.widgets.layouts import column, push_button, row, text_label
 
-PLACE = ("devices", "use")
+__all__ = ["NONE_CHOSEN", "PLACE", "DevicesSection", "Stepper", "Usage"]
+
 MAX_STEPPER = 16
 DEFAULT_VIRTUAL = 4
 AUTO_VIRTUAL = 2  # what `auto` means on a machine without a GPU
@@ -40,7 +42,7 @@ class Stepper(QWidget):
 
     changed = Signal(int)
 
-    def __init__(self, theme: Theme) -> None:
+    def __init__(self, theme: Theme, what: str = "virtual device") -> None:
         super().__init__()
         self.value = 1
         self._maximum = MAX_STEPPER
@@ -48,17 +50,24 @@ class Stepper(QWidget):
         self.box.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self.box.setProperty("compact", "true")
         self.box.setFixedSize(34, 26)
-        self.box.setAccessibleName("Number of virtual devices")
-        self.box.setToolTip(f"Number of virtual devices, 1 to {MAX_STEPPER} (Up, Down)")
         self.box.textEdited.connect(self._typed)
         self.box.editingFinished.connect(lambda: self.box.setText(str(self.value)))
         self.box.installEventFilter(self)
-        self.fewer = self._button(theme, "remove", "One virtual device fewer", -1)
-        self.more = self._button(theme, "add", "One virtual device more", 1)
+        self.fewer = self._button(theme, "remove", -1)
+        self.more = self._button(theme, "add", 1)
         row(self.fewer, self.box, self.more, on=self, spacing=2)
+        self.name(what)
 
-    def _button(self, theme: Theme, icon: str, tooltip: str, step: int) -> QToolButton:
-        button = tool_button(theme, icon, tooltip, lambda: self._set(self.value + step))
+    def name(self, what: str) -> None:
+        """What is counted: "virtual device", "rank"."""
+        self.box.setAccessibleName(f"Number of {what}s")
+        self.box.setToolTip(f"Number of {what}s, 1 to {MAX_STEPPER} (Up, Down)")
+        for button, word in ((self.fewer, "fewer"), (self.more, "more")):
+            button.setToolTip(f"One {what} {word}")
+            button.setAccessibleName(button.toolTip())
+
+    def _button(self, theme: Theme, icon: str, step: int) -> QToolButton:
+        button = tool_button(theme, icon, "", lambda: self._set(self.value + step))
         button.setFixedSize(24, 24)
         button.setAutoRepeat(True)
         return button
@@ -97,9 +106,9 @@ class DevicesSection(QWidget):
     opened = Signal()
     """The person wants to see everything about the GPUs."""
 
-    def __init__(self, theme: Theme, draft: Draft, gpus: Gpus) -> None:
+    def __init__(self, theme: Theme, choice: DeviceChoice, gpus: Gpus) -> None:
         super().__init__()
-        self._draft = draft
+        self._choice = choice
         self._gpus = gpus
         self._usage: Usage = {}
         self._usage_kind = ""
@@ -116,16 +125,16 @@ class DevicesSection(QWidget):
             self.summary, self.all_button, self.free_button, self.none_button, self.open_button,
         ]  # fmt: skip
         self._build(theme)
-        draft.changed.connect(self.refresh)
+        choice.changed.connect(self.refresh)
         gpus.changed.connect(self.refresh)
         gpus.read.connect(self._refresh_if_seen)
         self.refresh()
 
     def _build(self, theme: Theme) -> None:
-        there, virtual = "Train on this machine's GPUs", "Train for real on virtual devices of the CPU"
+        there = "Train on this machine's GPUs"
         self.gpu_button = push_button("GPU", there, self._to_gpus, kind="segment", height=24)
         rehearse = self._to_rehearsal
-        self.rehearsal_button = push_button("Rehearsal", virtual, rehearse, kind="segment", height=24)
+        self.rehearsal_button = push_button("", "", rehearse, kind="segment", height=24)
         group = QButtonGroup(self)
         group.addButton(self.gpu_button)
         group.addButton(self.rehearsal_button)
@@ -141,7 +150,7 @@ class DevicesSection(QWidget):
 
     def _selection(self) -> DeviceSelection | None:
         """The draft's choice; None when it is wrong (or chooses no GPU)."""
-        use = self._draft.value(PLACE)
+        use = self._choice.use
         try:
             return parse_devices(use if isinstance(use, str) else "auto")
         except DeviceError:
@@ -149,7 +158,7 @@ class DevicesSection(QWidget):
 
     def _mode(self, selection: DeviceSelection | None) -> str:
         if selection is None:
-            return "gpu" if str(self._draft.value(PLACE)).startswith("gpu") else "cpu"
+            return "gpu" if str(self._choice.use).startswith("gpu") else "cpu"
         if selection.kind == "auto":
             return "gpu" if any(gpu.availability.is_for_auto for gpu in self._gpus.devices) else "cpu"
         return selection.kind
@@ -170,7 +179,7 @@ class DevicesSection(QWidget):
     # Changing it
 
     def _write(self, use: str) -> None:
-        self._draft.set_value(PLACE, use)
+        self._choice.write(use)
 
     def _to_gpus(self) -> None:
         if self._mode(self._selection()) != "gpu":
@@ -178,7 +187,7 @@ class DevicesSection(QWidget):
 
     def _to_rehearsal(self) -> None:
         if self._mode(self._selection()) != "cpu":
-            self._gpu_use = str(self._draft.value(PLACE) or "")
+            self._gpu_use = str(self._choice.use or "")
             self._write(f"cpu:{self._virtual_count}")
 
     def _set_count(self, count: int) -> None:
@@ -220,6 +229,7 @@ class DevicesSection(QWidget):
         self.gpu_button.setEnabled(has_gpus)
         self.gpu_button.setToolTip(self._gpus.reason or "Train on this machine's GPUs")
         (self.gpu_button if mode == "gpu" else self.rehearsal_button).setChecked(True)
+        self._name_kinds()
         self.stepper.setVisible(mode == "cpu")
         for button in (self.all_button, self.free_button, self.none_button):
             button.setVisible(mode == "gpu" and has_gpus)
@@ -228,6 +238,16 @@ class DevicesSection(QWidget):
             self._show_gpus(selection)
         else:
             self._show_virtual(selection)
+
+    def _name_kinds(self) -> None:
+        """A configuration rehearses without GPUs; a script runs as it is, each rank on the CPU."""
+        text, tooltip, what = "Rehearsal", "Train for real on virtual devices of the CPU", "virtual device"
+        if self._choice.is_of_script:
+            text, tooltip, what = "No GPUs", "Hide GPUs from the script: each rank uses the CPU", "rank"
+        if self.rehearsal_button.text() != text:
+            self.rehearsal_button.setText(text)
+            self.rehearsal_button.setToolTip(tooltip)
+            self.stepper.name(what)
 
     def _show_reason(self, mode: str) -> None:
         """Why there is no GPU to choose, or that those on show are none."""
@@ -282,15 +302,21 @@ class DevicesSection(QWidget):
             self._virtual_count = AUTO_VIRTUAL if selection.kind == "auto" else selection.count or 1
         count = self._virtual_count
         self.stepper.show_value(count)
-        self.summary.setText(f"{count} virtual")
+        self.summary.setText(_counted(count, "rank") if self._choice.is_of_script else f"{count} virtual")
         self.grid.set_devices([self._virtual_figure(index) for index in range(count)], None)
 
     def _virtual_figure(self, index: int) -> DeviceFigure:
         used, share, lead = self._usage_of("virtual", index)
-        tooltip = f"Virtual device {index} of a rehearsal on the CPU"
+        name, tooltip = f"Virtual {index}", f"Virtual device {index} of a rehearsal on the CPU"
+        if self._choice.is_of_script:
+            name, tooltip = f"Rank {index}", f"Rank {index} of the script, without a GPU"
         if used is not None:
-            tooltip += f"\n{format_bytes(used)} of live tensors, measured in rehearsal"
-        return DeviceFigure(f"Virtual {index}", str(index), used, share, lead, "", tooltip)
+            tooltip += f"\n{format_bytes(used)} of tensors in the run on show"
+        return DeviceFigure(name, str(index), used, share, lead, "", tooltip)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _readings(gpu: GpuState) -> str:

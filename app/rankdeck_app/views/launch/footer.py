@@ -1,7 +1,8 @@
 """The foot of the side bar that never scrolls away: what is predicted before a launch, and the button.
 
 While the draft is wrong its first problem stands in the place of the estimate, and the button is off and says
-why. A click on the estimate opens the plan of every strategy.
+why. A click on the estimate opens the plan of every strategy. Of a script nothing is predicted: what would be
+started stands there.
 """
 
 from __future__ import annotations
@@ -67,9 +68,14 @@ class Estimate(TwoLines):
         self._theme = theme
         self._holds = self._fits = ""
         self._is_trouble = False
-        self.setCursor(Qt.CursorShape.PointingHandCursor)
-        self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         self.setProperty("tone", "dim")
+        self.set_link(True)
+
+    def set_link(self, is_link: bool) -> None:
+        """Whether there is something behind it to be opened."""
+        shapes = Qt.CursorShape
+        self.setCursor(shapes.PointingHandCursor if is_link else shapes.ArrowCursor)
+        self.setFocusPolicy(Qt.FocusPolicy.TabFocus if is_link else Qt.FocusPolicy.NoFocus)
 
     def show_text(self, text: str) -> None:
         self._holds = ""
@@ -111,7 +117,7 @@ class Estimate(TwoLines):
         painter.end()
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
-        if event.button() == Qt.MouseButton.LeftButton:
+        if event.button() == Qt.MouseButton.LeftButton and self.focusPolicy() != Qt.FocusPolicy.NoFocus:
             self.opened.emit()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
@@ -132,6 +138,7 @@ class LaunchFooter(QWidget):
         self._theme = theme
         self._plan = plan
         self._blocker: str | None = None
+        self._script: str | None = None
         self.estimate = Estimate(theme)
         self.button = push_button("", "", on_launch, kind="primary", height=30)
         self.button.setIconSize(QSize(14, 14))
@@ -139,9 +146,11 @@ class LaunchFooter(QWidget):
         plan.changed.connect(self._show_estimate)
         self.show_state(None)
 
-    def show_state(self, blocker: str | None, busy: int = 0) -> None:
-        """`blocker` is why nothing can be launched now; `busy` counts launches that have just begun."""
-        self._blocker = blocker
+    def show_state(self, blocker: str | None, busy: int = 0, script: str | None = None) -> None:
+        """`blocker` is why nothing can be launched now; `busy` counts launches that have just begun; `script`
+        says what is started where that is a script.
+        """
+        self._blocker, self._script = blocker, script
         self._show_estimate()
         keys = self._keys()
         text = "Launch" if not busy else "Launching…"
@@ -155,8 +164,11 @@ class LaunchFooter(QWidget):
         """What stands in the way, else the answer about the chosen strategy, else why there is none."""
         plan = self._plan
         set_look(self.estimate, tone="error" if self._blocker else "dim")
+        self.estimate.set_link(self._script is None)
         if self._blocker is not None:
             self.estimate.show_text(self._blocker)
+        elif self._script is not None:
+            self.estimate.show_text(self._script)
         elif plan.chosen is not None:
             _, recommended, _ = plan.marks
             holds, fits = estimate(plan.chosen, recommended)

@@ -1,4 +1,4 @@
-"""RUN CONFIGURATION: the sections and the footer put together."""
+"""RUN CONFIGURATION: what is to be run, a configuration or a script, its sections, and the footer."""
 
 from __future__ import annotations
 
@@ -6,17 +6,23 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QButtonGroup, QPushButton, QWidget
 
 from rankdeck.config.presets import PresetCard
 from rankdeck_app.shell.side_bar import SideBarView
+from rankdeck_app.state.device_choice import DeviceChoice
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.gpus import Gpus
 from rankdeck_app.state.plan import DraftPlan
+from rankdeck_app.state.script_draft import ScriptDraft
+from rankdeck_app.state.script_folder import ScriptFolder
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.launch.devices import DevicesSection
 from rankdeck_app.views.launch.footer import LaunchFooter
 from rankdeck_app.views.launch.model import ModelSection
+from rankdeck_app.views.launch.script import ScriptSection
 from rankdeck_app.views.launch.strategy import StrategySection
+from rankdeck_app.widgets.layouts import push_button, row
 
 
 class LaunchView(SideBarView):
@@ -31,22 +37,58 @@ class LaunchView(SideBarView):
         self,
         theme: Theme,
         draft: Draft,
+        script: ScriptDraft,
+        folder: ScriptFolder,
+        choice: DeviceChoice,
         gpus: Gpus,
         presets: Sequence[PresetCard],
         plan: DraftPlan,
         launch_keys: Callable[[], str],
     ) -> None:
         super().__init__(theme)
-        self.devices = DevicesSection(theme, draft, gpus)
+        self._draft_of_script = script
+        self.set_header(self._make_switch(script))
+        self.devices = DevicesSection(theme, choice, gpus)
         self.model = ModelSection(theme, draft, presets, self.preset_picked.emit)
         self.strategy = StrategySection(theme, draft)
+        self.script = ScriptSection(theme, script, folder, gpus)
         header = self.add_section("Devices", self.devices).header
         for tool in self.devices.tools:
             header.tools.addWidget(tool)
-        self.add_section("Model", self.model)
-        self.add_section("Strategy", self.strategy)
+        of_script = self.add_section("Script", self.script)
+        of_script.header.tools.addWidget(self.script.save_button)
+        self._of_script: list[QWidget] = [of_script]
+        self._of_configuration: list[QWidget] = [
+            self.add_section("Model", self.model), self.add_section("Strategy", self.strategy),
+        ]  # fmt: skip
         self.footer = LaunchFooter(theme, plan, self.launch_requested.emit, launch_keys)
         self.set_footer(self.footer)
+        script.changed.connect(self._show_kind)
+        self._show_kind()
+
+    def _make_switch(self, script: ScriptDraft) -> QWidget:
+        """Which of the two Launch starts."""
+        switch, group = QWidget(), QButtonGroup(self)
+
+        def segment(text: str, tooltip: str, is_script: bool) -> QPushButton:
+            button = push_button(text, tooltip, lambda: script.choose(is_script), kind="segment", height=26)
+            group.addButton(button)
+            return button
+
+        what = "Train a model under a strategy, planned before it runs"
+        self.configuration_button = segment("Configuration", what, is_script=False)
+        self.script_button = segment("Script", "Run your own script as it is", is_script=True)
+        parts = ((self.configuration_button, 1), (self.script_button, 1))
+        row(*parts, on=switch, margins=(12, 0, 12, 8), spacing=0)
+        return switch
+
+    def _show_kind(self) -> None:
+        is_script = self._draft_of_script.is_chosen
+        (self.script_button if is_script else self.configuration_button).setChecked(True)
+        for section in self._of_script:
+            section.setVisible(is_script)
+        for section in self._of_configuration:
+            section.setVisible(not is_script)
 
     def save_state(self) -> dict[str, Any]:
         return super().save_state() | {"more": self.model.more_button.isChecked()}

@@ -1,0 +1,247 @@
+"""Running a person's own script: from the form, from an entry of rankdeck.toml, and the same again.
+
+A script is code of the person's own, and so are an interpreter inside the folder and what its rankdeck.toml
+names: none of them runs before their folders are trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from PySide6.QtCore import QObject
+from PySide6.QtWidgets import QFileDialog
+
+from rankdeck.base.errors import ConfigError, Problem, RankdeckError
+from rankdeck.config.script import ScriptConfig
+from rankdeck.rundir import RunDir
+from rankdeck_app.commands.table import Command
+from rankdeck_app.controllers.launching import Launching
+from rankdeck_app.controllers.session import Session
+from rankdeck_app.shell.palette import QuickItem
+from rankdeck_app.shell.window import MainWindow
+from rankdeck_app.state.engine_process import Launch
+from rankdeck_app.state.script_folder import short_words
+
+_ENTRY = "run.entry."
+_FILTER = "Python (*.py);;All files (*)"
+
+
+class Scripts(QObject):
+    """Acts on the session's script; interpreter_picker.py asks which Python runs it."""
+
+    def __init__(self, window: MainWindow, session: Session, launching: Launching) -> None:
+        super().__init__(window)
+        self._window, self._session, self._launching = window, session, launching
+        self._entry_commands: dict[str, str] = {}
+        session.scripts.changed.connect(self._list_entries)
+
+    def rows(self) -> list[Command]:
+        return [
+            Command("run.script", "Run: Script…", self.pick, ("Ctrl+K Ctrl+R",), menu="Run/1_control"),
+            Command("script.save", "Run: Save Entry…", self.ask_entry_name, menu="Run/2_configure"),
+        ]
+
+    def in_words(self) -> str | None:
+        """What Launch would start, where that is a script."""
+        script, scripts = self._session.script, self._session.scripts
+        if not script.is_chosen:
+            return None
+        own, ranks = script.form.python, script.ranks
+        interpreter = scripts.describe(own) if own else scripts.interpreter
+        what = f"{script.name} on {ranks} rank{'s' if ranks > 1 else ''}"
+        return what if interpreter is None else f"{what}, {short_words(interpreter)}"
+
+    # Choosing
+
+    def pick(self) -> None:
+        """Ask which script of the folder, and show it in Launch."""
+        browse = QuickItem("Browse…", "a script anywhere", self.browse, icon="folder-opened")
+        self._window.palette_box.pick([*self.items(), browse], "Which script?")
+        self._session.scripts.look()
+
+    def items(self) -> list[QuickItem]:
+        """The folder's scripts, for quick open too."""
+        return [
+            QuickItem(
+                script.path.name,
+                f"{script.name} · {', '.join(script.libraries)}",
+                partial(self.show, script.path),
+                "script",
+                "python",
+            )
+            for script in self._session.scripts.facts.scripts
+        ]
+
+    def browse(self) -> None:
+        folder = str(self._session.workspace.folder)
+        chosen, _ = QFileDialog.getOpenFileName(self._window, "Choose a Script", folder, _FILTER)
+        if chosen:
+            self.show(Path(chosen))
+
+    def show(self, path: Path) -> None:
+        """Make it the script that Launch would start, and show the form."""
+        self._session.script.set_file(path)
+        self._session.script.choose(True)
+        self._window.show_activity("launch")
+
+    def use_run(self, path: Path) -> bool:
+        """Fill the form with the script of a run; False where the run is none of a script."""
+        try:
+            config = RunDir(path).script()
+        except ConfigError as error:
+            self._window.toasts.error(str(error))
+            return True
+        if config is None:
+            return False
+        self._session.script.use(config)
+        self._session.script.choose(True)
+        self._window.show_activity("launch")
+        return True
+
+    # Entries
+
+    def fill(self, name: str) -> None:
+        """Take an entry of the folder's rankdeck.toml into the form."""
+        entry = self._session.scripts.facts.file.entries.get(name)
+        if entry is not None:
+            self._session.script.fill(name, entry)
+
+    def ask_entry_name(self) -> None:
+        script = self._session.script
+        if (problem := next(iter(script.problems), None)) is not None:
+            self._window.toasts.warn(problem.text())
+            return
+        suggested = script.form.entry or Path(script.name).stem
+        self._window.palette_box.ask("Name of the entry in rankdeck.toml", self.save_entry, suggested)
+
+    def save_entry(self, name: str) -> None:
+        """Keep the form in the folder's rankdeck.toml."""
+        script, name = self._session.script, name.strip()
+        if not name:
+            self._window.toasts.warn("An entry needs a name.")
+            return
+        try:
+            self._session.scripts.save_entry(name, script.to_entry())
+        except (ConfigError, ValueError) as error:
+            self._window.toasts.error(str(error))
+            return
+        script.set_form(replace(script.form, entry=name))
+        self._window.toasts.info(f"{name} is in rankdeck.toml.")
+
+    def remove_entry(self, name: str) -> None:
+        try:
+            self._session.scripts.remove_entry(name)
+        except ConfigError as error:
+            self._window.toasts.error(str(error))
+            return
+        self._session.script.set(entry="")
+
+    def _list_entries(self) -> None:
+        """A command for each entry, as long as it is there."""
+        entries = self._session.scripts.facts.file.entries
+        wanted = {f"{_ENTRY}{name}": name for name in entries}
+        if wanted != self._entry_commands:
+            self._window.commands.withdraw(*self._entry_commands)
+            self._entry_commands = wanted
+            self._window.commands.register(
+                *(
+                    Command(command_id, f"Run: {name}", partial(self.launch_entry, name))
+                    for command_id, name in wanted.items()
+                )
+            )
+
+    # Launching
+
+    def launch_form(self) -> None:
+        """Start what the form says."""
+        script, scripts = self._session.script, self._session.scripts
+        if self._launching.blocker() is not None:
+            return
+        python = self._python(script.form.python)
+        if python is None:
+            return
+        arguments = script.command(str(python), self._session.workspace.runs_folder)
+        form = script.form
+
+        def refused(problems: list[Problem]) -> None:
+            if script.form == form:
+                script.refuse(problems)
+
+        folders = self.code_folders(script.path, python)
+        if form.python or scripts.is_from_file:
+            folders.append(scripts.folder)
+        self._launching.when_trusted(folders, lambda: self._begin(script.name, arguments, refused))
+
+    def launch_entry(self, name: str) -> None:
+        """Start an entry of the folder's rankdeck.toml; the form stays as it is."""
+        scripts = self._session.scripts
+        entry = scripts.facts.file.entries.get(name)
+        if entry is None or (python := self._python(entry.python or "")) is None:
+            return
+        runs = str(self._session.workspace.runs_folder)
+        told = ["run", "--detach", "--json", "--runs", runs, "--python", str(python), "--entry", name]
+        script = scripts.folder / entry.run if entry.kind == "file" else None
+        folders = [*self.code_folders(script, python), scripts.folder]
+        self._launching.when_trusted(folders, lambda: self._begin(name, told))
+
+    def run_again(self, path: Path) -> None:
+        """The script of a run once more, as a new run, asking first where its code is not trusted."""
+        try:
+            config = RunDir(path).script()
+        except ConfigError as error:
+            self._launching.refused(path.name, error.problems)
+            return
+        if config is not None:
+            self._launching.when_trusted(_folders_of(config), lambda: self._begin_again(path, config))
+
+    def _begin_again(self, path: Path, config: ScriptConfig) -> None:
+        launch = self._session.engine.resume(path, workspace=self._session.workspace.folder)
+        launch.name = config.name
+        self._launching.show_starting(launch)
+
+    def _begin(
+        self, name: str, arguments: Sequence[str], refused: Callable[[list[Problem]], object] | None = None
+    ) -> None:
+        workspace = self._session.workspace.folder
+        try:
+            launch: Launch = self._session.engine.run_script(name, arguments, workspace=workspace)
+        except OSError as error:
+            text = f"The script could not be started: {error}."
+            self._launching.refused(name, [Problem("launch", text, advice="Choose another folder.")])
+            return
+        if refused is not None:
+            launch.refused.connect(refused)
+        self._launching.show_starting(launch)
+
+    def _python(self, own: str) -> Path | None:
+        """The interpreter that an entry or the form names, else the folder's; what is wrong is said."""
+        scripts = self._session.scripts
+        try:
+            if own:
+                return scripts.named(own)
+        except RankdeckError as error:
+            self._session.script.refuse(error.problems)
+            self._launching.refused(self._session.script.name, error.problems)
+            return None
+        if scripts.interpreter is not None:
+            return scripts.interpreter.python
+        advice = "Choose one: Python: Select Interpreter."
+        problem = Problem("no-python", "No Python was found.", path="script.python", advice=advice)
+        self._launching.refused(self._session.script.name, [problem])
+        return None
+
+    def code_folders(self, script: Path | None, python: Path) -> list[Path]:
+        """Whose code runs: the opened folder's where it holds script or interpreter, else the script's."""
+        folder = self._session.workspace.folder
+        folders = [folder if script is None or script.is_relative_to(folder) else script.parent]
+        if python.is_relative_to(folder):
+            folders.append(folder)
+        return list(dict.fromkeys(folders))
+
+
+def _folders_of(config: ScriptConfig) -> list[Path]:
+    folder, script = Path(config.script.folder), config.script_file
+    return [folder if script is None or script.is_relative_to(folder) else script.parent]

@@ -1,0 +1,198 @@
+"""What the opened folder holds for running scripts: its scripts, its rankdeck.toml, the interpreters around.
+
+Everything is read by a thread (lookup.py) and nothing is executed, so that a folder can be looked at before
+anybody trusts it. Which interpreter its scripts run with is remembered for each folder; without a choice it
+is the one that the command line would take.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from PySide6.QtCore import QObject, Signal
+
+from rankdeck.base.errors import ConfigError, Problem
+from rankdeck.base.files import write_whole
+from rankdeck.config import environments, folder_file, interpreters, script_search
+from rankdeck.config.environments import OWN, Interpreter
+from rankdeck.config.folder_file import FOLDER_FILE, FolderFile, ScriptEntry
+from rankdeck.config.script_search import FoundScript
+from rankdeck_app.state.lookup import Lookup
+from rankdeck_app.state.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class FolderFacts:
+    """What one look found. `source` is where the usual interpreter comes from, in words."""
+
+    folder: Path
+    file: FolderFile
+    problems: tuple[Problem, ...] = ()
+    scripts: tuple[FoundScript, ...] = ()
+    usual: Interpreter | None = None
+    source: str = ""
+    known: tuple[Interpreter, ...] = field(default=())
+
+
+def look_at(folder: Path, environ: Mapping[str, str]) -> FolderFacts:
+    """Everything but the person's choice; costs some tens of file reads."""
+    problems: list[Problem] = []
+    file = FolderFile(folder / FOLDER_FILE)
+    try:
+        file = folder_file.read(folder)
+    except ConfigError as error:
+        problems += error.problems
+    usual, source = None, ""
+    try:
+        found = interpreters.choose(
+            None, folders=[folder], environ=environ, from_file=file.python, from_file_folder=folder
+        )
+        usual, source = environments.describe(found.python, environ), found.source
+    except ConfigError as error:
+        problems += error.problems
+    scripts = tuple(script_search.scripts_in(folder))
+    known = tuple(environments.all_known(folder, environ))
+    return FolderFacts(folder, file, tuple(problems), scripts, usual, source, known)
+
+
+class ScriptFolder(QObject):
+    """`changed`: another look, or another interpreter was chosen."""
+
+    changed = Signal()
+
+    def __init__(self, workspace: Workspace, choices_file: Path, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._workspace = workspace
+        self._choices_file = choices_file
+        self._choices = self._read_choices()
+        self.facts = FolderFacts(workspace.folder, FolderFile(workspace.folder / FOLDER_FILE))
+        self.is_known = False
+        self._chosen: Interpreter | None = None
+        self._lookup = Lookup(self)
+        self._lookup.found.connect(self._found)
+        workspace.changed.connect(self._folder_changed)
+        self._describe_choice()
+
+    @property
+    def folder(self) -> Path:
+        return self._workspace.folder
+
+    @property
+    def is_looking(self) -> bool:
+        return self._lookup.is_looking
+
+    def look(self) -> None:
+        """Look again; `changed` follows."""
+        folder, environ = self.folder, dict(os.environ)
+        self._lookup.ask(lambda: look_at(folder, environ))
+
+    def close(self) -> None:
+        self._lookup.close()
+
+    # The interpreter
+
+    @property
+    def interpreter(self) -> Interpreter | None:
+        """What scripts of this folder run with; None until the first look."""
+        return self._chosen or self.facts.usual
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether the person chose one for this folder."""
+        return self._chosen is not None
+
+    @property
+    def source(self) -> str:
+        """Where that comes from, in words."""
+        return "chosen for this folder" if self._chosen is not None else self.facts.source
+
+    @property
+    def is_from_file(self) -> bool:
+        """Whether rankdeck.toml names it."""
+        return self._chosen is None and self.facts.source == FOLDER_FILE
+
+    def choose(self, python: Path | None) -> None:
+        """Remember an interpreter for this folder; None goes back to the usual one.
+
+        Raises:
+            OSError: it cannot be remembered (it holds until the app ends).
+        """
+        key = str(self.folder)
+        self._choices.pop(key, None)
+        if python is not None:
+            self._choices[key] = str(python)
+        self._describe_choice()
+        self.changed.emit()
+        write_whole(self._choices_file, json.dumps(self._choices, indent=1) + "\n")
+
+    def named(self, text: str) -> Path:
+        """The interpreter of a path, an environment's folder or a command.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        return interpreters.named(text, folder=self.folder, environ=os.environ, where="The interpreter")
+
+    def describe(self, python: str) -> Interpreter:
+        return environments.describe(self.folder / Path(python).expanduser(), os.environ)
+
+    # Entries
+
+    def save_entry(self, name: str, entry: ScriptEntry) -> None:
+        """Raises ConfigError: the file cannot be written, or is no TOML."""
+        folder_file.add_entry(self.folder, name, entry)
+        self.look()
+
+    def remove_entry(self, name: str) -> None:
+        """Raises ConfigError as `save_entry`."""
+        folder_file.remove_entry(self.folder, name)
+        self.look()
+
+    # Helpers
+
+    def _found(self, facts: FolderFacts | None) -> None:
+        if facts is None or facts.folder != self.folder:
+            return
+        if facts != self.facts or not self.is_known:
+            self.facts, self.is_known = facts, True
+            self.changed.emit()
+
+    def _folder_changed(self) -> None:
+        if self.facts.folder != self.folder:
+            self.facts = FolderFacts(self.folder, FolderFile(self.folder / FOLDER_FILE))
+            self.is_known = False
+            self._describe_choice()
+            self.changed.emit()
+            self.look()
+
+    def _describe_choice(self) -> None:
+        """An interpreter that is gone is no choice any more."""
+        text = self._choices.get(str(self.folder))
+        there = text is not None and environments.is_executable(Path(text))
+        self._chosen = environments.describe(Path(text), os.environ) if there and text else None
+
+    def _read_choices(self) -> dict[str, str]:
+        try:
+            kept = json.loads(self._choices_file.read_text("utf-8"))
+            return {str(folder): str(python) for folder, python in kept.items()}
+        except (OSError, ValueError, AttributeError):
+            return {}
+
+
+def short_words(interpreter: Interpreter) -> str:
+    """ "Python 3.11.7 ('.venv')", as the status bar says it."""
+    version = f"Python {interpreter.python_version}" if interpreter.python_version else "Python"
+    if interpreter.is_own:
+        return f"{version} ({OWN})"
+    return f"{version} ('{interpreter.name}')" if interpreter.kind != "path" else version
+
+
+def place_of(python: Path) -> str:
+    """A path with the person's home as ~."""
+    home = str(Path.home())
+    text = str(python)
+    return f"~{text[len(home) :]}" if text.startswith(f"{home}/") else text

@@ -1,0 +1,167 @@
+"""What every tab of a run is: the strip of figures, the banner, a grid of cards, and what drives them.
+
+Every frame takes what the reader thread has (at most 4 ms of it), and then repaints only the cards whose
+figures changed, and only while somebody can see them. page.py has the cards of a configured run,
+script_page.py those of a person's own script.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from PySide6.QtGui import QShowEvent
+
+from rankdeck.run.batch import Changed
+from rankdeck_app.shell.frame_clock import FrameClock
+from rankdeck_app.shell.page import Page, PageAction
+from rankdeck_app.state.live_run import LiveRun
+from rankdeck_app.theme import Theme
+from rankdeck_app.views.dashboard.banner import Banner
+from rankdeck_app.views.dashboard.card_grid import CardGrid
+from rankdeck_app.widgets.card import ChartCard
+from rankdeck_app.widgets.layouts import Part, column
+from rankdeck_app.widgets.stat_strip import Stat, StatStrip
+from rankdeck_app.widgets.zoom_plot import ZoomPlot
+
+PAGE_KIND = "run"
+# Figures that change faster cannot be read.
+_STATS_EVERY_S = 0.25
+
+_STATE_COLORS = {
+    "running": "rankdeck.rest",
+    "completed": "rankdeck.ok",
+    "failed": "errorForeground",
+    "lost": "errorForeground",
+}
+
+
+def page_id(run_path: object) -> str:
+    return f"{PAGE_KIND}:{run_path}"
+
+
+class RunTab(Page):
+    """It does not own the run: `closed` is called once when the tab is gone. `ended_action` is the button of
+    a run that is over, and stands in the banner too where `ends_in_banner`.
+    """
+
+    ends_in_banner = False
+
+    def __init__(
+        self,
+        run: LiveRun,
+        theme: Theme,
+        clock: FrameClock,
+        *,
+        live_actions: Sequence[PageAction] = (),
+        ended_action: PageAction | None = None,
+        run_command: Callable[[str], object] | None = None,
+        closed: Callable[[], object] | None = None,
+    ) -> None:
+        super().__init__(page_id(run.run.path), title=run.name, icon="pulse")
+        self.run = run
+        self._live_actions, self._ended_action = list(live_actions), ended_action
+        self._shown_actions: list[PageAction] = []
+        self._pending = ~Changed.NOTHING
+        self._stats_at = 0.0
+        self._known_devices = 0
+        self._strip = StatStrip(theme)
+        self._banner = Banner(theme)
+        if run_command is not None and ended_action is not None:
+            command = str(ended_action.command)
+            self._banner.acted.connect(lambda: run_command(command))
+        self.cards: dict[str, ChartCard] = {}
+        self._grid = self._make_cards(theme)
+        column(*self._parts(theme), on=self, margins=(16, 2, 16, 12), spacing=10)
+        run.changed.connect(self._note)
+        if closed is not None:
+            self.destroyed.connect(lambda *_: closed())
+        clock.subscribe(self._frame)
+        self._refresh()
+
+    # What the kinds of tabs differ in
+
+    def _make_cards(self, theme: Theme) -> CardGrid:
+        """Every chart in its card, and the cards in their grid."""
+        raise NotImplementedError
+
+    def _parts(self, theme: Theme) -> Sequence[Part]:
+        """What stands under each other."""
+        return (self._strip, self._banner, (self._grid, 1))
+
+    def _plots(self) -> Sequence[ZoomPlot]:
+        """Those of which one is drawn a frame."""
+        raise NotImplementedError
+
+    def _stats(self) -> tuple[Stat, ...]:
+        raise NotImplementedError
+
+    def _headline(self) -> tuple[str, str, str] | None:
+        """(tone, message, advice) of the banner."""
+        raise NotImplementedError
+
+    def _can_act(self) -> bool:
+        """Whether the run is over and `ended_action` makes sense."""
+        raise NotImplementedError
+
+    def _refresh_cards(self, pending: Changed) -> None:
+        raise NotImplementedError
+
+    # The tab
+
+    def breadcrumbs(self) -> list[str]:
+        name = self.run.name
+        stamp, _, rest = name.partition("-")
+        if len(stamp) != 8 or not stamp.isdigit():
+            return ["runs", name, "Dashboard"]
+        return ["runs", f"{stamp[:4]}-{stamp[4:6]}-{stamp[6:]}", rest.partition("-")[2] or rest, "Dashboard"]
+
+    def tooltip(self) -> str:
+        return str(self.run.run.path)
+
+    def tab_actions(self) -> list[PageAction]:
+        if self.run.is_live:
+            return list(self._live_actions)
+        return [self._ended_action] if self._ended_action is not None and self._can_act() else []
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self._pending = ~Changed.NOTHING
+
+    def _note(self, changed: Changed) -> None:
+        self._pending |= changed
+
+    def _frame(self) -> None:
+        """One tick of the clock: take, then repaint what changed."""
+        self.run.drain()
+        if self._pending & Changed.STATE:
+            self._show_state()
+        if self.isVisible():
+            self._refresh()
+            # One plot a frame, the one that waited longest: all together would make a slow one.
+            any(plot.tick() for plot in sorted(self._plots(), key=lambda plot: plot.drawn_at))
+
+    def _show_state(self) -> None:
+        """Tab, title and buttons: they are seen even while the page is not."""
+        color = _STATE_COLORS.get(self.run.outcome or "running", "descriptionForeground")
+        title = self.run.title
+        if (title, color) != (self.title, self.icon_color):
+            self.set_title(title, icon_color=color)
+        if (actions := self.tab_actions()) != self._shown_actions:
+            self._shown_actions = actions
+            self.actions_changed.emit()
+
+    def _refresh(self) -> None:
+        pending = self._pending
+        now = time.monotonic()
+        if now - self._stats_at >= _STATS_EVERY_S or pending & Changed.STATE:
+            self._stats_at = now
+            self._strip.set_figure(self._stats())
+        if pending & (Changed.STATE | Changed.PROBLEMS | Changed.STEPS):
+            action = self._ended_action if self.ends_in_banner and self._can_act() else None
+            self._banner.say(self._headline(), "" if action is None else action.tooltip)
+        self._refresh_cards(pending)
+        if len(self.run.devices) != self._known_devices:
+            self._known_devices = len(self.run.devices)
+            self._grid.lay_out()
+        self._pending = Changed.NOTHING

@@ -1,0 +1,284 @@
+"""From a live run of a person's own script to what its cards show: plain functions, no widgets made.
+
+A script tells what it tells: what is absent stays absent, and where a card has nothing to show, `absence`
+says why in one line. run_figures.py has what such a run shares with a configured one.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from rankdeck import events
+from rankdeck.base.units import format_count, format_duration, format_setting
+from rankdeck_app.state.live_run import LiveRun
+from rankdeck_app.views.dashboard import run_figures
+from rankdeck_app.widgets.chart import UNKNOWN
+from rankdeck_app.widgets.facts_line import Fact
+from rankdeck_app.widgets.metric_curves import MetricCurve, MetricsFigure, value_text
+from rankdeck_app.widgets.stat_strip import Stat, imbalance_stat
+
+LOSS_WORDS = ("what backward ran on, sampled", "sampled")
+
+
+def is_over(run: LiveRun) -> bool:
+    return run.outcome not in (None, "running")
+
+
+def is_stepless(run: LiveRun) -> bool:
+    """Whether no step was seen and none will be."""
+    return run.step is None and (is_over(run) or not _is_observed(run))
+
+
+def _is_observed(run: LiveRun) -> bool:
+    return run.script is None or run.script.script.observe != "none"
+
+
+def stats(run: LiveRun) -> tuple[Stat, ...]:
+    """The cells of the strip: those that this script can fill."""
+    cells = [] if is_stepless(run) else _of_steps(run)
+    if run.samples_per_s is not None:
+        cells.append(Stat("Samples/s", run_figures.rate_text(run.samples_per_s), "88 888"))
+    if (wait := run.fold.script.wait_share) is not None:
+        cells.append(Stat("Loader wait", f"{100 * wait:.1f}%", "88.8%"))
+    elapsed = UNKNOWN if run.elapsed_s is None else format_duration(run.elapsed_s)
+    cells.append(Stat("Elapsed", elapsed, "8:88:88"))
+    if (status := run.fold.script.script_status) is not None:
+        cells.append(Stat("Exit status", str(status), "888", is_hot=status != 0))
+    return (*cells, *_balance(run))
+
+
+def _of_steps(run: LiveRun) -> list[Stat]:
+    step = UNKNOWN if run.step is None else format_count(run.step)
+    cells = [Stat("Step", step, "8" * max(5, len(step)))]
+    loss, pace = run.loss, run.steps_per_s
+    if loss is not None or not is_over(run):
+        known = loss is not None and math.isfinite(loss)
+        cells.append(Stat("Loss (EMA)", f"{loss:.4f}" if known else UNKNOWN, "88.8888"))
+    return [*cells, Stat("Steps/s", UNKNOWN if pace is None else f"{pace:.3g}", "888.8")]
+
+
+def _balance(run: LiveRun) -> list[Stat]:
+    if all(run.total_bytes_of(device) is None for device in run.devices):
+        return []
+    if len(run.devices) == 1 or run.imbalance is None:
+        return [run_figures.stats(run)[-1]] if len(run.devices) == 1 else []
+    return [imbalance_stat(run.imbalance, [run.label_of(device) for device in run.devices])]
+
+
+# What runs
+
+
+def facts(run: LiveRun) -> tuple[Fact, ...]:
+    """What was started and what was seen of it, the most telling first."""
+    found = [*_started(run)]
+    seen = run.fold.script.lead
+    if seen is not None:
+        found += [fact for make in (_versions, _parallel, _model, _work) if (fact := make(run, seen))]
+        if seen.parts:
+            more = "\n".join(f"{part}: {reason}" for part, reason in seen.parts.items())
+            names = ", ".join(seen.parts)
+            found.append(Fact("warning", "Not observed", f"not observed: {names}", more, is_hot=True))
+    return tuple(found)
+
+
+def _started(run: LiveRun) -> Iterator[Fact]:
+    if run.script is None:
+        return
+    table = run.script.script
+    what = f"-m {table.run}" if table.kind == "module" else table.run.rpartition("/")[2]
+    command = shlex.join([*(["-m"] if table.kind == "module" else []), table.run, *table.args])
+    told = [f"in {table.folder}", *(f"{name}={value}" for name, value in table.environment.items())]
+    yield Fact("file-code", "Script", shlex.join([what, *table.args]), "\n".join([command, *told]))
+    if table.kind != "program":
+        source = f" ({table.python_source})" if table.python_source else ""
+        yield Fact("python", "Interpreter", _short_python(table.python), f"{table.python}{source}")
+
+
+def _short_python(python: str) -> str:
+    """'.venv' of /p/.venv/bin/python: the environment's name says more than its path."""
+    parts = python.rsplit("/", 3)
+    return parts[1] if len(parts) == 4 and parts[2] == "bin" and parts[1] not in ("usr", "local") else python
+
+
+def _versions(run: LiveRun, seen: events.Observed) -> Fact | None:
+    if not seen.versions:
+        return None
+    words = [f"{name} {version}" for name, version in seen.versions.items()]
+    first = [f"{name} {seen.versions[name]}" for name in ("python", "torch") if name in seen.versions]
+    return Fact("versions", "Versions", " · ".join(first or words[:1]), "\n".join(words))
+
+
+def _parallel(run: LiveRun, seen: events.Observed) -> Fact | None:
+    script = run.fold.script
+    worlds = [rank.world_size for rank in script.ranks.values() if rank.world_size]
+    ranks = max([len(script.ranks), *worlds])
+    count = f"{ranks} rank{'s' if ranks != 1 else ''}"
+    options = "\n".join(format_setting(key, value) for key, value in seen.wrapper_options.items())
+    text = " · ".join(filter(None, (seen.wrapper, count, seen.backend)))
+    return Fact("type-hierarchy", "Parallel", text, options)
+
+
+def _model(run: LiveRun, seen: events.Observed) -> Fact | None:
+    size = None if seen.num_parameters is None else f"{_short_count(seen.num_parameters)} parameters"
+    words = [_class_name(seen.model), size, _class_name(seen.optimizer)]
+    known = [word for word in words if word]
+    more = [seen.model, seen.optimizer]
+    more += [f"also steps {name}: {count}" for name, count in seen.other_optimizers.items()]
+    if seen.skipped:
+        more.append(f"{seen.skipped} steps skipped by the gradient scaler")
+    told = "\n".join(filter(None, more))
+    return Fact("layers", "Model", " · ".join(known), told) if known else None
+
+
+def _work(run: LiveRun, seen: events.Observed) -> Fact | None:
+    words = [
+        None if seen.batch is None else f"batch {seen.batch}",
+        None if seen.accumulate in (None, 1) else f"{seen.accumulate} backwards a step",
+        seen.precision,
+    ]
+    known = [word for word in words if word]
+    more = [seen.dataset]
+    if seen.num_samples is not None:
+        more.append(f"{format_count(seen.num_samples)} samples")
+    if seen.loader_workers is not None:
+        more.append(f"{seen.loader_workers} loader workers")
+    for rank, totals in run.fold.script.collectives.items():
+        calls = ", ".join(f"{name} {count}" for name, count in totals.calls.items())
+        more.append(f"rank {rank} called {calls}")
+    told = "\n".join(filter(None, more))
+    return Fact("table", "Work", " · ".join(known), told) if known else None
+
+
+def _class_name(name: str | None) -> str | None:
+    return None if name is None else name.rpartition(":")[2].rpartition(".")[2]
+
+
+def _short_count(count: int) -> str:
+    for power, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= power:
+            return f"{count / power:.3g} {unit}"
+    return str(count)
+
+
+# Why there is nothing
+
+
+def absence(run: LiveRun, part: str = "") -> str:
+    """Why there are no steps, or nothing of a part of what is observed (loss, memory, …)."""
+    seen = run.fold.script.lead
+    if not _is_observed(run):
+        return "not observed: it runs with --observe none"
+    if seen is not None and part in seen.parts:
+        return f"not observed: {seen.parts[part]}"
+    if run.step is None:
+        return "no optimizer step was seen" if is_over(run) else "waiting for the first optimizer step"
+    return "none was seen" if is_over(run) else "none was seen yet"
+
+
+def headline(run: LiveRun) -> tuple[str, str, str] | None:
+    """As run_figures.headline; a script that is under way and has not stepped yet is not starting."""
+    if run.outcome in (None, "running"):
+        if run.step is not None or not _is_observed(run):
+            return None
+        return "info", "Running; no optimizer step was seen yet.", "Its output is below."
+    if run.outcome == "completed" and run.step is None:
+        return "info", "Completed; no optimizer step was seen.", "Its output is below."
+    if run.outcome == "completed":
+        return "info", "Completed.", ""
+    return run_figures.headline(run)
+
+
+# The cards
+
+
+def shown_cards(run: LiveRun) -> set[str]:
+    """The cards that have something to show, or say why they have not."""
+    shown = {"loss"} if is_stepless(run) else {"loss", "rate"}
+    if run.fold.metrics:
+        shown.add("metrics")
+    if any(len(device.memory_history) > 1 for device in run.devices):
+        shown.add("band")
+    if any(run.total_bytes_of(device) is not None for device in run.devices):
+        shown.add("bars")
+    if any(len(device.utilisation_history) for device in run.devices):
+        shown.add("heat")
+    if run.fold.script.wait_share is not None:
+        shown.add("wait")
+    return shown
+
+
+def loss_subtitle(run: LiveRun) -> tuple[str, ...]:
+    return LOSS_WORDS if len(run.losses) else ("",)
+
+
+def rate_subtitle(run: LiveRun) -> str:
+    return "samples/s" if run.samples_per_s is not None else "steps/s"
+
+
+def wait_subtitle(run: LiveRun) -> str:
+    share = run.fold.script.wait_share
+    return "" if share is None else f"% of a step; {100 * share:.1f}% in all"
+
+
+def metrics(run: LiveRun) -> MetricsFigure:
+    return MetricsFigure(
+        tuple(
+            MetricCurve(name, one.curve, one.last, one.step, f"logged through {one.through}")
+            for name, one in run.fold.metrics.items()
+        )
+    )
+
+
+def metrics_subtitle(run: LiveRun) -> str:
+    """Whose words the names are, and how many are not kept."""
+    through = dict.fromkeys(one.through for one in run.fold.metrics.values())
+    cut = run.fold.script.num_names_cut
+    words = f"through {', '.join(through)}" if through else ""
+    return f"{words}; {format_count(cut)} more names are not kept" if cut else words
+
+
+def heat_subtitle(run: LiveRun) -> tuple[str, str]:
+    what = "% SM" if run.has_gpus else "CPU busy"
+    return f"{what}, last 60 s", what
+
+
+# CSV
+
+
+def metrics_rows(run: LiveRun) -> Iterator[Sequence[object]]:
+    yield ("name", "through", "step", "value")
+    for name, one in run.fold.metrics.items():
+        for step, value in zip(*one.curve.points(), strict=True):
+            yield (name, one.through, int(step), f"{value:.6g}")
+
+
+def rate_rows(run: LiveRun) -> Iterator[Sequence[object]]:
+    script = run.fold.script
+    yield ("step", "steps_per_s", "smoothed")
+    for step, rate, smooth in zip(*script.step_rates.points(), script.step_rate_ema.points()[1], strict=True):
+        yield (int(step), f"{rate:.6g}", f"{smooth:.6g}")
+
+
+def wait_rows(run: LiveRun) -> Iterator[Sequence[object]]:
+    yield ("step", "wait_share")
+    for step, share in zip(*run.fold.script.waits.points(), strict=True):
+        yield (int(step), value_text(float(share)))
+
+
+csv_rows = {
+    "bars": run_figures.bars_rows,
+    "band": run_figures.band_rows,
+    "heat": run_figures.heat_rows,
+    "loss": run_figures.loss_rows,
+    "rate": rate_rows,
+    "wait": wait_rows,
+    "metrics": metrics_rows,
+}
+
+
+def rows_of(run: LiveRun, card: str) -> partial[Iterator[Sequence[object]]]:
+    """What the card exports."""
+    return partial(csv_rows[card], run)

@@ -1,0 +1,160 @@
+"""The dashboard of a person's own script: its loss, what it logs itself, its pace, and what its devices hold.
+
+Nobody knows beforehand what a script will tell: cards come when there is something on them. There is no plan,
+no step anatomy and no end in sight. Read run_tab.py first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from PySide6.QtWidgets import QWidget
+
+from rankdeck.run.batch import Changed
+from rankdeck_app.shell.frame_clock import FrameClock
+from rankdeck_app.shell.page import PageAction
+from rankdeck_app.state.live_run import LiveRun
+from rankdeck_app.theme import Theme
+from rankdeck_app.views.dashboard import run_figures, script_figures
+from rankdeck_app.views.dashboard.card_grid import CardGrid
+from rankdeck_app.views.dashboard.run_tab import RunTab
+from rankdeck_app.widgets.band_chart import BandChart
+from rankdeck_app.widgets.card import ChartCard
+from rankdeck_app.widgets.curve_plot import CurvePlot
+from rankdeck_app.widgets.facts_line import FactsLine
+from rankdeck_app.widgets.heat_strip import HeatStrip
+from rankdeck_app.widgets.layouts import Part, scrolled
+from rankdeck_app.widgets.metric_curves import MetricCurves
+from rankdeck_app.widgets.stat_strip import Stat
+from rankdeck_app.widgets.vram_bars import VramBars
+from rankdeck_app.widgets.zoom_plot import ZoomPlot
+
+_LEAST_WIDTH = 180
+_METRICS_EVERY_S = 0.5
+
+
+class ScriptPage(RunTab):
+    """A tab that shows a run of a script."""
+
+    ends_in_banner = True
+
+    def __init__(
+        self,
+        run: LiveRun,
+        theme: Theme,
+        clock: FrameClock,
+        *,
+        stop_command: str = "",
+        again_command: str = "",
+        run_command: Callable[[str], object] | None = None,
+        closed: Callable[[], object] | None = None,
+    ) -> None:
+        self._metrics_at, self._has_news = 0.0, False
+        stop = PageAction("debug-stop", "Stop this run", stop_command)
+        again = PageAction("debug-rerun", "Run Again", again_command)
+        super().__init__(
+            run, theme, clock,
+            live_actions=[stop] if stop_command else [], ended_action=again if again_command else None,
+            run_command=run_command, closed=closed,
+        )  # fmt: skip
+
+    def _make_cards(self, theme: Theme) -> CardGrid:
+        run, script = self.run, self.run.fold.script
+        self._bars, self._heat = VramBars(theme), HeatStrip(theme)
+        self._band = BandChart(theme, "Memory over time")
+        self._metrics = MetricCurves(theme)
+        self._loss = CurvePlot(theme, run.losses, run.loss_ema, name="Training loss")
+        words = ("now", "smoothed", "")
+        self._rate = CurvePlot(
+            theme, script.step_rates, script.step_rate_ema, name="Throughput", words=words, from_zero=True,
+            digits=2,
+        )  # fmt: skip
+        self._wait = CurvePlot(
+            theme, script.waits, script.waits, name="Loader wait", words=("%", "", ""), from_zero=True,
+            digits=1, scale=100.0,
+        )  # fmt: skip
+        bodies: dict[str, tuple[str, QWidget]] = {
+            "loss": ("Training loss", self._loss),
+            "metrics": ("Logged by the script", scrolled(self._metrics)),
+            "band": ("Memory over time", self._band),
+            "bars": ("Memory per device", self._bars),
+            "rate": ("Throughput", self._rate),
+            "wait": ("Loader wait", self._wait),
+            "heat": ("Utilisation", self._heat),
+        }
+        for name, (title, body) in bodies.items():
+            self.cards[name] = ChartCard(title, theme, body, script_figures.rows_of(run, name))
+        above = [self.cards[name] for name in ("loss", "bars", "metrics")]
+        below = [self.cards[name] for name in ("band", "rate", "wait", "heat")]
+        return CardGrid((above, below), ((32, 40, 28), (27, 22, 22, 29)), _LEAST_WIDTH)
+
+    def _parts(self, theme: Theme) -> Sequence[Part]:
+        self._facts = FactsLine(theme, "What runs")
+        return (self._strip, self._facts, self._banner, (self._grid, 1))
+
+    def _plots(self) -> Sequence[ZoomPlot]:
+        return (self._loss, self._rate, self._wait, self._band)
+
+    def _stats(self) -> tuple[Stat, ...]:
+        return script_figures.stats(self.run)
+
+    def _headline(self) -> tuple[str, str, str] | None:
+        return script_figures.headline(self.run)
+
+    def _can_act(self) -> bool:
+        return script_figures.is_over(self.run)
+
+    def _refresh_cards(self, pending: Changed) -> None:
+        run = self.run
+        if pending & (Changed.STATE | Changed.MEMORY):
+            self._show_state_of_cards()
+        if pending & (Changed.MEMORY | Changed.STATE | Changed.READINGS):
+            self._show_memory()
+        if pending & (Changed.READINGS | Changed.STATE):
+            self._heat.set_figure(run_figures.heat(run))
+        if pending & (Changed.STEPS | Changed.STATE):
+            self._show_curves()
+        self._show_metrics(pending)
+        if pending:
+            shown = script_figures.shown_cards(run)
+            self._grid.show_only({self.cards[name] for name in shown})
+
+    def _show_state_of_cards(self) -> None:
+        run = self.run
+        self._facts.set_figure(script_figures.facts(run))
+        self.cards["heat"].set_subtitle(*script_figures.heat_subtitle(run))
+        for name in ("bars", "band"):
+            self.cards[name].set_source(run.source or "")
+
+    def _show_memory(self) -> None:
+        run = self.run
+        bars, band = run_figures.bars(run), run_figures.band(run)
+        self._bars.set_figure(bars)
+        self.cards["bars"].set_subtitle(run_figures.bars_subtitle(run, bars))
+        self._band.set_figure(band)
+        self.cards["band"].set_subtitle(run_figures.band_subtitle(band, bars))
+
+    def _show_curves(self) -> None:
+        """Loss, pace and waiting; samples instead of steps once they are seen."""
+        run, script = self.run, self.run.fold.script
+        self._loss.awaited = script_figures.absence(run, "loss")
+        self._rate.awaited = script_figures.absence(run)
+        if run.samples_per_s is not None:
+            self._rate.set_curves(run.rates, run.rate_ema, 0)
+        else:
+            self._rate.set_curves(script.step_rates, script.step_rate_ema, 2)
+        self.cards["loss"].set_subtitle(*script_figures.loss_subtitle(run))
+        self.cards["rate"].set_subtitle(script_figures.rate_subtitle(run))
+        self.cards["wait"].set_subtitle(script_figures.wait_subtitle(run))
+        for plot in (self._loss, self._rate, self._wait):
+            plot.request_draw()
+
+    def _show_metrics(self, pending: Changed) -> None:
+        """At most twice a second: there may be hundreds of them."""
+        now = time.monotonic()
+        self._has_news = self._has_news or bool(pending & (Changed.METRICS | Changed.STATE))
+        if self._has_news and now - self._metrics_at >= _METRICS_EVERY_S:
+            self._metrics_at, self._has_news = now, False
+            self._metrics.set_figure(script_figures.metrics(self.run))
+            self.cards["metrics"].set_subtitle(script_figures.metrics_subtitle(self.run))

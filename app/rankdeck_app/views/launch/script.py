@@ -1,0 +1,238 @@
+"""SCRIPT: a person's own script as it is: which file, its arguments and variables, and what runs it.
+
+Fields go into the script's draft as they are typed; what is wrong stands under its field. The combo on top
+holds the entries of the folder's rankdeck.toml.
+"""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QSignalBlocker, QSize, Qt, Signal
+from PySide6.QtGui import QShowEvent
+from PySide6.QtWidgets import QComboBox, QLineEdit, QPlainTextEdit, QWidget
+
+from rankdeck_app.shell.controls import tool_button
+from rankdeck_app.state.gpus import Gpus
+from rankdeck_app.state.script_draft import ScriptDraft
+from rankdeck_app.state.script_folder import ScriptFolder, place_of, short_words
+from rankdeck_app.theme import Theme
+from rankdeck_app.views.launch.devices import Stepper
+from rankdeck_app.widgets.controls import ComboBox
+from rankdeck_app.widgets.form_line import FormLine
+from rankdeck_app.widgets.layouts import column, push_button, row
+
+LABEL_WIDTH = 66
+NO_ENTRY = "none"
+_VARIABLE_LINES = 3
+_OBSERVE = {
+    "light": "steps, loss, rate and memory; a few microseconds a step",
+    "full": "and every tensor of some later steps",
+    "none": "nothing of it is put into the script; its output and its GPUs are seen",
+}
+
+
+class VariablesEdit(QPlainTextEdit):
+    """NAME=value lines; Tab goes on to the next field."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setTabChangesFocus(True)
+        self.setPlaceholderText("NAME=value, one a line")
+        self.setProperty("kind", "field")
+        self.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
+        self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAsNeeded)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.textChanged.connect(self.fit)
+        self.fit()
+
+    def fit(self) -> None:
+        """As high as its lines, up to a few."""
+        lines = max(1, min(_VARIABLE_LINES, self.document().blockCount()))
+        self.setFixedHeight(lines * self.fontMetrics().lineSpacing() + 15)
+
+    def sizeHint(self) -> QSize:
+        return QSize(120, self.minimumHeight())
+
+
+class FileBox(ComboBox):
+    """The script: one of those found, or what is typed. `opened` before its list is shown."""
+
+    opened = Signal()
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__(theme)
+        self.setEditable(True)
+        self.setInsertPolicy(QComboBox.InsertPolicy.NoInsert)
+        self.setMinimumContentsLength(6)
+        line = self.lineEdit()
+        assert line is not None
+        line.setPlaceholderText("train.py, or -m package.module")
+        line.setAccessibleName("Script")
+
+    def showPopup(self) -> None:
+        self.opened.emit()
+        super().showPopup()
+
+
+class ScriptSection(QWidget):
+    """The body of the section; `save_button` belongs into its header. Signals ask for what needs a dialog."""
+
+    browse_asked = Signal()
+    interpreter_asked = Signal()
+    save_asked = Signal()
+    remove_asked = Signal(str)
+    entry_picked = Signal(str)
+
+    def __init__(self, theme: Theme, script: ScriptDraft, folder: ScriptFolder, gpus: Gpus) -> None:
+        super().__init__()
+        self._theme, self._script, self._folder, self._gpus = theme, script, folder, gpus
+        self.save_button = push_button("Save Entry…", "", self.save_asked.emit, kind="quiet", height=20)
+        self.save_button.setToolTip("Keep this in the folder's rankdeck.toml, to be run again by its name")
+        self.save_button.setAccessibleName("Save entry")
+        self._make_lines(theme)
+        self.lines = {
+            "run": self.file_line, "arguments": self.arguments_line, "environment": self.variables_line,
+            "python": self.python_line, "ranks": self.ranks_line, "observe": self.observe_line,
+        }  # fmt: skip
+        column(self.entry_line, *self.lines.values(), on=self, margins=(12, 0, 12, 4), spacing=6)
+        script.changed.connect(self.refresh)
+        folder.changed.connect(self.refresh)
+        gpus.changed.connect(self.refresh)
+        self.refresh()
+
+    def _make_lines(self, theme: Theme) -> None:
+        self.entry_box = ComboBox(theme)
+        self.entry_box.activated.connect(self._picked)
+        self.remove_button = tool_button(theme, "remove", "Remove This Entry", self._remove)
+        self.entry_line = self._line(
+            "Entry", self.entry_box, "An entry of the folder's rankdeck.toml", self.remove_button
+        )
+        self.file_box = FileBox(theme)
+        self.file_box.opened.connect(self._folder.look)
+        self.file_box.activated.connect(lambda index: self._set(run=self.file_box.itemText(index)))
+        line = self.file_box.lineEdit()
+        assert line is not None
+        line.textEdited.connect(lambda text: self._set(run=text))
+        browse = tool_button(theme, "folder-opened", "Browse…", self.browse_asked.emit)
+        what = "A script of the folder, as it is; nothing in it has to change"
+        self.file_line = self._line("File", self.file_box, what, browse, name="Script")
+        self.arguments = QLineEdit()
+        self.arguments.textEdited.connect(lambda text: self._set(arguments=text))
+        what = "What stands behind the script on a command line; quote what has spaces"
+        self.arguments_line = self._line("Arguments", self.arguments, what)
+        self.variables = VariablesEdit()
+        self.variables.textChanged.connect(lambda: self._set(environment=self.variables.toPlainText()))
+        what = "Environment variables for this run alone, one a line"
+        self.variables_line = self._line("Variables", self.variables, what, name="Environment variables")
+        self.python_button = push_button("", "", self.interpreter_asked.emit, kind="field", height=28)
+        self.python_line = self._line("Python", self.python_button, "", name="Python interpreter")
+        self.ranks = Stepper(theme, "rank")
+        self.ranks.changed.connect(lambda count: self._set(ranks=count))
+        self.per_gpu = push_button("One per GPU", "", self._one_per_gpu, kind="link", height=20)
+        self.per_gpu.setToolTip("As torchrun --nproc-per-node with the number of chosen GPUs")
+        what = "How many processes of the script are started, as torchrun's --nproc-per-node"
+        ranks = QWidget()
+        row(self.ranks, self.per_gpu, None, on=ranks, spacing=8)
+        self.ranks_line = self._line("Ranks", ranks, what)
+        self.observe = ComboBox(theme)
+        for at, (level, text) in enumerate(_OBSERVE.items()):
+            self.observe.addItem(level)
+            self.observe.setItemData(at, text, Qt.ItemDataRole.ToolTipRole)
+        self.observe.activated.connect(lambda index: self._set(observe=self.observe.itemText(index)))
+        self.observe_line = self._line("Observe", self.observe, "")
+
+    def _line(self, label: str, editor: QWidget, hint: str, *beside: QWidget, name: str = "") -> FormLine:
+        return FormLine(label, editor, hint, *beside, label_width=LABEL_WIDTH, name=name)
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self._folder.look()
+        self._script.recheck()
+
+    # Changing it
+
+    def _set(self, **values: object) -> None:
+        self._script.set(**values)
+
+    def _picked(self, index: int) -> None:
+        if index == 0:
+            self._set(entry="")
+        else:
+            self.entry_picked.emit(self.entry_box.itemText(index))
+
+    def _remove(self) -> None:
+        self.remove_asked.emit(self._script.form.entry)
+
+    def _one_per_gpu(self) -> None:
+        self._set(ranks=self.num_gpus())
+
+    def num_gpus(self) -> int:
+        """How many GPUs are chosen; 1 where that is not known."""
+        use = self._script.form.devices
+        if use == "gpu:all":
+            return max(1, len(self._gpus.whole))
+        return max(1, len([name for name in use.removeprefix("gpu:").split(",") if name]))
+
+    # Showing it
+
+    def refresh(self) -> None:
+        form, script = self._script.form, self._script
+        self._show_entries()
+        self._show_files(form.run)
+        if self.arguments.text() != form.arguments:
+            self.arguments.setText(form.arguments)
+        if self.variables.toPlainText() != form.environment:
+            with QSignalBlocker(self.variables):
+                self.variables.setPlainText(form.environment)
+            self.variables.fit()
+        self._show_python()
+        self.ranks.show_value(form.ranks)
+        self.per_gpu.setVisible(self.num_gpus() != form.ranks)
+        self.ranks_line.setVisible(not script.is_without_gpus)
+        self.observe.setCurrentText(form.observe)
+        self.observe_line.set_hint(_OBSERVE.get(form.observe, ""))
+        for field, line in self.lines.items():
+            problem = script.problem_at(field)
+            shown = problem is not None and (problem.code != "no-script" or bool(form.run.strip()))
+            line.set_problem(problem.message if problem is not None and shown else None)
+        can_save = script.problem_at("run") is None and script.problem_at("arguments") is None
+        self.save_button.setEnabled(can_save and script.problem_at("environment") is None)
+
+    def _show_entries(self) -> None:
+        entries = list(self._folder.facts.file.entries)
+        names = [NO_ENTRY, *entries]
+        if [self.entry_box.itemText(at) for at in range(self.entry_box.count())] != names:
+            self.entry_box.clear()
+            self.entry_box.addItems(names)
+        chosen = self._script.form.entry
+        self.entry_box.setCurrentIndex(names.index(chosen) if chosen in entries else 0)
+        self.entry_line.setVisible(bool(entries))
+        self.remove_button.setVisible(chosen in entries)
+
+    def _show_files(self, text: str) -> None:
+        names = [script.name for script in self._folder.facts.scripts]
+        if [self.file_box.itemText(at) for at in range(self.file_box.count())] != names:
+            self.file_box.clear()
+            for at, script in enumerate(self._folder.facts.scripts):
+                self.file_box.addItem(script.name)
+                libraries = f"imports {', '.join(script.libraries)}"
+                self.file_box.setItemData(at, libraries, Qt.ItemDataRole.ToolTipRole)
+        if self.file_box.currentText() != text:
+            self.file_box.setCurrentIndex(names.index(text) if text in names else -1)
+            self.file_box.setEditText(text)
+
+    def _show_python(self) -> None:
+        folder, own = self._folder, self._script.form.python
+        interpreter = folder.describe(own) if own else folder.interpreter
+        if interpreter is None:
+            self.python_button.setText("looking…" if not folder.is_known else "none found")
+            self.python_line.set_warning(None)
+            return
+        words = short_words(interpreter).removeprefix("Python ")
+        self.python_button.setText(words)
+        source = "named by the entry" if own else folder.source
+        torch = interpreter.torch_version
+        self.python_line.set_warning(None if torch else "No torch was found beside this Python.")
+        self.python_line.set_hint(
+            f"{place_of(interpreter.python)} ({source})\n"
+            + (f"torch {torch}" if torch else "No torch was found beside it")
+        )

@@ -1,0 +1,71 @@
+"""One line of short facts, each with its symbol; the tooltip has all of them, with what had no room."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+
+from PySide6.QtCore import QRectF, QSize, Qt
+from PySide6.QtGui import QFontMetricsF, QPainter, QPaintEvent
+
+from rankdeck_app.theme import Theme, draw_icon
+from rankdeck_app.widgets.chart import Chart
+from rankdeck_app.widgets.painting import chart_font, paint_text
+
+HEIGHT = 22
+_ICON = 14.0
+_GAP = 18.0
+_PX = 12
+
+
+@dataclass(frozen=True)
+class Fact:
+    """`name` says what it is, to a screen reader and in the tooltip; `more` is what the line leaves out."""
+
+    icon: str
+    name: str
+    text: str
+    more: str = ""
+    is_hot: bool = False
+
+
+class FactsLine(Chart[tuple[Fact, ...]]):
+    """Facts from left to right; the last that fits is shortened."""
+
+    is_opaque = False  # it stands on a page, not in a card
+
+    def __init__(self, theme: Theme, name: str) -> None:
+        super().__init__(theme, (), name)
+        self.setFixedHeight(HEIGHT)
+
+    def describe(self) -> str:
+        return ", ".join(f"{fact.name} {fact.text}" for fact in self.figure)
+
+    def sizeHint(self) -> QSize:
+        return QSize(600, HEIGHT)
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(120, HEIGHT)
+
+    def paint(self, painter: QPainter, event: QPaintEvent) -> None:
+        colors, metrics = self._colors, QFontMetricsF(chart_font(_PX))
+        left = 0.0
+        for fact in self.figure:
+            room = self.width() - left - _ICON - 5
+            if room < 40:
+                break
+            ink = colors.lead_text if fact.is_hot else colors.muted
+            draw_icon(painter, fact.icon, QRectF(left, (HEIGHT - _ICON) / 2, _ICON, _ICON), ink)
+            box = QRectF(left + _ICON + 5, 0, room, HEIGHT)
+            ink = colors.lead_text if fact.is_hot else colors.foreground
+            paint_text(painter, box, fact.text, ink, _PX, elide=Qt.TextElideMode.ElideRight)
+            left += _ICON + 5 + metrics.horizontalAdvance(fact.text) + _GAP
+
+    def tooltip_at(self, x: float, y: float) -> str:
+        rows = "".join(
+            f"<tr><td>{escape(fact.name)}</td><td>&nbsp;&nbsp;{escape(fact.text)}"
+            + "".join(f"<br>&nbsp;&nbsp;{escape(line)}" for line in fact.more.splitlines())
+            + "</td></tr>"
+            for fact in self.figure
+        )
+        return rows and f"<table>{rows}</table>"

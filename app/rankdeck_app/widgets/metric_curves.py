@@ -1,0 +1,150 @@
+"""Many small curves side by side, each with its name and its newest value: what a script logs itself.
+
+Each has a scale of its own, so that an accuracy and a loss can both be read; the shape is what is compared.
+Only those in sight are drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from PySide6.QtCore import QPointF, QRectF, QSize, Qt
+from PySide6.QtGui import QPainter, QPaintEvent, QPen, QPolygonF
+
+from rankdeck.base.units import format_count
+from rankdeck.run.series import Curve, Series
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.chart import UNKNOWN, Chart
+from rankdeck_app.widgets.painting import RIGHT, paint_text
+from rankdeck_app.widgets.zoom_plot import value_before
+
+LEAST_WIDTH = 150
+LEAST_HEIGHT = 66
+_GAP = 12
+_HEADER = 18
+_FEW = 12
+
+
+@dataclass(frozen=True)
+class MetricCurve:
+    """`step` is that of the last value; `note` says who logged it."""
+
+    name: str
+    curve: Curve | Series
+    last: float | None
+    step: int | None
+    note: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class MetricsFigure:
+    """Never equal to another: the curves grow in their places."""
+
+    curves: Sequence[MetricCurve] = ()
+
+
+class MetricCurves(Chart[MetricsFigure]):
+    """As many columns as there is room for; it is as high as its rows need."""
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__(theme, MetricsFigure(), "What the script logs")
+
+    def describe(self) -> str:
+        return ", ".join(f"{curve.name} {value_text(curve.last)}" for curve in self.figure.curves)
+
+    def sizeHint(self) -> QSize:
+        return QSize(300, 150)
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(120, LEAST_HEIGHT)
+
+    def _num_columns(self) -> int:
+        fitting = max(1, (self.width() + _GAP) // (LEAST_WIDTH + _GAP))
+        return int(max(1, min(fitting, len(self.figure.curves))))
+
+    def relayout(self) -> None:
+        rows = math.ceil(len(self.figure.curves) / self._num_columns())
+        self.setMinimumHeight(max(1, rows) * LEAST_HEIGHT)
+
+    def box_of(self, index: int) -> QRectF:
+        """Where a curve stands."""
+        columns = self._num_columns()
+        rows = max(1, math.ceil(len(self.figure.curves) / columns))
+        width = (self.width() - _GAP * (columns - 1)) / columns
+        height = self.height() / rows
+        return QRectF((index % columns) * (width + _GAP), (index // columns) * height, width, height - 6)
+
+    def paint(self, painter: QPainter, event: QPaintEvent) -> None:
+        for index, curve in enumerate(self.figure.curves):
+            box = self.box_of(index)
+            if box.intersects(event.rect().toRectF()):
+                self._paint_one(painter, box, curve)
+
+    def _paint_one(self, painter: QPainter, box: QRectF, curve: MetricCurve) -> None:
+        colors = self._colors
+        header = QRectF(box.left(), box.top(), box.width(), _HEADER)
+        value = value_text(curve.last)
+        paint_text(painter, header, value, colors.foreground, 12, RIGHT, bold=True, mono=True)
+        used = painter.fontMetrics().horizontalAdvance(value) + 8
+        name = header.adjusted(0, 0, -used, 0)
+        paint_text(painter, name, curve.name, colors.muted, 11, elide=Qt.TextElideMode.ElideMiddle)
+        plot = box.adjusted(0, _HEADER + 2, 0, 0)
+        painter.setPen(QPen(colors.grid, 1))
+        painter.drawLine(plot.bottomLeft(), plot.bottomRight())
+        self._paint_curve(painter, plot.adjusted(1, 2, -2, -3), curve.curve)
+
+    def _paint_curve(self, painter: QPainter, plot: QRectF, curve: Curve | Series) -> None:
+        first, last = curve.first_x, curve.last_x
+        if first is None or last is None or plot.height() < 4:
+            return
+        window = curve.window(first, last, max(16, int(plot.width())))
+        x, y = window.polyline()
+        known = np.isfinite(y)
+        if not known.any():
+            return
+        low, high = float(y[known].min()), float(y[known].max())
+        xs = plot.left() + (x[known] - first) / max(last - first, 1e-12) * plot.width()
+        span = high - low
+        share = (y[known] - low) / span if span > 0 else np.full(int(known.sum()), 0.5)
+        ys = plot.bottom() - share * plot.height()
+        points = [QPointF(px, py) for px, py in zip(xs.tolist(), ys.tolist(), strict=True)]
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(QPen(self._colors.loss, 1))
+        painter.drawPolyline(QPolygonF(points))
+        if len(points) <= _FEW:
+            painter.setBrush(self._colors.loss)
+            for point in points:
+                painter.drawEllipse(point, 1.5, 1.5)
+            painter.setBrush(Qt.BrushStyle.NoBrush)
+
+    def tooltip_at(self, x: float, y: float) -> str:
+        """The value under the pointer, and how far all of them reach."""
+        for index, curve in enumerate(self.figure.curves):
+            box = self.box_of(index)
+            if box.contains(x, y):
+                return self._tooltip_of(curve, (x - box.left()) / max(1.0, box.width()))
+        return ""
+
+    def _tooltip_of(self, curve: MetricCurve, share: float) -> str:
+        first, last = curve.curve.first_x, curve.curve.last_x
+        lines = [curve.name]
+        if first is not None and last is not None:
+            at = first + share * (last - first)
+            bounds = value_before(curve.curve, at)
+            if bounds is not None:
+                lines.append(f"step {format_count(at)}: {value_text(sum(bounds) / 2)}")
+        if curve.step is not None:
+            lines.append(f"last: {value_text(curve.last)} at step {format_count(curve.step)}")
+        return "\n".join([*lines, *filter(None, [curve.note])])
+
+
+def value_text(value: float | None) -> str:
+    """'0.9312', '1.2e-05', '12 345': as many digits as tell something."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    if value == 0 or 1e-3 <= abs(value) < 1e4:
+        return f"{value:.4g}"
+    return format_count(value) if 1e4 <= abs(value) < 1e9 and value == round(value) else f"{value:.2e}"

@@ -1,0 +1,100 @@
+"""What a folder holds for running scripts, found by reading, and the interpreter remembered for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pytestqt.qtbot import QtBot
+
+from rankdeck_app.settings import Settings
+from rankdeck_app.state.lookup import Lookup
+from rankdeck_app.state.script_folder import ScriptFolder, short_words
+from rankdeck_app.state.workspace import Workspace
+from tests.helpers.own_scripts import environment, project
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return project(tmp_path / "project")
+
+
+@pytest.fixture
+def workspace(qtbot: QtBot, folder: Path, tmp_path: Path) -> Workspace:
+    return Workspace(tmp_path / "ws.json", Settings(tmp_path / "s.toml"), folder=folder)
+
+
+@pytest.fixture
+def scripts(workspace: Workspace, tmp_path: Path) -> Iterator[ScriptFolder]:
+    scripts = ScriptFolder(workspace, tmp_path / "interpreters.json")
+    yield scripts
+    scripts.close()
+
+
+def look(qtbot: QtBot, scripts: ScriptFolder) -> None:
+    with qtbot.waitSignal(scripts.changed, timeout=10_000):
+        scripts.look()
+
+
+def test_a_look_finds_scripts_entries_and_interpreters_and_runs_none(
+    qtbot: QtBot, scripts: ScriptFolder, folder: Path
+) -> None:
+    assert scripts.interpreter is None and not scripts.is_known
+    look(qtbot, scripts)
+    assert [script.name for script in scripts.facts.scripts] == ["train.py", "models/large.py"]
+    assert list(scripts.facts.file.entries) == ["small", "large"]
+    now = scripts.interpreter
+    assert now is not None and now.python == folder / ".venv/bin/python"
+    assert short_words(now) == "Python 3.10.4 ('.venv')" and now.torch_version == "2.4.1"
+    assert scripts.source == ".venv" and not scripts.is_from_file
+
+
+def test_a_chosen_interpreter_is_remembered_for_its_folder(
+    qtbot: QtBot, scripts: ScriptFolder, workspace: Workspace, folder: Path, tmp_path: Path
+) -> None:
+    other = environment(tmp_path / "elsewhere", "3.12.1", None)
+    scripts.choose(other)
+    again = ScriptFolder(workspace, tmp_path / "interpreters.json")
+    assert again.interpreter is not None and short_words(again.interpreter) == "Python 3.12.1 ('elsewhere')"
+    workspace.open(tmp_path / "another")
+    assert scripts.interpreter is None
+    scripts.close()
+    workspace.open(folder)
+    other.unlink()
+    assert ScriptFolder(workspace, tmp_path / "interpreters.json").interpreter is None, "it is gone"
+
+
+def test_a_broken_rankdeck_toml_is_told_and_hides_nothing_else(
+    qtbot: QtBot, scripts: ScriptFolder, folder: Path
+) -> None:
+    (folder / "rankdeck.toml").write_text("[scripts.a]\nrun = 3\n")
+    look(qtbot, scripts)
+    assert "scripts.a.run" in scripts.facts.problems[0].message
+    assert scripts.facts.scripts and scripts.interpreter is not None
+
+
+def test_entries_are_kept_in_the_file_with_its_comments(
+    qtbot: QtBot, scripts: ScriptFolder, folder: Path
+) -> None:
+    look(qtbot, scripts)
+    entry = scripts.facts.file.entries["small"]
+    with qtbot.waitSignal(scripts.changed, timeout=10_000):
+        scripts.save_entry("copy", entry)
+    assert list(scripts.facts.file.entries) == ["small", "large", "copy"]
+    with qtbot.waitSignal(scripts.changed, timeout=10_000):
+        scripts.remove_entry("large")
+    text = (folder / "rankdeck.toml").read_text()
+    assert "# how I run it" in text and "large" not in text
+
+
+def test_of_what_is_asked_while_it_looks_only_the_newest_is_answered(qtbot: QtBot) -> None:
+    lookup, answers = Lookup(), list[object]()
+    lookup.found.connect(answers.append)
+    for number in range(5):
+        lookup.ask(lambda number=number: number)
+    qtbot.waitUntil(lambda: len(answers) == 2, timeout=5000)
+    assert answers == [0, 4] and not lookup.is_looking
