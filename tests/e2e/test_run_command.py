@@ -135,6 +135,20 @@ def test_a_reader_who_goes_away_ends_a_script_that_goes_on_writing(project: Path
     assert last_run().outcome() == "stopped"
 
 
+def test_what_is_closed_stays_closed_and_what_is_no_text_is_refused(project: Path) -> None:
+    name = script(project, "import sys\nprint('out')\nprint('err', file=sys.stderr)\n")
+    shell = subprocess.run(
+        ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *RANKDECK, name],
+        cwd=project,
+        capture_output=True,
+        check=False,
+    )
+    assert (shell.returncode, shell.stdout, shell.stderr) == (0, b"", b"")
+    assert (last_run().logs_folder / "rank-0.0.err").read_text() == "err\n"
+    odd = subprocess.run([*RANKDECK, name, b"\xff"], cwd=project, capture_output=True, check=False)
+    assert odd.returncode == 2 and b"is not UTF-8" in odd.stderr
+
+
 def test_with_json_the_output_is_in_the_logs_and_the_figures_on_stdout(project: Path) -> None:
     name = script(project, "print('hello')")
     facts = rankdeck("run", "--json", "--name", "mine", name, "--json", cwd=project, code=0).json
