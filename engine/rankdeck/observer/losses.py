@@ -37,6 +37,7 @@ class Losses:
         self.backwards = 0
         self.backwards_in_step = 0
         self.readings: list[Any] = []
+        self._shared = False
         self.scaled: Any = None
         """The scalar that a gradient scaler made last, weakly, and what it was made of."""
 
@@ -44,10 +45,18 @@ class Losses:
         """What came together, and how often backward ran; empty again."""
         taken = self.readings, self.backwards
         self.readings, self.backwards, self.backwards_in_step, self.scaled = [], 0, 0, None
+        self._shared = False
         return taken
 
-    def called(self, tensors: Any, gradients: Any) -> None:
+    def share(self) -> tuple[list[Any], int]:
+        """The same for several optimizers that step inside one backward; it is over with the next one."""
+        self._shared = True
+        return self.readings, self.backwards
+
+    def called(self, tensors: Any) -> None:
         """Backward is called on `tensors`."""
+        if self._shared:
+            self.take()
         self.backwards += 1
         if self.in_step:
             self.backwards_in_step += 1
@@ -60,9 +69,9 @@ class Losses:
         for function in session.on_backward:
             function(tensors)
         if session.sampled and len(self.readings) < 256:
-            self.readings.append(self._read(tensors, gradients))
+            self.readings.append(self._read(tensors))
 
-    def _read(self, tensors: Any, gradients: Any) -> Any:
+    def _read(self, tensors: Any) -> Any:
         torch = self._torch
         scaled, self.scaled = self.scaled, None
         if modes_on(torch):
@@ -94,7 +103,7 @@ def install(torch: Any, session: Session) -> None:
     def observed(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
         if losses.inside == 0 and "loss" not in session.parts_off:
             try:
-                losses.called(tensors, grad_tensors)
+                losses.called(tensors)
             except Exception as error:
                 session.switch_off("loss", error)
         losses.inside += 1

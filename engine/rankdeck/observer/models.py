@@ -24,7 +24,7 @@ _LIBRARIES = (
     "transformers", "accelerate", "lightning", "pytorch_lightning", "lightning_fabric", "deepspeed", "torchvision",
     "torchaudio", "datasets", "timm", "diffusers", "peft", "trl", "torchdata", "ray", "fairscale", "colossalai",
 )  # fmt: skip
-_NARROW = {"torch.float16": "fp16", "torch.bfloat16": "bf16", "torch.float32": "fp32", "torch.float64": "fp64"}
+_PRECISIONS = {"torch.float16": "fp16", "torch.bfloat16": "bf16", "torch.float32": "fp32", "torch.float64": "fp64"}
 _PRODUCTS = ("AddmmBackward", "MmBackward", "BmmBackward", "ConvolutionBackward", "BaddbmmBackward", "LinearBackward")
 
 
@@ -36,6 +36,10 @@ def install(torch: Any, session: Session) -> None:
             optimizer=_name(optimizer),
             parameter_groups=[_group(group) for group in optimizer.param_groups[:8]],
         )
+        if "precision" not in session.seen:
+            kinds = {str(p.dtype) for group in optimizer.param_groups for p in group["params"]}
+            if len(kinds) == 1:
+                session.see(precision=_PRECISIONS.get(kinds.pop()))
         find_model(optimizer)
 
     def model_of(optimizer: Any) -> None:
@@ -147,6 +151,6 @@ def _computed_in(tensor: Any) -> str | None:
         seen.add(node)
         if node.name().startswith(_PRODUCTS):
             described = getattr(node, "_input_metadata", None)
-            return _NARROW.get(str(described[0].dtype)) if described else None
+            return _PRECISIONS.get(str(described[0].dtype)) if described else None
         waiting.extend(following for following, _ in node.next_functions)
     return None

@@ -49,6 +49,8 @@ class Session:
         self.on_fork: list[Callable[[], None]] = []
         self.parts_off: dict[str, str] = {}
         self.stack_signal: int | None = None
+        self.losses: Losses | None = None
+        """What backward was called on; None where that part is off."""
         self._forget()
         os.register_at_fork(before=self._pause, after_in_child=self._forked)
         atexit.register(self.end)
@@ -61,7 +63,6 @@ class Session:
         """Whether the step that runs now is one that is looked at closely."""
         self.fired = 0
         """Outermost steps of any optimizer."""
-        self.losses: Losses | None = None
         self.first_step = 0
         """The step that an earlier process of this rank has come to."""
         self.active_since: float | None = None

@@ -54,7 +54,7 @@ class StepWatch:
     def __init__(self, torch: Any, session: Session) -> None:
         self._session = session
         self._gradients = Gradients(torch, session)
-        self._handles: list[Any] = []
+        self.handles: list[Any] = []
         self.forget()
 
     def forget(self) -> None:
@@ -74,13 +74,9 @@ class StepWatch:
         self._turn = threading.Lock()
         self._rows = Rows(self._session)
 
-    def hook(self, before: Any, after: Any) -> None:
-        """Put the hooks in, with torch's own functions for it."""
-        self._handles = [before(self.before), after(self.after)]
-
     def _off(self, error: Exception) -> None:
         self._session.switch_off("steps", error)
-        for handle in self._handles:
+        for handle in self.handles:
             handle.remove()
 
     # The hooks. Nothing is computed in a step that is not sampled.
@@ -134,9 +130,11 @@ class StepWatch:
         taken, backwards = [], 0
         if losses is not None:
             losses.in_step = False
-            # Parameter by parameter, from inside backward: the loss is the leading optimizer's.
-            if losses.inside == 0 or leads or leader is None:
+            if losses.inside == 0 or leads:
                 taken, backwards = losses.take()
+            elif leader is None:
+                # Parameter by parameter, from inside backward: the loss will be the leading optimizer's.
+                taken, backwards = losses.share()
         row = (now, time.time(), taken, rate, norm, backwards, session.waited_s, session.samples)
         if leads:
             if self._since:
@@ -252,6 +250,14 @@ def install(torch: Any, session: Session) -> None:
     )
 
     watch = StepWatch(torch, session)
-    watch.hook(register_optimizer_step_pre_hook, register_optimizer_step_post_hook)
+    watch.handles = [
+        register_optimizer_step_pre_hook(watch.before),
+        register_optimizer_step_post_hook(watch.after),
+    ]
     session.on_fork.append(watch.forget)
     session.on_tick.append(session.guarded("steps", watch.write))
+
+
+def leave_uncompiled(trace_rules: Any, session: Session) -> None:
+    """torch's compiler calls what lies in this folder, and never makes it part of a graph."""
+    trace_rules.add(__package__)

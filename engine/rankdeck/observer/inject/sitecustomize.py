@@ -17,7 +17,11 @@ def _arm() -> None:
     if os.environ.get("RANKDECK_OBSERVE") not in ("light", "full"):
         return
     room = type(sys)("_rankdeck_observer")
-    room.__path__ = [os.path.dirname(here)]
+    folder = os.path.dirname(here)
+    room.__path__ = [folder]
+    spec = type(sys.__spec__)(room.__name__, None, origin=os.path.join(folder, "__init__.py"), is_package=True)
+    spec.submodule_search_locations = room.__path__
+    room.__spec__ = spec
     sys.modules[room.__name__] = room
     __import__("_rankdeck_observer.imports")
     sys.modules["_rankdeck_observer.imports"].arm()
