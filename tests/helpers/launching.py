@@ -15,8 +15,8 @@ import psutil
 from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.config import RunConfig, from_dict
+from rankdeck.launch.children import GRACE_S
 from rankdeck.launch.control import wait_ended
-from rankdeck.launch.rank_processes import GRACE_S
 from rankdeck.launch.start import start
 from rankdeck.rundir import End, EventReader, RunDir
 from tests.helpers.processes import processes_of_run

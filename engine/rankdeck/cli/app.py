@@ -16,6 +16,8 @@ import typer
 from rankdeck import __version__
 from rankdeck.base.errors import Problem, RankdeckError
 from rankdeck.cli import attach, catalogue, console, devices, plan, results, resume, train
+from rankdeck.cli import run as script_run
+from rankdeck.cli.torchrun import ScriptCommand, split
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141  # what a shell reports for a command that SIGPIPE ended
@@ -31,6 +33,7 @@ app = typer.Typer(
 for _group, _commands in {
     "Runs": (
         train.train,
+        script_run.run,
         resume.resume,
         attach.watch,
         attach.stop,
@@ -43,7 +46,8 @@ for _group, _commands in {
     "What there is": (devices.devices, catalogue.strategies, catalogue.presets, catalogue.validate),
 }.items():
     for _command in _commands:
-        app.command(rich_help_panel=_group)(_command)
+        _kind = ScriptCommand if _command is script_run.run else None
+        app.command(rich_help_panel=_group, cls=_kind)(_command)
 
 
 def _version(wanted: bool) -> None:
@@ -76,8 +80,8 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _invoke(argv: Sequence[str]) -> int:
-    as_json = "--json" in argv
     command: Any = typer.main.get_command(app)
+    as_json = "--json" in _own_words(command, argv)
     try:
         code = command.main(args=list(argv), prog_name="rankdeck", standalone_mode=False)
     except RankdeckError as error:
@@ -99,6 +103,12 @@ def _invoke(argv: Sequence[str]) -> int:
         _print_problems([usage], as_json)
         return 2
     return code if isinstance(code, int) else 0
+
+
+def _own_words(command: Any, argv: Sequence[str]) -> Sequence[str]:
+    """The words without those of a person's script, which may have a --json of its own."""
+    named = command.commands.get(argv[0]) if argv else None
+    return split(argv[1:], named.values())[0] if isinstance(named, ScriptCommand) else argv
 
 
 def _print_problems(problems: Sequence[Problem], as_json: bool, file: str | None = None) -> None:

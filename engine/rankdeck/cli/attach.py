@@ -8,7 +8,9 @@ import typer
 
 from rankdeck.base.errors import MachineError
 from rankdeck.cli import console
-from rankdeck.cli.options import AsJson, RunName, find_run
+from rankdeck.cli.options import AsJson, RunName, find_run, is_script
+
+STOPPED_WITHIN_S = 30.0
 
 
 def watch(name: RunName, as_json: AsJson = False) -> int:
@@ -30,6 +32,7 @@ def stop(
     now: Annotated[bool, typer.Option("--now", help="Do not let the step end first.")] = False,
 ) -> int:
     """Stop a run and everything that belongs to it."""
+    from rankdeck.cli import staying
     from rankdeck.launch.control import request_stop, wait_ended
 
     run = find_run(name)
@@ -38,9 +41,10 @@ def stop(
         console.err().print(f"{run.name} is not running: {outcome}.")
         return 0
     request_stop(run, now=now)
-    if not wait_ended(run, timeout_s=30.0):
+    timeout_s = staying.STOPPED_WITHIN_S if is_script(run) else STOPPED_WITHIN_S
+    if not wait_ended(run, timeout_s):
         raise MachineError(
-            f"{run.name} has not stopped within 30 s.",
+            f"{run.name} has not stopped within {timeout_s:.0f} s.",
             code="not-stopped",
             advice=f"Try: rankdeck stop {run.name} --now",
         )

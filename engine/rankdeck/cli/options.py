@@ -78,6 +78,14 @@ def _configurations_beside(path: Path) -> list[str]:
         return []
 
 
+def is_script(run: RunDir) -> bool:
+    """Whether this is the run of a person's own script, as far as its files can tell."""
+    try:
+        return run.script() is not None
+    except ConfigError:
+        return False
+
+
 def find_run(text: str) -> RunDir:
     """The run that RUN names.
 

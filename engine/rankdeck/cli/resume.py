@@ -1,16 +1,24 @@
-"""`rankdeck resume` and `rankdeck checkpoint`: go on with a run that is over, save one that is not."""
+"""`rankdeck resume` and `rankdeck checkpoint`: go on with a run that is over, save one that is not.
+
+A person's own script keeps its own checkpoints, if any: to resume its run is to run it again.
+"""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rankdeck.base.errors import ConfigError
 from rankdeck.base.units import format_bytes
 from rankdeck.cli import console
-from rankdeck.cli.options import AsJson, Detach, Overrides, RunName, find_run
+from rankdeck.cli.options import AsJson, Detach, Overrides, RunName, find_run, is_script
 from rankdeck.cli.train import command_started, leave_or_stay
+
+if TYPE_CHECKING:
+    from rankdeck.launch.attached import Attached
+    from rankdeck.rundir import RunDir
 
 SAVED_WITHIN_S = 120.0
 
@@ -27,11 +35,18 @@ def resume(
     detach: Detach = False,
     as_json: AsJson = False,
 ) -> int:
-    """Go on with a run from its newest checkpoint, under another strategy or on other devices if you like."""
+    """Go on with a run from its newest checkpoint, under another strategy or on other devices if you like.
+
+    The run of a script is run again: a new run of the same script.
+    """
     from rankdeck.config import load
     from rankdeck.launch import start
 
     run = find_run(name)
+    if is_script(run):
+        if strategy is not None or devices is not None or overrides:
+            raise _as_it_was(run)
+        return _run_again(run, detach=detach, as_json=as_json)
     # Its folder is where it was, not the run's.
     config = load(run.config_to_go_on_with, strategy=strategy, devices=devices, overrides=overrides or ())
     attempt = run.next_attempt()
@@ -45,11 +60,41 @@ def resume(
     return leave_or_stay(run, detach=detach, as_json=as_json, attempt=attempt)
 
 
+def _run_again(run: RunDir, *, detach: bool, as_json: bool) -> int:
+    from rankdeck.cli.staying import begin_and_stay
+    from rankdeck.launch.start import run_again
+
+    def begin(attached: Attached | None) -> RunDir:
+        return run_again(
+            run,
+            detach=detach,
+            command_line=["rankdeck", *sys.argv[1:]],
+            started=command_started(),
+            attached=attached,
+        )
+
+    return begin_and_stay(begin, f"{run.name} is run again", detach=detach, as_json=as_json)
+
+
+def _as_it_was(run: RunDir) -> ConfigError:
+    return ConfigError(
+        f"{run.name} is the run of a script, which is run again as it was.",
+        code="script",
+        advice="Leave the options out, or start the script anew with rankdeck run.",
+    )
+
+
 def checkpoint(name: RunName) -> int:
     """Save a running run now, after the step that is under way."""
     from rankdeck.launch.control import request_checkpoint, wait_saved
 
     run = find_run(name)
+    if is_script(run):
+        raise ConfigError(
+            f"{run.name} is the run of a script, which saves itself or not at all.",
+            code="script",
+            advice="A script that saves itself when it is asked to end: rankdeck stop sends it SIGTERM.",
+        )
     events_before = request_checkpoint(run)
     saved = wait_saved(run, events_before, timeout_s=SAVED_WITHIN_S)
     path = run.checkpoints_folder / str(saved.step)

@@ -86,6 +86,26 @@ class ScriptConfig(Table):
         return tomlkit.dumps(self.to_dict())
 
 
+def ranks_of(devices: str | None, ranks: int | None) -> int:
+    """How many processes are started: `ranks` where it is given, N of "cpu:N", else 1 as under torchrun.
+
+    Raises:
+        DeviceError: devices is no choice of devices.
+        ConfigError: the two contradict each other.
+    """
+    selection = None if devices is None else parse_devices(devices)
+    if selection is None or selection.kind != "cpu" or not selection.count:
+        return ranks or 1
+    if ranks is not None and ranks != selection.count:
+        raise ConfigError(
+            f"{devices} means {selection.count} ranks, and {ranks} are asked for.",
+            code="ranks",
+            path="script.ranks",
+            advice=f"Leave the number of ranks out, or write cpu:{ranks}.",
+        )
+    return selection.count
+
+
 def load(path: Path) -> ScriptConfig | None:
     """The script that a run's config.toml keeps; None where it is a configuration.
 

@@ -35,12 +35,19 @@ class Frame:
         return f"{self.function} ({self.file}, line {self.line})"
 
 
-def is_still(beats: Mapping[int, Beat], now_s: float, longest_gap_s: float) -> bool:
-    """Whether no rank of several has made progress for too long; a run of slow steps is given more time."""
-    if len(beats) < 2:
+def is_still(
+    beats: Mapping[int, Beat],
+    now_s: float,
+    longest_gap_s: float,
+    patience_s: float = PATIENCE_S,
+    least: int = 2,
+) -> bool:
+    """Whether no rank of `least` or more has made progress for too long; a run of slow steps is given more
+    time."""
+    if len(beats) < least:
         return False
     warming_up = min(beat.step for beat in beats.values()) < 1
-    patience_s = WARM_UP_PATIENCE_S if warming_up else max(PATIENCE_S, 3 * longest_gap_s)
+    patience_s = WARM_UP_PATIENCE_S if warming_up else max(patience_s, 3 * longest_gap_s)
     return now_s - max(beat.at_s for beat in beats.values()) > patience_s
 
 

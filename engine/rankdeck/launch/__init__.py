@@ -1,15 +1,27 @@
 """How a run is started, watched and ended.
 
-    start.py           the command's side: devices, directory, guard; returns once the run is under guard
+    start.py           the command's side: devices, directory; what is refused is refused here
+    under_guard.py     from a directory to a living guard; returns once the run is under it
     choose.py          from "auto", "gpu:0,2" or "cpu:4" to the devices of this run
     guard.py           holds the run's lock, reaps and sweeps everything below it, writes the last word
     callers.py         how the guard is asked to stop, or to have a checkpoint saved
-    supervisor.py      prepares data, starts the ranks, watches them, names the cause when one fails
+    supervising.py     what every supervisor does: begins, stops, names the cause when ranks fail, restarts
+    supervisor.py      of a configuration: prepares data, starts the ranks, watches them
+    script_supervisor.py  of a person's own script, which has another torch than ours, or none
     agent.py           torch's elastic agent over our ranks; a rendezvous that listens on loopback only
-    rank_processes.py  ranks as processes: forked early, released late, ended by session
-    rank_start.py      the first thing a rank does
+    children.py        a rank as a child: polled, signalled, ended by session
+    rank_processes.py  ranks of a configuration: forked early, released late
+    rank_start.py      the first thing such a rank does
+    script_processes.py  ranks of a script, started as torchrun starts them
+    torchrun.py        the environment that torchrun gives a rank
+    attached.py        the streams that a command shares with its script
+    streams.py         terminals and pipes of ranks, relayed to logs and to the command
+    store.py           the store of a script's ranks, hosted by its own torch
+    watch.py           heartbeats in, suspicions out, evidence at the end
+    script_watch.py    the same for a script, whose ranks may be processes that it has started itself
     control.py         asking a run to stop, waiting for its end
     processes.py       processes by session and environment; ends what a killed guard left behind
 
-Reading order: start, guard, supervisor, rank_processes. Only supervisor.py and agent.py import torch.
+Reading order: start, guard, supervising, supervisor, rank_processes; then script_supervisor. Only
+supervisor.py and agent.py import torch.
 """

@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from rankdeck.launch.rank_processes import GRACE_S, RankProcess, end_ranks
+from rankdeck.launch.children import GRACE_S, end_ranks
+from rankdeck.launch.rank_processes import RankProcess
 from rankdeck.torch_compat.elastic import OneHostAgent
 
 MONITOR_S = 0.05

@@ -1,6 +1,7 @@
 """Who asks a run's guard for something: control.sock in the run's directory, one JSON line and its answer.
 
-    {"command": "stop", "now": false}    {"command": "checkpoint"}    ->    {"ok": true}
+    {"command": "stop", "now": false}    {"command": "checkpoint"}    {"command": "signal", "number": 2}
+    ->    {"ok": true}
 
 For the run's owner only. Standard library only, as all of the guard. control.py is the other end.
 """
@@ -17,15 +18,24 @@ from pathlib import Path
 from typing import Any
 
 MAX_LINE_BYTES = 65536
+_NSIG = 65
 
 
 class Callers:
-    """Serves the socket of `run` from the guard's own selector; `stop` gets whether it has to be now."""
+    """Serves the socket of `run` from the guard's own selector; `stop` gets whether it has to be now, and
+    `signal` the number of a signal for the ranks of a script (None where the run has no script)."""
 
-    def __init__(self, selector: selectors.BaseSelector, run: str, stop: Callable[[bool], None]) -> None:
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        run: str,
+        stop: Callable[[bool], None],
+        signal: Callable[[int], None] | None = None,
+    ) -> None:
         self._selector = selector
         self._run = run
         self._stop = stop
+        self._signal = signal
 
     def listen(self, folder: str) -> None:
         """Begin, in the run's directory as it is called now. Where no socket can be, nobody calls."""
@@ -86,12 +96,24 @@ class Callers:
             self._stop(bool(request.get("now")))
         elif command == "checkpoint":
             return self._ask_for_checkpoint()
+        elif command == "signal":
+            return self._pass_on(request.get("number"))
         else:
-            return {"ok": False, "error": f"unknown command {command!r}; there are: stop, checkpoint"}
+            return {"ok": False, "error": f"unknown command {command!r}; there are: stop, checkpoint, signal"}
+        return {"ok": True}
+
+    def _pass_on(self, number: object) -> dict[str, Any]:
+        if self._signal is None:
+            return {"ok": False, "error": "only a script's ranks are signalled"}
+        if not isinstance(number, int) or not 0 < number < _NSIG:
+            return {"ok": False, "error": f"{number!r} is no signal"}
+        self._signal(number)
         return {"ok": True}
 
     def _ask_for_checkpoint(self) -> dict[str, Any]:
         """Rank 0 looks for this file between two steps."""
+        if self._signal is not None:
+            return {"ok": False, "error": "a script saves its own checkpoints"}
         try:
             Path(self._run, "requests").mkdir(exist_ok=True)
             Path(self._run, "requests", "save.request").touch()

@@ -16,10 +16,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from rankdeck.base.errors import DeviceError, MachineError, Problem, did_you_mean, one_of
 from rankdeck.base.leases import lease_holder, lease_path
 from rankdeck.base.units import format_bytes
 from rankdeck.config import RunConfig
+from rankdeck.config.script import ScriptConfig
 from rankdeck.events import DeviceInfo
 from rankdeck.telemetry.availability import GpuRefusal
 from rankdeck.telemetry.listing import GpuProcess, GpuStatus, list_gpus
@@ -54,6 +57,53 @@ def choose_devices(config: RunConfig) -> ChosenDevices:
     return _with_work(config, choice)
 
 
+def devices_of_script(config: ScriptConfig) -> ChosenDevices:
+    """The devices of a person's own script: what was named is leased; where nothing was, those that the
+    environment leaves it are only watched, and whoever else uses them is told.
+
+    Raises:
+        DeviceError: there is no such device, or another run holds it.
+        MachineError: GPUs are named and there is no driver.
+    """
+    selection = config.selection
+    if selection is None:
+        return _visible_to_script(config.script.ranks, {**os.environ, **config.script.environment})
+    if selection.kind == "gpu":
+        return _gpus(selected_gpus(list_gpus(), selection.gpus))
+    if selection.kind == "auto" and (free := free_gpus()):
+        return _gpus(free)
+    return _cpus(config.script.ranks)
+
+
+def _visible_to_script(num_ranks: int, environment: Mapping[str, str]) -> ChosenDevices:
+    warnings: list[Problem] = []
+    try:
+        visible = visible_gpus(list_gpus(), environment)
+        gpus = [gpu for gpu in visible if gpu.availability().is_for_all]
+    except MachineError:
+        gpus = []
+    except DeviceError as error:
+        # What CUDA shows the script is nothing to refuse; which GPUs those are is not known.
+        warnings, gpus = [msgspec.structs.replace(error.problem, severity="warning")], []
+    if not gpus:
+        choice = _cpus(num_ranks)
+        choice.warnings.extend(warnings)
+        return choice
+    choice = ChosenDevices([])
+    for place, gpu in enumerate(gpus):
+        holder = lease_holder(gpu.uuid)
+        if holder:
+            busy = busy_error(f"GPU {gpu.index} ({gpu.name})", holder).problem
+            choice.warnings.append(msgspec.structs.replace(busy, severity="warning"))
+        _add(choice, place, gpu)
+    choice.leases.clear()
+    return choice
+
+
+def _cpus(num_ranks: int) -> ChosenDevices:
+    return ChosenDevices([DeviceInfo(index, f"CPU {index}", "virtual") for index in range(num_ranks)])
+
+
 def busy_error(gpu_name: str, holder: str) -> DeviceError:
     return DeviceError(
         f"{gpu_name} is used by the run {Path(holder).name}.",
@@ -75,13 +125,17 @@ def _gpus(gpus: Sequence[GpuStatus]) -> ChosenDevices:
         holder = lease_holder(gpu.uuid)
         if holder:
             raise busy_error(f"GPU {gpu.index} ({gpu.name})", holder)
-        computing = (process for process in gpu.processes if process.kind == "compute")
-        choice.warnings.extend(_used_warning(gpu, process) for process in computing)
-        if gpu.hidden_bytes is not None:
-            choice.warnings.append(_hidden_warning(gpu, gpu.hidden_bytes))
-        choice.devices.append(DeviceInfo(place, gpu.name, "gpu", gpu.uuid, gpu.total_bytes, gpu.driver_bytes))
-        choice.leases.append(lease_path(gpu.uuid))
+        _add(choice, place, gpu)
     return choice
+
+
+def _add(choice: ChosenDevices, place: int, gpu: GpuStatus) -> None:
+    computing = (process for process in gpu.processes if process.kind == "compute")
+    choice.warnings.extend(_used_warning(gpu, process) for process in computing)
+    if gpu.hidden_bytes is not None:
+        choice.warnings.append(_hidden_warning(gpu, gpu.hidden_bytes))
+    choice.devices.append(DeviceInfo(place, gpu.name, "gpu", gpu.uuid, gpu.total_bytes, gpu.driver_bytes))
+    choice.leases.append(lease_path(gpu.uuid))
 
 
 def free_gpus() -> list[GpuStatus]:

@@ -30,7 +30,8 @@ class NotRunningError(RankdeckError):
 
 
 def request_stop(run: RunDir, now: bool = False) -> None:
-    """Ask the run to stop: its ranks get 3 s, or none at all with `now`. Returns once the guard has heard it.
+    """Ask the run to stop: its ranks get 3 s (a script's 30 s), or none at all with `now`. Returns once the
+    guard has heard it.
 
     Raises:
         NotRunningError: the run is not alive.
@@ -43,6 +44,24 @@ def request_stop(run: RunDir, now: bool = False) -> None:
         return
     if not answer.get("ok"):
         raise RankdeckError(f"{run.name} refused to stop: {answer.get('error')}.", code="control")
+
+
+def send_signal(run: RunDir, number: int) -> None:
+    """Pass a signal on to every rank of a script, as a terminal or `kill` would. Returns once the guard has
+    heard it.
+
+    Raises:
+        NotRunningError: the run is not alive.
+    """
+    _check_alive(run)
+    try:
+        answer = _ask(run, {"command": "signal", "number": int(number)})
+    except OSError:
+        if run.is_alive():
+            raise RankdeckError(f"{run.name} does not answer.", code="control") from None
+        return
+    if not answer.get("ok"):
+        raise RankdeckError(f"{run.name} takes no signal: {answer.get('error')}.", code="control")
 
 
 def request_checkpoint(run: RunDir) -> EventReader:

@@ -33,6 +33,7 @@ GUARD = "RANKDECK_GUARD"
 """In a guard's environment: the directory of its run. Everything below it has RANKDECK_RUN instead."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _RESERVED_BYTES = 4096
+_PIPE = os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Refused(Exception):  # noqa: N818 - the words of one message, not an error class of the project
@@ -111,6 +112,9 @@ class Guard:
         self._reserved = -1
         self._words = b""
         self._words_end = -1
+        # Of a run of a script alone: the supervisor's end of this pipe hears which signals to pass on.
+        self._signals: tuple[int, int] | None = os.pipe2(_PIPE) if spec.get("signals") else None
+        self._stop_s: float = spec.get("stop_s", STOP_S)
 
     def prepare(self) -> None:
         """Everything up to the final name. Raises: Refused, OSError."""
@@ -124,7 +128,8 @@ class Guard:
             self._held.append(lock(path, self._run))
         self._reserve_last_word(hidden)
         self._listen_to_signals()
-        callers = Callers(self._selector, self._run, lambda now: self.stop(now=now))
+        pass_on = None if self._signals is None else self._pass_on
+        callers = Callers(self._selector, self._run, self._on_asked_to_stop, pass_on)
         callers.listen(hidden)
         if self._resumes:
             # From here on the run is alive again; the last word of the attempt before says nothing any more.
@@ -164,13 +169,16 @@ class Guard:
                 os.dup2(log, 2)
                 os.set_inheritable(words_write, True)
                 command = [part.replace("{words}", str(words_write)) for part in self._spec["command"]]
+                if self._signals is not None:
+                    os.set_inheritable(self._signals[0], True)
+                    command = [part.replace("{signals}", str(self._signals[0])) for part in command]
                 environment = {name: value for name, value in os.environ.items() if name != GUARD}
                 os.execve(command[0], command, {**environment, "RANKDECK_RUN": self._run})
             except BaseException as error:
                 os.write(2, f"{error}\n".encode())
             os._exit(1)
-        os.close(words_write)
-        os.close(log)
+        for handle in (words_write, log, *self._spec.get("passed", ()), *(self._signals or ())[:1]):
+            os.close(handle)
 
     def watch(self) -> None:
         """Until the supervisor has ended. With a tether, its other end is the command that stays attached."""
@@ -205,11 +213,22 @@ class Guard:
         """Ask the supervisor to end the run; asking again changes nothing, `now` does."""
         if self._status is None and not self._stop_asked:
             os.kill(self._supervisor, signal.SIGTERM)
-            self._kill_at = time.monotonic() + STOP_S
+            self._kill_at = time.monotonic() + self._stop_s
             self._patient_until = time.monotonic() + SAVING_S
         self._stop_asked = True
         if now:
             self._kill_supervisor()
+
+    def _on_asked_to_stop(self, now: bool) -> None:
+        """Whoever asks again for the end of a script does not want to wait for it."""
+        self.stop(now=now or (self._stop_asked and self._signals is not None))
+
+    def _pass_on(self, number: int) -> None:
+        assert self._signals is not None
+        try:
+            os.write(self._signals[1], bytes([number]))
+        except OSError:
+            pass  # the supervisor has ended, or hears of so many already
 
     def _kill_supervisor(self) -> None:
         self._kill_at = None
@@ -219,7 +238,7 @@ class Guard:
     def _on_signal(self, read_end: int) -> None:
         for number in os.read(read_end, 512):
             if number != signal.SIGCHLD:
-                self.stop(now=number == signal.SIGQUIT)
+                self._on_asked_to_stop(number == signal.SIGQUIT)
 
     def _on_tether(self, tether: int) -> None:
         if not os.read(tether, 512):
@@ -327,7 +346,10 @@ def _signal_name(number: int) -> str:
 
 
 def main(spec: dict[str, Any]) -> NoReturn:
-    """`spec`: hidden, final, command, leases, attempt, and the descriptors ready_fd and tether_fd."""
+    """`spec`: hidden, final, command, leases, attempt, and the descriptors ready_fd and tether_fd. A script
+    has also: signals (whether they are passed on), stop_s (what it has from TERM to KILL) and the descriptors
+    passed, which are the supervisor's alone.
+    """
     daemonise()
     ready: int = spec["ready_fd"]
     for handle in (ready, spec["tether_fd"]):

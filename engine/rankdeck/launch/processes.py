@@ -26,6 +26,28 @@ def is_suspended(pid: int) -> bool:
         return False
 
 
+def is_running(pid: int) -> bool:
+    """Whether there is such a process, and it has not ended."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except (psutil.Error, ValueError):
+        return False
+
+
+def signal_handled(pid: int, number: int) -> bool:
+    """Send a signal to a process of a run that has a handler for it; whether it was sent. Without a handler
+    it would end the process."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:"))
+        if not caught >> (number - 1) & 1:
+            return False
+        os.kill(pid, number)
+    except (OSError, StopIteration, ValueError):
+        return False
+    return True
+
+
 def signal_sessions(sessions: set[int], number: int) -> None:
     """Send a signal to every process of these sessions, whatever its group."""
     for pid in psutil.pids():

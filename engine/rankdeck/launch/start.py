@@ -2,20 +2,17 @@
 
 Devices are chosen, the run's directory is made under a hidden name, and a guard is started, which locks it
 and gives it its final name. `start` returns once that has happened; from then on the directory tells
-everything. `resume` does the same for the next attempt of a run that is over. Nothing here imports torch.
-Read guard.py next.
+everything. `resume` does the same for the next attempt of a run that is over, and `start_script` for a
+person's own script. Nothing here imports torch. Read under_guard.py next.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import platform
-import select
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,42 +21,23 @@ import msgspec
 
 import rankdeck
 from rankdeck import rundir
-from rankdeck.base.errors import ConfigError, DataError, MachineError, ModelError, RankdeckError
+from rankdeck.base.errors import ConfigError, DataError, MachineError, ModelError
 from rankdeck.checkpoint_files import newest_whole
 from rankdeck.config import RunConfig, on_devices
-from rankdeck.launch import choose, guard
+from rankdeck.config.script import ScriptConfig
+from rankdeck.launch import choose
+from rankdeck.launch.attached import Attached
 from rankdeck.launch.control import wait_ended
 from rankdeck.launch.processes import end_leftovers
+from rankdeck.launch.under_guard import NotResumableError, Supervised, alive_error, start_guard
 from rankdeck.run.prediction import prediction_file
 from rankdeck.rundir import RunDir
 
-_ENGINE = str(Path(rankdeck.__file__).parents[1])
-# Of the engine's folder, or of site-packages, the guard imports its own few files and nothing else.
-_GUARD = (
-    "import sys; sys.path.append(sys.argv[1]); "
-    "import json; from rankdeck.launch.guard import main; main(json.loads(sys.argv[2]))"
-)
-_READY_S = 30.0
 _LETTING_GO_S = 20.0
 """How long a run that has said its last word may take until nothing of it is left."""
-_SET_BY_RUNS = {  # what a run that this command happens to be part of has put into its environment
-    "RANKDECK_RUN",
-    guard.GUARD,
-    "RANKDECK_ATTEMPT",
-    "RANKDECK_SUPERVISOR_PID",
-    "RANKDECK_HEARTBEAT",
-    "RANKDECK_STACKS",
-    # A run is on real devices: whoever looks at simulated ones does not hand them to ranks.
-    "RANKDECK_NVML",
-}
+SCRIPT_STOP_S = 32.0
+"""From TERM to KILL of a script's supervisor: 30 s that it gives its ranks, and time for its last word."""
 _VERSIONED = ("torch", "numpy", "safetensors", "tokenizers", "nvidia-ml-py")
-
-
-class NotResumableError(RankdeckError):
-    """There is nothing to go on from, or nothing to do."""
-
-    code = "not-resumable"
-    exit_code = 2
 
 
 def start(
@@ -84,7 +62,7 @@ def start(
     config, choice = _check(config)
     hidden = rundir.create(runs, config, _environment(config, choice, command_line, started))
     try:
-        run = _start_guard(hidden, choice, detach=detach, worker=worker)
+        run = start_guard(hidden, choice.leases, supervisor_of(worker), detach=detach)
     except BaseException:
         shutil.rmtree(hidden.path, ignore_errors=True)
         raise
@@ -112,7 +90,7 @@ def resume(
     environment = _environment(config, choice, command_line, started)
     attempt, files = rundir.add_attempt(run, config, environment)
     try:
-        _start_guard(run, choice, detach=detach, worker=worker, attempt=attempt)
+        start_guard(run, choice.leases, supervisor_of(worker), detach=detach, attempt=attempt)
     except BaseException:
         for file in files:
             file.unlink(missing_ok=True)
@@ -124,10 +102,121 @@ def resume(
     return run
 
 
+def start_script(
+    config: ScriptConfig,
+    *,
+    runs: Path,
+    detach: bool,
+    command_line: Sequence[str],
+    started: float,
+    attached: Attached | None = None,
+) -> RunDir:
+    """A run of a person's own script under guard; otherwise as `start`.
+
+    `attached` are the streams that the script has in common with this command; without them its output goes
+    to the logs alone, and it reads nothing.
+
+    Raises:
+        ConfigError: the script or its folder is not there.
+        DeviceError: a device that was named is not there, or another run holds it.
+        MachineError: no such interpreter, no driver, or no process could be started.
+    """
+    check_script(config)
+    choice = choose.devices_of_script(config)
+    end_leftovers()
+    environment = _script_environment(config, choice, command_line, started)
+    hidden = rundir.create(runs, config, environment)
+    supervised = Supervised(
+        "rankdeck.launch.script_supervisor", signals=True, stop_s=SCRIPT_STOP_S, attached=attached
+    )
+    try:
+        run = start_guard(hidden, choice.leases, supervised, detach=detach)
+    except BaseException:
+        shutil.rmtree(hidden.path, ignore_errors=True)
+        raise
+    rundir.enter_in_index(run)
+    return run
+
+
+def run_again(
+    run: RunDir,
+    *,
+    detach: bool,
+    command_line: Sequence[str],
+    started: float,
+    attached: Attached | None = None,
+) -> RunDir:
+    """A new run of the same script, beside the run that there is.
+
+    Raises:
+        NotResumableError: it is the run of a configuration; otherwise as `start_script`.
+    """
+    config = run.script()
+    if config is None:
+        raise NotResumableError(
+            f"{run.name} is the run of a configuration.",
+            code="no-script",
+            advice=f"Go on with it: rankdeck resume {run.name}",
+        )
+    return start_script(
+        config,
+        runs=run.path.parent,
+        detach=detach,
+        command_line=command_line,
+        started=started,
+        attached=attached,
+    )
+
+
+def check_script(config: ScriptConfig) -> None:
+    """What a script is started with is there.
+
+    Raises:
+        ConfigError: the script, or the folder to start it in, is not.
+        MachineError: the interpreter is not.
+    """
+    script = config.script
+    if not Path(script.folder).is_dir():
+        raise ConfigError(
+            f"The folder {script.folder} does not exist.", path="script.folder", advice="Correct the path."
+        )
+    file = config.script_file
+    if file is not None and not file.exists():
+        raise ConfigError(
+            f"{file} does not exist.",
+            code="no-such-script",
+            path="script.run",
+            advice="Correct the path; python -m modules are run with -m.",
+        )
+    searched = {**os.environ, **script.environment}.get("PATH")
+    if script.kind == "program":
+        if shutil.which(Path(script.folder, script.run) if "/" in script.run else script.run, path=searched):
+            return
+        raise ConfigError(
+            f"There is no program {script.run} that may be executed.",
+            code="no-such-script",
+            path="script.run",
+            advice="Correct its path, or leave --no-python out for a script.",
+        )
+    if shutil.which(script.python, path=searched) is None:
+        raise MachineError(
+            f"There is no interpreter {script.python} that may be executed.",
+            code="no-interpreter",
+            path="script.python",
+            advice="Name another one with --python.",
+        )
+
+
+def supervisor_of(worker: str | None) -> Supervised:
+    """The supervisor of a configuration, whose ranks run `worker`."""
+    arguments = [] if worker is None else ["--worker", worker]
+    return Supervised("rankdeck.launch.supervisor", arguments)
+
+
 def _check_resumable(run: RunDir, config: RunConfig) -> None:
     is_ending = run.end() is not None
     if run.is_alive() and not (is_ending and wait_ended(run, _LETTING_GO_S)):
-        raise _alive_error(run)
+        raise alive_error(run)
     checkpoint, complaints = newest_whole(run.checkpoints_folder)
     if checkpoint is None:
         raise NotResumableError(
@@ -143,12 +232,6 @@ def _check_resumable(run: RunDir, config: RunConfig) -> None:
             code="nothing-left",
             advice=f"Give it more steps: --set train.steps={2 * checkpoint.step}",
         )
-
-
-def _alive_error(run: RunDir) -> NotResumableError:
-    return NotResumableError(
-        f"{run.name} is running.", code="running", advice=f"Stop it first with: rankdeck stop {run.name}"
-    )
 
 
 def _check(config: RunConfig) -> tuple[RunConfig, choose.ChosenDevices]:
@@ -208,6 +291,21 @@ def _environment(
     }
 
 
+def _script_environment(
+    config: ScriptConfig, choice: choose.ChosenDevices, command_line: Sequence[str], started: float
+) -> dict[str, Any]:
+    """As `_environment`: versions of the script's own environment are told once it has imported them."""
+    return {
+        "versions": {"rankdeck": rankdeck.__version__},
+        "devices": msgspec.to_builtins(choice.devices),
+        "commit": _commit(config.script.folder),
+        "command_line": list(command_line),
+        "started": started,
+        "host": platform.node(),
+        "problems": msgspec.to_builtins(choice.warnings),
+    }
+
+
 def _version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
@@ -230,72 +328,3 @@ def _commit(folder: str | None) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None
-
-
-def _start_guard(
-    hidden: RunDir, choice: choose.ChosenDevices, *, detach: bool, worker: str | None, attempt: int = 0
-) -> RunDir:
-    """The guard is told what to do by its only argument, and answers once through a pipe."""
-    run = RunDir(rundir.final_path(hidden))
-    for lease in choice.leases:
-        lease.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-P", "-m", "rankdeck.launch.supervisor", str(run.path), "--words", "{words}"]
-    command += ["--attempt", str(attempt)]
-    if worker is not None:
-        command += ["--worker", worker]
-    answer_end, ready_end = os.pipe()
-    tether_end, kept_end = (None, None) if detach else os.pipe()
-    spec = {
-        "hidden": str(hidden.path),
-        "final": str(run.path),
-        "command": command,
-        "leases": [str(path) for path in choice.leases],
-        "ready_fd": ready_end,
-        "tether_fd": tether_end,
-        "attempt": attempt,
-    }
-    environment = {key: value for key, value in os.environ.items() if key not in _SET_BY_RUNS}
-    passed = [ready_end] if tether_end is None else [ready_end, tether_end]
-    try:
-        first = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _GUARD, _ENGINE, json.dumps(spec)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=passed,
-            # Not yet RANKDECK_RUN: until it holds the lock, it would look like a leftover of its run.
-            env={**environment, guard.GUARD: str(run.path)},
-        )
-    except OSError as error:
-        raise MachineError(f"No process could be started: {error.strerror}.") from None
-    finally:
-        for handle in passed:
-            os.close(handle)
-    try:
-        _read_answer(answer_end, run)
-    except BaseException:
-        if kept_end is not None:
-            os.close(kept_end)
-        raise
-    finally:
-        os.close(answer_end)
-        first.wait()
-    return run
-
-
-def _read_answer(answer_end: int, run: RunDir) -> None:
-    """Raises: DeviceError when a lease is held meanwhile, NotResumableError when the run is alive meanwhile,
-    MachineError when there is no guard."""
-    ready, _, _ = select.select([answer_end], [], [], _READY_S)
-    data = os.read(answer_end, 65536) if ready else b""
-    answer = json.loads(data) if data else {}
-    if "ready" in answer:
-        return
-    if "alive" in answer:
-        raise _alive_error(run)
-    if "refused" in answer:
-        raise choose.busy_error("One of the chosen GPUs", answer["refused"].strip() or "another run")
-    raise MachineError(
-        f"The run could not be started: {answer.get('failed', 'its guard gave no answer')}.",
-        advice="Check the space on the disk and the permissions of the folder of runs.",
-    )

@@ -18,7 +18,7 @@ from rankdeck.base.heartbeat import Beat, HeartbeatPage, HeartbeatReader
 from rankdeck.diagnose.cause import RankEvidence
 from rankdeck.diagnose.exceptions import read_last_lines
 from rankdeck.diagnose.hang import Frame, find_laggard, is_still, parse_stack, suspicion
-from rankdeck.launch.rank_processes import RankProcess
+from rankdeck.launch.children import Child
 from rankdeck.rundir import RunDir, events_from_end
 
 POLL_S = 1.0
@@ -43,14 +43,14 @@ class Watch:
         self._attempt = attempt
         self._timeout_s = timeout_s
         self._raise_problem = raise_problem
-        self.ranks: Sequence[RankProcess] = ()
+        self.ranks: Sequence[Child] = ()
         self._page: HeartbeatPage | None = None
         self._polled_s = 0.0
         self._suspected: tuple[int, int] | None = None
         self._frames: dict[int, list[Frame]] = {}
         self._suspended: set[int] = set()
 
-    def begin(self, ranks: Sequence[RankProcess]) -> None:
+    def begin(self, ranks: Sequence[Child]) -> None:
         self.ranks = ranks
         self._page = HeartbeatPage(len(ranks))
 
@@ -108,9 +108,14 @@ class Watch:
     def _dump_stacks(self, beats: dict[int, Beat]) -> dict[int, list[Frame]]:
         """Where every rank that runs stands now. Only ranks that have beaten know what SIGUSR1 means."""
         running = [rank for rank in self.ranks if rank.rank in beats and rank.rank not in self._suspended]
-        sizes = before = {rank.rank: _num_bytes(self.log(rank.rank, "stacks")) for rank in running}
-        for rank in running:
-            rank.send(signal.SIGUSR1)
+        by_rank = {rank.rank: rank for rank in running}
+        return self._read_dumps(list(by_rank), lambda rank: by_rank[rank].send(signal.SIGUSR1))
+
+    def _read_dumps(self, ranks: Sequence[int], ask: Callable[[int], object]) -> dict[int, list[Frame]]:
+        """The stacks that these ranks write once they are asked."""
+        sizes = before = {rank: _num_bytes(self.log(rank, "stacks")) for rank in ranks}
+        for rank in ranks:
+            ask(rank)
         deadline = time.monotonic() + _DUMP_S
         # A report is written in pieces: it is whole when it has grown and grows no more.
         while time.monotonic() < deadline:
@@ -156,7 +161,7 @@ class Watch:
             for rank in self.ranks
         ]
 
-    def _own_failure(self, rank: RankProcess) -> events.RankFailed | None:
+    def _own_failure(self, rank: Child) -> events.RankFailed | None:
         """What the rank said, unless it said so because we were ending it."""
         failure = self.failure(rank.rank)
         late = failure is not None and rank.ended_at is not None and failure.t > rank.ended_at
@@ -184,7 +189,10 @@ class Watch:
 
     def _tail(self, rank: int) -> list[events.AnyEvent]:
         """The last events of a rank, the newest first."""
-        path = self._run.events_folder / f"rank-{rank}.{self._attempt}.jsonl"
+        return self._tail_of(self._run.events_folder / f"rank-{rank}.{self._attempt}.jsonl")
+
+    @staticmethod
+    def _tail_of(path: Path) -> list[events.AnyEvent]:
         return list(itertools.islice(events_from_end(path), _NUM_TAIL))
 
 

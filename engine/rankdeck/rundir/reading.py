@@ -43,7 +43,7 @@ class EventReader:
 
     `missing` counts the lines that gaps in `seq` reveal, per file; `unreadable` the lines that are no events,
     and a file that is none (a pipe, a folder); `newer` the events that a newer version wrote. Attempts after
-    `last_attempt` are left out.
+    `last_attempt` are left out, and so are other files than those of `writers` where these are named.
     """
 
     run: RunDir
@@ -52,6 +52,7 @@ class EventReader:
     unreadable: Counter[str] = field(default_factory=Counter)
     newer: Counter[str] = field(default_factory=Counter)
     last_attempt: int | None = None
+    writers: tuple[str, ...] | None = None
 
     def counts(self) -> LineCounts:
         """What could not be given so far, of all files."""
@@ -93,9 +94,10 @@ class EventReader:
 
     def _files(self) -> list[str]:
         try:
-            return sorted(path.name for path in self.run.events_folder.glob("*.jsonl"))
+            names = sorted(path.name for path in self.run.events_folder.glob("*.jsonl"))
         except OSError:
             return []
+        return [name for name in names if self.writers is None or name.rsplit(".", 2)[0] in self.writers]
 
     def _chunk(self, name: str, cursor: Cursor, num_bytes: int) -> bytes:
         """Whole lines from the cursor on; empty when there is none yet."""

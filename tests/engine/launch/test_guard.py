@@ -15,10 +15,12 @@ from pathlib import Path
 import pytest
 
 import rankdeck
-from rankdeck.launch import choose, start
+from rankdeck.base.leases import lease_holder, lease_path
+from rankdeck.launch import under_guard
 from rankdeck.launch.control import NotRunningError, request_stop, wait_ended
 from rankdeck.launch.processes import end_leftovers
-from rankdeck.launch.start import _start_guard
+from rankdeck.launch.start import supervisor_of
+from rankdeck.launch.under_guard import start_guard
 from rankdeck.rundir import RunDir, add_attempt, create, final_path, list_runs
 from tests.helpers import launching
 from tests.helpers.launching import (
@@ -239,7 +241,7 @@ def test_stop_asks_first_and_a_second_run_goes_on(tmp_path: Path) -> None:
     assert not launching.problems(first)
     assert first.end() is not None
     attempt, _ = add_attempt(first, first.config(), first.environment())
-    _start_guard(first, choose.ChosenDevices([], []), detach=True, worker=str(FAKE_WORKER), attempt=attempt)
+    start_guard(first, [], supervisor_of(str(FAKE_WORKER)), detach=True, attempt=attempt)
     assert first.is_alive() and first.end() is None, "the word of the attempt before"
     request_stop(first, now=True)
     launching.ended(first, 5)
@@ -287,14 +289,16 @@ def test_the_socket_is_the_owners_takes_no_nonsense_and_nobody_stops_what_is_ove
 
 def test_a_lease_is_held_while_the_run_lives_and_refuses_the_next(tmp_path: Path) -> None:
     config = launching.small_config(tmp_path)
-    choice = choose.ChosenDevices([], [choose.lease_path("GPU-1234")])
-    run = _start_guard(create(tmp_path / "runs", config, {}), choice, detach=True, worker=str(FAKE_WORKER))
-    assert choose.lease_holder("GPU-1234") == str(run.path)
+    leases = [lease_path("GPU-1234")]
+    run = start_guard(
+        create(tmp_path / "runs", config, {}), leases, supervisor_of(str(FAKE_WORKER)), detach=True
+    )
+    assert lease_holder("GPU-1234") == str(run.path)
     with pytest.raises(Exception, match=run.name):
-        _start_guard(create(tmp_path / "runs", config, {}), choice, detach=True, worker=None)
+        start_guard(create(tmp_path / "runs", config, {}), leases, supervisor_of(None), detach=True)
     request_stop(run, now=True)
     launching.ended(run, 5)
-    assert choose.lease_holder("GPU-1234") is None
+    assert lease_holder("GPU-1234") is None
 
 
 def test_a_supervisor_that_cannot_be_started_is_told_in_its_log(tmp_path: Path) -> None:
@@ -303,7 +307,7 @@ def test_a_supervisor_that_cannot_be_started_is_told_in_its_log(tmp_path: Path) 
     answer_end, ready_end = os.pipe()
     spec = {"hidden": str(hidden.path), "final": str(run.path), "leases": [], "attempt": 0, "tether_fd": None}
     spec |= {"command": [str(tmp_path / "no-python")], "ready_fd": ready_end}
-    command = [sys.executable, "-I", "-S", "-c", start._GUARD, start._ENGINE, json.dumps(spec)]
+    command = [sys.executable, "-I", "-S", "-c", under_guard._GUARD, under_guard._ENGINE, json.dumps(spec)]
     subprocess.run(command, pass_fds=[ready_end], check=True, timeout=60)
     os.close(ready_end)
     with open(answer_end, "rb") as answer:

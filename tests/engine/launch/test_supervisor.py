@@ -14,9 +14,10 @@ import pytest
 
 from rankdeck import events
 from rankdeck.diagnose.hang import parse_stack
-from rankdeck.launch import choose, supervisor
+from rankdeck.launch import supervising
 from rankdeck.launch.control import request_stop
-from rankdeck.launch.start import _start_guard
+from rankdeck.launch.start import supervisor_of
+from rankdeck.launch.under_guard import start_guard
 from rankdeck.rundir import RunDir, create
 from tests.helpers import launching
 from tests.helpers.launching import FAKE_WORKER, launch, supervisor_pid, wait_for_ranks, within_grace
@@ -99,7 +100,7 @@ def test_ranks_on_gpus_start_afresh_and_see_the_chosen_ones_only(tmp_path: Path)
     hidden = create(
         tmp_path / "runs", launching.small_config(tmp_path), {"devices": msgspec.to_builtins(infos)}
     )
-    run = _start_guard(hidden, choose.ChosenDevices(infos), detach=True, worker=str(FAKE_WORKER))
+    run = start_guard(hidden, [], supervisor_of(str(FAKE_WORKER)), detach=True)
     assert launching.ended(run).outcome == "completed"
     for rank in (0, 1):
         found = facts(run, rank)
@@ -179,4 +180,4 @@ def test_a_living_run_is_its_processes_which_tell_where_they_stand_and_stop(
 
 
 def test_a_folder_that_is_gone_is_no_full_disk(tmp_path: Path) -> None:
-    assert [supervisor._is_full(tmp_path), supervisor._is_full(tmp_path / "gone")] == [False, False]
+    assert [supervising._is_full(tmp_path), supervising._is_full(tmp_path / "gone")] == [False, False]

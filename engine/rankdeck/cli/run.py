@@ -1,0 +1,164 @@
+"""`rankdeck run`: a person's own script as it is, in place of python or torchrun.
+
+Stdout is the script's alone, and so are stdin, signals and the exit status; Rankdeck's words go to stderr:
+one line when the script begins, problems as they come, one line at its end. Read torchrun.py for its options,
+run_options.py for what becomes of them and staying.py for how the command stays with the script.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankdeck.cli import console
+from rankdeck.cli.options import AsJson, Detach
+from rankdeck.cli.train import command_started
+
+if TYPE_CHECKING:
+    from rankdeck.config.interpreters import ChosenPython
+    from rankdeck.config.script import ScriptConfig
+    from rankdeck.launch.attached import Attached
+    from rankdeck.rundir import RunDir
+
+
+class Observe(enum.StrEnum):
+    NONE = "none"
+    LIGHT = "light"
+    FULL = "full"
+
+
+_TORCHRUN = "As torchrun's"
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="SCRIPT [ARGS]", help="The script, and what is its own.", show_default=False),
+]
+NprocPerNode = Annotated[
+    str | None,
+    typer.Option(
+        "--nproc-per-node",
+        "--nproc",
+        metavar="N",
+        help="Ranks: a number, gpu, cpu or auto; 1 by default.",
+        rich_help_panel=_TORCHRUN,
+    ),
+]
+Module = Annotated[
+    bool,
+    typer.Option("-m", "--module", help="SCRIPT is a module, as for python -m.", rich_help_panel=_TORCHRUN),
+]
+NoPython = Annotated[
+    bool, typer.Option("--no-python", help="SCRIPT is a program.", rich_help_panel=_TORCHRUN)
+]
+Standalone = Annotated[
+    bool, typer.Option("--standalone", help="As it always is here.", rich_help_panel=_TORCHRUN)
+]
+MasterPort = Annotated[
+    int | None,
+    typer.Option(min=1, max=65535, metavar="PORT", help="A free one by default.", rich_help_panel=_TORCHRUN),
+]
+MaxRestarts = Annotated[
+    int | None,
+    typer.Option(
+        min=0, metavar="N", help="Start all ranks anew so often if one fails.", rich_help_panel=_TORCHRUN
+    ),
+]
+LogDir = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Keep a copy of each rank's output there.", rich_help_panel=_TORCHRUN),
+]
+Devices = Annotated[
+    str | None,
+    typer.Option(help="gpu:all, gpu:0,2 or cpu:4 (4 ranks without GPUs); what is visible by default."),
+]
+Python = Annotated[
+    str | None,
+    typer.Option(metavar="PYTHON", help="The interpreter, or its environment's folder; else it is found."),
+]
+HowClosely = Annotated[
+    Observe | None, typer.Option(help="How closely the script is watched; light by default.")
+]
+Variables = Annotated[
+    list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="A variable for the script.")
+]
+EntryName = Annotated[
+    str | None, typer.Option(metavar="NAME", help=r"Run \[scripts.NAME] of this folder's rankdeck.toml.")
+]
+Name = Annotated[str | None, typer.Option(help="What the run is called.")]
+Runs = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="The folder that holds runs; ./runs by default.")
+]
+
+
+def run(
+    words: Words = None,
+    nproc_per_node: NprocPerNode = None,
+    module: Module = False,
+    no_python: NoPython = False,
+    standalone: Standalone = False,
+    master_port: MasterPort = None,
+    max_restarts: MaxRestarts = None,
+    log_dir: LogDir = None,
+    devices: Devices = None,
+    python: Python = None,
+    observe: HowClosely = None,
+    env: Variables = None,
+    entry: EntryName = None,
+    name: Name = None,
+    runs: Runs = None,
+    detach: Detach = False,
+    as_json: AsJson = False,
+) -> int:
+    """Run your own training script as it is, and see what it does: rankdeck run train.py --lr 0.1
+
+    In place of python or torchrun; options of Rankdeck stand before the script. Its output, its exit status
+    and its results are its own.
+    """
+    from rankdeck.cli.run_options import RunOptions, script_config
+
+    options = RunOptions(
+        words=words or (),
+        entry=entry,
+        module=module,
+        no_python=no_python,
+        nproc_per_node=nproc_per_node,
+        devices=devices,
+        python=python,
+        observe=None if observe is None else observe.value,
+        environment=env or (),
+        name=name,
+        max_restarts=max_restarts,
+        master_port=master_port,
+        log_dir=log_dir,
+    )
+    config, chosen = script_config(options, folder=Path.cwd(), environ=os.environ)
+
+    from rankdeck import rundir
+    from rankdeck.cli.staying import begin_and_stay
+    from rankdeck.launch.start import start_script
+
+    folder = runs.expanduser().absolute() if runs is not None else rundir.default_runs_folder()
+
+    def begin(attached: Attached | None) -> RunDir:
+        return start_script(
+            config,
+            runs=folder,
+            detach=detach,
+            command_line=["rankdeck", *sys.argv[1:]],
+            started=command_started(),
+            attached=attached,
+        )
+
+    for note in chosen.notes:
+        console.err().print(note, style="yellow", soft_wrap=True)
+    return begin_and_stay(begin, _what_runs(config, chosen), detach=detach, as_json=as_json)
+
+
+def _what_runs(config: ScriptConfig, chosen: ChosenPython) -> str:
+    if config.script.kind == "program":
+        return f"program: {config.script.run}"
+    return f"python: {chosen.in_words(os.environ)}"

@@ -1,0 +1,196 @@
+"""From what was typed behind `rankdeck run` to a ScriptConfig: entry, interpreter, devices and ranks.
+
+What is typed wins over the entry of rankdeck.toml, and that over the defaults. Nothing is started here. Read
+run.py next.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from rankdeck.base.errors import ConfigError
+from rankdeck.cli.torchrun import number_of_ranks
+from rankdeck.config import folder_file, interpreters
+from rankdeck.config.devices import parse_devices
+from rankdeck.config.folder_file import FOLDER_FILE, FolderFile, ScriptEntry
+from rankdeck.config.interpreters import ChosenPython
+from rankdeck.config.script import ScriptConfig, ScriptTable, ranks_of
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What was typed. `words` are the script and its arguments, or, with `entry`, more arguments for it."""
+
+    words: Sequence[str]
+    entry: str | None = None
+    module: bool = False
+    no_python: bool = False
+    nproc_per_node: str | None = None
+    devices: str | None = None
+    python: str | None = None
+    observe: str | None = None
+    environment: Sequence[str] = ()
+    name: str | None = None
+    max_restarts: int | None = None
+    master_port: int | None = None
+    log_dir: Path | None = None
+
+
+def script_config(
+    options: RunOptions, *, folder: Path, environ: Mapping[str, str]
+) -> tuple[ScriptConfig, ChosenPython]:
+    """The run that was asked for in `folder`, with the interpreter that was chosen for it.
+
+    Raises:
+        ConfigError, DeviceError, MachineError: what is wrong with it, in words.
+    """
+    file = folder_file.read(folder) if options.entry is not None else None
+    entry = _entry(options, file)
+    devices = options.devices if options.devices is not None else entry.devices
+    ranks = ranks_of(devices, _ranks(options, entry, devices))
+    _check_script(entry, folder)
+    chosen = _python(options, entry, folder, file, environ)
+    observe = options.observe if options.observe is not None else entry.observe
+    restarts = options.max_restarts if options.max_restarts is not None else entry.max_restarts
+    table: dict[str, Any] = {
+        "run": entry.run,
+        "kind": entry.kind,
+        "args": entry.args,
+        "folder": str(folder),
+        "python": str(chosen.python),
+        "python_source": chosen.source,
+        "ranks": ranks,
+        "environment": {**entry.environment, **_environment(options.environment)},
+        "observe": observe or "light",
+        "max_restarts": restarts or 0,
+        "master_port": options.master_port,
+        "log_folder": None if options.log_dir is None else str(folder / options.log_dir.expanduser()),
+    }
+    name = options.name or options.entry or _name(entry)
+    try:
+        config = ScriptConfig(name=name, script=ScriptTable.model_validate(table), devices=devices)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"script.{place}: {first['msg']}.", path=f"script.{place}") from None
+    return config, chosen
+
+
+def _entry(options: RunOptions, file: FolderFile | None) -> ScriptEntry:
+    """What is run: the entry with the words behind its own, or the words alone.
+
+    Raises: ConfigError where neither names a script.
+    """
+    if options.module and options.no_python:
+        raise ConfigError("-m and --no-python exclude each other.", code="usage", advice="Leave one out.")
+    if file is not None:
+        if options.module or options.no_python:
+            raise ConfigError(
+                "--entry says itself whether a file, a module or a program is run.",
+                code="usage",
+                advice=f"Leave -m and --no-python out; kind in {FOLDER_FILE} says it.",
+            )
+        entry = file.entry(options.entry or "")
+        return entry.model_copy(update={"args": [*entry.args, *options.words]})
+    if not options.words or not options.words[0]:
+        raise ConfigError(
+            "rankdeck run needs a script.",
+            code="usage",
+            path="script.run",
+            advice="As in: rankdeck run train.py --lr 0.1. Options of Rankdeck come before the script.",
+        )
+    run, *args = options.words
+    if options.module:
+        return ScriptEntry(run=run, kind="module", args=args)
+    return ScriptEntry(run=run, kind="program" if options.no_python else "file", args=args)
+
+
+def _ranks(options: RunOptions, entry: ScriptEntry, devices: str | None) -> int | None:
+    if options.nproc_per_node is None:
+        # Devices that were typed say more than the number of ranks that was kept for others.
+        return None if options.devices is not None and options.devices.startswith("cpu") else entry.ranks
+    selection = None if devices is None else parse_devices(devices)
+    if selection is not None and selection.kind == "cpu" and not options.nproc_per_node.isdecimal():
+        return selection.count
+    return number_of_ranks(options.nproc_per_node, selection.gpus if selection is not None else None)
+
+
+def _check_script(entry: ScriptEntry, folder: Path) -> None:
+    """Raises: ConfigError where the script's file is not there, with what may have been meant."""
+    if entry.kind != "file" or _exists(folder / entry.run):
+        return
+    from rankdeck.config import presets, script_search
+
+    scripts = [found.name for found in script_search.scripts_in(folder)]
+    close = difflib.get_close_matches(entry.run, scripts, n=1, cutoff=0.5)
+    if presets.find(entry.run) is not None:
+        advice = f"A preset is trained with: rankdeck train {entry.run}"
+    elif close:
+        advice = f'Did you mean "{close[0]}"?'
+    elif scripts:
+        advice = f"This folder has {scripts[0]}."
+    else:
+        advice = "Name a script, as in: rankdeck run train.py. A module is run with -m."
+    raise ConfigError(
+        f"There is no script {entry.run} in {folder}.", code="no-script", path="script.run", advice=advice
+    )
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # too long a name
+        return False
+
+
+def _python(
+    options: RunOptions,
+    entry: ScriptEntry,
+    folder: Path,
+    file: FolderFile | None,
+    environ: Mapping[str, str],
+) -> ChosenPython:
+    """The interpreter; rankdeck.toml is looked for here and then beside the script."""
+    folders = [folder]
+    if entry.kind == "file" and (beside := (folder / entry.run).parent) != folder:
+        folders.append(beside)
+    if options.python is not None:
+        return interpreters.choose(options.python, folders=folders, environ=environ)
+    if file is not None and entry.python is not None:
+        return interpreters.choose(None, folders=folders, environ=environ, from_file=entry.python)
+    for place in folders:
+        found = file if file is not None and place == folder else folder_file.read(place)
+        if found.python is not None:
+            return interpreters.choose(
+                None, folders=folders, environ=environ, from_file=found.python, from_file_folder=place
+            )
+    return interpreters.choose(None, folders=folders, environ=environ)
+
+
+def _environment(pairs: Sequence[str]) -> dict[str, str]:
+    """Raises: ConfigError for what is not NAME=VALUE."""
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise ConfigError(
+                f"--env {pair} is not NAME=VALUE.",
+                code="usage",
+                path="script.environment",
+                advice="Write it as --env LEVEL=3.",
+            )
+        found[name] = value
+    return found
+
+
+def _name(entry: ScriptEntry) -> str:
+    """What the run is called: train for train.py and for pkg.train."""
+    if entry.kind == "module":
+        return entry.run.rpartition(".")[2] or entry.run
+    return Path(entry.run).stem or entry.run

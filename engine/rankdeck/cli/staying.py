@@ -1,0 +1,255 @@
+"""Stays with the run of a script until its end: passes on signals and keys, and tells problems on stderr.
+
+Every signal and every Ctrl-C is the script's own: one that handles it goes on. Only the third within two
+seconds is taken for "stop it now".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import msgspec
+import typer
+
+from rankdeck import events
+from rankdeck.base.errors import RankdeckError
+from rankdeck.base.units import format_duration
+from rankdeck.cli import console
+from rankdeck.cli.terminal import Keyboard, keyboard_for
+from rankdeck.cli.words import loss_in_words
+from rankdeck.launch.attached import Attached
+from rankdeck.launch.control import request_stop, send_signal, wait_ended
+from rankdeck.rundir import EventReader, RunDir, events_from_end
+
+_TICK_S = 0.04
+_READ_EVERY_S = 0.25
+_THREE_WITHIN_S = 2.0
+STOPPED_WITHIN_S = 45.0
+"""A script has 30 s to end in its own way before it is ended."""
+_PASSED_ON = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGWINCH,
+    signal.SIGTSTP,
+    signal.SIGCONT,
+)
+
+
+class Staying:
+    """One command and its run. Without `tells` nothing is said on the way."""
+
+    def __init__(self, run: RunDir, keyboard: Keyboard | None, *, tells: bool = True) -> None:
+        self._run = run
+        self._tells = tells
+        self._readers = _Readers(run)
+        self._keyboard = keyboard
+        self._interrupts: deque[float] = deque(maxlen=3)
+        self._reader = EventReader(run, writers=("supervisor",))
+        self._read_s = 0.0
+
+    def until_end(self) -> None:
+        """Return once the run is over, everything it wrote is written and its problems are told.
+
+        Raises: BrokenPipeError where whoever read stdout had gone and the script went on writing; it has been
+        stopped, since it would have noticed by itself.
+        """
+        with _signals() as woken:
+            try:
+                while self._run.outcome() == "running":
+                    self._tick(woken)
+                    if self._readers.are_gone():
+                        self._ask_to_stop(now=False)
+                        wait_ended(self._run, STOPPED_WITHIN_S)
+                        raise BrokenPipeError
+            finally:
+                if self._keyboard is not None:
+                    self._keyboard.close()
+        self._tell_problems()
+
+    def _tick(self, woken: int) -> None:
+        keyboard = self._keyboard
+        if keyboard is not None:
+            keyboard.take()
+            keyboard.pass_on()
+        sources = [woken] + ([keyboard.handle] if keyboard is not None and keyboard.may_read else [])
+        ready, _, _ = select.select(sources, [], [], _TICK_S)
+        if woken in ready:
+            for number in os.read(woken, 4096):
+                self._got(signal.Signals(number))
+        elif keyboard is not None and keyboard.handle in ready:
+            self._typed(keyboard, keyboard.read())
+        if time.monotonic() - self._read_s > _READ_EVERY_S:
+            self._tell_problems()
+
+    def _typed(self, keyboard: Keyboard, typed: bytes) -> None:
+        before, suspend, after = typed.partition(keyboard.suspend_key)
+        keyboard.pass_on(before)
+        for _ in range(before.count(keyboard.interrupt_key)):
+            self._count_interrupt()
+        if suspend:
+            self._suspend()
+            if after:
+                self._typed(keyboard, after)
+
+    def _got(self, number: signal.Signals) -> None:
+        if number == signal.SIGTSTP:
+            self._suspend()
+        elif number == signal.SIGCONT:
+            self._pass_on(signal.SIGWINCH)  # the terminal may have another size by now
+        else:
+            self._pass_on(number)
+            if number == signal.SIGINT:
+                self._count_interrupt()
+
+    def _suspend(self) -> None:
+        """Stop script and command, as a shell expects of a job; go on with both when it says so."""
+        self._pass_on(signal.SIGTSTP)
+        if self._keyboard is not None:
+            self._keyboard.give_back()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        if self._keyboard is not None:
+            self._keyboard.take()
+        self._pass_on(signal.SIGCONT)
+
+    def _count_interrupt(self) -> None:
+        self._interrupts.append(time.monotonic())
+        if len(self._interrupts) == 3 and self._interrupts[-1] - self._interrupts[0] < _THREE_WITHIN_S:
+            self._interrupts.clear()
+            self._ask_to_stop(now=True)
+
+    def _ask_to_stop(self, *, now: bool) -> None:
+        try:
+            request_stop(self._run, now=now)
+        except RankdeckError:
+            if self._run.is_alive():
+                raise
+
+    def _pass_on(self, number: signal.Signals) -> None:
+        try:
+            send_signal(self._run, number)
+        except (RankdeckError, OSError):
+            pass  # it is over, which the next look finds
+
+    def _tell_problems(self) -> None:
+        self._read_s = time.monotonic()
+        for _, event in self._reader.read() if self._tells else ():
+            if isinstance(event, events.ProblemRaised):
+                # The last lines of a rank have been shown as it wrote them.
+                console.problem(msgspec.structs.replace(event.problem, last_lines=()))
+
+
+class _Readers:
+    """Whoever reads this command's stdout, where that is a pipe."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._logs = run.logs_folder
+        self._poll = select.poll()
+        self._poll.register(1, 0)
+        self._written: int | None = None
+
+    def are_gone(self) -> bool:
+        """Whether the script has written something since the last one went."""
+        if self._written is None:
+            if any(event & select.POLLERR for _, event in self._poll.poll(0)):
+                self._written = self._num_bytes()
+            return False
+        return self._num_bytes() > self._written
+
+    def _num_bytes(self) -> int:
+        return sum(log.stat().st_size for log in self._logs.glob("rank-*.out"))
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[int]:
+    """A descriptor that is told the number of every signal that came. What whoever started this command had
+    ignored (nohup) stays ignored.
+    """
+    woken, waking = os.pipe()
+    for handle in (woken, waking):
+        os.set_blocking(handle, False)
+    before = {}
+    for number in _PASSED_ON:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, lambda number, frame: None)
+    earlier = signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
+    try:
+        yield woken
+    finally:
+        signal.set_wakeup_fd(earlier)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(woken)
+        os.close(waking)
+
+
+def begin_and_stay(
+    begin: Callable[[Attached | None], RunDir], what: str, *, detach: bool, as_json: bool
+) -> int:
+    """Begin a run of a script, say `what` runs and where the run is, and stay until its end unless detached;
+    the exit status is the script's.
+    """
+    if detach:
+        run = begin(None)
+        _say(f"{what}; run: {run.path}")
+        if as_json:
+            console.as_json({"run": run.name, "path": str(run.path)})
+        else:
+            typer.echo(run.path)
+        return 0
+    keyboard = None if as_json else keyboard_for(1, 2)
+    if as_json:
+        attached = Attached(stdout=None, stderr=None)
+    else:
+        attached = Attached(keyboard=None if keyboard is None else keyboard.reading_end)
+    run = begin(attached)
+    _say(f"{what}; run: {run.path}")
+    Staying(run, keyboard, tells=not as_json).until_end()
+    if as_json:
+        from rankdeck.run.summary import summarise
+
+        console.as_json(summarise(run))
+    else:
+        _say(_last_words(run))
+    return status_of(run)
+
+
+def _say(words: str) -> None:
+    console.err().print(words, style="dim", soft_wrap=True)
+
+
+def _last_words(run: RunDir) -> str:
+    """'completed in 12 s, 200 steps, loss 2.3021 to 0.0123; rankdeck show 20260101-120000-train-ab12'."""
+    end, status = run.end(), status_of(run)
+    words = [run.outcome() if not status or end is None else f"{end.outcome} with exit status {status}"]
+    started = run.environment().get("started")
+    if end is not None and isinstance(started, (int, float)):
+        words[0] += f" after {format_duration(end.ended - started)}"
+    if any(run.events_folder.glob("rank-*.jsonl")):
+        from rankdeck.run.summary import summarise
+
+        facts = summarise(run)
+        words.append(f"{facts['steps']} steps")
+        first, last = (facts["loss"][key] for key in ("first", "last"))
+        if last is not None:
+            words.append(f"loss {loss_in_words(first)} to {loss_in_words(last)}")
+    return f"{', '.join(words)}; rankdeck show {run.name}"
+
+
+def status_of(run: RunDir) -> int:
+    """The script's exit status as a shell tells it; the run's own where the script never began."""
+    last = events_from_end(run.events_folder / f"supervisor.{run.next_attempt() - 1}.jsonl")
+    ended = next((event for event in last if isinstance(event, events.RunEnded)), None)
+    if ended is not None and ended.script_status is not None:
+        return ended.script_status
+    end = run.end()
+    return end.exit_code if end is not None else 1

@@ -1,0 +1,231 @@
+"""A folder's rankdeck.toml: the interpreter for its scripts, and how some of them are run.
+
+    [run]
+    python = ".venv"                     # an interpreter or an environment's folder
+
+    [scripts.small]
+    run = "train.py"
+    args = ["--lr", "1e-3"]
+    ranks = 2
+
+`rankdeck run --entry small` runs it; the app lists and keeps entries here. A person's comments and order
+stay when it is written. Whoever runs what a folder's file names runs the folder's code: the app asks for
+trust first.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomlkit
+from pydantic import Field
+from tomlkit import TOMLDocument
+from tomlkit.items import Table as TomlTable
+
+from rankdeck.base import files
+from rankdeck.base.errors import ConfigError, RankdeckError, did_you_mean, one_of
+from rankdeck.config.checks import ProblemReport
+from rankdeck.config.schema import Count, Table
+from rankdeck.config.script import ranks_of
+from rankdeck.config.toml_lines import key_lines
+
+FOLDER_FILE = "rankdeck.toml"
+_MOST_BYTES = 1 << 20
+_TABLES = ("run", "scripts")
+
+
+class FolderRun(Table):
+    """`[run]`: what holds for every script of the folder."""
+
+    python: str | None = None
+    """An interpreter or an environment's folder; relative paths start in the file's folder."""
+
+
+class ScriptEntry(Table):
+    """`[scripts.NAME]`: one way to run one script. What is absent is decided as on the command line."""
+
+    run: Annotated[str, Field(min_length=1)]
+    """The file, module or program; it is started in the file's folder."""
+    kind: Literal["file", "module", "program"] = "file"
+    args: list[str] = Field(default_factory=list)
+    devices: str | None = None
+    ranks: Annotated[int, Field(ge=1, le=1024)] | None = None
+    environment: dict[str, str] = Field(default_factory=dict)
+    python: str | None = None
+    observe: Literal["none", "light", "full"] | None = None
+    max_restarts: Count | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """What differs from the defaults, as a person writes it."""
+        return self.model_dump(exclude_defaults=True)
+
+
+@dataclass(frozen=True)
+class FolderFile:
+    """A rankdeck.toml, read; empty where the folder has none."""
+
+    path: Path
+    python: str | None = None
+    entries: dict[str, ScriptEntry] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        return self.path.parent
+
+    def entry(self, name: str) -> ScriptEntry:
+        """Raises: ConfigError where there is no such entry."""
+        if name in self.entries:
+            return self.entries[name]
+        there = f"There are: {one_of(self.entries)}." if self.entries else f"Write [scripts.{name}] into it."
+        raise ConfigError(
+            f'{self.path} has no entry "{name}".',
+            code="no-entry",
+            path=f"scripts.{name}",
+            advice=did_you_mean(name, self.entries) or there,
+        )
+
+
+def read(folder: Path) -> FolderFile:
+    """The folder's file.
+
+    Raises:
+        ConfigError: every problem of the file, with its line; or it cannot be read.
+    """
+    path = folder / FOLDER_FILE
+    text = _text(path)
+    if text is None:
+        return FolderFile(path)
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise _not_toml(path, error) from None
+    report = ProblemReport(key_lines(text), [])
+    found = _checked(report, path, tables)
+    if report.problems:
+        problems = sorted(report.problems, key=lambda problem: problem.line or 0)
+        refused = ConfigError(problems[0].message, problems=problems)
+        refused.file = str(path)
+        raise refused
+    return found
+
+
+def _checked(report: ProblemReport, path: Path, tables: dict[str, Any]) -> FolderFile:
+    for key in tables:
+        if key not in _TABLES:
+            advice = did_you_mean(key, _TABLES) or f"Known: {one_of(_TABLES)}."
+            report.add("unknown-option", (key,), f"{key} is not a table of {FOLDER_FILE}.", advice)
+    run = report.validate(FolderRun, ("run",), tables.get("run", {}))
+    scripts = tables.get("scripts", {})
+    if not isinstance(scripts, dict):
+        report.add("wrong-type", ("scripts",), "scripts must be a table.", "Write [scripts.NAME].")
+        scripts = {}
+    entries = {}
+    for name, values in scripts.items():
+        entry = report.validate(ScriptEntry, ("scripts", name), values)
+        if isinstance(entry, ScriptEntry):
+            entries[name] = entry
+            _check_devices(report, name, entry)
+    return FolderFile(path, run.python if isinstance(run, FolderRun) else None, entries)
+
+
+def _check_devices(report: ProblemReport, name: str, entry: ScriptEntry) -> None:
+    try:
+        ranks_of(entry.devices, entry.ranks)
+    except RankdeckError as error:
+        key = "ranks" if error.problem.path == "script.ranks" else "devices"
+        report.add(error.problem.code, ("scripts", name, key), error.message, error.advice)
+
+
+# Writing.
+
+
+def add_entry(folder: Path, name: str, entry: ScriptEntry) -> None:
+    """Write the entry, or put it in the place of the one of this name.
+
+    Raises:
+        ConfigError: the file there is not TOML, or cannot be written.
+    """
+
+    def change(document: TOMLDocument) -> None:
+        scripts = document.setdefault("scripts", tomlkit.table(is_super_table=True))
+        values = entry.to_dict()
+        if not isinstance(scripts.get(name), TomlTable):
+            scripts[name] = tomlkit.item(values)
+            return
+        there = scripts[name]
+        for key in [key for key in there if key not in values]:
+            del there[key]
+        for key, value in values.items():
+            if key not in there or there[key].unwrap() != value:
+                there[key] = value
+
+    _rewrite(folder, change)
+
+
+def remove_entry(folder: Path, name: str) -> None:
+    """Take the entry out; nothing happens where there is none. Raises ConfigError as `add_entry`."""
+
+    def change(document: TOMLDocument) -> None:
+        scripts = document.get("scripts", {})
+        scripts.pop(name, None)
+        if not scripts:
+            document.pop("scripts", None)
+
+    _rewrite(folder, change)
+
+
+def set_python(folder: Path, python: str | None) -> None:
+    """The interpreter for the folder's scripts; None takes it back. Raises ConfigError as `add_entry`."""
+
+    def change(document: TOMLDocument) -> None:
+        if python is not None:
+            document.setdefault("run", tomlkit.table())["python"] = python
+        elif "run" in document:
+            document["run"].pop("python", None)
+            if not document["run"]:
+                document.pop("run")
+
+    _rewrite(folder, change)
+
+
+def _rewrite(folder: Path, change: Callable[[Any], None]) -> None:
+    path = folder / FOLDER_FILE
+    before = _text(path) or ""
+    try:
+        document = tomlkit.parse(before)
+        change(document)
+        text = tomlkit.dumps(document)
+    except (ValueError, TypeError, AttributeError) as error:  # no TOML, or `run` and `scripts` are no tables
+        raise _not_toml(path, error) from None
+    if text == before:
+        return
+    try:
+        files.write_whole(path, text)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror}.", code="unwritable", path=str(path)
+        ) from None
+
+
+def _text(path: Path) -> str | None:
+    """Raises: ConfigError where something is there that cannot be read."""
+    try:
+        return files.read_bytes(path, _MOST_BYTES).decode("utf-8-sig")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise ConfigError(f"{path} cannot be read: {reason}.", code="unreadable", path=str(path)) from None
+
+
+def _not_toml(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"{path} is not what a rankdeck.toml is: {error}.",
+        code="toml",
+        path=str(path),
+        advice="Mend that line.",
+    )

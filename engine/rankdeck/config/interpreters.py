@@ -1,0 +1,102 @@
+"""Which Python runs a person's script: found by looking, without starting one.
+
+In this order: --python, the folder's rankdeck.toml, the active environment (VIRTUAL_ENV or CONDA_PREFIX,
+unless it is Rankdeck's own), .venv, Rankdeck's own. People keep the app in one environment and their project
+in another. Read environments.py for what is said about an interpreter, and folder_file.py for rankdeck.toml.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankdeck.base.errors import ConfigError, did_you_mean
+from rankdeck.config import environments
+from rankdeck.config.environments import OWN
+from rankdeck.config.folder_file import FOLDER_FILE
+
+ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")
+PATH = "script.python"
+"""The option that is blamed, as config.toml calls it."""
+
+
+@dataclass(frozen=True)
+class ChosenPython:
+    """The interpreter as it is started, and where it was found, in words. `notes` are warnings."""
+
+    python: Path
+    source: str
+    notes: tuple[str, ...] = ()
+
+    def in_words(self, environ: Mapping[str, str]) -> str:
+        """'/p/.venv/bin/python (.venv), Python 3.11.7, torch 2.13.0'."""
+        return f"{self.python} ({self.source}), {environments.describe(self.python, environ).versions()}"
+
+
+def choose(
+    given: str | None,
+    *,
+    folders: Sequence[Path],
+    environ: Mapping[str, str],
+    from_file: str | None = None,
+    from_file_folder: Path | None = None,
+) -> ChosenPython:
+    """The interpreter for a script. `given` is --python, `from_file` what rankdeck.toml says, whose
+    relative paths start in `from_file_folder`. `folders` are those where a .venv counts: the current one, the
+    script's.
+
+    Raises:
+        ConfigError: what is named is no interpreter.
+    """
+    folder = folders[0]
+    if given is not None:
+        return ChosenPython(named(given, folder=folder, environ=environ, where="--python"), "--python")
+    if from_file is not None:
+        base = from_file_folder or folder
+        return ChosenPython(named(from_file, folder=base, environ=environ, where=FOLDER_FILE), FOLDER_FILE)
+    notes: list[str] = []
+    for variable in ACTIVE:
+        prefix = environ.get(variable)
+        if not prefix or environments.is_own(Path(prefix)):
+            continue
+        if (python := environments.python_in(Path(prefix).absolute())) is not None:
+            return ChosenPython(python, variable, tuple(notes))
+        notes.append(f"{variable} names {prefix}, which has no Python; it is passed over.")
+    for place in folders:
+        if (python := environments.python_in(place.absolute() / ".venv")) is not None:
+            return ChosenPython(python, ".venv", tuple(notes))
+    return ChosenPython(environments.own(), OWN, tuple(notes))
+
+
+def named(text: str, *, folder: Path, environ: Mapping[str, str], where: str) -> Path:
+    """The interpreter that a person named: a path, an environment's folder, or a command on PATH.
+
+    Links are not followed, since an environment's Python is one. `where` it was named is told in errors.
+
+    Raises:
+        ConfigError: there is no such interpreter.
+    """
+    try:
+        path = folder / Path(text).expanduser()
+    except RuntimeError:  # ~somebody, who is not known here
+        path = folder / text
+    path = path.absolute()
+    if path.is_dir():
+        if (python := environments.python_in(path)) is not None:
+            return python
+        raise _no_python(f"{where}: {text} is a folder without bin/python.", "Name an environment's folder.")
+    if environments.is_executable(path):
+        return path
+    if "/" not in text and (found := shutil.which(text, path=environ.get("PATH"))):
+        return Path(found).absolute()
+    if path.exists():
+        raise _no_python(f"{where}: {text} cannot be executed.", "Name the interpreter itself.")
+    known = [str(item.python) for item in environments.all_known(folder, environ)]
+    advice = did_you_mean(text, known) or "Name an interpreter, or an environment's folder."
+    raise _no_python(f"{where}: there is no Python at {text}.", advice)
+
+
+def _no_python(message: str, advice: str) -> ConfigError:
+    return ConfigError(message, code="no-python", path=PATH, advice=advice)

@@ -1,0 +1,163 @@
+"""The end of a rank's log -> what its script raised, and where in the person's own code.
+
+A script says why it ends in words that Python prints; nothing of ours is asked. Read exceptions.py before and
+cause.py next.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankdeck.base import files
+from rankdeck.base.errors import Problem
+from rankdeck.diagnose.exceptions import is_communication, last_lines
+from rankdeck.events import RankFailed
+
+TAIL_BYTES = 1 << 17
+_LONGEST = 500
+_COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_OF_RANK = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
+"""What torch prints in front of every line once a process group is there."""
+_HEADER = re.compile(r"^(?:Original )?Traceback \(most recent call last\):$")
+_FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.*))?$')
+_RAISED = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
+_NOT_THE_END = ("Exception ignored in", "--- Logging error ---")
+"""What Python prints before tracebacks that end nothing."""
+_SYNTAX = ("SyntaxError", "IndentationError", "TabError")
+_ADVICE = {
+    "out-of-memory": "Lower the batch size or the size of the model, or use more devices.",
+    "disk-full": "Free space on the disk, then run again.",
+    "shared-memory": "Set num_workers=0 in the DataLoader, or give /dev/shm more room.",
+    "unused-parameters": "Pass find_unused_parameters=True to DistributedDataParallel, or take what is not "
+    "used out of the model.",
+}
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An exception that Python has printed. `file` and `line` are the last frame of the person's own code, or
+    the last one where none is.
+    """
+
+    type: str
+    message: str
+    file: str | None = None
+    line: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The type without its module."""
+        return self.type.rpartition(".")[2]
+
+
+def find_raised(text: str, folder: str = "") -> Raised | None:
+    """The exception that a log ends with; `folder` is what relative names of files are relative to."""
+    lines = _OF_RANK.sub("", _COLOURS.sub("", text).replace("\r\n", "\n")).split("\n")
+    found: Raised | None = None
+    for number, line in enumerate(lines):
+        if _HEADER.match(line) and not _is_ignored(lines, number):
+            found = _read(lines, number + 1, folder) or found
+    return found or _syntax_error(lines, folder)
+
+
+def failure_of(rank: int, log: Path, *, folder: str, of_several: bool) -> RankFailed | None:
+    """What the rank's stderr says of the exception that ended it; None where it says nothing."""
+    try:
+        tail = files.read_tail(log, TAIL_BYTES)[1].decode(errors="replace")
+        said_at = log.stat().st_mtime
+    except OSError:
+        return None
+    raised = find_raised(tail, folder)
+    if raised is None or raised.name in ("SystemExit", "KeyboardInterrupt"):
+        return None
+    code = _code(raised, tail)
+    who = f"rank {rank}" if of_several else "The script"
+    what = f"{raised.name}: {_first_line(raised.message)}" if raised.message else raised.name
+    where = f" ({raised.file}, line {raised.line})" if raised.file else "."
+    problem = Problem(
+        code,
+        f"{who} raised {what}{where}",
+        path=raised.file,
+        line=raised.line,
+        advice=_ADVICE.get(code) or f"The whole traceback is in logs/{log.name} of the run.",
+        rank=rank if of_several else None,
+        last_lines=last_lines(_COLOURS.sub("", tail)),
+    )
+    return RankFailed(rank=rank, problem=problem, is_communication=code == "communication", t=said_at)
+
+
+def _is_ignored(lines: list[str], header: int) -> bool:
+    return header > 0 and lines[header - 1].startswith(_NOT_THE_END)
+
+
+def _read(lines: list[str], number: int, folder: str) -> Raised | None:
+    """The exception whose frames begin at `number`."""
+    frames: list[tuple[str, int]] = []
+    while number < len(lines) and (lines[number].startswith(" ") or not lines[number]):
+        match = _FRAME.match(lines[number])
+        if match:
+            frames.append((match["file"], int(match["line"])))
+        number += 1
+    raised = _RAISED.match(lines[number]) if number < len(lines) else None
+    if raised is None:
+        return None
+    own = [frame for frame in frames if is_own(frame[0])] or frames
+    file, line = own[-1] if own else (None, None)
+    return Raised(raised["type"], _message(lines, number, raised["message"]), _absolute(file, folder), line)
+
+
+def _message(lines: list[str], number: int, first: str | None) -> str:
+    """The rest of the message's first line, or its first line that says something."""
+    if first:
+        return first.strip()
+    following = (line.strip() for line in lines[number + 1 : number + 6])
+    return next((line for line in following if line), "") if first is not None else ""
+
+
+def _syntax_error(lines: list[str], folder: str) -> Raised | None:
+    """A script that Python cannot read ends without a traceback of its own."""
+    for number in range(len(lines) - 1, -1, -1):
+        raised = _RAISED.match(lines[number])
+        if raised is None or raised["type"] not in _SYNTAX:
+            continue
+        for before in range(number - 1, max(-1, number - 6), -1):
+            match = _FRAME.match(lines[before])
+            if match:
+                file = _absolute(match["file"], folder)
+                return Raised(raised["type"], raised["message"] or "", file, int(match["line"]))
+    return None
+
+
+def is_own(file: str) -> bool:
+    """Whether code belongs to neither Python nor an installed package."""
+    parts = Path(file).parts
+    installed = {"site-packages", "dist-packages"} & set(parts)
+    of_python = any(re.fullmatch(r"python3\.\d+t?", part) for part in parts[:-1])
+    return not (installed or of_python or file.startswith("<"))
+
+
+def _absolute(file: str | None, folder: str) -> str | None:
+    return file if file is None or file.startswith("<") else os.path.normpath(Path(folder, file))
+
+
+def _first_line(message: str) -> str:
+    return message if len(message) <= _LONGEST else message[:_LONGEST].rpartition(" ")[0] + " ..."
+
+
+def _code(raised: Raised, tail: str) -> str:
+    text = raised.message
+    if raised.name in ("MemoryError", "OutOfMemoryError") or "can't allocate memory" in text:
+        return "out-of-memory"
+    if "shared memory" in text or "bus error" in text.lower():
+        return "shared-memory"
+    if "No space left on device" in text:
+        return "disk-full"
+    if "Expected to have finished reduction in the prior iteration" in tail:
+        return "unused-parameters"
+    about_ranks = raised.name in ("DistBackendError", "DistNetworkError", "DistStoreError") or (
+        raised.name == "RuntimeError" and is_communication(text)
+    )
+    return "communication" if about_ranks else "rank-exception"

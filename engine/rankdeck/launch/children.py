@@ -1,0 +1,73 @@
+"""A rank as the supervisor's child: polled, signalled, ended with all of its session.
+
+rank_processes.py forks ranks of a configuration, script_processes.py starts a person's own script.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+
+from rankdeck.launch.processes import is_suspended, signal_sessions
+
+GRACE_S = 3.0
+"""From TERM to KILL."""
+_POLL_S = 0.01
+
+
+class Child:
+    """One rank, which leads a session. `exit_code` is None while it lives, negative when a signal ended it.
+
+    `ended_at` is when we began to end it (Unix seconds): its exit tells nothing then. None where it ended by
+    itself.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.pid = 0
+        self.exit_code: int | None = None
+        self.ended_at: float | None = None
+        self.was_suspended = False
+
+    def poll(self) -> int | None:
+        """The exit code, once there is one."""
+        if self.exit_code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.exit_code = os.waitstatus_to_exitcode(status)
+        return self.exit_code
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether a signal (SIGSTOP) has suspended it."""
+        return self.exit_code is None and is_suspended(self.pid)
+
+    def send(self, number: int) -> None:
+        """Signal the rank alone."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+def end_ranks(ranks: Sequence[Child], grace_s: float, is_saving: Callable[[], bool] = lambda: False) -> None:
+    """TERM to the session of every rank that lives, `grace_s` seconds, then KILL to all that is left of every
+    session: data loading processes have the rank's session, whatever group they are in.
+
+    `is_saving`: whether a checkpoint is being written, which is waited for.
+    """
+    alive = [rank for rank in ranks if rank.poll() is None]
+    for rank in alive:
+        rank.ended_at = rank.ended_at or time.time()
+        rank.was_suspended = rank.was_suspended or rank.is_suspended
+    if alive and grace_s > 0:
+        signal_sessions({rank.pid for rank in alive}, signal.SIGTERM)
+        # A suspended process acts on TERM only once it goes on.
+        signal_sessions({rank.pid for rank in alive}, signal.SIGCONT)
+        deadline = time.monotonic() + grace_s
+        while any(rank.poll() is None for rank in alive) and (time.monotonic() < deadline or is_saving()):
+            time.sleep(_POLL_S)
+    signal_sessions({rank.pid for rank in ranks}, signal.SIGKILL)
+    deadline = time.monotonic() + 1.0
+    while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)

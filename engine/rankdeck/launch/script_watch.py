@@ -1,0 +1,192 @@
+"""Watches the ranks of a person's own script: which processes are ranks, whether they go on, and all the
+evidence at the end.
+
+An observed process tells where it is through the page of heartbeats and its own file of events, whether we
+started it or the script did. A script is never ended because it stands still: that is told, once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from rankdeck import events
+from rankdeck.base.errors import Problem
+from rankdeck.base.heartbeat import Beat, HeartbeatPage
+from rankdeck.config.script import ScriptConfig
+from rankdeck.diagnose.exceptions import is_communication, read_last_lines
+from rankdeck.diagnose.hang import Frame, is_still
+from rankdeck.diagnose.script_hang import Standing, standing_still
+from rankdeck.diagnose.tracebacks import failure_of
+from rankdeck.launch.children import Child
+from rankdeck.launch.processes import is_running, is_suspended, signal_handled
+from rankdeck.launch.watch import POLL_S, Watch
+from rankdeck.rundir import RunDir
+
+NUM_SLOTS = 64
+"""A script may start ranks of its own."""
+PATIENCE_S = 15.0
+_IDLE_S = 5.0
+_BUSY = 0.2
+"""Of a core: an only rank that computes more than that may be at something else than steps ..."""
+_BUSY_PATIENCE_S = 120.0
+"""... for as long as this."""
+_LOOK_AGAIN_BYTES = 1 << 16
+
+
+class ScriptWatch(Watch):
+    """Hears every rank of a script."""
+
+    def __init__(
+        self, run: RunDir, attempt: int, config: ScriptConfig, raise_problem: Callable[[Problem], None]
+    ) -> None:
+        super().__init__(run, attempt, 0.0, raise_problem)
+        self._config = config
+        self.is_paused = False
+        self._started: dict[int, tuple[int, events.RankStarted]] = {}
+        self._idle_since_s: float | None = None
+        self._cpu_s = 0.0
+
+    def begin(self, ranks: Sequence[Child]) -> None:
+        self.ranks = ranks
+
+    def prepare(self) -> str:
+        """The page of heartbeats, which ranks are told of when they are started."""
+        self._page = HeartbeatPage(max(NUM_SLOTS, self._config.script.ranks))
+        return self._page.path
+
+    def attempts_log(self, name: str) -> Path:
+        return self._run.logs_folder / f"{name}.{self._attempt}.err"
+
+    def poll(self) -> bool:
+        """Take heartbeats in; never True, because a script that stands still is not ended."""
+        now_s = time.monotonic()
+        if now_s - self._polled_s < POLL_S:
+            return False
+        self._polled_s = now_s
+        beats = {rank: beat for rank, beat in self.beats().items() if self._lives(rank)}
+        if not beats or self.is_paused:
+            return False
+        gap_s = max(self._readers[rank].longest_gap_s for rank in beats)
+        if not is_still(beats, now_s, gap_s, PATIENCE_S, least=1):
+            self._idle_since_s = None
+        elif len(beats) > 1 or len(self.ranks) > 1 or self._is_idle(beats, now_s):
+            key = min((beat.step, rank) for rank, beat in beats.items())
+            if key != self._suspected:
+                self._suspected = key
+                self._suspect(beats, now_s)
+        return False
+
+    def _suspect(self, beats: dict[int, Beat], now_s: float) -> None:
+        self._suspended = {rank for rank in beats if is_suspended(self._pid(rank))}
+        self._frames = self._dump_stacks(beats)
+        every = self.beats()
+        standing = Standing(
+            beats,
+            stacks=self._frames,
+            suspended=sorted(self._suspended),
+            left={rank.rank: every.get(rank.rank) for rank in self.ranks if rank.exit_code == 0},
+        )
+        self._raise_problem(standing_still(standing, now_s, self._run.name))
+
+    def _is_idle(self, beats: Mapping[int, Beat], now_s: float) -> bool:
+        """Of an only rank: whether it hardly computes, or has not made progress for long. It may well be
+        writing a checkpoint."""
+        cpu_s = sum(_cpu_s(self._pid(rank)) for rank in beats)
+        before_s, self._cpu_s = self._cpu_s, cpu_s
+        if self._idle_since_s is None or cpu_s - before_s > _BUSY * POLL_S:
+            self._idle_since_s = now_s
+        still_s = now_s - max(beat.at_s for beat in beats.values())
+        return now_s - self._idle_since_s > _IDLE_S or still_s > _BUSY_PATIENCE_S
+
+    def _pid(self, rank: int) -> int:
+        """The process that says it is this rank, else the one that we started as it."""
+        started = self._observed(rank)
+        if started is not None:
+            return started.pid
+        return self.ranks[rank].pid if rank < len(self.ranks) else 0
+
+    def _lives(self, rank: int) -> bool:
+        pid = self._pid(rank)
+        ours = next((child for child in self.ranks if child.pid == pid), None)
+        return is_running(pid) if ours is None else ours.exit_code is None
+
+    def _observed(self, rank: int) -> events.RankStarted | None:
+        """What an observed process said when it became this rank; the newest, where one followed another."""
+        path = self._run.events_folder / f"rank-{rank}.{self._attempt}.jsonl"
+        try:
+            size = path.stat().st_size
+        except OSError:
+            return None
+        known = self._started.get(rank)
+        if known is None or size > known[0] + _LOOK_AGAIN_BYTES:
+            newest = next((e for e in self._tail_of(path) if isinstance(e, events.RankStarted)), None)
+            found = newest or (known[1] if known is not None else None)
+            if found is None:
+                return None
+            known = self._started[rank] = size, found
+        return known[1]
+
+    def _dump_stacks(self, beats: dict[int, Beat]) -> dict[int, list[Frame]]:
+        """Where every rank that runs stands now: by the signal that it named, while it still means that."""
+        asked = {}
+        for rank in beats:
+            started = self._observed(rank)
+            if started is not None and started.stack_signal is not None and rank not in self._suspended:
+                asked[rank] = started
+        return self._read_dumps(
+            list(asked), lambda rank: signal_handled(asked[rank].pid, asked[rank].stack_signal or 0)
+        )
+
+    def failure(self, rank: int) -> events.RankFailed | None:
+        """What the rank's stderr says of its end, and its exit code where that says more."""
+        code = self.ranks[rank].exit_code
+        several = len(self.ranks) > 1
+        log = self.log(rank, "err")
+        if code in (None, 1) or (code or 0) < 0:
+            raised = failure_of(rank, log, folder=self._config.script.folder, of_several=several)
+            if raised is not None and ((code or 0) >= 0 or raised.is_communication):
+                return raised
+        if code is None or code <= 0:
+            return None
+        return self._exited(rank, code, log, of_several=several)
+
+    def _exited(self, rank: int, code: int, log: Path, *, of_several: bool) -> events.RankFailed:
+        who = f" (rank {rank})" if of_several else ""
+        lines = read_last_lines(log)
+        said = f". Its last line: {lines[-1]}" if lines and code in (1, 2) else "."
+        problem = Problem(
+            "rank-exited",
+            f"{Path(self._config.script.run).name} exited with {code}{who}{said}",
+            advice="All that it wrote is in the logs of the run.",
+            rank=rank if of_several else None,
+            last_lines=lines,
+        )
+        try:
+            at = log.stat().st_mtime
+        except OSError:
+            at = time.time()
+        return events.RankFailed(
+            rank=rank, problem=problem, is_communication=is_communication("\n".join(lines)), t=at
+        )
+
+    def dropped_lines(self) -> int:
+        return sum(
+            event.lines
+            for path in self._run.events_folder.glob(f"rank-*.{self._attempt}.jsonl")
+            for event in self._tail_of(path)
+            if isinstance(event, events.Dropped)
+        )
+
+
+def _cpu_s(pid: int) -> float:
+    """CPU time of a process and what it has started."""
+    try:
+        process = psutil.Process(pid)
+        times = [one.cpu_times() for one in [process, *process.children(recursive=True)]]
+    except psutil.Error:
+        return 0.0
+    return sum(used.user + used.system for used in times)

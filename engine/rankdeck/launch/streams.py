@@ -1,0 +1,212 @@
+"""What ranks of a script read and write: every byte to the rank's log, and on to the command that stays.
+
+Where the command's stdout or stderr is a terminal, the rank's stream is a pseudo-terminal of the same size,
+else a pipe. One thread relays one stream of one rank, so that a reader who is slow holds up what writes to
+it, as it would without us, and nothing else; one who is gone is written to no more, and the log goes on.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import termios
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rankdeck.launch.attached import Attached
+
+_CHUNK_BYTES = 1 << 16
+_POLL_S = 0.01
+_KEYS = ((termios.VINTR, signal.SIGINT), (termios.VQUIT, signal.SIGQUIT))
+
+
+class Outlet:
+    """A descriptor of the command, that the streams of all ranks share."""
+
+    def __init__(self, handle: int | None) -> None:
+        self._handle = handle
+        self._lock = threading.Lock()
+        self.is_terminal = handle is not None and os.isatty(handle)
+
+    def write(self, data: bytes) -> None:
+        """All of it, whole between those of others; as slowly as it is read."""
+        with self._lock:
+            while data and self._handle is not None:
+                try:
+                    data = data[os.write(self._handle, data) :]
+                except BlockingIOError:
+                    select.select([], [self._handle], [])
+                except OSError:
+                    self._handle = None
+
+    def size(self) -> bytes | None:
+        """Rows and columns of the terminal, as the kernel packs them."""
+        if not self.is_terminal or self._handle is None:
+            return None
+        try:
+            return fcntl.ioctl(self._handle, termios.TIOCGWINSZ, bytes(8))
+        except OSError:
+            return None
+
+
+class Relay(threading.Thread):
+    """From a rank's stream to its logs and the command, until every process has closed it."""
+
+    def __init__(self, source: int, logs: Sequence[Path], outlet: Outlet) -> None:
+        super().__init__(daemon=True)
+        self._source = source
+        self._logs = [log for path in logs if (log := _open_log(path)) is not None]
+        self._outlet = outlet
+        self.is_writing = False
+
+    def run(self) -> None:
+        while chunk := self._read():
+            self.is_writing = True
+            for log in self._logs:
+                _write_log(log, chunk)
+            self._outlet.write(chunk)
+            self.is_writing = False
+
+    def _read(self) -> bytes:
+        try:
+            return os.read(self._source, _CHUNK_BYTES)
+        except OSError:  # EIO: the last process has closed its end of a pseudo-terminal
+            return b""
+
+
+class RankStreams:
+    """The three streams of one rank. `logs`: where its stdout goes, and where its stderr goes.
+
+    `stdin`, `stdout` and `stderr` are the rank's ends; `terminal` is the one that it is to be controlled by.
+    """
+
+    def __init__(
+        self, attached: Attached, outlets: tuple[Outlet, Outlet], logs: tuple[Sequence[Path], Sequence[Path]]
+    ) -> None:
+        self._masters: list[tuple[int, Outlet]] = []
+        self._ends: list[int] = []
+        self.terminal: int | None = None
+        self.keyboard: int | None = None
+        self.relays: list[Relay] = []
+        self.stdout = self._output(outlets[0], logs[0])
+        self.stderr = self._output(outlets[1], logs[1])
+        self.stdin = self._input(attached, outlets[0])
+
+    def _output(self, outlet: Outlet, logs: Sequence[Path]) -> int:
+        ours, theirs = self._open_terminal(outlet) if outlet.is_terminal else os.pipe()
+        self._ends.append(theirs)
+        self.relays.append(Relay(ours, logs, outlet))
+        return theirs
+
+    def _input(self, attached: Attached, outlet: Outlet) -> int:
+        if attached.keyboard is not None:
+            if self._masters:
+                self.keyboard = self._masters[0][0]
+                return self.terminal if self.terminal is not None else self.stdout
+            self.keyboard, theirs = self._open_terminal(outlet)
+            self._ends.append(theirs)
+            return theirs
+        if attached.stdin is not None:
+            return attached.stdin
+        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._ends.append(null)
+        return null
+
+    def _open_terminal(self, outlet: Outlet) -> tuple[int, int]:
+        ours, theirs = os.openpty()
+        modes = termios.tcgetattr(theirs)
+        # The command's own terminal turns line feeds into new lines; a log has them as they were written.
+        modes[1] &= ~termios.OPOST
+        termios.tcsetattr(theirs, termios.TCSANOW, modes)
+        self._masters.append((ours, outlet))
+        if self.terminal is None:
+            self.terminal = theirs
+        self._resize(ours, outlet)
+        return ours, theirs
+
+    def resize(self) -> None:
+        """The command's terminal has another size."""
+        for master, outlet in self._masters:
+            self._resize(master, outlet)
+
+    def foreground(self) -> int | None:
+        """The group of processes that the rank's terminal signals; None without one."""
+        try:
+            return (os.tcgetpgrp(self._masters[0][0]) or None) if self._masters else None
+        except OSError:
+            return None
+
+    @staticmethod
+    def _resize(master: int, outlet: Outlet) -> None:
+        size = outlet.size()
+        if size is not None:
+            fcntl.ioctl(master, termios.TIOCSWINSZ, size)
+
+    def begin(self) -> None:
+        """The rank has its ends: let go of them, and relay. Threads start here, after every fork."""
+        for handle in self._ends:
+            os.close(handle)
+        for relay in self.relays:
+            relay.start()
+
+
+class Typing(threading.Thread):
+    """From the command's keyboard to the terminal of rank 0; `pressed` hears of the signals that a terminal
+    makes of keys, because the other ranks have terminals of their own."""
+
+    def __init__(self, source: int, master: int, pressed: Callable[[int], None]) -> None:
+        super().__init__(daemon=True)
+        self._source = source
+        self._master = master
+        self._pressed = pressed
+
+    def run(self) -> None:
+        try:
+            while chunk := os.read(self._source, _CHUNK_BYTES):
+                modes = termios.tcgetattr(self._master)
+                if modes[3] & termios.ISIG:
+                    for place, number in _KEYS:
+                        if modes[6][place] in chunk:
+                            self._pressed(number)
+                while chunk:
+                    chunk = chunk[os.write(self._master, chunk) :]
+        except OSError:
+            return
+
+
+def finish(
+    relays: Sequence[Relay],
+    timeout_s: float,
+    *,
+    patient: bool = True,
+    given_up: Callable[[], bool] = lambda: False,
+) -> None:
+    """Wait until everything that was written has arrived: `timeout_s` for a process that keeps a stream open
+    and says nothing, and if `patient` for as long as a reader takes.
+    """
+    deadline = time.monotonic() + timeout_s
+    while any(relay.is_alive() for relay in relays) and not given_up():
+        if time.monotonic() > deadline and not (patient and any(relay.is_writing for relay in relays)):
+            return
+        time.sleep(_POLL_S)
+
+
+def _open_log(path: Path) -> int | None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    except OSError:
+        return None
+
+
+def _write_log(log: int, data: bytes) -> None:
+    """What does not fit on a full disk is lost."""
+    try:
+        while data:
+            data = data[os.write(log, data) :]
+    except OSError:
+        pass

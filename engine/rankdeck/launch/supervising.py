@@ -1,0 +1,292 @@
+"""What every supervisor does around its ranks: it tells how an attempt begins and ends, hears that it is to
+stop, names the one cause of a failure, and begins the next attempt where restarts are left.
+
+Its exit code is the run's: 0 done, 1 failed, 2 bad input, 3 the machine lacks something, 130 stopped. It may
+be killed at any time: the ranks die with it, and the guard says so. A failed attempt is followed by the next
+one by this process replacing itself. supervisor.py runs a configuration, script_supervisor.py a person's own
+script; nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import abc
+import argparse
+import dataclasses
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import msgspec
+
+from rankdeck import events
+from rankdeck.base.errors import Problem, RankdeckError
+from rankdeck.diagnose.cause import EXIT_STOPPED, Cause, find_cause
+from rankdeck.launch import rank_start
+from rankdeck.launch.children import Child
+from rankdeck.launch.watch import Watch
+from rankdeck.rundir import EventWriter, RunDir
+from rankdeck.telemetry.sampler_process import SamplerProcess
+
+_PAGE_BYTES = 4096
+
+
+class StopAsked(BaseException):
+    """SIGTERM: the guard passes on that somebody wants the run to stop."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """What the guard passes. `words` is the pipe for the reason of a failure.
+
+    `restarts`: how many attempts this supervisor has begun by itself, this one included.
+    """
+
+    run: RunDir
+    attempt: int
+    words: int | None = None
+    restarts: int = 0
+
+
+class Supervising(abc.ABC):
+    """One attempt of one run. `ranks` are its children, once they are there."""
+
+    max_restarts = 0
+
+    def __init__(self, arguments: Arguments) -> None:
+        self._run = arguments.run
+        self._arguments = arguments
+        self._writer: EventWriter = arguments.run.writer("supervisor", arguments.attempt)
+        self._environment = arguments.run.environment()
+        self._devices = msgspec.convert(self._environment.get("devices", []), list[events.DeviceInfo])
+        self._sampler: SamplerProcess | None = None
+        self._ending = False
+        self._reason: str | None = None
+        self._restarts = False
+
+    @property
+    @abc.abstractmethod
+    def ranks(self) -> Sequence[Child]:
+        """The ranks that have been started."""
+
+    @property
+    @abc.abstractmethod
+    def watch(self) -> Watch:
+        """What has been heard of the ranks."""
+
+    @abc.abstractmethod
+    def start_event(self) -> events.RunStarted:
+        """What is known of the run when it begins."""
+
+    @abc.abstractmethod
+    def run_ranks(self) -> bool:
+        """Start the ranks and wait for them; whether all did their work.
+
+        Raises: RankdeckError: they cannot be started.
+        """
+
+    @abc.abstractmethod
+    def end_ranks(self, *, stopped: bool) -> None:
+        """End what is left of them."""
+
+    @abc.abstractmethod
+    def next_words(self) -> str:
+        """Where the next attempt begins, as the end of a sentence about the failure of this one."""
+
+    def cause(self, oom_kills: int, *, disk_is_full: bool) -> Cause:
+        """Why the ranks have failed."""
+        return find_cause(self.watch.evidence(), time.monotonic(), oom_kills, disk_is_full=disk_is_full)
+
+    def may_restart(self, cause: Cause) -> bool:
+        """Whether trying again could help; bad input stays bad."""
+        return cause.exit_code == 1
+
+    def script_status(self) -> int | None:
+        """What a person's own script exited with."""
+        return None
+
+    def work(self) -> int:
+        """The whole attempt; the run's exit code. Does not return where the next attempt follows."""
+        signal.signal(signal.SIGTERM, self._on_term)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        oom_kills = _count_oom_kills()
+        try:
+            self._write_start()
+            code = 0 if self.run_ranks() else self._name_cause(oom_kills)
+        except StopAsked:
+            code = EXIT_STOPPED
+        except RankdeckError as error:
+            code = self._fail(error.problem, error.exit_code)
+        except Exception as error:
+            traceback.print_exc()
+            advice = "The whole traceback is in the supervisor's log, logs/supervisor.*.err."
+            code = self._fail(Problem("internal", f"{type(error).__name__}: {error}", advice=advice), 1)
+        self._ending = True
+        self.end_ranks(stopped=code == EXIT_STOPPED)
+        if self._sampler is not None:
+            self._sampler.stop()
+        self._write_end(code)
+        if self._restarts:
+            self._begin_next_attempt()
+        return code
+
+    def _on_term(self, _number: int, _frame: FrameType | None) -> None:
+        if not self._ending:
+            self._ending = True
+            raise StopAsked
+
+    def _write_start(self) -> None:
+        self._writer.write(self.start_event(), sync=True)
+        for warning in msgspec.convert(self._environment.get("problems", []), list[Problem]):
+            self.raise_problem(warning)
+
+    def began(self) -> float:
+        """When the person's command began (Unix seconds); nobody asked for a restart."""
+        started = None if self._arguments.restarts else self._environment.get("started")
+        return float(started) if started is not None else time.time()
+
+    def write_phase(self, phase: str, num_ranks: int) -> None:
+        for rank in range(num_ranks):
+            self._writer.write(events.Phase(rank=rank, phase=phase))
+
+    def raise_problem(self, problem: Problem) -> None:
+        self._writer.write(events.ProblemRaised(problem=problem), sync=True)
+
+    def start_sampler(self) -> None:
+        """A process that reads the run's devices. A run does without it where it cannot be started."""
+        pids = ",".join(str(rank.pid) for rank in self.ranks)
+        arguments = ["--run", str(self._run.path), "--attempt", str(self._arguments.attempt), "--ranks", pids]
+        try:
+            self._sampler = SamplerProcess(arguments, piped=False)
+        except OSError:
+            traceback.print_exc()
+
+    def poll(self) -> bool:
+        """See how ranks and sampler are; True when a hang has to end the run."""
+        if self._sampler is not None:
+            for notice in self._sampler.poll():
+                self._writer.write(events.DeviceNotice(code=notice.code, message=notice.message))
+                self.raise_problem(
+                    Problem(notice.code, notice.message, advice=notice.advice, severity="warning")
+                )
+        return self.watch.poll()
+
+    def _name_cause(self, oom_kills: int) -> int:
+        """Raise the one problem behind the failure; the run's exit code."""
+        self._ending = True
+        kills = max(0, _count_oom_kills() - oom_kills)
+        full = _is_full(self._run.path)
+        cause = self.cause(kills, disk_is_full=full)
+        if self._arguments.restarts < self.max_restarts and self.may_restart(cause):
+            self._restarts = True
+            self.raise_problem(self._restart_problem(cause.problem))
+            return cause.exit_code
+        return self._fail(cause.problem, cause.exit_code)
+
+    def _restart_problem(self, cause: Problem) -> Problem:
+        count = f"{self._arguments.restarts + 1} of {self.max_restarts}"
+        return msgspec.structs.replace(
+            cause,
+            code="restarted",
+            message=f"{cause.message.rstrip('.')}. {self.next_words()} (restart {count}).",
+            severity="warning",
+        )
+
+    def _begin_next_attempt(self) -> NoReturn:
+        # The last one of each argument counts.
+        command = [sys.executable, *sys.orig_argv[1:]]
+        command += ["--attempt", str(self._arguments.attempt + 1)]
+        command += ["--restarts", str(self._arguments.restarts + 1)]
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os.execv(command[0], command)
+
+    def _fail(self, problem: Problem, exit_code: int) -> int:
+        self._reason = problem.headline()
+        self.raise_problem(problem)
+        print(problem.text(), file=sys.stderr)
+        return exit_code
+
+    def _write_end(self, code: int) -> None:
+        dropped = self.watch.dropped_lines()
+        if dropped or _is_full(self._run.path):
+            self.raise_problem(_disk_problem(dropped))
+        outcome = {0: "completed", EXIT_STOPPED: "stopped"}.get(code, "failed")
+        end = events.RunEnded(
+            outcome=outcome,
+            exit_code=code,
+            attempt=self._arguments.attempt,
+            script_status=self.script_status(),
+        )
+        self._writer.write(end, sync=True)
+        if self._writer.dropped:
+            # Events cannot say it: the guard has room for one last word.
+            words = _disk_problem(self._writer.dropped + dropped).message
+            self._reason = f"{self._reason} {words}" if self._reason else words
+        self.watch.close()
+        if self._arguments.words is not None and self._reason is not None:
+            try:
+                os.write(self._arguments.words, json.dumps({"reason": self._reason[:4000]}).encode())
+            except OSError:
+                pass
+
+
+def _is_full(folder: Path) -> bool:
+    """Whether the disk has no room for another page of events."""
+    try:
+        usage = os.statvfs(folder)
+    except OSError:
+        return False
+    return usage.f_bavail * usage.f_frsize < _PAGE_BYTES
+
+
+def _disk_problem(dropped: int) -> Problem:
+    lines = f"{dropped} lines" if dropped else "some"
+    return Problem(
+        "disk-full",
+        f"No space was left on the disk: {lines} of its events could not be written.",
+        advice="Free space on the disk; curves of this run have gaps.",
+        severity="warning",
+    )
+
+
+def _count_oom_kills() -> int:
+    """How many processes the kernel has ended for lack of memory since it started."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+
+
+def parser(prog: str) -> argparse.ArgumentParser:
+    """The arguments that every supervisor has."""
+    made = argparse.ArgumentParser(prog=prog)
+    made.add_argument("run", type=Path)
+    made.add_argument("--attempt", type=int, default=0)
+    made.add_argument("--words", type=int, help="a pipe for the reason of a failure")
+    made.add_argument("--restarts", type=int, default=0, help="attempts begun without being asked")
+    return made
+
+
+def main(make: Callable[[list[str]], Supervising]) -> NoReturn:
+    """One attempt, from the command line's arguments to the run's exit code."""
+    rank_start.forgive_full_disks()
+    code = 1
+    try:
+        code = make(sys.argv[1:]).work()
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 2
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        # The store's threads need no farewell.
+        os._exit(code)

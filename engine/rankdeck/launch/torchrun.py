@@ -1,0 +1,97 @@
+"""The environment of a rank as torchrun gives it, and what an observed rank finds beside it.
+
+`os.environ` as a script sees it is torchrun's but for RANKDECK_* and one entry of PYTHONPATH. Read
+script_processes.py next.
+
+Source: torch.distributed.run, torch.distributed.elastic.agent.server.local_elastic_agent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import rankdeck
+
+MASTER_ADDR = "127.0.0.1"
+INJECTED = Path(rankdeck.__file__).parent / "observer" / "inject"
+"""On the path of observed processes: it holds the sitecustomize that arms the observer."""
+_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+
+
+def torchrun_variables(
+    rank: int,
+    num_ranks: int,
+    *,
+    port: int,
+    caller: Mapping[str, str],
+    python: str = "",
+    max_restarts: int = 0,
+    restarts: int = 0,
+    error_file: str = "",
+) -> dict[str, str]:
+    """What torchrun adds to the caller's environment for this rank of one host."""
+    size = str(num_ranks)
+    added = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "GROUP_RANK": "0",
+        "ROLE_RANK": str(rank),
+        "ROLE_NAME": "default",
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": size,
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_WORLD_SIZE": size,
+        "MASTER_ADDR": MASTER_ADDR,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RESTART_COUNT": str(restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_ERROR_FILE": error_file,
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": caller.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
+    if num_ranks > 1 and "OMP_NUM_THREADS" not in caller:
+        added["OMP_NUM_THREADS"] = "1"
+    if _tells_signals(python):
+        added[_SIGNALS] = caller.get(_SIGNALS, "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
+    return added
+
+
+def observing(
+    caller: Mapping[str, str], *, run: Path, attempt: int, heartbeats: str, observe: str
+) -> dict[str, str]:
+    """What tells a process that it is part of a run, and arms the observer in it."""
+    added = {"RANKDECK_RUN": str(run), "RANKDECK_ATTEMPT": str(attempt), "RANKDECK_HEARTBEAT": heartbeats}
+    if observe != "none":
+        added["RANKDECK_OBSERVE"] = observe
+        added["PYTHONPATH"] = ":".join(filter(None, (str(INJECTED), caller.get("PYTHONPATH"))))
+    return added
+
+
+def without_observer(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of what a script starts as if nobody observed it."""
+    kept = {name: value for name, value in environment.items() if name != "RANKDECK_OBSERVE"}
+    first, _, rest = kept.get("PYTHONPATH", "").partition(":")
+    if first == str(INJECTED):
+        kept.pop("PYTHONPATH")
+        if rest:
+            kept["PYTHONPATH"] = rest
+    return kept
+
+
+def _tells_signals(python: str) -> bool:
+    """Whether the torch of this interpreter is one that names the signals it handles: found by reading."""
+    for packages in _site_packages(Path(python)):
+        try:
+            text = (packages / "torch" / "distributed" / "launcher" / "api.py").read_text(errors="replace")
+        except OSError:
+            continue
+        return _SIGNALS in text
+    return False
+
+
+def _site_packages(python: Path) -> list[Path]:
+    """The folders of packages of an interpreter, its environment's before those of what that is made from."""
+    prefixes = [python.parent.parent, python.resolve().parent.parent]
+    return [folder for prefix in prefixes for folder in sorted(prefix.glob("lib/python3*/*-packages"))]

@@ -1,0 +1,158 @@
+"""A run's directory under a hidden name -> a living guard that holds it under its final one.
+
+The guard gets everything in one argument, and answers once through a pipe. What a run that this command is
+part of has put into its environment is taken out again. Read guard.py next.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import rankdeck
+from rankdeck import rundir
+from rankdeck.base.errors import MachineError, RankdeckError
+from rankdeck.launch import choose, guard
+from rankdeck.launch.attached import Attached
+from rankdeck.launch.torchrun import without_observer
+from rankdeck.rundir import RunDir
+
+_ENGINE = str(Path(rankdeck.__file__).parents[1])
+# Of the engine's folder, or of site-packages, the guard imports its own few files and nothing else.
+_GUARD = (
+    "import sys; sys.path.append(sys.argv[1]); "
+    "import json; from rankdeck.launch.guard import main; main(json.loads(sys.argv[2]))"
+)
+_READY_S = 30.0
+_SET_BY_RUNS = {  # what a run that this command happens to be part of has put into its environment
+    "RANKDECK_RUN",
+    guard.GUARD,
+    "RANKDECK_ATTEMPT",
+    "RANKDECK_SUPERVISOR_PID",
+    "RANKDECK_HEARTBEAT",
+    "RANKDECK_STACKS",
+    # A run is on real devices: whoever looks at simulated ones does not hand them to ranks.
+    "RANKDECK_NVML",
+}
+
+
+class NotResumableError(RankdeckError):
+    """There is nothing to go on from, or nothing to do."""
+
+    code = "not-resumable"
+    exit_code = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Supervised:
+    """Who supervises a run: a module with its arguments, and what the guard does for it.
+
+    `signals`: whether signals are passed on; `stop_s`: from TERM to KILL of the supervisor.
+    """
+
+    module: str
+    arguments: Sequence[str] = ()
+    signals: bool = False
+    stop_s: float = guard.STOP_S
+    attached: Attached | None = None
+
+
+def start_guard(
+    hidden: RunDir, leases: Sequence[Path], supervised: Supervised, *, detach: bool, attempt: int = 0
+) -> RunDir:
+    """A run under guard, with its final name and its lock held.
+
+    Raises:
+        DeviceError: a lease is held meanwhile.
+        NotResumableError: the run is alive meanwhile.
+        MachineError: no process could be started.
+    """
+    run = RunDir(rundir.final_path(hidden))
+    for lease in leases:
+        lease.parent.mkdir(parents=True, exist_ok=True)
+    attached = None if supervised.attached is None else supervised.attached.duplicated()
+    command = [sys.executable, "-P", "-m", supervised.module, str(run.path), "--words", "{words}"]
+    command += ["--attempt", str(attempt), *supervised.arguments]
+    if supervised.signals:
+        command += ["--signals", "{signals}"]
+    if attached is not None:
+        command += ["--attached", attached.to_argument()]
+    answer_end, ready_end = os.pipe()
+    tether_end, kept_end = (None, None) if detach else os.pipe()
+    streams = [] if attached is None else attached.handles()
+    spec = {
+        "hidden": str(hidden.path),
+        "final": str(run.path),
+        "command": command,
+        "leases": [str(path) for path in leases],
+        "ready_fd": ready_end,
+        "tether_fd": tether_end,
+        "attempt": attempt,
+        "signals": supervised.signals,
+        "stop_s": supervised.stop_s,
+        "passed": streams,
+    }
+    own_ends = [ready_end] if tether_end is None else [ready_end, tether_end]
+    try:
+        first = _popen(run, spec, [*own_ends, *streams])
+    finally:
+        for handle in [*own_ends, *streams]:
+            os.close(handle)
+    try:
+        _read_answer(answer_end, run)
+    except BaseException:
+        if kept_end is not None:
+            os.close(kept_end)
+        raise
+    finally:
+        os.close(answer_end)
+        first.wait()
+    return run
+
+
+def _popen(run: RunDir, spec: Mapping[str, Any], passed: Sequence[int]) -> subprocess.Popen[bytes]:
+    callers = without_observer(os.environ)
+    environment = {name: value for name, value in callers.items() if name not in _SET_BY_RUNS}
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _GUARD, _ENGINE, json.dumps(spec)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=passed,
+            # Not yet RANKDECK_RUN: until it holds the lock, it would look like a leftover of its run.
+            env={**environment, guard.GUARD: str(run.path)},
+        )
+    except OSError as error:
+        raise MachineError(f"No process could be started: {error.strerror}.") from None
+
+
+def alive_error(run: RunDir) -> NotResumableError:
+    return NotResumableError(
+        f"{run.name} is running.", code="running", advice=f"Stop it first with: rankdeck stop {run.name}"
+    )
+
+
+def _read_answer(answer_end: int, run: RunDir) -> None:
+    """Raises: DeviceError when a lease is held meanwhile, NotResumableError when the run is alive meanwhile,
+    MachineError when there is no guard."""
+    ready, _, _ = select.select([answer_end], [], [], _READY_S)
+    data = os.read(answer_end, 65536) if ready else b""
+    answer = json.loads(data) if data else {}
+    if "ready" in answer:
+        return
+    if "alive" in answer:
+        raise alive_error(run)
+    if "refused" in answer:
+        raise choose.busy_error("One of the chosen GPUs", answer["refused"].strip() or "another run")
+    raise MachineError(
+        f"The run could not be started: {answer.get('failed', 'its guard gave no answer')}.",
+        advice="Check the space on the disk and the permissions of the folder of runs.",
+    )

@@ -1,0 +1,226 @@
+"""`rankdeck run` is as python would be: bytes, stdin, signals and exit status, on pipes and on a terminal.
+
+The scripts need the standard library alone; what ranks of torch do is test_scripts.py's.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from rankdeck.rundir import RunDir, find_run, list_runs
+from tests.helpers.cli import rankdeck, rankdeck_here
+from tests.helpers.terminals import Terminal
+from tests.helpers.waiting import wait_until, with_load
+
+RANKDECK = [sys.executable, "-P", "-m", "rankdeck", "run"]
+
+TELLS = r"""
+import os, sys
+out, err = sys.stdout.buffer, sys.stderr.buffer
+out.write(b"bytes \x00\xff\r 10%\r 20%\n"); out.flush()
+err.write(b"on stderr \xfe\n"); err.flush()
+print(sys.argv[1:], os.getcwd(), __name__, sys.stdout.isatty(), sys.stdin.isatty(), os.environ.get("EXTRA"))
+print(sys.stdin.read().upper(), sys.prefix, sys.path[0])
+out.write(b"no line feed at the end")
+sys.stdout.flush()
+sys.exit(3)
+"""
+
+NOTES_SIGNALS = """
+import os, signal, sys, time
+def note(number, frame):
+    print(signal.Signals(number).name, flush=True)
+    if number == signal.SIGTERM:
+        sys.exit(7)
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH):
+    signal.signal(number, note)
+print("ready", flush=True)
+while True:
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    return folder
+
+
+def script(project: Path, text: str, name: str = "train.py") -> str:
+    (project / name).write_text(text)
+    return name
+
+
+def last_run() -> RunDir:
+    return find_run("last", Path(os.environ["RANKDECK_RUNS"]))
+
+
+def test_a_script_in_another_environment_is_what_it_is_under_python(project: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", project / ".venv"], check=True)
+    name = script(project, TELLS)
+    arguments = [name, "--json", "", "a b", "--", "-m"]
+    env = {**os.environ, "EXTRA": "1"}
+    env.pop("VIRTUAL_ENV", None)
+    alone, ours = (
+        subprocess.run(
+            [*command, *arguments], input=b"typed", capture_output=True, cwd=project, env=env, check=False
+        )
+        for command in ([project / ".venv" / "bin" / "python"], RANKDECK)
+    )
+    assert (ours.stdout, ours.returncode) == (alone.stdout, 3)
+    assert str(project / ".venv").encode() in ours.stdout
+    first, err, last = ours.stderr.partition(alone.stderr)
+    assert err == alone.stderr
+    version = ".".join(map(str, sys.version_info[:3]))
+    run = last_run()
+    python = project / ".venv" / "bin" / "python"
+    assert first.decode() == f"python: {python} (.venv), Python {version}, no torch found; run: {run.path}\n"
+    assert last.decode().splitlines()[0] == "train.py exited with 3."
+    assert last.decode().splitlines()[-1].startswith("failed with exit status 3 after ")
+    assert last.decode().endswith(f"; rankdeck show {run.name}\n")
+    assert (run.logs_folder / "rank-0.0.out").read_bytes() == alone.stdout
+    assert (run.logs_folder / "rank-0.0.err").read_bytes() == alone.stderr
+    assert run.outcome() == "failed"
+
+
+def test_modules_programs_variables_and_a_death_by_a_signal(project: Path) -> None:
+    (project / "package").mkdir()
+    (project / "package" / "__init__.py").touch()
+    script(project, "import os, sys; print(__name__, sys.argv[1:], os.environ['LEVEL'])", "package/train.py")
+    done = rankdeck("run", "--env", "LEVEL=3", "-m", "package.train", "-m", cwd=project, code=0)
+    assert done.out == "__main__ ['-m'] 3\n"
+    done = rankdeck("run", "--no-python", "sh", "-c", "echo $0 $1 $RANK; kill -9 $$", "x", "y", cwd=project)
+    assert (done.code, done.out) == (128 + signal.SIGKILL, "x y 0\n")
+    assert "failed with exit status 137" in done.err
+
+
+def test_every_signal_is_the_script_s_own(project: Path) -> None:
+    name = script(project, NOTES_SIGNALS)
+    with subprocess.Popen(
+        [*RANKDECK, name], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=project
+    ) as command:
+        assert command.stdout is not None and command.stderr is not None
+        assert command.stdout.readline() == b"ready\n"
+        for number in (
+            signal.SIGINT,
+            signal.SIGHUP,
+            signal.SIGUSR1,
+            signal.SIGUSR2,
+            signal.SIGINT,
+            signal.SIGTERM,
+        ):
+            command.send_signal(number)
+            assert command.stdout.readline().decode() == f"{signal.Signals(number).name}\n"
+        assert command.wait(with_load(20)) == 7
+
+
+def test_a_reader_who_goes_away_ends_a_script_that_goes_on_writing(project: Path) -> None:
+    name = script(project, "import time\nwhile True:\n    print('line', flush=True)\n    time.sleep(0.005)\n")
+    with subprocess.Popen(
+        [*RANKDECK, name], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=project
+    ) as command:
+        assert command.stdout is not None and command.stderr is not None
+        command.stdout.readline()
+        command.stdout.close()
+        assert command.wait(with_load(30)) == 141
+        assert command.stderr.read().count(b"\n") == 1
+    assert last_run().outcome() == "stopped"
+
+
+def test_with_json_the_output_is_in_the_logs_and_the_figures_on_stdout(project: Path) -> None:
+    name = script(project, "print('hello')")
+    facts = rankdeck("run", "--json", "--name", "mine", name, "--json", cwd=project, code=0).json
+    run = last_run()
+    assert (facts["run"], facts["outcome"], facts["steps"]) == (run.name, "completed", 0)
+    assert "-mine-" in run.name and (run.logs_folder / "rank-0.0.out").read_text() == "hello\n"
+
+
+def test_a_detached_run_is_stopped_by_name_and_run_again(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "import os, time\nprint('up', flush=True)\ntime.sleep(float(os.environ['SECONDS']))\n"
+    (project / "rankdeck.toml").write_text(
+        f'[scripts.long]\nrun = "{script(project, text)}"\nenvironment = {{ SECONDS = "60" }}\n'
+    )
+    path = Path(rankdeck("run", "--detach", "--entry", "long", cwd=project, code=0).out.strip())
+    run = last_run()
+    assert run.path == path
+    log = run.logs_folder / "rank-0.0.out"
+    wait_until(
+        lambda: log.exists() and log.read_text() == "up\n", deadline_s=30, what="the script's first line"
+    )
+    assert "saves itself or not at all" in rankdeck_here("checkpoint", run.name, code=2).err
+    refused = rankdeck_here("resume", run.name, "--strategy", "ddp", code=2).err
+    assert "run again as it was" in refused
+    assert rankdeck("stop", run.name, code=0).out == f"{run.name}: stopped\n"
+    monkeypatch.chdir(project.parent)
+    again = Path(rankdeck("resume", run.name, "--detach", code=0).out.strip())
+    assert again != path and len(list_runs(again.parent)) == 2
+    assert RunDir(again).script() == run.script()
+    rankdeck("stop", again, code=0)
+    assert not RunDir(again).is_alive()
+
+
+ON_A_TERMINAL = """
+import os, signal, sys
+def resized(number, frame):
+    size = os.get_terminal_size()
+    print("now", size.columns, size.lines, flush=True)
+def interrupted(number, frame):
+    print("not yet", flush=True)
+signal.signal(signal.SIGWINCH, resized)
+signal.signal(signal.SIGINT, interrupted)
+size = os.get_terminal_size()
+print([stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)], size.columns, size.lines)
+name = input()
+print(f"hello {name}!")
+while (line := sys.stdin.readline()) != "end\\n":
+    pass
+sys.exit(4)
+"""
+
+
+def test_on_a_terminal_the_script_has_one_that_edits_echoes_and_follows_its_size(project: Path) -> None:
+    with Terminal([*RANKDECK, script(project, ON_A_TERMINAL)], cwd=project) as terminal:
+        before = terminal.modes()
+        terminal.wait_for(rb"\[True, True, True\] 100 30\r\n")
+        terminal.wait_until(lambda: not terminal.modes()[3] & termios.ICANON)
+        terminal.type(b"Adx\x7fa\r")
+        terminal.wait_for(rb"a\r\nhello Ada!\r\n")
+        terminal.resize(40, 120)
+        terminal.wait_for(rb"now 120 40\r\n")
+        terminal.type(b"\x03")
+        terminal.wait_for(rb"\^Cnot yet\r\n")
+        terminal.type(b"\x1a")
+        terminal.wait_until(lambda: bool(terminal.modes()[3] & termios.ICANON))
+        terminal.wait_until(lambda: _state(terminal.pid) == "T")
+        terminal.signal(signal.SIGCONT)
+        terminal.wait_until(lambda: not terminal.modes()[3] & termios.ICANON)
+        terminal.type(b"end\r")
+        assert terminal.wait() == 4
+        assert terminal.modes() == before
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_three_times_ctrl_c_ends_a_script_that_takes_no_notice(project: Path) -> None:
+    text = "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+    text += "print('up', flush=True)\ntime.sleep(60)\n"
+    with Terminal([*RANKDECK, script(project, text)], cwd=project) as terminal:
+        terminal.wait_for(rb"up\r\n")
+        terminal.wait_until(lambda: not terminal.modes()[3] & termios.ICANON)
+        terminal.type(b"\x03\x03")
+        terminal.type(b"\x03")
+        assert terminal.wait() == 130
+        assert terminal.modes()[3] & termios.ICANON
+    assert last_run().outcome() == "stopped"

@@ -1,0 +1,137 @@
+"""rankdeck.toml: read with all of its problems at once, written without losing a person's words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rankdeck.base.errors import ConfigError
+from rankdeck.config.folder_file import FOLDER_FILE, ScriptEntry, add_entry, read, remove_entry, set_python
+
+TEXT = """\
+# Ours.
+[run]
+python = ".venv"   # the project's
+
+[scripts.small]   # quick
+run = "train.py"
+args = ["--lr", "1e-3"]   # a good rate
+ranks = 2
+
+[scripts."two words"]
+run = "pkg.train"
+kind = "module"
+devices = "gpu:0,2"
+environment = { A = "b" }
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    (folder / FOLDER_FILE).write_text(text)
+    return folder
+
+
+def test_interpreter_and_entries_are_read(tmp_path: Path) -> None:
+    found = read(written(tmp_path, TEXT))
+    assert found.python == ".venv" and found.folder == tmp_path
+    assert found.entry("small") == ScriptEntry(run="train.py", args=["--lr", "1e-3"], ranks=2)
+    assert found.entry("two words").environment == {"A": "b"}
+
+
+def test_a_folder_without_the_file_has_no_entries(tmp_path: Path) -> None:
+    assert (read(tmp_path).python, read(tmp_path).entries) == (None, {})
+    with pytest.raises(ConfigError, match='no entry "small"') as refused:
+        read(tmp_path).entry("small")
+    assert refused.value.advice == "Write [scripts.small] into it."
+
+
+def test_a_misspelt_entry_is_told_the_nearest_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read(written(tmp_path, TEXT)).entry("smal")
+    assert refused.value.advice == 'Did you mean "small"?'
+
+
+def test_all_problems_are_told_at_once_with_their_lines(tmp_path: Path) -> None:
+    text = """\
+[runs]
+[run]
+pyton = "x"
+[scripts.a]
+args = "--lr"
+ranks = 0
+[scripts.b]
+run = "b.py"
+devices = "cpu:2"
+ranks = 3
+[scripts.c]
+run = "c.py"
+devices = "gpus"
+observe = "lite"
+"""
+    with pytest.raises(ConfigError) as refused:
+        read(written(tmp_path, text))
+    assert refused.value.file == str(tmp_path / FOLDER_FILE)
+    assert [(problem.line, problem.path) for problem in refused.value.problems] == [
+        (1, "runs"),
+        (3, "run.pyton"),
+        (4, "scripts.a.run"),
+        (5, "scripts.a.args"),
+        (6, "scripts.a.ranks"),
+        (10, "scripts.b.ranks"),
+        (14, "scripts.c.observe"),
+    ]
+    assert refused.value.problems[1].advice == 'Did you mean "python"?'
+    assert refused.value.problems[-1].advice == 'Did you mean "light"? Use none, light or full.'
+
+
+@pytest.mark.parametrize("text", ['devices = "gpus"', 'devices = "cpu:0"'])
+def test_devices_of_an_entry_are_checked(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read(written(tmp_path, f'[scripts.c]\nrun = "c.py"\n{text}\n'))
+    assert refused.value.problem.line == 3
+
+
+@pytest.mark.parametrize("text", ["[run", "scripts = 3\n", "scripts.a = 3\n", "run = 1\n"])
+def test_what_is_no_rankdeck_toml_is_refused_in_words_and_never_overwritten(
+    tmp_path: Path, text: str
+) -> None:
+    written(tmp_path, text)
+    with pytest.raises(ConfigError):
+        read(tmp_path)
+    if text.startswith(("[run", "scripts = 3")):
+        with pytest.raises(ConfigError):
+            add_entry(tmp_path, "a", ScriptEntry(run="a.py"))
+        assert (tmp_path / FOLDER_FILE).read_text() == text
+
+
+def test_an_entry_is_written_changed_and_taken_out_and_comments_stay(tmp_path: Path) -> None:
+    written(tmp_path, TEXT)
+    entry = ScriptEntry(run="train.py", args=["--lr", "1e-3"], observe="full")
+    add_entry(tmp_path, "small", entry)
+    add_entry(tmp_path, "new", ScriptEntry(run="a b.py", environment={"X": 'q"'}))
+    assert read(tmp_path).entry("small") == entry
+    assert read(tmp_path).entry("new").environment == {"X": 'q"'}
+    text = (tmp_path / FOLDER_FILE).read_text()
+    assert "# Ours." in text and "# the project's" in text and "# a good rate" in text and "ranks" not in text
+    remove_entry(tmp_path, "small")
+    remove_entry(tmp_path, "new")
+    remove_entry(tmp_path, "never there")
+    assert list(read(tmp_path).entries) == ["two words"]
+    remove_entry(tmp_path, "two words")
+    assert "scripts" not in (tmp_path / FOLDER_FILE).read_text()
+
+
+def test_the_interpreter_is_kept_and_taken_back(tmp_path: Path) -> None:
+    set_python(tmp_path, None)
+    assert not (tmp_path / FOLDER_FILE).exists()
+    set_python(tmp_path, "/usr/bin/python3")
+    assert read(tmp_path).python == "/usr/bin/python3"
+    set_python(tmp_path, None)
+    assert read(tmp_path).python is None
+
+
+def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    (tmp_path / FOLDER_FILE).mkdir()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        set_python(tmp_path, "python")

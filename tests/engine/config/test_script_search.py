@@ -1,0 +1,51 @@
+"""A folder's training scripts are found by reading them, the likeliest first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rankdeck.config.script_search import scripts_in
+
+TRAIN = "import torch\nopt = torch.optim.SGD([])\nloss.backward()\nif __name__ == '__main__':\n    main()\n"
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_what_trains_comes_first_and_what_does_not_import_torch_is_left_out(tmp_path: Path) -> None:
+    write(tmp_path / "model.py", "from torch import nn\nclass Model(nn.Module): ...\n")
+    write(tmp_path / "train.py", TRAIN)
+    write(tmp_path / "examples" / "big" / "pretrain.py", TRAIN)
+    write(tmp_path / "tests" / "test_train.py", TRAIN)
+    write(tmp_path / "tidy.py", "import json\n# import torch\ntext = 'import torch'\n")
+    write(tmp_path / "torchlike.py", "import torchlike\n")
+    write(tmp_path / "later.py", "def f():\n    import os, torch as t\n")
+    write(tmp_path / "lightning_main.py", "import pytorch_lightning as pl\npl.Trainer().fit(m)\n")
+    found = [script.name for script in scripts_in(tmp_path)]
+    assert found[:2] == ["train.py", "examples/big/pretrain.py"]
+    assert set(found) == {
+        *found[:2],
+        "model.py",
+        "later.py",
+        "lightning_main.py",
+        "tests/test_train.py",
+    }
+    assert found[-1] != "train.py" and found.index("lightning_main.py") < found.index("model.py")
+
+
+def test_environments_hidden_folders_links_and_depths_are_left_out(tmp_path: Path) -> None:
+    write(tmp_path / "a" / "train.py", TRAIN)
+    for folder in (".hidden", "env", "node_modules", "x/site-packages", "1/2/3/4/5"):
+        write(tmp_path / folder / "train.py", TRAIN)
+    write(tmp_path / "env" / "pyvenv.cfg", "")
+    (tmp_path / "linked").symlink_to(tmp_path / "a")
+    (tmp_path / "linked.py").symlink_to(tmp_path / "a" / "train.py")
+    write(tmp_path / "broken.py", "import torch\n\0\x80")
+    (tmp_path / "folder.py").mkdir()
+    assert [script.name for script in scripts_in(tmp_path)] == ["a/train.py", "broken.py"]
+
+
+def test_a_folder_that_is_not_there_has_none(tmp_path: Path) -> None:
+    assert scripts_in(tmp_path / "gone") == []
