@@ -77,7 +77,7 @@ def _number(step: int | None) -> float:
     return float(step) if step is not None and -LARGEST_STEP <= step <= LARGEST_STEP else math.nan
 
 
-class Metric:
+class LoggedMetric:
     """The values of one name, as one attempt's `rank` logged them."""
 
     def __init__(self, rank: int, points_held: int | None = POINTS_HELD) -> None:
@@ -138,7 +138,7 @@ class Metrics:
 
     def __init__(self, points_held: int | None = POINTS_HELD) -> None:
         self._points_held = points_held
-        self.by_key: dict[MetricKey, Metric] = {}
+        self.by_key: dict[MetricKey, LoggedMetric] = {}
         self._cut: set[MetricKey] = set()
 
     @property
@@ -153,7 +153,7 @@ class Metrics:
                 if len(self._cut) < _MOST_CUT:
                     self._cut.add(key)
                 return
-            known = self.by_key[key] = Metric(rank, self._points_held)
+            known = self.by_key[key] = LoggedMetric(rank, self._points_held)
         if rank == known.rank:
             known.append(columns)
 

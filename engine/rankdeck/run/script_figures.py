@@ -14,7 +14,7 @@ import numpy as np
 from rankdeck import events
 from rankdeck.run.attempt import Attempt
 from rankdeck.run.measured import step_curve
-from rankdeck.run.metrics import Metric, MetricKey
+from rankdeck.run.metrics import LoggedMetric, MetricKey
 from rankdeck.run.script_steps import RankSteps, ScriptJoiner
 from rankdeck.run.script_told import CollectiveTotals
 from rankdeck.run.series import Curve, Floats, Series
@@ -32,7 +32,7 @@ class MetricFigures:
     step: int | None
     count: int
     curve: Curve
-    told: Sequence[Metric] = field(repr=False, default=())
+    told: Sequence[LoggedMetric] = field(repr=False, default=())
 
     def points(self) -> tuple[Floats, Floats, Floats]:
         """(steps, Unix times, values) as they were logged, of those that are held one by one."""
@@ -136,7 +136,7 @@ class ScriptFigures:
             told=told,
         )
 
-    def _told(self, key: MetricKey) -> list[Metric]:
+    def _told(self, key: MetricKey) -> list[LoggedMetric]:
         return [one.told.metrics.by_key[key] for one in self._attempts if key in one.told.metrics.by_key]
 
     def cut_metrics(self) -> None:
