@@ -132,7 +132,7 @@ class MetricCurves(Chart[MetricsFigure]):
         first, last = curve.curve.first_x, curve.curve.last_x
         lines = [curve.name]
         if first is not None and last is not None:
-            at = first + share * (last - first)
+            at = float(round(first + share * (last - first)))
             bounds = value_before(curve.curve, at)
             if bounds is not None:
                 lines.append(f"step {format_count(at)}: {value_text(sum(bounds) / 2)}")
