@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from PySide6.QtCore import QPoint, Qt
 from pytestqt.qtbot import QtBot
 
 from rankdeck import events
@@ -116,6 +117,10 @@ def test_a_script_that_tells_everything_fills_every_card(
     assert (curve.name, curve.last, curve.step) == ("accuracy", 0.9, 30)
     assert "accuracy 0.9" in page._metrics.accessibleDescription()
     assert "step 30: 0.9" in page._metrics.tooltip_at(page._metrics.box_of(0).right() - 1, 30)
+    qtbot.mouseClick(page._metrics, Qt.MouseButton.LeftButton, pos=QPoint(30, 30))
+    assert page.cards["loss"].title == "accuracy" and page._loss._series[0] is not page.run.losses
+    qtbot.keyClick(page._metrics, Qt.Key.Key_Escape)
+    assert page.cards["loss"].title == "Training loss" and page._loss._series[0] is page.run.losses
     words = page._facts.accessibleDescription()
     for word in ("train.py --lr 0.1", "torch 2.13.0", "DistributedDataParallel · 2 ranks · gloo", "1.24 M"):
         assert word in words
