@@ -51,7 +51,7 @@ _ADVICE = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Arguments(supervising.Arguments):
+class ScriptArguments(supervising.Arguments):
     """`signals` is the pipe of signals to pass on, `attached` the streams of the command that stays."""
 
     signals: int | None = None
@@ -61,7 +61,7 @@ class Arguments(supervising.Arguments):
 class ScriptSupervisor(supervising.Supervising):
     """One attempt of one run of a script."""
 
-    def __init__(self, arguments: Arguments) -> None:
+    def __init__(self, arguments: ScriptArguments) -> None:
         super().__init__(arguments)
         config = arguments.run.script()
         assert config is not None
@@ -301,7 +301,7 @@ def _make(argv: list[str]) -> ScriptSupervisor:
             os.set_inheritable(handle, False)
     run = RunDir(given.run)
     return ScriptSupervisor(
-        Arguments(run, given.attempt, given.words, given.restarts, given.signals, given.attached)
+        ScriptArguments(run, given.attempt, given.words, given.restarts, given.signals, given.attached)
     )
 
 
