@@ -48,6 +48,8 @@ PARTS = (
     ("torch.distributed.fsdp", "wrapper", "wrappers", "install_fsdp"),
     ("torch.distributed._composable.fsdp", "wrapper", "wrappers", "install_fsdp"),
     ("torch", "memory", "memory", "install"),
+    ("torch", "full", "full", "install"),
+    ("torch.utils.data.dataloader", "full", "full", "name_batches"),
     ("torch", "collectives", "collectives", "install"),
     ("torch.distributed._functional_collectives", "collectives", "collectives", "let_compile"),
     *((name, "loggers", "loggers", "install") for name in LOGGERS),

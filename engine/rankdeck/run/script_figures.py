@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from rankdeck import events
 from rankdeck.run.attempt import Attempt
 from rankdeck.run.measured import step_curve
-from rankdeck.run.metrics import Metric, MetricKey
+from rankdeck.run.metrics import LoggedMetric, MetricKey
 from rankdeck.run.script_steps import RankSteps, ScriptJoiner
 from rankdeck.run.script_told import CollectiveTotals
-from rankdeck.run.series import Curve, Series
+from rankdeck.run.series import Curve, Floats, Series
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,12 @@ class MetricFigures:
     step: int | None
     count: int
     curve: Curve
+    told: Sequence[LoggedMetric] = field(repr=False, default=())
+
+    def points(self) -> tuple[Floats, Floats, Floats]:
+        """(steps, Unix times, values) as they were logged, of those that are held one by one."""
+        steps, times, values = zip(*(metric.points() for metric in self.told), strict=True)
+        return np.concatenate(steps), np.concatenate(times), np.concatenate(values)
 
 
 class ScriptFigures:
@@ -127,9 +133,10 @@ class ScriptFigures:
             step=None if newest is None else newest.last_step,
             count=sum(map(len, told)),
             curve=Curve(parts),
+            told=told,
         )
 
-    def _told(self, key: MetricKey) -> list[Metric]:
+    def _told(self, key: MetricKey) -> list[LoggedMetric]:
         return [one.told.metrics.by_key[key] for one in self._attempts if key in one.told.metrics.by_key]
 
     def cut_metrics(self) -> None:
