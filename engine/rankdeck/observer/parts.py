@@ -38,6 +38,7 @@ def both_names(name: str) -> "tuple[str, str]":
 PARTS = (
     ("torch", "steps", "steps", "install"),
     ("torch", "loss", "losses", "install"),
+    ("torch._dynamo.trace_rules", "compiler", "steps", "leave_uncompiled"),
     ("torch", "model", "models", "install"),
     ("torch.amp.grad_scaler", "scaler", "scaler", "install"),
     ("torch.distributed.fsdp.sharded_grad_scaler", "scaler", "scaler", "install_sharded"),
