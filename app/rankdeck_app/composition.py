@@ -161,9 +161,9 @@ class App:
         from rankdeck_app.views.output import OutputView
 
         view = OutputView(self.window.theme)
-        self.tabs.current_changed.connect(lambda run: view.show_run(None if run is None else run.run.path))
+        self.tabs.current_changed.connect(view.follow)
         self.window.closing.connect(view.close_tail)
-        view.show_run(None if self.tabs.current is None else self.tabs.current.run.path)
+        view.follow(self.tabs.current)
         return view
 
     def _output_tools(self, view: QWidget) -> QWidget:
@@ -184,6 +184,7 @@ class App:
         page.launch_suggested.connect(self.launching.launch_suggestion)
         page.preset_picked.connect(self.actions.use_preset)
         page.run_opened.connect(self.tabs.open)
+        page.script_asked.connect(self.scripts.pick)
         return page
 
     def _strategy_page(self, page_id: str) -> Page:

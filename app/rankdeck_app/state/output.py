@@ -2,11 +2,14 @@
 
 A thread tails `logs/*.out`, `*.err` and the event files from near their ends, and hands over lists of lines;
 the model keeps a bounded number of them, so a run of a day costs what one of a minute does. Steps that are
-faster than the eye come as one line for each batch that the rank wrote.
+faster than the eye come as one line for each batch that the rank wrote; a person's own script speaks for
+itself, so none of its steps is added to what it says. A progress bar that is drawn over itself comes as a
+line a second.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import deque
@@ -19,6 +22,7 @@ from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QPersistent
 
 from rankdeck import events
 from rankdeck.base import files
+from rankdeck.base.errors import ConfigError
 from rankdeck.base.units import format_bytes
 from rankdeck.run.left_out import left_out_in_words
 from rankdeck.rundir import Cursor, EventReader, RunDir
@@ -28,6 +32,8 @@ TAIL_BYTES = 256 << 10
 POLL_S = 0.1
 _MAX_LINE_CHARS = 4_000
 _TRIM = 2_000
+_PROGRESS_EVERY_S = 1.0
+_ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +128,8 @@ class OutputTail(threading.Thread):
         self._reader = EventReader(self._run)
         self._offsets: dict[Path, int] = {}
         self._rests: dict[Path, bytes] = {}
+        self._told: dict[Path, tuple[float, str]] = {}
+        self._speaks_for_itself = False
         self._stopping = threading.Event()
 
     def stop(self) -> None:
@@ -131,6 +139,10 @@ class OutputTail(threading.Thread):
 
     def run(self) -> None:
         first = True
+        try:
+            self._speaks_for_itself = self._run.script() is not None
+        except ConfigError:
+            pass  # what it was started with cannot be read
         while not self._stopping.is_set():
             lines = [*self._new_log_lines(first), *self._new_event_lines()]
             if first:
@@ -146,7 +158,8 @@ class OutputTail(threading.Thread):
             if path.name not in self._reader.cursors and not path.name.startswith("sampler"):
                 self._reader.cursors[path.name] = Cursor(offset=_near_end(path))
         for _, event in self._reader.read(4 << 20):
-            line = line_of(event)
+            is_step = isinstance(event, events.Steps)
+            line = None if is_step and self._speaks_for_itself else line_of(event)
             if line is not None:
                 yield line
 
@@ -167,8 +180,18 @@ class OutputTail(threading.Thread):
         writer = path.name.split(".")[0]
         rank = int(writer[5:]) if writer.startswith("rank-") and writer[5:].isdecimal() else None
         t = written if first else time.time()
-        for raw in whole:
-            text = raw.decode("utf-8", "replace").rstrip("\r")[:_MAX_LINE_CHARS]
+        texts = [_seen_text(raw) for raw in whole]
+        told_s, told = self._told.get(path, (0.0, ""))
+        if texts and texts[0] == told:
+            texts = texts[1:]  # a progress bar that has come to its end was told as it is
+        rest = self._rests[path]
+        if b"\r" in rest:
+            self._rests[path] = rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :]
+            now_s, bar = time.monotonic(), _seen_text(rest)
+            if bar != told and now_s - told_s >= _PROGRESS_EVERY_S:
+                self._told[path] = now_s, bar
+                texts.append(bar)
+        for text in texts:
             if text.strip():
                 yield OutputLine(t, rank, text, _log_tone(text))
 
@@ -178,6 +201,12 @@ class OutputTail(threading.Thread):
             return sorted(path for path in folder.iterdir() if path.suffix in suffixes)
         except OSError:
             return []
+
+
+def _seen_text(raw: bytes) -> str:
+    """What a terminal would show of a line in the end: what was drawn over is gone, and so are colours."""
+    last = raw.rstrip(b"\r").rpartition(b"\r")[2]
+    return _ESCAPES.sub(b"", last).decode("utf-8", "replace")[:_MAX_LINE_CHARS]
 
 
 def _log_tone(text: str) -> str:

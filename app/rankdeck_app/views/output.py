@@ -6,6 +6,7 @@ Following the end is a lock: scrolling up opens it, scrolling to the end or the 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Protocol
 
 from PySide6.QtCore import QRect, Qt, QTimer, Signal
 from PySide6.QtGui import (
@@ -19,6 +20,7 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QLineEdit, QListView, QStyle, QStyleOptionViewItem, QWidget
 
+from rankdeck.rundir import RunDir
 from rankdeck_app.shell.controls import tool_button
 from rankdeck_app.state.output import OutputLine, OutputModel, OutputTail
 from rankdeck_app.theme import Theme
@@ -30,6 +32,12 @@ ROW_HEIGHT = 16
 TAKE_EVERY_MS = 100
 MAX_LINES_PER_TAKE = 4_000
 _TONES = {"warning": "editorWarning.foreground", "error": "errorForeground", "dim": "descriptionForeground"}
+
+
+class HasRunDir(Protocol):
+    """What is shown of a run comes from its directory."""
+
+    run: RunDir
 
 
 class _LineDelegate(ListRowDelegate):
@@ -107,6 +115,10 @@ class OutputView(QWidget):
         self.set_follow(True)
         if self.isVisible():
             self._start()
+
+    def follow(self, run: HasRunDir | None) -> None:
+        """Show the run that is current now."""
+        self.show_run(None if run is None else run.run.path)
 
     def set_rank(self, rank: int | None) -> None:
         self.rank = rank

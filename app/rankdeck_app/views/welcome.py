@@ -34,6 +34,7 @@ class WelcomePage(Page):
     launch_suggested = Signal(object)
     preset_picked = Signal(object)
     run_opened = Signal(Path)
+    script_asked = Signal()
 
     can_split = False
 
@@ -74,7 +75,17 @@ class WelcomePage(Page):
         self.what, self.why = text_label(), text_label(tone="dim")
         self.launch_button = push_button("", "", self._launch, kind="primary", height=32)
         self.launch_button.setIconSize(QSize(14, 14))
-        inside.addLayout(row((column(self.what, self.why), 1), self.launch_button, spacing=16))
+        self.script_button = push_button(
+            "  Run Your Own Script…  ",
+            "Run a script of this folder as it is",
+            self.script_asked.emit,
+            height=32,
+        )
+        texts, buttons = (
+            column(self.what, self.why),
+            column(self.launch_button, self.script_button, spacing=8),
+        )
+        inside.addLayout(row((texts, 1), buttons, spacing=16))
         return self.suggestion_frame
 
     def _launch(self) -> None:

@@ -21,8 +21,8 @@ _AVERAGE_POINTS = 240
 
 
 class CurvePlot(ZoomPlot):
-    """`raw` and `average` are over steps; `points` are drawn one by one (held-out losses). Numbers are shown
-    times `scale`; `awaited` stands where there is nothing to draw.
+    """`raw` and `average` are over steps; `points` are drawn one by one (held-out losses). The readout has
+    those that have a word. Numbers are shown times `scale`; `awaited` stands where there is nothing to draw.
     """
 
     def __init__(
@@ -55,11 +55,13 @@ class CurvePlot(ZoomPlot):
             self.getPlotItem().getAxis("left").setScale(scale)
         self.retheme()
 
-    def set_curves(self, raw: Curve | Series, average: Curve | Series, digits: int) -> None:
-        """Draw others from now on, of the same words."""
+    def set_curves(
+        self, raw: Curve | Series, average: Curve | Series, digits: int, words: tuple[str, str, str]
+    ) -> None:
+        """Draw others from now on."""
         if self._series[:2] != (raw, average):
             self._series = (raw, average, self._series[2])
-            self._digits = digits
+            self._digits, self._words = digits, words
             self.request_draw()
 
     def set_last_step(self, num_steps: int | None) -> None:
@@ -118,6 +120,6 @@ class CurvePlot(ZoomPlot):
         parts = [f"step {format_count(max(0, x))}"]
         for word, series in zip(self._words, (raw, average, points), strict=True):
             # Where single points are gone, the middle of their bin.
-            if series is not None and (bounds := value_before(series, x)) is not None:
+            if word and series is not None and (bounds := value_before(series, x)) is not None:
                 parts.append(f"{word} {self._scale * sum(bounds) / 2:,.{self._digits}f}")
         return "  ".join(parts) if len(parts) > 1 else ""

@@ -1,7 +1,7 @@
 """Many small curves side by side, each with its name and its newest value: what a script logs itself.
 
 Each has a scale of its own, so that an accuracy and a loss can both be read; the shape is what is compared.
-Only those in sight are drawn.
+Only those in sight are drawn. One can be chosen, by click or arrow keys, to be shown large elsewhere.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from PySide6.QtCore import QPointF, QRectF, QSize, Qt
-from PySide6.QtGui import QPainter, QPaintEvent, QPen, QPolygonF
+from PySide6.QtCore import QPointF, QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QPen, QPolygonF
 
 from rankdeck.base.units import format_count
 from rankdeck.run.series import Curve, Series
@@ -47,10 +47,44 @@ class MetricsFigure:
 
 
 class MetricCurves(Chart[MetricsFigure]):
-    """As many columns as there is room for; it is as high as its rows need."""
+    """As many columns as there is room for; it is as high as its rows need. `chosen` carries a name, "" for
+    none.
+    """
+
+    chosen = Signal(str)
 
     def __init__(self, theme: Theme) -> None:
+        self.selected = ""
         super().__init__(theme, MetricsFigure(), "What the script logs")
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+
+    def select(self, name: str) -> None:
+        if name != self.selected:
+            self.selected = name
+            self.chosen.emit(name)
+            self.update()
+
+    def mousePressEvent(self, event: QMouseEvent) -> None:
+        at = event.position()
+        hit = (
+            curve.name for place, curve in enumerate(self.figure.curves) if self.box_of(place).contains(at)
+        )
+        name = next(hit, "")
+        self.select("" if name == self.selected else name)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        names = [curve.name for curve in self.figure.curves]
+        columns, key = self._num_columns(), event.key()
+        steps = {
+            Qt.Key.Key_Right: 1, Qt.Key.Key_Left: -1, Qt.Key.Key_Down: columns, Qt.Key.Key_Up: -columns,
+        }  # fmt: skip
+        if key == Qt.Key.Key_Escape and self.selected:
+            self.select("")
+        elif key in steps and names:
+            at = names.index(self.selected) + steps[Qt.Key(key)] if self.selected in names else 0
+            self.select(names[max(0, min(len(names) - 1, at))])
+        else:
+            super().keyPressEvent(event)
 
     def describe(self) -> str:
         return ", ".join(f"{curve.name} {value_text(curve.last)}" for curve in self.figure.curves)
@@ -73,9 +107,10 @@ class MetricCurves(Chart[MetricsFigure]):
         """Where a curve stands."""
         columns = self._num_columns()
         rows = max(1, math.ceil(len(self.figure.curves) / columns))
-        width = (self.width() - _GAP * (columns - 1)) / columns
+        width = (self.width() - 8 - _GAP * (columns - 1)) / columns
         height = self.height() / rows
-        return QRectF((index % columns) * (width + _GAP), (index // columns) * height, width, height - 6)
+        left = 4 + (index % columns) * (width + _GAP)
+        return QRectF(left, (index // columns) * height, width, height - 6)
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
         for index, curve in enumerate(self.figure.curves):
@@ -85,6 +120,11 @@ class MetricCurves(Chart[MetricsFigure]):
 
     def _paint_one(self, painter: QPainter, box: QRectF, curve: MetricCurve) -> None:
         colors = self._colors
+        if curve.name == self.selected:
+            painter.fillRect(box.adjusted(-4, 0, 4, 4), colors.track)
+            if self.hasFocus():
+                painter.setPen(QPen(self._theme.color("focusBorder"), 1))
+                painter.drawRect(box.adjusted(-3.5, 0.5, 3.5, 3.5))
         header = QRectF(box.left(), box.top(), box.width(), _HEADER)
         value = value_text(curve.last)
         paint_text(painter, header, value, colors.foreground, 12, RIGHT, bold=True, mono=True)
@@ -132,12 +172,13 @@ class MetricCurves(Chart[MetricsFigure]):
         first, last = curve.curve.first_x, curve.curve.last_x
         lines = [curve.name]
         if first is not None and last is not None:
-            at = first + share * (last - first)
+            at = float(round(first + share * (last - first)))
             bounds = value_before(curve.curve, at)
             if bounds is not None:
                 lines.append(f"step {format_count(at)}: {value_text(sum(bounds) / 2)}")
         if curve.step is not None:
             lines.append(f"last: {value_text(curve.last)} at step {format_count(curve.step)}")
+        lines.append("Click to see it large")
         return "\n".join([*lines, *filter(None, [curve.note])])
 
 

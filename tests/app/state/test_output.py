@@ -12,6 +12,7 @@ from rankdeck.base.errors import Problem
 from rankdeck.rundir import RunDir
 from rankdeck_app.state.output import OutputLine, OutputModel, OutputTail, line_of
 from tests.helpers.waiting import wait_until
+from tests.helpers.written_script import WrittenScript
 
 
 def steps(first: int, num: int = 1, rank: int = 0) -> events.Steps:
@@ -105,3 +106,30 @@ def test_the_model_is_bounded_and_filters_by_rank_and_text(qtbot: QtBot) -> None
     assert {line.rank for line in model.lines} == {1}
     model.set_filter(None, "WORD 99")
     assert [line.text for line in model.lines] == [f"word {index}" for index in range(990, 1000)]
+
+
+def test_a_script_speaks_for_itself_and_its_progress_bar_is_no_flood(tmp_path: Path) -> None:
+    written = WrittenScript(tmp_path / "runs")
+    written.launch()
+    written.step(0, 1, [1.0] * 5)
+    written.dir.logs_folder.mkdir(exist_ok=True)
+    log = written.dir.logs_folder / "rank-0.0.err"
+    log.write_bytes(b"\r 10%|#   |\r 20%|##  |")
+    tail = OutputTail(written.path)
+    tail.start()
+    found: list[str] = []
+
+    def has(text: str) -> bool:
+        while tail.batches:
+            found.extend(line.text for line in tail.batches.popleft())
+        return text in found
+
+    try:
+        wait_until(lambda: has(" 20%|##  |"), deadline_s=5)
+        with log.open("ab") as file:
+            file.write(b"\r 90%|### |\r100%|####|\n\x1b[32mdone\x1b[0m\n")
+        wait_until(lambda: has("done"), deadline_s=5)
+        assert found == ["attempt 0: 1 rank of a script", " 20%|##  |", "100%|####|", "done"]
+    finally:
+        tail.stop()
+        written.lose()

@@ -20,7 +20,7 @@ from rankdeck_app.widgets.facts_line import Fact
 from rankdeck_app.widgets.metric_curves import MetricCurve, MetricsFigure, value_text
 from rankdeck_app.widgets.stat_strip import Stat, imbalance_stat
 
-LOSS_WORDS = ("what backward ran on, sampled", "sampled")
+_LOSS_WORDS = ("what backward ran on, sampled", "sampled")
 
 
 def is_over(run: LiveRun) -> bool:
@@ -211,7 +211,7 @@ def shown_cards(run: LiveRun) -> set[str]:
 
 
 def loss_subtitle(run: LiveRun) -> tuple[str, ...]:
-    return LOSS_WORDS if len(run.losses) else ("",)
+    return _LOSS_WORDS if len(run.losses) else ("",)
 
 
 def rate_subtitle(run: LiveRun) -> str:

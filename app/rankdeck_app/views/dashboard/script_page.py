@@ -32,6 +32,8 @@ from rankdeck_app.widgets.zoom_plot import ZoomPlot
 
 _LEAST_WIDTH = 180
 _METRICS_EVERY_S = 0.5
+_PACE_WORDS = ("now", "smoothed", "")
+_LOSS_WORDS = ("sampled", "EMA", "")
 
 
 class ScriptPage(RunTab):
@@ -64,11 +66,11 @@ class ScriptPage(RunTab):
         self._bars, self._heat = VramBars(theme), HeatStrip(theme)
         self._band = BandChart(theme, "Memory over time")
         self._metrics = MetricCurves(theme)
-        self._loss = CurvePlot(theme, run.losses, run.loss_ema, name="Training loss")
-        words = ("now", "smoothed", "")
+        self._metrics.chosen.connect(self._show_large)
+        self._loss = CurvePlot(theme, run.losses, run.loss_ema, name="Training loss", words=_LOSS_WORDS)
         self._rate = CurvePlot(
-            theme, script.step_rates, script.step_rate_ema, name="Throughput", words=words, from_zero=True,
-            digits=2,
+            theme, script.step_rates, script.step_rate_ema, name="Throughput", words=_PACE_WORDS,
+            from_zero=True, digits=2,
         )  # fmt: skip
         self._wait = CurvePlot(
             theme, script.waits, script.waits, name="Loader wait", words=("%", "", ""), from_zero=True,
@@ -141,14 +143,29 @@ class ScriptPage(RunTab):
         self._loss.awaited = script_figures.absence(run, "loss")
         self._rate.awaited = script_figures.absence(run)
         if run.samples_per_s is not None:
-            self._rate.set_curves(run.rates, run.rate_ema, 0)
+            self._rate.set_curves(run.rates, run.rate_ema, 0, _PACE_WORDS)
         else:
-            self._rate.set_curves(script.step_rates, script.step_rate_ema, 2)
-        self.cards["loss"].set_subtitle(*script_figures.loss_subtitle(run))
+            self._rate.set_curves(script.step_rates, script.step_rate_ema, 2, _PACE_WORDS)
+        if not self._metrics.selected:
+            self.cards["loss"].set_subtitle(*script_figures.loss_subtitle(run))
         self.cards["rate"].set_subtitle(script_figures.rate_subtitle(run))
         self.cards["wait"].set_subtitle(script_figures.wait_subtitle(run))
         for plot in (self._loss, self._rate, self._wait):
             plot.request_draw()
+
+    def _show_large(self, name: str) -> None:
+        """A curve that the script logs in the place of the loss; "" brings the loss back."""
+        run, card = self.run, self.cards["loss"]
+        metric = run.fold.metrics.get(name)
+        if metric is None:
+            card.set_title("Training loss")
+            card.set_subtitle(*script_figures.loss_subtitle(run))
+            self._loss.set_curves(run.losses, run.loss_ema, 4, _LOSS_WORDS)
+        else:
+            card.set_title(name)
+            card.set_subtitle(f"logged through {metric.through}; Escape for the loss", "logged")
+            self._loss.set_curves(metric.curve, metric.curve, 4, ("value", "", ""))
+        self._loss.follow()
 
     def _show_metrics(self, pending: Changed) -> None:
         """At most twice a second: there may be hundreds of them."""
@@ -158,3 +175,5 @@ class ScriptPage(RunTab):
             self._metrics_at, self._has_news = now, False
             self._metrics.set_figure(script_figures.metrics(self.run))
             self.cards["metrics"].set_subtitle(script_figures.metrics_subtitle(self.run))
+            if self._metrics.selected:
+                self._loss.request_draw()

@@ -1,0 +1,184 @@
+"""The dashboard of a script shows what its events tell, says why a card is empty, and invents nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QPoint, Qt
+from pytestqt.qtbot import QtBot
+
+from rankdeck import events
+from rankdeck_app.shell.frame_clock import FrameClock
+from rankdeck_app.state.live_run import LiveRun
+from rankdeck_app.theme import Theme
+from rankdeck_app.views.dashboard import script_figures
+from rankdeck_app.views.dashboard.script_page import ScriptPage
+from tests.helpers.written_run import MIB, backdated
+from tests.helpers.written_script import WrittenScript
+
+KINDS = {"parameters": 20 * MIB, "gradients": 20 * MIB, "optimizer": 40 * MIB}
+SIZES = [(1091, 601), (931, 421)]
+
+
+@pytest.fixture
+def opened(qtbot: QtBot) -> Iterator[Callable[..., ScriptPage]]:
+    lives: list[LiveRun] = []
+    clock = FrameClock(60)
+
+    def open_page(
+        written: WrittenScript, size: tuple[int, int] = SIZES[0], commands: list[str] | None = None
+    ) -> ScriptPage:
+        live = LiveRun(written.path)
+        lives.append(live)
+        live.start()
+        run_command = None if commands is None else commands.append
+        page = ScriptPage(
+            live, Theme(), clock, stop_command="run.stop", again_command="run.again", run_command=run_command
+        )
+        qtbot.addWidget(page)
+        page.resize(*size)
+        page.show()
+        return page
+
+    yield open_page
+    clock.stop()
+    for live in lives:
+        live.close()
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., WrittenScript]]:
+    made: list[WrittenScript] = []
+
+    def make_run(**config: object) -> WrittenScript:
+        made.append(WrittenScript(tmp_path / "runs", config=config))
+        return made[-1]
+
+    yield make_run
+    for run in made:
+        run.lose()
+
+
+def write_all(run: WrittenScript, source: str = events.OWNERS_SEEN) -> None:
+    """Two ranks that tell everything."""
+    run.launch(2)
+    for rank in range(2):
+        run.see(
+            rank, world_size=2, wrapper="DistributedDataParallel", backend="gloo", model="m:GPT",
+            num_parameters=1_240_000, optimizer="torch.optim.adamw:AdamW", batch=16,
+            versions={"python": "3.11.7", "torch": "2.13.0"},
+        )  # fmt: skip
+        run.step(rank, 1, [3.0 - 0.01 * step for step in range(40)], samples=16, wait_s=0.05)
+        for step in (1, 20, 40):
+            told = events.DeviceMemory(
+                device=rank, live_bytes=80 * MIB, peak_bytes=80 * MIB, peak_by_kind=KINDS
+            )
+            memory = events.Memory(rank=rank, step=step, source=source, devices=[told])
+            run.writer(f"rank-{rank}").write(memory)
+    steps = list(range(0, 40, 10))
+    run.log(0, through="transformers", steps=steps, accuracy=[0.1, 0.5, 0.8, 0.9])
+    samples = [
+        (
+            run.started + 0.5 * n,
+            events.Sample(
+                interval_s=0.5, devices=[events.DeviceSample(device=i, utilisation=0.5) for i in (0, 1)]
+            ),
+        )
+        for n in range(1, 6)
+    ]
+    backdated(run.dir.events_folder / "sampler.0.jsonl", samples)
+
+
+def shown(page: ScriptPage) -> set[str]:
+    return {name for name, card in page.cards.items() if not card.isHidden()}
+
+
+def stats(page: ScriptPage) -> dict[str, str]:
+    return {cell.label: cell.value for cell in page._strip.figure}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_script_that_tells_everything_fills_every_card(
+    qtbot: QtBot, make: Callable[..., WrittenScript], opened: Callable[..., ScriptPage], size: tuple[int, int]
+) -> None:
+    run = make(ranks=2, args=["--lr", "0.1"])
+    write_all(run)
+    page = opened(run, size)
+    qtbot.waitUntil(lambda: shown(page) == set(page.cards) and len(page._metrics.figure.curves) == 1)
+    assert page.title == "train.py"
+    assert {"Step": "40", "Loader wait": "10.0%"}.items() <= stats(page).items()
+    assert not {"ETA", "Held-out loss"} & set(stats(page)), "nobody knows where it ends"
+    assert [bar.total_bytes for bar in page._bars.figure.bars] == [80 * MIB] * 2
+    assert page.cards["bars"].toolTip() == events.OWNERS_SEEN
+    assert page._heat.figure.labels == ["CPU 0", "CPU 1"] and page._heat.figure.values == [0.5, 0.5]
+    (curve,) = page._metrics.figure.curves
+    assert (curve.name, curve.last, curve.step) == ("accuracy", 0.9, 30)
+    assert "accuracy 0.9" in page._metrics.accessibleDescription()
+    assert "step 30: 0.9" in page._metrics.tooltip_at(page._metrics.box_of(0).right() - 1, 30)
+    qtbot.mouseClick(page._metrics, Qt.MouseButton.LeftButton, pos=QPoint(30, 30))
+    assert page.cards["loss"].title == "accuracy" and page._loss._series[0] is not page.run.losses
+    qtbot.keyClick(page._metrics, Qt.Key.Key_Escape)
+    assert page.cards["loss"].title == "Training loss" and page._loss._series[0] is page.run.losses
+    words = page._facts.accessibleDescription()
+    for word in ("train.py --lr 0.1", "torch 2.13.0", "DistributedDataParallel · 2 ranks · gloo", "1.24 M"):
+        assert word in words
+    qtbot.waitUntil(lambda: page._rate._series[0] is page.run.rates)
+    boxes = [card.geometry() for card in page.cards.values()]
+    for index, box in enumerate(boxes):
+        assert box.width() >= 150 and not any(box.intersects(other) for other in boxes[:index])
+    rows = list(script_figures.metrics_rows(page.run))
+    assert rows[1] == ("accuracy", "transformers", 0, "0.1") and len(rows) == 5
+
+
+def test_a_script_that_has_not_stepped_is_waited_for_and_then_called_what_it_is(
+    qtbot: QtBot, make: Callable[..., WrittenScript], opened: Callable[..., ScriptPage]
+) -> None:
+    run, commands = make(), list[str]()
+    run.launch()
+    page = opened(run, commands=commands)
+    qtbot.waitUntil(lambda: page._loss.awaited == "waiting for the first optimizer step")
+    assert shown(page) == {"loss", "rate"} and page._banner.isVisible()
+    qtbot.waitUntil(lambda: [action.command for action in page.tab_actions()] == ["run.stop"])
+    run.finish(3, reason="train.py exited with 3")
+    qtbot.waitUntil(lambda: page._banner.button.isVisible())
+    assert page._loss.awaited == "no optimizer step was seen" and shown(page) == {"loss"}
+    assert stats(page)["Exit status"] == "3" and "Step" not in stats(page)
+    assert [action.command for action in page.tab_actions()] == ["run.again"]
+    page._banner.button.click()
+    assert commands == ["run.again"]
+
+
+def test_what_is_not_observed_says_so(
+    qtbot: QtBot, make: Callable[..., WrittenScript], opened: Callable[..., ScriptPage]
+) -> None:
+    blind = make(observe="none")
+    blind.launch()
+    page = opened(blind)
+    qtbot.waitUntil(lambda: page._loss.awaited == "not observed: it runs with --observe none")
+    assert not page._banner.isVisible() and set(stats(page)) == {"Elapsed"}
+    half = make()
+    half.launch()
+    half.see(parts={"loss": "AttributeError: no backward"})
+    half.step(0, 1, [None] * 5)
+    page = opened(half)
+    qtbot.waitUntil(lambda: page._loss.awaited == "not observed: AttributeError: no backward")
+    assert "not observed: loss" in page._facts.accessibleDescription()
+    assert stats(page)["Step"] == "5" and "Samples/s" not in stats(page)
+    assert page.cards["rate"]._subtitle == "steps/s"
+
+
+def test_memory_of_nobody_is_a_segment_of_its_own(
+    qtbot: QtBot, make: Callable[..., WrittenScript], opened: Callable[..., ScriptPage]
+) -> None:
+    run = make()
+    run.launch(1, [events.DeviceInfo(0, "H100", "gpu", "GPU-0", 80 << 30)])
+    run.see()
+    run.step(0, 1, [1.0])
+    kinds = {"parameters": 20 * MIB, events.UNATTRIBUTED: 60 * MIB}
+    told = events.DeviceMemory(device=0, live_bytes=80 * MIB, peak_bytes=80 * MIB, peak_by_kind=kinds)
+    run.writer("rank-0").write(events.Memory(rank=0, step=1, source=events.MEASURED_ON_GPU, devices=[told]))
+    page = opened(run)
+    qtbot.waitUntil(lambda: page._bars.figure.largest_bytes > 0)
+    assert "unattributed" in page._bars.tooltip_of(0) and stats(page)["GPU 0 peak"] == "80.0 MiB"
