@@ -238,6 +238,23 @@ def test_the_rank_that_raises_is_named_and_the_others_end(tmp_path: Path) -> Non
     assert problem.headline() == f"rank 1 raised ValueError: bad batch ({tmp_path / 'train.py'}, line 4)"
 
 
+_ONE_LEAVES = """
+import os, time
+if os.environ["RANK"] == "1":
+    os._exit(0)
+time.sleep(0.5)
+raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:7587")
+"""
+
+
+def test_a_rank_that_left_with_status_0_is_the_cause_of_a_lost_connection(tmp_path: Path) -> None:
+    end, status = finished(run := launch_script(tmp_path, _ONE_LEAVES, ranks=2))
+    assert (end.outcome, status) == ("failed", 1)
+    (problem,) = launching.problems(run)
+    assert (problem.code, problem.rank) == ("rank-left", 1)
+    assert problem.headline() == "rank 1 exited with status 0, while others still waited for it."
+
+
 _FAILS_TWICE = """
 import os, sys
 count = os.environ["TORCHELASTIC_RESTART_COUNT"]
