@@ -102,6 +102,28 @@ def test_modules_programs_variables_and_a_death_by_a_signal(project: Path) -> No
     assert "failed with exit status 137" in done.err
 
 
+IN_TURN = """
+import sys
+for number in range(200):
+    print("out", number, flush=True)
+    print("err", number, file=sys.stderr)
+raise SystemExit("the reason")
+"""
+
+
+def test_stdout_and_stderr_in_one_place_stay_in_order(project: Path) -> None:
+    name = script(project, IN_TURN)
+    alone = [word for number in range(200) for word in (f"out {number}", f"err {number}")]
+    with open(project / "log", "wb") as log:
+        subprocess.run([*RANKDECK, name], cwd=project, stdout=log, stderr=log, check=False)
+    told = (project / "log").read_text().splitlines()
+    assert told[1 : 1 + len(alone)] == alone
+    assert told[-3] == "train.py exited with 1. Its last line: the reason"
+    with Terminal([*RANKDECK, name], cwd=project) as terminal:
+        assert terminal.wait() == 1
+        assert terminal.shown.decode().split("\r\n")[1 : 1 + len(alone)] == alone
+
+
 def test_every_signal_is_the_script_s_own(project: Path) -> None:
     name = script(project, NOTES_SIGNALS)
     with subprocess.Popen(

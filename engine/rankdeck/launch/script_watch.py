@@ -58,6 +58,11 @@ class ScriptWatch(Watch):
         self._page = HeartbeatPage(max(NUM_SLOTS, self._config.script.ranks))
         return self._page.path
 
+    def errors_log(self, rank: int) -> Path:
+        """With stdout, where the two were one for the command too."""
+        errors = self.log(rank, "err")
+        return errors if errors.exists() else self.log(rank, "out")
+
     def attempts_log(self, name: str) -> Path:
         return self._run.logs_folder / f"{name}.{self._attempt}.err"
 
@@ -145,7 +150,7 @@ class ScriptWatch(Watch):
         """What the rank's stderr says of its end, and its exit code where that says more."""
         code = self.ranks[rank].exit_code
         several = len(self.ranks) > 1
-        log = self.log(rank, "err")
+        log = self.errors_log(rank)
         if code in (None, 1) or (code or 0) < 0:
             raised = failure_of(rank, log, folder=self._config.script.folder, of_several=several)
             if raised is not None and ((code or 0) >= 0 or raised.is_communication):
