@@ -4,9 +4,14 @@ A process is a rank once it steps an optimizer (`begin`): its file is claimed th
 every quarter of a second what has come together. Until then events wait here. A forked child knows nothing of
 what its parent was. Read steps.py next, which decides what a step is.
 
-For parts: `emit`, `see`, `beat`, `guarded`, `switch_off`, and the lists of functions `on_sampled_step(optimizer)`
-(at the end of a sampled outermost step of the leading optimizer), `on_tick()` (in the thread, and at the end),
-`on_begin(optimizer)` (this is a rank now), `on_leading(optimizer)` (from now on this one leads), `on_backward(tensors)` (an outermost backward begins) and `on_fork()` (in a child: forget).
+For parts: `emit`, `see`, `beat`, `guarded`, `switch_off`, and lists of functions to call:
+
+    on_begin(optimizer)          this process is a rank now
+    on_leading(optimizer)        from now on this one leads
+    on_backward(tensors)         an outermost backward begins
+    on_sampled_step(optimizer)   a sampled step of the leading optimizer has ended
+    on_tick()                    in the thread, and at the end
+    on_fork()                    in a child: forget
 """
 
 from __future__ import annotations
@@ -183,7 +188,9 @@ class Session:
     def _ensure_thread(self) -> None:
         if self._thread is None:
             self._stop = threading.Event()
-            self._thread = threading.Thread(target=self._work, args=(self._stop,), name="rankdeck", daemon=True)
+            self._thread = threading.Thread(
+                target=self._work, args=(self._stop,), name="rankdeck", daemon=True
+            )
             self._thread.start()
 
     def _work(self, stop: threading.Event) -> None:

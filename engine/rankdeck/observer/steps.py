@@ -15,7 +15,8 @@ import time
 import weakref
 
 from .gradients import Gradients
-from .rows import Row, Rows
+from .losses import num_running
+from .rows import Rows
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class _Track:
         self.ref = weakref.ref(optimizer)
         self.name = type(optimizer).__name__
         self.num_parameters = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
-        self.aside: list[Row] = []
+        self.aside: list[Any] = []
 
 
 class _Nesting(threading.local):
@@ -87,7 +88,8 @@ class StepWatch:
         try:
             stack = self._nesting.stack
             if stack:  # It is inside another's, or that one was left by an exception.
-                del stack[_num_running(sys._getframe(1)) :]
+                wrapper = sys._getframe(1)
+                del stack[num_running(wrapper.f_back, wrapper.f_code) :]
             stack.append(id(optimizer))
             if len(stack) > 1:
                 self._know(optimizer)
@@ -95,6 +97,7 @@ class StepWatch:
             losses = session.losses
             if losses is not None:
                 losses.in_step, losses.backwards_in_step = True, 0
+                losses.step_code = sys._getframe(1).f_code
             if session.sampled:
                 began = time.perf_counter()
                 self._norm = self._gradients.before(optimizer, args, kwargs)
@@ -127,7 +130,8 @@ class StepWatch:
             rate = self._gradients.learning_rate(optimizer)
         leader = self._leader
         leads = leader is not None and leader.ref() is optimizer
-        taken, backwards = [], 0
+        taken: list[Any] = []
+        backwards = 0
         if losses is not None:
             losses.in_step = False
             if losses.inside == 0 or leads:
@@ -173,7 +177,7 @@ class StepWatch:
             optimizers = self._session.optimizers
             optimizers[:] = [other for other in optimizers if other() is not None] + [reference]
 
-    def _other_stepped(self, optimizer: Any, row: Row) -> None:
+    def _other_stepped(self, optimizer: Any, row: Any) -> None:
         with self._turn:
             track = self._tracks.get(id(optimizer))
             if track is None or track.ref() is not optimizer:
@@ -232,19 +236,9 @@ class StepWatch:
         self._rows.write()
 
 
-def _num_running(frame: Any) -> int:
-    """How many steps of optimizers are under way above `frame`, which is torch's wrapper around one."""
-    code, count = frame.f_code, 0
-    frame = frame.f_back
-    while frame is not None:
-        count += frame.f_code is code
-        frame = frame.f_back
-    return count
-
-
 def install(torch: Any, session: Session) -> None:
     """Hook into every optimizer."""
-    from torch.optim.optimizer import (  # type: ignore[attr-defined]
+    from torch.optim.optimizer import (
         register_optimizer_step_post_hook,
         register_optimizer_step_pre_hook,
     )

@@ -19,7 +19,9 @@ def _arm() -> None:
     room = type(sys)("_rankdeck_observer")
     folder = os.path.dirname(here)
     room.__path__ = [folder]
-    spec = type(sys.__spec__)(room.__name__, None, origin=os.path.join(folder, "__init__.py"), is_package=True)
+    spec = type(sys.__spec__)(
+        room.__name__, None, origin=os.path.join(folder, "__init__.py"), is_package=True
+    )
     spec.submodule_search_locations = room.__path__
     room.__spec__ = spec
     sys.modules[room.__name__] = room
@@ -33,4 +35,5 @@ except Exception:
     pass  # It fails open, and without a word: stderr is the script's.
 
 sys.modules.pop("sitecustomize", None)
-import sitecustomize  # noqa: E402, F401  # the person's own; where there is none, site expects this ImportError
+# The person's own; where there is none, site expects this very ImportError.
+import sitecustomize  # type: ignore[import-not-found]  # noqa: E402, F401

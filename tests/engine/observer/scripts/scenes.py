@@ -6,11 +6,13 @@ its steps where a loader tells, and a hash of its weights. Scene i is rank i.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import os
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -66,7 +68,9 @@ def bare() -> dict[str, Any]:
         loss = F.cross_entropy(model(x), y)
         optimizer.zero_grad()
         loss.backward()
-        norms.append(torch.linalg.vector_norm(torch.cat([p.grad.flatten() for p in model.parameters()])).item())
+        norms.append(
+            torch.linalg.vector_norm(torch.cat([p.grad.flatten() for p in model.parameters()])).item()
+        )
         optimizer.step()
         rates.step()
         losses.append(loss.item())
@@ -146,7 +150,7 @@ def lbfgs() -> dict[str, Any]:
             optimizer.zero_grad()
             loss = F.cross_entropy(model(x), y)
             loss.backward()
-            asked.append(loss.item())  # noqa: B023
+            asked.append(loss.item())
             return loss
 
         optimizer.step(closure)
@@ -176,7 +180,10 @@ def closures_with_accumulation() -> dict[str, Any]:
 @scene
 def scaler_that_skips() -> dict[str, Any]:
     model, losses, (x, y) = make(), [], data()
-    optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    optimizer, scaler = (
+        torch.optim.SGD(model.parameters(), 0.1),
+        torch.amp.GradScaler("cpu", init_scale=1024.0),
+    )
     for i in range(8):
         optimizer.zero_grad()
         loss = F.cross_entropy(model(x), y)
@@ -354,6 +361,50 @@ def a_step_that_fails_once() -> dict[str, Any]:
 
 
 @scene
+def tracebacks() -> dict[str, Any]:
+    """Failing in the data, in backward and in a step looks as it does alone."""
+
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+            raise ValueError("in backward")
+
+    class NoData:
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> Any:
+            raise ValueError("in the data")
+
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    losses = [one_step(model, optimizer, *data()) for _ in range(2)]
+
+    def closure() -> float:
+        raise ValueError("in a closure")
+
+    texts = []
+    for fails in (
+        lambda: next(iter(DataLoader(NoData(), 2))),  # type: ignore[arg-type]
+        lambda: Fails.apply(model(data()[0])).sum().backward(),
+        lambda: optimizer.step(closure),
+        lambda: torch.autograd.backward(3),  # type: ignore[arg-type]
+        lambda: next(empty),
+    ):
+        empty = iter(DataLoader([]))
+        try:
+            fails()
+        except (ValueError, TypeError, StopIteration):
+            texts.append(traceback.format_exc())
+    losses.append(one_step(model, optimizer, *data()))
+    return told(model, losses, texts=texts)
+
+
+@scene
 def never_steps() -> dict[str, Any]:
     model, (x, y) = make(), data()
     loss = F.cross_entropy(model(x), y)
@@ -368,9 +419,10 @@ def never_steps() -> dict[str, Any]:
 def leaves_at_once() -> dict[str, Any]:
     model, losses = make(), []
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for _ in range(4):
+    began = time.monotonic()
+    while time.monotonic() - began < 0.8:
         losses.append(one_step(model, optimizer, *data()))
-    print(json.dumps({"leaves_at_once": told(model, losses, lost=True)}), flush=True)
+    print(json.dumps({"leaves_at_once": told(model, losses, seconds=0.8)}), flush=True)
     os._exit(7)
 
 
@@ -393,7 +445,6 @@ def trains_in_a_thread() -> dict[str, Any]:
 
 def main(names: list[str]) -> int:
     """0 unless a scene ended in an exception; then its traceback is on stderr."""
-    import torch._dynamo  # Each optimizer's first step would import it, in each child.
 
     status = 0
     for rank, name in enumerate(SCENES):
@@ -405,10 +456,14 @@ def main(names: list[str]) -> int:
             os.environ["RANK"] = str(rank)
             try:
                 print(json.dumps({name: SCENES[name]()}), flush=True)
+                status = 0
             except Exception:
                 traceback.print_exc()
-                sys.exit(9)
-            sys.exit(0)
+                status = 9
+            # Ends as a Python ends, but for taking torch apart, which takes longer than any scene.
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            os._exit(status)
         ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         status = max(status, 0 if name == "leaves_at_once" and ended == 7 else ended)
     return status
