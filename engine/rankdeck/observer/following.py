@@ -26,13 +26,14 @@ def load(failed: Callable[[Exception], None]) -> Any:
         sys.modules[_ROOM] = room
     for module in ("ledger", "follower"):
         __import__(_ROOM + ".memory." + module)
-    return _careful(sys.modules[_ROOM + ".memory.ledger"], sys.modules[_ROOM + ".memory.follower"], failed)
+    make_mode = _careful(sys.modules[_ROOM + ".memory.follower"], failed)
+    return _following(sys.modules[_ROOM + ".memory.ledger"], make_mode)
 
 
-def _careful(ledger_module: Any, follower_module: Any, failed: Callable[[Exception], None]) -> Any:
-    from torch.utils._python_dispatch import _get_current_dispatch_mode
+def _careful(follower_module: Any, failed: Callable[[Exception], None]) -> Any:
+    """The ledger's mode, which looks no more once it has failed."""
 
-    class Mode(follower_module.Follower):
+    class _Mode(follower_module.Follower):
         def __init__(self, storages: Any, state: Any) -> None:
             super().__init__(storages, state, self._once)
             self._result: Any = _NOTHING
@@ -78,11 +79,17 @@ def _careful(ledger_module: Any, follower_module: Any, failed: Callable[[Excepti
                     found.append(value)
             return found
 
-    class Ledger(ledger_module.Ledger):
+    return _Mode
+
+
+def _following(ledger_module: Any, make_mode: Any) -> Any:
+    from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+    class _Following(ledger_module.Ledger):
         mode: Any = None
 
         def _modes(self) -> Any:
-            self.mode = Mode(self, self._threads.state)
+            self.mode = make_mode(self, self._threads.state)
             return self.mode
 
         def is_on_top(self) -> bool:
@@ -91,7 +98,7 @@ def _careful(ledger_module: Any, follower_module: Any, failed: Callable[[Excepti
         def give_up(self) -> None:
             self.mode.is_off = True
 
-    return Ledger(1, patches=False)
+    return _Following(1, patches=False)
 
 
 class _Owners:

@@ -8,9 +8,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 
 from rankdeck import events
-from rankdeck.observer import full
+from rankdeck.observer import following, full
 from tests.helpers.observing import Seen, observe
 
 _SCRIPT = """
@@ -92,6 +93,33 @@ def test_a_later_step_is_told_by_kind() -> None:
     assert device.peak_by_kind["communication"] == said["parameters"]  # the buckets
     assert sum(device.peak_by_kind.values()) == device.peak_bytes > device.live_bytes
     assert "full" not in _plain().off()
+
+
+def test_what_fails_in_the_ledger_ends_its_looking_and_no_operation() -> None:
+    failures: list[Exception] = []
+    ledger = following.load(failures.append)
+
+    def broken(*_: object) -> None:
+        raise ValueError("the ledger is at fault")
+
+    ledger.add = broken
+    with ledger.following():
+        with pytest.raises(RuntimeError, match="must match"):
+            torch.empty(2) + torch.empty(3)
+        assert [str(failure) for failure in failures] == ["the ledger is at fault"]
+        assert (torch.ones(2) + 1).tolist() == [2.0, 2.0]
+    assert len(failures) == 1
+
+
+def test_an_operations_own_error_is_no_failure_of_the_ledger() -> None:
+    failures: list[Exception] = []
+    ledger = following.load(failures.append)
+    with ledger.following():
+        with pytest.raises(RuntimeError, match="must match"):
+            torch.ones(2) + torch.ones(3)
+        kept = torch.ones(4)
+        assert ledger.devices()[0].live_by_kind["activations"] == 16
+    assert failures == [] and kept.sum() == 4
 
 
 def test_owners_tell_no_more_once_a_step_was_followed() -> None:
