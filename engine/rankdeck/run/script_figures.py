@@ -94,10 +94,17 @@ class ScriptFigures:
         return dict(sorted(self._latest.told.collectives.items())) if self._latest is not None else {}
 
     @property
+    def has_loader(self) -> bool:
+        """Whether a loader was seen to feed its steps."""
+        seen = any(one.dataset is not None for one in self.seen.values())
+        return seen or any(rank.wait_s for rank in self.steps_by_rank.values())
+
+    @property
     def wait_share(self) -> float | None:
-        """The share of its steps that a rank waited for its loader, of the rank that waited most."""
+        """The share of its steps that a rank waited for its loader, of the rank that waited most; None where
+        no loader was seen."""
         shares = [rank.wait_s / rank.timed_s for rank in self.steps_by_rank.values() if rank.timed_s > 0]
-        return max(shares, default=None)
+        return max(shares, default=None) if self.has_loader else None
 
     @property
     def script_status(self) -> int | None:
