@@ -89,6 +89,13 @@ class ScriptFigures:
         return dict(sorted(joiner.ranks.items())) if isinstance(joiner, ScriptJoiner) else {}
 
     @property
+    def first_step_ended(self) -> float | None:
+        """When any rank of any attempt had taken its first step (Unix seconds), replaced or not."""
+        joiners = [one.joiner for one in self._attempts if isinstance(one.joiner, ScriptJoiner)]
+        ends = [rank.first_ended for joiner in joiners for rank in joiner.ranks.values()]
+        return min((ended for ended in ends if ended is not None), default=None)
+
+    @property
     def collectives(self) -> dict[int, CollectiveTotals]:
         """Those that the script called itself, by rank."""
         return dict(sorted(self._latest.told.collectives.items())) if self._latest is not None else {}

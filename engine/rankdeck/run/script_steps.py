@@ -50,6 +50,8 @@ class RankSteps:
         self.offset = 0
         """What is added to the numbers of a script that began to count anew."""
         self.ended = -np.inf
+        self.first_ended: float | None = None
+        """When its first step ended (Unix seconds)."""
         self.wait_s = 0.0
         self.timed_s = 0.0
         self._held = Sliding([(1, np.float64), (len(SHARES), np.float64)])
@@ -69,6 +71,8 @@ class RankSteps:
         self._held.append(num_new, np.arange(first, first + num_new, dtype=np.float64), values)
         ended = values[ENDED][np.isfinite(values[ENDED])]
         self.ended = max(self.ended, float(ended.max(initial=-np.inf)))
+        if self.first_ended is None and len(ended):
+            self.first_ended = float(ended[0])
         timed = values[:, 0 if self.num_steps else 1 :]
         timed = timed[:, (timed[WAIT_S] >= 0) & (timed[STEP_S] > 0) & (timed[STEP_S] < _LONGEST_S)]
         self.wait_s += float(np.minimum(timed[WAIT_S], timed[STEP_S]).sum())

@@ -116,6 +116,13 @@ def test_notes_say_what_is_off_and_what_is_apart(run: WrittenScript) -> None:
     ]
 
 
+def test_the_time_to_the_first_step_is_that_of_the_first_attempt(run: WrittenScript) -> None:
+    run.step(0, 1, [1.0, 1.0])
+    run.launch(2, attempt=1)
+    run.step(0, 1, [1.0, 1.0], attempt=1, late_s=60.0)
+    assert summarise(run.dir)["first_step_s"] == pytest.approx(0.5)
+
+
 def test_a_wait_for_a_loader_that_nobody_saw_is_none(run: WrittenScript) -> None:
     run.step(0, 1, [1.0] * 4, wait_s=0.0)
     assert summarise(run.dir)["wait_share"] is None
