@@ -179,7 +179,9 @@ class ScriptJoiner:
             samples += np.nan_to_num(shares[SAMPLES])
         rows = np.full((len(SCRIPT_COLUMNS), len(sums)), np.nan)
         rows[0] = lead.steps[part]
-        np.divide(sums, counts, out=rows[1], where=counts > 0)
+        with np.errstate(over="ignore"):
+            np.divide(sums, counts, out=rows[1], where=counts > 0)
+        rows[1] = np.where(np.isfinite(rows[1]), rows[1], np.nan)
         rows[2] = lead.shares[LR, part]
         rows[3] = np.where(has_samples > 0, samples, np.nan)
         rows[4:] = lead.shares[[STEP_S, ENDED, WAIT_S, GRAD_NORM], part]
