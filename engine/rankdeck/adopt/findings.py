@@ -109,9 +109,9 @@ def find_data(script: Script, dataset: str | None) -> DataFinding:
     if loader is None:
         seen = f", a {dataset.rpartition(':')[2]}," if dataset else ""
         notes = [
-            f"No DataLoader was found in the text. Put the training data{seen} into a function of a",
-            'file that trains nothing when it is imported, and name it here: "file.py:data". It returns a',
-            "data set whose samples are (inputs, targets), or a pair of them: (training set, held-out set).",
+            f"No DataLoader was found in the text. Put the training data{seen} into a function of a file",
+            'that trains nothing when it is imported, and name it here: "file.py:training_data". It',
+            "returns a data set whose samples are (inputs, targets), or two: (training set, held-out set).",
         ]
         return DataFinding(Finding(notes=notes), is_found=False)
     source, call = loader
@@ -158,11 +158,11 @@ def _data_set(script: Script, origin: Origin) -> Finding:
         lengths = _returned_lengths(defined[1]) if defined is not None else set()
         is_pair = origin.index == 0 and lengths == {2}
         if is_pair or (origin.index is None and not lengths):
-            found = script.namer.named(Origin(origin.source, call), "data")
+            found = script.namer.named(Origin(origin.source, call), "training_data")
             if is_pair and found.value != FILL_IN:
                 found.notes.append("The second entry of what it returns is taken for the held-out set.")
             return found
-    return script.namer.by_hand(origin, "data")
+    return script.namer.by_hand(origin, "training_data")
 
 
 def _returned_lengths(definition: ast.AST) -> set[int]:

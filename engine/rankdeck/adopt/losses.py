@@ -8,7 +8,7 @@ from typing import Any
 from rankdeck.adopt.findings import Script
 from rankdeck.adopt.naming import Finding
 from rankdeck.adopt.source import Source
-from rankdeck.adopt.tracing import Origin, origin_of
+from rankdeck.adopt.tracing import FURTHEST, Origin, origin_of
 
 _FUNCTIONS = {"cross_entropy": "cross_entropy", "mse_loss": "mse"}
 _CLASSES = {"CrossEntropyLoss": "cross_entropy", "MSELoss": "mse"}
@@ -25,7 +25,10 @@ def find_loss(script: Script) -> tuple[Finding, bool]:
     for source, node in _went_backward(script):
         origin = origin_of(source, node)
         is_divided = False
-        while (inner := _inside(origin.node)) is not None:
+        for _ in range(FURTHEST):
+            inner = _inside(origin.node)
+            if inner is None:
+                break
             is_divided |= isinstance(origin.node, ast.BinOp) and isinstance(origin.node.op, ast.Div)
             origin = origin_of(origin.source, inner)
         return _named(script, origin), is_divided
@@ -68,7 +71,7 @@ def _named(script: Script, origin: Origin) -> Finding:
     if isinstance(node, ast.Call) and origin.index is not None:
         return Finding(
             notes=[
-                f"{origin.place} takes entry {origin.index} of: {origin.text}",
+                f"{origin.place} takes an entry of what the model gives: {origin.text}",
                 'Write "model" where the model returns an object or a dict with its `loss`.',
             ]
         )

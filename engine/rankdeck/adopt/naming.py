@@ -61,14 +61,13 @@ class Namer:
 
     def by_hand(self, origin: Origin, wrapper: str) -> Finding:
         """A function that a person writes, with the script's own expression in it."""
-        text = origin.text if origin.index is None else f"{origin.text}[{origin.index}]"
         return Finding(
             notes=[
-                f"{origin.place} makes it with: {text}",
+                f"{origin.place} makes it with: {origin.text}",
                 "Put that into a function at the top of a file that trains nothing when it is imported,",
                 f'and name it here as "file.py:{wrapper}":',
                 f"    def {wrapper}():",
-                f"        return {text}",
+                f"        return {origin.code}",
             ]
         )
 

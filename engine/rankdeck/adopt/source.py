@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from rankdeck.base import files
 
@@ -30,6 +31,14 @@ _HARMLESS = (
     ast.Pass,
     ast.Assert,
 )
+
+
+class Assignment(NamedTuple):
+    """What a name is given: a value, or its `entry`. `end` is where the statement ends (line, column)."""
+
+    end: tuple[int, int]
+    value: ast.expr
+    entry: int | None
 
 
 @dataclass
@@ -73,6 +82,10 @@ class Source:
                 for alias in node.names:
                     name = alias.asname or alias.name.partition(".")[0]
                     found[name] = alias.name if alias.asname else name
+            elif isinstance(node, ast.ImportFrom) and node.module and node.names[0].name == "*":
+                other = self.beside(node.module)
+                for name in other.definitions if other is not None else ():
+                    found.setdefault(name, f"{node.module}.{name}")
             elif isinstance(node, ast.ImportFrom) and node.module:
                 found.update(
                     {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
@@ -83,14 +96,13 @@ class Source:
     def _scopes(self) -> dict[int, Scope]:
         """The innermost function of each node, by identity."""
         found: dict[int, Scope] = {}
-
-        def enter(node: ast.AST, scope: Scope) -> None:
+        waiting: list[tuple[ast.AST, Scope]] = [(self.tree, self.tree)]
+        while waiting:
+            node, scope = waiting.pop()
             for child in ast.iter_child_nodes(node):
                 found[id(child)] = scope
-                is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
-                enter(child, child if is_function else scope)  # type: ignore[arg-type]
-
-        enter(self.tree, self.tree)
+                inner = child if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) else scope
+                waiting.append((child, inner))
         return found
 
     def scope_of(self, node: ast.AST) -> Scope:
@@ -98,10 +110,41 @@ class Source:
 
     def calls(self, *ends: str) -> Iterator[ast.Call]:
         """Calls of functions whose dotted name ends with one of the words, in the order of the text."""
-        found = (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
-        for call in sorted(found, key=lambda call: (call.lineno, call.col_offset)):
-            if not ends or (self.dotted(call.func) or "").rpartition(".")[2] in ends:
+        for end, call in self._calls:
+            if not ends or end in ends:
                 yield call
+
+    @cached_property
+    def _calls(self) -> list[tuple[str, ast.Call]]:
+        found = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
+        found.sort(key=lambda call: (call.lineno, call.col_offset))
+        return [((self.dotted(call.func) or "").rpartition(".")[2], call) for call in found]
+
+    @cached_property
+    def assignments(self) -> dict[tuple[int, str], list[Assignment]]:
+        """By function (its identity) and name, in the order of the text."""
+        found: dict[tuple[int, str], list[Assignment]] = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Assign):
+                targets, value = node.targets, node.value
+            elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+                targets, value = [node.target], node.value
+            else:
+                continue
+            scope = id(self.scope_of(node))
+            for target in targets:
+                parts = (
+                    list(enumerate(target.elts))
+                    if isinstance(target, ast.Tuple | ast.List)
+                    else [(None, target)]
+                )
+                for entry, part in parts:
+                    if isinstance(part, ast.Name):
+                        one = Assignment(end_of(node), value, entry)
+                        found.setdefault((scope, part.id), []).append(one)
+        for several in found.values():
+            several.sort(key=lambda one: one.end)
+        return found
 
     def dotted(self, node: ast.AST) -> str | None:
         """'torch.nn.CrossEntropyLoss' for nn.CrossEntropyLoss; the words as they stand for what is no
@@ -171,6 +214,10 @@ class Source:
             if known and called not in seen and self._trains(called, seen):
                 return True
         return False
+
+
+def end_of(node: ast.expr | ast.stmt) -> tuple[int, int]:
+    return (node.end_lineno or node.lineno, node.end_col_offset or node.col_offset)
 
 
 def _is_main_guard(statement: ast.If) -> bool:

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from rankdeck.adopt.source import Function, Scope, Source
+from rankdeck.adopt.source import Assignment, Function, Scope, Source
 
-_FURTHEST = 30
+FURTHEST = 30
+"""How many steps back a value is followed."""
 _MOVES = {"to", "cuda", "cpu", "train", "eval", "float", "double", "half", "bfloat16", "requires_grad_"}
 _WRAPS = {
     "DistributedDataParallel",
@@ -49,22 +49,21 @@ class Origin:
         return self.source.place(self.node)
 
     @property
-    def text(self) -> str:
+    def code(self) -> str:
         """The expression as it stands, in one line."""
         text = " ".join(ast.unparse(self.node).split())
-        return text if len(text) <= 90 else text[:87] + "..."
+        return text if self.index is None else f"{text}[{self.index}]"
 
-
-class _Binding(NamedTuple):
-    line: int
-    value: ast.expr
-    entry: int | None
+    @property
+    def text(self) -> str:
+        """The same, shortened."""
+        return self.code if len(self.code) <= 90 else self.code[:87] + "..."
 
 
 def origin_of(source: Source, node: ast.expr) -> Origin:
     """Where a value comes from: the furthest expression that the text leads to."""
     here = Origin(source, node)
-    for _ in range(_FURTHEST):
+    for _ in range(FURTHEST):
         further = _looked_through(here) or _followed(here)
         if further is None:
             break
@@ -99,7 +98,11 @@ def _followed(here: Origin) -> Origin | None:
     if not isinstance(node, ast.Name):
         return None
     scope = source.scope_of(node)
-    above = [binding for binding in _bindings(source, scope, node.id) if binding.line < node.lineno]
+    above = [
+        binding
+        for binding in _bindings(source, scope, node.id)
+        if binding.end <= (node.lineno, node.col_offset)
+    ]
     if above:
         return _bound(here, above[-1])
     if not isinstance(scope, ast.Module):
@@ -112,32 +115,13 @@ def _followed(here: Origin) -> Origin | None:
     return _imported(here, node.id)
 
 
-def _bound(here: Origin, binding: _Binding) -> Origin:
+def _bound(here: Origin, binding: Assignment) -> Origin:
     return Origin(here.source, binding.value, here.index if binding.entry is None else binding.entry)
 
 
-def _bindings(source: Source, scope: Scope, name: str) -> list[_Binding]:
+def _bindings(source: Source, scope: Scope, name: str) -> list[Assignment]:
     """The assignments to a name in a function, in the order of the text."""
-    found = []
-    for node in ast.walk(scope):
-        if isinstance(node, ast.Assign):
-            targets, value = node.targets, node.value
-        elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
-            targets, value = [node.target], node.value
-        else:
-            continue
-        if source.scope_of(node) is not scope:
-            continue
-        for target in targets:
-            if isinstance(target, ast.Name) and target.id == name:
-                found.append(_Binding(node.lineno, value, None))
-            elif isinstance(target, ast.Tuple | ast.List):
-                found += [
-                    _Binding(node.lineno, value, index)
-                    for index, part in enumerate(target.elts)
-                    if isinstance(part, ast.Name) and part.id == name
-                ]
-    return sorted(found, key=lambda binding: binding.line)
+    return source.assignments.get((id(scope), name), [])
 
 
 def _passed(source: Source, function: Scope, name: str) -> ast.expr | None:

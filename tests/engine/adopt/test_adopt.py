@@ -336,3 +336,21 @@ def test_the_command_writes_a_file_once_and_says_what_is_left(
     ]
     checked = rankdeck_here("validate", "train.toml", code=2)
     assert "data.use is still to be filled in (train.toml, line" in checked.err
+
+
+def test_a_script_that_goes_in_circles_is_read_to_an_end(project: Path) -> None:
+    circles = """
+        import torch
+        from torch.utils.data import DataLoader
+
+        def step(loss, data, width):
+            loss = loss / 2
+            loss.backward()
+            step(loss / 2, data, width + width)
+            for x in DataLoader(data):
+                torch.optim.SGD(make(make, width).parameters(), lr=step(loss, data, width))
+
+        if __name__ == "__main__":
+            torch.manual_seed(seed := seed)
+        """
+    assert "model.use" in missing(adopted(project, circles + "        # " + "x" * 9 + "\n"))
