@@ -230,8 +230,11 @@ class LiveRun(QObject):
         return self.fold.started is not None and self.fold.started.pace == "simulated"
 
     def memory_of(self, device: DeviceFigures) -> DeviceMemory | None:
-        """The last sampled step while the run is alive; then the one with the largest peak of the run."""
-        return device.memory if self.outcome in (None, "running") else device.largest
+        """The last sampled step while the run is alive; then the one with the largest peak of the run. What
+        owners hold has no peak: it is the last one always.
+        """
+        is_newest = self.outcome in (None, "running") or device.is_of_owners
+        return device.memory if is_newest else device.largest
 
     def total_bytes_of(self, device: DeviceFigures) -> int | None:
         """The peak of that step; without one, what the driver says is in use."""

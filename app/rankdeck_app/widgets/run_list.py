@@ -28,13 +28,23 @@ OUTCOMES: dict[str, tuple[str, str, str]] = {
 }
 
 
+# wrapper of a person's own script -> what there is room for
+WRAPPERS = {
+    "DataParallel": "DP",
+    "DistributedDataParallel": "DDP",
+    "FullyShardedDataParallel": "FSDP",
+    "fully_shard": "FSDP2",
+}
+
+
 def outcome_look(outcome: str) -> tuple[str, str, str]:
     return OUTCOMES.get(outcome, ("circle", "descriptionForeground", outcome))
 
 
 def strategy_title(name: str) -> str:
+    """Of a strategy, or of the wrapper that a script was seen to use."""
     card = STRATEGIES.get(name)
-    return card.title if card is not None else name
+    return card.title if card is not None else WRAPPERS.get(name, name)
 
 
 def ago(then_s: float, now_s: float | None = None) -> str:

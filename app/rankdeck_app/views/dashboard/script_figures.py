@@ -195,10 +195,8 @@ def headline(run: LiveRun) -> tuple[str, str, str] | None:
 
 
 def shown_cards(run: LiveRun) -> set[str]:
-    """The cards that have something to show, or say why they have not."""
+    """The cards that have something to show, or say why they have not; what is logged is not looked at."""
     shown = {"loss"} if is_stepless(run) else {"loss", "rate"}
-    if run.fold.metrics:
-        shown.add("metrics")
     if any(len(device.memory_history) > 1 for device in run.devices):
         shown.add("band")
     if any(run.total_bytes_of(device) is not None for device in run.devices):

@@ -117,9 +117,10 @@ class ScriptPage(RunTab):
             self._heat.set_figure(run_figures.heat(run))
         if pending & (Changed.STEPS | Changed.STATE):
             self._show_curves()
-        self._show_metrics(pending)
-        if pending:
+        if self._show_metrics(pending) or pending:
             shown = script_figures.shown_cards(run)
+            if self._metrics.figure.curves:
+                shown.add("metrics")
             self._grid.show_only({self.cards[name] for name in shown})
 
     def _show_state_of_cards(self) -> None:
@@ -167,13 +168,15 @@ class ScriptPage(RunTab):
             self._loss.set_curves(metric.curve, metric.curve, 4, ("value", "", ""))
         self._loss.follow()
 
-    def _show_metrics(self, pending: Changed) -> None:
-        """At most twice a second: there may be hundreds of them."""
+    def _show_metrics(self, pending: Changed) -> bool:
+        """At most twice a second, there may be hundreds of them; whether they were shown anew."""
         now = time.monotonic()
         self._has_news = self._has_news or bool(pending & (Changed.METRICS | Changed.STATE))
-        if self._has_news and now - self._metrics_at >= _METRICS_EVERY_S:
-            self._metrics_at, self._has_news = now, False
-            self._metrics.set_figure(script_figures.metrics(self.run))
-            self.cards["metrics"].set_subtitle(script_figures.metrics_subtitle(self.run))
-            if self._metrics.selected:
-                self._loss.request_draw()
+        if not self._has_news or now - self._metrics_at < _METRICS_EVERY_S:
+            return False
+        self._metrics_at, self._has_news = now, False
+        self._metrics.set_figure(script_figures.metrics(self.run))
+        self.cards["metrics"].set_subtitle(script_figures.metrics_subtitle(self.run))
+        if self._metrics.selected:
+            self._loss.request_draw()
+        return True
