@@ -241,6 +241,24 @@ def test_the_rank_that_raises_is_named_and_the_others_end(tmp_path: Path) -> Non
     assert problem.headline() == f"rank 1 raised ValueError: bad batch ({tmp_path / 'train.py'}, line 4)"
 
 
+_ONE_SURVIVES = """
+import os, sys, time, traceback
+if os.environ["RANK"] == "1":
+    time.sleep(0.5)
+    sys.exit(4)
+try:
+    {}["k"]
+except KeyError:
+    traceback.print_exc()
+time.sleep(600)
+"""
+
+
+def test_a_traceback_that_a_rank_survives_is_no_cause(tmp_path: Path) -> None:
+    end, status = finished(run := launch_script(tmp_path, _ONE_SURVIVES, ranks=2))
+    assert (end.outcome, status, end.reason) == ("failed", 4, "train.py exited with 4 (rank 1).")
+
+
 _ONE_LEAVES = """
 import os, time
 if os.environ["RANK"] == "1":
