@@ -255,7 +255,7 @@ time.sleep(600)
 
 
 def test_a_traceback_that_a_rank_survives_is_no_cause(tmp_path: Path) -> None:
-    end, status = finished(run := launch_script(tmp_path, _ONE_SURVIVES, ranks=2))
+    end, status = finished(launch_script(tmp_path, _ONE_SURVIVES, ranks=2))
     assert (end.outcome, status, end.reason) == ("failed", 4, "train.py exited with 4 (rank 1).")
 
 
