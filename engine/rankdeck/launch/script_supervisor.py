@@ -208,7 +208,7 @@ class ScriptSupervisor(supervising.Supervising):
             given = self._environment_given().get("OMP_NUM_THREADS", "")
             threads = given if given.isdecimal() else str(cores if self._config.script.ranks == 1 else 1)
             os.environ["OMP_NUM_THREADS"] = threads
-            self.start_sampler()
+            self.start_sampler("--trees")
 
     def _begin_store(self) -> None:
         assert self._store is not None

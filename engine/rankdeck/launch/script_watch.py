@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.base.heartbeat import Beat, HeartbeatPage
 from rankdeck.config.script import ScriptConfig
+from rankdeck.diagnose.cause import RankEvidence
 from rankdeck.diagnose.exceptions import is_communication, read_last_lines
 from rankdeck.diagnose.hang import Frame, is_still, place
 from rankdeck.diagnose.script_hang import Standing, standing_still
@@ -146,6 +148,15 @@ class ScriptWatch(Watch):
         return self._read_dumps(
             list(asked), lambda rank: signal_handled(asked[rank].pid, asked[rank].stack_signal or 0)
         )
+
+    def evidence(self) -> list[RankEvidence]:
+        """A rank that had not ended may have printed a traceback and gone on: that is its end only where the
+        others merely lost their connections."""
+        found = super().evidence()
+        ended = [rank.failure for rank in found if rank.exit_code is not None and rank.failure is not None]
+        if all(failure.is_communication for failure in ended):
+            return found
+        return [rank if rank.exit_code is not None else replace(rank, failure=None) for rank in found]
 
     def failure(self, rank: int) -> events.RankFailed | None:
         """What the rank's stderr says of its end, and its exit code where that says more."""
