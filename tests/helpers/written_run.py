@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rankdeck import events, rundir
-from rankdeck.config import from_dict
+from rankdeck.config import RunConfig, from_dict
+from rankdeck.config.script import ScriptConfig
 from rankdeck.rundir import EventWriter, RunDir
 
 MIB = 2**20
@@ -38,13 +39,7 @@ class WrittenRun:
     """A run being written. Its lock is held until `end` or `lose`."""
 
     def __init__(self, runs: Path, name: str = "gpt-dp", config: Mapping[str, Any] | None = None) -> None:
-        tables: dict[str, Any] = {
-            "name": name,
-            "model": {"use": "mlp"},
-            "data": {"use": "digits"},
-            **(config or {}),
-        }
-        hidden = rundir.create(runs, from_dict(tables, folder=runs.parent), environment={})
+        hidden = rundir.create(runs, self._config(runs, name, config or {}), environment={})
         path = rundir.final_path(hidden)
         hidden.path.rename(path)
         self.dir = RunDir(path)
@@ -52,6 +47,10 @@ class WrittenRun:
         self._lock = os.open(path / "guard.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self._writers: dict[tuple[str, int], EventWriter] = {}
+
+    def _config(self, runs: Path, name: str, config: Mapping[str, Any]) -> RunConfig | ScriptConfig:
+        tables = {"name": name, "model": {"use": "mlp"}, "data": {"use": "digits"}, **config}
+        return from_dict(tables, folder=runs.parent)
 
     @property
     def path(self) -> Path:

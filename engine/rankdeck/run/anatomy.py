@@ -8,11 +8,11 @@ compared. fold.py and export.py read it next.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from rankdeck.events import Spans
+from rankdeck.events import Pipeline, Spans
 
 PHASES = (
     "data",
@@ -238,6 +238,16 @@ def bubble_of(attempts: Sequence[Anatomies], *, flushes: bool = True) -> float |
         if known:
             return median(known)
     return None
+
+
+def bubble_beside_theory(
+    attempts: Sequence[Anatomies], ranks: Collection[Pipeline]
+) -> tuple[float | None, float | None] | None:
+    """(measured, theory) of a pipeline, as its ranks told it; None for what is none."""
+    if not ranks:
+        return None
+    theory = max((rank.theory_bubble for rank in ranks if rank.theory_bubble is not None), default=None)
+    return bubble_of(attempts, flushes=bool(theory)), theory
 
 
 def totals_s(row: DeviceRow) -> Mapping[str, float]:

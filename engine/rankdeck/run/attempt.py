@@ -6,7 +6,6 @@ forgotten. fold.py puts attempts together.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Mapping
 from typing import TypeVar
@@ -16,46 +15,19 @@ import numpy as np
 from rankdeck import events
 from rankdeck.run.anatomy import Anatomies
 from rankdeck.run.batch import Source
+from rankdeck.run.curves import ScriptCurves, StepCurves
 from rankdeck.run.devices import AttemptDevice
-from rankdeck.run.series import Ema, Floats, Series
-from rankdeck.run.steps import MOST_RANKS, ROWS_HELD, Joiner, StepTable
+from rankdeck.run.metrics import POINTS_HELD, Metrics
+from rankdeck.run.script_steps import ScriptJoiner
+from rankdeck.run.script_told import ScriptTold
+from rankdeck.run.series import Series
+from rankdeck.run.step_blocks import MOST_RANKS, StepBlock
+from rankdeck.run.step_table import ROWS_HELD, SCRIPT_COLUMNS, StepTable
+from rankdeck.run.steps import Joiner
 
 _NUM_EVALUATIONS = 4096
+_MOST_EARLY = 4096
 StepEvent = TypeVar("StepEvent", events.Comm, events.Pipeline)
-
-
-STEP_CURVES = ("losses", "loss_ema", "rates", "rate_ema")
-
-
-class StepCurves:
-    """Loss and throughput over steps, and their averages, for drawing: STEP_CURVES of one series.
-
-    The average of the loss goes on from `loss_before`, where the attempt before stood after step `after`;
-    that of the throughput begins anew, since another strategy may be behind it.
-    """
-
-    def __init__(self, num_steps: int | None, after: int, loss_before: float | None) -> None:
-        self.series = Series(num_curves=len(STEP_CURVES))
-        self.loss_before = loss_before
-        # A sixtieth of the run, so that the line is calm and still turns where the loss does.
-        self._averages = Ema(1.0 / min(500.0, max(2.0, (num_steps or 3_000) / 60)), 3)
-        if loss_before is not None:
-            self._averages.go_on(0, loss_before, after)
-
-    def append(self, rows: Floats) -> None:
-        """Rows of steps.COLUMNS."""
-        step, loss, _, samples, step_s, _ = rows
-        loss_ema, smooth_samples, smooth_s = self._averages.extend(np.stack([loss, samples, step_s]))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            rates = np.where(step_s > 0, samples / step_s, np.nan)
-            smooth = smooth_samples / smooth_s
-        rate_ema = np.where(np.isfinite(smooth), smooth, np.nan)
-        self.series.append_many(step, np.stack([loss, loss_ema, rates, rate_ema]))
-
-    @property
-    def smoothed_loss(self) -> float | None:
-        newest = self.series.last_of(STEP_CURVES.index("loss_ema"))
-        return newest if newest is not None and math.isfinite(newest) else None
 
 
 class Attempt:
@@ -66,8 +38,9 @@ class Attempt:
         self.last: int | None = None
         self.started: events.RunStarted | None = None
         self.ended: events.RunEnded | None = None
+        self._rows_held = rows_held
         self.table = StepTable(rows_held)
-        self.curves: StepCurves | None = None
+        self.curves: StepCurves | ScriptCurves | None = None
         self._with_curves = curves
         self.held_out = Series(4_096, 1_024)
         self.evaluations: deque[events.Evaluation] = deque(maxlen=_NUM_EVALUATIONS)
@@ -80,7 +53,10 @@ class Attempt:
         self.sync: dict[int, events.Comm] = {}
         self.pipeline: dict[int, events.Pipeline] = {}
         self.anatomies = Anatomies()
-        self.joiner = Joiner()
+        self.joiner: Joiner | ScriptJoiner = Joiner()
+        self._early: list[StepBlock] = []
+        """Steps that were read before it was known what kind of run they are of."""
+        self.told = ScriptTold(metrics=Metrics(POINTS_HELD if rows_held is not None else None))
 
     @property
     def restored(self) -> int | None:
@@ -97,13 +73,45 @@ class Attempt:
             self.devices[index] = AttemptDevice()
         return self.devices[index]
 
+    def add_steps(self, block: StepBlock) -> None:
+        if self.started is None and len(self._early) < _MOST_EARLY:
+            self._early.append(block)
+        self.joiner.add(block)
+
     def start(self, event: events.RunStarted) -> bool:
         """The supervisor's announcement; False where it makes no sense."""
         if not 1 <= event.world_size < MOST_RANKS:
             return False
-        self.started, self.joiner.world_size = event, event.world_size
+        if event.source == events.SCRIPT:
+            if self.started is None:
+                self._be_of_a_script()
+        elif isinstance(self.joiner, Joiner):
+            self.joiner.world_size = event.world_size
+        self._early.clear()
+        self.started = event
         self.anatomies.announce(event.world_size)
         return True
+
+    @property
+    def is_of_a_script(self) -> bool:
+        return isinstance(self.joiner, ScriptJoiner)
+
+    def samples_of_a_step(self) -> float:
+        """Of a step that does not say how many it had; NaN where nobody knows. A script's loaders tell most
+        steps, or none."""
+        if self.started is not None and self.started.global_batch:
+            return float(self.started.global_batch)
+        samples = self.table.column("samples") if self.is_of_a_script else np.empty(0)
+        known = samples[np.isfinite(samples)]
+        return float(known.mean()) if len(known) > len(samples) / 2 else np.nan
+
+    def _be_of_a_script(self) -> None:
+        joiner, self.joiner = self.joiner, ScriptJoiner()
+        if joiner.restored is not None:
+            self.joiner.restore(joiner.restored)
+        for block in self._early:
+            self.joiner.add(block)
+        self.table = StepTable(self._rows_held, SCRIPT_COLUMNS)
 
     def take_rows(self, loss_before: float | None = None) -> bool:
         """Make rows of the steps that are complete by now; whether there are any. `loss_before` is the
@@ -113,6 +121,7 @@ class Attempt:
             if self.last is not None:
                 rows = rows[:, : int(np.searchsorted(rows[0], self.last, side="right"))]
             if rows.shape[1]:
+                self._replace(int(rows[0, 0]))
                 self.table.append(rows)
                 if self.curves is not None:
                     self.curves.append(rows)
@@ -121,12 +130,33 @@ class Attempt:
             self._draw_again(loss_before)
         return bool(complete)
 
+    def _replace(self, first: int) -> None:
+        """Make room for rows from step `first` on, where there are some already: a script's rows change when
+        another rank tells late what it did."""
+        held = self.table.column("step")
+        if not len(held) or held[-1] < first:
+            return
+        self.table.cut(first - 1)
+        if self.curves is not None:
+            kept = self.curves.go_back(first - 1)
+            if kept is None:
+                self.curves = None
+            else:
+                again = self.table.rows[:, np.searchsorted(self.table.column("step"), kept, side="right") :]
+                if again.shape[1]:
+                    self.curves.append(again)
+
     def _draw_again(self, loss_before: float | None) -> None:
         """The curves of all rows, unless the oldest are gone: then the average has long forgotten how it
         began."""
         if self.curves is None or not self.table.num_gone:
             num_steps = self.started.steps if self.started else None
-            self.curves = StepCurves(num_steps, self.restored or 0, loss_before)
+            after = self.restored or 0
+            self.curves = (
+                ScriptCurves(after, loss_before)
+                if self.is_of_a_script
+                else StepCurves(num_steps, after, loss_before)
+            )
             self.curves.append(self.table.rows)
 
     def evaluate(self, event: events.Evaluation) -> bool:
@@ -165,7 +195,7 @@ class Attempt:
             device.cut(last)
         self.anatomies.cut(last)
         if self.curves is not None:
-            self.curves.series.cut(last)
+            self.curves.cut(last)
         return True
 
     def take_rare(self, source: Source, event: events.AnyEvent) -> None:
@@ -175,6 +205,11 @@ class Attempt:
                 self.ended = event
             case events.RankStarted():
                 self.phases[event.rank] = event.phase
+                self.told.ranks[event.rank] = event
+            case events.Observed():
+                self.told.seen[event.rank] = event
+            case events.Collectives():
+                self.told.add_collectives(event)
             case events.Phase():
                 self.phases[event.rank] = event.phase
                 self.steps_counted = event.steps or self.steps_counted

@@ -10,11 +10,16 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Flag, auto
+from itertools import chain
 from typing import Any, NamedTuple
 
-from rankdeck.events import AnyEvent, DeviceMemory, DeviceSample, Memory, Sample, Steps
-from rankdeck.run.steps import StepBlock, blocks_of
+from rankdeck.events import OWNERS_SEEN, AnyEvent, DeviceMemory, DeviceSample, Memory, Metrics, Sample, Steps
+from rankdeck.run.metrics import MetricColumns, MetricKey, columns_of, is_whole
+from rankdeck.run.step_blocks import LARGEST_STEP, MOST_RANKS, StepBlock, blocks_of
 from rankdeck.rundir import LineCounts, attempt_of
+
+_TOO_MANY = 1 << 62
+"""No device has so many bytes."""
 
 
 class Changed(Flag):
@@ -28,6 +33,7 @@ class Changed(Flag):
     PROBLEMS = auto()
     ANATOMY = auto()
     STATE = auto()
+    METRICS = auto()
 
 
 class Source(NamedTuple):
@@ -69,24 +75,58 @@ class Readings:
             self.now["utilisation"] = sample.utilisation
 
 
+class Peak(NamedTuple):
+    """The memory of a sampled step."""
+
+    step: int
+    memory: DeviceMemory
+    source: str
+
+    @property
+    def size(self) -> tuple[bool, int]:
+        """What is measured comes before a sum over the owners that were seen, which is no peak."""
+        return self.source != OWNERS_SEEN, self.memory.peak_bytes
+
+
+def is_sensible(device: DeviceMemory) -> bool:
+    """Whether a device's bytes are such."""
+    by_kind = ((device.live_by_kind or {}).values(), (device.peak_by_kind or {}).values())
+    sizes = (
+        device.live_bytes,
+        device.peak_bytes,
+        device.reserved_bytes or 0,
+        device.peak_reserved_bytes or 0,
+    )
+    return 0 <= device.device < MOST_RANKS and all(0 <= size < _TOO_MANY for size in chain(sizes, *by_kind))
+
+
 @dataclass
-class MemoryColumns:
-    """Sampled steps of one device: when, which, and the peak; whole where a peak is the largest so far."""
+class Sampled:
+    """Sampled steps as columns: when, which, and the peak."""
 
     t: list[float] = field(default_factory=list)
     step: list[int] = field(default_factory=list)
-    peak_bytes: list[int] = field(default_factory=list)
-    largest: list[tuple[int, DeviceMemory]] = field(default_factory=list)
-    latest: DeviceMemory | None = None
-    source: str = ""
+    num_bytes: list[int] = field(default_factory=list)
+
+
+@dataclass
+class MemoryColumns:
+    """Sampled steps of one device, those where only owners were seen apart; whole where a peak is the largest
+    so far."""
+
+    measured: Sampled = field(default_factory=Sampled)
+    owners: Sampled = field(default_factory=Sampled)
+    largest: list[Peak] = field(default_factory=list)
+    latest: Peak | None = None
 
     def add(self, device: DeviceMemory, event: Memory) -> None:
-        self.t.append(event.t)
-        self.step.append(event.step)
-        self.peak_bytes.append(device.peak_bytes)
-        self.latest, self.source = device, event.source
-        if not self.largest or device.peak_bytes > self.largest[-1][1].peak_bytes:
-            self.largest.append((event.step, device))
+        self.latest = Peak(event.step, device, event.source)
+        columns = self.owners if event.source == OWNERS_SEEN else self.measured
+        columns.t.append(event.t)
+        columns.step.append(event.step)
+        columns.num_bytes.append(device.peak_bytes)
+        if not self.largest or self.latest.size > self.largest[-1].size:
+            self.largest.append(self.latest)
 
 
 @dataclass
@@ -101,6 +141,10 @@ class Batch:
     memory: defaultdict[tuple[int, int], MemoryColumns] = field(
         default_factory=lambda: defaultdict(MemoryColumns)
     )
+    metrics: defaultdict[tuple[int, int, MetricKey], MetricColumns] = field(
+        default_factory=lambda: defaultdict(MetricColumns)
+    )
+    """By attempt, rank and name."""
     events: list[tuple[Source, AnyEvent]] = field(default_factory=list)
     num_events: int = 0
     num_refused: int = 0
@@ -125,6 +169,18 @@ class Batch:
                     self.readings[attempt, sample.device].add(sample, event)
             elif type(event) is Memory:
                 for device in event.devices:
-                    self.memory[attempt, device.device].add(device, event)
+                    if is_sensible(device) and 0 <= event.step <= LARGEST_STEP:
+                        self.memory[attempt, device.device].add(device, event)
+                    else:
+                        self.num_refused += 1
+            elif type(event) is Metrics:
+                self._add_metrics(attempt, event)
             else:
                 self.events.append((Source(attempt, event.t, writer, event.seq), event))
+
+    def _add_metrics(self, attempt: int, event: Metrics) -> None:
+        if not 0 <= event.rank < MOST_RANKS or not is_whole(event):
+            self.num_refused += 1
+        if 0 <= event.rank < MOST_RANKS:
+            for key, columns in columns_of(event).items():
+                self.metrics[attempt, event.rank, key].extend(columns)

@@ -4,7 +4,8 @@
 
 NVML says what is used and by which process, torch's allocator what it has reserved and for what. `context` is
 what our processes hold and torch has not reserved (the CUDA context, cuBLAS, NCCL). Where the driver does not
-tell processes apart (in many containers) `unattributed` stands for others and context together. The kinds are
+tell processes apart (in many containers) `unattributed` stands for others and context together; of a person's
+own script it also holds what torch's allocator holds for tensors whose owner was not found. The kinds are
 those of the device's peak in the last step that was told: the allocator keeps what the peak needed, so that
 is what fills the memory that NVML sees. The two are read at different moments; what does not fit is cut, so
 that all segments but driver and free always add up to what NVML says is used.
@@ -12,9 +13,9 @@ that all segments but driver and free always add up to what NVML says is used.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from rankdeck.events import MEMORY_KINDS, DeviceMemory, ProcessUse
+from rankdeck.events import MEMORY_KINDS, UNATTRIBUTED, DeviceMemory, ProcessUse
 
 SEGMENTS = ("others", "context", "unattributed", "reserved_unused", *MEMORY_KINDS, "driver", "free")
 
@@ -42,14 +43,19 @@ def break_down(
         reserved_bytes = min(reserved_bytes, own_bytes)
         found["others"] = used_bytes - own_bytes
         found["context"] = own_bytes - reserved_bytes
-    found |= _kinds(memory, reserved_bytes)
+    kinds = _kinds(memory, reserved_bytes)
+    found["unattributed"] += kinds.pop(UNATTRIBUTED)
+    found |= kinds
     if driver_bytes is not None:
         found["driver"] = driver_bytes
     if total_bytes is not None:
         found["free"] = max(0, total_bytes - used_bytes - (driver_bytes or 0))
     unknown = {"driver"} if driver_bytes is None else set()
     unknown |= {"free"} if total_bytes is None else set()
-    unknown |= {"others", "context"} if own_bytes is None else {"unattributed"}
+    if own_bytes is None:
+        unknown |= {"others", "context"}
+    elif not found["unattributed"]:
+        unknown.add("unattributed")
     return {name: size for name, size in found.items() if name not in unknown}
 
 
@@ -62,12 +68,12 @@ def _own_bytes(processes: Sequence[ProcessUse] | None) -> int | None:
     return sum(known) if own and len(known) == len(own) else None
 
 
-def _kinds(memory: DeviceMemory | None, reserved_bytes: int) -> Mapping[str, int]:
-    """`reserved_bytes` by kind, with what no tensor needed as reserved_unused."""
+def _kinds(memory: DeviceMemory | None, reserved_bytes: int) -> dict[str, int]:
+    """`reserved_bytes` by kind, the unattributed one too, with what no tensor needed as reserved_unused."""
     left_bytes = reserved_bytes
     found: dict[str, int] = {}
     by_kind = {} if memory is None else memory.peak_by_kind or {}
-    for kind in MEMORY_KINDS:
+    for kind in (*MEMORY_KINDS, UNATTRIBUTED):
         found[kind] = min(by_kind.get(kind, 0), left_bytes)
         left_bytes -= found[kind]
     return found | {"reserved_unused": left_bytes}

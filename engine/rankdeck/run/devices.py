@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rankdeck import events
-from rankdeck.run.batch import MemoryColumns, Readings
+from rankdeck.run.batch import MemoryColumns, Peak, Readings
 from rankdeck.run.breakdown import break_down
 from rankdeck.run.series import Curve, Series
 
-HISTORIES = ("peak_history", "used_history", "utilisation_history")
+HISTORIES = ("peak_history", "owners_history", "used_history", "utilisation_history")
 _MOST_PEAKS = 4096
+_OF_SAMPLED_STEPS = (events.MEASURED_IN_REHEARSAL, events.FOLLOWED)
 
 
 def _history(*, keyed: bool = False) -> Series:
@@ -23,14 +24,12 @@ def _history(*, keyed: bool = False) -> Series:
 class AttemptDevice:
     """What one attempt told of a device. Histories are over Unix time.
 
-    `peaks` are the sampled steps whose peak was larger than every one before, as (step, memory): so a cut
-    leaves the largest of the steps before it.
+    `peaks` are the sampled steps whose peak was larger than every one before: so a cut leaves the largest of
+    the steps before it. `owners_history` is of a script of which only the owners of tensors were seen.
     """
 
-    memory: events.DeviceMemory | None = None
-    memory_step: int | None = None
-    peaks: list[tuple[int, events.DeviceMemory]] = field(default_factory=list)
-    source: str | None = None
+    newest: Peak | None = None
+    peaks: list[Peak] = field(default_factory=list)
     now: dict[str, Any] = field(default_factory=dict)
     used_peak_bytes: int | None = None
     busy_s: float = 0.0
@@ -38,18 +37,24 @@ class AttemptDevice:
     interval_s: float = 0.0
     lost_at: float | None = None
     peak_history: Series = field(default_factory=lambda: _history(keyed=True))
+    owners_history: Series = field(default_factory=lambda: _history(keyed=True))
     used_history: Series = field(default_factory=_history)
     utilisation_history: Series = field(default_factory=_history)
 
     def take_memory(self, columns: MemoryColumns) -> None:
         """Sampled steps, in the order of the rank that drives the device."""
-        self.memory, self.memory_step, self.source = columns.latest, columns.step[-1], columns.source
-        for step, memory in columns.largest:
-            if not self.peaks or memory.peak_bytes > self.peaks[-1][1].peak_bytes:
-                self.peaks.append((step, memory))
+        self.newest = columns.latest
+        for peak in columns.largest:
+            if not self.peaks or peak.size > self.peaks[-1].size:
+                self.peaks.append(peak)
         if len(self.peaks) > _MOST_PEAKS:
             self.peaks = self.peaks[1::2] if len(self.peaks) % 2 == 0 else self.peaks[::2]
-        self.peak_history.append_many(columns.t, columns.peak_bytes, columns.step)
+        for history, sampled in (
+            (self.peak_history, columns.measured),
+            (self.owners_history, columns.owners),
+        ):
+            if sampled.t:
+                history.append_many(sampled.t, sampled.num_bytes, sampled.step)
 
     def take_readings(self, readings: Readings) -> None:
         self.now |= readings.now
@@ -66,18 +71,19 @@ class AttemptDevice:
 
     def cut(self, last: int) -> None:
         """What was told of steps beyond `last` is history; readings of the driver are of no step."""
-        self.peaks = [(step, memory) for step, memory in self.peaks if step <= last]
-        if self.memory_step is not None and self.memory_step > last:
-            self.memory_step, self.memory = self.peaks[-1] if self.peaks else (None, None)
+        self.peaks = [peak for peak in self.peaks if peak.step <= last]
+        if self.newest is not None and self.newest.step > last:
+            self.newest = self.peaks[-1] if self.peaks else None
         self.peak_history.cut(last)
+        self.owners_history.cut(last)
 
 
 @dataclass
 class DeviceFigures:
     """What is known of one device of the run.
 
-    `memory` is that of the newest sampled step (`memory_step`), `largest` that of the largest peak, and
-    `num_sampled` how many steps the ledger followed (0 for a GPU, whose peaks are of all steps). The
+    `memory` is that of the newest sampled step (`memory_step`), `peak` the sampled step with the largest one,
+    and `num_sampled` how many steps the ledger followed (0 for a GPU, whose peaks are of all steps). The
     histories are over seconds since the start of the run.
     """
 
@@ -86,7 +92,7 @@ class DeviceFigures:
     histories: Mapping[str, Curve] = field(compare=False)
     memory: events.DeviceMemory | None = None
     memory_step: int | None = None
-    largest: events.DeviceMemory | None = None
+    peak: Peak | None = None
     num_sampled: int = 0
     used_bytes: int | None = None
     used_peak_bytes: int | None = None
@@ -97,15 +103,14 @@ class DeviceFigures:
     interval_s: float = 0.0
     busy_s: float = 0.0
     read_s: float = 0.0
-    source: str | None = None
 
     def add(self, told: AttemptDevice) -> None:
         """What a later attempt of the same set-up told."""
-        if told.memory is not None:
-            self.memory, self.memory_step, self.source = told.memory, told.memory_step, told.source
-        if told.peaks and (self.largest is None or told.peaks[-1][1].peak_bytes > self.largest.peak_bytes):
-            self.largest = told.peaks[-1][1]
-        if told.source == events.MEASURED_IN_REHEARSAL:
+        if told.newest is not None:
+            self.memory_step, self.memory, _ = told.newest
+        if told.peaks and (self.peak is None or told.peaks[-1].size > self.peak.size):
+            self.peak = told.peaks[-1]
+        if self.source in _OF_SAMPLED_STEPS:
             self.num_sampled += len(told.peak_history)
         for name, value in told.now.items():
             setattr(self, name, value)
@@ -138,12 +143,32 @@ class DeviceFigures:
         return None if self.memory is None else self.memory.live_bytes
 
     @property
+    def live_by_kind(self) -> Mapping[str, int] | None:
+        return None if self.memory is None else self.memory.live_by_kind
+
+    @property
     def peak_bytes(self) -> int | None:
-        return None if self.largest is None else self.largest.peak_bytes
+        """None where only owners were seen: what they hold together is no peak."""
+        return None if self.largest is None or self.is_of_owners else self.largest.peak_bytes
 
     @property
     def peak_by_kind(self) -> Mapping[str, int] | None:
-        return None if self.largest is None else self.largest.peak_by_kind
+        return None if self.largest is None or self.is_of_owners else self.largest.peak_by_kind
+
+    @property
+    def largest(self) -> events.DeviceMemory | None:
+        """The memory of the step with the largest peak."""
+        return None if self.peak is None else self.peak.memory
+
+    @property
+    def source(self) -> str | None:
+        """Where the figures of its memory are from (events.Memory.source)."""
+        return None if self.peak is None else self.peak.source
+
+    @property
+    def is_of_owners(self) -> bool:
+        """Whether its figures add up the tensors of a script whose owners were found."""
+        return self.source == events.OWNERS_SEEN
 
     @property
     def utilisation_mean(self) -> float | None:
@@ -167,6 +192,10 @@ class DeviceFigures:
         return self.histories["peak_history"]
 
     @property
+    def owners_history(self) -> Curve:
+        return self.histories["owners_history"]
+
+    @property
     def used_history(self) -> Curve:
         return self.histories["used_history"]
 
@@ -176,5 +205,7 @@ class DeviceFigures:
 
     @property
     def memory_history(self) -> Curve:
-        """The driver's readings where there are any, else the peaks of sampled steps."""
-        return self.used_history if len(self.used_history) else self.peak_history
+        """The driver's readings where there are any, else the peaks of sampled steps, else what the owners
+        that were seen held in them."""
+        known = (self.used_history, self.peak_history, self.owners_history)
+        return next((history for history in known if len(history)), self.peak_history)

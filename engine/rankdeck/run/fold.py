@@ -18,7 +18,7 @@ pyramids (series.py). Events that make no sense are refused and counted, never r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 import msgspec
@@ -27,13 +27,16 @@ import numpy as np
 from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.run import rates
-from rankdeck.run.anatomy import StepAnatomy, bubble_of
-from rankdeck.run.attempt import STEP_CURVES, Attempt
+from rankdeck.run.anatomy import StepAnatomy, bubble_beside_theory
+from rankdeck.run.attempt import Attempt
 from rankdeck.run.batch import Batch, Changed, Source
-from rankdeck.run.devices import HISTORIES, DeviceFigures
+from rankdeck.run.devices import DeviceFigures
 from rankdeck.run.imbalance import Imbalance, imbalance_of
-from rankdeck.run.series import Curve, Floats, Series
-from rankdeck.run.steps import MOST_RANKS, ROWS_HELD, Row
+from rankdeck.run.measured import Histories, measured_together, put_devices_together, step_curve
+from rankdeck.run.script_figures import MetricFigures, ScriptFigures
+from rankdeck.run.series import Curve, Floats
+from rankdeck.run.step_blocks import MOST_RANKS
+from rankdeck.run.step_table import ROWS_HELD, Row
 from rankdeck.rundir import EventReader, LineCounts, RunDir
 
 T = TypeVar("T")
@@ -56,18 +59,17 @@ class Fold:
         self._problems: list[tuple[Source, Problem]] = []
         self._num_refused = 0
         self._devices: dict[int, DeviceFigures] | None = None
-        self._histories: dict[tuple[int, float], dict[str, Curve]] = {}
-        self.losses = self._step_curve("losses")
-        self.loss_ema = self._step_curve("loss_ema")
-        self.rates = self._step_curve("rates")
-        self.rate_ema = self._step_curve("rate_ema")
+        self._histories = Histories(self._in_order)
+        self.losses, self.loss_ema = self._step_curve("losses"), self._step_curve("loss_ema")
+        self.rates, self.rate_ema = self._step_curve("rates"), self._step_curve("rate_ema")
+        self.script = ScriptFigures(self._in_order)
         self.held_out = Curve(lambda: [one.held_out for one in self.attempts.values()])
 
-    def _step_curve(self, name: str) -> Curve:
-        def parts() -> list[Series]:
-            return [one.curves.series for one in self.attempts.values() if one.curves is not None]
+    def _in_order(self) -> list[Attempt]:
+        return list(self.attempts.values())
 
-        return Curve(parts, STEP_CURVES.index(name))
+    def _step_curve(self, name: str) -> Curve:
+        return step_curve(self._in_order, name)
 
     def apply(self, batch: Batch) -> Changed:
         """Take a batch; what changed. The cost hardly depends on how many events it holds."""
@@ -81,7 +83,10 @@ class Fold:
         for source, event in batch.events:
             changed |= self._take(source, event)
         for number, block in batch.steps:
-            self._attempt(number).joiner.add(block)
+            self._attempt(number).add_steps(block)
+        for (number, rank, key), columns in batch.metrics.items():
+            self._attempt(number).told.metrics.add(rank, key, columns)
+            changed |= Changed.METRICS
         for (number, index), memory in batch.memory.items():
             self._attempt(number).device(index).take_memory(memory)
             changed |= Changed.MEMORY
@@ -89,6 +94,8 @@ class Fold:
             self._attempt(number).device(index).take_readings(readings)
             changed |= Changed.READINGS
         changed |= self._cut(before, has_memory=bool(batch.memory))
+        if batch.metrics and len(self.attempts) > 1:
+            self.script.cut_metrics()
         smoothed_loss: float | None = None
         for one in self.attempts.values():
             if one.take_rows(smoothed_loss):
@@ -219,7 +226,7 @@ class Fold:
 
     def _with_rows(self) -> list[rates.Attempted]:
         return [
-            rates.Attempted(one.table, float((one.started and one.started.global_batch) or np.nan))
+            rates.Attempted(one.table, one.samples_of_a_step())
             for one in self.attempts.values()
             if len(one.table)
         ]
@@ -271,6 +278,32 @@ class Fold:
         """Whether rates and step times are of every row; else they are estimates (steps.StepTable)."""
         return not any(one.table.num_gone for one in self.attempts.values())
 
+    @property
+    def seen(self) -> Mapping[int, events.Observed]:
+        """What was seen of each rank of a person's own script."""
+        return self.script.seen
+
+    @property
+    def metrics(self) -> dict[str, MetricFigures]:
+        """What a person's own script has logged, by name."""
+        return self.script.metrics
+
+    def newest(self, name: str) -> tuple[int, float] | None:
+        """(step, value) of the newest row that is held and knows this column: a script's steps are
+        sampled."""
+        for one in reversed(self.attempts.values()):
+            known = np.flatnonzero(np.isfinite(one.table.column(name)))
+            if len(known):
+                return int(one.table.column("step")[known[-1]]), float(one.table.column(name)[known[-1]])
+        return None
+
+    def steps_per_s(self) -> float | None:
+        """Over the whole run after the first 20 % of its steps, evaluations included."""
+        return rates.steps_per_s(self._with_rows())
+
+    def recent_steps_per_s(self, window_s: float = 5.0) -> float | None:
+        return rates.recent_steps_per_s(self._with_rows(), window_s)
+
     def samples_per_s(self) -> float | None:
         """Over the whole run after the first 20 % of its steps, evaluations included."""
         return rates.samples_per_s(self._with_rows())
@@ -298,51 +331,15 @@ class Fold:
 
     @property
     def _measured(self) -> list[Attempt]:
-        """The newest attempt that restored, or the latest one, after those before it with the same set-up."""
-        attempts = list(self.attempts.values())
-        known = [one for one in attempts if one.started is not None] or attempts
-        restored = [one for one in known if one.restored is not None]
-        shown = (restored or known)[-1:]
-        for one in reversed(known[: known.index(shown[0])] if shown else []):
-            if one.setup() != shown[0].setup():
-                break
-            shown.insert(0, one)
-        return shown
+        return measured_together(self._in_order())
 
     @property
     def devices(self) -> dict[int, DeviceFigures]:
         """By place in the run: those that were announced or reported."""
         if self._devices is None:
-            self._devices = self._put_devices_together()
+            zero = self.first_started.started if self.first_started is not None else 0.0
+            self._devices = put_devices_together(self._measured, self._histories, zero)
         return self._devices
-
-    def _put_devices_together(self) -> dict[int, DeviceFigures]:
-        measured = self._measured
-        started = measured[-1].started if measured else None
-        infos = {info.index: info for info in (started.devices if started else [])}
-        indices = sorted(infos.keys() | {index for one in measured for index in one.devices})
-        figures = {
-            index: DeviceFigures(index, infos.get(index), self._histories_of(index)) for index in indices
-        }
-        for one in measured:
-            for index, device in one.devices.items():
-                figures[index].add(device)
-        return figures
-
-    def _histories_of(self, index: int) -> dict[str, Curve]:
-        """The histories of a device over seconds since the start of the run."""
-        zero = self.first_started.started if self.first_started is not None else 0.0
-        if (index, zero) not in self._histories:
-            self._histories[index, zero] = {name: self._history(index, name, zero) for name in HISTORIES}
-        return self._histories[index, zero]
-
-    def _history(self, index: int, name: str, zero: float) -> Curve:
-        def parts() -> list[Series]:
-            return [
-                getattr(one.devices[index], name) for one in self.attempts.values() if index in one.devices
-            ]
-
-        return Curve(parts, zero=zero)
 
     @property
     def source(self) -> str | None:
@@ -374,12 +371,7 @@ class Fold:
     @property
     def bubble(self) -> tuple[float | None, float | None] | None:
         """(measured, theory) of a pipeline; None for what is none."""
-        pipeline = self.pipeline
-        if not pipeline:
-            return None
-        theories = [rank.theory_bubble for rank in pipeline.values() if rank.theory_bubble is not None]
-        theory = max(theories, default=None)
-        return bubble_of([one.anatomies for one in self._measured], flushes=bool(theory)), theory
+        return bubble_beside_theory([one.anatomies for one in self._measured], self.pipeline.values())
 
     def imbalance(self) -> Imbalance | None:
         """The lead device's peak against the median of the others; None below two known peaks."""

@@ -14,14 +14,15 @@ from typing import NamedTuple
 import numpy as np
 
 from rankdeck.run.series import Floats
-from rankdeck.run.steps import Mark, StepTable
+from rankdeck.run.step_table import Mark, StepTable
 
 WARM_UP_SHARE = 0.2
 _RECENT_SHARE = 0.75
 
 
 class Attempted(NamedTuple):
-    """The rows of one attempt, and the samples of a step that does not say how many it had."""
+    """The rows of one attempt, and the samples of a step that does not say how many it had; NaN where nobody
+    knows."""
 
     table: StepTable
     batch: float
@@ -34,12 +35,19 @@ def samples_per_s(attempts: Sequence[Attempted], share: float = WARM_UP_SHARE) -
 
 def recent_samples_per_s(attempts: Sequence[Attempted], window_s: float) -> float | None:
     """Samples a second over the last `window_s` seconds of steps."""
-    if not attempts or not len(attempts[-1].table.rows[0]):
-        return None
-    num_rows = _num_rows(attempts)
-    ended = attempts[-1].table.column("ended")
-    num_recent = len(ended) - int(np.searchsorted(ended, ended[-1] - window_s))
-    return _rate_from(attempts, max(1, min(num_rows - num_recent, num_rows - 2) + 1))
+    start = _recent_start(attempts, window_s)
+    return None if start is None else _rate_from(attempts, start)
+
+
+def steps_per_s(attempts: Sequence[Attempted], share: float = WARM_UP_SHARE) -> float | None:
+    """Over the run after the first `share` of its steps, evaluations included."""
+    return _pace_from(attempts, max(1, int(_num_rows(attempts) * share)))
+
+
+def recent_steps_per_s(attempts: Sequence[Attempted], window_s: float) -> float | None:
+    """Steps a second over the last `window_s` seconds of steps."""
+    start = _recent_start(attempts, window_s)
+    return None if start is None else _pace_from(attempts, start)
 
 
 def remaining_s(attempts: Sequence[Attempted], num_steps: int, step: int) -> float | None:
@@ -50,6 +58,15 @@ def remaining_s(attempts: Sequence[Attempted], num_steps: int, step: int) -> flo
     return None if seconds is None else max(0, num_steps - step) * seconds / (num_rows - start)
 
 
+def _recent_start(attempts: Sequence[Attempted], window_s: float) -> int | None:
+    if not attempts or not len(attempts[-1].table.rows[0]):
+        return None
+    num_rows = _num_rows(attempts)
+    ended = attempts[-1].table.column("ended")
+    num_recent = len(ended) - int(np.searchsorted(ended, ended[-1] - window_s))
+    return max(1, min(num_rows - num_recent, num_rows - 2) + 1)
+
+
 def _num_rows(attempts: Sequence[Attempted]) -> int:
     return sum(len(one.table) for one in attempts)
 
@@ -58,7 +75,13 @@ def _rate_from(attempts: Sequence[Attempted], start: int) -> float | None:
     seconds = _seconds_from(attempts, start)
     if seconds is None:
         return None
-    return sum(_samples_behind(*stretch) for stretch in _stretches(attempts, start)) / seconds
+    samples = sum(_samples_behind(*stretch) for stretch in _stretches(attempts, start))
+    return samples / seconds if math.isfinite(samples) else None
+
+
+def _pace_from(attempts: Sequence[Attempted], start: int) -> float | None:
+    seconds = _seconds_from(attempts, start)
+    return None if seconds is None else (_num_rows(attempts) - start) / seconds
 
 
 def _seconds_from(attempts: Sequence[Attempted], start: int) -> float | None:

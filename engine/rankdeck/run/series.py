@@ -357,6 +357,13 @@ class Ema:
         self._weight[row] = 1.0 - (1.0 - self._alpha) ** num_values
         self._sum[row] = value * self._weight[row]
 
+    def state(self) -> tuple[Floats, Floats]:
+        """Where all rows stand, for `go_back`."""
+        return self._sum.copy(), self._weight.copy()
+
+    def go_back(self, state: tuple[Floats, Floats]) -> None:
+        self._sum, self._weight = state
+
     def extend(self, values: Floats) -> Floats:
         """The averages after each column of (rows, n); NaN until the first finite one."""
         # In pieces, because (1 - alpha)**-n leaves the range of a float at about n = 700 / alpha.

@@ -11,122 +11,18 @@ missing. fold.py keeps a joiner and a table per attempt; rates.py reads the tabl
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
 from functools import reduce
-from itertools import chain
-from operator import add, attrgetter, eq
-from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankdeck.events import Steps
-from rankdeck.run.series import Floats, Sliding
+from rankdeck.run.series import Floats
+from rankdeck.run.step_blocks import ENDED, LR, StepBlock
 
-MOST_RANKS = 1 << 16
-"""No run has more: a larger number is damage, and is refused."""
-LARGEST_STEP = 1 << 52
-ROWS_HELD = 1 << 18
-"""Rows of an attempt that are held one by one; what is older counts in marks and bins (StepTable)."""
 _MOST_FILLED = 4096
 _MOST_PENDING = 1 << 20
 _LARGEST_JOIN = 1 << 16
-_SHARES = ("loss_sum", "count", "lr", "samples", "step_s", "ended")
-_LOSS_SUM, _COUNT, _LR, _SAMPLES, _STEP_S, _ENDED = range(len(_SHARES))
-_GET = tuple(map(attrgetter, _SHARES))
-_GET_FIRST = attrgetter("first")
-
-
-class Row(NamedTuple):
-    """One complete step. NaN is unknown; `ended` is Unix time, `step_s` the time since the step before."""
-
-    step: int
-    loss: float
-    lr: float
-    samples: float
-    step_s: float
-    ended: float
-
-
-COLUMNS = Row._fields
-
-
-class StepBlock(NamedTuple):
-    """Consecutive steps of one rank; `values` is (shares, steps)."""
-
-    rank: int
-    first: int
-    values: Floats
-    reports_loss: bool
-
-    @property
-    def last(self) -> int:
-        return self.first + int(self.values.shape[1]) - 1
-
-
-def blocks_of(steps: Sequence[Steps]) -> tuple[list[StepBlock], int]:
-    """The lines of one rank, in the order of its file, as blocks; and how many were refused."""
-    if _are_consecutive(steps) and (whole := _block(steps)) is not None:
-        return [whole], 0
-    blocks = [block for line in steps if (block := _block_of_line(line)) is not None]
-    return blocks, len(steps) - len(blocks)
-
-
-def _are_consecutive(steps: Sequence[Steps]) -> bool:
-    """The usual case, seen without a loop of ours, since a million lines must not cost a second: the lines of
-    one rank follow each other, all with a loss or none."""
-    lengths = list(map(len, map(_GET[_ENDED], steps)))
-    firsts = list(map(_GET_FIRST, steps))
-    return (
-        min(lengths) > 0
-        and all(map(eq, map(add, firsts, lengths), firsts[1:]))
-        and len(set(map(type, map(_GET[_LOSS_SUM], steps)))) == 1
-        and firsts[0] >= 1
-        and firsts[-1] <= LARGEST_STEP
-        and 0 <= steps[0].rank < MOST_RANKS
-    )
-
-
-def _block(steps: Sequence[Steps]) -> StepBlock | None:
-    """The lines as one block; None where columns differ in length or a number is none that a double holds."""
-    reports_loss = steps[0].loss_sum is not None
-    num_steps = steps[-1].first + len(steps[-1].ended) - steps[0].first
-    values = np.empty((len(_SHARES), num_steps))
-    for row, get in enumerate(_GET):
-        if row in (_LOSS_SUM, _COUNT) and not reports_loss:
-            values[row] = np.nan
-            continue
-        try:
-            column = _column(steps, get)
-        except (TypeError, OverflowError):
-            return None
-        if len(column) != num_steps:
-            return None
-        values[row] = column
-    return StepBlock(steps[0].rank, steps[0].first, values, reports_loss)
-
-
-def _column(steps: Sequence[Steps], get: Callable[[Steps], Any]) -> Floats:
-    """One column of all lines; None (a loss that was not finite) becomes NaN."""
-    try:
-        return np.fromiter(chain.from_iterable(map(get, steps)), np.float64)
-    except TypeError:
-        return np.array(list(chain.from_iterable(map(get, steps))), dtype=np.float64)
-
-
-def _block_of_line(line: Steps) -> StepBlock | None:
-    """One line whose columns may differ in length; None where it makes no sense."""
-    num_steps = max(len(line.ended), len(line.step_s), len(line.samples))
-    if not (1 <= line.first <= LARGEST_STEP and 0 <= line.rank < MOST_RANKS and num_steps):
-        return None
-    values = np.full((len(_SHARES), num_steps), np.nan)
-    for row, get in enumerate(_GET):
-        column = (get(line) or ())[:num_steps]
-        try:
-            values[row, : len(column)] = np.array(column, dtype=np.float64)
-        except OverflowError:
-            return None
-    return StepBlock(line.rank, line.first, values, line.loss_sum is not None)
+_NUM_JOINED = ENDED + 1
+"""The shares of a block that a configured run has."""
 
 
 class Joiner:
@@ -225,138 +121,19 @@ class Joiner:
         rows[0] = np.arange(first, last + 1)
         rows[1] = np.nan
         np.divide(loss_sum, count, out=rows[1], where=count > 0)
-        rows[2], rows[3] = dense[0][_LR], samples
+        rows[2], rows[3] = dense[0][LR], samples
         return rows
 
     def _dense(self, rank: int, first: int, last: int) -> Floats:
         """The shares of one rank for the steps first..last, NaN where a line was lost."""
         blocks = self._blocks.get(rank, ())
         if len(blocks) == 1 and blocks[0].first <= first and last <= blocks[0].last:
-            return blocks[0].values[:, first - blocks[0].first : last + 1 - blocks[0].first]
-        dense = np.full((len(_SHARES), last - first + 1), np.nan)
+            return blocks[0].values[:_NUM_JOINED, first - blocks[0].first : last + 1 - blocks[0].first]
+        dense = np.full((_NUM_JOINED, last - first + 1), np.nan)
         for block in blocks:
             begin, end = max(block.first, first), min(block.last, last)
             if begin <= end:
                 dense[:, begin - first : end - first + 1] = block.values[
-                    :, begin - block.first : end - block.first + 1
+                    :_NUM_JOINED, begin - block.first : end - block.first + 1
                 ]
         return dense
-
-
-class Mark(NamedTuple):
-    """Where an attempt stood after row number `row`; `samples` are those up to it."""
-
-    row: int
-    step: float
-    ended: float
-    samples: float
-
-
-class StepTable:
-    """The rows of one attempt: the newest `rows_held` as they are, of older ones what whole-run figures need.
-
-    Rows that slide out leave a mark every so many rows (at most 4096, evenly) and are counted in bins of
-    their step times that are 1 % wide. So figures of an attempt of at most `rows_held` steps are exact;
-    beyond that a rate begins at a mark (at most 1/2048 of the rows off), and a median or a percentile of step
-    times is within 1 %. A cut that goes back behind the rows held leaves the bins as they are.
-    """
-
-    _MOST_MARKS = 4096
-    _LEAST_S, _BIN, _NUM_BINS = 1e-7, np.log(1.01), 2800
-
-    def __init__(self, rows_held: int | None = ROWS_HELD) -> None:
-        self._rows_held = rows_held
-        self._held = Sliding([(len(COLUMNS), np.float64)])
-        self._stride = 1
-        self.num_gone = 0
-        self.samples_gone = 0.0
-        self.last_gone = np.nan
-        """The Unix time at which the row before the first one held ended; NaN where there is none."""
-        self.marks: list[Mark] = []
-        self.times_gone = np.zeros(0, dtype=np.int64)
-        self.first: Row | None = None
-        self.first_loss: tuple[float, float] | None = None
-        """(step, loss) of the first row with a finite loss."""
-
-    def __len__(self) -> int:
-        return self.num_gone + len(self._held)
-
-    @property
-    def rows(self) -> Floats:
-        """The rows held, (COLUMNS, steps)."""
-        return self._held[0]
-
-    def column(self, name: str) -> Floats:
-        column: Floats = self.rows[COLUMNS.index(name)]
-        return column
-
-    def row(self, index: int) -> Row:
-        """A row held; negative indices count from the last."""
-        return _row(self.rows[:, index])
-
-    def append(self, rows: Floats) -> None:
-        if self.first is None and rows.shape[1]:
-            self.first = _row(rows[:, 0])
-        if self.first_loss is None:
-            known = np.flatnonzero(np.isfinite(rows[1]))
-            if len(known):
-                self.first_loss = (float(rows[0, known[0]]), float(rows[1, known[0]]))
-        self._held.append(rows.shape[1], rows)
-        if self._rows_held is not None:
-            # Many at once, at places that do not depend on how the rows came.
-            together = max(1, self._rows_held // 1000)
-            surplus = math.ceil((len(self) - self._rows_held) / together) * together - self.num_gone
-            if surplus > 0:
-                self._let_go(self.rows[:, :surplus])
-                self._held.forget(surplus)
-
-    def _let_go(self, rows: Floats) -> None:
-        """What stays of rows that are older than those held."""
-        steps, _, _, samples, _, ended = rows
-        times = np.diff(ended, prepend=self.last_gone)
-        self.last_gone = float(ended[-1])
-        if not len(self.times_gone):
-            self.times_gone = np.zeros(self._NUM_BINS, dtype=np.int64)
-        times = times[np.isfinite(times)]
-        bins = np.log(np.maximum(times, self._LEAST_S) / self._LEAST_S) / self._BIN
-        self.times_gone += np.bincount(
-            np.minimum(bins, self._NUM_BINS - 1).astype(np.int64), minlength=self._NUM_BINS
-        )
-        totals = self.samples_gone + np.cumsum(np.nan_to_num(samples))
-        self.samples_gone = float(totals[-1])
-        self._thin_marks(self.num_gone + len(steps))
-        for at in range(-self.num_gone % self._stride, len(steps), self._stride):
-            self.marks.append(Mark(self.num_gone + at, float(steps[at]), float(ended[at]), float(totals[at])))
-        self.num_gone += len(steps)
-
-    def _thin_marks(self, num_gone: int) -> None:
-        """Few enough marks for `num_gone` rows, before there are too many."""
-        stride = self._stride
-        while num_gone > self._stride * self._MOST_MARKS:
-            self._stride *= 2
-        if self._stride > stride:
-            self.marks = [mark for mark in self.marks if mark.row % self._stride == 0]
-
-    def times_of_bins(self) -> Floats:
-        """The step times that the bins of `times_gone` stand for, in seconds."""
-        middles: Floats = self._LEAST_S * np.exp((np.arange(len(self.times_gone)) + 0.5) * self._BIN)
-        return middles
-
-    def cut(self, last: int) -> None:
-        """Forget the steps beyond `last`."""
-        num_kept = int(np.searchsorted(self.column("step"), last, side="right"))
-        self._held.truncate(self._held.first + num_kept)
-        if self.num_gone and not num_kept:
-            self.marks = [mark for mark in self.marks if mark.step <= last]
-            newest = self.marks[-1] if self.marks else Mark(-1, 0.0, np.nan, 0.0)
-            self.num_gone, self.last_gone = newest.row + 1, newest.ended
-            self.samples_gone = newest.samples
-        if self.first is not None and self.first.step > last:
-            self.first = None
-        if self.first_loss is not None and self.first_loss[0] > last:
-            self.first_loss = None
-
-
-def _row(column: Floats) -> Row:
-    step, *values = column.tolist()
-    return Row(int(step), *values)

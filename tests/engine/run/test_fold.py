@@ -13,7 +13,8 @@ import pytest
 
 from rankdeck import events
 from rankdeck.base.errors import Problem
-from rankdeck.run import attempt as attempts
+from rankdeck.run import curves
+from rankdeck.run.attempt import Attempt
 from rankdeck.run.batch import Batch, Changed
 from rankdeck.run.fold import Fold, read_fold
 from rankdeck.run.row import row_of
@@ -329,7 +330,7 @@ def test_without_the_rule_of_resumes_the_same_runs_differ(tmp_path: Path) -> Non
     for seed in range(20):
         run, _ = any_run(tmp_path / str(seed), random.Random(seed))
         right = read_fold(run.dir).column("step").tolist()
-        with mock.patch.object(attempts.Attempt, "cut", return_value=False):
+        with mock.patch.object(Attempt, "cut", return_value=False):
             wrong = read_fold(run.dir).column("step").tolist()
         assert right == sorted(set(right))
         num_wrong += wrong != right
@@ -376,7 +377,7 @@ def test_the_smoothed_loss_of_a_run_that_was_resumed_is_that_of_one_that_never_s
     assert len(expected) == 200
     for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2]):
         np.testing.assert_allclose(drawn(resumed.dir, order), expected, rtol=1e-5, err_msg=str(order))
-    with mock.patch.object(attempts.Ema, "go_on"):
+    with mock.patch.object(curves.Ema, "go_on"):
         assert abs(drawn(resumed.dir, [0, 1, 2]) - expected).max() > 0.1
     for run in (whole, resumed):
         run.lose()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from rankdeck.events import Steps
-from rankdeck.run.steps import COLUMNS, Joiner, StepTable, blocks_of
+from rankdeck.run.step_blocks import blocks_of
+from rankdeck.run.step_table import COLUMNS, StepTable
+from rankdeck.run.steps import Joiner
 
 
 def share(

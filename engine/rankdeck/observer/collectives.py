@@ -1,0 +1,180 @@
+"""Collectives that a script calls itself: how many of each, their bytes, and the seconds they took here.
+
+Functions of torch.distributed are wrapped under the names that scripts call them by; torch's own callers
+(FSDP, ZeroRedundancyOptimizer) pass uncounted, and DistributedDataParallel's sync, which is C++, is not
+seen. The functions themselves stay what they are inside torch, where some are compared with each other: so
+`isend` and `irecv`, which point-to-point lists are checked against, are not wrapped. torch.compile knows
+collectives by identity; the wrappers are entered beside the originals once that table is imported, and step
+aside while it traces. While a rank is inside one, its heartbeat says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from .session import Session
+
+_WHAT_IS_PASSED = {
+    "all_reduce": ("tensor", 0),
+    "all_reduce_coalesced": ("tensors", 0),
+    "broadcast": ("tensor", 0),
+    "reduce": ("tensor", 0),
+    "all_gather": ("tensor", 1),
+    "all_gather_coalesced": ("input_tensor_list", 1),
+    "all_gather_into_tensor": ("input_tensor", 1),
+    "all_gather_single": ("input_tensor", 1),
+    "gather": ("tensor", 0),
+    "scatter": ("scatter_list", 1),
+    "reduce_scatter": ("input_list", 1),
+    "reduce_scatter_tensor": ("input", 1),
+    "reduce_scatter_single": ("input", 1),
+    "all_to_all": ("input_tensor_list", 1),
+    "all_to_all_single": ("input", 1),
+    "send": ("tensor", 0),
+    "recv": ("tensor", 0),
+    "batch_isend_irecv": ("p2p_op_list", 0),
+    "barrier": None,
+    "monitored_barrier": None,
+    "all_gather_object": None,
+    "gather_object": None,
+    "broadcast_object_list": None,
+    "scatter_object_list": None,
+    "send_object_list": None,
+    "recv_object_list": None,
+}
+"""Each function, and which argument holds what this rank passes: None where that is no tensor."""
+PART = "collectives"
+_GATHERED_S = 1.0
+
+
+class Calls:
+    """What was called since the last `take`."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Start empty, with a lock of its own: also what a forked child does."""
+        self._lock = threading.Lock()
+        self._told: dict[str, list[Any]] = {}
+
+    def add(self, name: str, num_bytes: int | None, seconds: float) -> None:
+        with self._lock:
+            told = self._told.get(name)
+            if told is None:
+                told = self._told[name] = [0, None, 0.0]
+            told[0] += 1
+            told[2] += seconds
+            if num_bytes is not None:
+                told[1] = (told[1] or 0) + num_bytes
+
+    def take(self) -> dict[str, dict[str, Any]] | None:
+        """The fields of an event, None where nothing was called; bytes where they are known."""
+        with self._lock:
+            told, self._told = self._told, {}
+        if not told:
+            return None
+        return {
+            "calls": {name: row[0] for name, row in told.items()},
+            "num_bytes": {name: row[1] for name, row in told.items() if row[1] is not None},
+            "seconds": {name: round(row[2], 7) for name, row in told.items()},
+        }
+
+
+def install(torch: ModuleType, session: Session) -> None:
+    """Wrap what `torch.distributed` has of the functions."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None:
+        return
+    calls = Calls()
+    for name, passed in _WHAT_IS_PASSED.items():
+        original = getattr(distributed, name, None)
+        if original is not None:
+            setattr(distributed, name, _counted(original, name, passed, calls, session))
+    told_at = [0.0]
+
+    def flush() -> None:
+        now = time.monotonic()
+        # The observer's own thread gathers a second; whoever else ticks, does so at an end.
+        if now - told_at[0] >= _GATHERED_S or threading.current_thread().name != "rankdeck":
+            told = calls.take()
+            if told is not None:
+                told_at[0] = now
+                session.emit("collectives", step=session.step, **told)
+
+    session.on_tick.append(session.guarded(PART, flush))
+    session.on_fork.append(calls.forget)
+
+
+def let_compile(table: ModuleType, session: Session) -> None:
+    """Have torch.compile treat each wrapper as the function inside: `table` is where it looks them up."""
+    remaps = getattr(table, "traceable_collective_remaps", {})
+    distributed = sys.modules.get("torch.distributed")
+    for name in _WHAT_IS_PASSED:
+        wrapper = getattr(distributed, name, None)
+        inside = getattr(wrapper, "_rankdeck_inside", None)
+        if inside is not None and inside in remaps:
+            remaps[wrapper] = remaps[inside]
+
+
+def _counted(
+    original: Callable[..., Any],
+    name: str,
+    passed: tuple[str, int] | None,
+    calls: Calls,
+    session: Session,
+) -> Callable[..., Any]:
+    busy, clock, frame = "collective " + name, time.perf_counter, sys._getframe
+    beat, off = session.beat, session.parts_off
+    is_tracing = sys.modules["torch.compiler"].is_dynamo_compiling
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if is_tracing():
+            return original(*args, **kwargs)
+        if PART in off or frame(1).f_globals.get("__name__", "").partition(".")[0] == "torch":
+            return original(*args, **kwargs)
+        beat(busy)
+        began = clock()
+        try:
+            return original(*args, **kwargs)
+        except BaseException as error:
+            # A traceback shows what it would show alone.
+            error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+            raise
+        finally:
+            seconds = clock() - began
+            try:
+                beat("script")
+                calls.add(name, passed and _bytes_of(passed, args, kwargs), seconds)
+            except Exception as error:
+                session.switch_off(PART, error)
+
+    # Found by pickle where the wrapper is: the module that made the function still has that itself.
+    call.__module__ = "torch.distributed"
+    call._rankdeck_inside = original  # type: ignore[attr-defined]
+    return call
+
+
+def _bytes_of(passed: tuple[str, int], args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    name, place = passed
+    value = kwargs.get(name) if name in kwargs else args[place] if place < len(args) else None
+    return _num_bytes(value)
+
+
+def _num_bytes(value: Any) -> int:
+    """Bytes of a tensor, of those in a list, and of those in point-to-point operations."""
+    if value is None:
+        return 0
+    if isinstance(value, (list, tuple)):
+        return sum(map(_num_bytes, value))
+    value = getattr(value, "tensor", value) if not hasattr(value, "element_size") else value
+    return int(value.numel() * value.element_size())

@@ -1,0 +1,73 @@
+"""What a sampled step is asked about its optimizer: learning rate, and the norm of the gradients it steps on.
+
+The norm is of all gradients of the optimizer as they lie in `.grad`, after clipping. Where they are parts of
+something larger (sharded parameters), sparse, or still scaled, it is not known. Read steps.py before.
+"""
+
+from __future__ import annotations
+
+from .readings import Readings, modes_on
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .session import Session
+
+_SHARDED = ("FullyShardedDataParallel", "fully_shard")
+
+
+class Gradients:
+    """Readings of an optimizer, around its step."""
+
+    def __init__(self, torch: Any, session: Session) -> None:
+        self._torch, self._session = torch, session
+        self._readings = Readings(torch)
+        self._narrow = (torch.float16, torch.bfloat16)
+
+    def before(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        """The norm, where backward has run already."""
+        losses = self._session.losses
+        if _closure(args, kwargs) is not None or (losses is not None and losses.backwards == 0):
+            return None
+        return self._norm(optimizer)
+
+    def after(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        """The norm, where backward ran in a closure, once."""
+        losses = self._session.losses
+        if _closure(args, kwargs) is None or losses is None or losses.backwards_in_step != 1:
+            return None
+        return self._norm(optimizer)
+
+    def learning_rate(self, optimizer: Any) -> Any:
+        """Of the first group."""
+        rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
+        if isinstance(rate, self._torch.Tensor):
+            return None if modes_on(self._torch) else self._readings.read(rate)
+        return float(rate) if isinstance(rate, (int, float)) else None
+
+    def _norm(self, optimizer: Any) -> Any:
+        torch = self._torch
+        if self._session.seen.get("wrapper") in _SHARDED or getattr(optimizer, "grad_scale", None) is not None:
+            return None
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if not gradients or modes_on(torch):
+            return None
+        device = gradients[0].device
+        if device.type not in ("cpu", "cuda") or any(
+            type(g) is not torch.Tensor or g.layout is not torch.strided or g.device != device for g in gradients
+        ):
+            return None
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return None
+        with torch.no_grad():
+            if any(g.dtype in self._narrow for g in gradients):
+                gradients = [g.detach().float() if g.dtype in self._narrow else g for g in gradients]
+            norms = torch._foreach_norm(gradients)
+            return self._readings.read(torch.linalg.vector_norm(torch.stack([n.double() for n in norms])))
+
+
+def _closure(args: Any, kwargs: Any) -> Any:
+    """What a step was given to compute the loss with; `args` begins with the optimizer."""
+    found = kwargs.get("closure")
+    return found if found is not None else args[1] if len(args) > 1 and callable(args[1]) else None

@@ -1,0 +1,106 @@
+"""Runs parts right after the modules that they watch were imported.
+
+One finder at the head of sys.meta_path asks the others and gives their answer on; the loader that they name
+runs its module as ever, and the parts after it. It takes itself out once nothing is left to watch. No torch
+and little else is imported here: every Python of a run pays for it. Read parts.py before, session.py next.
+"""
+
+import sys
+from _thread import get_ident
+
+from . import own_name
+from .parts import PARTS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+_TORCH = "torch"
+
+
+class _Finder:
+    def __init__(self) -> None:
+        self.waiting: "dict[str, list[tuple[str, str, str]]]" = {}
+        for watched, *part in PARTS:
+            self.waiting.setdefault(watched, []).append(tuple(part))
+        self._asking: "set[tuple[str, int]]" = set()
+        self._until_torch: "list[tuple[str, ModuleType]]" = []
+
+    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
+        """What the other finders say; the loader of a watched module is followed."""
+        key = (name, get_ident())
+        if name not in self.waiting or key in self._asking:
+            return None
+        spec = None
+        self._asking.add(key)
+        try:
+            for finder in list(sys.meta_path):
+                if finder is not self and hasattr(finder, "find_spec"):
+                    spec = finder.find_spec(name, path, target)
+                    if spec is not None:
+                        break
+        finally:
+            self._asking.discard(key)
+        if spec is not None:
+            try:
+                self._follow(name, spec.loader)
+            except Exception:
+                pass
+        return spec
+
+    def _follow(self, name: str, loader: "Any") -> None:
+        if isinstance(loader, type) or not hasattr(loader, "exec_module"):
+            return
+
+        run = loader.exec_module
+
+        def exec_module(module: "ModuleType") -> None:
+            vars(loader).pop("exec_module", None)
+            run(module)
+            try:
+                self.imported(name, module)
+            except Exception:
+                pass
+
+        # On this one object: it keeps its type, and is as before once it has run.
+        loader.exec_module = exec_module
+
+    def imported(self, name: str, module: "ModuleType") -> None:
+        """`module` is there now: its parts are run, those of torch's own modules once torch is whole."""
+        if name.startswith("torch.") and _TORCH in self.waiting:
+            self._until_torch.append((name, module))
+            return
+        parts = self.waiting.pop(name, [])
+        self._leave_when_done()
+        for part, file, function in parts:
+            _run(part, file, function, module)
+        if name == _TORCH:
+            late, self._until_torch = self._until_torch, []
+            for later, its_module in late:
+                self.imported(later, its_module)
+
+    def _leave_when_done(self) -> None:
+        if not self.waiting and self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+
+def _run(part: str, file: str, function: str, module: "ModuleType") -> None:
+    from . import session
+
+    now = session.current()
+    try:
+        __import__(__package__ + "." + file)
+        getattr(sys.modules[__package__ + "." + file], function)(module, now)
+    except Exception as error:
+        now.switch_off(part, error)
+
+
+def arm() -> None:
+    """Watch from now on; what has been imported already (by a .pth file) is taken up at once."""
+    finder = _Finder()
+    sys.meta_path.insert(0, finder)  # type: ignore[arg-type]  # the one method that is asked for is there
+    own_name.arm()
+    for name in sorted(finder.waiting, key=len):
+        if name in sys.modules:
+            finder.imported(name, sys.modules[name])

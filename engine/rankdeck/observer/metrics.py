@@ -1,0 +1,187 @@
+"""Values that a script logs itself, kept until the next flush and then written as columns.
+
+A value is taken as it was when it was logged: of a tensor on a GPU a copy stays there, which is read at the
+flush by the thread that writes, so that no step waits for it. One logger may call another (a trainer its
+callback, that one a writer): `outermost` lets the first of them tell, and the others pass. loggers.py and
+log.py bring the values.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+MOST_ROWS = 10_000
+"""Rows that wait for a rank's file: a process that never becomes one keeps no more than these, the last."""
+_DEEPEST = 4
+
+
+class Row:
+    """What one call, or several of one step, have logged."""
+
+    __slots__ = ("after", "at_s", "step", "through", "values")
+
+    def __init__(
+        self, through: str, step: int | None, at_s: float, after: int, values: dict[str, Any]
+    ) -> None:
+        self.through = through
+        self.step = step
+        self.at_s = at_s
+        self.after = after
+        self.values = values
+
+    def takes_in(self, other: Row) -> bool:
+        """Whether the other's values are more of the same step: many loggers take one value a call."""
+        return (
+            self.through == other.through
+            and self.step is not None
+            and self.step == other.step
+            and self.after == other.after
+            and self.values.keys().isdisjoint(other.values)
+        )
+
+
+class MetricsBook:
+    """Rows that are not written yet; safe to use from several threads."""
+
+    def __init__(self, steps_so_far: Callable[[], int]) -> None:
+        self._steps_so_far = steps_so_far
+        self._calls = threading.local()
+        self._lock = threading.Lock()
+        self._rows: list[Row] = []
+        self._last: dict[str, Row] = {}
+
+    def enter(self) -> bool:
+        """A logger's call begins: whether it is the outermost of this thread. `leave` ends it."""
+        depth = getattr(self._calls, "depth", 0)
+        self._calls.depth = depth + 1
+        return not depth
+
+    def leave(self) -> None:
+        self._calls.depth -= 1
+
+    def add(
+        self,
+        through: str,
+        values: Mapping[Any, Any],
+        step: object = None,
+        *,
+        between: str = "/",
+        once: bool = False,
+    ) -> None:
+        """Keep the numbers among `values`; those of nested ones are called outer + `between` + inner.
+
+        `once`: what the row before told with the same names, step and values is not told again.
+        """
+        found: dict[str, Any] = {}
+        _collect(values, "", between, found, _DEEPEST)
+        if not found:
+            return
+        row = Row(through, _whole(step), time.time(), self._steps_so_far(), found)
+        with self._lock:
+            last = self._last.get(through)
+            if once and last is not None and last.step == row.step and _covers(last.values, row.values):
+                return
+            if last is not None and self._rows and self._rows[-1] is last and last.takes_in(row):
+                last.values.update(row.values)
+                return
+            self._rows.append(row)
+            self._last[through] = row
+            if len(self._rows) > MOST_ROWS:
+                del self._rows[0]
+
+    def take(self) -> list[dict[str, Any]]:
+        """The fields of one event for each logger; the book is then empty."""
+        with self._lock:
+            rows, self._rows = self._rows, []
+        by_logger: dict[str, list[Row]] = {}
+        for row in rows:
+            by_logger.setdefault(row.through, []).append(row)
+        return [_columns(through, told) for through, told in by_logger.items()]
+
+    def forget(self) -> None:
+        """Start empty: a forked child tells nothing of what its parent has logged, and its lock is new."""
+        self._lock = threading.Lock()
+        self._rows, self._last = [], {}
+
+
+def _columns(through: str, rows: list[Row]) -> dict[str, Any]:
+    values: dict[str, list[float | None]] = {}
+    for place, row in enumerate(rows):
+        for name, value in row.values.items():
+            column = values.get(name)
+            if column is None:
+                column = values[name] = [None] * len(rows)
+            column[place] = _finite(value)
+    return {
+        "through": through,
+        "steps": [row.step for row in rows],
+        "times": [row.at_s for row in rows],
+        "after": [row.after for row in rows],
+        "values": values,
+    }
+
+
+def _collect(values: Mapping[Any, Any], before: str, between: str, found: dict[str, Any], deep: int) -> None:
+    for key, value in values.items():
+        name = before + str(key)
+        if hasattr(value, "items") and not hasattr(value, "item"):
+            if deep:
+                _collect(value, name + between, between, found, deep - 1)
+            continue
+        kept = _kept(value)
+        if kept is not None:
+            found[name] = kept
+
+
+def _kept(value: Any) -> Any:
+    """A number as a float, a tensor that has yet to be read as a copy of it; None for anything else."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, (int, float)):
+        return float(value) if -1e308 < value < 1e308 else math.nan
+    if hasattr(value, "item"):
+        count = value.numel() if hasattr(value, "numel") else getattr(value, "size", 1)
+        if count != 1:
+            return None
+        device = getattr(getattr(value, "device", None), "type", "cpu")
+        if device == "meta":
+            return None
+        if device != "cpu":
+            return value.detach().clone()
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return None
+    return float(value)
+
+
+def _finite(value: Any) -> float | None:
+    if not isinstance(value, float):
+        value = value.item()
+        if isinstance(value, (bool, complex)):
+            return None
+        value = float(value)
+    return value if math.isfinite(value) else None
+
+
+def _whole(step: Any) -> int | None:
+    """A step as loggers take it: a whole number, or a tensor or array of one."""
+    if step is None or isinstance(step, bool):
+        return None
+    if hasattr(step, "item"):
+        step = step.item()
+    try:
+        return int(step)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _covers(known: dict[str, Any], values: dict[str, Any]) -> bool:
+    """Whether all of these were known; of what has yet to be read that is not said."""
+    return all(isinstance(value, float) and known.get(name) == value for name, value in values.items())

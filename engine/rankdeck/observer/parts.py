@@ -1,0 +1,57 @@
+"""The parts, as data: after which module's import each one is run.
+
+`(watched, part, file, function)`: once `watched` has been imported, `function(module, session)` of that file
+here is called. What belongs to torch waits until torch is whole. A part may have several rows.
+"""
+
+LOGGERS = (
+    "transformers.trainer",
+    "accelerate.accelerator",
+    "torch.utils.tensorboard.writer",
+    "tensorboardX.writer",
+    "wandb.sdk.wandb_run",
+    "wandb.sdk.lib.noop_run",
+    "mlflow.tracking.fluent",
+    "mlflow.tracking.client",
+)
+"""Modules of libraries that a script may log with; loggers.py says what of them."""
+LIGHTNING = (
+    "pytorch.trainer.connectors.logger_connector.logger_connector",
+    "fabric.fabric",
+    "fabric.loggers.csv_logs",
+    "fabric.loggers.tensorboard",
+    "pytorch.loggers.wandb",
+    "pytorch.loggers.mlflow",
+    "pytorch.loggers.comet",
+    "pytorch.loggers.neptune",
+)
+"""The same of Lightning, whose two rooms are published inside one package and as packages of their own."""
+_ALONE = {"pytorch": "pytorch_lightning", "fabric": "lightning_fabric"}
+
+
+def both_names(name: str) -> "tuple[str, str]":
+    """What a module of Lightning may be called."""
+    room, _, rest = name.partition(".")
+    return "lightning." + name, _ALONE[room] + "." + rest
+
+
+PARTS = (
+    ("torch", "steps", "steps", "install"),
+    ("torch", "loss", "losses", "install"),
+    ("torch", "model", "models", "install"),
+    ("torch.amp.grad_scaler", "scaler", "scaler", "install"),
+    ("torch.distributed.fsdp.sharded_grad_scaler", "scaler", "scaler", "install_sharded"),
+    ("torch.utils.data.dataloader", "samples", "loaders", "install"),
+    ("torch", "stacks", "stacks", "install"),
+    ("torch.nn.parallel.distributed", "wrapper", "wrappers", "install_ddp"),
+    ("torch.nn.parallel.data_parallel", "wrapper", "wrappers", "install_dp"),
+    ("torch.distributed.fsdp", "wrapper", "wrappers", "install_fsdp"),
+    ("torch.distributed._composable.fsdp", "wrapper", "wrappers", "install_fsdp"),
+    ("torch", "memory", "memory", "install"),
+    ("torch", "full", "full", "install"),
+    ("torch.utils.data.dataloader", "full", "full", "name_batches"),
+    ("torch", "collectives", "collectives", "install"),
+    ("torch.distributed._functional_collectives", "collectives", "collectives", "let_compile"),
+    *((name, "loggers", "loggers", "install") for name in LOGGERS),
+    *((name, "loggers", "loggers", "install") for known in LIGHTNING for name in both_names(known)),
+)

@@ -1,0 +1,87 @@
+"""The steps that were seen, as rows, until they are lines of `steps` events.
+
+A row holds what cost nothing to note at the end of a step: times, and totals so far, of which the differences
+belong to the step. Rows are written in order; one whose numbers are still on their way from a GPU waits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from .readings import NOT_YET, resolved, total
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .session import Session
+
+Row = tuple
+"""(ended, ended as Unix time, losses, learning rate, gradient norm, backwards, waited so far, samples so far)"""
+_MOST_A_LINE = 500
+_LOST_AFTER_S = 2.0
+
+
+class Rows:
+    """Rows of this process, from the training thread to the writing one."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._rows: deque[Any] = deque()
+        self.append = self._rows.append
+        self._written: int | None = None
+        self._ended: float | None = None
+        self._waited_s, self._samples = 0.0, 0
+
+    def write(self) -> None:
+        """Write what is ready, some hundred steps to a line."""
+        if self._written is None:
+            # What this process has counted so far is what is here.
+            self._written = self._session.first_step
+        while True:
+            lines: list[Any] = []
+            while self._rows and len(lines) < _MOST_A_LINE:
+                row = self._rows[0]
+                values = [total(row[2]), resolved(row[3]), resolved(row[4])]
+                if NOT_YET in values:
+                    # At the end of a process its GPU is given a moment.
+                    if time.perf_counter() - row[0] < (0.2 if self._session.ending else _LOST_AFTER_S):
+                        break
+                    values = [None if value is NOT_YET else value for value in values]
+                self._rows.popleft()
+                lines.append((row, values))
+            if not lines:
+                return
+            self._emit(lines)
+
+    def _emit(self, lines: list[Any]) -> None:
+        steps_s, waits, samples = [], [], []
+        for row, _ in lines:
+            ended, _, _, _, _, _, waited_s, num_samples = row
+            before = self._session.active_since if self._ended is None else self._ended
+            steps_s.append(round(ended - (ended if before is None else before), 7))
+            waits.append(round(waited_s - self._waited_s, 7))
+            new = (num_samples or 0) - self._samples
+            samples.append(new or None)
+            self._ended, self._waited_s, self._samples = ended, waited_s, num_samples or 0
+        losses = [values[0] for _, values in lines]
+        norms = [values[2] for _, values in lines]
+        with_loss = any(loss is not None for loss in losses)
+        backwards = [row[5] for row, _ in lines]
+        self._session.see(accumulate=max(set(backwards), key=backwards.count) or None)
+        assert self._written is not None
+        self._session.emit(
+            "steps",
+            first=self._written + 1,
+            loss_sum=losses if with_loss else None,
+            count=[1.0] * len(lines) if with_loss else None,
+            lr=[values[1] for _, values in lines],
+            samples=samples,
+            step_s=steps_s,
+            ended=[round(row[1], 6) for row, _ in lines],
+            grad_norm=norms if any(norm is not None for norm in norms) else None,
+            wait_s=waits,
+            backwards=backwards,
+        )
+        self._written += len(lines)

@@ -1,0 +1,281 @@
+"""What is known of this process: which rank it is, what was seen, which parts are off; and where lines go.
+
+A process is a rank once it steps an optimizer (`begin`): its file is claimed then, and a thread writes down
+every quarter of a second what has come together. Until then events wait here. A forked child knows nothing of
+what its parent was. Read steps.py next, which decides what a step is.
+
+For parts: `emit`, `see`, `beat`, `guarded`, `switch_off`, and the lists of functions `on_sampled_step(optimizer)`
+(at the end of a sampled outermost step of the leading optimizer), `on_tick()` (in the thread, and at the end),
+`on_begin(optimizer)` (this is a rank now), `on_leading(optimizer)` (from now on this one leads), `on_backward(tensors)` (an outermost backward begins) and `on_fork()` (in a child: forget).
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from collections import deque
+from functools import wraps
+
+from .heartbeats import Heart
+from .writer import RankFile
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from .losses import Losses
+
+TICK_S = 0.25
+_MOST_EARLY = 1000
+_END_S = 0.5
+
+
+class Session:
+    """One process of the run. `rank` is None until it has stepped an optimizer; `step` is its last step."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.run = environment["RANKDECK_RUN"]
+        self.attempt = int(environment.get("RANKDECK_ATTEMPT") or 0)
+        self.level = environment.get("RANKDECK_OBSERVE") or "light"
+        self._page = environment.get("RANKDECK_HEARTBEAT")
+        self.on_begin: list[Callable[[Any], None]] = []
+        self.on_sampled_step: list[Callable[[Any], None]] = []
+        self.on_backward: list[Callable[[Any], None]] = []
+        self.on_leading: list[Callable[[Any], None]] = []
+        self.on_tick: list[Callable[[], None]] = []
+        self.on_fork: list[Callable[[], None]] = []
+        self.parts_off: dict[str, str] = {}
+        self.stack_signal: int | None = None
+        self._forget()
+        os.register_at_fork(before=self._pause, after_in_child=self._forked)
+        atexit.register(self.end)
+
+    def _forget(self) -> None:
+        self.rank: int | None = None
+        self.world_size: int | None = None
+        self.step = 0
+        self.sampled = True
+        """Whether the step that runs now is one that is looked at closely."""
+        self.fired = 0
+        """Outermost steps of any optimizer."""
+        self.losses: Losses | None = None
+        self.first_step = 0
+        """The step that an earlier process of this rank has come to."""
+        self.active_since: float | None = None
+        """When the first batch was asked for, or backward first ran (time.perf_counter)."""
+        self.ending = False
+        self.waited_s = 0.0
+        self.samples: int | None = None
+        """Of all training batches so far whose backward has run; None where no loader tells."""
+        self.followed = False
+        """Whether a step's every operation has been followed (full.py): owners on a CPU say less than that."""
+        self.models: list[Any] = []
+        """Weak references of the modules that are trained, outermost first."""
+        self.optimizers: list[Any] = []
+        """Weak references of the optimizers that have stepped, inner ones too."""
+        self.seen: dict[str, Any] = {}
+        self._file: RankFile | None = None
+        self._early: deque[tuple[str, dict[str, Any]]] = deque(maxlen=_MOST_EARLY)
+        self._told: dict[str, Any] | None = None
+        self._heart: Heart | None = None
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._lock = threading.RLock()
+        self._open_heart_of_started_rank()
+
+    # What parts use.
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        """Append an event; before this process is a rank it waits, and is lost if it never becomes one."""
+        file = self._file
+        if file is None:
+            self._early.append((kind, fields))
+        else:
+            file.write(kind, {"rank": file.rank, **fields})
+
+    def see(self, **facts: Any) -> None:
+        """Facts of events.Observed; told again, whole, when one has changed."""
+        self.seen.update(facts)
+
+    def beat(self, phase: str) -> None:
+        """This process is alive, and in `phase` of the step after `step`."""
+        heart = self._heart
+        if heart is not None:
+            heart.beat(self.step, phase)
+
+    def switch_off(self, part: str, error: BaseException | str) -> None:
+        """That part is off from now on; the first reason is told."""
+        if not isinstance(error, str):
+            error = "%s: %s" % (type(error).__name__, error)
+        self.parts_off.setdefault(part, error[:300])
+
+    def guarded(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function` until it fails for the first time; from then on it does nothing."""
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if part not in self.parts_off:
+                try:
+                    return function(*args, **kwargs)
+                except Exception as error:
+                    self.switch_off(part, error)
+            return None
+
+        return call
+
+    # How it lives.
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether this process is a rank whose lines are written down."""
+        return self._thread is not None
+
+    def begin(self, optimizer: Any) -> None:
+        """The first step of this process: from now on it is a rank."""
+        if self.rank is not None:
+            self._ensure_thread()
+            return
+        rank, world_size = _place()
+        folder = os.path.join(self.run, "events")
+        file = RankFile(folder, rank, self.attempt, max(world_size or 1, _number("WORLD_SIZE", 1)))
+        self.rank, self.world_size, self.first_step = file.rank, world_size, file.steps
+        self.step += file.steps
+        self._open_heart(file.rank)
+        for function in self.on_begin:
+            function(optimizer)
+        devices, uuids = _devices(optimizer)
+        started = {"rank": file.rank, "pid": os.getpid(), "devices": devices, "uuids": uuids}
+        started.update(world_size=world_size, stack_signal=self.stack_signal)
+        file.write("rank_started", started)
+        self._file = file
+        self._tell()
+        while self._early:
+            kind, fields = self._early.popleft()
+            self.emit(kind, **fields)
+        self._ensure_thread()
+
+    def tick(self) -> None:
+        """Write down what has come together."""
+        with self._lock:
+            if self._file is not None:
+                for function in self.on_tick:
+                    function()
+                self._tell()
+
+    def end(self) -> None:
+        """What is left is written; why the process ends is its supervisor's to say."""
+        self.ending = True
+        self._pause()
+        self.ending = False
+
+    def _tell(self) -> None:
+        facts = dict(self.seen)
+        facts["script"] = _script()
+        facts["parts"] = dict(self.parts_off)
+        if facts != self._told:
+            self._told = facts
+            self.emit("observed", **facts)
+
+    def _ensure_thread(self) -> None:
+        if self._thread is None:
+            self._stop = threading.Event()
+            self._thread = threading.Thread(target=self._work, args=(self._stop,), name="rankdeck", daemon=True)
+            self._thread.start()
+
+    def _work(self, stop: threading.Event) -> None:
+        while not stop.wait(TICK_S):
+            try:
+                self.tick()
+            except Exception as error:
+                self.switch_off("writing", error)
+
+    def _pause(self) -> None:
+        """Without the thread, and with nothing left to write: before a fork, which copies one thread only."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        self._stop.set()
+        if thread is not threading.current_thread():
+            thread.join(_END_S)
+        try:
+            self.tick()
+        except Exception as error:
+            self.switch_off("writing", error)
+
+    def _forked(self) -> None:
+        try:
+            if self._file is not None:
+                self._file.close()
+            self._forget()
+            for function in self.on_fork:
+                function()
+        except Exception as error:
+            self.switch_off("fork", error)
+
+    def _open_heart(self, rank: int) -> None:
+        if self._page and rank is not None:
+            try:
+                self._heart = Heart(self._page, rank)
+            except (OSError, ValueError) as error:
+                self.switch_off("heartbeats", error)
+
+    def _open_heart_of_started_rank(self) -> None:
+        """What the supervisor started itself beats before its first step too; what scripts start does not."""
+        parts = (self._page or "").split("/")
+        if len(parts) > 2 and parts[2] == str(os.getppid()):
+            self._open_heart(_number("RANK", 0))
+
+
+def _number(name: str, without: int) -> int:
+    try:
+        return int(os.environ[name])
+    except (KeyError, ValueError):
+        return without
+
+
+def _place() -> tuple[int, int | None]:
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return _number("RANK", 0), None
+
+
+def _devices(optimizer: Any) -> tuple[list[int], list[str | None]]:
+    """The devices that hold what is trained, and their uuids; of a CPU the place of this rank."""
+    torch: Any = sys.modules["torch"]
+    indices = sorted(
+        {
+            parameter.device.index or 0
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.device.type == "cuda"
+        }
+    )
+    if not indices:
+        return [_number("LOCAL_RANK", 0)], []
+    uuids: list[str | None] = []
+    for index in indices:
+        uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+        text = str(uuid)
+        known = text.startswith(("GPU-", "MIG-"))
+        uuids.append(None if uuid is None else text if known else "GPU-" + text)
+    return indices, uuids
+
+
+def _script() -> str:
+    main = sys.modules.get("__main__")
+    return getattr(main, "__file__", None) or (sys.argv[0] if sys.argv else "")
+
+
+_session: Session | None = None
+
+
+def current() -> Session:
+    """This process's session."""
+    global _session
+    if _session is None:
+        _session = Session(dict(os.environ))
+    return _session

@@ -1,0 +1,81 @@
+"""Parallel wrappers in use, as their constructors are called, with the options that they were given."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from .session import Session
+
+
+def install_ddp(module: Any, session: Session) -> None:
+    _follow_constructor(module.DistributedDataParallel, session)
+
+
+def install_dp(module: Any, session: Session) -> None:
+    _follow_constructor(module.DataParallel, session)
+
+
+def install_fsdp(module: Any, session: Session) -> None:
+    """FSDP's class, and the function of its second version, under the names that scripts import."""
+    whole = getattr(module, "FullyShardedDataParallel", None)
+    if whole is not None and not hasattr(whole.__init__, "__rankdeck__"):
+        _follow_constructor(whole, session)
+    shard = getattr(module, "fully_shard", None)
+    if shard is None or hasattr(shard, "__rankdeck__"):
+        return
+    told = session.guarded("wrapper", _tell)
+
+    @functools.wraps(shard)
+    def observed(wrapped: Any, *args: Any, **kwargs: Any) -> Any:
+        result = shard(wrapped, *args, **kwargs)
+        told(session, "fully_shard", shard, (wrapped, *args), kwargs, wrapped)
+        return result
+
+    observed.__rankdeck__ = True  # type: ignore[attr-defined]
+    module.fully_shard = observed
+
+
+def _follow_constructor(wrapper: Any, session: Session) -> None:
+    construct = wrapper.__init__
+    told = session.guarded("wrapper", _tell)
+
+    @functools.wraps(construct)
+    def observed(self: Any, *args: Any, **kwargs: Any) -> None:
+        construct(self, *args, **kwargs)
+        told(session, wrapper.__name__, construct, (self, *args), kwargs, self)
+
+    observed.__rankdeck__ = True  # type: ignore[attr-defined]
+    wrapper.__init__ = observed
+
+
+def _tell(session: Session, name: str, called: Callable[..., Any], args: Any, kwargs: Any, model: Any) -> None:
+    """Note the wrapper; of several (one inside the other, or layer by layer) the last one is outermost."""
+    given = inspect.signature(called).bind(*args, **kwargs).arguments
+    options = {key: _plain(value) for key, value in list(given.items())[1:] if key != "module"}
+    for key, value in (options.pop("kwargs", None) or {}).items():
+        options[key] = value
+    session.models[:] = [ref for ref in session.models if ref() not in (None, model)]
+    session.models.insert(0, weakref.ref(model))
+    facts: dict[str, Any] = {"wrapper": name, "wrapper_options": options}
+    if name == "DataParallel":
+        facts["wrapper_options"]["device_ids"] = [int(index) for index in getattr(model, "device_ids", [])]
+    session.see(**facts)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can say, or the value's own words, shortened."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value[:16]]
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in list(value.items())[:16]}
+    text = getattr(value, "__qualname__", None) or str(value)
+    return text if len(text) <= 120 else text[:119] + "…"

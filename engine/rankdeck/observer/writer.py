@@ -1,0 +1,112 @@
+"""One rank's lines in the run's event files, by the standard library alone.
+
+The file is claimed with a lock that ends with the process. Who finds it locked takes the next number that no
+rank of this run has; who finds one of a process that has ended goes on behind its last line. Each line is one
+write; what the disk does not take is counted, and told once there is room again. See events.py in rankdeck.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import threading
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_TAIL_BYTES = 1 << 20
+_MOST_RANKS = 4096
+
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=str).encode
+
+
+class RankFile:
+    """An open, locked file. `rank` may differ from what was asked for; `steps` is what it held already."""
+
+    def __init__(self, folder: str, rank: int, attempt: int, num_ranks: int) -> None:
+        os.makedirs(folder, exist_ok=True)
+        self.rank = rank
+        while True:
+            self._handle = os.open(
+                os.path.join(folder, "rank-%d.%d.jsonl" % (self.rank, attempt)),
+                os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC,
+                0o666,
+            )
+            try:
+                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                os.close(self._handle)
+            self.rank = max(self.rank + 1, num_ranks)
+            if self.rank >= _MOST_RANKS:
+                raise OSError("no rank's number is free")
+        self._lock = threading.Lock()
+        self._dropped, self._reason = 0, ""
+        self._seq, self.steps = self._read_on()
+
+    def _read_on(self) -> tuple[int, int]:
+        """The next line's number, and the last step that is there."""
+        length = os.fstat(self._handle).st_size
+        start = max(0, length - _TAIL_BYTES)
+        tail = os.pread(self._handle, length - start, start)
+        whole = tail.rfind(b"\n") + 1
+        if whole < len(tail):  # It was killed inside a write.
+            os.ftruncate(self._handle, start + whole)
+        seq, step = None, None
+        for line in reversed(tail[:whole].splitlines()):
+            try:
+                event = json.loads(line)
+                seq = event["seq"] + 1 if seq is None else seq
+                if event["kind"] == "steps":
+                    step = event["first"] + len(event["ended"]) - 1
+                    break
+            except (ValueError, KeyError, TypeError):
+                continue
+        return seq or 0, step or 0
+
+    def write(self, kind: str, fields: dict[str, Any]) -> None:
+        """Append one event; never raises for what a disk does."""
+        with self._lock:
+            if self._dropped:
+                lines, reason = self._dropped, self._reason
+                if self._append("dropped", {"lines": lines, "reason": reason}):
+                    self._dropped -= lines
+            if not self._append(kind, fields):
+                self._dropped += 1
+
+    def _append(self, kind: str, fields: dict[str, Any]) -> bool:
+        event = {"kind": kind, "v": 1, "seq": self._seq, "t": time.time()}
+        event.update(fields)
+        try:
+            text = _encode(event)
+        except ValueError:
+            text = _encode(finite(event))
+        line = text.encode("utf-8", "replace") + b"\n"
+        try:
+            length = os.fstat(self._handle).st_size
+            if os.write(self._handle, line) < len(line):
+                os.ftruncate(self._handle, length)
+                raise OSError("the disk is full")
+        except OSError as error:
+            self._reason = str(error)
+            return False
+        self._seq += 1
+        return True
+
+    def close(self) -> None:
+        os.close(self._handle)
+
+
+def finite(value: Any) -> Any:
+    """The same without NaN and infinity, for which JSON has no word."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value

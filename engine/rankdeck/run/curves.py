@@ -1,0 +1,152 @@
+"""What is drawn over the steps of one attempt: loss and pace, and their averages.
+
+A configured run knows the loss of every step: all its curves are one series. A person's own script was
+sampled: its losses are a series of their own, so that a line connects what is known. attempt.py feeds both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+import numpy as np
+
+from rankdeck.run.series import Ema, Floats, Series
+
+INDICES = {
+    "losses": 0,
+    "loss_ema": 1,
+    "rates": 2,
+    "rate_ema": 3,
+    "step_rates": 0,
+    "step_rate_ema": 1,
+    "waits": 4,
+    "grad_norms": 0,
+}
+"""Which curve of its series each one is."""
+_STEP_CURVES = ("losses", "loss_ema", "rates", "rate_ema")
+_SAMPLED = ("losses", "loss_ema")
+_NUM_PACES = 5
+_NUM_SNAPSHOTS = 64
+_AVERAGED_STEPS = 50
+
+
+class StepCurves:
+    """Loss and throughput over steps, and their averages: of a configured run.
+
+    The average of the loss goes on from `loss_before`, where the attempt before stood after step `after`;
+    that of the throughput begins anew, since another strategy may be behind it.
+    """
+
+    def __init__(self, num_steps: int | None, after: int, loss_before: float | None) -> None:
+        self._series = Series(num_curves=len(_STEP_CURVES))
+        self.loss_before = loss_before
+        # A sixtieth of the run, so that the line is calm and still turns where the loss does.
+        self._averages = Ema(1.0 / min(500.0, max(2.0, (num_steps or 3_000) / 60)), 3)
+        if loss_before is not None:
+            self._averages.go_on(0, loss_before, after)
+
+    def series_of(self, name: str) -> Series | None:
+        """The series that holds a curve, as its curve number INDICES[name]."""
+        return self._series if name in _STEP_CURVES else None
+
+    def append(self, rows: Floats) -> None:
+        """Rows of step_table.COLUMNS."""
+        step, loss, _, samples, step_s, _ = rows
+        loss_ema, smooth_samples, smooth_s = self._averages.extend(np.stack([loss, samples, step_s]))
+        rates, rate_ema = _divide(samples, step_s), _divide(smooth_samples, smooth_s)
+        self._series.append_many(step, np.stack([loss, loss_ema, rates, rate_ema]))
+
+    def cut(self, last: int) -> None:
+        """Forget the steps beyond `last`; nothing is appended after that."""
+        self._series.cut(last)
+
+    def go_back(self, last: int) -> int | None:
+        """A configured run's steps never change."""
+        raise AssertionError(last)
+
+    @property
+    def smoothed_loss(self) -> float | None:
+        return _newest(self._series)
+
+
+class ScriptCurves:
+    """The curves of a person's own script: losses and norms of gradients where they were sampled, the pace of
+    every step, and the share of it that went by in the loader."""
+
+    def __init__(self, after: int, loss_before: float | None) -> None:
+        self._sampled = Series(num_curves=len(_SAMPLED))
+        self._norms = Series()
+        self._every = Series(num_curves=_NUM_PACES)
+        self.loss_before = loss_before
+        self._loss_average, self._averages = Ema(1 / _AVERAGED_STEPS), Ema(1 / _AVERAGED_STEPS, 3)
+        if loss_before is not None:
+            self._loss_average.go_on(0, loss_before, after)
+        self._last = 0
+        self._snapshots: deque[tuple[int, tuple[Floats, Floats], tuple[Floats, Floats]]] = deque(
+            maxlen=_NUM_SNAPSHOTS
+        )
+
+    def series_of(self, name: str) -> Series | None:
+        if name == "grad_norms":
+            return self._norms
+        return self._sampled if name in _SAMPLED else self._every
+
+    def append(self, rows: Floats) -> None:
+        """Rows of step_table.SCRIPT_COLUMNS, behind those that are there."""
+        self._snapshots.append((self._last, self._loss_average.state(), self._averages.state()))
+        step, loss, _, samples, step_s, _, wait_s, grad_norm = rows
+        is_known = np.isfinite(loss)
+        known = loss[is_known]
+        self._sampled.append_many(
+            step[is_known], np.stack([known, self._loss_average.extend(known[None])[0]])
+        )
+        has_norm = np.isfinite(grad_norm)
+        self._norms.append_many(step[has_norm], grad_norm[has_norm])
+        counted_s = np.where(np.isfinite(samples), step_s, np.nan)
+        smooth_s, smooth_samples, smooth_counted_s = self._averages.extend(
+            np.stack([step_s, samples, counted_s])
+        )
+        paces = [
+            _divide(np.ones_like(step_s), step_s),
+            _divide(np.ones_like(step_s), smooth_s),
+            _divide(samples, step_s),
+            _divide(smooth_samples, smooth_counted_s),
+            _divide(wait_s, step_s),
+        ]
+        self._every.append_many(step, np.stack(paces))
+        self._last = int(step[-1])
+
+    def cut(self, last: int) -> None:
+        for series in (self._sampled, self._norms, self._every):
+            series.cut(last)
+
+    def go_back(self, last: int) -> int | None:
+        """Forget steps, so that all that follow step `last` can be appended again: the step that is now the
+        last one here (`last`, or one before it), None where the averages are not known any more."""
+        while self._snapshots:
+            step, of_loss, others = self._snapshots.pop()
+            if step <= last:
+                self.cut(step)
+                self._loss_average.go_back(of_loss)
+                self._averages.go_back(others)
+                self._last = step
+                return step
+        return None
+
+    @property
+    def smoothed_loss(self) -> float | None:
+        return _newest(self._sampled)
+
+
+def _divide(above: Floats, below: Floats) -> Floats:
+    """NaN where that is no finite number."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        quotient = above / below
+    finite: Floats = np.where(np.isfinite(quotient) & (below > 0), quotient, np.nan)
+    return finite
+
+
+def _newest(series: Series) -> float | None:
+    newest = series.last_of(INDICES["loss_ema"])
+    return newest if newest is not None and math.isfinite(newest) else None

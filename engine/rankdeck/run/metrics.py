@@ -1,0 +1,162 @@
+"""What a script has logged itself (events.Metrics): a curve per name, in the script's own count of steps.
+
+Where the script gives no steps, or begins to count anew (an epoch's batches), its values stand over the steps
+that were seen of it. Of ranks that log under the same name through the same library the lowest is shown. Only
+so many names are kept, and how many are not is said: a name that is made of a step would fill the memory.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from rankdeck import events
+from rankdeck.run.series import Floats, Series, Sliding
+from rankdeck.run.step_blocks import LARGEST_STEP
+
+MOST_NAMES = 500
+_LONGEST_NAME = 200
+_MOST_CUT = 10_000
+POINTS_HELD = 1 << 14
+_BINS_HELD = 1 << 11
+
+
+class MetricKey(NamedTuple):
+    """Whose call it was (events.Metrics.through), and the name that was given."""
+
+    through: str
+    name: str
+
+
+@dataclass
+class MetricColumns:
+    """Values that one rank logged under one name; a step is NaN where none was given."""
+
+    steps: list[float] = field(default_factory=list)
+    after: list[float] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+    def extend(self, more: MetricColumns) -> None:
+        self.steps += more.steps
+        self.after += more.after
+        self.times += more.times
+        self.values += more.values
+
+
+def columns_of(event: events.Metrics) -> dict[MetricKey, MetricColumns]:
+    """The values of one event by name, without those that are none. Columns end where the shortest does."""
+    places = [
+        (_number(step), _number(after), t)
+        for step, t, after in zip(event.steps, event.times, event.after, strict=False)
+    ]
+    found = {}
+    for name, values in event.values.items():
+        columns = MetricColumns()
+        for (step, after, t), value in zip(places, values, strict=False):
+            if value is not None and math.isfinite(value):
+                columns.steps.append(step)
+                columns.after.append(after)
+                columns.times.append(t)
+                columns.values.append(value)
+        if columns.values:
+            found[MetricKey(event.through, name)] = columns
+    return found
+
+
+def is_whole(event: events.Metrics) -> bool:
+    """Whether its columns are of one length."""
+    lengths = {len(event.steps), len(event.times), len(event.after), *map(len, event.values.values())}
+    return len(lengths) <= 1
+
+
+def _number(step: int | None) -> float:
+    return float(step) if step is not None and -LARGEST_STEP <= step <= LARGEST_STEP else math.nan
+
+
+class LoggedMetric:
+    """The values of one name, as one attempt's `rank` logged them."""
+
+    def __init__(self, rank: int, points_held: int | None = POINTS_HELD) -> None:
+        self.rank = rank
+        self.series = _new_series()
+        self.last: float | None = None
+        self.first_x: float | None = None
+        self.is_by_own_steps = True
+        # Where a value was logged in the script's own steps, in those that were seen, when, and the value.
+        self._held = Sliding([(4, np.float64)], points_held)
+
+    def __len__(self) -> int:
+        return len(self.series)
+
+    @property
+    def last_step(self) -> int | None:
+        """In the script's own count, or where it has none in steps seen."""
+        x = self.series.last_x
+        return None if x is None else int(x)
+
+    def append(self, columns: MetricColumns) -> None:
+        points = np.array([columns.steps, columns.after, columns.times, columns.values])
+        points[1] = np.nan_to_num(points[1])
+        self._held.append(points.shape[1], points)
+        own = points[0]
+        last_x = self.series.last_x
+        before = -np.inf if last_x is None else last_x
+        goes_back = np.isnan(own).any() or (np.diff(own, prepend=before) < 0).any()
+        if self.is_by_own_steps and goes_back:
+            self.is_by_own_steps = False
+            self.series = _new_series()
+            points = self._held[0]
+            self.first_x = None
+        x = self._x_of(points)
+        self.series.append_many(x, points[3])
+        if self.first_x is None:
+            self.first_x = float(x[0])
+        self.last = float(points[3, -1])
+
+    def cut_before(self, x: float) -> None:
+        """A later attempt logs from `x` on: what was logged here there is history."""
+        self.series.cut(float(np.nextafter(x, -np.inf)))
+        held = np.maximum.accumulate(self._x_of(self._held[0])) if len(self._held) else np.empty(0)
+        self._held.truncate(self._held.first + int(np.searchsorted(held, x)))
+
+    def points(self) -> tuple[Floats, Floats, Floats]:
+        """(steps, Unix times, values) of those that are held one by one."""
+        held = self._held[0]
+        return self._x_of(held).copy(), held[2].copy(), held[3].copy()
+
+    def _x_of(self, points: Floats) -> Floats:
+        x: Floats = points[0] if self.is_by_own_steps else points[1]
+        return x
+
+
+class Metrics:
+    """The names of one attempt, at most MOST_NAMES. `points_held` of each one by one; None is all."""
+
+    def __init__(self, points_held: int | None = POINTS_HELD) -> None:
+        self._points_held = points_held
+        self.by_key: dict[MetricKey, LoggedMetric] = {}
+        self._cut: set[MetricKey] = set()
+
+    @property
+    def num_cut(self) -> int:
+        """Names that are not kept."""
+        return len(self._cut)
+
+    def add(self, rank: int, key: MetricKey, columns: MetricColumns) -> None:
+        known = self.by_key.get(key)
+        if known is None or rank < known.rank:
+            if known is None and (len(self.by_key) >= MOST_NAMES or len(key.name) > _LONGEST_NAME):
+                if len(self._cut) < _MOST_CUT:
+                    self._cut.add(key)
+                return
+            known = self.by_key[key] = LoggedMetric(rank, self._points_held)
+        if rank == known.rank:
+            known.append(columns)
+
+
+def _new_series() -> Series:
+    return Series(POINTS_HELD, _BINS_HELD)

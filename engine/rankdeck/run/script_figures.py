@@ -1,0 +1,164 @@
+"""What a run of a person's own script tells, over all of its attempts; `Fold.script` is one of these.
+
+A configured run has none of it: `is_script` is False and everything is empty or None.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rankdeck import events
+from rankdeck.run.attempt import Attempt
+from rankdeck.run.measured import step_curve
+from rankdeck.run.metrics import LoggedMetric, MetricKey
+from rankdeck.run.script_steps import RankSteps, ScriptJoiner
+from rankdeck.run.script_told import CollectiveTotals
+from rankdeck.run.series import Curve, Floats, Series
+
+
+@dataclass(frozen=True)
+class MetricFigures:
+    """One name that the script has logged. `step` is that of `last`, in the script's own count, or where it
+    gave none (or began to count anew) in the steps that were seen; the curve is over the same."""
+
+    name: str
+    through: str
+    rank: int
+    last: float | None
+    step: int | None
+    count: int
+    curve: Curve
+    told: Sequence[LoggedMetric] = field(repr=False, default=())
+
+    def points(self) -> tuple[Floats, Floats, Floats]:
+        """(steps, Unix times, values) as they were logged, of those that are held one by one."""
+        steps, times, values = zip(*(metric.points() for metric in self.told), strict=True)
+        return np.concatenate(steps), np.concatenate(times), np.concatenate(values)
+
+
+class ScriptFigures:
+    """Of the attempts of a fold."""
+
+    def __init__(self, attempts: Callable[[], Sequence[Attempt]]) -> None:
+        self._all_attempts = attempts
+        self.step_rates = self._curve("step_rates")
+        self.step_rate_ema = self._curve("step_rate_ema")
+        self.waits = self._curve("waits")
+        self.grad_norms = self._curve("grad_norms")
+        """All over steps; the waits are shares of a step that went by in the loader."""
+
+    def _curve(self, name: str) -> Curve:
+        return step_curve(self._all_attempts, name)
+
+    @property
+    def _attempts(self) -> list[Attempt]:
+        return [one for one in self._all_attempts() if one.is_of_a_script]
+
+    @property
+    def is_script(self) -> bool:
+        return bool(self._attempts)
+
+    @property
+    def _latest(self) -> Attempt | None:
+        """The newest attempt of which a rank was seen, else the newest."""
+        attempts = self._attempts
+        return next((one for one in reversed(attempts) if one.told.seen), attempts[-1] if attempts else None)
+
+    @property
+    def seen(self) -> Mapping[int, events.Observed]:
+        """What was seen of each rank, as it said last."""
+        return self._latest.told.seen if self._latest is not None else {}
+
+    @property
+    def lead(self) -> events.Observed | None:
+        """What was seen of the lowest rank that told anything."""
+        return self.seen[min(self.seen)] if self.seen else None
+
+    @property
+    def ranks(self) -> Mapping[int, events.RankStarted]:
+        """The ranks that have stepped an optimizer."""
+        return self._latest.told.ranks if self._latest is not None else {}
+
+    @property
+    def steps_by_rank(self) -> dict[int, RankSteps]:
+        joiner = self._latest.joiner if self._latest is not None else None
+        return dict(sorted(joiner.ranks.items())) if isinstance(joiner, ScriptJoiner) else {}
+
+    @property
+    def first_step_ended(self) -> float | None:
+        """When any rank of any attempt had taken its first step (Unix seconds), replaced or not."""
+        joiners = [one.joiner for one in self._attempts if isinstance(one.joiner, ScriptJoiner)]
+        ends = [rank.first_ended for joiner in joiners for rank in joiner.ranks.values()]
+        return min((ended for ended in ends if ended is not None), default=None)
+
+    @property
+    def collectives(self) -> dict[int, CollectiveTotals]:
+        """Those that the script called itself, by rank."""
+        return dict(sorted(self._latest.told.collectives.items())) if self._latest is not None else {}
+
+    @property
+    def has_loader(self) -> bool:
+        """Whether a loader was seen to feed its steps."""
+        seen = any(one.dataset is not None for one in self.seen.values())
+        return seen or any(rank.wait_s for rank in self.steps_by_rank.values())
+
+    @property
+    def wait_share(self) -> float | None:
+        """The share of its steps that a rank waited for its loader, of the rank that waited most; None where
+        no loader was seen."""
+        shares = [rank.wait_s / rank.timed_s for rank in self.steps_by_rank.values() if rank.timed_s > 0]
+        return max(shares, default=None) if self.has_loader else None
+
+    @property
+    def script_status(self) -> int | None:
+        """What the script exited with, as a shell tells it; None while it runs."""
+        ended = self._attempts[-1].ended if self._attempts else None
+        return None if ended is None else ended.script_status
+
+    @property
+    def num_names_cut(self) -> int:
+        """Names that were logged and are not kept."""
+        return max((one.told.metrics.num_cut for one in self._attempts), default=0)
+
+    @property
+    def metrics(self) -> dict[str, MetricFigures]:
+        """By name; with the library behind it where several logged under the same one."""
+        keys = list(dict.fromkeys(key for one in self._attempts for key in one.told.metrics.by_key))
+        times_used = Counter(key.name for key in keys)
+        labels = [key.name if times_used[key.name] == 1 else f"{key.name} ({key.through})" for key in keys]
+        return {label: self._figures(label, key) for label, key in zip(labels, keys, strict=True)}
+
+    def _figures(self, label: str, key: MetricKey) -> MetricFigures:
+        told = self._told(key)
+        newest = next((metric for metric in reversed(told) if len(metric)), None)
+
+        def parts() -> list[Series]:
+            return [metric.series for metric in self._told(key)]
+
+        return MetricFigures(
+            name=label,
+            through=key.through,
+            rank=told[-1].rank,
+            last=None if newest is None else newest.last,
+            step=None if newest is None else newest.last_step,
+            count=sum(map(len, told)),
+            curve=Curve(parts),
+            told=told,
+        )
+
+    def _told(self, key: MetricKey) -> list[LoggedMetric]:
+        return [one.told.metrics.by_key[key] for one in self._attempts if key in one.told.metrics.by_key]
+
+    def cut_metrics(self) -> None:
+        """What a later attempt logs again replaces what earlier ones logged there."""
+        least: dict[MetricKey, float] = {}
+        for one in reversed(self._attempts):
+            for key, metric in one.told.metrics.by_key.items():
+                if key in least:
+                    metric.cut_before(least[key])
+                if metric.first_x is not None:
+                    least[key] = min(metric.first_x, least.get(key, np.inf))

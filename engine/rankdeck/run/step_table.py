@@ -1,0 +1,161 @@
+"""The rows of one attempt's steps, in a bounded memory.
+
+Rows are (columns, steps) arrays of doubles with NaN for what is not known. steps.py and script_steps.py make
+them, rates.py reads them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from rankdeck.run.series import Floats, Sliding
+
+ROWS_HELD = 1 << 18
+"""Rows of an attempt that are held one by one; what is older counts in marks and bins (StepTable)."""
+
+
+class Row(NamedTuple):
+    """One complete step. NaN is unknown; `ended` is Unix time, `step_s` the time since the step before.
+
+    The last two are of a person's own script only: how much of `step_s` went by in its loader, and the
+    norm of the gradients where the step was sampled.
+    """
+
+    step: int
+    loss: float
+    lr: float
+    samples: float
+    step_s: float
+    ended: float
+    wait_s: float = math.nan
+    grad_norm: float = math.nan
+
+
+COLUMNS = Row._fields[:6]
+SCRIPT_COLUMNS = Row._fields
+
+
+class Mark(NamedTuple):
+    """Where an attempt stood after row number `row`; `samples` are those up to it."""
+
+    row: int
+    step: float
+    ended: float
+    samples: float
+
+
+class StepTable:
+    """The rows of one attempt: the newest `rows_held` as they are, of older ones what whole-run figures need.
+
+    Rows that slide out leave a mark every so many rows (at most 4096, evenly) and are counted in bins of
+    their step times that are 1 % wide. So figures of an attempt of at most `rows_held` steps are exact;
+    beyond that a rate begins at a mark (at most 1/2048 of the rows off), and a median or a percentile of step
+    times is within 1 %. A cut that goes back behind the rows held leaves the bins as they are.
+    """
+
+    _MOST_MARKS = 4096
+    _LEAST_S, _BIN, _NUM_BINS = 1e-7, np.log(1.01), 2800
+
+    def __init__(self, rows_held: int | None = ROWS_HELD, columns: tuple[str, ...] = COLUMNS) -> None:
+        self._rows_held = rows_held
+        self._columns = columns
+        self._held = Sliding([(len(columns), np.float64)])
+        self._stride = 1
+        self.num_gone = 0
+        self.samples_gone = 0.0
+        self.last_gone = np.nan
+        """The Unix time at which the row before the first one held ended; NaN where there is none."""
+        self.marks: list[Mark] = []
+        self.times_gone = np.zeros(0, dtype=np.int64)
+        self.first: Row | None = None
+        self.first_loss: tuple[float, float] | None = None
+        """(step, loss) of the first row with a finite loss."""
+
+    def __len__(self) -> int:
+        return self.num_gone + len(self._held)
+
+    @property
+    def rows(self) -> Floats:
+        """The rows held, (columns, steps)."""
+        return self._held[0]
+
+    def column(self, name: str) -> Floats:
+        """One column; unknown where this table has none of that name."""
+        if name not in self._columns:
+            return np.full(len(self._held), np.nan)
+        column: Floats = self.rows[self._columns.index(name)]
+        return column
+
+    def row(self, index: int) -> Row:
+        """A row held; negative indices count from the last."""
+        return _row(self.rows[:, index])
+
+    def append(self, rows: Floats) -> None:
+        if self.first is None and rows.shape[1]:
+            self.first = _row(rows[:, 0])
+        if self.first_loss is None:
+            known = np.flatnonzero(np.isfinite(rows[1]))
+            if len(known):
+                self.first_loss = (float(rows[0, known[0]]), float(rows[1, known[0]]))
+        self._held.append(rows.shape[1], rows)
+        if self._rows_held is not None:
+            # Many at once, at places that do not depend on how the rows came.
+            together = max(1, self._rows_held // 1000)
+            surplus = math.ceil((len(self) - self._rows_held) / together) * together - self.num_gone
+            if surplus > 0:
+                self._let_go(self.rows[:, :surplus])
+                self._held.forget(surplus)
+
+    def _let_go(self, rows: Floats) -> None:
+        """What stays of rows that are older than those held."""
+        steps, _, _, samples, _, ended = rows[: len(COLUMNS)]
+        times = np.diff(ended, prepend=self.last_gone)
+        self.last_gone = float(ended[-1])
+        if not len(self.times_gone):
+            self.times_gone = np.zeros(self._NUM_BINS, dtype=np.int64)
+        times = times[np.isfinite(times)]
+        bins = np.log(np.maximum(times, self._LEAST_S) / self._LEAST_S) / self._BIN
+        self.times_gone += np.bincount(
+            np.minimum(bins, self._NUM_BINS - 1).astype(np.int64), minlength=self._NUM_BINS
+        )
+        totals = self.samples_gone + np.cumsum(np.nan_to_num(samples))
+        self.samples_gone = float(totals[-1])
+        self._thin_marks(self.num_gone + len(steps))
+        for at in range(-self.num_gone % self._stride, len(steps), self._stride):
+            self.marks.append(Mark(self.num_gone + at, float(steps[at]), float(ended[at]), float(totals[at])))
+        self.num_gone += len(steps)
+
+    def _thin_marks(self, num_gone: int) -> None:
+        """Few enough marks for `num_gone` rows, before there are too many."""
+        stride = self._stride
+        while num_gone > self._stride * self._MOST_MARKS:
+            self._stride *= 2
+        if self._stride > stride:
+            self.marks = [mark for mark in self.marks if mark.row % self._stride == 0]
+
+    def times_of_bins(self) -> Floats:
+        """The step times that the bins of `times_gone` stand for, in seconds."""
+        middles: Floats = self._LEAST_S * np.exp((np.arange(len(self.times_gone)) + 0.5) * self._BIN)
+        return middles
+
+    def cut(self, last: int) -> None:
+        """Forget the steps beyond `last`."""
+        num_kept = int(np.searchsorted(self.column("step"), last, side="right"))
+        self._held.truncate(self._held.first + num_kept)
+        if self.num_gone and not num_kept:
+            self.marks = [mark for mark in self.marks if mark.step <= last]
+            newest = self.marks[-1] if self.marks else Mark(-1, 0.0, np.nan, 0.0)
+            self.num_gone, self.last_gone = newest.row + 1, newest.ended
+            self.samples_gone = newest.samples
+        if self.first is not None and self.first.step > last:
+            self.first = None
+        if self.first_loss is not None and self.first_loss[0] > last:
+            self.first_loss = None
+
+
+def _row(column: Floats) -> Row:
+    step, *values = column.tolist()
+    return Row(int(step), *values)

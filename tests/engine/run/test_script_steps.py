@@ -1,0 +1,181 @@
+"""The steps of a person's own script, whose ranks go as they like."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rankdeck import events
+from rankdeck.run.batch import Batch
+from rankdeck.run.fold import Fold, read_fold
+from rankdeck.rundir import EventReader, RunDir
+from tests.helpers.written_script import WrittenScript
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[WrittenScript]:
+    run = WrittenScript(tmp_path / "runs")
+    run.launch(2)
+    yield run
+    run.lose()
+
+
+def losses_of(fold: Fold) -> list[float | None]:
+    return [None if loss != loss else loss for loss in fold.column("loss").tolist()]
+
+
+def folds_in_any_order(run: RunDir) -> Iterator[Fold]:
+    """The run read a file at a time, in every order of its files, and line by line in turn."""
+    chunks = list(EventReader(run).batches())
+    for order in itertools.permutations(chunks):
+        fold = Fold()
+        for name, found in order:
+            batch = Batch()
+            batch.add(name, found)
+            fold.apply(batch)
+        yield fold
+    fold = Fold()
+    for lines in itertools.zip_longest(*([(name, event) for event in found] for name, found in chunks)):
+        batch = Batch()
+        for name, event in filter(None, lines):
+            batch.add(name, [event])
+        fold.apply(batch)
+    yield fold
+
+
+def test_a_steps_loss_is_the_mean_of_the_ranks_that_told_one(run: WrittenScript) -> None:
+    run.step(0, 1, [2.0, None, 6.0, None], samples=8)
+    run.step(1, 1, [4.0, 5.0, None, None], samples=8)
+    fold = read_fold(run.dir)
+    assert losses_of(fold) == [3.0, 5.0, 6.0, None]
+    assert fold.column("samples").tolist() == [16.0] * 4
+    assert fold.newest("loss") == (3, 6.0) and fold.step == 4
+
+
+def test_a_step_does_not_wait_for_a_rank_that_never_trains(run: WrittenScript) -> None:
+    run.step(0, 1, [2.0, 1.0])
+    assert losses_of(read_fold(run.dir)) == [2.0, 1.0]
+    assert read_fold(run.dir).step == 2
+
+
+def test_ranks_beyond_those_that_were_started_count_too(run: WrittenScript) -> None:
+    for rank in range(4):
+        run.see(rank, world_size=4)
+        run.step(rank, 1, [float(rank)])
+    fold = read_fold(run.dir)
+    assert losses_of(fold) == [1.5] and sorted(fold.seen) == [0, 1, 2, 3]
+
+
+def test_a_rank_at_a_pace_of_its_own_is_not_mixed_in(run: WrittenScript) -> None:
+    """Rank 1 takes a step in 20 s, and ended its second one when rank 0 was at its 80th."""
+    run.step(0, 1, [1.0] * 100)
+    run.step(1, 1, [9.0] * 3, step_s=20.0, late_s=-19.0)
+    fold = read_fold(run.dir)
+    assert losses_of(fold) == [5.0] + [1.0] * 99
+    assert {rank: told.num_steps for rank, told in fold.script.steps_by_rank.items()} == {0: 100, 1: 3}
+
+
+def test_the_lowest_rank_leads_unless_another_has_twice_its_steps(run: WrittenScript) -> None:
+    run.step(0, 1, [1.0, 1.0])
+    run.step(1, 1, [1.0, 1.0, 3.0, 3.0])
+    assert read_fold(run.dir).step == 2
+    run.step(1, 5, [3.0])
+    fold = read_fold(run.dir)
+    assert fold.step == 5 and losses_of(fold) == [1.0, 1.0, 3.0, 3.0, 3.0]
+
+
+def test_the_state_does_not_depend_on_the_order_of_reading(run: WrittenScript) -> None:
+    for first in range(1, 200, 20):
+        run.step(0, first, [1.0 / (first + at) if at % 3 else None for at in range(20)], samples=4)
+        run.step(1, first, [2.0 / (first + at) for at in range(20)], samples=4, late_s=0.2)
+        if first < 100:
+            run.step(2, first, [3.0] * 20, late_s=0.1)
+    folds = list(folds_in_any_order(run.dir))
+    assert len(folds) == 25
+    whole = folds[0]
+    assert whole.step == 200 and len(whole.losses) == 200
+    for fold in folds:
+        for name in ("step", "loss", "samples", "ended"):
+            np.testing.assert_array_equal(fold.column(name), whole.column(name))
+        for name in ("losses", "loss_ema", "rates", "rate_ema"):
+            for mine, theirs in zip(getattr(fold, name).points(), getattr(whole, name).points(), strict=True):
+                np.testing.assert_allclose(mine, theirs, rtol=1e-5)
+        assert fold.samples_per_s() == whole.samples_per_s()
+
+
+def test_curves_connect_the_steps_that_were_sampled(run: WrittenScript) -> None:
+    run.step(0, 1, [4.0, None, None, 1.0], grad_norm=0.5)
+    fold = Fold()
+    batch = Batch()
+    for name, found in EventReader(run.dir).batches():
+        batch.add(name, found)
+    fold.apply(batch)
+    assert [part.tolist() for part in fold.losses.points()] == [[1.0, 4.0], [4.0, 1.0]]
+    assert [part.tolist() for part in fold.script.grad_norms.points()] == [[1.0, 4.0], [0.5, 0.5]]
+    assert fold.script.step_rates.points()[1].tolist() == [2.0] * 4
+    assert np.isnan(fold.rates.points()[1]).all()
+
+
+def test_samples_a_second_are_told_only_where_samples_are_seen(run: WrittenScript) -> None:
+    run.step(0, 1, [1.0] * 10, step_s=0.25)
+    fold = read_fold(run.dir)
+    assert fold.samples_per_s() is None and fold.recent_samples_per_s() is None
+    assert fold.steps_per_s() == pytest.approx(4.0) and fold.recent_steps_per_s() == pytest.approx(4.0)
+    assert fold.remaining_s() is None and fold.num_steps_planned is None
+    run.step(0, 11, [1.0] * 90, step_s=0.25, samples=8)
+    assert read_fold(run.dir).samples_per_s() == pytest.approx(32.0)
+
+
+def test_the_share_of_waiting_is_that_of_the_rank_that_waits_most(run: WrittenScript) -> None:
+    run.step(0, 1, [1.0] * 10, wait_s=0.1)
+    run.step(1, 1, [1.0] * 10, wait_s=0.2)
+    fold = read_fold(run.dir)
+    assert fold.script.wait_share == pytest.approx(0.4)
+    assert fold.last is not None and fold.last.wait_s == 0.1
+
+
+def test_a_script_that_counts_anew_goes_on_and_one_that_repeats_a_line_does_not(run: WrittenScript) -> None:
+    run.step(0, 1, [5.0, 4.0])
+    run.step(0, 2, [4.0])
+    run.step(0, 1, [3.0, 2.0], late_s=10.0)
+    run.step(0, 3, [1.0], late_s=10.0)
+    fold = read_fold(run.dir)
+    assert losses_of(fold) == [5.0, 4.0, 3.0, 2.0, 1.0] and fold.refused == 1
+
+
+def test_a_restart_replaces_the_steps_that_it_takes_again(run: WrittenScript) -> None:
+    run.step(0, 1, [5.0, 4.0, 3.0])
+    run.launch(2, attempt=1)
+    assert read_fold(run.dir).step == 3
+    run.step(0, 1, [2.0], attempt=1)
+    fold = read_fold(run.dir)
+    assert losses_of(fold) == [2.0] and fold.num_attempts == 2
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"loss_sum": [1.0], "ended": [1.0, 2.0], "step_s": [0.5]},
+        {"loss_sum": [1.0, 2.0], "count": [1.0], "ended": [1.0, 2.0], "step_s": [], "wait_s": [0.1]},
+        {"samples": [10**400], "ended": [1.0], "step_s": [1.0]},
+        {"samples": [10**30], "ended": [1.0], "step_s": [1.0]},
+        {"first": 2**60, "ended": [1.0], "step_s": [1.0]},
+        {"first": 2**51, "ended": [1.0], "step_s": [1.0]},
+        {"ended": [-1e308, 1e308], "step_s": [-5.0, 0.0], "wait_s": [1e308, 1e308]},
+        {"lr": [None], "samples": [None]},
+    ],
+)
+def test_columns_that_make_no_sense_break_nothing(run: WrittenScript, columns: dict[str, object]) -> None:
+    run.step(0, 1, [1.0, 0.5])
+    run.writer("rank-0").write(events.Steps(rank=0, **{"first": 3, **columns}))  # type: ignore[arg-type]
+    run.writer("rank-1").write(events.Steps(rank=1, **{"first": 1, **columns}))  # type: ignore[arg-type]
+    run.step(0, 5, [0.25])
+    for fold in folds_in_any_order(run.dir):
+        assert 0.25 in losses_of(fold) or fold.refused
+        for figure in (fold.steps_per_s, fold.samples_per_s, fold.step_times, fold.recent_steps_per_s):
+            figure()
+        assert fold.first_loss() is not None
