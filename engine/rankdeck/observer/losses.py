@@ -64,16 +64,16 @@ class Losses:
         if self._shared:
             self.take()
         self.backwards += 1
+        session = self._session
+        session.beat("backward")
         if self.in_step and not num_running(sys._getframe(1), self.step_code):
             self.in_step = False  # An exception has left that step.
         if self.in_step:
             self.backwards_in_step += 1
             if self.backwards_in_step > 1:
                 return
-        session = self._session
         if session.active_since is None:
             session.active_since = time.perf_counter()
-        session.beat("backward")
         tensors = [tensors] if isinstance(tensors, self._torch.Tensor) else tensors
         if not isinstance(tensors, (list, tuple)) or not all(
             isinstance(t, self._torch.Tensor) for t in tensors
