@@ -11,13 +11,13 @@ import math
 from collections.abc import Iterator
 
 from rankdeck.run.fold import Fold
-from rankdeck.run.tensorboard import Scalars
+from rankdeck.run.tensorboard import ScalarsOfStep
 
 _SEEN = "rankdeck/"
 _LATEST = 1e12
 
 
-def scalars_of(fold: Fold) -> Iterator[Scalars]:
+def scalars_of(fold: Fold) -> Iterator[ScalarsOfStep]:
     """Step by step what is known of each, then the evaluations, then name by name what the script logged."""
     prefix = _SEEN if fold.script.is_script else ""
     zero = fold.first_started.started if fold.first_started is not None else 0.0
@@ -28,15 +28,15 @@ def scalars_of(fold: Fold) -> Iterator[Scalars]:
             values["wait_share"] = row.wait_s / row.step_s
         known = {prefix + name: value for name, value in values.items() if math.isfinite(value)}
         if known:
-            yield Scalars(_time(row.ended, zero), row.step, known)
+            yield ScalarsOfStep(_time(row.ended, zero), row.step, known)
     for one in fold.attempts.values():
         for evaluation in one.evaluations:
             told = {"held_out/loss": evaluation.loss, "held_out/accuracy": evaluation.accuracy}
             known = {name: value for name, value in told.items() if value is not None}
-            yield Scalars(evaluation.t, evaluation.step, known)
+            yield ScalarsOfStep(evaluation.t, evaluation.step, known)
     for name, metric in fold.metrics.items():
         for step, t, value in zip(*(column.tolist() for column in metric.points()), strict=True):
-            yield Scalars(_time(t, zero), int(step), {name: value})
+            yield ScalarsOfStep(_time(t, zero), int(step), {name: value})
 
 
 def _time(t: float, zero: float) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from rankdeck import events
-from rankdeck.run.metrics import Metrics
+from rankdeck.run.metrics import MetricCurves
 
 _MOST_COLLECTIVES = 100
 _TOO_MANY = 1 << 62
@@ -46,7 +46,7 @@ class ScriptTold:
     ranks: dict[int, events.RankStarted] = field(default_factory=dict)
     seen: dict[int, events.Observed] = field(default_factory=dict)
     collectives: dict[int, CollectiveTotals] = field(default_factory=dict)
-    metrics: Metrics = field(default_factory=Metrics)
+    metrics: MetricCurves = field(default_factory=MetricCurves)
 
     def add_collectives(self, event: events.Collectives) -> None:
         self.collectives.setdefault(event.rank, CollectiveTotals()).add(event)

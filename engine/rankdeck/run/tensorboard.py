@@ -1,4 +1,4 @@
-"""Scalars as TensorBoard reads them: a file of records, each an Event of tensorflow's event.proto.
+"""ScalarsOfStep as TensorBoard reads them: a file of records, each an Event of tensorflow's event.proto.
 
     record = length (uint64) | crc of length | data | crc of data
     Event  = wall_time (1, double) | step (2, int64) | file_version (3, string) | summary (5)
@@ -19,7 +19,7 @@ _MASK = 0xA282EAD8
 _LARGEST_FLOAT = 3.4e38
 
 
-class Scalars(NamedTuple):
+class ScalarsOfStep(NamedTuple):
     """Values by tag at one step, logged at `t` (Unix seconds)."""
 
     t: float
@@ -27,7 +27,7 @@ class Scalars(NamedTuple):
     values: Mapping[str, float]
 
 
-def records(began: float, told: Iterable[Scalars]) -> Iterator[bytes]:
+def records(began: float, told: Iterable[ScalarsOfStep]) -> Iterator[bytes]:
     """The file, record by record."""
     yield _record(_double(1, began) + _bytes(3, b"brain.Event:2"))
     for scalars in told:
