@@ -133,7 +133,7 @@ class LoggedMetric:
         return x
 
 
-class MetricCurves:
+class LoggedCurves:
     """The names of one attempt, at most MOST_NAMES. `points_held` of each one by one; None is all."""
 
     def __init__(self, points_held: int | None = POINTS_HELD) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from rankdeck import events
-from rankdeck.run.metrics import MetricCurves
+from rankdeck.run.metrics import LoggedCurves
 
 _MOST_COLLECTIVES = 100
 _TOO_MANY = 1 << 62
@@ -46,7 +46,7 @@ class ScriptTold:
     ranks: dict[int, events.RankStarted] = field(default_factory=dict)
     seen: dict[int, events.Observed] = field(default_factory=dict)
     collectives: dict[int, CollectiveTotals] = field(default_factory=dict)
-    metrics: MetricCurves = field(default_factory=MetricCurves)
+    metrics: LoggedCurves = field(default_factory=LoggedCurves)
 
     def add_collectives(self, event: events.Collectives) -> None:
         self.collectives.setdefault(event.rank, CollectiveTotals()).add(event)
