@@ -22,7 +22,7 @@ def load(failed: Callable[[Exception], None]) -> Any:
     """A new ledger of one device. `failed` is told what went wrong in it."""
     if _ROOM not in sys.modules:
         room: Any = type(sys)(_ROOM)
-        room.__path__ = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]  # noqa: PTH100, PTH120
+        room.__path__ = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
         sys.modules[_ROOM] = room
     for module in ("ledger", "follower"):
         __import__(_ROOM + ".memory." + module)
