@@ -147,6 +147,8 @@ def _kept(value: Any) -> Any:
     if isinstance(value, (int, float)):
         return float(value) if -1e308 < value < 1e308 else math.nan
     if hasattr(value, "item"):
+        if hasattr(value, "__tensor_flatten__") or hasattr(value, "fake_mode"):
+            return None  # What wraps others may answer with a collective, which only this rank would call.
         count = value.numel() if hasattr(value, "numel") else getattr(value, "size", 1)
         if count != 1:
             return None

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from rankdeck.observer import loggers, parts
 from rankdeck.observer.metrics import MOST_ROWS, MetricsBook
@@ -72,6 +75,19 @@ def test_numbers_of_every_kind_are_kept_and_nothing_else() -> None:
         "array": 2.5,
         "deep/er/est": 1.0,
     }
+
+
+def test_a_tensor_that_is_spread_over_ranks_is_not_asked_for_its_value() -> None:
+    """It would answer with a collective that no other rank calls."""
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        spread = distribute_tensor(torch.ones(1), init_device_mesh("cpu", (1,)), [Shard(0)])
+        book = _book()
+        book.add("rankdeck", {"spread": spread, "plain": 1.0})
+    finally:
+        dist.destroy_process_group()
+    (event,) = book.take()
+    assert event["values"] == {"plain": [1.0]}
 
 
 def test_a_value_is_what_it_was_when_it_was_logged() -> None:
