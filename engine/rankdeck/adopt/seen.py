@@ -22,7 +22,7 @@ class NotAdoptableError(RankdeckError):
 
 
 @dataclass
-class Seen:
+class SeenScript:
     """One attempt of a run, as its ranks saw it. `rates` is (step, learning rate) of the steps that tell."""
 
     script: ScriptConfig
@@ -105,7 +105,7 @@ def script_of(run: RunDir) -> ScriptConfig:
     return script
 
 
-def read(run: RunDir) -> Seen:
+def read(run: RunDir) -> SeenScript:
     """What was seen of the run.
 
     Raises:
@@ -113,14 +113,14 @@ def read(run: RunDir) -> Seen:
         ConfigError: the run's own files cannot be read.
     """
     script = script_of(run)
-    attempts: dict[int, Seen] = {}
+    attempts: dict[int, SeenScript] = {}
     reader = EventReader(run)
     more = True
     while more:
         more = False
         for name, chunk in reader.batches():
             more = True
-            seen = attempts.setdefault(attempt_of(name), Seen(script))
+            seen = attempts.setdefault(attempt_of(name), SeenScript(script))
             for event in chunk:
                 seen._take(event)
     stepped = [seen for _, seen in sorted(attempts.items()) if seen.observed and any(seen.num_steps.values())]
@@ -143,7 +143,7 @@ def _nothing_seen(run: RunDir, script: ScriptConfig) -> NotAdoptableError:
     )
 
 
-def _check(run: RunDir, seen: Seen) -> None:
+def _check(run: RunDir, seen: SeenScript) -> None:
     """Raises: NotAdoptableError where one step of a configuration is not what a step of the script is."""
     lead = seen.lead
     leading = (lead.optimizer or "").rpartition(":")[2]
