@@ -68,6 +68,8 @@ class SeenScript:
         """The devices that ranks drove, in the order of the run."""
         known = {info.index: info for info in (self.started.devices if self.started else [])}
         driven = {index for rank in self.ranks.values() for index in rank.devices}
+        if self.lead.wrapper == "DataParallel":  # one rank that drives several
+            driven |= set(self.lead.wrapper_options.get("device_ids") or ())
         return [info for index, info in sorted(known.items()) if index in driven] or list(known.values())
 
     def _take(self, event: events.AnyEvent) -> None:
