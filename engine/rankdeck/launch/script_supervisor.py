@@ -51,7 +51,7 @@ _ADVICE = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Arguments(supervising.Arguments):
+class ScriptArguments(supervising.Arguments):
     """`signals` is the pipe of signals to pass on, `attached` the streams of the command that stays."""
 
     signals: int | None = None
@@ -61,7 +61,7 @@ class Arguments(supervising.Arguments):
 class ScriptSupervisor(supervising.Supervising):
     """One attempt of one run of a script."""
 
-    def __init__(self, arguments: Arguments) -> None:
+    def __init__(self, arguments: ScriptArguments) -> None:
         super().__init__(arguments)
         config = arguments.run.script()
         assert config is not None
@@ -137,9 +137,11 @@ class ScriptSupervisor(supervising.Supervising):
         return script_status(next((code for code in codes if code), 0)) if codes else None
 
     def cause(self, oom_kills: int, *, disk_is_full: bool) -> Cause:
-        found = super().cause(oom_kills, disk_is_full=disk_is_full)
-        self._caused_by = found.problem.rank
-        return Cause(in_words_of_scripts(found.problem, len(self._ranks)), 1)
+        problem = super().cause(oom_kills, disk_is_full=disk_is_full).problem
+        if problem.code in ("communication", "hang"):
+            problem = self._watch.who_left() or problem
+        self._caused_by = problem.rank
+        return Cause(in_words_of_scripts(problem, len(self._ranks)), 1)
 
     def next_words(self) -> str:
         return "The script begins again"
@@ -206,7 +208,7 @@ class ScriptSupervisor(supervising.Supervising):
             given = self._environment_given().get("OMP_NUM_THREADS", "")
             threads = given if given.isdecimal() else str(cores if self._config.script.ranks == 1 else 1)
             os.environ["OMP_NUM_THREADS"] = threads
-            self.start_sampler()
+            self.start_sampler("--trees")
 
     def _begin_store(self) -> None:
         assert self._store is not None
@@ -301,7 +303,7 @@ def _make(argv: list[str]) -> ScriptSupervisor:
             os.set_inheritable(handle, False)
     run = RunDir(given.run)
     return ScriptSupervisor(
-        Arguments(run, given.attempt, given.words, given.restarts, given.signals, given.attached)
+        ScriptArguments(run, given.attempt, given.words, given.restarts, given.signals, given.attached)
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -17,8 +18,9 @@ from rankdeck import events
 from rankdeck.base.errors import Problem
 from rankdeck.base.heartbeat import Beat, HeartbeatPage
 from rankdeck.config.script import ScriptConfig
+from rankdeck.diagnose.cause import RankEvidence
 from rankdeck.diagnose.exceptions import is_communication, read_last_lines
-from rankdeck.diagnose.hang import Frame, is_still
+from rankdeck.diagnose.hang import Frame, is_still, place
 from rankdeck.diagnose.script_hang import Standing, standing_still
 from rankdeck.diagnose.tracebacks import failure_of
 from rankdeck.launch.children import Child
@@ -141,6 +143,15 @@ class ScriptWatch(Watch):
             list(asked), lambda rank: signal_handled(asked[rank].pid, asked[rank].stack_signal or 0)
         )
 
+    def evidence(self) -> list[RankEvidence]:
+        """A rank that had not ended may have printed a traceback and gone on: that is its end only where the
+        others merely lost their connections."""
+        found = super().evidence()
+        ended = [rank.failure for rank in found if rank.exit_code is not None and rank.failure is not None]
+        if all(failure.is_communication for failure in ended):
+            return found
+        return [rank if rank.exit_code is not None else replace(rank, failure=None) for rank in found]
+
     def failure(self, rank: int) -> events.RankFailed | None:
         """What the rank's stderr says of its end, and its exit code where that says more."""
         code = self.ranks[rank].exit_code
@@ -171,6 +182,23 @@ class ScriptWatch(Watch):
             at = time.time()
         return events.RankFailed(
             rank=rank, problem=problem, is_communication=is_communication("\n".join(lines)), t=at
+        )
+
+    def who_left(self) -> Problem | None:
+        """The rank that left first with status 0 while others were at work: what they say of it is that a
+        connection is gone."""
+        left = [rank.rank for rank in self.ranks if rank.exit_code == 0 and rank.ended_at is None]
+        if not left:
+            return None
+        beats = self.beats()
+        first = min(left, key=lambda rank: beats[rank].step if rank in beats else -1)
+        at = f" in {place(beats[first])}" if first in beats else ""
+        return Problem(
+            "rank-left",
+            f"rank {first} exited with status 0{at}, while others still waited for it.",
+            advice="A collective waits for every rank: see that all of them take the same steps.",
+            rank=first,
+            last_lines=read_last_lines(self.log(first, "err")),
         )
 
     def dropped_lines(self) -> int:

@@ -158,10 +158,11 @@ class Supervising(abc.ABC):
     def raise_problem(self, problem: Problem) -> None:
         self._writer.write(events.ProblemRaised(problem=problem), sync=True)
 
-    def start_sampler(self) -> None:
+    def start_sampler(self, *options: str) -> None:
         """A process that reads the run's devices. A run does without it where it cannot be started."""
         pids = ",".join(str(rank.pid) for rank in self.ranks)
         arguments = ["--run", str(self._run.path), "--attempt", str(self._arguments.attempt), "--ranks", pids]
+        arguments += options
         try:
             self._sampler = SamplerProcess(arguments, piped=False)
         except OSError:

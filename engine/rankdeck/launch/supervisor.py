@@ -45,7 +45,7 @@ _PRELOADED = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Arguments(supervising.Arguments):
+class OwnArguments(supervising.Arguments):
     """`worker` is the module or .py file that every rank runs."""
 
     worker: str = DEFAULT_WORKER
@@ -54,7 +54,7 @@ class Arguments(supervising.Arguments):
 class Supervisor(supervising.Supervising):
     """One attempt of one run."""
 
-    def __init__(self, arguments: Arguments) -> None:
+    def __init__(self, arguments: OwnArguments) -> None:
         super().__init__(arguments)
         self._worker = arguments.worker
         self._config: RunConfig = arguments.run.config()
@@ -195,7 +195,9 @@ def _make(argv: list[str]) -> Supervisor:
         "--worker", default=DEFAULT_WORKER, help="the module, or .py file, that every rank runs"
     )
     given = parser.parse_args(argv)
-    return Supervisor(Arguments(RunDir(given.run), given.attempt, given.words, given.restarts, given.worker))
+    return Supervisor(
+        OwnArguments(RunDir(given.run), given.attempt, given.words, given.restarts, given.worker)
+    )
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ there is no sampler.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Sequence
@@ -22,6 +23,9 @@ from rankdeck.telemetry.readings import (
     Reading,
 )
 
+_LOOK_S = 2.0
+"""Between two looks for what a rank has started: each goes through all processes of the machine."""
+
 
 def virtual_uuid(index: int) -> str:
     return f"virtual-{index}"
@@ -30,13 +34,16 @@ def virtual_uuid(index: int) -> str:
 class HostProvider(Provider):
     """`pids`: the ranks in order; rank i is virtual device i.
 
-    Busy is CPU time over wall time, per thread that the rank may use, since the reading before.
+    Busy is CPU time over wall time, per thread that the rank may use, since the reading before; with `trees`
+    what a rank has started counts as well, as a person's own script may start its ranks itself.
     """
 
-    def __init__(self, pids: Sequence[int]) -> None:
+    def __init__(self, pids: Sequence[int], *, trees: bool = False) -> None:
         self._pids = {virtual_uuid(index): pid for index, pid in enumerate(pids)}
         self._ranks: dict[str, psutil.Process] = {}
-        self._before: dict[str, tuple[float, float]] = {}
+        self._trees = trees
+        self._started: dict[str, tuple[float, list[psutil.Process]]] = {}
+        self._before: dict[str, tuple[float, dict[int, float]]] = {}
         self._threads = max(1, int(os.environ.get("OMP_NUM_THREADS") or 1))
 
     def probe(self) -> DevicesLine:
@@ -58,15 +65,34 @@ class HostProvider(Provider):
     def _busy(self, uuid: str) -> float | None:
         """None in the first reading: there is no time yet to be busy in."""
         try:
-            times = self._ranks[uuid].cpu_times()
+            used = {self._pids[uuid]: _cpu_s(self._ranks[uuid])}
+            now_s = time.monotonic()
+            for process in self._below(uuid, now_s):
+                with contextlib.suppress(psutil.Error):
+                    used[process.pid] = _cpu_s(process)
         except (KeyError, psutil.Error):
             raise DeviceLostError("its rank has ended") from None
-        now_s, cpu_s = time.monotonic(), times.user + times.system
         before = self._before.get(uuid)
-        self._before[uuid] = now_s, cpu_s
+        self._before[uuid] = now_s, used
         if before is None or now_s <= before[0]:
             return None
-        return min(1.0, max(0.0, (cpu_s - before[1]) / (now_s - before[0]) / self._threads))
+        cpu_s = sum(max(0.0, cpu_s - before[1].get(pid, cpu_s)) for pid, cpu_s in used.items())
+        return min(1.0, cpu_s / (now_s - before[0]) / self._threads)
+
+    def _below(self, uuid: str, now_s: float) -> list[psutil.Process]:
+        """What the rank has started, looked for now and then."""
+        if not self._trees:
+            return []
+        looked_s, found = self._started.get(uuid, (-_LOOK_S, []))
+        if now_s - looked_s >= _LOOK_S:
+            found = self._ranks[uuid].children(recursive=True)
+            self._started[uuid] = now_s, found
+        return found
 
     def processes(self, uuid: str) -> DeviceProcesses:
         return DeviceProcesses(uuid, [ProcessUse(self._pids[uuid])])
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)

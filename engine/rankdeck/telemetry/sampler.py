@@ -256,6 +256,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--run", type=Path, help="write events into this run's directory")
     parser.add_argument("--attempt", type=int, default=0)
     parser.add_argument("--ranks", default="", help="process ids of the ranks, in order")
+    parser.add_argument("--trees", action="store_true", help="what a rank has started counts as the rank")
     return parser.parse_args(argv)
 
 
@@ -278,7 +279,7 @@ def main(argv: Sequence[str]) -> int:
         if kind == "virtual":
             from rankdeck.telemetry.host import HostProvider
 
-            provider: Provider = HostProvider(pids)
+            provider: Provider = HostProvider(pids, trees=options.trees)
         else:
             from rankdeck.telemetry.nvml import NvmlProvider
 

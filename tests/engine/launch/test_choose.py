@@ -14,9 +14,10 @@ import pytest
 
 from rankdeck.base.errors import DeviceError, MachineError
 from rankdeck.base.leases import lease_holder, lease_path
-from rankdeck.launch.choose import choose_devices
+from rankdeck.launch.choose import ChosenDevices, choose_devices, devices_of_script
 from rankdeck.telemetry.listing import GpuProcess, GpuStatus
 from tests.helpers.launching import small_config
+from tests.helpers.scripts import script_config
 
 GIB = 2**30
 
@@ -183,3 +184,51 @@ def test_numbers_in_an_order_that_only_cuda_knows_are_refused(
         chosen(tmp_path, "gpu:all")
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     assert chosen(tmp_path, "gpu:all") == ["GPU-00000001"]
+
+
+def of_script(tmp_path: Path, devices: str | None, **table: Any) -> ChosenDevices:
+    return devices_of_script(script_config(tmp_path, "", devices=devices, **table))
+
+
+def test_a_scripts_named_gpus_are_leased(tmp_path: Path, gpus: list[GpuStatus]) -> None:
+    choice = of_script(tmp_path, "gpu:0,2")
+    assert [info.uuid for info in choice.devices] == [gpus[0].uuid, gpus[2].uuid]
+    assert [path.stem for path in choice.leases] == [gpus[0].uuid, gpus[2].uuid]
+    with leased(gpus[2].uuid, "/runs/other"), pytest.raises(DeviceError, match="other"):
+        of_script(tmp_path, "gpu:0,2")
+
+
+def test_a_script_that_names_none_is_watched_where_cuda_shows_it_gpus(
+    tmp_path: Path, gpus: list[GpuStatus], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is leased and nothing refused; whoever holds a GPU is told of."""
+    assert len(of_script(tmp_path, None).devices) == 3
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
+    with leased(gpus[0].uuid, "/runs/other"):
+        choice = of_script(tmp_path, None)
+    assert [info.uuid for info in choice.devices] == [gpus[2].uuid, gpus[0].uuid]
+    assert not choice.leases
+    (warning,) = choice.warnings
+    assert warning.severity == "warning" and "other" in warning.message
+    given = of_script(tmp_path, None, environment={"CUDA_VISIBLE_DEVICES": "1"})
+    assert [info.uuid for info in given.devices] == [gpus[1].uuid]
+
+
+def test_what_only_cuda_could_tell_of_is_no_reason_to_refuse_a_script(
+    tmp_path: Path, gpus: list[GpuStatus], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus[1] = replace(gpus[1], name="A100")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    choice = of_script(tmp_path, None, ranks=2)
+    assert [info.name for info in choice.devices] == ["CPU 0", "CPU 1"]
+    assert [warning.code for warning in choice.warnings] == ["visible-devices"]
+
+
+def test_a_script_without_gpus_has_a_device_for_each_rank(
+    tmp_path: Path, gpus: list[GpuStatus], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [info.kind for info in of_script(tmp_path, "cpu:2", ranks=2).devices] == ["virtual", "virtual"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    choice = of_script(tmp_path, None, ranks=3)
+    assert [info.name for info in choice.devices] == ["CPU 0", "CPU 1", "CPU 2"]
+    assert not choice.leases and not choice.warnings

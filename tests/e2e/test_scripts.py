@@ -1,0 +1,74 @@
+"""Scripts that use torch.distributed run under `rankdeck run` as under torchrun, and say what broke."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import launching
+from tests.helpers.scripts import finished, launch_script, log
+from tests.helpers.waiting import with_load
+
+_RAISES_ONCE = """
+import os
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+tensor = torch.tensor([float(rank + 1)])
+dist.all_reduce(tensor)
+print(rank, dist.get_world_size(), tensor.item(), flush=True)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and rank == 1:
+    raise ValueError("bad batch")
+dist.all_reduce(tensor)
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_meet_at_a_store_of_their_own_torch_and_the_cause_is_no_victim(tmp_path: Path) -> None:
+    """Rank 1 raises, rank 0 loses its connection; the attempt after has a new store."""
+    run = launch_script(tmp_path, _RAISES_ONCE, ranks=2, max_restarts=1)
+    launching.ended(run, with_load(60))
+    end, status = finished(run)
+    assert (end.outcome, status) == ("completed", 0)
+    for attempt in (0, 1):
+        assert [log(run, rank, attempt=attempt) for rank in (0, 1)] == [b"0 2 3.0\n", b"1 2 3.0\n"]
+    (restarted,) = launching.problems(run, "warning")
+    assert (restarted.code, restarted.rank, restarted.line) == ("restarted", 1, 10)
+    assert restarted.message.startswith(
+        f"rank 1 raised ValueError: bad batch ({tmp_path / 'train.py'}, line 10)"
+    )
+    assert not list(run.logs_folder.glob("store*")), "a store has nothing to say"
+
+
+def test_one_rank_finds_a_store_once_it_asks_for_it(tmp_path: Path) -> None:
+    source = """
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    print(dist.get_world_size())
+    dist.destroy_process_group()
+    """
+    run = launch_script(tmp_path, source)
+    launching.ended(run, with_load(60))
+    assert finished(run)[1] == 0 and log(run) == b"1\n"
+
+
+def test_ranks_whose_python_has_no_torch_are_told_so_only_if_they_ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
+    source = """
+    import os, socket, sys
+    place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    if len(sys.argv) > 1:
+        with socket.create_connection(place) as store:
+            store.recv(1)
+    """
+    environment = {"PYTHONPATH": str(tmp_path)}
+    silent = launch_script(tmp_path, source, ranks=2, environment=environment)
+    assert finished(silent)[1] == 0 and not launching.problems(silent, "warning")
+    asking = launch_script(tmp_path, source, ranks=2, environment=environment, args=["ask"])
+    _, status = finished(asking)
+    assert status == 1, "a connection that is closed is the script's to bear"
+    (warning,) = launching.problems(asking, "warning")
+    assert warning.code == "no-store" and "no torch here" in warning.message

@@ -1,0 +1,45 @@
+"""A script that stands still: who did not arrive, or what everybody waits in."""
+
+from __future__ import annotations
+
+from rankdeck.base.heartbeat import Beat
+from rankdeck.diagnose.hang import Frame
+from rankdeck.diagnose.script_hang import Standing, standing_still
+
+_REDUCE = (
+    Frame("/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 3252, "all_reduce"),
+    Frame("/apps/rankdeck/observer/collectives.py", 148, "call"),
+    Frame("/p/train.py", 30, "main"),
+)
+_OWN = (Frame("/p/train.py", 44, "evaluate"), Frame("/p/train.py", 31, "main"))
+_BEATS = {0: Beat(7, "step", 100.0), 1: Beat(7, "step", 99.0)}
+
+
+def test_one_that_is_elsewhere_is_what_the_others_wait_for() -> None:
+    problem = standing_still(Standing(_BEATS, {0: _REDUCE, 1: _OWN}), 120.0, "run-1")
+    assert (problem.rank, problem.severity) == (1, "warning")
+    assert problem.message == (
+        "No progress for 20 s: it has been in step 7, in evaluate (/p/train.py, line 44), "
+        "while the others wait."
+    )
+
+
+def test_where_all_wait_everybodys_place_is_told() -> None:
+    problem = standing_still(Standing(_BEATS, {0: _REDUCE, 1: _REDUCE}), 120.0, "run-1")
+    assert problem.rank is None
+    assert (
+        "every rank waits, rank 0 in all_reduce, called by main (/p/train.py, line 30), rank 1"
+        in problem.message
+    )
+    assert "the same collectives" in (problem.advice or "")
+
+
+def test_of_many_ranks_a_few_are_told() -> None:
+    beats = {rank: Beat(7, "step", 100.0) for rank in range(9)}
+    problem = standing_still(Standing(beats, dict.fromkeys(beats, _REDUCE)), 120.0, "run-1")
+    assert "rank 3 in" in problem.message and problem.message.endswith("and 5 more.")
+
+
+def test_a_suspended_process_is_named_as_that() -> None:
+    problem = standing_still(Standing(_BEATS, {0: _REDUCE}, suspended=[1]), 120.0, "run-1")
+    assert problem.rank == 1 and "suspended by a signal" in problem.message

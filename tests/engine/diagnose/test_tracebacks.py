@@ -1,0 +1,129 @@
+"""What a script raised is read from what Python printed, by whatever route it came."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rankdeck.diagnose.tracebacks import failure_of, find_raised
+
+_PLAIN = """step 1
+Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+    main()
+  File "/home/me/project/model.py", line 4, in forward
+    return torch.nn.functional.linear(x, w)
+  File "/env/lib/python3.12/site-packages/torch/nn/functional.py", line 2001, in linear
+    return F.linear(x, w)
+           ^^^^^^^^^^^^^^
+RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x3 and 2x2)
+"""
+
+
+def test_the_last_line_of_the_persons_own_code_is_named() -> None:
+    raised = find_raised(_PLAIN, "/home/me/project")
+    assert raised is not None
+    assert (raised.name, raised.file, raised.line) == ("RuntimeError", "/home/me/project/model.py", 4)
+    assert raised.message == "mat1 and mat2 shapes cannot be multiplied (4x3 and 2x2)"
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ("torch's prefix", "".join(f"[rank1]: {line}\n" for line in _PLAIN.splitlines())),
+        ("a terminal's line ends", _PLAIN.replace("\n", "\r\n")),
+        (
+            "colours",
+            _PLAIN.replace("Traceback", "\x1b[35mTraceback").replace(
+                "RuntimeError", "\x1b[1mRuntimeError\x1b[0m"
+            ),
+        ),
+        ("warnings afterwards", _PLAIN + "[W socket.cpp:99] destroy_process_group() was not called\n"),
+        (
+            "one that was ignored at the end",
+            _PLAIN + "Exception ignored in: <function f>\nTraceback (most recent call last):\n"
+            '  File "x.py", line 1, in f\nTypeError: late\n',
+        ),
+        (
+            "another one before",
+            'Traceback (most recent call last):\n  File "x.py", line 1, in f\nKeyError: 1\n\n'
+            "During handling of the above exception, another exception occurred:\n\n" + _PLAIN,
+        ),
+    ],
+    ids=lambda value: value if "\n" not in value else "",
+)
+def test_it_is_the_same_exception_in_any_dress(change: str, text: str) -> None:
+    assert find_raised(text, "/home/me/project") == find_raised(_PLAIN, "/home/me/project"), change
+
+
+def test_a_worker_of_a_loader_is_looked_through() -> None:
+    text = """Traceback (most recent call last):
+  File "/p/train.py", line 20, in <module>
+    for batch in loader:
+  File "/env/lib/python3.9/site-packages/torch/utils/data/dataloader.py", line 700, in __next__
+    data = self._next_data()
+ValueError: Caught ValueError in DataLoader worker process 0.
+Original Traceback (most recent call last):
+  File "/env/lib/python3.9/site-packages/torch/utils/data/_utils/worker.py", line 351, in _worker_loop
+    data = fetcher.fetch(index)
+  File "/p/train.py", line 7, in __getitem__
+    raise ValueError("bad image")
+ValueError: bad image
+"""
+    raised = find_raised(text)
+    assert raised is not None and (raised.message, raised.line) == ("bad image", 7)
+
+
+def test_a_spawned_process_is_looked_through() -> None:
+    text = """Traceback (most recent call last):
+  File "/p/train.py", line 30, in <module>
+    mp.spawn(work, nprocs=2)
+torch.multiprocessing.spawn.ProcessRaisedException:
+
+-- Process 1 terminated with the following error:
+Traceback (most recent call last):
+  File "/env/lib/python3.11/site-packages/torch/multiprocessing/spawn.py", line 90, in _wrap
+    fn(i, *args)
+  File "/p/train.py", line 12, in work
+    raise MyOwn.Error("on rank 1")
+__main__.MyOwn.Error: on rank 1
+"""
+    raised = find_raised(text)
+    assert raised is not None and (raised.name, raised.message, raised.line) == ("Error", "on rank 1", 12)
+
+
+def test_what_was_printed_without_a_traceback_is_no_exception() -> None:
+    for text in ("", "ValueError: printed\n", 'Traceback (most recent call last):\n  File "x.py", line 1\n'):
+        assert find_raised(text) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "communication"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB.", "out-of-memory", False),
+        (
+            "RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer",
+            "communication",
+            True,
+        ),
+        ("torch.distributed.DistBackendError: NCCL error in: x", "communication", True),
+        ("ConnectionError: HTTPSConnectionPool", "rank-exception", False),
+        ("OSError: [Errno 28] No space left on device", "disk-full", False),
+    ],
+)
+def test_a_failure_says_whose_it_is(tmp_path: Path, line: str, code: str, communication: bool) -> None:
+    log = tmp_path / "rank-1.0.err"
+    log.write_text(f'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n{line}\n')
+    failure = failure_of(1, log, folder="/p", of_several=True)
+    assert failure is not None
+    assert (failure.problem.code, failure.is_communication, failure.problem.rank) == (code, communication, 1)
+    assert failure.problem.headline().startswith("rank 1 raised ")
+    assert failure.problem.headline().endswith("(/p/train.py, line 3)")
+
+
+def test_an_interrupted_script_has_not_failed(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.0.err"
+    log.write_text('Traceback (most recent call last):\n  File "a.py", line 1, in f\nKeyboardInterrupt\n')
+    assert failure_of(0, log, folder="", of_several=False) is None
+    assert failure_of(0, tmp_path / "gone", folder="", of_several=False) is None

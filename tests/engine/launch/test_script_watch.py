@@ -1,0 +1,64 @@
+"""A script whose ranks stand still is told, once, with where they are; it is never ended for that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rankdeck.base.errors import Problem
+from rankdeck.launch import script_watch
+from rankdeck.launch.control import request_stop
+from rankdeck.rundir import RunDir
+from tests.helpers import launching
+from tests.helpers.scripts import finished, launch_script
+from tests.helpers.waiting import wait_until
+
+_OBSERVED = str(Path(__file__).parents[2] / "helpers" / "observed.py")
+
+
+def _warning(run: RunDir) -> Problem:
+    (problem,) = wait_until(
+        lambda: launching.problems(run, "warning"), deadline_s=script_watch.PATIENCE_S + 10, what="a warning"
+    )
+    assert run.end() is None, "the script goes on"
+    return problem
+
+
+@pytest.mark.slow
+def test_whoever_stands_still_is_told_with_its_line_and_whoever_works_is_not(tmp_path: Path) -> None:
+    """All at once, because each takes the patience that a script is given."""
+    arguments = {
+        "behind": ["0:12:hangs", "1:10:sleeps"],
+        "left": ["0:12:hangs", "1:10:leaves"],
+        "alone": ["0:5:sleeps"],
+        "busy": ["0:5:computes"],
+        "beating": ["0:5:works"],
+    }
+    runs = {
+        name: launch_script(tmp_path / name, "", run=_OBSERVED, args=args, ranks=len(args))
+        for name, args in arguments.items()
+    }
+    behind = _warning(runs["behind"])
+    assert (behind.code, behind.rank) == ("hang-suspected", 1)
+    assert "in step 10, in wait_for_disk (" in behind.message and "while the others wait" in behind.message
+    assert f"rankdeck stop {runs['behind'].name}" in (behind.advice or "")
+    left = _warning(runs["left"])
+    assert (left.code, left.rank) == ("rank-left", 1)
+    assert left.message.startswith("rank 1 exited with status 0 in step 10, and the others")
+    assert "rank 0 in all_reduce (" in left.message
+    alone = _warning(runs["alone"])
+    assert alone.rank is None and "in step 5, in wait_for_disk (" in alone.message
+    for run in runs.values():
+        request_stop(run)
+    for name, run in runs.items():
+        assert finished(run)[0].outcome == "stopped"
+        assert len(launching.problems(run, "warning")) == (name in ("behind", "left", "alone"))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_script_that_tells_nothing_is_not_suspected(tmp_path: Path, ranks: int) -> None:
+    """No heartbeat at all: it may be anything."""
+    run = launch_script(tmp_path, "print('hello')", ranks=ranks)
+    assert finished(run)[0].outcome == "completed"
+    assert not launching.problems(run, "warning")

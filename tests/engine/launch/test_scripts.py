@@ -1,0 +1,472 @@
+"""A person's own script runs as under torchrun or python: environment, streams, signals, status."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankdeck import events
+from rankdeck.base.errors import ConfigError, MachineError
+from rankdeck.launch.attached import Attached
+from rankdeck.launch.control import NotRunningError, request_stop, send_signal
+from rankdeck.launch.processes import end_leftovers
+from rankdeck.launch.start import run_again
+from rankdeck.launch.torchrun import INJECTED
+from rankdeck.rundir import RunDir
+from tests.helpers import launching
+from tests.helpers.processes import processes_of_run
+from tests.helpers.scripts import finished, launch_script, log, read_all, script_config
+from tests.helpers.tree import PRODUCT_AND_TESTS
+from tests.helpers.waiting import wait_until
+
+_DUMP = """
+import json, os, sys
+facts = {"environment": dict(os.environ), "argv": sys.argv, "flags": sys.orig_argv[1:], "path": sys.path[0],
+         "folder": os.getcwd(), "leads": os.getsid(0) == os.getpid(), "stdin": sys.stdin.read()}
+with open(f"facts-{sys.argv[1]}-{os.environ['RANK']}.json", "w") as file:
+    json.dump(facts, file)
+"""
+
+
+def _facts(folder: Path, name: str, rank: int) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads((folder / f"facts-{name}-{rank}.json").read_text(encoding="utf-8"))
+    return facts
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_script_sees_what_it_sees_under_torchrun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setenv("MINE", "stays\udcff")
+    end, status = finished(launch_script(tmp_path, _DUMP, args=["ours", "--x"], ranks=ranks, observe="light"))
+    assert (end.outcome, end.exit_code, status) == ("completed", 0, 0)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    command += ["--master-port", str(_free_port()), "train.py", "theirs", "--x"]
+    # The C library of this process may know more (readline does) than it says.
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=dict(os.environ),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    for rank in range(ranks):
+        ours, theirs = _facts(tmp_path, "ours", rank), _facts(tmp_path, "theirs", rank)
+        assert ours["argv"].pop(1) == "ours" and theirs["argv"].pop(1) == "theirs"
+        assert ours["flags"].pop(2) == "ours" and theirs["flags"].pop(2) == "theirs"
+        mine, torchs = ours.pop("environment"), theirs.pop("environment")
+        assert ours == theirs
+        path = mine.pop("PYTHONPATH").partition(":")
+        assert path[0] == str(INJECTED) and path[2] == torchs.pop("PYTHONPATH")
+        for name in ("MASTER_PORT", "TORCHELASTIC_ERROR_FILE"):
+            assert mine.pop(name) and torchs.pop(name)
+        told = {name: mine.pop(name) for name in list(mine) if name.startswith("RANKDECK_")}
+        others = {name: torchs.pop(name) for name in list(torchs) if name.startswith("RANKDECK_")}
+        assert mine == torchs
+        assert set(told) - set(others) == {
+            "RANKDECK_RUN",
+            "RANKDECK_ATTEMPT",
+            "RANKDECK_OBSERVE",
+            "RANKDECK_HEARTBEAT",
+        }
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
+
+
+def test_a_script_that_is_not_observed_finds_nothing_on_its_path(tmp_path: Path) -> None:
+    finished(launch_script(tmp_path, _DUMP, args=["ours"], environment={"PYTHONPATH": "/mine", "A": "b"}))
+    environment = _facts(tmp_path, "ours", 0)["environment"]
+    assert environment["PYTHONPATH"] == "/mine" and environment["A"] == "b"
+    assert "RANKDECK_OBSERVE" not in environment
+
+
+def test_named_devices_are_all_that_a_script_sees(tmp_path: Path) -> None:
+    run = launch_script(tmp_path, _DUMP, args=["ours"], devices="cpu:2", ranks=2)
+    finished(run)
+    for rank in (0, 1):
+        assert _facts(tmp_path, "ours", rank)["environment"]["CUDA_VISIBLE_DEVICES"] == ""
+    started = next(event for _, event in launching.all_events(run) if isinstance(event, events.RunStarted))
+    assert (started.source, started.world_size, started.strategy) == ("script", 2, None)
+    assert [device.name for device in started.devices] == ["CPU 0", "CPU 1"]
+
+
+_BYTES = r"""
+import os, sys
+if os.environ["RANK"] == "0":
+    os.write(1, bytes(range(256)) * 300 + b"\r\n\rhalf")
+    os.write(2, b"\xff\x00 bar 10%\rbar 20%")
+    os.write(1, sys.stdin.buffer.read())
+"""
+
+
+def test_bytes_pass_through_pipes_and_stay_in_the_logs(tmp_path: Path) -> None:
+    """Output, errors and input: each stream whole and in order, without a line feed at its end."""
+    ends = [os.pipe() for _ in range(3)]
+    os.write(ends[0][1], b"typed\x00\xff")
+    os.close(ends[0][1])
+    attached = Attached(ends[0][0], ends[1][1], ends[2][1])
+    run = launch_script(tmp_path, _BYTES, attached=attached, detach=False)
+    for end in attached.handles():
+        os.close(end)
+    out = read_all(ends[1][0])
+    err = read_all(ends[2][0])
+    assert out == bytes(range(256)) * 300 + b"\r\n\rhalf" + b"typed\x00\xff"
+    assert err == b"\xff\x00 bar 10%\rbar 20%"
+    assert finished(run)[1] == 0
+    assert (log(run), log(run, kind="err")) == (out, err)
+    for end in (ends[1][0], ends[2][0]):
+        os.close(end)
+
+
+_TERMINAL = """
+import os, signal, sys
+signal.signal(signal.SIGWINCH, lambda *_: print("now", os.get_terminal_size(1).columns, flush=True))
+print([os.isatty(handle) for handle in (0, 1, 2)], os.get_terminal_size(1).columns, flush=True)
+print(repr(input("name? ")), flush=True)
+try:
+    while True:
+        signal.pause()
+except KeyboardInterrupt:
+    os.write(2, b"interrupted\\n")
+    sys.exit(7)
+"""
+
+
+def test_where_the_command_has_a_terminal_its_script_has_one(tmp_path: Path) -> None:
+    """Size and its changes, typed lines, Ctrl-C; line feeds are turned by the command's terminal alone."""
+    master, slave = os.openpty()
+    _set_columns(slave, 91)
+    keys_end, keys = os.pipe()
+    attached = Attached(stdin=slave, stdout=slave, stderr=slave, keyboard=keys_end)
+    run = launch_script(tmp_path, _TERMINAL, attached=attached, detach=False)
+    os.close(keys_end)
+    seen = bytearray()
+    reader = threading.Thread(target=lambda: seen.extend(read_all(master)), daemon=True)
+    reader.start()
+    shown = lambda words: wait_until(lambda: words in log(run), what=repr(words))  # noqa: E731
+    shown(b"[True, True, True] 91\n")
+    os.write(keys, b"Ada\n")
+    shown(b"Ada\n'Ada'\n")
+    _set_columns(slave, 120)
+    send_signal(run, signal.SIGWINCH)
+    shown(b"now 120\n")
+    os.write(keys, b"\x03")
+    end, status = finished(run)
+    assert (end.outcome, status) == ("failed", 7)
+    os.close(slave)
+    reader.join(5)
+    assert b"Ada\r\n'Ada'\r\n" in seen and b"interrupted\r\n" in seen
+    # Python asks on stderr; what is typed is shown by the terminal, and so by the first of its streams.
+    assert log(run, kind="err") == b"name? interrupted\n"
+    for handle in (master, keys):
+        os.close(handle)
+
+
+def _set_columns(terminal: int, columns: int) -> None:
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
+
+
+def test_a_reader_that_is_slow_or_gone_ends_no_rank(tmp_path: Path) -> None:
+    """What is written beyond what a pipe holds waits for the reader; without one the log goes on."""
+    source = (
+        "import os, sys\nfor n in range(200): os.write(1, b'x' * 4999 + b'\\n')\nos.write(2, b'through')\n"
+    )
+    read_end, write_end = os.pipe()
+    run = launch_script(tmp_path, source, attached=Attached(None, write_end, None), detach=False)
+    os.close(write_end)
+    wait_until(lambda: len(log(run)) >= 65536)
+    assert not run.end() and b"through" not in log(run, kind="err")
+    assert len(os.read(read_end, 100)) == 100
+    os.close(read_end)
+    assert finished(run)[1] == 0
+    assert len(log(run)) == 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("source", "status", "words"),
+    [
+        ("import sys; sys.exit(3)", 3, "train.py exited with 3."),
+        ("import os; os._exit(9)", 9, "train.py exited with 9."),
+        ("import sys; sys.exit('no data')", 1, "train.py exited with 1. Its last line: no data"),
+        ("import os; os.kill(os.getpid(), 9)", 137, "The process was ended by SIGKILL"),
+        ("import os; os.kill(os.getpid(), 11)", 139, "The process was ended by SIGSEGV"),
+        ("def f():\n    return {}['k']\nf()", 1, "The script raised KeyError: 'k' ("),
+        ("x = = 1", 1, "The script raised SyntaxError: invalid syntax ("),
+    ],
+)
+def test_a_status_is_the_scripts_own(tmp_path: Path, source: str, status: int, words: str) -> None:
+    end, own = finished(run := launch_script(tmp_path, source))
+    assert (end.outcome, end.exit_code, own) == ("failed", 1, status)
+    (problem,) = launching.problems(run)
+    assert problem.message.startswith(words) and problem.rank is None
+    assert end.reason == problem.headline()
+    if problem.code == "rank-exception":
+        assert problem.path == str(tmp_path / "train.py")
+        assert problem.message.endswith(f"{tmp_path / 'train.py'}, line {problem.line})")
+
+
+_ONE_RAISES = """
+import os, time
+if os.environ["RANK"] == "1":
+    raise ValueError("bad batch")
+time.sleep(600)
+"""
+
+
+def test_the_rank_that_raises_is_named_and_the_others_end(tmp_path: Path) -> None:
+    end, status = finished(run := launch_script(tmp_path, _ONE_RAISES, ranks=3))
+    assert (end.outcome, status) == ("failed", 1)
+    (problem,) = launching.problems(run)
+    assert (problem.rank, problem.line) == (1, 4)
+    assert problem.headline() == f"rank 1 raised ValueError: bad batch ({tmp_path / 'train.py'}, line 4)"
+
+
+_ONE_SURVIVES = """
+import os, sys, time, traceback
+if os.environ["RANK"] == "1":
+    time.sleep(0.5)
+    sys.exit(4)
+try:
+    {}["k"]
+except KeyError:
+    traceback.print_exc()
+time.sleep(600)
+"""
+
+
+def test_a_traceback_that_a_rank_survives_is_no_cause(tmp_path: Path) -> None:
+    end, status = finished(run := launch_script(tmp_path, _ONE_SURVIVES, ranks=2))
+    assert (end.outcome, status, end.reason) == ("failed", 4, "train.py exited with 4 (rank 1).")
+
+
+_ONE_LEAVES = """
+import os, time
+if os.environ["RANK"] == "1":
+    os._exit(0)
+time.sleep(0.5)
+raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:7587")
+"""
+
+
+def test_a_rank_that_left_with_status_0_is_the_cause_of_a_lost_connection(tmp_path: Path) -> None:
+    end, status = finished(run := launch_script(tmp_path, _ONE_LEAVES, ranks=2))
+    assert (end.outcome, status) == ("failed", 1)
+    (problem,) = launching.problems(run)
+    assert (problem.code, problem.rank) == ("rank-left", 1)
+    assert problem.headline() == "rank 1 exited with status 0, while others still waited for it."
+
+
+_FAILS_TWICE = """
+import os, sys
+count = os.environ["TORCHELASTIC_RESTART_COUNT"]
+print(count, os.environ["TORCHELASTIC_MAX_RESTARTS"], os.environ["MASTER_PORT"])
+sys.exit(0 if count == "2" else 5)
+"""
+
+
+def test_a_script_that_fails_begins_again_as_often_as_it_may(tmp_path: Path) -> None:
+    end, status = finished(run := launch_script(tmp_path, _FAILS_TWICE, max_restarts=3))
+    assert (end.outcome, status) == ("completed", 0)
+    assert [log(run, attempt=attempt).split()[0] for attempt in (0, 1, 2)] == [b"0", b"1", b"2"]
+    told = launching.problems(run, "warning")
+    assert [problem.code for problem in told] == ["restarted", "restarted"]
+    assert told[0].message == "train.py exited with 5. The script begins again (restart 1 of 3)."
+
+
+_SAVES = """
+import os, signal, subprocess, sys, time
+def save(*_):
+    print("saved", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+deaf = "import signal, time; signal.signal(15, lambda *_: 0); time.sleep(600)"
+subprocess.Popen([sys.executable, "-c", deaf])
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_stop_lets_the_script_save_and_leaves_nothing(tmp_path: Path) -> None:
+    run = launch_script(tmp_path, _SAVES, ranks=2)
+    wait_until(lambda: log(run, 0) == log(run, 1) == b"ready\n")
+    request_stop(run)
+    end, status = finished(run)
+    assert (end.outcome, end.exit_code, status) == ("stopped", 130, 0)
+    assert log(run, 1) == b"ready\nsaved\n" and not processes_of_run(run.path)
+    with pytest.raises(NotRunningError):
+        send_signal(run, signal.SIGUSR1)
+
+
+_DEAF = """
+import signal, time
+signal.signal(signal.SIGTERM, lambda *_: print("no", flush=True))
+print("ready", flush=True)
+while True:
+    time.sleep(9)
+"""
+
+
+def test_a_second_stop_does_not_wait(tmp_path: Path) -> None:
+    run = launch_script(tmp_path, _DEAF)
+    wait_until(lambda: log(run) == b"ready\n")
+    request_stop(run)
+    wait_until(lambda: log(run) == b"ready\nno\n")
+    assert run.end() is None
+    request_stop(run)
+    assert launching.ended(run, 5).outcome == "stopped"
+
+
+_SIGNALLED = """
+import os, signal, sys, time
+def heard(number, _):
+    print(signal.Signals(number).name, flush=True)
+for number in (signal.SIGUSR1, signal.SIGHUP):
+    signal.signal(number, heard)
+print("ready", flush=True)
+while True:
+    time.sleep(0.05)
+"""
+
+
+def test_signals_are_the_scripts(tmp_path: Path) -> None:
+    """One that it handles is heard by every rank; one that it does not ends it as asked for."""
+    run = launch_script(tmp_path, _SIGNALLED, ranks=2)
+    wait_until(lambda: log(run, 0) == log(run, 1) == b"ready\n")
+    for number in (signal.SIGUSR1, signal.SIGHUP):
+        send_signal(run, number)
+        heard = number.name.encode() + b"\n"
+        wait_until(lambda heard=heard: all(log(run, rank).endswith(heard) for rank in (0, 1)))
+    send_signal(run, signal.SIGINT)
+    end, status = finished(run)
+    assert (end.outcome, end.exit_code, status) == ("stopped", 130, 130)
+    assert not launching.problems(run)
+
+
+def test_what_cannot_start_is_refused_before_anything_does(tmp_path: Path) -> None:
+    def refused(error: type[Exception], **table: Any) -> str:
+        with pytest.raises(error) as caught:
+            launch_script(tmp_path, "", **table)
+        assert not (tmp_path / "runs").exists()
+        return str(caught.value)
+
+    assert "nowhere.py does not exist" in refused(ConfigError, run="nowhere.py")
+    assert "does not exist" in refused(ConfigError, kind="module", run="m", folder=str(tmp_path / "gone"))
+    assert "no program nothing-of-the-kind" in refused(ConfigError, kind="program", run="nothing-of-the-kind")
+    assert "no interpreter /no/python" in refused(MachineError, python="/no/python")
+
+
+def test_a_module_and_a_program_run_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "main.py").write_text("import sys; print(__name__, sys.argv[1:])")
+    run = launch_script(tmp_path, "", kind="module", run="package.main", args=["1"])
+    finished(run)
+    assert log(run) == b"__main__ ['1']\n"
+    program = launch_script(tmp_path, "", kind="program", run="sh", args=["-c", "echo $RANK of $WORLD_SIZE"])
+    finished(program)
+    assert log(program) == b"0 of 1\n"
+    again = run_again(program, detach=True, command_line=["rankdeck", "resume"], started=0.0)
+    finished(again)
+    assert again.path != program.path and log(again) == b"0 of 1\n"
+
+
+def test_a_script_that_is_its_own_launcher_is_found_by_nobody_afterwards(tmp_path: Path) -> None:
+    """A process that leaves its session lives as long as the run."""
+    source = """
+    import os, subprocess, sys
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    """
+    run = launch_script(tmp_path, source)
+    assert finished(run)[1] == 0
+    assert not processes_of_run(run.path)
+
+
+def test_the_supervisor_of_a_script_never_imports_torch(tmp_path: Path) -> None:
+    code = "import sys, rankdeck.launch.script_supervisor; print({'torch', 'numpy'} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "set()\n"
+
+
+def test_a_copy_of_the_output_goes_where_torchrun_would_put_it(tmp_path: Path) -> None:
+    run = launch_script(tmp_path, "print('hello')", log_folder="logs")
+    finished(run)
+    assert (tmp_path / "logs" / run.name / "attempt_0" / "0" / "stdout.log").read_bytes() == b"hello\n"
+
+
+def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        run = launch_script(tmp_path, "print('hello')", master_port=server.getsockname()[1])
+        end, status = finished(run)
+    assert (end.outcome, end.exit_code, status) == ("failed", 3, None)
+    assert "cannot be used" in (end.reason or "")
+    assert script_config(tmp_path, "").script.master_port is None
+
+
+_DEAF_WITH_HELPERS = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("victim", ["supervisor", "guard", "command"])
+def test_whoever_is_killed_nothing_of_a_script_is_left(tmp_path: Path, victim: str) -> None:
+    """Its ranks, what they have started, and the process that hosts their store."""
+    if victim == "command":
+        code = (
+            "import pathlib, signal, sys; from tests.helpers.scripts import launch_script\n"
+            "run = launch_script(pathlib.Path(sys.argv[1]), sys.argv[2], detach=False, ranks=2)\n"
+            "print(run.path, flush=True); signal.pause()"
+        )
+        # What ignores a stop is killed after its grace; here it ends at once.
+        source = _DEAF_WITH_HELPERS.replace("signal.SIG_IGN", "signal.SIG_DFL")
+        with subprocess.Popen(
+            [sys.executable, "-P", "-c", code, str(tmp_path), source],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": PRODUCT_AND_TESTS},
+        ) as command:
+            assert command.stdout is not None
+            run = RunDir(Path(command.stdout.readline().strip()))
+            wait_until(lambda: log(run, 0) == log(run, 1) == b"ready\n")
+            command.kill()
+    else:
+        run = launch_script(tmp_path, _DEAF_WITH_HELPERS, ranks=2)
+        wait_until(lambda: log(run, 0) == log(run, 1) == b"ready\n")
+        pid = launching.guard_pid(run) if victim == "guard" else launching.supervisor_pid(run)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+    if victim == "guard":
+        wait_until(lambda: not run.is_alive())
+        wait_until(lambda: end_leftovers() or not processes_of_run(run.path))
+        launching.wait_until_gone(run)
+        assert run.outcome() == "lost"
+        return
+    end = launching.ended(run)
+    launching.wait_until_gone(run)
+    assert end.outcome == {"supervisor": "failed", "command": "stopped"}[victim]

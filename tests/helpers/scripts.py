@@ -1,0 +1,73 @@
+"""Runs of small scripts of a person's own, most of them standard library only."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+from rankdeck.config.script import ScriptConfig, ScriptTable
+from rankdeck.launch.attached import Attached
+from rankdeck.launch.start import start_script
+from rankdeck.rundir import End, RunDir
+from tests.helpers import launching
+
+
+def script_config(place: Path, source: str, *, devices: str | None = None, **table: Any) -> ScriptConfig:
+    """A script of this source in `place`, called train.py; `table` are entries of [script]."""
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "train.py").write_text(textwrap.dedent(source), encoding="utf-8")
+    given = {"run": "train.py", "folder": str(place), "python": sys.executable, "observe": "none"}
+    return ScriptConfig(name="train.py", script=ScriptTable(**{**given, **table}), devices=devices)
+
+
+def launch_script(
+    place: Path,
+    source: str,
+    *,
+    attached: Attached | None = None,
+    detach: bool = True,
+    devices: str | None = None,
+    **table: Any,
+) -> RunDir:
+    """Such a run that has begun, in `place`/runs."""
+    return start_script(
+        script_config(place, source, devices=devices, **table),
+        runs=place / "runs",
+        detach=detach,
+        command_line=["rankdeck", "run", "train.py"],
+        started=time.time(),
+        attached=attached,
+    )
+
+
+def log(run: RunDir, rank: int = 0, kind: str = "out", attempt: int = 0) -> bytes:
+    """What a rank has written so far."""
+    path = run.logs_folder / f"rank-{rank}.{attempt}.{kind}"
+    return path.read_bytes() if path.exists() else b""
+
+
+def finished(run: RunDir) -> tuple[End, int | None]:
+    """The guard's last word and the script's own status."""
+    end = launching.ended(run)
+    launching.wait_until_gone(run)
+    statuses = [
+        event.script_status for _, event in launching.all_events(run) if hasattr(event, "script_status")
+    ]
+    return end, statuses[-1]
+
+
+def read_all(handle: int) -> bytes:
+    """Until every process has closed the other end."""
+    data = b""
+    while True:
+        try:
+            chunk = os.read(handle, 65536)
+        except OSError:  # a terminal whose other end is gone
+            return data
+        if not chunk:
+            return data
+        data += chunk
