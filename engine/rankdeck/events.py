@@ -13,26 +13,17 @@ from typing import Annotated, Any, get_args
 import msgspec
 
 from rankdeck.base.errors import Problem
+from rankdeck.base.memory_kinds import MEMORY_KINDS as MEMORY_KINDS
 
 VERSION = 1
-
-MEMORY_KINDS = (
-    "parameters",
-    "gradients",
-    "optimizer",
-    "buffers",
-    "activations",
-    "gathered",
-    "communication",
-    "inputs",
-    "temporary",
-)
 
 UNATTRIBUTED = "unattributed"
 """The kind of memory in a person's own script that no owner could be found for."""
 
 MEASURED_IN_REHEARSAL = "measured in rehearsal"
 MEASURED_ON_GPU = "measured on GPU"
+FOLLOWED = "measured in full observation"
+"""The source of figures of a person's own script, of steps whose every operation was followed."""
 OWNERS_SEEN = "owners seen on CPU"
 """The source of figures that add up the tensors whose owners were found: a peak is not known."""
 

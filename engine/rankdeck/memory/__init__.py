@@ -4,4 +4,8 @@ Reading order: entries and storages (live storages and their sums), scopes (what
 it makes), follower (how every operation reaches them), watching (whose storages a late sample adds), ledger
 (all of it), virtual (the devices of a rehearsal), sampling and batch_shapes (which steps are followed),
 torch_memory (real GPUs).
+
+The ledger itself, what it needs of torch_compat and base/memory_kinds.py import each other relatively, and
+nothing but the standard library and torch: observer/full.py loads them under a name of its own in a person's
+process.
 """

@@ -12,8 +12,7 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rankdeck.base.errors import TrainingError, one_of
-from rankdeck.events import MEMORY_KINDS
+from ..base.memory_kinds import MEMORY_KINDS
 
 if TYPE_CHECKING:
     import torch
@@ -34,13 +33,8 @@ def kind_index(kind: str) -> int:
     try:
         return KIND_INDEX[kind]
     except KeyError:
-        raise ValueError(f"{kind!r} is no kind of memory. Use {one_of(MEMORY_KINDS)}.") from None
-
-
-class DeviceMixError(TrainingError):
-    """One operation read tensors of two virtual devices; on GPUs it would have failed as well."""
-
-    code = "device-mix"
+        known = f"{', '.join(MEMORY_KINDS[:-1])} or {MEMORY_KINDS[-1]}"
+        raise ValueError(f"{kind!r} is no kind of memory. Use {known}.") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rankdeck.memory.entries import DeviceMixError, StorageEntry, kind_index
-from rankdeck.memory.scopes import ThreadState
-from rankdeck.memory.storages import Storages
-from rankdeck.torch_compat.dispatch import (
+from ..torch_compat.dispatch import (
     EFFECTS,
     PER_ITEM,
     RESIZES,
@@ -36,9 +33,13 @@ from rankdeck.torch_compat.dispatch import (
     tree_leaves,
     wraps_others,
 )
+from .entries import StorageEntry, kind_index
+from .scopes import ThreadState
+from .storages import Storages
 
 if TYPE_CHECKING:
-    from rankdeck.torch_compat.dispatch import OpOverload
+    from ..torch_compat.dispatch import OpOverload
+    from .device_mix import DeviceMixError
 
 Compute = Callable[[Any, tuple[Any, ...], dict[str, Any] | None], Any]
 """What an operation returns for its arguments."""
@@ -182,6 +183,8 @@ class Follower(DispatchMode):
 
 
 def _mix_error(func: OpOverload, first: int, second: int) -> DeviceMixError:
+    from .device_mix import DeviceMixError
+
     return DeviceMixError(
         f"{func} read tensors of virtual devices {first} and {second}. On GPUs this operation would fail.",
         advice="Move one of them first (VirtualDevices.transfer), or keep both on one device.",

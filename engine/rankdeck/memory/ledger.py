@@ -21,32 +21,35 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rankdeck.memory.entries import kind_index
-from rankdeck.memory.follower import Follower
-from rankdeck.memory.scopes import Scope, Threads
-from rankdeck.memory.storages import Storages
-from rankdeck.memory.watching import Watched
-from rankdeck.torch_compat.ledger_hooks import Patches
+from ..torch_compat.ledger_hooks import Patches
+from .entries import kind_index
+from .follower import Follower
+from .scopes import Scope, Threads
+from .storages import Storages
+from .watching import Watched
 
 
 class Ledger(Storages):
     """Follows the storages of `num_devices` virtual devices.
 
     One ledger serves all threads of a process. A thread enters `following` itself, or is started or given
-    work by one that follows.
+    work by one that follows. Without `patches` nothing of torch and Python is wrapped meanwhile: other
+    threads and resized storages are then not followed.
     """
 
     can_follow: ClassVar[bool] = True
     """Whether steps can be followed at all: not with a NullLedger."""
 
-    def __init__(self, num_devices: int, *, round_to_bytes: int = 1) -> None:
+    def __init__(self, num_devices: int, *, round_to_bytes: int = 1, patches: bool = True) -> None:
         super().__init__(num_devices, round_to_bytes=round_to_bytes)
         self._threads = Threads()
         self._num_following = 0
         self._watched: list[Watched] = []
-        self._patches = Patches(
-            self.resized, self.paused, self.phase, to_host=self._to_host, helping=self._helping
-        )
+        self._patches: Patches | None = None
+        if patches:
+            self._patches = Patches(
+                self.resized, self.paused, self.phase, to_host=self._to_host, helping=self._helping
+            )
 
     @property
     def is_following(self) -> bool:
@@ -96,7 +99,8 @@ class Ledger(Storages):
             self._num_following += 1
             first = self._num_following == 1
             if first:
-                self._patches.put_on()
+                if self._patches is not None:
+                    self._patches.put_on()
                 self.refresh_sizes()
                 for watched in self._watched:
                     watched.start(self, self.phase)
@@ -106,7 +110,8 @@ class Ledger(Storages):
             with self._lock:
                 self._num_following -= 1
                 if self._num_following == 0:
-                    self._patches.put_back()
+                    if self._patches is not None:
+                        self._patches.put_back()
                     for watched in self._watched:
                         watched.stop(self)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 
-from rankdeck.memory.entries import kind_index
+from .entries import kind_index
 
 
 class ThreadState:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rankdeck.memory.entries import Account, DeviceBytes, StorageEntry, kind_index
-from rankdeck.torch_compat.dispatch import parts_of, storage_key
-from rankdeck.torch_compat.dtensors import local_part
+from ..torch_compat.dispatch import parts_of, storage_key
+from ..torch_compat.dtensors import local_part
+from .entries import Account, DeviceBytes, StorageEntry, kind_index
 
 if TYPE_CHECKING:
     from torch import Tensor

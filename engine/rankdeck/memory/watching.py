@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rankdeck.memory.scopes import Scope
-from rankdeck.memory.storages import Storages
+from .scopes import Scope
+from .storages import Storages
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -48,14 +48,20 @@ class Gradients:
 
     def _norm(self, optimizer: Any) -> Any:
         torch = self._torch
-        if self._session.seen.get("wrapper") in _SHARDED or getattr(optimizer, "grad_scale", None) is not None:
+        if (
+            self._session.seen.get("wrapper") in _SHARDED
+            or getattr(optimizer, "grad_scale", None) is not None
+        ):
             return None
-        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        gradients = [
+            p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+        ]
         if not gradients or modes_on(torch):
             return None
         device = gradients[0].device
         if device.type not in ("cpu", "cuda") or any(
-            type(g) is not torch.Tensor or g.layout is not torch.strided or g.device != device for g in gradients
+            type(g) is not torch.Tensor or g.layout is not torch.strided or g.device != device
+            for g in gradients
         ):
             return None
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():

@@ -22,8 +22,8 @@ _TORCH = "torch"
 class _Finder:
     def __init__(self) -> None:
         self.waiting: "dict[str, list[tuple[str, str, str]]]" = {}
-        for watched, *part in PARTS:
-            self.waiting.setdefault(watched, []).append(tuple(part))
+        for watched, part, file, function in PARTS:
+            self.waiting.setdefault(watched, []).append((part, file, function))
         self._asking: "set[tuple[str, int]]" = set()
         self._until_torch: "list[tuple[str, ModuleType]]" = []
 
@@ -99,7 +99,7 @@ def _run(part: str, file: str, function: str, module: "ModuleType") -> None:
 def arm() -> None:
     """Watch from now on; what has been imported already (by a .pth file) is taken up at once."""
     finder = _Finder()
-    sys.meta_path.insert(0, finder)  # type: ignore[arg-type]  # the one method that is asked for is there
+    sys.meta_path.insert(0, finder)
     own_name.arm()
     for name in sorted(finder.waiting, key=len):
         if name in sys.modules:

@@ -9,6 +9,7 @@ that steps next takes what has come together. Read steps.py before.
 from __future__ import annotations
 
 import functools
+import sys
 import time
 import weakref
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .session import Session
+
+
+_MOST_READINGS = 256
 
 
 class Losses:
@@ -34,9 +38,12 @@ class Losses:
         """How many backwards run at this moment, one in the other."""
         self.in_step = False
         """Whether an optimizer steps at this moment."""
+        self.step_code: Any = None
+        """The code of torch's wrapper around a step."""
         self.backwards = 0
         self.backwards_in_step = 0
         self.readings: list[Any] = []
+        self._shared = False
         self.scaled: Any = None
         """The scalar that a gradient scaler made last, weakly, and what it was made of."""
 
@@ -44,11 +51,21 @@ class Losses:
         """What came together, and how often backward ran; empty again."""
         taken = self.readings, self.backwards
         self.readings, self.backwards, self.backwards_in_step, self.scaled = [], 0, 0, None
+        self._shared = False
         return taken
 
-    def called(self, tensors: Any, gradients: Any) -> None:
+    def share(self) -> tuple[list[Any], int]:
+        """The same for several optimizers that step inside one backward; it is over with the next one."""
+        self._shared = True
+        return self.readings, self.backwards
+
+    def called(self, tensors: Any) -> None:
         """Backward is called on `tensors`."""
+        if self._shared:
+            self.take()
         self.backwards += 1
+        if self.in_step and not num_running(sys._getframe(1), self.step_code):
+            self.in_step = False  # An exception has left that step.
         if self.in_step:
             self.backwards_in_step += 1
             if self.backwards_in_step > 1:
@@ -57,31 +74,49 @@ class Losses:
         if session.active_since is None:
             session.active_since = time.perf_counter()
         session.beat("backward")
+        tensors = [tensors] if isinstance(tensors, self._torch.Tensor) else tensors
+        if not isinstance(tensors, (list, tuple)) or not all(
+            isinstance(t, self._torch.Tensor) for t in tensors
+        ):
+            tensors = []
         for function in session.on_backward:
             function(tensors)
-        if session.sampled and len(self.readings) < 256:
-            self.readings.append(self._read(tensors, gradients))
+        if session.sampled and len(self.readings) < _MOST_READINGS:
+            self.readings.append(self._read(tensors))
 
-    def _read(self, tensors: Any, gradients: Any) -> Any:
-        torch = self._torch
+    def failed(self) -> None:
+        """The backward that was called last ended in an exception: its loss is nobody's."""
+        self.backwards = max(0, self.backwards - 1)
+        self.backwards_in_step = max(0, self.backwards_in_step - 1)
+        if self.readings:
+            self.readings.pop()
+
+    def _read(self, tensors: Any) -> Any:
         scaled, self.scaled = self.scaled, None
-        if modes_on(torch):
+        if not tensors or any(tensor.numel() != 1 for tensor in tensors) or modes_on(self._torch):
             return None
-        found = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        if not found or any(tensor.numel() != 1 for tensor in found):
-            return None
-        if len(found) > 1:
-            with torch.no_grad():
-                return self._readings.read(torch.stack([tensor.detach().reshape(()) for tensor in found]).sum())
-        loss = found[0]
-        if scaled is not None:
-            scaled_loss, original = scaled
-            if scaled_loss() is loss:
-                loss = original
-            else:  # Something was done to it after it was scaled, as in `scaler.scale(loss) / 4`.
-                with torch.no_grad():
-                    loss = loss.detach() / (scaled_loss().detach() / original) if scaled_loss() is not None else None
-        return None if loss is None else self._readings.read(loss)
+        with self._torch.no_grad():
+            if len(tensors) > 1:
+                return self._readings.read(self._torch.stack([t.detach().reshape(()) for t in tensors]).sum())
+            loss = tensors[0]
+            if scaled is not None:
+                made, original = scaled[0](), scaled[1]
+                if made is loss:
+                    loss = original
+                elif made is None:
+                    return None
+                else:  # Something was done to it after it was scaled, as in `scaler.scale(loss) / 4`.
+                    loss = loss.detach() / (made.detach() / original)
+            return self._readings.read(loss)
+
+
+def num_running(frame: Any, code: Any) -> int:
+    """How often `code` is under way in `frame` and in what called it."""
+    count = 0
+    while frame is not None:
+        count += frame.f_code is code
+        frame = frame.f_back
+    return count
 
 
 def install(torch: Any, session: Session) -> None:
@@ -94,7 +129,7 @@ def install(torch: Any, session: Session) -> None:
     def observed(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
         if losses.inside == 0 and "loss" not in session.parts_off:
             try:
-                losses.called(tensors, grad_tensors)
+                losses.called(tensors)
             except Exception as error:
                 session.switch_off("loss", error)
         losses.inside += 1
@@ -103,6 +138,8 @@ def install(torch: Any, session: Session) -> None:
         except BaseException as error:
             # A traceback shows what it would show alone.
             error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+            if losses.inside == 1:
+                losses.failed()
             raise
         finally:
             losses.inside -= 1

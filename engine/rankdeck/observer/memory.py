@@ -78,7 +78,7 @@ def install(torch: Any, session: Session) -> None:
 
     def read(_: Any) -> None:
         told = reader.read(_alive(session.optimizers), _alive(session.models))
-        if told is not None:
+        if told is not None and not (session.followed and told["source"] == OWNERS_SEEN):
             session.emit("memory", step=session.step, **told)
 
     session.on_sampled_step.append(session.guarded(PART, read))

@@ -22,7 +22,7 @@ MOST_ROWS = 10_000
 _DEEPEST = 4
 
 
-class Row:
+class LoggedRow:
     """What one call, or several of one step, have logged."""
 
     __slots__ = ("after", "at_s", "step", "through", "values")
@@ -36,7 +36,7 @@ class Row:
         self.after = after
         self.values = values
 
-    def takes_in(self, other: Row) -> bool:
+    def takes_in(self, other: LoggedRow) -> bool:
         """Whether the other's values are more of the same step: many loggers take one value a call."""
         return (
             self.through == other.through
@@ -54,8 +54,8 @@ class MetricsBook:
         self._steps_so_far = steps_so_far
         self._calls = threading.local()
         self._lock = threading.Lock()
-        self._rows: list[Row] = []
-        self._last: dict[str, Row] = {}
+        self._rows: list[LoggedRow] = []
+        self._last: dict[str, LoggedRow] = {}
 
     def enter(self) -> bool:
         """A logger's call begins: whether it is the outermost of this thread. `leave` ends it."""
@@ -83,7 +83,7 @@ class MetricsBook:
         _collect(values, "", between, found, _DEEPEST)
         if not found:
             return
-        row = Row(through, _whole(step), time.time(), self._steps_so_far(), found)
+        row = LoggedRow(through, _whole(step), time.time(), self._steps_so_far(), found)
         with self._lock:
             last = self._last.get(through)
             if once and last is not None and last.step == row.step and _covers(last.values, row.values):
@@ -100,7 +100,7 @@ class MetricsBook:
         """The fields of one event for each logger; the book is then empty."""
         with self._lock:
             rows, self._rows = self._rows, []
-        by_logger: dict[str, list[Row]] = {}
+        by_logger: dict[str, list[LoggedRow]] = {}
         for row in rows:
             by_logger.setdefault(row.through, []).append(row)
         return [_columns(through, told) for through, told in by_logger.items()]
@@ -111,7 +111,7 @@ class MetricsBook:
         self._rows, self._last = [], {}
 
 
-def _columns(through: str, rows: list[Row]) -> dict[str, Any]:
+def _columns(through: str, rows: list[LoggedRow]) -> dict[str, Any]:
     values: dict[str, list[float | None]] = {}
     for place, row in enumerate(rows):
         for name, value in row.values.items():
@@ -147,6 +147,8 @@ def _kept(value: Any) -> Any:
     if isinstance(value, (int, float)):
         return float(value) if -1e308 < value < 1e308 else math.nan
     if hasattr(value, "item"):
+        if hasattr(value, "__tensor_flatten__") or hasattr(value, "fake_mode"):
+            return None  # What wraps others may answer with a collective, which only this rank would call.
         count = value.numel() if hasattr(value, "numel") else getattr(value, "size", 1)
         if count != 1:
             return None

@@ -17,15 +17,29 @@ if TYPE_CHECKING:
 
     from .session import Session
 
+_PUT_IN_PLACE = ("torch.distributed.fsdp", "torch.distributed._composable")
 _MOST_FRAMES = 40
 _MOST_VALUES = 2000
 _MOST_NODES = 400
 _LIBRARIES = (
-    "transformers", "accelerate", "lightning", "pytorch_lightning", "lightning_fabric", "deepspeed", "torchvision",
-    "torchaudio", "datasets", "timm", "diffusers", "peft", "trl", "torchdata", "ray", "fairscale", "colossalai",
+    "transformers", "accelerate", "lightning", "pytorch_lightning", "lightning_fabric", "deepspeed",
+    "torchvision",
+    "torchaudio", "datasets", "timm", "diffusers", "peft", "trl", "torchdata", "ray", "fairscale",
 )  # fmt: skip
-_NARROW = {"torch.float16": "fp16", "torch.bfloat16": "bf16", "torch.float32": "fp32", "torch.float64": "fp64"}
-_PRODUCTS = ("AddmmBackward", "MmBackward", "BmmBackward", "ConvolutionBackward", "BaddbmmBackward", "LinearBackward")
+_PRECISIONS = {
+    "torch.float16": "fp16",
+    "torch.bfloat16": "bf16",
+    "torch.float32": "fp32",
+    "torch.float64": "fp64",
+}
+_PRODUCTS = (
+    "AddmmBackward",
+    "MmBackward",
+    "BmmBackward",
+    "BaddbmmBackward",
+    "LinearBackward",
+    "ConvolutionBackward",
+)
 
 
 def install(torch: Any, session: Session) -> None:
@@ -36,6 +50,10 @@ def install(torch: Any, session: Session) -> None:
             optimizer=_name(optimizer),
             parameter_groups=[_group(group) for group in optimizer.param_groups[:8]],
         )
+        if "precision" not in session.seen:
+            kinds = {str(p.dtype) for group in optimizer.param_groups for p in group["params"]}
+            if len(kinds) == 1:
+                session.see(precision=_PRECISIONS.get(kinds.pop()))
         find_model(optimizer)
 
     def model_of(optimizer: Any) -> None:
@@ -66,8 +84,8 @@ def install(torch: Any, session: Session) -> None:
         session.see(**facts)
 
     def precision(tensors: Any) -> None:
-        if "precision" not in session.seen and session.step < 3:
-            found = _computed_in(tensors if isinstance(tensors, torch.Tensor) else tensors[0])
+        if tensors and "precision" not in session.seen and session.step < 3:
+            found = _computed_in(tensors[0])
             if found is not None:
                 session.see(precision=found)
 
@@ -78,7 +96,9 @@ def install(torch: Any, session: Session) -> None:
 
 
 def _name(thing: Any) -> str:
-    return "%s:%s" % (type(thing).__module__, type(thing).__qualname__)
+    """Its class; of one that fully_shard has put in its place, the class that it was."""
+    own = [cls for cls in type(thing).__mro__ if not cls.__module__.startswith(_PUT_IN_PLACE)]
+    return "%s:%s" % (own[0].__module__, own[0].__qualname__)
 
 
 def _group(group: dict[str, Any]) -> dict[str, Any]:
@@ -139,7 +159,8 @@ def _values(frame: Any) -> Iterator[Any]:
 
 def _computed_in(tensor: Any) -> str | None:
     """The precision of the first products behind `tensor`, from the shape of autograd's graph."""
-    waiting, seen = [tensor.grad_fn], set()
+    seen: set[Any] = set()
+    waiting = [tensor.grad_fn]
     while waiting and len(seen) < _MOST_NODES:
         node = waiting.pop(0)
         if node is None or node in seen:
@@ -147,6 +168,6 @@ def _computed_in(tensor: Any) -> str | None:
         seen.add(node)
         if node.name().startswith(_PRODUCTS):
             described = getattr(node, "_input_metadata", None)
-            return _NARROW.get(str(described[0].dtype)) if described else None
+            return _PRECISIONS.get(str(described[0].dtype)) if described else None
         waiting.extend(following for following, _ in node.next_functions)
     return None

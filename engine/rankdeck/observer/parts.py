@@ -38,6 +38,7 @@ def both_names(name: str) -> "tuple[str, str]":
 PARTS = (
     ("torch", "steps", "steps", "install"),
     ("torch", "loss", "losses", "install"),
+    ("torch._dynamo.trace_rules", "compiler", "steps", "leave_uncompiled"),
     ("torch", "model", "models", "install"),
     ("torch.amp.grad_scaler", "scaler", "scaler", "install"),
     ("torch.distributed.fsdp.sharded_grad_scaler", "scaler", "scaler", "install_sharded"),
@@ -48,6 +49,8 @@ PARTS = (
     ("torch.distributed.fsdp", "wrapper", "wrappers", "install_fsdp"),
     ("torch.distributed._composable.fsdp", "wrapper", "wrappers", "install_fsdp"),
     ("torch", "memory", "memory", "install"),
+    ("torch", "full", "full", "install"),
+    ("torch.utils.data.dataloader", "full", "full", "name_batches"),
     ("torch", "collectives", "collectives", "install"),
     ("torch.distributed._functional_collectives", "collectives", "collectives", "let_compile"),
     *((name, "loggers", "loggers", "install") for name in LOGGERS),

@@ -23,7 +23,7 @@ class Pending:
     def __init__(self, readings: Readings, place: int, turn: int) -> None:
         self._readings, self._place, self._turn = readings, place, turn
 
-    def get(self) -> float | None | object:
+    def get(self) -> float | object | None:
         return self._readings.look(self._place, self._turn)
 
 
@@ -68,7 +68,7 @@ class Readings:
             self._numbers[place].copy_(value, non_blocking=True)
         return Pending(self, place, self._turns[place])
 
-    def look(self, place: int, turn: int) -> float | None | object:
+    def look(self, place: int, turn: int) -> float | object | None:
         if self._turns[place] != turn:
             return None
         if self._bits[place].item() == _NOT_YET:

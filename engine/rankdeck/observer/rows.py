@@ -17,14 +17,16 @@ if TYPE_CHECKING:
 
     from .session import Session
 
-Row = tuple
-"""(ended, ended as Unix time, losses, learning rate, gradient norm, backwards, waited so far, samples so far)"""
 _MOST_A_LINE = 500
 _LOST_AFTER_S = 2.0
 
 
 class Rows:
-    """Rows of this process, from the training thread to the writing one."""
+    """Rows of this process, from the training thread to the writing one.
+
+    A row: (ended, ended as Unix time, losses, learning rate, gradient norm, backwards, waited so far, samples
+    so far).
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session

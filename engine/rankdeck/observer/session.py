@@ -4,9 +4,14 @@ A process is a rank once it steps an optimizer (`begin`): its file is claimed th
 every quarter of a second what has come together. Until then events wait here. A forked child knows nothing of
 what its parent was. Read steps.py next, which decides what a step is.
 
-For parts: `emit`, `see`, `beat`, `guarded`, `switch_off`, and the lists of functions `on_sampled_step(optimizer)`
-(at the end of a sampled outermost step of the leading optimizer), `on_tick()` (in the thread, and at the end),
-`on_begin(optimizer)` (this is a rank now), `on_leading(optimizer)` (from now on this one leads), `on_backward(tensors)` (an outermost backward begins) and `on_fork()` (in a child: forget).
+For parts: `emit`, `see`, `beat`, `guarded`, `switch_off`, and lists of functions to call:
+
+    on_begin(optimizer)          this process is a rank now
+    on_leading(optimizer)        from now on this one leads
+    on_backward(tensors)         an outermost backward begins
+    on_sampled_step(optimizer)   a sampled step of the leading optimizer has ended
+    on_tick()                    in the thread, and at the end
+    on_fork()                    in a child: forget
 """
 
 from __future__ import annotations
@@ -49,6 +54,8 @@ class Session:
         self.on_fork: list[Callable[[], None]] = []
         self.parts_off: dict[str, str] = {}
         self.stack_signal: int | None = None
+        self.losses: Losses | None = None
+        """What backward was called on; None where that part is off."""
         self._forget()
         os.register_at_fork(before=self._pause, after_in_child=self._forked)
         atexit.register(self.end)
@@ -61,7 +68,6 @@ class Session:
         """Whether the step that runs now is one that is looked at closely."""
         self.fired = 0
         """Outermost steps of any optimizer."""
-        self.losses: Losses | None = None
         self.first_step = 0
         """The step that an earlier process of this rank has come to."""
         self.active_since: float | None = None
@@ -70,6 +76,8 @@ class Session:
         self.waited_s = 0.0
         self.samples: int | None = None
         """Of all training batches so far whose backward has run; None where no loader tells."""
+        self.followed = False
+        """Whether a step's every operation has been followed (full.py): owners on a CPU say less than that."""
         self.models: list[Any] = []
         """Weak references of the modules that are trained, outermost first."""
         self.optimizers: list[Any] = []
@@ -180,7 +188,9 @@ class Session:
     def _ensure_thread(self) -> None:
         if self._thread is None:
             self._stop = threading.Event()
-            self._thread = threading.Thread(target=self._work, args=(self._stop,), name="rankdeck", daemon=True)
+            self._thread = threading.Thread(
+                target=self._work, args=(self._stop,), name="rankdeck", daemon=True
+            )
             self._thread.start()
 
     def _work(self, stop: threading.Event) -> None:

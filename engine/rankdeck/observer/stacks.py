@@ -33,7 +33,7 @@ def install(torch: Any, session: Session) -> None:
         folder = os.path.join(session.run, "logs")
         os.makedirs(folder, exist_ok=True)
         name = "rank-%d.%d.stacks" % (session.rank or 0, session.attempt)
-        opened.append(open(os.path.join(folder, name), "a"))  # noqa: SIM115  # open as long as the process lives
+        opened.append(open(os.path.join(folder, name), "a"))  # open as long as the process lives
         faulthandler.register(free[0], file=opened[-1], all_threads=True, chain=False)
         session.stack_signal = free[0]
 

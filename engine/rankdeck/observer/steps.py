@@ -15,7 +15,8 @@ import time
 import weakref
 
 from .gradients import Gradients
-from .rows import Row, Rows
+from .losses import num_running
+from .rows import Rows
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class _Track:
         self.ref = weakref.ref(optimizer)
         self.name = type(optimizer).__name__
         self.num_parameters = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
-        self.aside: list[Row] = []
+        self.aside: list[Any] = []
 
 
 class _Nesting(threading.local):
@@ -54,7 +55,7 @@ class StepWatch:
     def __init__(self, torch: Any, session: Session) -> None:
         self._session = session
         self._gradients = Gradients(torch, session)
-        self._handles: list[Any] = []
+        self.handles: list[Any] = []
         self.forget()
 
     def forget(self) -> None:
@@ -74,13 +75,9 @@ class StepWatch:
         self._turn = threading.Lock()
         self._rows = Rows(self._session)
 
-    def hook(self, before: Any, after: Any) -> None:
-        """Put the hooks in, with torch's own functions for it."""
-        self._handles = [before(self.before), after(self.after)]
-
     def _off(self, error: Exception) -> None:
         self._session.switch_off("steps", error)
-        for handle in self._handles:
+        for handle in self.handles:
             handle.remove()
 
     # The hooks. Nothing is computed in a step that is not sampled.
@@ -91,7 +88,8 @@ class StepWatch:
         try:
             stack = self._nesting.stack
             if stack:  # It is inside another's, or that one was left by an exception.
-                del stack[_num_running(sys._getframe(1)) :]
+                wrapper = sys._getframe(1)
+                del stack[num_running(wrapper.f_back, wrapper.f_code) :]
             stack.append(id(optimizer))
             if len(stack) > 1:
                 self._know(optimizer)
@@ -99,6 +97,7 @@ class StepWatch:
             losses = session.losses
             if losses is not None:
                 losses.in_step, losses.backwards_in_step = True, 0
+                losses.step_code = sys._getframe(1).f_code
             if session.sampled:
                 began = time.perf_counter()
                 self._norm = self._gradients.before(optimizer, args, kwargs)
@@ -131,12 +130,15 @@ class StepWatch:
             rate = self._gradients.learning_rate(optimizer)
         leader = self._leader
         leads = leader is not None and leader.ref() is optimizer
-        taken, backwards = [], 0
+        taken: list[Any] = []
+        backwards = 0
         if losses is not None:
             losses.in_step = False
-            # Parameter by parameter, from inside backward: the loss is the leading optimizer's.
-            if losses.inside == 0 or leads or leader is None:
+            if losses.inside == 0 or leads:
                 taken, backwards = losses.take()
+            elif leader is None:
+                # Parameter by parameter, from inside backward: the loss will be the leading optimizer's.
+                taken, backwards = losses.share()
         row = (now, time.time(), taken, rate, norm, backwards, session.waited_s, session.samples)
         if leads:
             if self._since:
@@ -175,7 +177,7 @@ class StepWatch:
             optimizers = self._session.optimizers
             optimizers[:] = [other for other in optimizers if other() is not None] + [reference]
 
-    def _other_stepped(self, optimizer: Any, row: Row) -> None:
+    def _other_stepped(self, optimizer: Any, row: Any) -> None:
         with self._turn:
             track = self._tracks.get(id(optimizer))
             if track is None or track.ref() is not optimizer:
@@ -234,24 +236,22 @@ class StepWatch:
         self._rows.write()
 
 
-def _num_running(frame: Any) -> int:
-    """How many steps of optimizers are under way above `frame`, which is torch's wrapper around one."""
-    code, count = frame.f_code, 0
-    frame = frame.f_back
-    while frame is not None:
-        count += frame.f_code is code
-        frame = frame.f_back
-    return count
-
-
 def install(torch: Any, session: Session) -> None:
     """Hook into every optimizer."""
-    from torch.optim.optimizer import (  # type: ignore[attr-defined]
+    from torch.optim.optimizer import (
         register_optimizer_step_post_hook,
         register_optimizer_step_pre_hook,
     )
 
     watch = StepWatch(torch, session)
-    watch.hook(register_optimizer_step_pre_hook, register_optimizer_step_post_hook)
+    watch.handles = [
+        register_optimizer_step_pre_hook(watch.before),
+        register_optimizer_step_post_hook(watch.after),
+    ]
     session.on_fork.append(watch.forget)
     session.on_tick.append(session.guarded("steps", watch.write))
+
+
+def leave_uncompiled(trace_rules: Any, session: Session) -> None:
+    """torch's compiler calls what lies in this folder, and never makes it part of a graph."""
+    trace_rules.add(__package__)

@@ -55,12 +55,13 @@ def _follow_constructor(wrapper: Any, session: Session) -> None:
     wrapper.__init__ = observed
 
 
-def _tell(session: Session, name: str, called: Callable[..., Any], args: Any, kwargs: Any, model: Any) -> None:
+def _tell(
+    session: Session, name: str, called: Callable[..., Any], args: Any, kwargs: Any, model: Any
+) -> None:
     """Note the wrapper; of several (one inside the other, or layer by layer) the last one is outermost."""
     given = inspect.signature(called).bind(*args, **kwargs).arguments
     options = {key: _plain(value) for key, value in list(given.items())[1:] if key != "module"}
-    for key, value in (options.pop("kwargs", None) or {}).items():
-        options[key] = value
+    options.update(options.pop("kwargs", None) or {})
     session.models[:] = [ref for ref in session.models if ref() not in (None, model)]
     session.models.insert(0, weakref.ref(model))
     facts: dict[str, Any] = {"wrapper": name, "wrapper_options": options}

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map as tree_map
 from torch.utils._pytree import tree_unflatten as tree_unflatten
 
-from rankdeck.torch_compat.places import Private
+from .places import Private
 
 VIEWS, WRITES, CREATES, RESIZES, PER_ITEM = range(5)
 EFFECTS: dict[OpOverload, int] = {}

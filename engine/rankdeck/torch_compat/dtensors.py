@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from rankdeck.torch_compat.places import Private
+from .places import Private
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

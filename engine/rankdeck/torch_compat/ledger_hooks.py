@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankdeck.torch_compat.places import Private
-from rankdeck.torch_compat.replaced import Replaced
+from .places import Private
+from .replaced import Replaced
 
 _PROPAGATION = "torch.distributed.tensor._sharding_prop"
 _PROPAGATE = "_propagate_tensor_meta_non_cached"

@@ -18,7 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from rankdeck.events import MEMORY_KINDS
-from rankdeck.memory.entries import DeviceBytes, DeviceMixError
+from rankdeck.memory.device_mix import DeviceMixError
+from rankdeck.memory.entries import DeviceBytes
 from rankdeck.memory.ledger import Ledger
 from rankdeck.memory.virtual import VirtualDevices
 from rankdeck.parallel.collectives.replica_threads import ReplicaThreads

@@ -17,7 +17,13 @@ def _arm() -> None:
     if os.environ.get("RANKDECK_OBSERVE") not in ("light", "full"):
         return
     room = type(sys)("_rankdeck_observer")
-    room.__path__ = [os.path.dirname(here)]
+    folder = os.path.dirname(here)
+    room.__path__ = [folder]
+    spec = type(sys.__spec__)(
+        room.__name__, None, origin=os.path.join(folder, "__init__.py"), is_package=True
+    )
+    spec.submodule_search_locations = room.__path__
+    room.__spec__ = spec
     sys.modules[room.__name__] = room
     __import__("_rankdeck_observer.imports")
     sys.modules["_rankdeck_observer.imports"].arm()
@@ -29,4 +35,5 @@ except Exception:
     pass  # It fails open, and without a word: stderr is the script's.
 
 sys.modules.pop("sitecustomize", None)
-import sitecustomize  # noqa: E402, F401  # the person's own; where there is none, site expects this ImportError
+# The person's own; where there is none, site expects this very ImportError.
+import sitecustomize  # type: ignore[import-not-found]  # noqa: E402, F401

@@ -1,0 +1,474 @@
+"""Small trainings in many styles, each in a forked child of one process: `scenes.py [name…]`.
+
+A scene prints what it knows itself as one JSON line: `losses` of its steps (None: not compared), `samples` of
+its steps where a loader tells, and a hash of its weights. Scene i is rank i.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import json
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+SCENES: dict[str, Callable[[], dict[str, Any]]] = {}
+
+
+def scene(function: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
+    SCENES[function.__name__] = function
+    return function
+
+
+def make(width: int = 32) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, width), nn.ReLU(), nn.Linear(width, 4))
+
+
+def data(num: int = 128) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(num, 16, generator=generator), torch.randint(0, 4, (num,), generator=generator)
+
+
+def weights(model: nn.Module) -> str:
+    digest = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        digest.update(name.encode() + value.detach().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def told(model: nn.Module, losses: list[Any], **more: Any) -> dict[str, Any]:
+    return {"losses": losses, "weights": weights(model), **more}
+
+
+def one_step(model: nn.Module, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> float:
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+@scene
+def bare() -> dict[str, Any]:
+    model, losses, norms = make(), [], []
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    rates = torch.optim.lr_scheduler.StepLR(optimizer, 4)
+    for x, y in DataLoader(TensorDataset(*data()), 24, num_workers=2):
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        norms.append(
+            torch.linalg.vector_norm(torch.cat([p.grad.flatten() for p in model.parameters()])).item()
+        )
+        optimizer.step()
+        rates.step()
+        losses.append(loss.item())
+    return told(model, losses, norms=norms, samples=[24, 24, 24, 24, 24, 8], lr=[0.01] * 4 + [0.001] * 2)
+
+
+@scene
+def accumulation_with_validation() -> dict[str, Any]:
+    """The evaluation fetches with gradients on, as some trainers do."""
+    model, losses, samples = make(), [], []
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    for _ in range(2):
+        parts = []
+        for i, batch in enumerate(DataLoader([{"x": x, "y": y} for x, y in zip(*data(), strict=True)], 16)):
+            loss = F.cross_entropy(model(batch["x"]), batch["y"]) / 2
+            loss.backward()
+            parts.append(loss.item())
+            if i % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(sum(parts))
+                samples.append(32)
+                parts = []
+        for x, y in DataLoader(TensorDataset(*data()), 32):
+            with torch.no_grad():
+                F.cross_entropy(model(x), y)
+    return told(model, losses, samples=samples, backwards=[2] * len(losses))
+
+
+@scene
+def loader_that_reads_ahead() -> dict[str, Any]:
+    def ahead(loader: Iterable[Any]) -> Iterable[Any]:
+        batches = iter(loader)
+        batch = next(batches)
+        for following in batches:
+            yield batch
+            batch = following
+        yield batch
+
+    model, losses = make(), []
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        for x, y in ahead(DataLoader(TensorDataset(*data(72)), 32)):
+            losses.append(one_step(model, optimizer, x, y))
+    return told(model, losses, samples=[32, 32, 8] * 2)
+
+
+@scene
+def two_optimizers() -> dict[str, Any]:
+    """The generator has more parameters, and steps second."""
+    torch.manual_seed(0)
+    maker, judge = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 16)), nn.Linear(16, 1)
+    makes, judges = torch.optim.Adam(maker.parameters(), 1e-3), torch.optim.Adam(judge.parameters(), 1e-3)
+    judged, losses = F.binary_cross_entropy_with_logits, []
+    for (x,) in DataLoader(TensorDataset(data(120)[0]), 12):
+        noise = torch.randn(12, 4)
+        judges.zero_grad()
+        judged(judge(x), torch.ones(12, 1)).backward()
+        judged(judge(maker(noise).detach()), torch.zeros(12, 1)).backward()
+        judges.step()
+        makes.zero_grad()
+        loss = judged(judge(maker(noise)), torch.ones(12, 1))
+        loss.backward()
+        makes.step()
+        losses.append(loss.item())
+    return told(maker, losses, samples=[12] * 10, backwards=[1] * 10)
+
+
+@scene
+def lbfgs() -> dict[str, Any]:
+    model, losses = make(), []
+    optimizer, (x, y) = torch.optim.LBFGS(model.parameters(), max_iter=3), data()
+    for _ in range(4):
+        asked = []
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            asked.append(loss.item())
+            return loss
+
+        optimizer.step(closure)
+        losses.append(asked[0])
+    return told(model, losses)
+
+
+@scene
+def closures_with_accumulation() -> dict[str, Any]:
+    """Lightning's order: the last backward of a step runs inside it."""
+    model, losses, (x, y) = make(), [], data()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    for _ in range(4):
+        first = F.cross_entropy(model(x[:64]), y[:64]) / 2
+        first.backward()
+
+        def closure() -> torch.Tensor:
+            loss = F.cross_entropy(model(x[64:]), y[64:]) / 2
+            loss.backward()
+            return loss
+
+        losses.append(first.item() + optimizer.step(closure).item())
+        optimizer.zero_grad()
+    return told(model, losses, backwards=[2] * 4)
+
+
+@scene
+def scaler_that_skips() -> dict[str, Any]:
+    model, losses, (x, y) = make(), [], data()
+    optimizer, scaler = (
+        torch.optim.SGD(model.parameters(), 0.1),
+        torch.amp.GradScaler("cpu", init_scale=1024.0),
+    )
+    for i in range(8):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        scaled = scaler.scale(loss * (float("inf") if i == 3 else 1))
+        (scaled / 2 if i == 5 else scaled).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        if i != 3:
+            losses.append(loss.item() / (2 if i == 5 else 1))
+    return told(model, losses, skipped=1)
+
+
+@scene
+def zero_redundancy() -> dict[str, Any]:
+    import torch.distributed as dist
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    with tempfile.NamedTemporaryFile() as file:
+        dist.init_process_group("gloo", init_method=f"file://{file.name}", rank=0, world_size=1)
+        model, losses = make(), []
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-2)
+        for _ in range(5):
+            losses.append(one_step(model, optimizer, *data()))
+        dist.destroy_process_group()
+    return told(model, losses, file=0)
+
+
+@scene
+def data_parallel() -> dict[str, Any]:
+    model, losses = nn.DataParallel(make()), []
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(5):
+        losses.append(one_step(model, optimizer, *data()))
+    return told(model, losses, wrapper="DataParallel")
+
+
+@scene
+def replaced_backward_and_stdout() -> dict[str, Any]:
+    backward = torch.Tensor.backward
+
+    def mine(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        backward(self * 1.0, *args, **kwargs)
+
+    torch.Tensor.backward = mine  # type: ignore[method-assign]
+
+    class Loud:
+        def __init__(self, file: Any) -> None:
+            self.file = file
+
+        def write(self, text: str) -> int:
+            return self.file.write(text)
+
+        def flush(self) -> None:
+            self.file.flush()
+
+    sys.stdout = Loud(sys.stdout)
+    return bare() | {"norms": None}
+
+
+@scene
+def optimizers_inside_backward() -> dict[str, Any]:
+    model, losses, (x, y) = make(), [], data()
+    for parameter in model.parameters():
+        optimizer = torch.optim.SGD([parameter], 0.1)
+
+        def step(parameter: nn.Parameter, optimizer: Any = optimizer) -> None:
+            optimizer.step()
+            optimizer.zero_grad()
+
+        parameter.register_post_accumulate_grad_hook(step)
+    for _ in range(6):
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        losses.append(loss.item())
+    return told(model, losses, backwards=None)
+
+
+@scene
+def checkpointing() -> dict[str, Any]:
+    from torch.utils.checkpoint import checkpoint
+
+    model, losses, (x, y) = make(), [], data()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x.requires_grad_()
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(checkpoint(model, x, use_reentrant=True), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return told(model, losses, backwards=[1] * 5)
+
+
+@scene
+def an_optimizer_for_each_epoch() -> dict[str, Any]:
+    model, losses, kept = make(), [], []
+    for epoch in range(3):
+        optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+        if epoch == 0:
+            kept.append(optimizer)  # The first one lives on and stands still.
+        for _ in range(8):
+            losses.append(one_step(model, optimizer, *data()))
+    return told(model, losses)
+
+
+@scene
+def own_optimizer_and_sums() -> dict[str, Any]:
+    class Plain(torch.optim.Optimizer):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, {"lr": 0.1})
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter -= group["lr"] * parameter.grad
+
+    model, losses, (x, y) = make(), [], data()
+    optimizer = Plain(model.parameters())
+    for _ in range(5):
+        optimizer.zero_grad()
+        both = [F.cross_entropy(model(part), y[:64]) for part in (x[:64], x[64:])]
+        torch.autograd.backward(both)
+        optimizer.step()
+        losses.append(both[0].item() + both[1].item())
+    return told(model, losses)
+
+
+@scene
+def compiled() -> dict[str, Any]:
+    model, losses = make(), []
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    run, step = torch.compile(model, backend="eager"), torch.compile(optimizer.step, backend="eager")
+    x, y = data()
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(run(x), y)
+        loss.backward()
+        step()
+        losses.append(loss.item())
+    return told(model, losses)
+
+
+@scene
+def narrow_and_sparse() -> dict[str, Any]:
+    torch.manual_seed(0)
+    embed, head = nn.Embedding(50, 8, sparse=True), nn.Linear(8, 4)
+    model, losses = nn.ModuleList([embed, head]), []
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for i in range(4):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = F.cross_entropy(head(embed(torch.arange(i, i + 6))), torch.tensor([0, 1, 2, 3, 0, 1]))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return told(model, losses, precision="bf16")
+
+
+@scene
+def a_step_that_fails_once() -> dict[str, Any]:
+    model, losses = make(), []
+    bad, optimizer = torch.optim.LBFGS(model.parameters()), torch.optim.SGD(model.parameters(), 0.1)
+
+    def closure() -> float:
+        raise ValueError("not today")
+
+    try:
+        bad.step(closure)
+    except ValueError:
+        pass
+    for _ in range(4):
+        losses.append(one_step(model, optimizer, *data()))
+    return told(model, losses)
+
+
+@scene
+def tracebacks() -> dict[str, Any]:
+    """Failing in the data, in backward and in a step looks as it does alone."""
+
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+            raise ValueError("in backward")
+
+    class NoData:
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> Any:
+            raise ValueError("in the data")
+
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    losses = [one_step(model, optimizer, *data()) for _ in range(2)]
+
+    def closure() -> float:
+        raise ValueError("in a closure")
+
+    texts = []
+    for fails in (
+        lambda: next(iter(DataLoader(NoData(), 2))),  # type: ignore[arg-type]
+        lambda: Fails.apply(model(data()[0])).sum().backward(),
+        lambda: optimizer.step(closure),
+        lambda: torch.autograd.backward(3),  # type: ignore[arg-type]
+        lambda: next(empty),
+    ):
+        empty = iter(DataLoader([]))
+        try:
+            fails()
+        except (ValueError, TypeError, StopIteration):
+            texts.append(traceback.format_exc())
+    losses.append(one_step(model, optimizer, *data()))
+    return told(model, losses, texts=texts)
+
+
+@scene
+def never_steps() -> dict[str, Any]:
+    model, (x, y) = make(), data()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 0.1 * parameter.grad
+    return told(model, [])
+
+
+@scene
+def leaves_at_once() -> dict[str, Any]:
+    model, losses = make(), []
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    began = time.monotonic()
+    while time.monotonic() - began < 0.8:
+        losses.append(one_step(model, optimizer, *data()))
+    print(json.dumps({"leaves_at_once": told(model, losses, seconds=0.8)}), flush=True)
+    os._exit(7)
+
+
+@scene
+def trains_in_a_thread() -> dict[str, Any]:
+    import threading
+
+    model, losses = make(), []
+
+    def train() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(4):
+            losses.append(one_step(model, optimizer, *data()))
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    return told(model, losses)
+
+
+def main(names: list[str]) -> int:
+    """0 unless a scene ended in an exception; then its traceback is on stderr."""
+
+    status = 0
+    for rank, name in enumerate(SCENES):
+        if names and name not in names:
+            continue
+        sys.stdout.flush()
+        child = os.fork()
+        if child == 0:
+            os.environ["RANK"] = str(rank)
+            try:
+                print(json.dumps({name: SCENES[name]()}), flush=True)
+                status = 0
+            except Exception:
+                traceback.print_exc()
+                status = 9
+            # Ends as a Python ends, but for taking torch apart, which takes longer than any scene.
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            os._exit(status)
+        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        status = max(status, 0 if name == "leaves_at_once" and ended == 7 else ended)
+    return status
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,52 @@
+"""Starts two ranks of its own, which train with DDP, then with FSDP2; each prints what it knows itself."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import multiprocessing, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+
+def train(model: nn.Module, rank: int, num: int) -> list[float]:
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(64, 16, generator=generator), torch.randint(0, 4, (64,), generator=generator)
+    optimizer, losses = torch.optim.AdamW(model.parameters(), 1e-2), []
+    for i in range(num):
+        part = slice(16 * (i + rank) % 64, 16 * (i + rank) % 64 + 16)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x[part]), y[part])
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def main(rank: int, meeting_point: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meeting_point}", rank=rank, world_size=2)
+
+    def make() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+
+    losses = train(DistributedDataParallel(make(), bucket_cap_mb=1), rank, 5)
+    sharded = make()
+    mesh = init_device_mesh("cpu", (2,))
+    for part in (sharded[0], sharded[2], sharded):
+        fully_shard(part, mesh=mesh)
+    losses += train(sharded, rank, 6)
+    sums = [p.to_local().double().sum().item() for p in sharded.parameters()]  # type: ignore[attr-defined]
+    with open(f"{meeting_point}.{rank}", "w") as file:
+        json.dump({"losses": losses, "sums": sums}, file)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    multiprocessing.spawn(main, (sys.argv[1],), 2)

@@ -1,0 +1,173 @@
+"""`--observe=full`: the ledger follows a few steps of a script, and the script never notices."""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from rankdeck import events
+from rankdeck.observer import following, full
+from tests.helpers.observing import Seen, observe
+
+_SCRIPT = """
+import hashlib, json, sys
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+
+class Mine(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+def train(steps, on_top_at=None, ddp=False):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.BatchNorm1d(64),
+                                torch.nn.Linear(64, 8))
+    if ddp:
+        store = torch.distributed.HashStore()
+        torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=store)
+    trained = torch.nn.parallel.DistributedDataParallel(model) if ddp else model
+    optimizer = torch.optim.AdamW(model.parameters())
+    data = torch.utils.data.TensorDataset(torch.randn(768, 32), torch.randn(768, 8))
+    step = 0
+    while step < steps:
+        for x, y in torch.utils.data.DataLoader(data, 128):
+            mode = Mine() if step == on_top_at else None
+            if mode: mode.__enter__()
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(trained(x), y).backward()
+            optimizer.step()
+            if mode:
+                assert _get_current_dispatch_mode() is mode
+                mode.__exit__(None, None, None)
+            step += 1
+    size = lambda tensors: sum(t.numel() * t.element_size() for t in tensors)
+    weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    print(json.dumps({
+        "weights": hashlib.sha256(weights).hexdigest(),
+        "parameters": size(model.parameters()), "buffers": size(model.buffers()),
+        "optimizer": size(t for s in optimizer.state.values() for t in s.values()),
+        "inputs": 128 * (32 + 8) * 4,
+        "imported": sorted({"msgspec", "pydantic", "rankdeck"} & set(sys.modules)),
+    }))
+"""
+
+
+_PLAIN = "train(12, ddp=True)\ntorch.distributed.destroy_process_group()\n"
+
+
+def _trained(call: str, level: str, **environment: str) -> Seen:
+    with tempfile.TemporaryDirectory() as folder:
+        return observe(_SCRIPT + call, Path(folder) / "script", level=level, **environment)
+
+
+@functools.cache
+def _plain() -> Seen:
+    """Under DistributedDataParallel, which has buckets also where a rank is alone."""
+    return _trained(_PLAIN, "full")
+
+
+def _followed(seen: Seen) -> list[events.Memory]:
+    return [event for event in seen.of(events.Memory) if event.source == events.FOLLOWED]
+
+
+def test_the_words_are_those_of_the_events() -> None:
+    assert full.FOLLOWED == events.FOLLOWED
+
+
+def test_a_later_step_is_told_by_kind() -> None:
+    said = json.loads(_plain().stdout)
+    told = _followed(_plain())[0]
+    assert told.step == full.AFTER_STEPS[0] + 2
+    (device,) = told.devices
+    assert device.peak_by_kind is not None and device.live_by_kind is not None
+    for kind in ("parameters", "buffers", "optimizer"):
+        assert device.peak_by_kind[kind] == device.live_by_kind[kind] == said[kind], kind
+    assert device.live_by_kind["gradients"] == said["parameters"]
+    assert device.peak_by_kind["inputs"] == said["inputs"]
+    assert device.peak_by_kind["activations"] > 0
+    assert device.peak_by_kind["communication"] == said["parameters"]  # the buckets
+    assert sum(device.peak_by_kind.values()) == device.peak_bytes > device.live_bytes
+    assert "full" not in _plain().off()
+
+
+def test_what_fails_in_the_ledger_ends_its_looking_and_no_operation() -> None:
+    failures: list[Exception] = []
+    ledger = following.load(failures.append)
+
+    def broken(*_: object) -> None:
+        raise ValueError("the ledger is at fault")
+
+    ledger.add = broken
+    with ledger.following():
+        with pytest.raises(RuntimeError, match="must match"):
+            torch.empty(2) + torch.empty(3)
+        assert [str(failure) for failure in failures] == ["the ledger is at fault"]
+        assert (torch.ones(2) + 1).tolist() == [2.0, 2.0]
+    assert len(failures) == 1
+
+
+def test_an_operations_own_error_is_no_failure_of_the_ledger() -> None:
+    failures: list[Exception] = []
+    ledger = following.load(failures.append)
+    with ledger.following():
+        with pytest.raises(RuntimeError, match="must match"):
+            torch.ones(2) + torch.ones(3)
+        kept = torch.ones(4)
+        assert ledger.devices()[0].live_by_kind["activations"] == 16
+    assert failures == [] and kept.sum() == 4
+
+
+def test_owners_tell_no_more_once_a_step_was_followed() -> None:
+    sources = [event.source for event in _plain().of(events.Memory)]
+    assert sources == sorted(sources, key=lambda source: source == events.FOLLOWED)
+
+
+def test_weights_and_output_are_equal_to_the_bit_and_nothing_of_ours_is_imported() -> None:
+    alone = _trained(_PLAIN, "none")
+    assert (alone.stdout, alone.stderr, alone.status) == (_plain().stdout, _plain().stderr, 0)
+    assert json.loads(alone.stdout)["imported"] == []
+
+
+def test_a_mode_that_the_script_puts_on_top_stays_and_ours_gives_up() -> None:
+    """In the second of the two steps that are followed: it is on top when that step ends."""
+    seen = _trained(f"train(12, on_top_at={full.AFTER_STEPS[0] + 1})", "full")
+    assert seen.status == 0, seen.stderr
+    assert _followed(seen) == []
+    assert "on top" in seen.off()["full"]
+    assert json.loads(seen.stdout)["weights"] == json.loads(_plain().stdout)["weights"]
+
+
+@pytest.mark.slow
+def test_a_mode_of_the_script_that_is_on_is_not_joined() -> None:
+    seen = _trained("with Mine():\n    train(12)", "full")
+    assert seen.status == 0, seen.stderr
+    assert _followed(seen) == [] and "full" not in seen.off()
+
+
+@pytest.mark.slow
+def test_the_peak_is_what_the_ledger_measures_from_the_start() -> None:
+    """There the whole data set is known too."""
+    from_the_start = """
+from rankdeck.memory.ledger import Ledger
+from torch.optim.optimizer import register_optimizer_step_post_hook
+ledger, peaks = Ledger(1), []
+def stepped(*_):
+    peaks.append(ledger.devices()[0].peak_bytes)
+    ledger.reset_peaks()
+register_optimizer_step_post_hook(stepped)
+with ledger.following():
+    train(12, ddp=True)
+torch.distributed.destroy_process_group()
+print(peaks)
+"""
+    alone = _trained(from_the_start, "none")
+    assert alone.status == 0, alone.stderr
+    peaks = json.loads(alone.stdout.splitlines()[-1])
+    told = _followed(_plain())[0]
+    data_bytes = 768 * (32 + 8) * 4
+    assert told.devices[0].peak_bytes == pytest.approx(peaks[told.step - 1] - data_bytes, abs=64)

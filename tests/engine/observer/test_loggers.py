@@ -1,0 +1,264 @@
+"""What a script logs is seen once, under its names and equal to what was logged.
+
+The libraries themselves run where they are installed; stand-ins of three of them (tests/helpers/telling.py)
+run everywhere.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from rankdeck.observer import loggers, parts
+from rankdeck.observer.metrics import MOST_ROWS, MetricsBook
+from tests.helpers.observing import observe
+from tests.helpers.telling import found, telling
+
+# What a book does with values.
+
+
+def _book() -> MetricsBook:
+    return MetricsBook(lambda: 5)
+
+
+def test_values_of_one_step_share_a_row_and_others_get_their_own() -> None:
+    book = _book()
+    for step in (1, 2):
+        book.add("tensorboard", {"loss": step / 4}, step)
+        book.add("tensorboard", {"lr": 0.1}, step)
+    book.add("tensorboard", {"lr": 0.2}, 2)
+    (event,) = book.take()
+    assert event["steps"] == [1, 2, 2] and event["after"] == [5, 5, 5]
+    assert event["values"] == {"loss": [0.25, 0.5, None], "lr": [0.1, 0.1, 0.2]}
+    assert book.take() == []
+
+
+def test_numbers_of_every_kind_are_kept_and_nothing_else() -> None:
+    numpy = pytest.importorskip("numpy")
+    book = _book()
+    book.add(
+        "rankdeck",
+        {
+            "int": 3,
+            "huge": 10**400,
+            "nan": math.nan,
+            "half": torch.tensor([0.5], dtype=torch.bfloat16),
+            "scalar": numpy.float32(1.5),
+            "array": numpy.array([2.5]),
+            "truth": True,
+            "text": "0.5",
+            "none": None,
+            "complex": 1j,
+            "vector": torch.ones(2),
+            "meta": torch.ones((), device="meta"),
+            "numpy truth": numpy.bool_(True),
+            "deep": {"er": {"est": 1}},
+        },
+        torch.tensor(7),
+    )
+    (event,) = book.take()
+    assert event["steps"] == [7]
+    assert {name: column[0] for name, column in event["values"].items()} == {
+        "int": 3.0,
+        "huge": None,
+        "nan": None,
+        "half": 0.5,
+        "scalar": 1.5,
+        "array": 2.5,
+        "deep/er/est": 1.0,
+    }
+
+
+def test_a_tensor_that_is_spread_over_ranks_is_not_asked_for_its_value() -> None:
+    """It would answer with a collective that no other rank calls."""
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        spread = distribute_tensor(torch.ones(1), init_device_mesh("cpu", (1,)), [Shard(0)])
+        book = _book()
+        book.add("rankdeck", {"spread": spread, "plain": 1.0})
+    finally:
+        dist.destroy_process_group()
+    (event,) = book.take()
+    assert event["values"] == {"plain": [1.0]}
+
+
+def test_a_value_is_what_it_was_when_it_was_logged() -> None:
+    book, running = _book(), torch.zeros(())
+    for step in range(3):
+        running += 1
+        book.add("rankdeck", {"sum": running}, step)
+    (event,) = book.take()
+    assert event["values"]["sum"] == [1.0, 2.0, 3.0]
+
+
+def test_a_process_that_never_becomes_a_rank_keeps_the_last_values_only() -> None:
+    book = _book()
+    for step in range(MOST_ROWS + 3):
+        book.add("rankdeck", {"loss": step}, step)
+    (event,) = book.take()
+    assert len(event["steps"]) == MOST_ROWS and event["steps"][-1] == MOST_ROWS + 2
+
+
+# What is watched.
+
+
+def test_every_module_that_is_watched_has_something_to_wrap() -> None:
+    assert set(parts.LOGGERS) == set(loggers._CALLS)
+    direct = {name for name in parts.LIGHTNING if ".loggers." in name}
+    assert direct == set(loggers._LIGHTNING_LOGGERS)
+
+
+def test_stand_ins_of_loggers_are_each_seen_once() -> None:
+    """A writer, a run and a client: mlflow's own functions go through its client, and count once."""
+    losses = list(enumerate(found()["losses"]))
+    written: dict[str, list[tuple[int, float]]] = {}
+    for tag, value, step in found()["told"]:
+        written.setdefault(tag, []).append((step, value))
+    assert telling().values("tensorboard") == written
+    assert telling().values("mlflow") == {"loss": losses}
+    assert telling().values("wandb") == {
+        "loss": [(None, value) for _, value in losses],
+        "nested.deep": [(None, 0.0), (None, 1.0), (None, 2.0)],
+        "bad": [],  # infinite each time
+    }
+    assert "loggers" not in "".join(telling().off())
+
+
+# The libraries themselves.
+
+_TRAINED = """
+import json, torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.utils.data.TensorDataset(torch.randn(16, 4))
+def train(tell):
+    for step in range(3):
+        loss = model(torch.ones(2, 4)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        tell(loss, step)
+"""
+
+_SCRIPTS = {
+    "torch.utils.tensorboard": """
+from torch.utils.tensorboard import SummaryWriter
+writer = SummaryWriter("tb")
+train(lambda loss, step: writer.add_scalar("train/loss", loss, step))
+writer.close()
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+kept = EventAccumulator("tb").Reload()
+print(json.dumps({"train/loss": [[event.step, event.value] for event in kept.Scalars("train/loss")]}))
+""",
+    "wandb": """
+import wandb
+run = wandb.init(project="p", dir=".")
+told = []
+def tell(loss, step):
+    wandb.log({"loss": loss.item()})
+    told.append([None, loss.item()])
+train(tell)
+run.finish()
+print(json.dumps({"loss": told}))
+""",
+    "mlflow": """
+import mlflow, os
+mlflow.set_tracking_uri("file://" + os.getcwd() + "/kept")
+with mlflow.start_run() as run:
+    train(lambda loss, step: mlflow.log_metrics({"loss": loss.item()}, step=step))
+    kept = mlflow.MlflowClient().get_metric_history(run.info.run_id, "loss")
+print(json.dumps({"loss": [[metric.step, metric.value] for metric in kept]}))
+""",
+    "accelerate": """
+from accelerate import Accelerator
+accelerator = Accelerator(cpu=True)
+told = []
+def tell(loss, step):
+    accelerator.log({"loss": loss.item(), "note": "text"}, step=step)
+    told.append([step, loss.item()])
+train(tell)
+print(json.dumps({"loss": told}))
+""",
+    "lightning": """
+import csv, glob, logging, warnings
+import lightning as L
+from lightning.pytorch.loggers import CSVLogger
+warnings.simplefilter("ignore")
+class Module(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.model = model
+    def training_step(self, batch, index):
+        loss = self.model(batch[0]).pow(2).mean()
+        self.log("train_loss", loss, on_step=True, on_epoch=True)
+        return loss
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+trainer = L.Trainer(
+    max_epochs=2, logger=[CSVLogger("one"), CSVLogger("two")], log_every_n_steps=1, accelerator="cpu",
+    enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+    callbacks=[L.pytorch.callbacks.LearningRateMonitor("step")],
+)
+trainer.fit(Module(), torch.utils.data.DataLoader(data, 8))
+fabric = L.Fabric(accelerator="cpu", loggers=[L.fabric.loggers.CSVLogger("three")])
+kept = {}
+for row in csv.DictReader(open(glob.glob("one/**/metrics.csv", recursive=True)[0])):
+    for name, value in row.items():
+        if value and name != "step":
+            kept.setdefault(name, []).append([int(row["step"]), float(value)])
+fabric.log("fabric", torch.tensor(0.5), step=7)
+kept["fabric"] = [[7, 0.5]]
+print(json.dumps(kept))
+""",
+    "transformers": """
+import transformers
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = model
+    def forward(self, x, labels=None):
+        return {"loss": (self.layer(x) - labels).pow(2).mean()}
+rows = [{"x": torch.randn(4), "labels": torch.randn(1)} for _ in range(16)]
+trainer = transformers.Trainer(Model(), transformers.TrainingArguments(
+    "out", max_steps=4, logging_steps=2, report_to=[], per_device_train_batch_size=4, use_cpu=True,
+    disable_tqdm=True, save_strategy="no"), train_dataset=rows)
+trainer.train()
+kept = {}
+for row in trainer.state.log_history:
+    step = row.pop("step")
+    for name, value in row.items():
+        kept.setdefault(name, []).append([step, value])
+print(json.dumps(kept))
+""",
+}
+_ALSO_NEEDS = {"torch.utils.tensorboard": "tensorboard", "transformers": "accelerate"}
+_THROUGH = {"torch.utils.tensorboard": "tensorboard"}
+_ENVIRONMENT = {
+    "WANDB_MODE": "offline",
+    "WANDB_SILENT": "true",
+    "MLFLOW_ALLOW_FILE_STORE": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", _SCRIPTS)
+def test_a_library_that_is_installed_is_seen_as_it_logs(library: str, tmp_path: Path) -> None:
+    """The script prints what the library itself has kept: name -> steps and values."""
+    for name in (library, _ALSO_NEEDS.get(library, library)):
+        if importlib.util.find_spec(name.partition(".")[0]) is None:
+            pytest.skip(f"{name} is not installed")
+    seen = observe(_TRAINED + _SCRIPTS[library], tmp_path / "script", **_ENVIRONMENT)
+    assert seen.status == 0, seen.stderr
+    kept = json.loads(seen.stdout.splitlines()[-1])
+    told = seen.values(_THROUGH.get(library, library))
+    assert {name: [list(pair) for pair in pairs] for name, pairs in told.items()} == kept
+    assert "loggers" not in "".join(seen.off())

@@ -1,0 +1,276 @@
+"""Processes that scripts start, become and end as: each that trains is a rank, and none of them notices."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankdeck import events
+from rankdeck.base.heartbeat import HeartbeatPage, HeartbeatWriter
+from rankdeck.observer.heartbeats import Heart
+from tests.helpers.watched import INJECT, watch
+
+SCRIPTS = Path(__file__).parent / "scripts"
+ROOM = INJECT.parent
+
+
+def test_ranks_that_a_script_spawns_are_seen_with_their_wrappers(tmp_path: Path) -> None:
+    page = HeartbeatPage(2)
+    told = {}
+    for run in (None, tmp_path / "run"):
+        meeting_point = tmp_path / f"meeting-{run is None}"
+        done = watch([SCRIPTS / "two_ranks.py", meeting_point], run, RANKDECK_HEARTBEAT=page.path)
+        assert done.status == 0, done.stderr
+        told[run is None] = [json.loads(Path(f"{meeting_point}.{rank}").read_text()) for rank in (0, 1)]
+    assert told[False] == told[True]
+    assert done.ranks() == [0, 1]
+    for rank in (0, 1):
+        assert done.steps(rank, "loss_sum") == told[False][rank]["losses"]
+        lines = done.events(rank)
+        assert isinstance(lines[0], events.RankStarted)
+        assert (lines[0].rank, lines[0].world_size) == (rank, 2)
+        seen = [line for line in lines if isinstance(line, events.Observed)]
+        assert seen[0].wrapper == "DistributedDataParallel"
+        assert seen[0].wrapper_options["bucket_cap_mb"] == 1
+        assert seen[0].backend == "gloo"
+        assert (seen[-1].wrapper, seen[-1].parts) == ("fully_shard", {})
+        assert seen[-1].model == "torch.nn.modules.container:Sequential"
+        # Gradients are parts of larger ones by then: their norm is not known.
+        norms = done.steps(rank, "grad_norm")
+        assert all(norms[:5]), norms
+        assert not any(norms[5:]), norms
+        beat = page.readers[rank].read()
+        assert beat is not None
+        assert (beat.step, beat.phase) == (11, "step")
+    page.close()
+
+
+def test_a_script_that_executes_itself_anew_goes_on_in_its_file(tmp_path: Path) -> None:
+    done = watch([SCRIPTS / "again.py"], tmp_path / "run")
+    assert done.status == 1
+    assert done.stderr.endswith("ValueError: ends badly\n")
+    printed = [float(line) for line in done.stdout.splitlines()]
+    seen = done.steps(0, "loss_sum")
+    # What the first process had not written yet when it ended is lost: half a second of steps at most.
+    assert seen[-5:] == printed[-5:]
+    first = seen[:-5]
+    assert len(printed) // 4 <= len(first) <= len(printed) - 5
+    assert all(loss in (None, printed[i]) for i, loss in enumerate(first))
+    started = [line for line in done.events(0) if isinstance(line, events.RankStarted)]
+    assert len(started) == 2
+    assert started[0].pid == started[1].pid
+
+
+def test_a_lock_keeps_two_processes_out_of_one_file(tmp_path: Path) -> None:
+    from rankdeck.observer.writer import RankFile
+
+    first = RankFile(str(tmp_path), 0, 0, 2)
+    second = RankFile(str(tmp_path), 0, 0, 2)
+    assert (first.rank, second.rank) == (0, 2), "number 1 is another rank's"
+    first.write("steps", {"rank": 0, "first": 1, "ended": [1.0, 2.0], "loss_sum": [float("nan"), 2.0]})
+    with (tmp_path / "rank-0.0.jsonl").open("a") as file:
+        file.write('{"kind":"steps","v":1,"se')  # It was killed while it wrote.
+    first.close()
+    third = RankFile(str(tmp_path), 0, 0, 2)
+    assert (third.rank, third.steps) == (0, 2)
+    third.write("observed", {"rank": 0, "script": "x.py"})
+    third.close()
+    second.close()
+    steps, observed = events.decode_lines((tmp_path / "rank-0.0.jsonl").read_bytes())
+    assert isinstance(steps, events.Steps) and isinstance(observed, events.Observed)
+    assert (steps.seq, steps.loss_sum, observed.seq) == (0, [None, 2.0], 1)
+
+
+def test_stacks_come_on_an_unused_signal(tmp_path: Path) -> None:
+    """The script itself asks for them, as its supervisor would."""
+    script = tmp_path / "hangs.py"
+    script.write_text(
+        "import os, signal, torch\n"
+        "signal.signal(signal.SIGRTMAX - 1, lambda *_: print('mine'))\n"
+        "weight = torch.ones(1, requires_grad=True)\n"
+        "optimizer = torch.optim.SGD([weight], 0.1)\n"
+        "def stands_still():\n"
+        "    os.kill(os.getpid(), signal.SIGRTMAX - 2)\n"
+        "for _ in range(2): weight.sum().backward(); optimizer.step()\n"
+        "stands_still()\n"
+        "os.kill(os.getpid(), signal.SIGRTMAX - 1)\n"
+    )
+    done = watch([script], tmp_path / "run")
+    assert (done.status, done.stdout, done.stderr) == (0, "mine\n", "")
+    started = done.events(0)[0]
+    assert isinstance(started, events.RankStarted)
+    assert started.stack_signal == signal.SIGRTMAX - 2, "the highest that the script did not take"
+    assert "in stands_still" in (tmp_path / "run/logs/rank-0.0.stacks").read_text()
+
+
+def test_beats_are_the_same_bytes_as_the_engines() -> None:
+    page = HeartbeatPage(3)
+    theirs, ours = HeartbeatWriter(page.path, 1), Heart(page.path, 2)
+    for step in (1, 2, 3):
+        theirs.beat(step, "step")
+        ours.beat(step, "a phase with a name that is too long")
+    assert (page.readers[1].read() or ("",))[0] == 3
+    beat = page.readers[2].read()
+    assert beat is not None
+    assert (beat.step, beat.phase) == (3, "a phase with a name that")
+    # Whoever takes the slot over is not behind.
+    Heart(page.path, 2).beat(4, "step")
+    assert (page.readers[2].read() or ("",))[0] == 4
+    with pytest.raises(ValueError, match="no slot"):
+        Heart(page.path, 3)
+    theirs.close()
+    page.close()
+
+
+# A Python without torch: what every helper of a script pays, and sees.
+
+
+def _bare(
+    code: str, run: Path | None, *options: str, python: str = sys.executable, **more: str
+) -> tuple[int, str, str]:
+    done = watch([*options, "-c", code], run, python=python, **more)
+    return done.status, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        None,
+        "print('mine')",
+        "raise RuntimeError('broken')",
+        "import no_such_module",
+        "import sys; sys.exit(5)",
+    ],
+)
+def test_a_persons_own_sitecustomize_runs_as_ever(tmp_path: Path, own: str | None) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    if own is not None:
+        (folder / "sitecustomize.py").write_text(own + "\n")
+    code = "import sys; print([p for p in sys.path if 'observer' in p], 'sitecustomize' in sys.modules)"
+    alone = _bare(code, None, PYTHONPATH=str(folder))
+    observed = _bare(code, tmp_path / "run", PYTHONPATH=os.pathsep.join([str(INJECT), str(folder)]))
+    if "exit" in (own or ""):  # Python itself dies of that, and shows every frame.
+        assert [part[-40:] for part in (observed[1], observed[2])] == [
+            part[-40:] for part in (alone[1], alone[2])
+        ]
+        assert observed[0] == alone[0] == 1
+    else:
+        assert observed == alone
+
+
+def test_what_is_loaded_without_torch_is_next_to_nothing(tmp_path: Path) -> None:
+    code = "import sys; print(*sorted(sys.modules))"
+    before = set(_bare(code, None)[1].split())
+    after = set(_bare(code, tmp_path / "run")[1].split())
+    assert after - before == {"_rankdeck_observer", "_rankdeck_observer.imports", "_rankdeck_observer.parts"}
+    assert not (tmp_path / "run/events").exists()
+
+
+def test_imports_are_found_looked_at_and_repeated_as_ever(tmp_path: Path) -> None:
+    """With stand-ins for watched modules: one is there, one fails, one is not there."""
+    package = tmp_path / "wandb"
+    package.mkdir()
+    (package / "__init__.py").write_text("loads = globals().get('loads', 0) + 1\n")
+    (tmp_path / "torch.py").write_text("raise ImportError('no driver')\n")
+    code = (
+        "import importlib, importlib.util, pickle, pkgutil, sys\n"
+        "spec = importlib.util.find_spec('wandb'); print(spec.name, type(spec.loader).__name__)\n"
+        "import wandb; importlib.reload(wandb); print(wandb.loads, wandb.__spec__.loader.is_package('wandb'))\n"
+        "print(vars(wandb.__loader__).keys(), pkgutil.get_data('wandb', '__init__.py')[:5])\n"
+        "for name in ('torch', 'mlflow', 'torch'):\n"
+        "    try: importlib.import_module(name)\n"
+        "    except ImportError as error: print(type(error).__name__, error, error.name)\n"
+    )
+    assert _bare(code, tmp_path / "run", PYTHONPATH=os.pathsep.join([str(INJECT), str(tmp_path)])) == _bare(
+        code, None, PYTHONPATH=str(tmp_path)
+    )
+
+
+def test_a_part_that_fails_is_off_and_the_script_goes_on(tmp_path: Path) -> None:
+    """The room is copied, and one of its parts broken."""
+    room = tmp_path / "room"
+    shutil.copytree(ROOM, room, ignore=shutil.ignore_patterns("__pycache__"))
+    (room / "loaders.py").write_text("def install(module, session): raise KeyError('broken')\n")
+    code = (
+        "import torch\n"
+        "weight = torch.ones(1, requires_grad=True); optimizer = torch.optim.SGD([weight], 0.1)\n"
+        "for _ in range(3): weight.sum().backward(); optimizer.step()\n"
+        "print(weight.item())"
+    )
+    done = watch(["-c", code], tmp_path / "run", PYTHONPATH=str(room / "inject"))
+    assert (done.status, done.stderr) == (0, "")
+    assert done.observed(0).parts == {"samples": "KeyError: 'broken'"}
+    assert len(done.steps(0, "ended")) == 3
+
+
+def test_a_run_directory_that_cannot_be_written_is_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/events").write_text("in the way")
+    code = (
+        "import torch\n"
+        "weight = torch.ones(1, requires_grad=True); optimizer = torch.optim.SGD([weight], 0.1)\n"
+        "weight.sum().backward(); optimizer.step(); print(weight.item())"
+    )
+    done = watch(["-c", code], tmp_path / "run", RANKDECK_HEARTBEAT="/proc/self/fd/999")
+    assert (done.status, done.stdout.strip()[:4], done.stderr) == (0, "0.89", "")
+
+
+def test_everything_is_in_the_syntax_of_the_oldest_python() -> None:
+    files = sorted(ROOM.rglob("*.py"))
+    assert len(files) > 10
+    for file in files:
+        ast.parse(file.read_text("utf-8"), str(file), feature_version=(3, 9))
+
+
+def test_only_the_standard_library_is_imported_and_torch_in_functions_only() -> None:
+    allowed = set(sys.stdlib_module_names) | {"sitecustomize"}
+    for file in sorted(ROOM.rglob("*.py")):
+        tree = ast.parse(file.read_text("utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [node.module or ""]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            else:
+                continue
+            for name in (name.split(".")[0] for name in names):
+                assert name in allowed or (name == "torch" and node not in tree.body), f"{file.name}: {name}"
+
+
+def _other_pythons() -> list[str]:
+    versions = Path.home() / ".pyenv/versions"
+    found = sorted(str(path) for path in versions.glob("3.*/bin/python")) if versions.is_dir() else []
+    found += [
+        path for minor in range(9, 15) if (path := shutil.which(f"python3.{minor}")) and "shims" not in path
+    ]
+    return found
+
+
+@pytest.mark.parametrize("python", _other_pythons() or [sys.executable])
+def test_other_pythons_load_every_file(tmp_path: Path, python: str) -> None:
+    """Without torch there; what parts do in them is untested."""
+    names = sorted(file.stem for file in ROOM.glob("*.py") if file.stem != "__init__")
+    code = f"for name in {names}: __import__('_rankdeck_observer.' + name)\nprint('all')"
+    status, out, error = _bare(code, tmp_path / "run", python=python)
+    if re.search(r"[./]3\.[0-8]\b", python):
+        assert (status, out) == (1, ""), "an older Python is not observed"
+        assert error.endswith("No module named '_rankdeck_observer'\n"), error
+    else:
+        assert (status, out, error) == (0, "all\n", "")
+
+
+def test_an_isolated_python_is_left_alone(tmp_path: Path) -> None:
+    code = "import sys; print('_rankdeck_observer' in sys.modules)"
+    assert _bare(code, tmp_path / "run")[1] == "True\n"
+    assert _bare(code, tmp_path / "run", RANKDECK_OBSERVE="none")[1] == "False\n"
+    for option in ("-I", "-E", "-S"):
+        assert _bare(code, tmp_path / "run", option)[1] == "False\n"
