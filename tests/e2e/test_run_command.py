@@ -63,15 +63,6 @@ def last_run() -> RunDir:
     return find_run("last", Path(os.environ["RANKDECK_RUNS"]))
 
 
-def said(err: bytes) -> tuple[bytes, list[str]]:
-    """(what the script wrote to stderr, Rankdeck's first and last line around it)."""
-    lines = err.split(b"\n")
-    ours = [
-        line for line in lines if line.startswith((b"python: ", b"program: ")) or b"; rankdeck show " in line
-    ]
-    return b"\n".join(line for line in lines if line not in ours), [line.decode() for line in ours]
-
-
 def test_a_script_in_another_environment_is_what_it_is_under_python(project: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", project / ".venv"], check=True)
     name = script(project, TELLS)
@@ -84,15 +75,17 @@ def test_a_script_in_another_environment_is_what_it_is_under_python(project: Pat
         )
         for command in ([project / ".venv" / "bin" / "python"], RANKDECK)
     )
-    err, words = said(ours.stderr)
-    assert (ours.stdout, err, ours.returncode) == (alone.stdout, alone.stderr, alone.returncode)
-    assert ours.returncode == 3 and str(project / ".venv").encode() in ours.stdout
+    assert (ours.stdout, ours.returncode) == (alone.stdout, 3)
+    assert str(project / ".venv").encode() in ours.stdout
+    first, err, last = ours.stderr.partition(alone.stderr)
+    assert err == alone.stderr
     version = ".".join(map(str, sys.version_info[:3]))
     run = last_run()
     python = project / ".venv" / "bin" / "python"
-    assert words[0] == f"python: {python} (.venv), Python {version}, no torch found; run: {run.path}"
-    assert words[1].startswith("failed with exit status 3 after ")
-    assert words[1].endswith(f"; rankdeck show {run.name}")
+    assert first.decode() == f"python: {python} (.venv), Python {version}, no torch found; run: {run.path}\n"
+    assert last.decode().splitlines()[0] == "train.py exited with 3."
+    assert last.decode().splitlines()[-1].startswith("failed with exit status 3 after ")
+    assert last.decode().endswith(f"; rankdeck show {run.name}\n")
     assert (run.logs_folder / "rank-0.0.out").read_bytes() == alone.stdout
     assert (run.logs_folder / "rank-0.0.err").read_bytes() == alone.stderr
     assert run.outcome() == "failed"
@@ -129,7 +122,7 @@ def test_every_signal_is_the_script_s_own(project: Path) -> None:
         assert command.wait(with_load(20)) == 7
 
 
-def test_a_reader_who_goes_away_is_the_script_s_to_notice(project: Path) -> None:
+def test_a_reader_who_goes_away_ends_a_script_that_goes_on_writing(project: Path) -> None:
     name = script(project, "import time\nwhile True:\n    print('line', flush=True)\n    time.sleep(0.005)\n")
     with subprocess.Popen(
         [*RANKDECK, name], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=project
@@ -137,9 +130,9 @@ def test_a_reader_who_goes_away_is_the_script_s_to_notice(project: Path) -> None
         assert command.stdout is not None and command.stderr is not None
         command.stdout.readline()
         command.stdout.close()
-        status = command.wait(with_load(30))
-        err = command.stderr.read()
-    assert status != 0 and b"BrokenPipeError" in err
+        assert command.wait(with_load(30)) == 141
+        assert command.stderr.read().count(b"\n") == 1
+    assert last_run().outcome() == "stopped"
 
 
 def test_with_json_the_output_is_in_the_logs_and_the_figures_on_stdout(project: Path) -> None:
@@ -187,7 +180,7 @@ signal.signal(signal.SIGWINCH, resized)
 signal.signal(signal.SIGINT, interrupted)
 size = os.get_terminal_size()
 print([stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)], size.columns, size.lines)
-name = input("your name? ")
+name = input()
 print(f"hello {name}!")
 while (line := sys.stdin.readline()) != "end\\n":
     pass
@@ -199,10 +192,9 @@ def test_on_a_terminal_the_script_has_one_that_edits_echoes_and_follows_its_size
     with Terminal([*RANKDECK, script(project, ON_A_TERMINAL)], cwd=project) as terminal:
         before = terminal.modes()
         terminal.wait_for(rb"\[True, True, True\] 100 30\r\n")
-        terminal.wait_for(rb"your name\? ")
         terminal.wait_until(lambda: not terminal.modes()[3] & termios.ICANON)
         terminal.type(b"Adx\x7fa\r")
-        terminal.wait_for(rb"Ada?.*hello Ada!\r\n")
+        terminal.wait_for(rb"a\r\nhello Ada!\r\n")
         terminal.resize(40, 120)
         terminal.wait_for(rb"now 120 40\r\n")
         terminal.type(b"\x03")
@@ -229,6 +221,6 @@ def test_three_times_ctrl_c_ends_a_script_that_takes_no_notice(project: Path) ->
         terminal.wait_until(lambda: not terminal.modes()[3] & termios.ICANON)
         terminal.type(b"\x03\x03")
         terminal.type(b"\x03")
-        assert terminal.wait() == 128 + signal.SIGKILL
+        assert terminal.wait() == 130
         assert terminal.modes()[3] & termios.ICANON
     assert last_run().outcome() == "stopped"

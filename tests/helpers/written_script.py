@@ -79,6 +79,14 @@ class WrittenScript(WrittenRun):
             )
         )
 
+    def hold(self, rank: int, by_kind: Mapping[str, int], *, step: int = 3, attempt: int = 0) -> None:
+        """What the owners that were found hold on the rank's device."""
+        held = sum(by_kind.values())
+        device = events.DeviceMemory(rank, held, held, live_by_kind=dict(by_kind))
+        self.writer(f"rank-{rank}", attempt).write(
+            events.Memory(rank=rank, step=step, source=events.OWNERS_SEEN, devices=[device])
+        )
+
     def log(
         self,
         rank: int = 0,

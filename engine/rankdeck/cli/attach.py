@@ -11,8 +11,6 @@ from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, RunName, find_run, is_script
 
 STOPPED_WITHIN_S = 30.0
-SCRIPT_STOPPED_WITHIN_S = 45.0
-"""A script has 30 s to end in its own way before it is ended."""
 
 
 def watch(name: RunName, as_json: AsJson = False) -> int:
@@ -34,6 +32,7 @@ def stop(
     now: Annotated[bool, typer.Option("--now", help="Do not let the step end first.")] = False,
 ) -> int:
     """Stop a run and everything that belongs to it."""
+    from rankdeck.cli import staying
     from rankdeck.launch.control import request_stop, wait_ended
 
     run = find_run(name)
@@ -42,7 +41,7 @@ def stop(
         console.err().print(f"{run.name} is not running: {outcome}.")
         return 0
     request_stop(run, now=now)
-    timeout_s = SCRIPT_STOPPED_WITHIN_S if is_script(run) else STOPPED_WITHIN_S
+    timeout_s = staying.STOPPED_WITHIN_S if is_script(run) else STOPPED_WITHIN_S
     if not wait_ended(run, timeout_s):
         raise MachineError(
             f"{run.name} has not stopped within {timeout_s:.0f} s.",

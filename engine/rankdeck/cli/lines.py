@@ -9,7 +9,7 @@ from rankdeck import events
 from rankdeck.base.units import format_duration
 from rankdeck.cli import console
 from rankdeck.cli.display import Display
-from rankdeck.cli.words import evaluation_in_words, loss_in_words
+from rankdeck.cli.words import evaluation_in_words, loss_in_words, progress_of_script
 from rankdeck.run.anatomy import SIMULATED_TIME
 from rankdeck.run.fold import Fold
 from rankdeck.run.left_out import left_out_in_words
@@ -53,12 +53,15 @@ class PlainLines(Display):
         row = fold.row_at(step) if step > self._printed_step else None
         if row is None:
             return
-        rate, left_s = fold.recent_samples_per_s(), fold.remaining_s()
-        words = [f"step {step}/{fold.num_steps_planned or '?'}", f"loss {loss_in_words(row.loss)}"]
-        if rate is not None:
-            words.append(f"{rate:.1f} samples/s")
-        if left_s is not None and left_s > 0:
-            words.append(f"{format_duration(left_s)} left")
+        if fold.script.is_script:
+            words = progress_of_script(fold)
+        else:
+            rate, left_s = fold.recent_samples_per_s(), fold.remaining_s()
+            words = [f"step {step}/{fold.num_steps_planned or '?'}", f"loss {loss_in_words(row.loss)}"]
+            if rate is not None:
+                words.append(f"{rate:.1f} samples/s")
+            if left_s is not None and left_s > 0:
+                words.append(f"{format_duration(left_s)} left")
         self.say("  ".join(words))
         self._printed_s, self._printed_step = time.monotonic(), step
 

@@ -18,7 +18,13 @@ from rankdeck import events
 from rankdeck.base.units import format_bytes, format_count, format_duration
 from rankdeck.cli import console
 from rankdeck.cli.display import Display
-from rankdeck.cli.words import evaluation_in_words, kinds_in_words, loss_in_words
+from rankdeck.cli.words import (
+    evaluation_in_words,
+    kinds_in_words,
+    loss_in_words,
+    one_line,
+    progress_of_script,
+)
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run.anatomy import SIMULATED_TIME
 from rankdeck.run.devices import DeviceFigures
@@ -74,6 +80,9 @@ class LiveDisplay(Display):
         if last is None:
             self._spinner.update(text=Text(_phase(fold), style="cyan"))
             return self._spinner
+        if fold.script.is_script:
+            step, *rest = progress_of_script(fold)
+            return Text(step, style="bold").append("".join(f"  {word}" for word in rest), style="not bold")
         planned = fold.num_steps_planned
         words = Text()
         if planned:
@@ -96,6 +105,8 @@ def _title(run: RunDir, fold: Fold) -> Text:
     if strategy is not None:
         card = STRATEGIES.get(strategy)
         words.append(f"  {card.title if card else strategy}", style="cyan")
+    elif fold.script.lead is not None and fold.script.lead.wrapper:
+        words.append(f"  {one_line(fold.script.lead.wrapper)} (observed)", style="cyan")
     if fold.source:
         words.append(f"  {fold.source}", style="dim")
     if fold.started is not None and fold.started.pace == "simulated":
@@ -104,6 +115,8 @@ def _title(run: RunDir, fold: Fold) -> Text:
 
 
 def _phase(fold: Fold) -> str:
+    if fold.script.is_script and set(fold.phases.values()) <= {"started"}:
+        return "no optimizer step was seen yet"
     if not fold.phases:
         return "starting ranks" if fold.started else "starting"
     return fold.phases[min(fold.phases)]
@@ -141,10 +154,16 @@ def _cells(device: DeviceFigures) -> tuple[str, str, str, str, str]:
     return (
         f"{device.device} {device.info.name if device.info else ''}".rstrip(),
         "?" if now is None else format_bytes(now),
-        "" if device.peak_bytes is None else f"peak {format_bytes(device.peak_bytes)}",
+        _most(device),
         "" if device.utilisation is None else f"{device.utilisation * 100:.0f} %",
-        kinds_in_words(dict(device.peak_by_kind or {})),
+        kinds_in_words(dict(device.peak_by_kind or device.live_by_kind or {})),
     )
+
+
+def _most(device: DeviceFigures) -> str:
+    if device.is_of_owners:
+        return "owners seen"
+    return "" if device.peak_bytes is None else f"peak {format_bytes(device.peak_bytes)}"
 
 
 def _bytes_now(device: DeviceFigures) -> int | None:

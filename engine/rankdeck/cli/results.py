@@ -26,6 +26,7 @@ class ExportFormat(enum.StrEnum):
     CSV = "csv"
     JSON = "json"
     TRACE = "trace"
+    TENSORBOARD = "tensorboard"
 
 
 def runs(as_json: AsJson = False) -> int:
@@ -76,7 +77,9 @@ def export(
     to: Annotated[
         ExportFormat,
         typer.Option(
-            "--to", help="Weights, one row per step, everything that show tells, or a Perfetto trace."
+            "--to",
+            help="Weights, one row per step, everything that show tells, a Perfetto trace, or a folder for "
+            "TensorBoard.",
         ),
     ],
     attempt: Attempt = None,
@@ -97,6 +100,8 @@ def export(
             return 0
     if to is ExportFormat.SAFETENSORS:
         exporting.weights(run, file)
+    elif to is ExportFormat.TENSORBOARD:
+        file = exporting.tensorboard(run, file, attempt)
     else:
         write = {
             ExportFormat.CSV: exporting.steps_csv,

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from rankdeck.launch.attached import Attached
     from rankdeck.rundir import RunDir
 
-_TORCHRUN = "As torchrun's"
-_SCRIPT = "Script"
-
 
 class Observe(enum.StrEnum):
     NONE = "none"
@@ -35,74 +32,84 @@ class Observe(enum.StrEnum):
     FULL = "full"
 
 
+_TORCHRUN = "As torchrun's"
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="SCRIPT [ARGS]", help="The script, and what is its own.", show_default=False),
+]
+NprocPerNode = Annotated[
+    str | None,
+    typer.Option(
+        "--nproc-per-node",
+        "--nproc",
+        metavar="N",
+        help="Ranks: a number, gpu, cpu or auto; 1 by default.",
+        rich_help_panel=_TORCHRUN,
+    ),
+]
+Module = Annotated[
+    bool,
+    typer.Option("-m", "--module", help="SCRIPT is a module, as for python -m.", rich_help_panel=_TORCHRUN),
+]
+NoPython = Annotated[
+    bool, typer.Option("--no-python", help="SCRIPT is a program.", rich_help_panel=_TORCHRUN)
+]
+Standalone = Annotated[
+    bool, typer.Option("--standalone", help="As it always is here.", rich_help_panel=_TORCHRUN)
+]
+MasterPort = Annotated[
+    int | None,
+    typer.Option(min=1, max=65535, metavar="PORT", help="A free one by default.", rich_help_panel=_TORCHRUN),
+]
+MaxRestarts = Annotated[
+    int | None,
+    typer.Option(
+        min=0, metavar="N", help="Start all ranks anew so often if one fails.", rich_help_panel=_TORCHRUN
+    ),
+]
+LogDir = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Keep a copy of each rank's output there.", rich_help_panel=_TORCHRUN),
+]
+Devices = Annotated[
+    str | None,
+    typer.Option(help="gpu:all, gpu:0,2 or cpu:4 (4 ranks without GPUs); what is visible by default."),
+]
+Python = Annotated[
+    str | None,
+    typer.Option(metavar="PYTHON", help="The interpreter, or its environment's folder; else it is found."),
+]
+HowClosely = Annotated[
+    Observe | None, typer.Option(help="How closely the script is watched; light by default.")
+]
+Variables = Annotated[
+    list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="A variable for the script.")
+]
+EntryName = Annotated[
+    str | None, typer.Option(metavar="NAME", help=r"Run \[scripts.NAME] of this folder's rankdeck.toml.")
+]
+Name = Annotated[str | None, typer.Option(help="What the run is called.")]
+Runs = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="The folder that holds runs; ./runs by default.")
+]
+
+
 def run(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="SCRIPT [ARGS]", help="The script, and what is its own.", show_default=False),
-    ] = None,
-    nproc_per_node: Annotated[
-        str | None,
-        typer.Option(
-            "--nproc-per-node",
-            "--nproc",
-            metavar="N",
-            help="Ranks: a number, gpu, cpu or auto; 1 by default.",
-            rich_help_panel=_TORCHRUN,
-        ),
-    ] = None,
-    module: Annotated[
-        bool,
-        typer.Option(
-            "-m", "--module", help="SCRIPT is a module, as for python -m.", rich_help_panel=_TORCHRUN
-        ),
-    ] = False,
-    no_python: Annotated[
-        bool, typer.Option("--no-python", help="SCRIPT is a program.", rich_help_panel=_TORCHRUN)
-    ] = False,
-    standalone: Annotated[
-        bool, typer.Option("--standalone", help="As it always is here.", rich_help_panel=_TORCHRUN)
-    ] = False,
-    master_port: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=65535, metavar="PORT", help="A free one by default.", rich_help_panel=_TORCHRUN
-        ),
-    ] = None,
-    max_restarts: Annotated[
-        int | None,
-        typer.Option(
-            min=0, metavar="N", help="Start all ranks anew so often if one fails.", rich_help_panel=_TORCHRUN
-        ),
-    ] = None,
-    log_dir: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Keep a copy of each rank's output there.", rich_help_panel=_TORCHRUN
-        ),
-    ] = None,
-    devices: Annotated[
-        str | None,
-        typer.Option(help="gpu:all, gpu:0,2 or cpu:4 (4 ranks without GPUs); what is visible by default."),
-    ] = None,
-    python: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PYTHON", help="The interpreter, or its environment's folder; else it is found."
-        ),
-    ] = None,
-    observe: Annotated[
-        Observe | None, typer.Option(help="How closely the script is watched; light by default.")
-    ] = None,
-    env: Annotated[
-        list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="A variable for the script.")
-    ] = None,
-    entry: Annotated[
-        str | None, typer.Option(metavar="NAME", help=r"Run \[scripts.NAME] of this folder's rankdeck.toml.")
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="What the run is called.")] = None,
-    runs: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The folder that holds runs; ./runs by default.")
-    ] = None,
+    words: Words = None,
+    nproc_per_node: NprocPerNode = None,
+    module: Module = False,
+    no_python: NoPython = False,
+    standalone: Standalone = False,
+    master_port: MasterPort = None,
+    max_restarts: MaxRestarts = None,
+    log_dir: LogDir = None,
+    devices: Devices = None,
+    python: Python = None,
+    observe: HowClosely = None,
+    env: Variables = None,
+    entry: EntryName = None,
+    name: Name = None,
+    runs: Runs = None,
     detach: Detach = False,
     as_json: AsJson = False,
 ) -> int:

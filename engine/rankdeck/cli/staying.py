@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
+import msgspec
 import typer
 
 from rankdeck import events
@@ -23,12 +24,14 @@ from rankdeck.cli import console
 from rankdeck.cli.terminal import Keyboard, keyboard_for
 from rankdeck.cli.words import loss_in_words
 from rankdeck.launch.attached import Attached
-from rankdeck.launch.control import request_stop, send_signal
+from rankdeck.launch.control import request_stop, send_signal, wait_ended
 from rankdeck.rundir import EventReader, RunDir, events_from_end
 
 _TICK_S = 0.04
 _READ_EVERY_S = 0.25
 _THREE_WITHIN_S = 2.0
+STOPPED_WITHIN_S = 45.0
+"""A script has 30 s to end in its own way before it is ended."""
 _PASSED_ON = (
     signal.SIGINT,
     signal.SIGTERM,
@@ -43,21 +46,31 @@ _PASSED_ON = (
 
 
 class Staying:
-    """One command and its run."""
+    """One command and its run. Without `tells` nothing is said on the way."""
 
-    def __init__(self, run: RunDir, keyboard: Keyboard | None) -> None:
+    def __init__(self, run: RunDir, keyboard: Keyboard | None, *, tells: bool = True) -> None:
         self._run = run
+        self._tells = tells
+        self._readers = _Readers(run)
         self._keyboard = keyboard
         self._interrupts: deque[float] = deque(maxlen=3)
         self._reader = EventReader(run, writers=("supervisor",))
         self._read_s = 0.0
 
     def until_end(self) -> None:
-        """Return once the run is over, everything it wrote is written and its problems are told."""
+        """Return once the run is over, everything it wrote is written and its problems are told.
+
+        Raises: BrokenPipeError where whoever read stdout had gone and the script went on writing; it has been
+        stopped, since it would have noticed by itself.
+        """
         with _signals() as woken:
             try:
                 while self._run.outcome() == "running":
                     self._tick(woken)
+                    if self._readers.are_gone():
+                        self._ask_to_stop(now=False)
+                        wait_ended(self._run, STOPPED_WITHIN_S)
+                        raise BrokenPipeError
             finally:
                 if self._keyboard is not None:
                     self._keyboard.close()
@@ -100,7 +113,7 @@ class Staying:
 
     def _suspend(self) -> None:
         """Stop script and command, as a shell expects of a job; go on with both when it says so."""
-        self._pass_on(signal.SIGSTOP)
+        self._pass_on(signal.SIGTSTP)
         if self._keyboard is not None:
             self._keyboard.give_back()
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -112,11 +125,11 @@ class Staying:
         self._interrupts.append(time.monotonic())
         if len(self._interrupts) == 3 and self._interrupts[-1] - self._interrupts[0] < _THREE_WITHIN_S:
             self._interrupts.clear()
-            self._ask_to_stop()
+            self._ask_to_stop(now=True)
 
-    def _ask_to_stop(self) -> None:
+    def _ask_to_stop(self, *, now: bool) -> None:
         try:
-            request_stop(self._run, now=True)
+            request_stop(self._run, now=now)
         except RankdeckError:
             if self._run.is_alive():
                 raise
@@ -129,9 +142,31 @@ class Staying:
 
     def _tell_problems(self) -> None:
         self._read_s = time.monotonic()
-        for _, event in self._reader.read():
+        for _, event in self._reader.read() if self._tells else ():
             if isinstance(event, events.ProblemRaised):
-                console.problem(event.problem)
+                # The last lines of a rank have been shown as it wrote them.
+                console.problem(msgspec.structs.replace(event.problem, last_lines=()))
+
+
+class _Readers:
+    """Whoever reads this command's stdout, where that is a pipe."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._logs = run.logs_folder
+        self._poll = select.poll()
+        self._poll.register(1, 0)
+        self._written: int | None = None
+
+    def are_gone(self) -> bool:
+        """Whether the script has written something since the last one went."""
+        if self._written is None:
+            if any(event & select.POLLERR for _, event in self._poll.poll(0)):
+                self._written = self._num_bytes()
+            return False
+        return self._num_bytes() > self._written
+
+    def _num_bytes(self) -> int:
+        return sum(log.stat().st_size for log in self._logs.glob("rank-*.out"))
 
 
 @contextlib.contextmanager
@@ -178,7 +213,7 @@ def begin_and_stay(
         attached = Attached(keyboard=None if keyboard is None else keyboard.reading_end)
     run = begin(attached)
     _say(f"{what}; run: {run.path}")
-    Staying(run, keyboard).until_end()
+    Staying(run, keyboard, tells=not as_json).until_end()
     if as_json:
         from rankdeck.run.summary import summarise
 

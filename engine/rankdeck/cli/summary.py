@@ -17,10 +17,10 @@ from rich.text import Text
 
 from rankdeck.base.errors import Problem
 from rankdeck.base.units import format_bytes, format_duration, format_setting
-from rankdeck.cli import console
+from rankdeck.cli import console, script_report
 from rankdeck.cli.words import KIND_LABELS, UNKNOWN, empty_table, kinds_in_words, loss_in_words, size_in_words
 from rankdeck.config.catalog import STRATEGIES
-from rankdeck.events import MEMORY_KINDS
+from rankdeck.events import MEMORY_KINDS, UNATTRIBUTED
 from rankdeck.run.anatomy import SIMULATED_TIME
 from rankdeck.run.breakdown import highest_of
 from rankdeck.run.left_out import left_out_in_words
@@ -45,9 +45,14 @@ def print_summary(facts: Mapping[str, Any], *, num_shown: int) -> None:
             kinds = kinds_in_words(device["peak_by_kind"] or {})
             peak = f"peak {format_bytes(device['peak_bytes'])}" + (f" ({kinds})" if kinds else "")
             pairs.append((f"device {device['device']}", peak))
+        elif device["live_bytes"] is not None:
+            kinds = kinds_in_words(device["live_by_kind"] or {})
+            held = f"{format_bytes(device['live_bytes'])} {device['memory_source']}"
+            pairs.append((f"device {device['device']}", held + (f" ({kinds})" if kinds else "")))
     pairs.extend(_known_words(facts))
     if facts["imbalance"]:
         pairs.append(("imbalance", _imbalance_words(facts["imbalance"])))
+    pairs.extend(script_report.notes(facts))
     pairs.append(("run", facts["path"]))
     _print_pairs(out, pairs)
     _print_problems(facts["problems"][num_shown:])
@@ -58,7 +63,7 @@ def print_report(facts: Mapping[str, Any]) -> None:
     out = console.out()
     out.print(Text(facts["run"], style="bold"))
     out.print(_outcome_line(facts))
-    pairs = list(_figures(facts))
+    pairs = [*script_report.started(facts), *_figures(facts), *script_report.seen(facts)]
     if facts["imbalance"]:
         pairs.append(("imbalance", _imbalance_words(facts["imbalance"])))
     if facts["comm"]:
@@ -68,14 +73,19 @@ def print_report(facts: Mapping[str, Any]) -> None:
     pairs.extend(_pipeline_words(facts))
     pairs.extend(_known_words(facts))
     pairs.extend(_anatomy_words(facts["anatomy"]))
+    pairs.extend(script_report.notes(facts))
     pairs.append(("run", facts["path"]))
     if facts["weights"]:
         pairs.append(("weights", facts["weights"]))
     _print_pairs(out, pairs)
+    source = f", {facts['source']}" if facts["source"] else ""
     if any(device["peak_bytes"] is not None for device in facts["devices"]):
-        source = f", {facts['source']}" if facts["source"] else ""
         out.print(f"\nmemory at each device's peak{source}", style="dim", soft_wrap=True)
         out.print(_devices_table(facts["devices"]))
+    elif any(device["live_bytes"] is not None for device in facts["devices"]):
+        out.print(f"\nmemory{source}", style="dim", soft_wrap=True)
+        out.print(_devices_table(facts["devices"], "live"))
+    script_report.print_metrics(out, facts["metrics"])
     _print_problems(facts["problems"])
 
 
@@ -91,6 +101,8 @@ def _outcome_line(facts: Mapping[str, Any]) -> Text:
     words.append(f"  {facts['steps']}{f'/{planned}' if planned else ''} steps", style="default not bold")
     if facts["strategy"]:
         words.append(f"  {_strategy_words(facts)}", style="default not bold")
+    elif script_report.is_of_a_script(facts):
+        words.append(f"  {script_report.what(facts)}", style="default not bold")
     if facts["source"]:
         words.append(f"  {facts['source']}", style="dim not bold")
     if facts["pace"] == "simulated":
@@ -111,7 +123,8 @@ def _strategy_words(facts: Mapping[str, Any]) -> str:
 def _figures(facts: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     loss = facts["loss"]
     if loss["first"] is not None:
-        yield "loss", f"{loss_in_words(loss['first'])} to {loss_in_words(loss['last'])}"
+        at = f" at step {facts['loss_step']}" if facts["loss_step"] not in (None, facts["steps"]) else ""
+        yield "loss", f"{loss_in_words(loss['first'])} to {loss_in_words(loss['last'])}{at}"
     evaluation = facts["evaluation"]
     if evaluation:
         accuracy = evaluation["accuracy"]
@@ -121,6 +134,8 @@ def _figures(facts: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         yield "data", left_out
     if facts["samples_per_s"] is not None:
         yield "speed", f"{facts['samples_per_s']:.1f} samples/s{_step_words(facts['step_s'])}"
+    elif script_report.is_of_a_script(facts) and facts["steps_per_s"] is not None:
+        yield "speed", f"{facts['steps_per_s']:.1f} steps/s{_step_words(facts['step_s'])}"
     if facts["first_step_s"] is not None:
         yield "first step", f"after {facts['first_step_s']:.1f} s"
 
@@ -189,19 +204,19 @@ def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.{0 if seconds >= 0.1 else 2}f} ms"
 
 
-def _devices_table(devices: Sequence[Mapping[str, Any]]) -> Table:
-    """Peak bytes by kind, one column per device: kinds are many, devices few."""
+def _devices_table(devices: Sequence[Mapping[str, Any]], which: str = "peak") -> Table:
+    """Bytes by kind at the peak, or as they were `live` last, one column per device: kinds are many, devices
+    few."""
     table = empty_table()
     table.add_column("")
     for device in devices:
         table.add_column(f"{device['device']} {device['name'] or ''}".rstrip(), justify="right")
-    kinds = [
-        kind for kind in MEMORY_KINDS if any((device["peak_by_kind"] or {}).get(kind) for device in devices)
-    ]
-    for kind in kinds:
-        sizes = [(device["peak_by_kind"] or {}).get(kind) for device in devices]
-        table.add_row(KIND_LABELS[kind], *map(size_in_words, sizes))
-    table.add_row("peak", *(size_in_words(device["peak_bytes"]) for device in devices), style="bold")
+    by_kind = [device[f"{which}_by_kind"] or {} for device in devices]
+    for kind in (*MEMORY_KINDS, UNATTRIBUTED):
+        if any(held.get(kind) for held in by_kind):
+            table.add_row(KIND_LABELS[kind], *(size_in_words(held.get(kind)) for held in by_kind))
+    total = "peak" if which == "peak" else "together"
+    table.add_row(total, *(size_in_words(device[f"{which}_bytes"]) for device in devices), style="bold")
     if any(device["predicted_peak_bytes"] for device in devices):
         table.add_row("predicted", *(size_in_words(device["predicted_peak_bytes"]) for device in devices))
         table.add_row("error", *map(_error, devices), style="dim")
@@ -221,7 +236,8 @@ def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         started = row["started"]
         ago = UNKNOWN if started is None else f"{format_duration(time.time() - started)} ago"
         outcome = Text(row["outcome"], style=_STYLES.get(row["outcome"], ""))
-        table.add_row(row["run"], outcome, row["strategy"] or UNKNOWN, _count(row["steps"]), ago)
+        use = row["strategy"] or row.get("wrapper") or ("script" if "run_source" in row else UNKNOWN)
+        table.add_row(row["run"], outcome, use, _count(row["steps"]), ago)
     return table
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rich.table import Table
 
 from rankdeck import events
 from rankdeck.base.units import format_bytes
+
+if TYPE_CHECKING:
+    from rankdeck.run.fold import Fold
 
 UNKNOWN = "-"
 KIND_LABELS = {
@@ -18,6 +23,7 @@ KIND_LABELS = {
     "communication": "comm",
     "inputs": "inputs",
     "temporary": "temp",
+    events.UNATTRIBUTED: "unattr.",
 }
 
 
@@ -25,6 +31,12 @@ def kinds_in_words(by_kind: dict[str, int], num_kinds: int = 3) -> str:
     """'gathered 128.0 MiB, weights 40.2 MiB': the largest kinds first."""
     largest = sorted(by_kind.items(), key=lambda item: item[1], reverse=True)[:num_kinds]
     return ", ".join(f"{KIND_LABELS.get(kind, kind)} {format_bytes(size)}" for kind, size in largest if size)
+
+
+def one_line(text: object, longest: int = 200) -> str:
+    """What a script calls something, on one line and without what would move a terminal's cursor."""
+    words = "".join(sign if sign.isprintable() else "?" for sign in str(text)[: longest + 1])
+    return words if len(words) <= longest else words[: longest - 3] + "..."
 
 
 def size_in_words(num_bytes: int | None) -> str:
@@ -45,4 +57,17 @@ def evaluation_in_words(evaluation: events.Evaluation) -> str:
     words = f"step {evaluation.step}: held-out loss {loss_in_words(evaluation.loss)}"
     if evaluation.accuracy is not None:
         words += f", accuracy {evaluation.accuracy:.2%}".replace("%", " %")
+    return words
+
+
+def progress_of_script(fold: Fold) -> list[str]:
+    """'step 120', 'loss 0.5312 at step 118', '14.3 steps/s', '457.6 samples/s': what is known of them."""
+    words = [f"step {fold.step or 0}"]
+    newest = fold.newest("loss")
+    if newest is not None:
+        step, loss = newest
+        words.append(f"loss {loss_in_words(loss)}" + (f" at step {step}" if step != fold.step else ""))
+    for pace, unit in ((fold.recent_steps_per_s(), "steps"), (fold.recent_samples_per_s(), "samples")):
+        if pace is not None:
+            words.append(f"{pace:.1f} {unit}/s")
     return words

@@ -52,10 +52,10 @@ def predict(run: RunDir) -> PlanLine | None:
     known = read_prediction(run)
     if known is not None:
         return known
+    config = run.config()
     infos = [msgspec.convert(entry, DeviceInfo) for entry in run.environment().get("devices", [])]
     if not infos:
         return None
-    config = run.config()
     candidate = Candidate(config.strategy.use, dict(config.strategy.options), configured=True)
     (line,) = plan_lines_of(config, [candidate], _target(infos))
     prediction_file(run).write_bytes(plan_lines.encode(line))

@@ -17,6 +17,7 @@ from rankdeck.run.anatomy import Anatomies
 from rankdeck.run.batch import Source
 from rankdeck.run.curves import ScriptCurves, StepCurves
 from rankdeck.run.devices import AttemptDevice
+from rankdeck.run.metrics import POINTS_HELD, Metrics
 from rankdeck.run.script_steps import ScriptJoiner
 from rankdeck.run.script_told import ScriptTold
 from rankdeck.run.series import Series
@@ -55,7 +56,7 @@ class Attempt:
         self.joiner: Joiner | ScriptJoiner = Joiner()
         self._early: list[StepBlock] = []
         """Steps that were read before it was known what kind of run they are of."""
-        self.told = ScriptTold()
+        self.told = ScriptTold(metrics=Metrics(POINTS_HELD if rows_held is not None else None))
 
     @property
     def restored(self) -> int | None:

@@ -13,6 +13,7 @@ from rankdeck.run.series import Curve, Series
 
 HISTORIES = ("peak_history", "owners_history", "used_history", "utilisation_history")
 _MOST_PEAKS = 4096
+_OF_SAMPLED_STEPS = (events.MEASURED_IN_REHEARSAL, events.FOLLOWED)
 
 
 def _history(*, keyed: bool = False) -> Series:
@@ -109,7 +110,7 @@ class DeviceFigures:
             self.memory_step, self.memory, _ = told.newest
         if told.peaks and (self.peak is None or told.peaks[-1].size > self.peak.size):
             self.peak = told.peaks[-1]
-        if self.peak is not None and self.peak.source == events.MEASURED_IN_REHEARSAL:
+        if self.source in _OF_SAMPLED_STEPS:
             self.num_sampled += len(told.peak_history)
         for name, value in told.now.items():
             setattr(self, name, value)
@@ -204,7 +205,7 @@ class DeviceFigures:
 
     @property
     def memory_history(self) -> Curve:
-        """The driver's readings where there are any, else the peaks of sampled steps, else what the owners that
-        were seen held in them."""
+        """The driver's readings where there are any, else the peaks of sampled steps, else what the owners
+        that were seen held in them."""
         known = (self.used_history, self.peak_history, self.owners_history)
         return next((history for history in known if len(history)), self.peak_history)

@@ -18,20 +18,36 @@ from safetensors import SafetensorError, safe_open
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError, MachineError, RankdeckError
 from rankdeck.checkpoint_files import list_checkpoints
-from rankdeck.events import AnyEvent, Spans
-from rankdeck.run.fold import read_fold
-from rankdeck.run.step_table import COLUMNS, Row
+from rankdeck.events import SCRIPT, AnyEvent, RunStarted, Spans, Steps
+from rankdeck.run.fold import Fold, read_fold
+from rankdeck.run.scalars import scalars_of
+from rankdeck.run.script_figures import MetricFigures
+from rankdeck.run.script_trace import trace_of_script
+from rankdeck.run.script_words import name_of, script_of
+from rankdeck.run.step_table import COLUMNS, SCRIPT_COLUMNS, Row
 from rankdeck.run.summary import summarise
+from rankdeck.run.tensorboard import records
 from rankdeck.run.trace import trace_of
 from rankdeck.rundir import EventReader, RunDir
+
+_TENSORBOARD = "tfevents"
 
 
 def weights(run: RunDir, file: Path) -> None:
     """The final weights under the model's original names, as safetensors.
 
     Raises:
-        ConfigError: the run has none (yet), or the file cannot be written.
+        ConfigError: the run has none (yet) or is of a person's own script, or the file cannot be written.
     """
+    script = script_of(run)
+    if script is not None:
+        raise ConfigError(
+            f"{run.name} has no weights to export: {name_of(script)} is a script of your own, and saves them "
+            "itself.",
+            code="no-weights",
+            path=str(run.path),
+            advice=f"Look where it was started: {script.script.folder}",
+        )
     if not run.weights.is_file():
         outcome = run.outcome()
         waiting = outcome == "running"
@@ -66,32 +82,39 @@ def steps_csv(run: RunDir, file: Path, attempt: int | None = None) -> None:
     Raises:
         ConfigError: the file cannot be written.
     """
-    rows = read_fold(run, attempt=attempt, rows_held=None).rows()
+    fold = read_fold(run, attempt=attempt, rows_held=None)
+    columns = _columns(fold)
 
     def write(target: Path) -> None:
         with open(target, "w", newline="", encoding="utf-8") as stream:
             table = csv.writer(stream)
-            table.writerow(COLUMNS)
-            table.writerows(["" if value is None else value for value in _cells(row)] for row in rows)
+            table.writerow(columns)
+            for row in fold.rows():
+                table.writerow(["" if value is None else value for value in _cells(row, len(columns))])
 
     write_whole(file, write)
 
 
 def everything_json(run: RunDir, file: Path, attempt: int | None = None) -> None:
     """`{"summary": what show tells, "steps": [one object per complete step]}`, or as `attempt` left the run.
+    What a script logged itself is in "metrics": a list of {step, time, value} by name.
 
     Raises:
         ConfigError: the file cannot be written.
     """
     fold = read_fold(run, attempt=attempt, rows_held=None)
-    steps = [dict(zip(COLUMNS, _cells(row), strict=True)) for row in fold.rows()]
-    summary = summarise(run, fold, attempt=attempt)
-    text = json.dumps({"summary": summary, "steps": steps}, indent=1, allow_nan=False)
+    columns = _columns(fold)
+    steps = [dict(zip(columns, _cells(row, len(columns)), strict=True)) for row in fold.rows()]
+    whole: dict[str, Any] = {"summary": summarise(run, fold, attempt=attempt), "steps": steps}
+    if fold.script.is_script:
+        whole["metrics"] = {name: _logged(metric) for name, metric in fold.metrics.items()}
+    text = json.dumps(whole, indent=1, allow_nan=False)
     write_whole(file, lambda target: target.write_text(text + "\n", encoding="utf-8"))
 
 
 def trace(run: RunDir, file: Path, attempt: int | None = None) -> None:
-    """The sampled steps of every attempt, or of those up to `attempt`, for the Perfetto viewer.
+    """The sampled steps of every attempt, or of those up to `attempt`, for the Perfetto viewer; of a script
+    every step.
 
     Raises:
         ConfigError: no step was sampled (yet), or the file cannot be written.
@@ -99,24 +122,68 @@ def trace(run: RunDir, file: Path, attempt: int | None = None) -> None:
     reader, told = EventReader(run, last_attempt=attempt), list[AnyEvent]()
     while found := reader.read():
         told += [event for _, event in found]
-    if not any(isinstance(event, Spans) for event in told):
+    is_script = any(isinstance(event, RunStarted) and event.source == SCRIPT for event in told)
+    if not any(isinstance(event, Steps if is_script else Spans) for event in told):
         raise ConfigError(
-            f"{run.name} has no sampled step.",
+            f"{run.name} has no step." if is_script else f"{run.name} has no sampled step.",
             code="no-spans",
             path=str(run.events_folder),
-            advice="Steps 2 to 4 are sampled always: run four steps or more.",
+            advice="No optimizer step was seen of its script."
+            if is_script
+            else "Steps 2 to 4 are sampled always: run four steps or more.",
         )
-    text = json.dumps(trace_of(told), allow_nan=False, separators=(",", ":"))
+    made = trace_of_script(told) if is_script else trace_of(told)
+    text = json.dumps(made, allow_nan=False, separators=(",", ":"))
     write_whole(file, lambda target: target.write_text(text, encoding="utf-8"))
 
 
-def _cells(row: Row) -> list[Any]:
+def tensorboard(run: RunDir, file: Path, attempt: int | None = None) -> Path:
+    """The curves of a run for TensorBoard; the file that was written. `file` is a folder for TensorBoard to
+    look into, or a file's whole name, which has "tfevents" in it.
+
+    Raises:
+        ConfigError: there is no curve (yet), or the file cannot be written.
+    """
+    fold = read_fold(run, attempt=attempt, rows_held=None)
+    scalars = list(scalars_of(fold))
+    if not scalars:
+        raise ConfigError(f"{run.name} has no curve.", code="no-curves", path=str(run.events_folder))
+    file = file.expanduser()
+    began = min(told.t for told in scalars)
+    if _TENSORBOARD not in file.name:
+        try:
+            file.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _unwritable(file, error) from None
+        file = file / f"events.out.{_TENSORBOARD}.{int(began)}.{run.name}"
+
+    def write(target: Path) -> None:
+        with open(target, "wb") as stream:
+            stream.writelines(records(began, scalars))
+
+    write_whole(file, write)
+    return file
+
+
+def _columns(fold: Fold) -> tuple[str, ...]:
+    return SCRIPT_COLUMNS if fold.script.is_script else COLUMNS
+
+
+def _cells(row: Row, num_columns: int) -> list[Any]:
     """The row with None for what is unknown; samples are a whole number again."""
-    known = [value if math.isfinite(value) else None for value in row[: len(COLUMNS)]]
+    known = [value if math.isfinite(value) else None for value in row[:num_columns]]
     samples = COLUMNS.index("samples")
     count = known[samples]
     known[samples] = None if count is None else int(count)
     return known
+
+
+def _logged(metric: MetricFigures) -> list[dict[str, Any]]:
+    columns = (column.tolist() for column in metric.points())
+    return [
+        {"step": int(step), "time": t if math.isfinite(t) else None, "value": value}
+        for step, t, value in zip(*columns, strict=True)
+    ]
 
 
 def _how(outcome: str) -> str:

@@ -14,13 +14,13 @@ from typing import NamedTuple
 import numpy as np
 
 from rankdeck import events
-from rankdeck.run.series import Series, Sliding
+from rankdeck.run.series import Floats, Series, Sliding
 from rankdeck.run.step_blocks import LARGEST_STEP
 
 MOST_NAMES = 500
 _LONGEST_NAME = 200
 _MOST_CUT = 10_000
-_POINTS_HELD = 1 << 14
+POINTS_HELD = 1 << 14
 _BINS_HELD = 1 << 11
 
 
@@ -77,17 +77,17 @@ def _number(step: int | None) -> float:
     return float(step) if step is not None and -LARGEST_STEP <= step <= LARGEST_STEP else math.nan
 
 
-class Metric:
+class LoggedMetric:
     """The values of one name, as one attempt's `rank` logged them."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, points_held: int | None = POINTS_HELD) -> None:
         self.rank = rank
         self.series = _new_series()
         self.last: float | None = None
         self.first_x: float | None = None
         self.is_by_own_steps = True
-        # Where a value was logged, twice: in the script's own steps, and in those that were seen.
-        self._held = Sliding([(3, np.float64)], _POINTS_HELD)
+        # Where a value was logged in the script's own steps, in those that were seen, when, and the value.
+        self._held = Sliding([(4, np.float64)], points_held)
 
     def __len__(self) -> int:
         return len(self.series)
@@ -99,7 +99,7 @@ class Metric:
         return None if x is None else int(x)
 
     def append(self, columns: MetricColumns) -> None:
-        points = np.array([columns.steps, columns.after, columns.values])
+        points = np.array([columns.steps, columns.after, columns.times, columns.values])
         points[1] = np.nan_to_num(points[1])
         self._held.append(points.shape[1], points)
         own = points[0]
@@ -111,22 +111,34 @@ class Metric:
             self.series = _new_series()
             points = self._held[0]
             self.first_x = None
-        x = points[0] if self.is_by_own_steps else points[1]
-        self.series.append_many(x, points[2])
+        x = self._x_of(points)
+        self.series.append_many(x, points[3])
         if self.first_x is None:
             self.first_x = float(x[0])
-        self.last = float(points[2, -1])
+        self.last = float(points[3, -1])
 
     def cut_before(self, x: float) -> None:
         """A later attempt logs from `x` on: what was logged here there is history."""
         self.series.cut(float(np.nextafter(x, -np.inf)))
+        held = np.maximum.accumulate(self._x_of(self._held[0])) if len(self._held) else np.empty(0)
+        self._held.truncate(self._held.first + int(np.searchsorted(held, x)))
+
+    def points(self) -> tuple[Floats, Floats, Floats]:
+        """(steps, Unix times, values) of those that are held one by one."""
+        held = self._held[0]
+        return self._x_of(held).copy(), held[2].copy(), held[3].copy()
+
+    def _x_of(self, points: Floats) -> Floats:
+        x: Floats = points[0] if self.is_by_own_steps else points[1]
+        return x
 
 
 class Metrics:
-    """The names of one attempt, at most MOST_NAMES."""
+    """The names of one attempt, at most MOST_NAMES. `points_held` of each one by one; None is all."""
 
-    def __init__(self) -> None:
-        self.by_key: dict[MetricKey, Metric] = {}
+    def __init__(self, points_held: int | None = POINTS_HELD) -> None:
+        self._points_held = points_held
+        self.by_key: dict[MetricKey, LoggedMetric] = {}
         self._cut: set[MetricKey] = set()
 
     @property
@@ -141,10 +153,10 @@ class Metrics:
                 if len(self._cut) < _MOST_CUT:
                     self._cut.add(key)
                 return
-            known = self.by_key[key] = Metric(rank)
+            known = self.by_key[key] = LoggedMetric(rank, self._points_held)
         if rank == known.rank:
             known.append(columns)
 
 
 def _new_series() -> Series:
-    return Series(_POINTS_HELD, _BINS_HELD)
+    return Series(POINTS_HELD, _BINS_HELD)

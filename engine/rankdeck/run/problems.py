@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rankdeck.base.errors import Problem
+from rankdeck.run.script_words import name_of, script_of, status_in_words, status_of
 from rankdeck.rundir import LineCounts, RunDir
 
 
@@ -19,8 +20,15 @@ def lost_problem(run: RunDir) -> Problem:
 def failed_problem(run: RunDir) -> Problem:
     """What is said of a run that failed and whose ranks raised no problem."""
     end = run.end()
-    reason = (end.reason if end else None) or "The run failed without saying why."
+    reason = (end.reason if end else None) or _status(run) or "The run failed without saying why."
     return Problem("failed", reason, path=str(run.path), advice=f"See the files in {run.logs_folder}.")
+
+
+def _status(run: RunDir) -> str | None:
+    """What a person's own script exited with, in words; None where nobody told."""
+    script = script_of(run)
+    status = status_of(run) if script is not None else None
+    return status_in_words(name_of(script), status) if script is not None and status else None
 
 
 def reading_problems(counts: LineCounts, refused: int = 0) -> list[Problem]:

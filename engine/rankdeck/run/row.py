@@ -20,7 +20,10 @@ RESUMABLE = ("stopped", "failed", "lost")
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a list shows of a run. None is unknown. Times are Unix seconds; `steps` are those planned."""
+    """What a list shows of a run. None is unknown. Times are Unix seconds; `steps` are those planned.
+
+    `strategy` of a person's own script (`is_script`) is the parallel wrapper that it was seen to use.
+    """
 
     path: Path
     title: str
@@ -32,6 +35,7 @@ class RunInfo:
     device_kind: str = ""
     steps: int | None = None
     reason: str | None = None
+    is_script: bool = False
 
     @property
     def name(self) -> str:
@@ -43,8 +47,8 @@ class RunInfo:
 
     @property
     def is_resumable(self) -> bool:
-        """Over before its last step; whether there is a checkpoint, the engine says."""
-        return self.outcome in RESUMABLE
+        """Over before its last step; whether there is a checkpoint, the engine says. No script is."""
+        return self.outcome in RESUMABLE and not self.is_script
 
 
 def read_info(run: RunDir) -> RunInfo:
@@ -55,32 +59,52 @@ def read_info(run: RunDir) -> RunInfo:
     first, begun = (started[-1], started[0]) if started else (None, None)
     if begun is not None and begun.attempt < attempt_of(run.config_file.name):
         begun = None  # the supervisor of the attempt that is being resumed has not spoken yet
-    strategy = tables.get("strategy")
-    use = strategy.get("use", "single") if isinstance(strategy, dict) else ""
+    is_script = begun.source == events.SCRIPT if begun else "script" in tables
     return RunInfo(
         path=run.path,
         title=str(tables.get("name") or run.name),
         outcome=run.outcome(),
-        strategy=(begun.strategy or "") if begun else str(use),
+        strategy=_strategy(run, begun, tables),
         started=first.started if first else _seconds(run.environment().get("started")),
         ended=end.ended if end else None,
         num_devices=len(begun.devices) if begun else None,
         device_kind=begun.devices[0].kind if begun and begun.devices else "",
         steps=begun.steps if begun else None,
         reason=end.reason if end else None,
+        is_script=is_script,
     )
 
 
+def _strategy(run: RunDir, begun: events.RunStarted | None, tables: dict[str, Any]) -> str:
+    if begun is not None and begun.source == events.SCRIPT:
+        return _wrapper(run, begun.attempt) or ""
+    if begun is not None:
+        return begun.strategy or ""
+    strategy = tables.get("strategy")
+    return str(strategy.get("use", "single")) if isinstance(strategy, dict) else ""
+
+
+def _wrapper(run: RunDir, attempt: int) -> str | None:
+    """The parallel wrapper that a rank of a script was seen to use, as it said first."""
+    for path in _rank_files(run, attempt)[:1]:
+        for event in first_events(path):
+            if isinstance(event, events.Observed) and event.wrapper is not None:
+                return event.wrapper
+    return None
+
+
 def row_of(run: RunDir) -> dict[str, Any]:
-    """The row of `rankdeck runs --json`."""
+    """The row of `rankdeck runs --json`. One of a script has two keys more."""
     info = read_info(run)
+    of_script = {"run_source": events.SCRIPT, "wrapper": info.strategy or None} if info.is_script else {}
     return {
         "run": run.name,
         "path": str(run.path),
         "outcome": info.outcome,
-        "strategy": info.strategy or None,
+        "strategy": None if info.is_script else info.strategy or None,
         "started": info.started,
         "steps": last_step(run),
+        **of_script,
     }
 
 
@@ -88,6 +112,11 @@ def last_step(run: RunDir) -> int:
     """The last step that every rank has written and no later attempt trains again; 0 where there is none."""
     least: int | None = None
     for started in _started(run):
+        if started.source == events.SCRIPT:
+            step = _last_step_of_script(run, started.attempt)
+            if step:
+                return step
+            continue
         ranks = [
             run.events_folder / f"rank-{rank}.{started.attempt}.jsonl"
             for rank in range(min(started.world_size, len(_files(run, "rank-*", started.attempt))))
@@ -101,6 +130,18 @@ def last_step(run: RunDir) -> int:
         if firsts:
             least = min(firsts) if least is None else min(least, *firsts)
     return 0
+
+
+def _last_step_of_script(run: RunDir, attempt: int) -> int:
+    """That of the lowest rank that has at least half the steps of the one with the most."""
+    lasts = [_last_step(path) or 0 for path in _rank_files(run, attempt)]
+    return next((last for last in lasts if 2 * last >= max(lasts)), 0)
+
+
+def _rank_files(run: RunDir, attempt: int) -> list[Path]:
+    """The ranks' files of events of an attempt, the lowest rank first."""
+    paths = _files(run, "rank-*", attempt)
+    return sorted(paths, key=lambda path: (len(path.name), path.name))
 
 
 def _goes_on_after(path: Path) -> int | None:

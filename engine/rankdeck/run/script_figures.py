@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from rankdeck import events
 from rankdeck.run.attempt import Attempt
 from rankdeck.run.measured import step_curve
-from rankdeck.run.metrics import Metric, MetricKey
+from rankdeck.run.metrics import LoggedMetric, MetricKey
 from rankdeck.run.script_steps import RankSteps, ScriptJoiner
 from rankdeck.run.script_told import CollectiveTotals
-from rankdeck.run.series import Curve, Series
+from rankdeck.run.series import Curve, Floats, Series
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,12 @@ class MetricFigures:
     step: int | None
     count: int
     curve: Curve
+    told: Sequence[LoggedMetric] = field(repr=False, default=())
+
+    def points(self) -> tuple[Floats, Floats, Floats]:
+        """(steps, Unix times, values) as they were logged, of those that are held one by one."""
+        steps, times, values = zip(*(metric.points() for metric in self.told), strict=True)
+        return np.concatenate(steps), np.concatenate(times), np.concatenate(values)
 
 
 class ScriptFigures:
@@ -83,15 +89,29 @@ class ScriptFigures:
         return dict(sorted(joiner.ranks.items())) if isinstance(joiner, ScriptJoiner) else {}
 
     @property
+    def first_step_ended(self) -> float | None:
+        """When any rank of any attempt had taken its first step (Unix seconds), replaced or not."""
+        joiners = [one.joiner for one in self._attempts if isinstance(one.joiner, ScriptJoiner)]
+        ends = [rank.first_ended for joiner in joiners for rank in joiner.ranks.values()]
+        return min((ended for ended in ends if ended is not None), default=None)
+
+    @property
     def collectives(self) -> dict[int, CollectiveTotals]:
         """Those that the script called itself, by rank."""
         return dict(sorted(self._latest.told.collectives.items())) if self._latest is not None else {}
 
     @property
+    def has_loader(self) -> bool:
+        """Whether a loader was seen to feed its steps."""
+        seen = any(one.dataset is not None for one in self.seen.values())
+        return seen or any(rank.wait_s for rank in self.steps_by_rank.values())
+
+    @property
     def wait_share(self) -> float | None:
-        """The share of its steps that a rank waited for its loader, of the rank that waited most."""
+        """The share of its steps that a rank waited for its loader, of the rank that waited most; None where
+        no loader was seen."""
         shares = [rank.wait_s / rank.timed_s for rank in self.steps_by_rank.values() if rank.timed_s > 0]
-        return max(shares, default=None)
+        return max(shares, default=None) if self.has_loader else None
 
     @property
     def script_status(self) -> int | None:
@@ -127,9 +147,10 @@ class ScriptFigures:
             step=None if newest is None else newest.last_step,
             count=sum(map(len, told)),
             curve=Curve(parts),
+            told=told,
         )
 
-    def _told(self, key: MetricKey) -> list[Metric]:
+    def _told(self, key: MetricKey) -> list[LoggedMetric]:
         return [one.told.metrics.by_key[key] for one in self._attempts if key in one.told.metrics.by_key]
 
     def cut_metrics(self) -> None:

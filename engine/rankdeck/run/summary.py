@@ -21,6 +21,7 @@ from rankdeck.run.imbalance import Imbalance
 from rankdeck.run.left_out import training_data
 from rankdeck.run.prediction import read_prediction
 from rankdeck.run.problems import failed_problem, lost_problem, reading_problems
+from rankdeck.run.script_summary import script_facts
 from rankdeck.rundir import RunDir
 
 
@@ -33,7 +34,7 @@ def summarise(run: RunDir, fold: Fold | None = None, *, attempt: int | None = No
     outcome, exit_code = _past_end(fold) if is_past else (run.outcome(), end.exit_code if end else None)
     strategy, options, planned = _what_ran(run, fold)
     predicted = _predicted_bytes(run)
-    first, last = fold.first_started, fold.last
+    first, newest_loss = fold.first_started, _newest_loss(fold)
     return {
         "run": run.name,
         "path": str(run.path),
@@ -42,7 +43,7 @@ def summarise(run: RunDir, fold: Fold | None = None, *, attempt: int | None = No
         "options": options,
         "steps": fold.step or 0,
         "attempts": fold.num_attempts,
-        "loss": {"first": fold.first_loss(), "last": _finite(last.loss if last else None)},
+        "loss": {"first": fold.first_loss(), "last": newest_loss},
         "evaluation": _evaluation(fold.evaluation),
         "samples_per_s": fold.samples_per_s(),
         "step_s": fold.step_times(),
@@ -70,6 +71,7 @@ def summarise(run: RunDir, fold: Fold | None = None, *, attempt: int | None = No
         "missing_lines": fold.counts.missing,
         "unreadable": fold.counts.unreadable + fold.refused,
         "newer_events": fold.counts.newer,
+        **script_facts(run, fold),
     }
 
 
@@ -110,6 +112,14 @@ def _what_ran(run: RunDir, fold: Fold) -> tuple[str | None, dict[str, Any], int 
     return config.strategy.use, config.strategy.options, config.train.steps
 
 
+def _newest_loss(fold: Fold) -> float | None:
+    """That of the last step; of a script, which is sampled, the newest that is known."""
+    if fold.script.is_script:
+        newest = fold.newest("loss")
+        return None if newest is None else newest[1]
+    return _finite(fold.last.loss if fold.last else None)
+
+
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
@@ -126,10 +136,9 @@ def _evaluation(evaluation: events.Evaluation | None) -> dict[str, Any] | None:
 
 
 def _first_step_s(fold: Fold) -> float | None:
-    row = fold.first_row()
-    if fold.first_started is None or row is None:
-        return None
-    return _finite(row.ended - fold.first_started.started)
+    row, started = fold.first_row(), fold.first_started
+    ended = fold.script.first_step_ended if fold.script.is_script else None if row is None else row.ended
+    return None if started is None or ended is None else _finite(ended - started.started)
 
 
 def _device(figures: DeviceFigures, predicted: Mapping[int, int]) -> dict[str, Any]:
@@ -143,6 +152,9 @@ def _device(figures: DeviceFigures, predicted: Mapping[int, int]) -> dict[str, A
         **{key: getattr(figures, key) for key in of_run},
         "peak_bytes": figures.peak_bytes,
         "peak_by_kind": figures.peak_by_kind,
+        "live_bytes": figures.live_bytes,
+        "live_by_kind": figures.live_by_kind,
+        "memory_source": figures.source,
         "sampled_steps": figures.num_sampled or None,
         "breakdown": figures.breakdown,
         "predicted_peak_bytes": predicted.get(figures.device),

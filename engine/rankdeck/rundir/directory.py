@@ -109,13 +109,22 @@ class RunDir:
         """The resolved configuration of the latest attempt.
 
         Raises:
-            ConfigError: it is missing or damaged.
+            ConfigError: it is missing or damaged, or the run is of a person's own script.
         """
         from rankdeck.config import load
 
         if not files.is_regular(self.config_file):
             raise ConfigError(
                 f"{self.config_file} is no regular file.", code="unreadable", path=str(self.config_file)
+            )
+        script = self.script()
+        if script is not None:
+            raise ConfigError(
+                f"{self.name} is a run of a person's own script, {script.script.run}: "
+                "it has no configuration.",
+                code="script",
+                path=str(self.config_file),
+                advice=f"What was seen of it: rankdeck show {self.name}",
             )
         return load(self.config_file)
 

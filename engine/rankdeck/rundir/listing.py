@@ -99,6 +99,7 @@ def _is_named(run: RunDir, text: str) -> bool:
     if text and slug(text) == run.name[16:-5]:
         return True
     try:
-        return run.config().name == text
+        script = run.script()
+        return (script.name if script is not None else run.config().name) == text
     except ConfigError:
         return False

@@ -1,0 +1,88 @@
+"""Scalars as TensorBoard reads them: a file of records, each an Event of tensorflow's event.proto.
+
+    record = length (uint64) | crc of length | data | crc of data
+    Event  = wall_time (1, double) | step (2, int64) | file_version (3, string) | summary (5)
+    summary = values (1): tag (1, string), simple_value (2, float)
+
+Source: TensorFlow's record format (tensorflow/core/lib/io/record_writer.h); checksums are CRC-32C (RFC 3720,
+appendix B.4), masked. Nothing of TensorBoard is needed to write it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+_CASTAGNOLI = 0x82F63B78
+_MASK = 0xA282EAD8
+_LARGEST_FLOAT = 3.4e38
+
+
+class Scalars(NamedTuple):
+    """Values by tag at one step, logged at `t` (Unix seconds)."""
+
+    t: float
+    step: int
+    values: Mapping[str, float]
+
+
+def records(began: float, told: Iterable[Scalars]) -> Iterator[bytes]:
+    """The file, record by record."""
+    yield _record(_double(1, began) + _bytes(3, b"brain.Event:2"))
+    for scalars in told:
+        summary = b"".join(
+            _bytes(1, _bytes(1, tag.encode("utf-8", "replace")) + _float(2, value))
+            for tag, value in scalars.values.items()
+        )
+        step = _key(2, 0) + _varint(scalars.step & (1 << 64) - 1)
+        yield _record(_double(1, scalars.t) + step + _bytes(5, summary))
+
+
+def _record(data: bytes) -> bytes:
+    length = struct.pack("<Q", len(data))
+    return b"".join((length, _masked_crc(length), data, _masked_crc(data)))
+
+
+def _masked_crc(data: bytes) -> bytes:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
+    crc ^= 0xFFFFFFFF
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF)
+
+
+def _table() -> list[int]:
+    table = []
+    for crc in range(256):
+        for _ in range(8):
+            crc = crc >> 1 ^ (_CASTAGNOLI if crc & 1 else 0)
+        table.append(crc)
+    return table
+
+
+_TABLE = _table()
+
+
+def _key(number: int, wire_type: int) -> bytes:
+    return _varint(number << 3 | wire_type)
+
+
+def _varint(value: int) -> bytes:
+    parts = bytearray()
+    while value > 0x7F:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*parts, value))
+
+
+def _double(number: int, value: float) -> bytes:
+    return _key(number, 1) + struct.pack("<d", value)
+
+
+def _float(number: int, value: float) -> bytes:
+    return _key(number, 5) + struct.pack("<f", max(-_LARGEST_FLOAT, min(_LARGEST_FLOAT, value)))
+
+
+def _bytes(number: int, value: bytes) -> bytes:
+    return _key(number, 2) + _varint(len(value)) + value
