@@ -5,7 +5,9 @@ A person's own script keeps its own checkpoints, if any: to resume its run is to
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -62,6 +64,7 @@ def resume(
 
 def _run_again(run: RunDir, *, detach: bool, as_json: bool) -> int:
     from rankdeck.cli.staying import begin_and_stay
+    from rankdeck.config.interpreters import ChosenPython
     from rankdeck.launch.start import run_again
 
     def begin(attached: Attached | None) -> RunDir:
@@ -73,7 +76,11 @@ def _run_again(run: RunDir, *, detach: bool, as_json: bool) -> int:
             attached=attached,
         )
 
-    return begin_and_stay(begin, f"{run.name} is run again", detach=detach, as_json=as_json)
+    script = run.script()
+    assert script is not None
+    python = ChosenPython(Path(script.script.python), script.script.python_source)
+    what = f"{run.name} again; python: {python.in_words(os.environ)}"
+    return begin_and_stay(begin, what, detach=detach, as_json=as_json)
 
 
 def _as_it_was(run: RunDir) -> ConfigError:

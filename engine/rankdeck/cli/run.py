@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rankdeck.base.errors import MachineError
 from rankdeck.cli import console
 from rankdeck.cli.options import AsJson, Detach
 from rankdeck.cli.train import command_started
@@ -135,8 +136,16 @@ def run(
         master_port=master_port,
         log_dir=log_dir,
     )
-    config, chosen = script_config(options, folder=Path.cwd(), environ=os.environ)
+    config, chosen = script_config(options, folder=_current_folder(), environ=os.environ)
 
+    for note in chosen.notes:
+        console.err().print(note, style="yellow", soft_wrap=True)
+    return _begin(config, chosen, runs, detach=detach, as_json=as_json)
+
+
+def _begin(
+    config: ScriptConfig, chosen: ChosenPython, runs: Path | None, *, detach: bool, as_json: bool
+) -> int:
     from rankdeck import rundir
     from rankdeck.cli.staying import begin_and_stay
     from rankdeck.launch.start import start_script
@@ -153,9 +162,14 @@ def run(
             attached=attached,
         )
 
-    for note in chosen.notes:
-        console.err().print(note, style="yellow", soft_wrap=True)
     return begin_and_stay(begin, _what_runs(config, chosen), detach=detach, as_json=as_json)
+
+
+def _current_folder() -> Path:
+    try:
+        return Path.cwd()
+    except OSError:
+        raise MachineError("The current folder is gone.", advice="Change to one that is there.") from None
 
 
 def _what_runs(config: ScriptConfig, chosen: ChosenPython) -> str:

@@ -72,6 +72,7 @@ def script_config(
         "master_port": options.master_port,
         "log_folder": None if options.log_dir is None else str(folder / options.log_dir.expanduser()),
     }
+    _check_text(table)
     name = options.name or options.entry or _name(entry)
     try:
         config = ScriptConfig(name=name, script=ScriptTable.model_validate(table), devices=devices)
@@ -119,6 +120,20 @@ def _ranks(options: RunOptions, entry: ScriptEntry, devices: str | None) -> int 
     if selection is not None and selection.kind == "cpu" and not options.nproc_per_node.isdecimal():
         return selection.count
     return number_of_ranks(options.nproc_per_node, selection.gpus if selection is not None else None)
+
+
+def _check_text(table: Mapping[str, Any]) -> None:
+    """Raises: ConfigError for what a file of text cannot keep: a name or an argument that is not UTF-8."""
+    variables = [text for pair in table["environment"].items() for text in pair]
+    for text in (*table["args"], *variables, *(text for text in table.values() if isinstance(text, str))):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(
+                f"{text.encode(errors='replace').decode()} is not UTF-8, and a run keeps what it was given.",
+                code="not-text",
+                advice="Rename it, or set the locale that it is written in.",
+            ) from None
 
 
 def _check_script(entry: ScriptEntry, folder: Path) -> None:

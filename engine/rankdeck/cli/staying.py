@@ -13,6 +13,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import msgspec
 import typer
@@ -27,6 +28,7 @@ from rankdeck.launch.attached import Attached
 from rankdeck.launch.control import request_stop, send_signal, wait_ended
 from rankdeck.rundir import EventReader, RunDir, events_from_end
 
+T = TypeVar("T")
 _TICK_S = 0.04
 _READ_EVERY_S = 0.25
 _THREE_WITHIN_S = 2.0
@@ -81,7 +83,7 @@ class Staying:
         if keyboard is not None:
             keyboard.take()
             keyboard.pass_on()
-        sources = [woken] + ([keyboard.handle] if keyboard is not None and keyboard.may_read else [])
+        sources = [woken] + ([keyboard.handle] if keyboard is not None and keyboard.is_taken else [])
         ready, _, _ = select.select(sources, [], [], _TICK_S)
         if woken in ready:
             for number in os.read(woken, 4096):
@@ -145,7 +147,7 @@ class Staying:
         for _, event in self._reader.read() if self._tells else ():
             if isinstance(event, events.ProblemRaised):
                 # The last lines of a rank have been shown as it wrote them.
-                console.problem(msgspec.structs.replace(event.problem, last_lines=()))
+                _on_stderr(console.problem, msgspec.structs.replace(event.problem, last_lines=()))
 
 
 class _Readers:
@@ -224,7 +226,17 @@ def begin_and_stay(
 
 
 def _say(words: str) -> None:
-    console.err().print(words, style="dim", soft_wrap=True)
+    _on_stderr(lambda text: console.err().print(text, style="dim", soft_wrap=True), words)
+
+
+def _on_stderr(say: Callable[[T], None], what: T) -> None:
+    """Whoever reads stderr may be gone; a script that writes nothing there goes on, and so does this."""
+    try:
+        say(what)
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 2)
+        os.close(null)
 
 
 def _last_words(run: RunDir) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from rankdeck import events
@@ -59,6 +60,11 @@ class ScriptWatch(Watch):
         """The page of heartbeats, which ranks are told of when they are started."""
         self._page = HeartbeatPage(max(NUM_SLOTS, self._config.script.ranks))
         return self._page.path
+
+    def errors_log(self, rank: int) -> Path:
+        """With stdout, where the two were one for the command too."""
+        errors = self.log(rank, "err")
+        return errors if errors.exists() else self.log(rank, "out")
 
     def attempts_log(self, name: str) -> Path:
         return self._run.logs_folder / f"{name}.{self._attempt}.err"
@@ -156,14 +162,23 @@ class ScriptWatch(Watch):
         """What the rank's stderr says of its end, and its exit code where that says more."""
         code = self.ranks[rank].exit_code
         several = len(self.ranks) > 1
-        log = self.log(rank, "err")
+        log = self.errors_log(rank)
         if code in (None, 1) or (code or 0) < 0:
             raised = failure_of(rank, log, folder=self._config.script.folder, of_several=several)
             if raised is not None and ((code or 0) >= 0 or raised.is_communication):
-                return raised
+                return self._with_interpreter(raised)
         if code is None or code <= 0:
             return None
         return self._exited(rank, code, log, of_several=several)
+
+    def _with_interpreter(self, raised: events.RankFailed) -> events.RankFailed:
+        """A package that is missing may well be there in another environment."""
+        if "raised ModuleNotFoundError" not in raised.problem.message:
+            return raised
+        script = self._config.script
+        where = f" ({script.python_source})" if script.python_source else ""
+        advice = f"It ran with {script.python}{where}: install it there, or name another with --python."
+        return msgspec.structs.replace(raised, problem=msgspec.structs.replace(raised.problem, advice=advice))
 
     def _exited(self, rank: int, code: int, log: Path, *, of_several: bool) -> events.RankFailed:
         who = f" (rank {rank})" if of_several else ""
