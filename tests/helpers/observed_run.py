@@ -22,14 +22,18 @@ def observed_run(
     rates: Sequence[float | None] = (),
     devices: Sequence[events.DeviceInfo] | None = None,
     settings: dict[str, Any] | None = None,
+    selection: str | None = None,
     more: Sequence[events.Event] = (),
     **observed: Any,
 ) -> RunDir:
-    """What `ranks` ranks did alike. `settings` goes into [script], `observed` into events.Observed."""
+    """What `ranks` ranks did alike. `settings` goes into [script], `selection` is what
+    --devices named, `observed` into events.Observed."""
     table = ScriptTable(
         run=script.name, folder=str(script.parent), python=sys.executable, ranks=ranks, **(settings or {})
     )
-    hidden = rundir.create(runs, ScriptConfig(name=script.name, script=table), environment={})
+    hidden = rundir.create(
+        runs, ScriptConfig(name=script.name, script=table, devices=selection), environment={}
+    )
     run = RunDir(rundir.final_path(hidden))
     hidden.path.rename(run.path)
     infos = list(devices or device_infos(ranks))

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankdeck.adopt import findings, options, seen
-from rankdeck.adopt.arguments import ArgumentValues
+from rankdeck.adopt.arguments import ScriptValues
 from rankdeck.adopt.losses import find_loss
 from rankdeck.adopt.naming import Finding, Namer
-from rankdeck.adopt.seen import ScriptSeen
-from rankdeck.adopt.source import ScriptText
+from rankdeck.adopt.seen import SeenScript
+from rankdeck.adopt.source import ScriptSource
 from rankdeck.adopt.writing import Entry, toml_of
 from rankdeck.base.errors import ConfigError, Problem
 from rankdeck.config import from_text
@@ -64,7 +64,7 @@ def default_file(run: RunDir, folder: Path) -> Path:
 def _read_script(run: RunDir, config: ScriptConfig, folder: Path) -> findings.Script:
     """The script's file and those beside it that it imports."""
     file = _script_file(config)
-    source = None if file is None else ScriptText.read(file, file.parent)
+    source = None if file is None else ScriptSource.read(file, file.parent)
     if file is not None and source is None:
         raise ConfigError(
             f"{file}, the script of {run.name}, cannot be read any more.", code="unreadable", path=str(file)
@@ -76,7 +76,7 @@ def _read_script(run: RunDir, config: ScriptConfig, folder: Path) -> findings.Sc
         )
     modules = {dotted.rpartition(".")[0] or dotted for dotted in source.imports.values()}
     beside = [other for module in sorted(modules) if (other := source.beside(module)) is not None]
-    namer = Namer(ArgumentValues(source, config.script.args), folder)
+    namer = Namer(ScriptValues(source, config.script.args), folder)
     return findings.Script([source, *beside], namer)
 
 
@@ -90,17 +90,17 @@ def _script_file(config: ScriptConfig) -> Path | None:
     return file if table.kind == "file" or file.suffix == ".py" else None
 
 
-def _head(run: RunDir, what: ScriptSeen) -> list[str]:
+def _head(run: RunDir, what: SeenScript) -> list[str]:
     words = [
         f"What {what.script.script.run} did in the run {run.name}: {what.steps} steps were seen.",
         "",
-        "ArgumentValues come from that run and from the script's text, which was read and not executed.",
+        "ScriptValues come from that run and from the script's text, which was read and not executed.",
         f'What neither tells is "{FILL_IN}": rankdeck validate says what is left.',
     ]
     return [*words, "The script's own interpreter was", f"    {what.script.script.python}"]
 
 
-def _tables(what: ScriptSeen, script: findings.Script) -> dict[str, list[Entry]]:
+def _tables(what: SeenScript, script: findings.Script) -> dict[str, list[Entry]]:
     lead = what.lead
     data = findings.find_data(script, lead.dataset)
     loss, is_divided = find_loss(script)
@@ -135,7 +135,7 @@ def _entry(key: str, found: Finding) -> Entry:
     return Entry(key, found.value, found.notes)
 
 
-def _reading(what: ScriptSeen, data: findings.DataFinding) -> list[Entry]:
+def _reading(what: SeenScript, data: findings.DataFinding) -> list[Entry]:
     """How the loader reads: order, the end of an epoch, workers."""
     entries = []
     if data.shuffles is False:
@@ -156,14 +156,14 @@ def _reading(what: ScriptSeen, data: findings.DataFinding) -> list[Entry]:
     return entries
 
 
-def _global_batch(what: ScriptSeen, data: findings.DataFinding) -> int | None:
+def _global_batch(what: SeenScript, data: findings.DataFinding) -> int | None:
     """Samples of one step of all ranks together."""
     batch = what.batch or data.batch
     return None if batch is None else batch * what.world_size * what.accumulate
 
 
 def _train(
-    what: ScriptSeen, script: findings.Script, data: findings.DataFinding, is_divided: bool
+    what: SeenScript, script: findings.Script, data: findings.DataFinding, is_divided: bool
 ) -> list[Entry]:
     batch, parts = _global_batch(what, data), what.accumulate
     factors = f"{what.batch or data.batch} samples"
@@ -206,7 +206,7 @@ def _train(
     return entries
 
 
-def _own_class(what: ScriptSeen, script: findings.Script) -> str | None:
+def _own_class(what: SeenScript, script: findings.Script) -> str | None:
     """The optimizer's class where the person wrote it themselves."""
     module, _, name = (what.lead.optimizer or "").rpartition(":")
     for source in script.sources:

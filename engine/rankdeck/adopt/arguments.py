@@ -14,7 +14,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from rankdeck.adopt.source import ScriptText
+from rankdeck.adopt.source import ScriptSource
 from rankdeck.adopt.tracing import origin_of
 
 UNKNOWN = object()
@@ -31,13 +31,13 @@ _TYPES = {"int": int, "float": float, "str": str}
 _PLAIN = {"default", "action", "nargs", "const", "choices", "dest", "required"}
 
 
-class ArgumentValues:
+class ScriptValues:
     """What expressions of a script are worth. `args` are the script's own, as this run had them."""
 
-    def __init__(self, source: ScriptText, args: Sequence[str]) -> None:
+    def __init__(self, source: ScriptSource, args: Sequence[str]) -> None:
         self._options = _options(source, args)
 
-    def of(self, source: ScriptText, node: ast.expr, depth: int = 0) -> Any:
+    def of(self, source: ScriptSource, node: ast.expr, depth: int = 0) -> Any:
         """The value of an expression, or UNKNOWN."""
         if depth > _DEEPEST:
             return UNKNOWN
@@ -64,7 +64,7 @@ class ArgumentValues:
             return self._option(source, node)
         return UNKNOWN
 
-    def _option(self, source: ScriptText, node: ast.Attribute) -> Any:
+    def _option(self, source: ScriptSource, node: ast.Attribute) -> Any:
         """`args.width`, where args is what a parser gave."""
         parsed = origin_of(source, node.value).node
         called = source.dotted(parsed.func) if isinstance(parsed, ast.Call) else None
@@ -73,7 +73,7 @@ class ArgumentValues:
         return self._options.get(node.attr, UNKNOWN)
 
 
-def _options(source: ScriptText, args: Sequence[str]) -> dict[str, Any]:
+def _options(source: ScriptSource, args: Sequence[str]) -> dict[str, Any]:
     """The script's options as its own parser would have them."""
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     for call in source.calls("add_argument"):

@@ -16,7 +16,7 @@ from typing import Any
 
 from rankdeck.adopt.arguments import UNKNOWN
 from rankdeck.adopt.naming import Finding, Namer
-from rankdeck.adopt.source import ScriptText
+from rankdeck.adopt.source import ScriptSource
 from rankdeck.adopt.tracing import Origin, origin_of
 from rankdeck.config.checks import FILL_IN
 
@@ -28,15 +28,15 @@ _HELD_OUT = ("val", "valid", "validation", "test", "eval", "heldout", "dev")
 class Script:
     """The script's own file first, then the files beside it that it imports."""
 
-    sources: list[ScriptText]
+    sources: list[ScriptSource]
     namer: Namer
 
-    def calls(self, *ends: str) -> Iterator[tuple[ScriptText, ast.Call]]:
+    def calls(self, *ends: str) -> Iterator[tuple[ScriptSource, ast.Call]]:
         for source in self.sources:
             for call in source.calls(*ends):
                 yield source, call
 
-    def value(self, source: ScriptText, node: ast.expr | None) -> Any:
+    def value(self, source: ScriptSource, node: ast.expr | None) -> Any:
         return UNKNOWN if node is None else self.namer.values.of(source, node)
 
 
@@ -68,7 +68,7 @@ def find_model(script: Script, optimizer: str, model: str) -> Finding:
     )
 
 
-def _owner_of_parameters(script: Script, optimizer: str) -> tuple[ScriptText, ast.expr] | None:
+def _owner_of_parameters(script: Script, optimizer: str) -> tuple[ScriptSource, ast.expr] | None:
     """x of the `x.parameters()` that the optimizer is made with; the optimizer's class goes first."""
     calls = [*script.calls(optimizer), *script.calls()]
     for source, call in calls:
@@ -80,7 +80,7 @@ def _owner_of_parameters(script: Script, optimizer: str) -> tuple[ScriptText, as
     return None
 
 
-def _given_to_trainer(script: Script) -> tuple[ScriptText, ast.expr] | None:
+def _given_to_trainer(script: Script) -> tuple[ScriptSource, ast.expr] | None:
     for source, call in script.calls("Trainer", "SFTTrainer"):
         model = argument(call, "model", 0)
         if model is not None:
@@ -132,12 +132,12 @@ def find_data(script: Script, dataset: str | None) -> DataFinding:
     )
 
 
-def _training_loader(script: Script) -> tuple[ScriptText, ast.Call] | None:
+def _training_loader(script: Script) -> tuple[ScriptSource, ast.Call] | None:
     loaders = list(script.calls("DataLoader"))
     return min(loaders, key=lambda loader: _is_held_out(script, *loader), default=None)
 
 
-def _is_held_out(script: Script, source: ScriptText, call: ast.Call) -> int:
+def _is_held_out(script: Script, source: ScriptSource, call: ast.Call) -> int:
     """0 for a loader of training data by its names, 2 for one of held-out data, 1 for any other."""
     given = argument(call, "dataset", 0)
     words = "" if given is None else ast.unparse(given).lower()
@@ -173,7 +173,7 @@ def _returned_lengths(definition: ast.AST) -> set[int]:
     return {len(value.elts) for value in returns if isinstance(value, ast.Tuple)}
 
 
-def _shuffles(script: Script, source: ScriptText, call: ast.Call) -> bool | None:
+def _shuffles(script: Script, source: ScriptSource, call: ast.Call) -> bool | None:
     """Whether the loader, or its sampler, shuffles; None where another sampler decides."""
     sampler = argument(call, "sampler", 3)
     if sampler is not None and script.value(source, sampler) is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rankdeck.adopt.findings import Script
 from rankdeck.adopt.naming import Finding
-from rankdeck.adopt.source import ScriptText
+from rankdeck.adopt.source import ScriptSource
 from rankdeck.adopt.tracing import FURTHEST, Origin, origin_of
 
 _FUNCTIONS = {"cross_entropy": "cross_entropy", "mse_loss": "mse"}
@@ -35,7 +35,7 @@ def find_loss(script: Script) -> tuple[Finding, bool]:
     return _only_one(script) or Finding(notes=_by_hand("loss_of")), True
 
 
-def _went_backward(script: Script) -> list[tuple[ScriptText, ast.expr]]:
+def _went_backward(script: Script) -> list[tuple[ScriptSource, ast.expr]]:
     """What `backward` is called on: loss.backward(), accelerator.backward(loss), scaler.scale(loss)."""
     found = []
     for source, call in script.calls("backward"):

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rankdeck.adopt.arguments import UNKNOWN, ArgumentValues
-from rankdeck.adopt.source import Definition, ScriptText
+from rankdeck.adopt.arguments import UNKNOWN, ScriptValues
+from rankdeck.adopt.source import Definition, ScriptSource
 from rankdeck.adopt.tracing import Origin, parameters_of
 from rankdeck.config.checks import FILL_IN
 
@@ -32,7 +32,7 @@ class Finding:
 class Namer:
     """Names what the script calls, for a configuration that lies in `folder`."""
 
-    values: ArgumentValues
+    values: ScriptValues
     folder: Path
 
     def named(self, origin: Origin, wrapper: str) -> Finding:
@@ -71,7 +71,7 @@ class Namer:
             ]
         )
 
-    def _unsafe(self, origin: Origin, source: ScriptText, wrapper: str) -> Finding:
+    def _unsafe(self, origin: Origin, source: ScriptSource, wrapper: str) -> Finding:
         trains = source.trains_at_import
         assert trains is not None and isinstance(origin.node, ast.Call)
         name = (origin.source.dotted(origin.node.func) or wrapper).rpartition(".")[2]
@@ -139,7 +139,7 @@ def is_plain(value: Any) -> bool:
     return value is not UNKNOWN and isinstance(value, bool | int | float | str) and value != FILL_IN
 
 
-def _imported(source: ScriptText) -> list[str]:
+def _imported(source: ScriptSource) -> list[str]:
     return list(source.imports.values())
 
 

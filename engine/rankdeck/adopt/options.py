@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rankdeck.adopt.naming import Finding, is_plain
-from rankdeck.adopt.seen import NotAdoptableError, ScriptSeen
+from rankdeck.adopt.seen import NotAdoptableError, SeenScript
 from rankdeck.config.catalog import OPTIMIZERS, SCHEDULES, STRATEGIES, CatalogCard, option_fields
 
 _STRATEGIES = {
@@ -50,7 +50,7 @@ _CLOSE = 0.02
 """How far a schedule's rate may be from what was seen, as a share of the largest."""
 
 
-def strategy(seen: ScriptSeen) -> Finding:
+def strategy(seen: SeenScript) -> Finding:
     """The strategy of the wrapper, with its options.
 
     Raises:
@@ -89,7 +89,7 @@ def _take_sharding(found: Finding, options: Mapping[str, Any]) -> None:
         )
 
 
-def devices(seen: ScriptSeen, one_process: bool) -> Finding:
+def devices(seen: SeenScript, one_process: bool) -> Finding:
     """The devices that ranks drove, as a person names them."""
     typed = seen.script.devices
     if typed is not None and not typed.startswith("cpu"):
@@ -101,7 +101,7 @@ def devices(seen: ScriptSeen, one_process: bool) -> Finding:
     return Finding("gpu:" + ",".join(info.uuid or str(info.index) for info in gpus), notes=[f"{names}."])
 
 
-def precision(seen: ScriptSeen) -> Finding:
+def precision(seen: SeenScript) -> Finding:
     """What the model computed in."""
     told = seen.lead.precision
     if told is None:
@@ -111,7 +111,7 @@ def precision(seen: ScriptSeen) -> Finding:
     return Finding(known) if known else Finding(notes=[f"The script computes in {told}."])
 
 
-def optimizer(seen: ScriptSeen, own_class: str | None) -> Finding:
+def optimizer(seen: SeenScript, own_class: str | None) -> Finding:
     """The optimizer with its options. `own_class` names a class of the person's own for a configuration."""
     lead = seen.lead
     module, _, name = (lead.optimizer or "").rpartition(":")
@@ -158,7 +158,7 @@ def _not_default(card: CatalogCard, options: Mapping[str, Any]) -> dict[str, Any
     return told
 
 
-def _first_rate(seen: ScriptSeen) -> float | None:
+def _first_rate(seen: SeenScript) -> float | None:
     """The rate that schedules start from."""
     groups = seen.lead.parameter_groups
     initial = groups[0].get("initial_lr") if groups else None
@@ -168,7 +168,7 @@ def _first_rate(seen: ScriptSeen) -> float | None:
     return float(known[0][1]) if known else None
 
 
-def schedule(seen: ScriptSeen) -> Finding:
+def schedule(seen: SeenScript) -> Finding:
     """The catalogue's schedule that the rates follow; FILL_IN where none does."""
     known = seen.rates.get(seen.lead.rank, [])
     top = max((rate for _, rate in known), default=0.0)

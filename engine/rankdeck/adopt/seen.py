@@ -22,7 +22,7 @@ class NotAdoptableError(RankdeckError):
 
 
 @dataclass
-class ScriptSeen:
+class SeenScript:
     """One attempt of a run, as its ranks saw it. `rates` is (step, learning rate) of the steps that tell."""
 
     script: ScriptConfig
@@ -68,6 +68,8 @@ class ScriptSeen:
         """The devices that ranks drove, in the order of the run."""
         known = {info.index: info for info in (self.started.devices if self.started else [])}
         driven = {index for rank in self.ranks.values() for index in rank.devices}
+        if self.lead.wrapper == "DataParallel":  # one rank that drives several
+            driven |= set(self.lead.wrapper_options.get("device_ids") or ())
         return [info for index, info in sorted(known.items()) if index in driven] or list(known.values())
 
     def _take(self, event: events.AnyEvent) -> None:
@@ -105,7 +107,7 @@ def script_of(run: RunDir) -> ScriptConfig:
     return script
 
 
-def read(run: RunDir) -> ScriptSeen:
+def read(run: RunDir) -> SeenScript:
     """What was seen of the run.
 
     Raises:
@@ -113,14 +115,14 @@ def read(run: RunDir) -> ScriptSeen:
         ConfigError: the run's own files cannot be read.
     """
     script = script_of(run)
-    attempts: dict[int, ScriptSeen] = {}
+    attempts: dict[int, SeenScript] = {}
     reader = EventReader(run)
     more = True
     while more:
         more = False
         for name, chunk in reader.batches():
             more = True
-            seen = attempts.setdefault(attempt_of(name), ScriptSeen(script))
+            seen = attempts.setdefault(attempt_of(name), SeenScript(script))
             for event in chunk:
                 seen._take(event)
     stepped = [seen for _, seen in sorted(attempts.items()) if seen.observed and any(seen.num_steps.values())]
@@ -143,7 +145,7 @@ def _nothing_seen(run: RunDir, script: ScriptConfig) -> NotAdoptableError:
     )
 
 
-def _check(run: RunDir, seen: ScriptSeen) -> None:
+def _check(run: RunDir, seen: SeenScript) -> None:
     """Raises: NotAdoptableError where one step of a configuration is not what a step of the script is."""
     lead = seen.lead
     leading = (lead.optimizer or "").rpartition(":")[2]

@@ -42,17 +42,17 @@ class Assignment(NamedTuple):
 
 
 @dataclass
-class ScriptText:
+class ScriptSource:
     """One file. `folder` is where its imports are looked for."""
 
     path: Path
     text: str
     tree: ast.Module
     folder: Path
-    _beside: dict[str, ScriptText | None] = field(default_factory=dict)
+    _beside: dict[str, ScriptSource | None] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, path: Path, folder: Path) -> ScriptText | None:
+    def read(cls, path: Path, folder: Path) -> ScriptSource | None:
         """The file; None where it cannot be read or is no Python."""
         try:
             text = files.read_text(path)
@@ -157,16 +157,16 @@ class ScriptText:
             return f"().{'.'.join(reversed(parts))}" if parts else None
         return ".".join([self.imports.get(node.id, node.id), *reversed(parts)])
 
-    def beside(self, module: str) -> ScriptText | None:
+    def beside(self, module: str) -> ScriptSource | None:
         """The file of a module in the script's own folder; None for one that is installed."""
         if module not in self._beside:
             stem = self.folder.joinpath(*module.split("."))
             candidates = (stem.with_suffix(".py"), stem / "__init__.py")
             file = next((path for path in candidates if files.is_regular(path)), None)
-            self._beside[module] = ScriptText.read(file, self.folder) if file is not None else None
+            self._beside[module] = ScriptSource.read(file, self.folder) if file is not None else None
         return self._beside[module]
 
-    def definition_of(self, dotted: str) -> tuple[ScriptText, Definition] | None:
+    def definition_of(self, dotted: str) -> tuple[ScriptSource, Definition] | None:
         """Where a dotted name is defined, in this file or in one beside it."""
         module, _, name = dotted.rpartition(".")
         source = self.beside(module) if module else self

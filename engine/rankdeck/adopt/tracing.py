@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from rankdeck.adopt.source import Assignment, Function, Scope, ScriptText
+from rankdeck.adopt.source import Assignment, Function, Scope, ScriptSource
 
 FURTHEST = 30
 """How many steps back a value is followed."""
@@ -40,7 +40,7 @@ _WRAPS = {
 class Origin:
     """An expression that made something; `index` where it is an entry of what the expression gives."""
 
-    source: ScriptText
+    source: ScriptSource
     node: ast.expr
     index: int | None = None
 
@@ -60,7 +60,7 @@ class Origin:
         return self.code if len(self.code) <= 90 else self.code[:87] + "..."
 
 
-def origin_of(source: ScriptText, node: ast.expr) -> Origin:
+def origin_of(source: ScriptSource, node: ast.expr) -> Origin:
     """Where a value comes from: the furthest expression that the text leads to."""
     here = Origin(source, node)
     for _ in range(FURTHEST):
@@ -119,12 +119,12 @@ def _bound(here: Origin, binding: Assignment) -> Origin:
     return Origin(here.source, binding.value, here.index if binding.entry is None else binding.entry)
 
 
-def _bindings(source: ScriptText, scope: Scope, name: str) -> list[Assignment]:
+def _bindings(source: ScriptSource, scope: Scope, name: str) -> list[Assignment]:
     """The assignments to a name in a function, in the order of the text."""
     return source.assignments.get((id(scope), name), [])
 
 
-def _passed(source: ScriptText, function: Scope, name: str) -> ast.expr | None:
+def _passed(source: ScriptSource, function: Scope, name: str) -> ast.expr | None:
     """What the first caller gives a parameter, else the parameter's default."""
     if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
         return None

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankdeck.api import html
-from rankdeck.api.figures import Figures, Floats, LoggedValues, Whole
+from rankdeck.api.figures import Figures, Floats, LoggedMetric, Whole
 from rankdeck.api.showing import display_for
-from rankdeck.base import files
 from rankdeck.base.errors import ConfigError, Problem, RankdeckError, TrainingError
 from rankdeck.cli.display import Display
 from rankdeck.cli.follow import follow
@@ -163,7 +162,7 @@ class Run:
         return self._figures.refresh().memory()
 
     @property
-    def metrics(self) -> dict[str, LoggedValues]:
+    def metrics(self) -> dict[str, LoggedMetric]:
         """Name -> (steps, values): what a script has logged, or a configured run's evaluations."""
         return self._figures.refresh().metrics()
 
@@ -180,8 +179,7 @@ class Run:
     # Files.
 
     def logs(self, rank: int = 0) -> str:
-        """What a rank wrote to stdout and then to stderr, in the newest attempt that it was part of; of each
-        the last 64 MiB.
+        """What a rank wrote to stdout and then to stderr, in the newest attempt that it was part of.
 
         Raises:
             ConfigError: there is no such rank.
@@ -189,12 +187,11 @@ class Run:
         found = {
             suffix: list(self._dir.logs_folder.glob(f"rank-{rank}.*.{suffix}")) for suffix in ("out", "err")
         }
-        attempts = [int(file.name.split(".")[1]) for logs in found.values() for file in logs]
+        attempts = [int(file.name.split(".")[1]) for files in found.values() for file in files]
         if not attempts:
             raise ConfigError(f"{self.name} has no log of rank {rank}.", code="no-log")
         texts = [self._dir.logs_folder / f"rank-{rank}.{max(attempts)}.{suffix}" for suffix in found]
-        parts = [files.read_tail(text, files.LARGEST_BYTES)[1] for text in texts if files.is_regular(text)]
-        return b"".join(parts).decode("utf-8", "replace")
+        return "".join(text.read_text("utf-8", "replace") for text in texts if text.is_file())
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The final weights under the model's own names, for `load_state_dict`.

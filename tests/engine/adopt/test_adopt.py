@@ -221,7 +221,14 @@ def test_gpus_are_named_by_what_they_are_and_a_typed_choice_stands(project: Path
     gpus = device_infos(2, kind="gpu")
     told = tables(adopted(project, ranks=2, wrapper="DistributedDataParallel", devices=gpus))
     assert told["devices"]["use"] == "gpu:GPU-00000000,GPU-00000001"
-    assert tables(adopted(project, wrapper="DataParallel", devices=gpus))["strategy"]["use"] == "dp"
+    options = {"device_ids": [0, 1]}
+    told = tables(adopted(project, wrapper="DataParallel", wrapper_options=options, devices=gpus))
+    assert (told["strategy"]["use"], told["train"]["global_batch"]) == ("dp", 8)
+    assert told["devices"]["use"] == "gpu:GPU-00000000,GPU-00000001"
+    alone = tables(adopted(project, devices=gpus))
+    assert (alone["strategy"]["use"], alone["devices"]["use"]) == ("single", "gpu:GPU-00000000")
+    run = run_of(project, devices=gpus, selection="gpu:1")
+    assert tables(adopt(run, project))["devices"]["use"] == "gpu:1"
 
 
 @pytest.mark.parametrize(
