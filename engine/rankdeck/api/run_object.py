@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankdeck.api import html
-from rankdeck.api.figures import Figures, Floats, LoggedMetric, Whole
+from rankdeck.api.figures import Figures, Floats, LoggedValues, Whole
 from rankdeck.api.showing import display_for
+from rankdeck.base import files
 from rankdeck.base.errors import ConfigError, Problem, RankdeckError, TrainingError
 from rankdeck.cli.display import Display
 from rankdeck.cli.follow import follow
@@ -162,7 +163,7 @@ class Run:
         return self._figures.refresh().memory()
 
     @property
-    def metrics(self) -> dict[str, LoggedMetric]:
+    def metrics(self) -> dict[str, LoggedValues]:
         """Name -> (steps, values): what a script has logged, or a configured run's evaluations."""
         return self._figures.refresh().metrics()
 
@@ -179,7 +180,8 @@ class Run:
     # Files.
 
     def logs(self, rank: int = 0) -> str:
-        """What a rank wrote to stdout and then to stderr, in the newest attempt that it was part of.
+        """What a rank wrote to stdout and then to stderr, in the newest attempt that it was part of; of each
+        the last 64 MiB.
 
         Raises:
             ConfigError: there is no such rank.
@@ -187,11 +189,12 @@ class Run:
         found = {
             suffix: list(self._dir.logs_folder.glob(f"rank-{rank}.*.{suffix}")) for suffix in ("out", "err")
         }
-        attempts = [int(file.name.split(".")[1]) for files in found.values() for file in files]
+        attempts = [int(file.name.split(".")[1]) for logs in found.values() for file in logs]
         if not attempts:
             raise ConfigError(f"{self.name} has no log of rank {rank}.", code="no-log")
         texts = [self._dir.logs_folder / f"rank-{rank}.{max(attempts)}.{suffix}" for suffix in found]
-        return "".join(text.read_text("utf-8", "replace") for text in texts if text.is_file())
+        parts = [files.read_tail(text, files.LARGEST_BYTES)[1] for text in texts if files.is_regular(text)]
+        return b"".join(parts).decode("utf-8", "replace")
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The final weights under the model's own names, for `load_state_dict`.
