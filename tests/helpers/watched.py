@@ -69,7 +69,7 @@ def watch(
     run: Path | None,
     *,
     python: str = sys.executable,
-    timeout_s: float = 120,
+    timeout_s: float = 280,
     **more: str,
 ) -> Watched:
     """Run `python command…` to its end, observed if there is a run directory."""

@@ -84,15 +84,18 @@ def install(torch: Any, session: RankSession) -> None:
         session.see(**facts)
 
     def precision(tensors: Any) -> None:
-        if tensors and "precision" not in session.seen and session.step < 3:
-            found = _computed_in(tensors[0])
-            if found is not None:
-                session.see(precision=found)
+        found = _computed_in(tensors[0]) if tensors else None
+        if found is not None:
+            session.see(precision=found)
+        if found is not None or session.step > 2:
+            # Another list: somebody goes through this one now.
+            session.on_backward = [function for function in session.on_backward if function is not look]
 
     find_model = session.guarded("model", model_of)
     session.on_leading.append(session.guarded("optimizer", leading))
     session.on_begin.append(session.guarded("versions", versions))
-    session.on_backward.append(session.guarded("precision", precision))
+    look = session.guarded("precision", precision)
+    session.on_backward.append(look)
 
 
 def _name(thing: Any) -> str:
