@@ -49,13 +49,14 @@ format: setup ## write the files as lint wants them
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: setup ## training beside hand-written loops, syncs, the dashboard, GPUs read and shown, plans (minutes)
+bench: setup ## training beside hand-written loops, watched scripts, syncs, the dashboard, GPUs read and shown, plans (minutes)
 	@$(BIN)/python -m tests.bench.training
 	@$(BIN)/python -m tests.bench.sync
 	@$(BIN)/python -m tests.bench.replay
 	@$(BIN)/python -m tests.bench.telemetry
 	@$(BIN)/python -m tests.bench.devices
 	@$(BIN)/python -m tests.bench.planning
+	@$(BIN)/python -m tests.bench.observing
 
 # No setup: a machine with a GPU may have no network, and its own Python has the torch that fits its driver.
 gpu: ## what only a GPU can tell, in 20 minutes, written to docs/gpu.md; PYTHON=... has torch, ARGS="--dry-run"

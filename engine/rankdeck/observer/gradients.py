@@ -6,23 +6,23 @@ something larger (sharded parameters), sparse, or still scaled, it is not known.
 
 from __future__ import annotations
 
-from .readings import Readings, modes_on
+from .readings import Scalars, modes_on
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .session import Session
+    from .session import RankSession
 
 _SHARDED = ("FullyShardedDataParallel", "fully_shard")
 
 
 class Gradients:
-    """Readings of an optimizer, around its step."""
+    """Scalars of an optimizer, around its step."""
 
-    def __init__(self, torch: Any, session: Session) -> None:
+    def __init__(self, torch: Any, session: RankSession) -> None:
         self._torch, self._session = torch, session
-        self._readings = Readings(torch)
+        self._readings = Scalars(torch)
         self._narrow = (torch.float16, torch.bfloat16)
 
     def before(self, optimizer: Any, args: Any, kwargs: Any) -> Any:

@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .session import Session
+    from .session import RankSession
 
 _MOST_AHEAD = 64
 _DEEPEST = 3
@@ -37,7 +37,7 @@ class _Feed:
 class Loaders:
     """All iterators that are in use."""
 
-    def __init__(self, torch_utils: Any, session: Session) -> None:
+    def __init__(self, torch_utils: Any, session: RankSession) -> None:
         self._session = session
         self._tensor, self._grad_enabled = torch_utils
         self.forget()
@@ -138,7 +138,7 @@ class Loaders:
             yield (path, True), len(batch)
 
 
-def install(module: Any, session: Session) -> None:
+def install(module: Any, session: RankSession) -> None:
     """Follow the iterators of DataLoader."""
     import torch
 

@@ -13,13 +13,13 @@ import sys
 import time
 import weakref
 
-from .readings import Readings, modes_on
+from .readings import Scalars, modes_on
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .session import Session
+    from .session import RankSession
 
 
 _MOST_READINGS = 256
@@ -28,9 +28,9 @@ _MOST_READINGS = 256
 class Losses:
     """What backward was called on, until an optimizer takes it."""
 
-    def __init__(self, torch: Any, session: Session) -> None:
+    def __init__(self, torch: Any, session: RankSession) -> None:
         self._torch, self._session = torch, session
-        self._readings = Readings(torch)
+        self._readings = Scalars(torch)
         self.forget()
 
     def forget(self) -> None:
@@ -119,7 +119,7 @@ def num_running(frame: Any, code: Any) -> int:
     return count
 
 
-def install(torch: Any, session: Session) -> None:
+def install(torch: Any, session: RankSession) -> None:
     """Follow backward."""
     session.losses = losses = Losses(torch, session)
     session.on_fork.append(losses.forget)

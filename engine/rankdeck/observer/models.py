@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from .session import Session
+    from .session import RankSession
 
 _PUT_IN_PLACE = ("torch.distributed.fsdp", "torch.distributed._composable")
 _MOST_FRAMES = 40
@@ -42,7 +42,7 @@ _PRODUCTS = (
 )
 
 
-def install(torch: Any, session: Session) -> None:
+def install(torch: Any, session: RankSession) -> None:
     """Look at the leading optimizer, and at the first backwards."""
 
     def leading(optimizer: Any) -> None:

@@ -20,7 +20,7 @@ _NOT_YET = 0x7FF8_DEAD_BEEF_0001
 class Pending:
     """A number that is under way; `get` gives `NOT_YET` until it is there, and None where it was lost."""
 
-    def __init__(self, readings: Readings, place: int, turn: int) -> None:
+    def __init__(self, readings: Scalars, place: int, turn: int) -> None:
         self._readings, self._place, self._turn = readings, place, turn
 
     def get(self) -> float | object | None:
@@ -32,7 +32,7 @@ Reading = object
 """A float, None, or Pending."""
 
 
-class Readings:
+class Scalars:
     """Places for the numbers of this process."""
 
     def __init__(self, torch: Any) -> None:

@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .session import Session
+    from .session import RankSession
 
 _MOST_A_LINE = 500
 _LOST_AFTER_S = 2.0
@@ -28,13 +28,15 @@ class Rows:
     so far).
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: RankSession) -> None:
         self._session = session
         self._rows: deque[Any] = deque()
         self.append = self._rows.append
         self._written: int | None = None
         self._ended: float | None = None
         self._waited_s, self._samples = 0.0, 0
+        self._backwards: dict[int, int] = {}
+        """How many steps had so many."""
 
     def write(self) -> None:
         """Write what is ready, some hundred steps to a line."""
@@ -71,7 +73,9 @@ class Rows:
         norms = [values[2] for _, values in lines]
         with_loss = any(loss is not None for loss in losses)
         backwards = [row[5] for row, _ in lines]
-        self._session.see(accumulate=max(set(backwards), key=backwards.count) or None)
+        for count in backwards:
+            self._backwards[count] = self._backwards.get(count, 0) + 1
+        self._session.see(accumulate=max(self._backwards, key=lambda count: self._backwards[count]) or None)
         assert self._written is not None
         self._session.emit(
             "steps",

@@ -13,16 +13,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .session import Session
+    from .session import RankSession
 
 
-def install(module: Any, session: Session) -> None:
+def install(module: Any, session: RankSession) -> None:
     """Follow torch's own scaler."""
     _follow_scale(module.GradScaler, session)
     _follow_step(module.GradScaler, session)
 
 
-def install_sharded(module: Any, session: Session) -> None:
+def install_sharded(module: Any, session: RankSession) -> None:
     """Follow the scaler of sharded gradients, which scales by itself."""
     if "scale" in vars(module.ShardedGradScaler):
         _follow_scale(module.ShardedGradScaler, session)
@@ -30,7 +30,7 @@ def install_sharded(module: Any, session: Session) -> None:
         _follow_step(module.ShardedGradScaler, session)
 
 
-def _follow_scale(scaler: Any, session: Session) -> None:
+def _follow_scale(scaler: Any, session: RankSession) -> None:
     scale = scaler.scale
     follow = session.guarded("scaler", follow_scaled)
 
@@ -44,7 +44,7 @@ def _follow_scale(scaler: Any, session: Session) -> None:
     scaler.scale = observed
 
 
-def _follow_step(scaler: Any, session: Session) -> None:
+def _follow_step(scaler: Any, session: RankSession) -> None:
     step = scaler.step
 
     def skipped() -> None:

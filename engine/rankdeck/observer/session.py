@@ -31,14 +31,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .losses import Losses
-
 TICK_S = 0.25
 _MOST_EARLY = 1000
 _END_S = 0.5
 
 
-class Session:
+class RankSession:
     """One process of the run. `rank` is None until it has stepped an optimizer; `step` is its last step."""
 
     def __init__(self, environment: dict[str, str]) -> None:
@@ -54,7 +52,7 @@ class Session:
         self.on_fork: list[Callable[[], None]] = []
         self.parts_off: dict[str, str] = {}
         self.stack_signal: int | None = None
-        self.losses: Losses | None = None
+        self.losses: Any = None
         """What backward was called on; None where that part is off."""
         self._forget()
         os.register_at_fork(before=self._pause, after_in_child=self._forked)
@@ -162,6 +160,10 @@ class Session:
             kind, fields = self._early.popleft()
             self.emit(kind, **fields)
         self._ensure_thread()
+        helpers = sys.modules.get("multiprocessing.util")
+        if helpers is not None:
+            # A process that multiprocessing has forked ends without atexit.
+            helpers.Finalize(None, self.end, exitpriority=0)
 
     def tick(self) -> None:
         """Write down what has come together."""
@@ -278,12 +280,12 @@ def _script() -> str:
     return getattr(main, "__file__", None) or (sys.argv[0] if sys.argv else "")
 
 
-_session: Session | None = None
+_session: RankSession | None = None
 
 
-def current() -> Session:
+def current() -> RankSession:
     """This process's session."""
     global _session
     if _session is None:
-        _session = Session(dict(os.environ))
+        _session = RankSession(dict(os.environ))
     return _session

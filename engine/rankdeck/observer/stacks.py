@@ -14,10 +14,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .session import Session
+    from .session import RankSession
 
 
-def install(torch: Any, session: Session) -> None:
+def install(torch: Any, session: RankSession) -> None:
     """Ready once this process is a rank."""
     opened: list[Any] = []
 

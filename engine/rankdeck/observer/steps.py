@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .session import Session
+    from .session import RankSession
 
 _FIRST_SAMPLED = 20
 _SAMPLE_EVERY_S = 0.05
@@ -52,7 +52,7 @@ class _Nesting(threading.local):
 class StepWatch:
     """The two hooks, and who leads."""
 
-    def __init__(self, torch: Any, session: Session) -> None:
+    def __init__(self, torch: Any, session: RankSession) -> None:
         self._session = session
         self._gradients = Gradients(torch, session)
         self.handles: list[Any] = []
@@ -236,7 +236,7 @@ class StepWatch:
         self._rows.write()
 
 
-def install(torch: Any, session: Session) -> None:
+def install(torch: Any, session: RankSession) -> None:
     """Hook into every optimizer."""
     from torch.optim.optimizer import (
         register_optimizer_step_post_hook,
@@ -252,6 +252,6 @@ def install(torch: Any, session: Session) -> None:
     session.on_tick.append(session.guarded("steps", watch.write))
 
 
-def leave_uncompiled(trace_rules: Any, session: Session) -> None:
+def leave_uncompiled(trace_rules: Any, session: RankSession) -> None:
     """torch's compiler calls what lies in this folder, and never makes it part of a graph."""
     trace_rules.add(__package__)

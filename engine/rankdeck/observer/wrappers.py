@@ -11,18 +11,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .session import Session
+    from .session import RankSession
 
 
-def install_ddp(module: Any, session: Session) -> None:
+def install_ddp(module: Any, session: RankSession) -> None:
     _follow_constructor(module.DistributedDataParallel, session)
 
 
-def install_dp(module: Any, session: Session) -> None:
+def install_dp(module: Any, session: RankSession) -> None:
     _follow_constructor(module.DataParallel, session)
 
 
-def install_fsdp(module: Any, session: Session) -> None:
+def install_fsdp(module: Any, session: RankSession) -> None:
     """FSDP's class, and the function of its second version, under the names that scripts import."""
     whole = getattr(module, "FullyShardedDataParallel", None)
     if whole is not None and not hasattr(whole.__init__, "__rankdeck__"):
@@ -42,7 +42,7 @@ def install_fsdp(module: Any, session: Session) -> None:
     module.fully_shard = observed
 
 
-def _follow_constructor(wrapper: Any, session: Session) -> None:
+def _follow_constructor(wrapper: Any, session: RankSession) -> None:
     construct = wrapper.__init__
     told = session.guarded("wrapper", _tell)
 
@@ -56,7 +56,7 @@ def _follow_constructor(wrapper: Any, session: Session) -> None:
 
 
 def _tell(
-    session: Session, name: str, called: Callable[..., Any], args: Any, kwargs: Any, model: Any
+    session: RankSession, name: str, called: Callable[..., Any], args: Any, kwargs: Any, model: Any
 ) -> None:
     """Note the wrapper; of several (one inside the other, or layer by layer) the last one is outermost."""
     given = inspect.signature(called).bind(*args, **kwargs).arguments

@@ -184,8 +184,9 @@ def test_imports_are_found_looked_at_and_repeated_as_ever(tmp_path: Path) -> Non
     code = (
         "import importlib, importlib.util, pickle, pkgutil, sys\n"
         "spec = importlib.util.find_spec('wandb'); print(spec.name, type(spec.loader).__name__)\n"
-        "import wandb; importlib.reload(wandb); print(wandb.loads, wandb.__spec__.loader.is_package('wandb'))\n"
-        "print(vars(wandb.__loader__).keys(), pkgutil.get_data('wandb', '__init__.py')[:5])\n"
+        "import wandb; importlib.reload(wandb); print(wandb.loads)\n"
+        "print(wandb.__loader__.is_package('wandb'), vars(wandb.__loader__).keys())\n"
+        "print(pkgutil.get_data('wandb', '__init__.py')[:5])\n"
         "for name in ('torch', 'mlflow', 'torch'):\n"
         "    try: importlib.import_module(name)\n"
         "    except ImportError as error: print(type(error).__name__, error, error.name)\n"
