@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-    from .session import Session
+    from .session import RankSession
 
 _WHAT_IS_PASSED = {
     "all_reduce": ("tensor", 0),
@@ -89,7 +89,7 @@ class Calls:
         }
 
 
-def install(torch: ModuleType, session: Session) -> None:
+def install(torch: ModuleType, session: RankSession) -> None:
     """Wrap what `torch.distributed` has of the functions."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None:
@@ -114,7 +114,7 @@ def install(torch: ModuleType, session: Session) -> None:
     session.on_fork.append(calls.forget)
 
 
-def let_compile(table: ModuleType, session: Session) -> None:
+def let_compile(table: ModuleType, session: RankSession) -> None:
     """Have torch.compile treat each wrapper as the function inside: `table` is where it looks them up."""
     remaps = getattr(table, "traceable_collective_remaps", {})
     distributed = sys.modules.get("torch.distributed")
@@ -130,7 +130,7 @@ def _counted(
     name: str,
     passed: tuple[str, int] | None,
     calls: Calls,
-    session: Session,
+    session: RankSession,
 ) -> Callable[..., Any]:
     busy, clock, frame = "collective " + name, time.perf_counter, sys._getframe
     beat, off = session.beat, session.parts_off

@@ -23,7 +23,7 @@ from .following import load, watch
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from .session import Session
+    from .session import RankSession
 
 PART = "full"
 FOLLOWED = "measured in full observation"
@@ -37,7 +37,7 @@ _SHARDED = ("FullyShardedDataParallel", "fully_shard")
 class Full:
     """Follows steps of this process. `ledger` is there while one is followed."""
 
-    def __init__(self, torch: Any, session: Session) -> None:
+    def __init__(self, torch: Any, session: RankSession) -> None:
         self._torch, self._session = torch, session
         self._times = list(AFTER_STEPS)
         self.ledger: Any = None
@@ -132,7 +132,7 @@ class Full:
 _running: list[Full] = []
 
 
-def install(torch: Any, session: Session) -> None:
+def install(torch: Any, session: RankSession) -> None:
     """Follow steps where the run asks for it and the versions allow."""
     if session.level != "full":
         return
@@ -151,7 +151,7 @@ def install(torch: Any, session: Session) -> None:
     atexit.register(leave)
 
 
-def _until_off(full: Full, session: Session) -> Any:
+def _until_off(full: Full, session: RankSession) -> Any:
     """The hook: a part that is off has still to leave what it has entered."""
 
     def stepped(optimizer: Any, *_: Any) -> None:
@@ -163,7 +163,7 @@ def _until_off(full: Full, session: Session) -> Any:
     return stepped
 
 
-def name_batches(module: ModuleType, session: Session) -> None:
+def name_batches(module: ModuleType, session: RankSession) -> None:
     """What a loader gives while a step is followed is an input."""
     if not _running:
         return

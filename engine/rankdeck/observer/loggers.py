@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-    from .session import Session
+    from .session import RankSession
 
     Told = list[tuple[Any, Any]]  # values and their step
     Pick = Callable[..., Told]
 
 
-def _wrap(session: Session, owner: Any, name: str, through: str, pick: Pick, **how: Any) -> None:
+def _wrap(session: RankSession, owner: Any, name: str, through: str, pick: Pick, **how: Any) -> None:
     """`owner.name` tells the book what `pick` makes of its arguments, once the call itself has succeeded."""
     original = getattr(owner, name, None)
     if original is None:
@@ -155,7 +155,7 @@ _CONNECTOR, _FABRIC = "logger_connector", "fabric.fabric"
 _OF_LIGHTNING = {name: known for known in LIGHTNING for name in both_names(known)}
 
 
-def install(module: ModuleType, session: Session) -> None:
+def install(module: ModuleType, session: RankSession) -> None:
     """Wrap what `module`, just imported, logs with. A value that is not understood is told of once, and the
     call that brought it is then left alone."""
     name = module.__name__

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from .session import Session
+    from .session import RankSession
 
 PART = "memory"
 OWNERS_SEEN = "owners seen on CPU"
@@ -72,7 +72,7 @@ class MemoryOfOwners:
         return {"source": OWNERS_SEEN, "devices": [here]}
 
 
-def install(torch: Any, session: Session) -> None:
+def install(torch: Any, session: RankSession) -> None:
     """Read the memory at sampled steps, as far as its share of the time allows."""
     reader = MemoryOfOwners(torch, int(os.environ.get("LOCAL_RANK") or 0))
 

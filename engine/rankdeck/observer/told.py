@@ -11,13 +11,13 @@ from .metrics import MetricsBook
 from .session import current
 
 if TYPE_CHECKING:
-    from .session import Session
+    from .session import RankSession
 
 PART = "loggers"
 _books: dict[int, MetricsBook] = {}
 
 
-def book_of(session: Session) -> MetricsBook:
+def book_of(session: RankSession) -> MetricsBook:
     """The book of this process, which the session's thread empties into events."""
     book = _books.get(id(session))
     if book is None:
