@@ -22,7 +22,7 @@ Whole = NDArray[np.int64]
 T = TypeVar("T")
 
 
-class LoggedValues(NamedTuple):
+class MetricValues(NamedTuple):
     """The values that were logged under one name, and the steps at which they were."""
 
     steps: Whole
@@ -110,7 +110,7 @@ class Figures:
                     found[rows[step], places[device]] = num_bytes
         return found
 
-    def metrics(self) -> dict[str, LoggedValues]:
+    def metrics(self) -> dict[str, MetricValues]:
         """By name; with the library behind it where several logged under the same one. Of a configured run
         its evaluations."""
         found = {}
@@ -119,7 +119,7 @@ class Figures:
             label = key.name if names.count(key.name) == 1 else f"{key.name} ({key.through})"
             own, after = np.array(columns.steps), np.array(columns.after)
             steps = np.nan_to_num(after) if np.isnan(own).any() else own
-            found[label] = LoggedValues(steps.astype(np.int64), np.array(columns.values))
+            found[label] = MetricValues(steps.astype(np.int64), np.array(columns.values))
         by_step = self._of_this_run(self._evaluations)
         told = [by_step[step] for step in sorted(by_step)]
         for label, values in (
@@ -128,5 +128,5 @@ class Figures:
         ):
             if any(value is not None for value in values):
                 steps = np.array([one.step for one in told], dtype=np.int64)
-                found[label] = LoggedValues(steps, np.array(values, dtype=np.float64))
+                found[label] = MetricValues(steps, np.array(values, dtype=np.float64))
         return found

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankdeck.api import html
-from rankdeck.api.figures import Figures, Floats, LoggedValues, Whole
+from rankdeck.api.figures import Figures, Floats, MetricValues, Whole
 from rankdeck.api.showing import display_for
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError, Problem, RankdeckError, TrainingError
@@ -163,7 +163,7 @@ class Run:
         return self._figures.refresh().memory()
 
     @property
-    def metrics(self) -> dict[str, LoggedValues]:
+    def metrics(self) -> dict[str, MetricValues]:
         """Name -> (steps, values): what a script has logged, or a configured run's evaluations."""
         return self._figures.refresh().metrics()
 
