@@ -48,7 +48,10 @@ while True:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder of a person who has no environment active."""
+    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        monkeypatch.delenv(variable, raising=False)
     folder = tmp_path / "project"
     folder.mkdir()
     return folder
@@ -68,7 +71,6 @@ def test_a_script_in_another_environment_is_what_it_is_under_python(project: Pat
     name = script(project, TELLS)
     arguments = [name, "--json", "", "a b", "--", "-m"]
     env = {**os.environ, "EXTRA": "1"}
-    env.pop("VIRTUAL_ENV", None)
     alone, ours = (
         subprocess.run(
             [*command, *arguments], input=b"typed", capture_output=True, cwd=project, env=env, check=False
@@ -100,6 +102,29 @@ def test_modules_programs_variables_and_a_death_by_a_signal(project: Path) -> No
     done = rankdeck("run", "--no-python", "sh", "-c", "echo $0 $1 $RANK; kill -9 $$", "x", "y", cwd=project)
     assert (done.code, done.out) == (128 + signal.SIGKILL, "x y 0\n")
     assert "failed with exit status 137" in done.err
+
+
+IN_TURN = """
+import sys
+for number in range(200):
+    print("out", number, flush=True)
+    print("err", number, file=sys.stderr)
+import not_there
+"""
+
+
+def test_stdout_and_stderr_in_one_place_stay_in_order_and_are_read_for_the_cause(project: Path) -> None:
+    name = script(project, IN_TURN)
+    alone = [word for number in range(200) for word in (f"out {number}", f"err {number}")]
+    with open(project / "log", "wb") as log:
+        subprocess.run([*RANKDECK, name], cwd=project, stdout=log, stderr=log, check=False)
+    told = (project / "log").read_text().splitlines()
+    assert told[1 : 1 + len(alone)] == alone
+    assert told[-3].startswith("The script raised ModuleNotFoundError: No module named 'not_there'")
+    assert told[-2].startswith(f"It ran with {sys.executable} (Rankdeck's own): install it there, or name")
+    with Terminal([*RANKDECK, name], cwd=project) as terminal:
+        assert terminal.wait() == 1
+        assert terminal.shown.decode().split("\r\n")[1 : 1 + len(alone)] == alone
 
 
 def test_every_signal_is_the_script_s_own(project: Path) -> None:

@@ -18,7 +18,13 @@ from rankdeck import events
 from rankdeck.base.units import format_bytes, format_count, format_duration
 from rankdeck.cli import console
 from rankdeck.cli.display import Display
-from rankdeck.cli.words import evaluation_in_words, kinds_in_words, loss_in_words, progress_of_script
+from rankdeck.cli.words import (
+    evaluation_in_words,
+    kinds_in_words,
+    loss_in_words,
+    one_line,
+    progress_of_script,
+)
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run.anatomy import SIMULATED_TIME
 from rankdeck.run.devices import DeviceFigures
@@ -100,7 +106,7 @@ def _title(run: RunDir, fold: Fold) -> Text:
         card = STRATEGIES.get(strategy)
         words.append(f"  {card.title if card else strategy}", style="cyan")
     elif fold.script.lead is not None and fold.script.lead.wrapper:
-        words.append(f"  {fold.script.lead.wrapper} (observed)", style="cyan")
+        words.append(f"  {one_line(fold.script.lead.wrapper)} (observed)", style="cyan")
     if fold.source:
         words.append(f"  {fold.source}", style="dim")
     if fold.started is not None and fold.started.pace == "simulated":

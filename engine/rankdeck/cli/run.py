@@ -138,6 +138,14 @@ def run(
     )
     config, chosen = script_config(options, folder=_current_folder(), environ=os.environ)
 
+    for note in chosen.notes:
+        console.err().print(note, style="yellow", soft_wrap=True)
+    return _begin(config, chosen, runs, detach=detach, as_json=as_json)
+
+
+def _begin(
+    config: ScriptConfig, chosen: ChosenPython, runs: Path | None, *, detach: bool, as_json: bool
+) -> int:
     from rankdeck import rundir
     from rankdeck.cli.staying import begin_and_stay
     from rankdeck.launch.start import start_script
@@ -154,8 +162,6 @@ def run(
             attached=attached,
         )
 
-    for note in chosen.notes:
-        console.err().print(note, style="yellow", soft_wrap=True)
     return begin_and_stay(begin, _what_runs(config, chosen), detach=detach, as_json=as_json)
 
 

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from rankdeck import events
 from rankdeck.base.units import format_bytes, format_count
-from rankdeck.cli.words import UNKNOWN, empty_table
+from rankdeck.cli.words import UNKNOWN, empty_table, one_line
 
 _MOST_METRICS = 40
 _LONGEST_NAME = 60
@@ -22,9 +23,9 @@ _LONGEST_NAME = 60
 def what(facts: Mapping[str, Any]) -> str:
     """'train.py  DistributedDataParallel (observed) on 2 ranks'"""
     script, observed = facts["script"], facts["observed"] or {}
-    words = [script["run"] if script else "a script"]
+    words = [one_line(script["run"]) if script else "a script"]
     if observed.get("wrapper"):
-        words.append(f" {observed['wrapper']} (observed)")
+        words.append(f" {one_line(observed['wrapper'])} (observed)")
     num_ranks = max(len(observed.get("ranks", ())), script["ranks"] if script else 0)
     if num_ranks > 1:
         words.append(f"on {num_ranks} ranks")
@@ -37,7 +38,7 @@ def started(facts: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     if script:
         module = ["-m"] if script["kind"] == "module" else []
         program = [] if script["kind"] == "program" else [script["python"], *module]
-        yield "script", shlex.join([*program, script["run"], *script["args"]])
+        yield "script", one_line(shlex.join([*program, script["run"], *script["args"]]), 10_000)
         yield "folder", script["folder"]
     if facts["script_status"] is not None:
         yield "exit status", str(facts["script_status"])
@@ -52,7 +53,7 @@ def seen(facts: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         yield from _set_up(observed)
     for rank in facts["collectives"] or ():
         calls = ", ".join(
-            f"{name} {format_count(count)}x{_size(rank['num_bytes'].get(name))}"
+            f"{one_line(name)} {format_count(count)}x{_size(rank['num_bytes'].get(name))}"
             for name, count in rank["calls"].items()
         )
         yield f"rank {rank['rank']} called", calls
@@ -81,13 +82,14 @@ def _set_up(observed: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         yield "batch", ", ".join(filter(None, batch))
     for label in ("precision", "backend"):
         if observed[label]:
-            yield label, str(observed[label])
+            yield label, one_line(observed[label])
     if observed["versions"]:
-        yield "versions", ", ".join(f"{name} {version}" for name, version in observed["versions"].items())
+        versions = (f"{name} {version}" for name, version in observed["versions"].items())
+        yield "versions", one_line(", ".join(versions), 1_000)
 
 
 def notes(facts: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    return (("note", words) for words in facts["notes"])
+    return (("note", one_line(words, 1_000)) for words in facts["notes"])
 
 
 def print_metrics(out: Console, metrics: Mapping[str, Mapping[str, Any]]) -> None:
@@ -101,8 +103,8 @@ def print_metrics(out: Console, metrics: Mapping[str, Mapping[str, Any]]) -> Non
     for name, told in list(metrics.items())[:_MOST_METRICS]:
         last = UNKNOWN if told["last"] is None else f"{told['last']:.6g}"
         step = UNKNOWN if told["step"] is None else str(told["step"])
-        label = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 3] + "..."
-        table.add_row(label, last, step, str(told["count"]), told["through"])
+        label, through = one_line(name, _LONGEST_NAME), one_line(told["through"])
+        table.add_row(Text(label), last, step, str(told["count"]), Text(through))
     out.print(table)
     if len(metrics) > _MOST_METRICS:
         out.print(f"and {len(metrics) - _MOST_METRICS} more names: show --json", style="dim", soft_wrap=True)
@@ -113,7 +115,7 @@ def is_of_a_script(facts: Mapping[str, Any]) -> bool:
 
 
 def _class(path: str) -> str:
-    return path.rpartition(":")[2]
+    return one_line(path.rpartition(":")[2])
 
 
 def _size(num_bytes: int | None) -> str:

@@ -83,7 +83,7 @@ class Staying:
         if keyboard is not None:
             keyboard.take()
             keyboard.pass_on()
-        sources = [woken] + ([keyboard.handle] if keyboard is not None and keyboard.may_read else [])
+        sources = [woken] + ([keyboard.handle] if keyboard is not None and keyboard.is_taken else [])
         ready, _, _ = select.select(sources, [], [], _TICK_S)
         if woken in ready:
             for number in os.read(woken, 4096):

@@ -60,11 +60,6 @@ class Keyboard:
             except OSError:
                 pass
 
-    @property
-    def may_read(self) -> bool:
-        """Not while what was typed before still waits for the script."""
-        return self.is_taken and not self._waiting
-
     def read(self) -> bytes:
         """What was typed; empty when the terminal is gone."""
         try:

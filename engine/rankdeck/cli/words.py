@@ -33,6 +33,12 @@ def kinds_in_words(by_kind: dict[str, int], num_kinds: int = 3) -> str:
     return ", ".join(f"{KIND_LABELS.get(kind, kind)} {format_bytes(size)}" for kind, size in largest if size)
 
 
+def one_line(text: object, longest: int = 200) -> str:
+    """What a script calls something, on one line and without what would move a terminal's cursor."""
+    words = "".join(sign if sign.isprintable() else "?" for sign in str(text)[: longest + 1])
+    return words if len(words) <= longest else words[: longest - 3] + "..."
+
+
 def size_in_words(num_bytes: int | None) -> str:
     return UNKNOWN if num_bytes is None else format_bytes(num_bytes)
 

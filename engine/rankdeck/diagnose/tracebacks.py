@@ -132,7 +132,9 @@ def _syntax_error(lines: list[str], folder: str) -> Raised | None:
 
 
 def is_own(file: str) -> bool:
-    """Whether code belongs to neither Python nor an installed package."""
+    """Whether code belongs to neither Python nor an installed package, nor is the observer's."""
+    if Path(file).parent.name == "observer" and Path(file).parent.parent.name == "rankdeck":
+        return False
     parts = Path(file).parts
     installed = {"site-packages", "dist-packages"} & set(parts)
     of_python = any(re.fullmatch(r"python3\.\d+t?", part) for part in parts[:-1])

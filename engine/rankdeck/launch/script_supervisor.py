@@ -137,9 +137,11 @@ class ScriptSupervisor(supervising.Supervising):
         return script_status(next((code for code in codes if code), 0)) if codes else None
 
     def cause(self, oom_kills: int, *, disk_is_full: bool) -> Cause:
-        found = super().cause(oom_kills, disk_is_full=disk_is_full)
-        self._caused_by = found.problem.rank
-        return Cause(in_words_of_scripts(found.problem, len(self._ranks)), 1)
+        problem = super().cause(oom_kills, disk_is_full=disk_is_full).problem
+        if problem.code in ("communication", "hang"):
+            problem = self._watch.who_left() or problem
+        self._caused_by = problem.rank
+        return Cause(in_words_of_scripts(problem, len(self._ranks)), 1)
 
     def next_words(self) -> str:
         return "The script begins again"

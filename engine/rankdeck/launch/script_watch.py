@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from rankdeck import events
@@ -18,7 +19,7 @@ from rankdeck.base.errors import Problem
 from rankdeck.base.heartbeat import Beat, HeartbeatPage
 from rankdeck.config.script import ScriptConfig
 from rankdeck.diagnose.exceptions import is_communication, read_last_lines
-from rankdeck.diagnose.hang import Frame, is_still
+from rankdeck.diagnose.hang import Frame, is_still, place
 from rankdeck.diagnose.script_hang import Standing, standing_still
 from rankdeck.diagnose.tracebacks import failure_of
 from rankdeck.launch.children import Child
@@ -57,6 +58,11 @@ class ScriptWatch(Watch):
         """The page of heartbeats, which ranks are told of when they are started."""
         self._page = HeartbeatPage(max(NUM_SLOTS, self._config.script.ranks))
         return self._page.path
+
+    def errors_log(self, rank: int) -> Path:
+        """With stdout, where the two were one for the command too."""
+        errors = self.log(rank, "err")
+        return errors if errors.exists() else self.log(rank, "out")
 
     def attempts_log(self, name: str) -> Path:
         return self._run.logs_folder / f"{name}.{self._attempt}.err"
@@ -145,14 +151,23 @@ class ScriptWatch(Watch):
         """What the rank's stderr says of its end, and its exit code where that says more."""
         code = self.ranks[rank].exit_code
         several = len(self.ranks) > 1
-        log = self.log(rank, "err")
+        log = self.errors_log(rank)
         if code in (None, 1) or (code or 0) < 0:
             raised = failure_of(rank, log, folder=self._config.script.folder, of_several=several)
             if raised is not None and ((code or 0) >= 0 or raised.is_communication):
-                return raised
+                return self._with_interpreter(raised)
         if code is None or code <= 0:
             return None
         return self._exited(rank, code, log, of_several=several)
+
+    def _with_interpreter(self, raised: events.RankFailed) -> events.RankFailed:
+        """A package that is missing may well be there in another environment."""
+        if "raised ModuleNotFoundError" not in raised.problem.message:
+            return raised
+        script = self._config.script
+        where = f" ({script.python_source})" if script.python_source else ""
+        advice = f"It ran with {script.python}{where}: install it there, or name another with --python."
+        return msgspec.structs.replace(raised, problem=msgspec.structs.replace(raised.problem, advice=advice))
 
     def _exited(self, rank: int, code: int, log: Path, *, of_several: bool) -> events.RankFailed:
         who = f" (rank {rank})" if of_several else ""
@@ -171,6 +186,23 @@ class ScriptWatch(Watch):
             at = time.time()
         return events.RankFailed(
             rank=rank, problem=problem, is_communication=is_communication("\n".join(lines)), t=at
+        )
+
+    def who_left(self) -> Problem | None:
+        """The rank that left first with status 0 while others were at work: what they say of it is that a
+        connection is gone."""
+        left = [rank.rank for rank in self.ranks if rank.exit_code == 0 and rank.ended_at is None]
+        if not left:
+            return None
+        beats = self.beats()
+        first = min(left, key=lambda rank: beats[rank].step if rank in beats else -1)
+        at = f" in {place(beats[first])}" if first in beats else ""
+        return Problem(
+            "rank-left",
+            f"rank {first} exited with status 0{at}, while others still waited for it.",
+            advice="A collective waits for every rank: see that all of them take the same steps.",
+            rank=first,
+            last_lines=read_last_lines(self.log(first, "err")),
         )
 
     def dropped_lines(self) -> int:

@@ -3,6 +3,8 @@
 Where the command's stdout or stderr is a terminal, the rank's stream is a pseudo-terminal of the same size,
 else a pipe. One thread relays one stream of one rank, so that a reader who is slow holds up what writes to
 it, as it would without us, and nothing else; one who is gone is written to no more, and the log goes on.
+Where the command's stdout and stderr are one and the same place, a rank's two streams are one as well, with
+one log (.out): two could not be put in order again.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import fcntl
 import os
 import select
 import signal
+import stat
 import termios
 import threading
 import time
@@ -42,6 +45,14 @@ class Outlet:
                     select.select([], [self._handle], [])
                 except OSError:
                     self._handle = None
+
+    def leads_where(self, other: Outlet) -> bool:
+        """Whether what is written to both arrives in the same place, in the order in which it was written."""
+        if self._handle is None or other._handle is None:
+            return False
+        own, others = os.fstat(self._handle), os.fstat(other._handle)
+        is_place = self.is_terminal or not stat.S_ISCHR(own.st_mode)  # /dev/null has no order
+        return is_place and (own.st_dev, own.st_ino) == (others.st_dev, others.st_ino)
 
     def size(self) -> bytes | None:
         """Rows and columns of the terminal, as the kernel packs them."""
@@ -93,7 +104,8 @@ class RankStreams:
         self.keyboard: int | None = None
         self.relays: list[Relay] = []
         self.stdout = self._output(outlets[0], logs[0])
-        self.stderr = self._output(outlets[1], logs[1])
+        is_one = outlets[0].leads_where(outlets[1])
+        self.stderr = self.stdout if is_one else self._output(outlets[1], logs[1])
         self.stdin = self._input(attached, outlets[0])
 
     def _output(self, outlet: Outlet, logs: Sequence[Path]) -> int:

@@ -68,6 +68,10 @@ class Watch:
         """`kind`: out | err | stacks."""
         return self._run.logs_folder / f"rank-{rank}.{self._attempt}.{kind}"
 
+    def errors_log(self, rank: int) -> Path:
+        """Where what the rank wrote to stderr is."""
+        return self.log(rank, "err")
+
     def beats(self) -> dict[int, Beat]:
         return {
             rank: beat for rank, reader in enumerate(self._readers) if (beat := reader.read()) is not None
@@ -155,7 +159,7 @@ class Watch:
                 failure=self._own_failure(rank),
                 beat=beats.get(rank.rank),
                 suspended=rank.rank in self._suspended or rank.was_suspended,
-                last_lines=read_last_lines(self.log(rank.rank, "err")),
+                last_lines=read_last_lines(self.errors_log(rank.rank)),
                 frames=self._frames.get(rank.rank, ()),
             )
             for rank in self.ranks

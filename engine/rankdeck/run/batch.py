@@ -10,12 +10,16 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Flag, auto
+from itertools import chain
 from typing import Any, NamedTuple
 
 from rankdeck.events import OWNERS_SEEN, AnyEvent, DeviceMemory, DeviceSample, Memory, Metrics, Sample, Steps
 from rankdeck.run.metrics import MetricColumns, MetricKey, columns_of, is_whole
-from rankdeck.run.step_blocks import MOST_RANKS, StepBlock, blocks_of
+from rankdeck.run.step_blocks import LARGEST_STEP, MOST_RANKS, StepBlock, blocks_of
 from rankdeck.rundir import LineCounts, attempt_of
+
+_TOO_MANY = 1 << 62
+"""No device has so many bytes."""
 
 
 class Changed(Flag):
@@ -82,6 +86,18 @@ class Peak(NamedTuple):
     def size(self) -> tuple[bool, int]:
         """What is measured comes before a sum over the owners that were seen, which is no peak."""
         return self.source != OWNERS_SEEN, self.memory.peak_bytes
+
+
+def is_sensible(device: DeviceMemory) -> bool:
+    """Whether a device's bytes are such."""
+    by_kind = ((device.live_by_kind or {}).values(), (device.peak_by_kind or {}).values())
+    sizes = (
+        device.live_bytes,
+        device.peak_bytes,
+        device.reserved_bytes or 0,
+        device.peak_reserved_bytes or 0,
+    )
+    return 0 <= device.device < MOST_RANKS and all(0 <= size < _TOO_MANY for size in chain(sizes, *by_kind))
 
 
 @dataclass
@@ -153,7 +169,10 @@ class Batch:
                     self.readings[attempt, sample.device].add(sample, event)
             elif type(event) is Memory:
                 for device in event.devices:
-                    self.memory[attempt, device.device].add(device, event)
+                    if is_sensible(device) and 0 <= event.step <= LARGEST_STEP:
+                        self.memory[attempt, device.device].add(device, event)
+                    else:
+                        self.num_refused += 1
             elif type(event) is Metrics:
                 self._add_metrics(attempt, event)
             else:

@@ -13,6 +13,7 @@ from rankdeck.run.series import Curve, Series
 
 HISTORIES = ("peak_history", "owners_history", "used_history", "utilisation_history")
 _MOST_PEAKS = 4096
+_OF_SAMPLED_STEPS = (events.MEASURED_IN_REHEARSAL, events.FOLLOWED)
 
 
 def _history(*, keyed: bool = False) -> Series:
@@ -109,7 +110,7 @@ class DeviceFigures:
             self.memory_step, self.memory, _ = told.newest
         if told.peaks and (self.peak is None or told.peaks[-1].size > self.peak.size):
             self.peak = told.peaks[-1]
-        if self.peak is not None and self.peak.source == events.MEASURED_IN_REHEARSAL:
+        if self.source in _OF_SAMPLED_STEPS:
             self.num_sampled += len(told.peak_history)
         for name, value in told.now.items():
             setattr(self, name, value)

@@ -14,6 +14,7 @@ from rankdeck.run.fold import Fold
 from rankdeck.run.tensorboard import Scalars
 
 _SEEN = "rankdeck/"
+_LATEST = 1e12
 
 
 def scalars_of(fold: Fold) -> Iterator[Scalars]:
@@ -27,7 +28,7 @@ def scalars_of(fold: Fold) -> Iterator[Scalars]:
             values["wait_share"] = row.wait_s / row.step_s
         known = {prefix + name: value for name, value in values.items() if math.isfinite(value)}
         if known:
-            yield Scalars(row.ended if math.isfinite(row.ended) else zero, row.step, known)
+            yield Scalars(_time(row.ended, zero), row.step, known)
     for one in fold.attempts.values():
         for evaluation in one.evaluations:
             told = {"held_out/loss": evaluation.loss, "held_out/accuracy": evaluation.accuracy}
@@ -35,4 +36,9 @@ def scalars_of(fold: Fold) -> Iterator[Scalars]:
             yield Scalars(evaluation.t, evaluation.step, known)
     for name, metric in fold.metrics.items():
         for step, t, value in zip(*(column.tolist() for column in metric.points()), strict=True):
-            yield Scalars(t, int(step), {name: value})
+            yield Scalars(_time(t, zero), int(step), {name: value})
+
+
+def _time(t: float, zero: float) -> float:
+    """When something was logged, as far as that makes sense."""
+    return t if abs(t) < _LATEST else zero

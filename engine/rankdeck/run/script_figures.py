@@ -89,15 +89,29 @@ class ScriptFigures:
         return dict(sorted(joiner.ranks.items())) if isinstance(joiner, ScriptJoiner) else {}
 
     @property
+    def first_step_ended(self) -> float | None:
+        """When any rank of any attempt had taken its first step (Unix seconds), replaced or not."""
+        joiners = [one.joiner for one in self._attempts if isinstance(one.joiner, ScriptJoiner)]
+        ends = [rank.first_ended for joiner in joiners for rank in joiner.ranks.values()]
+        return min((ended for ended in ends if ended is not None), default=None)
+
+    @property
     def collectives(self) -> dict[int, CollectiveTotals]:
         """Those that the script called itself, by rank."""
         return dict(sorted(self._latest.told.collectives.items())) if self._latest is not None else {}
 
     @property
+    def has_loader(self) -> bool:
+        """Whether a loader was seen to feed its steps."""
+        seen = any(one.dataset is not None for one in self.seen.values())
+        return seen or any(rank.wait_s for rank in self.steps_by_rank.values())
+
+    @property
     def wait_share(self) -> float | None:
-        """The share of its steps that a rank waited for its loader, of the rank that waited most."""
+        """The share of its steps that a rank waited for its loader, of the rank that waited most; None where
+        no loader was seen."""
         shares = [rank.wait_s / rank.timed_s for rank in self.steps_by_rank.values() if rank.timed_s > 0]
-        return max(shares, default=None)
+        return max(shares, default=None) if self.has_loader else None
 
     @property
     def script_status(self) -> int | None:

@@ -50,6 +50,8 @@ class RankSteps:
         self.offset = 0
         """What is added to the numbers of a script that began to count anew."""
         self.ended = -np.inf
+        self.first_ended: float | None = None
+        """When its first step ended (Unix seconds)."""
         self.wait_s = 0.0
         self.timed_s = 0.0
         self._held = Sliding([(1, np.float64), (len(SHARES), np.float64)])
@@ -69,6 +71,8 @@ class RankSteps:
         self._held.append(num_new, np.arange(first, first + num_new, dtype=np.float64), values)
         ended = values[ENDED][np.isfinite(values[ENDED])]
         self.ended = max(self.ended, float(ended.max(initial=-np.inf)))
+        if self.first_ended is None and len(ended):
+            self.first_ended = float(ended[0])
         timed = values[:, 0 if self.num_steps else 1 :]
         timed = timed[:, (timed[WAIT_S] >= 0) & (timed[STEP_S] > 0) & (timed[STEP_S] < _LONGEST_S)]
         self.wait_s += float(np.minimum(timed[WAIT_S], timed[STEP_S]).sum())
@@ -175,7 +179,9 @@ class ScriptJoiner:
             samples += np.nan_to_num(shares[SAMPLES])
         rows = np.full((len(SCRIPT_COLUMNS), len(sums)), np.nan)
         rows[0] = lead.steps[part]
-        np.divide(sums, counts, out=rows[1], where=counts > 0)
+        with np.errstate(over="ignore"):
+            np.divide(sums, counts, out=rows[1], where=counts > 0)
+        rows[1] = np.where(np.isfinite(rows[1]), rows[1], np.nan)
         rows[2] = lead.shares[LR, part]
         rows[3] = np.where(has_samples > 0, samples, np.nan)
         rows[4:] = lead.shares[[STEP_S, ENDED, WAIT_S, GRAD_NORM], part]

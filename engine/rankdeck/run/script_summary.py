@@ -69,6 +69,7 @@ def _observed(script: ScriptFigures) -> dict[str, Any]:
 
 
 def _ranks(script: ScriptFigures) -> Iterable[dict[str, Any]]:
+    has_wait = script.has_loader
     for number in sorted(script.seen.keys() | script.ranks.keys() | script.steps_by_rank.keys()):
         rank, steps = script.ranks.get(number), script.steps_by_rank.get(number)
         seen = script.seen.get(number)
@@ -78,7 +79,7 @@ def _ranks(script: ScriptFigures) -> Iterable[dict[str, Any]]:
             "world_size": None if rank is None else rank.world_size,
             "steps": 0 if steps is None else steps.num_steps,
             "skipped": None if seen is None else seen.skipped,
-            "wait_share": None if steps is None or not steps.timed_s else steps.wait_s / steps.timed_s,
+            "wait_share": steps.wait_s / steps.timed_s if has_wait and steps and steps.timed_s else None,
         }
 
 

@@ -11,6 +11,7 @@ from rankdeck import events
 from rankdeck.run.metrics import Metrics
 
 _MOST_COLLECTIVES = 100
+_TOO_MANY = 1 << 62
 Number = TypeVar("Number", int, float)
 
 
@@ -30,6 +31,8 @@ class CollectiveTotals:
 
 def _add(totals: dict[str, Number], told: Mapping[str, Number]) -> None:
     for name, value in told.items():
+        if not 0 <= value < _TOO_MANY:
+            continue
         if name in totals:
             totals[name] += value
         elif len(totals) < _MOST_COLLECTIVES:

@@ -14,6 +14,7 @@ from typing import Any
 from rankdeck import events
 
 _LONGEST_S = 1e9
+_TOO_LARGE = 1e300
 
 
 def trace_of_script(told: Iterable[events.AnyEvent]) -> dict[str, Any]:
@@ -35,10 +36,16 @@ def trace_of_script(told: Iterable[events.AnyEvent]) -> dict[str, Any]:
                 continue
         ranks.add(event.rank)
     return {
-        "traceEvents": [*_names(sorted(ranks)), *found],
+        "traceEvents": [*_names(sorted(ranks)), *filter(_is_finite, found)],
         "displayTimeUnit": "ms",
         "otherData": {"run": started.run if started else "", "time": "measured"},
     }
+
+
+def _is_finite(event: dict[str, Any]) -> bool:
+    """Whether it is an event that a viewer can place: figures of a script may be anything."""
+    numbers = (event["ts"], event.get("dur", 0.0), *event["args"].values())
+    return all(abs(number) < _TOO_LARGE for number in numbers)
 
 
 def _steps(event: events.Steps, zero: float) -> Iterator[dict[str, Any]]:

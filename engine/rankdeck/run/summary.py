@@ -136,10 +136,9 @@ def _evaluation(evaluation: events.Evaluation | None) -> dict[str, Any] | None:
 
 
 def _first_step_s(fold: Fold) -> float | None:
-    row = fold.first_row()
-    if fold.first_started is None or row is None:
-        return None
-    return _finite(row.ended - fold.first_started.started)
+    row, started = fold.first_row(), fold.first_started
+    ended = fold.script.first_step_ended if fold.script.is_script else None if row is None else row.ended
+    return None if started is None or ended is None else _finite(ended - started.started)
 
 
 def _device(figures: DeviceFigures, predicted: Mapping[int, int]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from rankdeck.diagnose.script_hang import Standing, standing_still
 
 _REDUCE = (
     Frame("/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 3252, "all_reduce"),
+    Frame("/apps/rankdeck/observer/collectives.py", 148, "call"),
     Frame("/p/train.py", 30, "main"),
 )
 _OWN = (Frame("/p/train.py", 44, "evaluate"), Frame("/p/train.py", 31, "main"))

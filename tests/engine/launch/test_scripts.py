@@ -20,11 +20,14 @@ from rankdeck import events
 from rankdeck.base.errors import ConfigError, MachineError
 from rankdeck.launch.attached import Attached
 from rankdeck.launch.control import NotRunningError, request_stop, send_signal
+from rankdeck.launch.processes import end_leftovers
 from rankdeck.launch.start import run_again
 from rankdeck.launch.torchrun import INJECTED
+from rankdeck.rundir import RunDir
 from tests.helpers import launching
 from tests.helpers.processes import processes_of_run
 from tests.helpers.scripts import finished, launch_script, log, read_all, script_config
+from tests.helpers.tree import PRODUCT_AND_TESTS
 from tests.helpers.waiting import wait_until
 
 _DUMP = """
@@ -173,8 +176,8 @@ def test_where_the_command_has_a_terminal_its_script_has_one(tmp_path: Path) -> 
     os.close(slave)
     reader.join(5)
     assert b"Ada\r\n'Ada'\r\n" in seen and b"interrupted\r\n" in seen
-    # Python asks on stderr; what is typed is shown by the terminal, and so by the first of its streams.
-    assert log(run, kind="err") == b"name? interrupted\n"
+    # Python asks on stderr; where both streams are one terminal, so is the log, in order.
+    assert b"91\nname? Ada\n'Ada'\n" in log(run) and log(run, kind="err") == b""
     for handle in (master, keys):
         os.close(handle)
 
@@ -236,6 +239,23 @@ def test_the_rank_that_raises_is_named_and_the_others_end(tmp_path: Path) -> Non
     (problem,) = launching.problems(run)
     assert (problem.rank, problem.line) == (1, 4)
     assert problem.headline() == f"rank 1 raised ValueError: bad batch ({tmp_path / 'train.py'}, line 4)"
+
+
+_ONE_LEAVES = """
+import os, time
+if os.environ["RANK"] == "1":
+    os._exit(0)
+time.sleep(0.5)
+raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:7587")
+"""
+
+
+def test_a_rank_that_left_with_status_0_is_the_cause_of_a_lost_connection(tmp_path: Path) -> None:
+    end, status = finished(run := launch_script(tmp_path, _ONE_LEAVES, ranks=2))
+    assert (end.outcome, status) == ("failed", 1)
+    (problem,) = launching.problems(run)
+    assert (problem.code, problem.rank) == ("rank-left", 1)
+    assert problem.headline() == "rank 1 exited with status 0, while others still waited for it."
 
 
 _FAILS_TWICE = """
@@ -385,3 +405,50 @@ def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
     assert (end.outcome, end.exit_code, status) == ("failed", 3, None)
     assert "cannot be used" in (end.reason or "")
     assert script_config(tmp_path, "").script.master_port is None
+
+
+_DEAF_WITH_HELPERS = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("victim", ["supervisor", "guard", "command"])
+def test_whoever_is_killed_nothing_of_a_script_is_left(tmp_path: Path, victim: str) -> None:
+    """Its ranks, what they have started, and the process that hosts their store."""
+    if victim == "command":
+        code = (
+            "import pathlib, signal, sys; from tests.helpers.scripts import launch_script\n"
+            "run = launch_script(pathlib.Path(sys.argv[1]), sys.argv[2], detach=False, ranks=2)\n"
+            "print(run.path, flush=True); signal.pause()"
+        )
+        # What ignores a stop is killed after its grace; here it ends at once.
+        source = _DEAF_WITH_HELPERS.replace("signal.SIG_IGN", "signal.SIG_DFL")
+        with subprocess.Popen(
+            [sys.executable, "-P", "-c", code, str(tmp_path), source],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": PRODUCT_AND_TESTS},
+        ) as command:
+            assert command.stdout is not None
+            run = RunDir(Path(command.stdout.readline().strip()))
+            wait_until(lambda: log(run, 0) == log(run, 1) == b"ready\n")
+            command.kill()
+    else:
+        run = launch_script(tmp_path, _DEAF_WITH_HELPERS, ranks=2)
+        wait_until(lambda: log(run, 0) == log(run, 1) == b"ready\n")
+        pid = launching.guard_pid(run) if victim == "guard" else launching.supervisor_pid(run)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+    if victim == "guard":
+        wait_until(lambda: not run.is_alive())
+        wait_until(lambda: end_leftovers() or not processes_of_run(run.path))
+        launching.wait_until_gone(run)
+        assert run.outcome() == "lost"
+        return
+    end = launching.ended(run)
+    launching.wait_until_gone(run)
+    assert end.outcome == {"supervisor": "failed", "command": "stopped"}[victim]

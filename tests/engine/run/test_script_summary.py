@@ -116,6 +116,21 @@ def test_notes_say_what_is_off_and_what_is_apart(run: WrittenScript) -> None:
     ]
 
 
+def test_the_time_to_the_first_step_is_that_of_the_first_attempt(run: WrittenScript) -> None:
+    run.step(0, 1, [1.0, 1.0])
+    run.launch(2, attempt=1)
+    run.step(0, 1, [1.0, 1.0], attempt=1, late_s=60.0)
+    assert summarise(run.dir)["first_step_s"] == pytest.approx(0.5)
+
+
+def test_a_wait_for_a_loader_that_nobody_saw_is_none(run: WrittenScript) -> None:
+    run.step(0, 1, [1.0] * 4, wait_s=0.0)
+    assert summarise(run.dir)["wait_share"] is None
+    run.see(1, dataset="torch.utils.data:TensorDataset")
+    run.step(1, 1, [1.0] * 4, wait_s=0.0)
+    assert summarise(run.dir)["wait_share"] == 0.0
+
+
 def test_what_owners_hold_is_no_peak(run: WrittenScript) -> None:
     run.see(0)
     memory(run, 0, events.OWNERS_SEEN, d0={"parameters": MIB, "optimizer": 2 * MIB})
@@ -130,7 +145,7 @@ def test_what_owners_hold_is_no_peak(run: WrittenScript) -> None:
 
 
 def test_a_peak_that_was_measured_stays_beside_what_owners_hold(run: WrittenScript) -> None:
-    memory(run, 0, events.MEASURED_IN_REHEARSAL, d0={"parameters": MIB, "activations": MIB})
+    memory(run, 0, events.FOLLOWED, d0={"parameters": MIB, "activations": MIB})
     memory(run, 0, events.OWNERS_SEEN, d0={"parameters": 9 * MIB})
     facts = summarise(run.dir)["devices"][0]
     assert (facts["peak_bytes"], facts["live_bytes"], facts["sampled_steps"]) == (2 * MIB, 9 * MIB, 1)
