@@ -31,7 +31,7 @@ ENDS_S = 60
 SCRIPT = """\
 import os, sys
 print("hello from", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], sys.argv[1:], os.environ.get("A"))
-sys.exit(int(sys.argv[1]))
+sys.exit(int(sys.argv[1]) if os.environ["RANK"] == "1" else 0)
 """
 
 
