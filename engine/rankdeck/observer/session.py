@@ -75,11 +75,7 @@ class RankSession:
         self.samples: int | None = None
         """Of all training batches so far whose backward has run; None where no loader tells."""
         self.followed = False
-<<<<<<< HEAD
-        """Whether every operation of a step has been followed (full.py): owners on a CPU say less."""
-=======
         """Whether a step was followed operation by operation (full.py): owners on a CPU say less."""
->>>>>>> extras
         self.models: list[Any] = []
         """Weak references of the modules that are trained, outermost first."""
         self.optimizers: list[Any] = []
