@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 
+from rankdeck import events
 from rankdeck.launch.control import request_stop
 from tests.helpers import launching
 from tests.helpers.scripts import finished, launch_script, log
@@ -90,6 +92,37 @@ if dist.get_rank() == 1:
     time.sleep(600)
 dist.barrier()
 """
+
+
+@pytest.mark.parametrize("place", ["tcp://127.0.0.1:{port}", "env://"])
+def test_ranks_that_a_script_spawns_meet_where_it_says_and_are_all_seen(tmp_path: Path, place: str) -> None:
+    """Under torchrun they wait for ever for a store that nobody may host."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    source = f"""
+        import os, torch, torch.distributed as dist, torch.multiprocessing as mp
+        def train(rank):
+            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="{port}")
+            dist.init_process_group("gloo", init_method="{place.format(port=port)}", rank=rank, world_size=2)
+            model = torch.nn.Linear(4, 1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for step in range(5):
+                loss = model(torch.ones(2, 4)).square().mean() + rank
+                loss.backward()
+                optimizer.step()
+            dist.destroy_process_group()
+        if __name__ == "__main__":
+            mp.spawn(train, nprocs=2)
+    """
+    run = launch_script(tmp_path, source, observe="light")
+    assert finished(run)[1] == 0, log(run, kind="err")
+    told = [event for _, event in launching.all_events(run)]
+    begun = {event.rank: event for event in told if isinstance(event, events.RankStarted)}
+    assert {rank: (one.world_size, one.devices) for rank, one in begun.items()} == {0: (2, [0]), 1: (2, [1])}
+    steps = {rank: [e for e in told if isinstance(e, events.Steps) and e.rank == rank] for rank in begun}
+    assert [sum(len(one.ended) for one in of_rank) for of_rank in steps.values()] == [5, 5]
+    losses = [(of_rank[0].loss_sum or [None])[0] for of_rank in steps.values()]
+    assert losses[1] is not None and losses[1] >= 1 and losses[0] != losses[1]
 
 
 @pytest.mark.slow

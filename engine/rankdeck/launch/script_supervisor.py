@@ -156,6 +156,7 @@ class ScriptSupervisor(supervising.Supervising):
             attempt=self._arguments.attempt,
             heartbeats=self._watch.prepare(),
             observe=script.observe,
+            port=self._store.port,
         )
         outlets = Outlet(self._attached.stdout), Outlet(self._attached.stderr)
         for rank in range(script.ranks):

@@ -59,12 +59,13 @@ def torchrun_variables(
 
 
 def observing(
-    caller: Mapping[str, str], *, run: Path, attempt: int, heartbeats: str, observe: str
+    caller: Mapping[str, str], *, run: Path, attempt: int, heartbeats: str, observe: str, port: int
 ) -> dict[str, str]:
     """What tells a process that it is part of a run, and arms the observer in it."""
     added = {"RANKDECK_RUN": str(run), "RANKDECK_ATTEMPT": str(attempt), "RANKDECK_HEARTBEAT": heartbeats}
     if observe != "none":
         added["RANKDECK_OBSERVE"] = observe
+        added["RANKDECK_MASTER_PORT"] = str(port)
         added["PYTHONPATH"] = ":".join(filter(None, (str(INJECTED), caller.get("PYTHONPATH"))))
     return added
 

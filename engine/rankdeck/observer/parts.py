@@ -51,6 +51,7 @@ PARTS = (
     ("torch", "memory", "memory", "install"),
     ("torch", "full", "full", "install"),
     ("torch.utils.data.dataloader", "full", "full", "name_batches"),
+    ("torch.distributed.rendezvous", "meeting", "meeting", "install"),
     ("torch", "collectives", "collectives", "install"),
     ("torch.distributed._functional_collectives", "collectives", "collectives", "let_compile"),
     *((name, "loggers", "loggers", "install") for name in LOGGERS),

@@ -150,7 +150,7 @@ class RankSession:
         self._open_heart(file.rank)
         for function in self.on_begin:
             function(optimizer)
-        devices, uuids = _devices(optimizer)
+        devices, uuids = _devices(optimizer, file.rank)
         started = {"rank": file.rank, "pid": os.getpid(), "devices": devices, "uuids": uuids}
         started.update(world_size=world_size, stack_signal=self.stack_signal)
         file.write("rank_started", started)
@@ -253,8 +253,8 @@ def _place() -> tuple[int, int | None]:
     return _number("RANK", 0), None
 
 
-def _devices(optimizer: Any) -> tuple[list[int], list[str | None]]:
-    """The devices that hold what is trained, and their uuids; of a CPU the place of this rank."""
+def _devices(optimizer: Any, rank: int) -> tuple[list[int], list[str | None]]:
+    """The devices that hold what is trained, and their uuids; on CPUs each rank has its own."""
     torch: Any = sys.modules["torch"]
     indices = sorted(
         {
@@ -265,7 +265,7 @@ def _devices(optimizer: Any) -> tuple[list[int], list[str | None]]:
         }
     )
     if not indices:
-        return [_number("LOCAL_RANK", 0)], []
+        return [rank], []
     uuids: list[str | None] = []
     for index in indices:
         uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
