@@ -1,25 +1,23 @@
 """Which model is trained, in which precision, by which versions: looked up once, at the first steps.
 
-The model is the module that holds the leading optimizer's parameters. It is found where the script itself has
-it: among the variables of the functions that are running (and what objects there hold), which reads and
-touches nothing. Read wrappers.py before.
+The model is the module that holds the leading optimizer's parameters. It is found among the objects that the
+garbage collector knows, some 0.1 s once: asking a running function for its variables would keep what they
+hold in memory for as long as it runs, before Python 3.13. Read wrappers.py before.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
 import weakref
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import Any
 
     from .session import RankSession
 
 _PUT_IN_PLACE = ("torch.distributed.fsdp", "torch.distributed._composable")
-_MOST_FRAMES = 40
-_MOST_VALUES = 2000
 _MOST_NODES = 400
 _LIBRARIES = (
     "transformers", "accelerate", "lightning", "pytorch_lightning", "lightning_fabric", "deepspeed",
@@ -57,7 +55,7 @@ def install(torch: Any, session: RankSession) -> None:
         find_model(optimizer)
 
     def model_of(optimizer: Any) -> None:
-        model = _find(torch, optimizer, sys._getframe(1))
+        model = _find(torch, optimizer)
         known = [ref() for ref in session.models]
         if model is not None and not any(model is other for other in known):
             inside = any(model is part for other in known if other is not None for part in other.modules())
@@ -129,35 +127,20 @@ def _unwrapped(model: Any) -> Any:
     return model
 
 
-def _find(torch: Any, optimizer: Any, frame: Any) -> Any:
-    """The module with the most parameters that has one of the optimizer's."""
+def _find(torch: Any, optimizer: Any) -> Any:
+    """Of the modules that are in no other one, the one with the most parameters that has the optimizer's."""
     wanted = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    best, most, checked = None, 0, set()
-    for value in _values(frame):
-        if not isinstance(value, torch.nn.Module) or id(value) in checked:
+    kind = torch.nn.Module
+    modules = [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
+    inside = {id(part) for module in modules for part in module.__dict__.get("_modules", {}).values()}
+    best, most = None, 0
+    for module in modules:
+        if id(module) in inside or "_modules" not in module.__dict__:
             continue
-        checked.add(id(value))
-        parameters = list(value.parameters())
+        parameters = list(module.parameters())
         if len(parameters) > most and any(id(p) in wanted for p in parameters):
-            best, most = value, len(parameters)
+            best, most = module, len(parameters)
     return best
-
-
-def _values(frame: Any) -> Iterator[Any]:
-    """Variables of the functions under way, and the attributes of objects among them."""
-    count = 0
-    for _ in range(_MOST_FRAMES):
-        if frame is None:
-            return
-        for value in list(frame.f_locals.values()):
-            yield value
-            held = getattr(value, "__dict__", None) if type(value).__module__ != "builtins" else None
-            if isinstance(held, dict) and not isinstance(value, type):
-                yield from list(held.values())
-            count += 1
-            if count > _MOST_VALUES:
-                return
-        frame = frame.f_back
 
 
 def _computed_in(tensor: Any) -> str | None:

@@ -29,6 +29,9 @@ _SAMPLED = ("losses", "loss_ema")
 _NUM_PACES = 5
 _NUM_SNAPSHOTS = 64
 _AVERAGED_STEPS = 50
+_LARGEST_PART = 0.2
+"""What one sampled loss adds to the average at most, so that chance still cancels."""
+_State = tuple[float, float, float]
 
 
 class StepCurves:
@@ -79,13 +82,11 @@ class ScriptCurves:
         self._norms = Series()
         self._every = Series(num_curves=_NUM_PACES)
         self.loss_before = loss_before
-        self._loss_average, self._averages = Ema(1 / _AVERAGED_STEPS), Ema(1 / _AVERAGED_STEPS, 3)
+        self._loss_average, self._averages = _SampledAverage(), Ema(1 / _AVERAGED_STEPS, 3)
         if loss_before is not None:
-            self._loss_average.go_on(0, loss_before, after)
+            self._loss_average.go_on(loss_before, after)
         self._last = 0
-        self._snapshots: deque[tuple[int, tuple[Floats, Floats], tuple[Floats, Floats]]] = deque(
-            maxlen=_NUM_SNAPSHOTS
-        )
+        self._snapshots: deque[tuple[int, _State, tuple[Floats, Floats]]] = deque(maxlen=_NUM_SNAPSHOTS)
 
     def series_of(self, name: str) -> Series | None:
         if name == "grad_norms":
@@ -97,10 +98,8 @@ class ScriptCurves:
         self._snapshots.append((self._last, self._loss_average.state(), self._averages.state()))
         step, loss, _, samples, step_s, _, wait_s, grad_norm = rows
         is_known = np.isfinite(loss)
-        known = loss[is_known]
-        self._sampled.append_many(
-            step[is_known], np.stack([known, self._loss_average.extend(known[None])[0]])
-        )
+        steps, known = step[is_known], loss[is_known]
+        self._sampled.append_many(steps, np.stack([known, self._loss_average.extend(steps, known)]))
         has_norm = np.isfinite(grad_norm)
         self._norms.append_many(step[has_norm], grad_norm[has_norm])
         counted_s = np.where(np.isfinite(samples), step_s, np.nan)
@@ -137,6 +136,37 @@ class ScriptCurves:
     @property
     def smoothed_loss(self) -> float | None:
         return _newest(self._sampled)
+
+
+class _SampledAverage:
+    """An average over steps of losses that were sampled now and then: each stands for the steps since the one
+    before it. Unbiased as Ema is."""
+
+    def __init__(self) -> None:
+        self._sum = self._weight = self._step = 0.0
+
+    def go_on(self, value: float, step: int) -> None:
+        """From where the average of the attempt before stood."""
+        self._weight = 1.0 - (1.0 - 1.0 / _AVERAGED_STEPS) ** step
+        self._sum, self._step = value * self._weight, step
+
+    def state(self) -> _State:
+        return self._sum, self._weight, self._step
+
+    def go_back(self, state: _State) -> None:
+        self._sum, self._weight, self._step = state
+
+    def extend(self, steps: Floats, values: Floats) -> Floats:
+        """The averages after each of `values`, all finite."""
+        averages = np.empty(len(values))
+        for place, (step, value) in enumerate(zip(steps.tolist(), values.tolist(), strict=True)):
+            kept = (1.0 - 1.0 / _AVERAGED_STEPS) ** max(1.0, step - self._step)
+            part = min(1.0 - kept, _LARGEST_PART)
+            self._sum += part * (value - self._sum)
+            self._weight += part * (1.0 - self._weight)
+            self._step = step
+            averages[place] = self._sum / self._weight
+        return averages
 
 
 def _divide(above: Floats, below: Floats) -> Floats:

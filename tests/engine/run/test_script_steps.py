@@ -107,17 +107,32 @@ def test_the_state_does_not_depend_on_the_order_of_reading(run: WrittenScript) -
         assert fold.samples_per_s() == whole.samples_per_s()
 
 
-def test_curves_connect_the_steps_that_were_sampled(run: WrittenScript) -> None:
-    run.step(0, 1, [4.0, None, None, 1.0], grad_norm=0.5)
+def _with_curves(run: RunDir) -> Fold:
     fold = Fold()
     batch = Batch()
-    for name, found in EventReader(run.dir).batches():
+    for name, found in EventReader(run).batches():
         batch.add(name, found)
     fold.apply(batch)
+    return fold
+
+
+def test_curves_connect_the_steps_that_were_sampled(run: WrittenScript) -> None:
+    run.step(0, 1, [4.0, None, None, 1.0], grad_norm=0.5)
+    fold = _with_curves(run.dir)
     assert [part.tolist() for part in fold.losses.points()] == [[1.0, 4.0], [4.0, 1.0]]
     assert [part.tolist() for part in fold.script.grad_norms.points()] == [[1.0, 4.0], [0.5, 0.5]]
     assert fold.script.step_rates.points()[1].tolist() == [2.0] * 4
     assert np.isnan(fold.rates.points()[1]).all()
+
+
+@pytest.mark.parametrize(("every", "within"), [(1, 0.02), (10, 0.1), (25, 0.8)])
+def test_the_average_of_sampled_losses_is_over_steps_and_not_over_samples(
+    run: WrittenScript, every: int, within: float
+) -> None:
+    """Of a line that falls by 0.01 a step it is as late as if each step were told."""
+    run.step(0, 1, [10 - 0.01 * step if step % every == 0 else None for step in range(1, 601)])
+    smoothed = float(_with_curves(run.dir).loss_ema.points()[1][-1])
+    assert smoothed == pytest.approx(10 - 0.01 * 551, abs=within)
 
 
 def test_samples_a_second_are_told_only_where_samples_are_seen(run: WrittenScript) -> None:

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -441,6 +442,23 @@ def trains_in_a_thread() -> dict[str, Any]:
     thread.start()
     thread.join()
     return told(model, losses)
+
+
+@scene
+def lets_go_of_what_it_computed() -> dict[str, Any]:
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = data(16)
+    losses, outputs = [], []
+    for _ in range(4):
+        output = model(x)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(output, y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        outputs.append(weakref.ref(output))
+    return told(model, losses, alive=[output() is not None for output in outputs])
 
 
 def main(names: list[str]) -> int:
