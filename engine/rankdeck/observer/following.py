@@ -27,7 +27,8 @@ def load(failed: Callable[[Exception], None]) -> Any:
     for module in ("ledger", "follower"):
         __import__(_ROOM + ".memory." + module)
     make_mode = _careful(sys.modules[_ROOM + ".memory.follower"], failed)
-    return _following(sys.modules[_ROOM + ".memory.ledger"], make_mode)
+    dispatch = sys.modules[_ROOM + ".torch_compat.dispatch"]
+    return _following(sys.modules[_ROOM + ".memory.ledger"], make_mode, dispatch.top_mode)
 
 
 def _careful(follower_module: Any, failed: Callable[[Exception], None]) -> Any:
@@ -82,9 +83,7 @@ def _careful(follower_module: Any, failed: Callable[[Exception], None]) -> Any:
     return _Mode
 
 
-def _following(ledger_module: Any, make_mode: Any) -> Any:
-    from torch.utils._python_dispatch import _get_current_dispatch_mode
-
+def _following(ledger_module: Any, make_mode: Any, top_mode: Callable[[], Any]) -> Any:
     class _Following(ledger_module.Ledger):
         mode: Any = None
 
@@ -93,7 +92,7 @@ def _following(ledger_module: Any, make_mode: Any) -> Any:
             return self.mode
 
         def is_on_top(self) -> bool:
-            return _get_current_dispatch_mode() is self.mode
+            return top_mode() is self.mode
 
         def give_up(self) -> None:
             self.mode.is_off = True

@@ -14,7 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload as OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode,
+)
 from torch.utils._pytree import TreeSpec as TreeSpec
 from torch.utils._pytree import tree_flatten as tree_flatten
 from torch.utils._pytree import tree_leaves as tree_leaves
@@ -33,6 +37,9 @@ _LEDGER = "memory by kind in rehearsals, and plans, cannot be trusted"
 PLACES = (
     Private("torch.utils._python_dispatch:TorchDispatchMode._should_skip_dynamo", _LEDGER),
     Private("torch.utils._python_dispatch:_disable_current_modes", "plans of meshes fail", takes=()),
+    Private(
+        "torch.utils._python_dispatch:_get_current_dispatch_mode", "--observe=full cannot follow", takes=()
+    ),
     Private("torch.utils._pytree:tree_leaves", _LEDGER, takes=("tree",)),
     Private("torch.utils._pytree:tree_flatten", "dp cannot cut batches", takes=("tree",)),
     Private("torch.utils._pytree:tree_unflatten", "dp cannot cut batches", takes=("leaves", "treespec")),
@@ -92,6 +99,11 @@ def is_meta(tensor: Tensor) -> bool:
 def computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
     """What an operation returns."""
     return func(*args, **kwargs) if kwargs else func(*args)
+
+
+def top_mode() -> Any:
+    """The mode that sees this thread's operations first; None without one."""
+    return _get_current_dispatch_mode()
 
 
 def without_modes() -> AbstractContextManager[Any]:

@@ -463,6 +463,7 @@ def lets_go_of_what_it_computed() -> dict[str, Any]:
 
 def main(names: list[str]) -> int:
     """0 unless a scene ended in an exception; then its traceback is on stderr."""
+    import torch._dynamo  # noqa: F401  # Each optimizer's first step would import it, in each child.
 
     status = 0
     for rank, name in enumerate(SCENES):
