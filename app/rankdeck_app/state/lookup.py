@@ -52,7 +52,10 @@ class Lookup(QObject):
             answer = work()
         except OSError:
             answer = None
-        self._done.emit(answer)
+        try:
+            self._done.emit(answer)
+        except RuntimeError:
+            pass  # Whoever asked was closed meanwhile, while a disk held this up.
 
     def _answered(self, answer: object) -> None:
         if self._thread is not None:
