@@ -3,7 +3,8 @@
     .venv/bin/python -m tests.bench.observing [PAIRS]
 
 One process for each way of watching (alone, and what `--observe` takes) is started and warmed up; then each
-does a block of steps in turn, so that a busy machine is busy for all of them. Told is the speed beside the
+does a block of steps in turn, so that a busy machine is busy for all of them. Every few pairs they are started
+anew, for where a process happens to get its memory makes it a hundredth faster or slower. Told is the speed beside the
 script alone, of a step that takes some 6 ms, and the CPU time that a step of next to nothing takes longer,
 which is what a step that is not sampled costs: the median of the pairs, and the 95 % interval of that median.
 """
@@ -23,6 +24,7 @@ from tests.helpers.watched import environment
 
 WAYS = ("none", "light", "full")
 PAIRS = 15
+PAIRS_A_START = 3
 BLOCK_S = 0.6
 
 
@@ -33,7 +35,7 @@ def worker(kind: str) -> None:
     from torch.utils.data import DataLoader, TensorDataset
 
     torch.manual_seed(0)
-    width, batch = (512, 96) if kind == "script" else (1, 1)
+    width, batch = (512, 192) if kind == "script" else (1, 1)
     model = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, width))
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     x = torch.randn(64 * batch, width)
@@ -90,19 +92,24 @@ def of_median(values: list[float]) -> tuple[float, float, float]:
 
 def measure(kind: str, pairs: int) -> dict[str, list[list[tuple[float, float]]]]:
     """For each way the (alone, observed) pairs of a step's (wall, CPU) seconds."""
+    found: dict[str, list[list[tuple[float, float]]]] = {way: [] for way in WAYS}
+    for first in range(0, pairs, PAIRS_A_START):
+        _measure_once(kind, range(first, min(pairs, first + PAIRS_A_START)), found)
+    return found
+
+
+def _measure_once(kind: str, turns: range, found: dict[str, list[list[tuple[float, float]]]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         processes = {way: _Process(kind, way, Path(folder)) for way in ("alone", *WAYS)}
         try:
             for process in processes.values():
                 process.take(100)
             steps = max(20, int(BLOCK_S / processes["alone"].take(100)[0]))
-            found: dict[str, list[list[tuple[float, float]]]] = {way: [] for way in WAYS}
-            for turn in range(pairs):
+            for turn in turns:
                 for way in WAYS:
                     two = ["alone", way][:: -1 if turn % 2 else 1]
                     taken = {name: processes[name].take(steps) for name in two}
                     found[way].append([taken["alone"], taken[way]])
-            return found
         finally:
             for process in processes.values():
                 process.close()

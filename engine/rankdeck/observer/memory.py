@@ -24,7 +24,7 @@ UNATTRIBUTED = "unattributed"
 """As in events.py, which a test holds."""
 KINDS = ("parameters", "buffers", "gradients", "optimizer")
 """In this order: a storage belongs to the first kind that names it."""
-SHARE = 0.02
+SHARE = 0.01
 """Of the time, at most, that walks take."""
 PAUSE_S = 1.0
 _DEEPEST = 4

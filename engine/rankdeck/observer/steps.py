@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from .session import RankSession
 
 _FIRST_SAMPLED = 20
-_SAMPLE_EVERY_S = 0.05
-_SHARE = 100
-"""What a sampled step costs is at most one hundredth of the time until the next one."""
+_SAMPLE_EVERY_S = 0.1
+_SHARE = 200
+"""What a sampled step costs is at most half a hundredth of the time until the next one."""
 _DECIDE_AFTER_S = 5.0
 _MOST_ASIDE = 1000
 
