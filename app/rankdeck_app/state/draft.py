@@ -8,14 +8,13 @@ showing and cannot be changed by the form. The draft is kept in one file and is 
 
 from __future__ import annotations
 
-import json
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tomlkit
-from PySide6.QtCore import QObject, QTimer, Signal
+from PySide6.QtCore import QObject, Signal
 from tomlkit.items import InlineTable
 
 from rankdeck.base.errors import ConfigError, DeviceError, Problem
@@ -23,9 +22,9 @@ from rankdeck.base.files import write_whole
 from rankdeck.config import RunConfig, from_text, mesh_sizes
 from rankdeck.config.checks import CARDS
 from rankdeck.config.devices import parse_devices
+from rankdeck_app.state.kept_file import KeptFile
 
 Place = tuple[str, ...]
-SAVE_DELAY_MS = 500
 # Where the options of a chosen card stand: in a table of their own, or beside its `use`.
 _ARGS_PLACES = {("model",), ("data",)}
 _INLINE = {"args", "optimizer", "schedule"}
@@ -51,7 +50,7 @@ class Draft(QObject):
 
     def __init__(self, file: Path, folder: Path, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self._file = file
+        self._kept = KeptFile(file, self._to_keep, self)
         self.text = ""
         self.folder = folder
         self.stem = _UNTITLED
@@ -61,8 +60,6 @@ class Draft(QObject):
         self.tables: dict[str, Any] = {}
         self.config: RunConfig | None = None
         self.problems: list[Problem] = []
-        self._saving = QTimer(self, interval=SAVE_DELAY_MS, singleShot=True)
-        self._saving.timeout.connect(self.save_now)
         self.is_restored = self.is_edited = self._restore()
         self._validate()
 
@@ -196,28 +193,21 @@ class Draft(QObject):
 
     # Keeping it
 
-    def save_now(self) -> None:
-        """Keep the draft for the next start; a failure costs only that."""
-        self._saving.stop()
-        kept = {
+    def close(self) -> None:
+        self._kept.close()
+
+    def _to_keep(self) -> dict[str, Any]:
+        return {
             "text": self.text,
             "folder": str(self.folder),
             "stem": self.stem,
             "source": None if self.source is None else str(self.source),
             "origin": self.origin,
         }
-        try:
-            write_whole(self._file, json.dumps(kept, indent=1) + "\n")
-        except OSError:
-            pass
-
-    def close(self) -> None:
-        if self._saving.isActive():
-            self.save_now()
 
     def _restore(self) -> bool:
         try:
-            kept = json.loads(self._file.read_text("utf-8"))
+            kept = self._kept.read()
             self.text = str(kept["text"])
             self.folder, self.stem = Path(kept["folder"]), str(kept["stem"])
             self.source = None if kept["source"] is None else Path(kept["source"])
@@ -228,7 +218,7 @@ class Draft(QObject):
 
     def _after_change(self) -> None:
         self._validate()
-        self._saving.start()
+        self._kept.save_soon()
         self.changed.emit()
 
     def _validate(self) -> None:

@@ -7,22 +7,20 @@ read yet stays as it is and its problem names its field. Nothing is executed to 
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import QObject, QTimer, Signal
+from PySide6.QtCore import QObject, Signal
 
 from rankdeck.base.errors import DeviceError, Problem
-from rankdeck.base.files import write_whole
 from rankdeck.config.devices import MAX_VIRTUAL_DEVICES, parse_devices
 from rankdeck.config.folder_file import ScriptEntry
 from rankdeck.config.script import OBSERVE, ScriptConfig
+from rankdeck_app.state.kept_file import KeptFile
 
-SAVE_DELAY_MS = 500
 NO_GPUS = "cpu:1"
 NONE_CHOSEN = "gpu:"
 MODULE = "-m "
@@ -57,15 +55,13 @@ class ScriptDraft(QObject):
 
     def __init__(self, file: Path, folder: Path, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self._file = file
+        self._kept = KeptFile(file, self._to_keep, self)
         self.folder = folder
         self.is_chosen = False
         self._usual_devices = NO_GPUS
         self._forms: dict[str, ScriptForm] = {}
         self.problems: list[Problem] = []
         self._refused: list[Problem] = []
-        self._saving = QTimer(self, interval=SAVE_DELAY_MS, singleShot=True)
-        self._saving.timeout.connect(self.save_now)
         self._restore()
         self._validate()
 
@@ -285,24 +281,17 @@ class ScriptDraft(QObject):
 
     # Keeping it
 
-    def save_now(self) -> None:
-        """Keep the forms for the next start; a failure costs only that."""
-        self._saving.stop()
-        newest = list(self._forms.items())[-_FOLDERS_KEPT:]
-        kept = {"is_chosen": self.is_chosen, "folders": {folder: asdict(form) for folder, form in newest}}
-        try:
-            write_whole(self._file, json.dumps(kept, indent=1) + "\n")
-        except OSError:
-            pass
-
     def close(self) -> None:
-        if self._saving.isActive():
-            self.save_now()
+        self._kept.close()
+
+    def _to_keep(self) -> dict[str, Any]:
+        newest = list(self._forms.items())[-_FOLDERS_KEPT:]
+        return {"is_chosen": self.is_chosen, "folders": {folder: asdict(form) for folder, form in newest}}
 
     def _restore(self) -> None:
         known = {field.name: type(field.default) for field in fields(ScriptForm)}
         try:
-            kept = json.loads(self._file.read_text("utf-8"))
+            kept = self._kept.read()
             for folder, values in kept["folders"].items():
                 fitting = {key: values[key] for key, kind in known.items() if type(values.get(key)) is kind}
                 self._forms[folder] = ScriptForm(**fitting)
@@ -313,7 +302,7 @@ class ScriptDraft(QObject):
     def _after_change(self) -> None:
         self._refused = []
         self._validate()
-        self._saving.start()
+        self._kept.save_soon()
         self.changed.emit()
 
 
