@@ -200,7 +200,7 @@ class Scripts(QObject):
     def _begin_again(self, path: Path, config: ScriptConfig) -> None:
         launch = self._session.engine.resume(path, workspace=self._session.workspace.folder)
         launch.name = config.name
-        self._launching.show_starting(launch)
+        self._show(launch)
 
     def _begin(
         self, name: str, arguments: Sequence[str], refused: Callable[[list[Problem]], object] | None = None
@@ -214,7 +214,13 @@ class Scripts(QObject):
             return
         if refused is not None:
             launch.refused.connect(refused)
+        self._show(launch)
+
+    def _show(self, launch: Launch) -> None:
+        """A tab of its own, and what the script prints in the panel, if that is open."""
         self._launching.show_starting(launch)
+        if self._window.wanted["panel"]:
+            self._window.panel.show_tab("output")
 
     def _python(self, own: str) -> Path | None:
         """The interpreter that an entry or the form names, else the folder's; what is wrong is said."""

@@ -217,8 +217,7 @@ def rate_subtitle(run: LiveRun) -> str:
 
 
 def wait_subtitle(run: LiveRun) -> str:
-    share = run.fold.script.wait_share
-    return "" if share is None else f"% of a step; {100 * share:.1f}% in all"
+    return "" if run.fold.script.wait_share is None else "% of a step"
 
 
 def metrics(run: LiveRun) -> MetricsFigure:
