@@ -291,7 +291,8 @@ class Observed(Event, tag="observed"):
     FullyShardedDataParallel, fully_shard), with its own `wrapper_options`. `model` and `optimizer` are
     "module:Class"; `dataset` too. `other_optimizers` counts steps of optimizers that do not lead, `skipped`
     the steps that a gradient scaler skipped. `batch` is the samples of one batch of the training loader,
-    `accumulate` how often backward runs in a step. `parts` names what the observer has switched off, and why.
+    `accumulate` how often backward runs in a step. `not_finite` is the first step whose loss was read and was
+    NaN or infinite. `parts` names what the observer has switched off, and why.
     """
 
     rank: int
@@ -312,6 +313,7 @@ class Observed(Event, tag="observed"):
     loader_workers: int | None = None
     accumulate: int | None = None
     precision: str | None = None
+    not_finite: int | None = None
     libraries: list[str] = msgspec.field(default_factory=list)
     parts: dict[str, str] = msgspec.field(default_factory=dict)
 

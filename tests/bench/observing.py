@@ -3,10 +3,11 @@
     .venv/bin/python -m tests.bench.observing [PAIRS]
 
 One process for each way of watching (alone, and what `--observe` takes) is started and warmed up; then each
-does a block of steps in turn, so that a busy machine is busy for all of them. Every few pairs they are started
-anew, for where a process happens to get its memory makes it a hundredth faster or slower. Told is the speed beside the
-script alone, of a step that takes some 6 ms, and the CPU time that a step of next to nothing takes longer,
-which is what a step that is not sampled costs: the median of the pairs, and the 95 % interval of that median.
+does a block of steps in turn, so that a busy machine is busy for all of them. Every few pairs they are
+started anew, for where a process happens to get its memory makes it a hundredth faster or slower. Told is the
+speed beside the script alone, of a step that takes some 6 ms, and the CPU time that a step of next to nothing
+takes longer, which is what a step that is not sampled costs: the median of the pairs, and the 95 % interval
+of that median.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ belong to the step. Rows are written in order; one whose numbers are still on th
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 
@@ -60,6 +61,7 @@ class Rows:
             self._emit(lines)
 
     def _emit(self, lines: list[Any]) -> None:
+        assert self._written is not None
         steps_s, waits, samples = [], [], []
         for row, _ in lines:
             ended, _, _, _, _, _, waited_s, num_samples = row
@@ -71,12 +73,16 @@ class Rows:
             self._ended, self._waited_s, self._samples = ended, waited_s, num_samples or 0
         losses = [values[0] for _, values in lines]
         norms = [values[2] for _, values in lines]
+        if "not_finite" not in self._session.seen:
+            for step, loss in enumerate(losses, self._written + 1):
+                if loss is not None and not math.isfinite(loss):
+                    self._session.see(not_finite=step)
+                    break
         with_loss = any(loss is not None for loss in losses)
         backwards = [row[5] for row, _ in lines]
         for count in backwards:
             self._backwards[count] = self._backwards.get(count, 0) + 1
         self._session.see(accumulate=max(self._backwards, key=lambda count: self._backwards[count]) or None)
-        assert self._written is not None
         self._session.emit(
             "steps",
             first=self._written + 1,

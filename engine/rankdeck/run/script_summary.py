@@ -98,6 +98,9 @@ def _notes(run: RunDir, fold: Fold, config: ScriptConfig | None) -> Iterable[str
     elif not fold.step:
         yield "no optimizer step was seen" + (" yet" if run.outcome() == "running" else "")
     yield from _parts_off(script.seen)
+    for rank, observed in sorted(script.seen.items()):
+        if observed.not_finite is not None:
+            yield f"the loss of rank {rank} was not finite in step {observed.not_finite}"
     lead = script.lead
     if lead is not None and lead.skipped:
         yield f"a gradient scaler skipped {_count(lead.skipped, 'step')}"

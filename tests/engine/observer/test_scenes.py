@@ -64,7 +64,7 @@ def test_steps_and_losses_are_what_the_script_prints(observed: Watched, name: st
     losses = observed.steps(rank, "loss_sum")[:num]
     assert len(losses) == num
     assert losses == [
-        pytest.approx(loss, rel=1e-6) if i < 20 or losses[i] is not None else None
+        None if loss is None or (i >= 20 and losses[i] is None) else pytest.approx(loss, rel=1e-6)
         for i, loss in enumerate(told["losses"])
     ]
     for column in ("samples", "backwards", "lr"):
@@ -112,6 +112,11 @@ def test_a_process_that_leaves_at_once_loses_half_a_second_at_most(observed: Wat
 
 def test_other_optimizers_are_counted_apart(observed: Watched) -> None:
     assert observed.observed(_rank("two_optimizers")).other_optimizers == {"Adam": 10}
+
+
+def test_the_first_loss_that_is_no_number_is_told(observed: Watched) -> None:
+    assert observed.observed(_rank("loses_its_loss")).not_finite == 3
+    assert observed.observed(_rank("scaler_that_skips")).not_finite is None
 
 
 def test_what_is_trained_is_named(observed: Watched) -> None:

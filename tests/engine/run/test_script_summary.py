@@ -104,12 +104,13 @@ def test_a_configured_run_has_the_same_keys(run: WrittenScript, tmp_path: Path) 
 def test_notes_say_what_is_off_and_what_is_apart(run: WrittenScript) -> None:
     off = {"loss": "Tensor.backward is not ours"}
     run.see(0, parts=off, skipped=1, other_optimizers={"torch.optim.sgd:SGD": 40})
-    run.see(1, parts=off | {"memory": "no owners"})
+    run.see(1, parts=off | {"memory": "no owners"}, not_finite=7)
     run.step(0, 1, [1.0] * 10)
     run.step(1, 1, [1.0] * 3)
     assert summarise(run.dir)["notes"] == [
         "the observer's part loss is off: Tensor.backward is not ours",
         "the observer's part memory is off on rank 1: no owners",
+        "the loss of rank 1 was not finite in step 7",
         "a gradient scaler skipped 1 step",
         "SGD stepped 40 times besides the leading optimizer",
         "ranks took different numbers of steps: rank 0 10, rank 1 3",

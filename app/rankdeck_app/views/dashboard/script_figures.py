@@ -77,6 +77,9 @@ def facts(run: LiveRun) -> tuple[Fact, ...]:
     seen = run.fold.script.lead
     if seen is not None:
         found += [fact for make in (_versions, _parallel, _model, _work) if (fact := make(run, seen))]
+        if seen.not_finite is not None:
+            text = f"loss not finite in step {seen.not_finite}"
+            found.append(Fact("warning", "Loss", text, f"first seen on rank {seen.rank}", is_hot=True))
         if seen.parts:
             more = "\n".join(f"{part}: {reason}" for part, reason in seen.parts.items())
             names = ", ".join(seen.parts)

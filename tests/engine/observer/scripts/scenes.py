@@ -461,6 +461,18 @@ def lets_go_of_what_it_computed() -> dict[str, Any]:
     return told(model, losses, alive=[output() is not None for output in outputs])
 
 
+@scene
+def loses_its_loss() -> dict[str, Any]:
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses: list[float | None] = []
+    for step in range(1, 6):
+        x, y = data(16)
+        loss = one_step(model, optimizer, x * float("nan") if step == 3 else x, y)
+        losses.append(loss if step < 3 else None)
+    return told(model, losses)
+
+
 def main(names: list[str]) -> int:
     """0 unless a scene ended in an exception; then its traceback is on stderr."""
     import torch._dynamo  # noqa: F401  # Each optimizer's first step would import it, in each child.
