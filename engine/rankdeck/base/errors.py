@@ -40,7 +40,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
         """The message with its rank and its place; `file` is where `line` counts."""
         named = self.rank is None or f"rank {self.rank}" in self.message.lower()
         who = "" if named else f"rank {self.rank}: "
-        if self.line is None or self.message.endswith(f", line {self.line})"):
+        if self.line is None or f", line {self.line})" in self.message:
             return f"{who}{self.message}"
         where = f"{file}, line {self.line}" if file else f"line {self.line}"
         return f"{who}{self.message.removesuffix('.')} ({where})."

@@ -73,7 +73,7 @@ def script_config(
         "log_folder": None if options.log_dir is None else str(folder / options.log_dir.expanduser()),
     }
     _check_text(table)
-    name = options.name or options.entry or _name(entry)
+    name = options.name or options.entry or _name(entry, folder)
     try:
         config = ScriptConfig(name=name, script=ScriptTable.model_validate(table), devices=devices)
     except ValidationError as error:
@@ -204,8 +204,8 @@ def _environment(pairs: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _name(entry: ScriptEntry) -> str:
-    """What the run is called: train for train.py and for pkg.train."""
+def _name(entry: ScriptEntry, folder: Path) -> str:
+    """What the run is called: train for train.py and for pkg.train, and for a folder its own name."""
     if entry.kind == "module":
         return entry.run.rpartition(".")[2] or entry.run
-    return Path(entry.run).stem or entry.run
+    return Path(folder, entry.run).stem or entry.run

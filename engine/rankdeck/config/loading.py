@@ -23,6 +23,12 @@ _SECTIONS: dict[str, Any] = {
 }
 
 
+_OF_A_SCRIPT = (
+    "A script's run says this, and is no configuration: `rankdeck resume` runs it again, `rankdeck adopt` "
+    "makes a configuration of it."
+)
+
+
 class Changes(TypedDict, total=False):
     """What a command line changes, in this order. `strategy` replaces the whole table; `overrides` are like
     "train.steps=50"."""
@@ -114,7 +120,9 @@ def from_dict(
                 "unknown-option",
                 (key,),
                 f"{key} is not a table of a configuration.",
-                did_you_mean(key, _TOP_LEVEL) or f"Known: {one_of(_TOP_LEVEL)}.",
+                _OF_A_SCRIPT
+                if key == "script"
+                else did_you_mean(key, _TOP_LEVEL) or f"Known: {one_of(_TOP_LEVEL)}.",
             )
     raw_name = tables.get("name", stem)
     if isinstance(raw_name, str):

@@ -25,6 +25,13 @@ def test_a_headline_names_the_file_and_the_line_inside_the_sentence() -> None:
     assert problem.text() == "train.step is not an option (line 8).\nLeave it out."
 
 
+def test_a_line_that_the_message_names_itself_is_not_named_twice() -> None:
+    problem = Problem(
+        "x", "It raised ValueError (train.py, line 8). The script begins again (restart 1 of 2).", line=8
+    )
+    assert problem.headline() == problem.message
+
+
 def test_a_headline_names_the_rank() -> None:
     assert Problem("x", "The loss is not finite.", rank=2).headline() == "rank 2: The loss is not finite."
 

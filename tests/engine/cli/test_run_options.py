@@ -60,6 +60,8 @@ def test_a_script_alone_is_one_rank_with_its_words_as_they_are(project: Path) ->
     assert (table.run, table.kind, table.args) == ("train.py", "file", ["--lr", "", "a b", "--"])
     assert (table.folder, table.python, table.ranks) == (str(project), sys.executable, 1)
     assert (table.observe, table.max_restarts, table.master_port) == ("light", 0, None)
+    (project / "__main__.py").touch()
+    assert configured(project, ".").name == project.name
 
 
 def test_modules_and_programs_need_no_file(project: Path) -> None:

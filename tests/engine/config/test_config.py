@@ -51,6 +51,7 @@ def test_five_mistakes_get_five_messages_with_line_path_and_suggestion() -> None
     ("text", "code", "path", "words"),
     [
         ("launc = 1", "unknown-option", "launc", 'Did you mean "launch"'),
+        ("script.run = 'a.py'", "unknown-option", "script", "rankdeck adopt"),
         ("name = 5", "wrong-type", "name", "my run"),
         ("folder = 5", "wrong-type", "folder", "path"),
         ('model = "mlp"', "wrong-type", "model", "[model]"),
