@@ -149,9 +149,16 @@ class ScriptDraft(QObject):
 
     def fill(self, name: str, entry: ScriptEntry) -> None:
         """Take an entry over, whole."""
+        self.set_form(self._form_of(name, entry))
+
+    def is_changed(self, entry: ScriptEntry) -> bool:
+        """Whether the form says something else than the entry that it was filled from."""
+        return self._form_of(self.form.entry, entry) != self.form
+
+    def _form_of(self, name: str, entry: ScriptEntry) -> ScriptForm:
         ranks = entry.ranks or 1
         usual = f"cpu:{ranks}" if self.is_without_gpus else self.form.devices
-        form = ScriptForm(
+        return ScriptForm(
             run=f"{MODULE}{entry.run}" if entry.kind == "module" else entry.run,
             arguments=shlex.join(entry.args),
             environment="\n".join(f"{key}={value}" for key, value in entry.environment.items()),
@@ -161,7 +168,6 @@ class ScriptDraft(QObject):
             python=entry.python or "",
             entry=name,
         )
-        self.set_form(form)
 
     def use(self, config: ScriptConfig) -> None:
         """Take over what a run was started with."""

@@ -85,6 +85,11 @@ def test_entries_fill_the_form_and_have_commands_while_they_are_there(qtbot: QtB
     assert [box.itemText(at) for at in range(box.count())] == ["none", "small", "large"]
     box.activated.emit(1)
     assert view.script.arguments.text() == "--lr 1e-3" and opened.session.script.ranks == 2
+    assert box.currentText() == "small"
+    opened.session.script.set(arguments="--lr 1e-2")
+    assert box.currentText() == "small (changed)"
+    box.activated.emit(1)
+    assert box.currentText() == "small" and view.script.arguments.text() == "--lr 1e-3"
     assert opened.window.commands["run.entry.large"].title == "Run: large"
     opened.scripts.save_entry("mine")
     qtbot.waitUntil(lambda: "run.entry.mine" in opened.window.commands, timeout=10_000)

@@ -157,7 +157,7 @@ class ScriptSection(QWidget):
         if index == 0:
             self._set(entry="")
         else:
-            self.entry_picked.emit(self.entry_box.itemText(index))
+            self.entry_picked.emit(list(self._folder.facts.file.entries)[index - 1])
 
     def _remove(self) -> None:
         self.remove_asked.emit(self._script.form.entry)
@@ -198,13 +198,16 @@ class ScriptSection(QWidget):
         self.save_button.setEnabled(can_save and script.problem_at("environment") is None)
 
     def _show_entries(self) -> None:
-        entries = list(self._folder.facts.file.entries)
+        entries = self._folder.facts.file.entries
+        chosen = self._script.form.entry
+        at = 1 + list(entries).index(chosen) if chosen in entries else 0
         names = [NO_ENTRY, *entries]
-        if [self.entry_box.itemText(at) for at in range(self.entry_box.count())] != names:
+        if at and self._script.is_changed(entries[chosen]):
+            names[at] += " (changed)"
+        if [self.entry_box.itemText(index) for index in range(self.entry_box.count())] != names:
             self.entry_box.clear()
             self.entry_box.addItems(names)
-        chosen = self._script.form.entry
-        self.entry_box.setCurrentIndex(names.index(chosen) if chosen in entries else 0)
+        self.entry_box.setCurrentIndex(at)
         self.entry_line.setVisible(bool(entries))
         self.remove_button.setVisible(chosen in entries)
 
