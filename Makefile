@@ -3,6 +3,7 @@
 #   make test PYTEST="-k reader"    arguments for pytest, in one process
 #   make test WORKERS=4             as many processes that test (default: 2; each has ranks of its own, about 3 GB)
 #   make test-torch TORCH=2.11.0    another torch, in an environment of its own (several GB)
+#   make test-scripts SCRIPT_PYTHON=/path/to/python    with a torch of its own; nothing is installed there
 #   make mutants DRAWN=0 ARGS="--of ddp"    breaks of the fixed list only; of one strategy or room
 #   PYTHON, TORCH_INDEX             see .ci/setup
 BIN := .venv/bin
@@ -16,7 +17,7 @@ ALL = $(if $(strip $(PYTEST)),,-n $(WORKERS) --dist worksteal)
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all test-torch coverage lint format bench gpu mutants clean distclean
+.PHONY: help setup run test test-all test-torch test-scripts coverage lint format bench gpu mutants clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -35,6 +36,10 @@ test-all: setup ## the slow ones too, and those that need a GPU where there is o
 
 test-torch: ## the engine's tests under another torch: TORCH=2.11.0; several GB to download
 	@.ci/test-torch "$(TORCH)" $(PYTEST)
+
+test-scripts: setup ## what is put into a person's process, in another Python: SCRIPT_PYTHON=/path/to/python
+	@RANKDECK_SCRIPT_PYTHON="$(SCRIPT_PYTHON)" $(BIN)/python -m pytest -m "not gpu" tests/engine/observer \
+		tests/engine/launch/test_scripts.py tests/e2e/test_scripts.py tests/e2e/test_other_environment.py $(PYTEST)
 
 coverage: setup ## make test, with the lines that no test reached
 	@$(BIN)/python -m pytest $(ALL) --cov --cov-report=term-missing:skip-covered $(PYTEST)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +13,8 @@ import pytest
 import torch
 
 from tests.helpers.cli import rankdeck
+from tests.helpers.script_python import PYTHON, torch_of_scripts
+from tests.helpers.tree import CHECKOUT
 
 NEEDED_BY_TORCH = (
     "torch",
@@ -70,3 +75,24 @@ def test_it_runs_there_and_is_observed(project: Path) -> None:
     assert facts["steps"] == 30 and facts["outcome"] == "completed"
     assert facts["loss"]["first"] == pytest.approx(float(loss), rel=1e-6)
     assert f"30 steps, loss {facts['loss']['first']:.4f} to " in words[-1]
+
+
+@pytest.mark.slow
+def test_two_ranks_of_a_named_python_compute_what_they_do_under_torchrun(tmp_path: Path) -> None:
+    """DistributedDataParallel, FSDP and fully_shard, at a store of the torch that is there."""
+    script = CHECKOUT / "tests/engine/observer/scripts/two_ranks.py"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    torchrun = [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port", port]
+    theirs = [*torchrun, script, tmp_path / "theirs"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run(theirs, check=True, env=environment, capture_output=True, timeout=120)
+    done = rankdeck("run", "--python", PYTHON, "--nproc-per-node=2", script, tmp_path / "ours", code=0)
+    first, last = done.err.splitlines()
+    assert first.startswith(f"python: {PYTHON} (--python), Python ")
+    assert ", torch " + ".".join(map(str, torch_of_scripts())) in first
+    told = [json.loads(Path(f"{tmp_path}/ours.{rank}").read_text()) for rank in (0, 1)]
+    assert told == [json.loads(Path(f"{tmp_path}/theirs.{rank}").read_text()) for rank in (0, 1)]
+    facts = rankdeck("show", "last", "--json", code=0).json
+    assert (facts["outcome"], facts["steps"]) == ("completed", len(told[0]["losses"]))
+    assert last.startswith("completed after ") and f" {facts['steps']} steps" in last

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rankdeck import events
+from tests.helpers.script_python import PYTHON
 from tests.helpers.tree import CHECKOUT, PRODUCT
 
 INJECT = CHECKOUT / "engine/rankdeck/observer/inject"
@@ -45,7 +45,7 @@ class Seen(NamedTuple):
 
 
 def observe(
-    script: str, folder: Path, *, level: str = "light", python: str = sys.executable, **environment: str
+    script: str, folder: Path, *, level: str = "light", python: str = PYTHON, **environment: str
 ) -> Seen:
     """Run the text `script` in `folder`, which has no run yet. Level "none" runs it alone."""
     run = folder / "run"

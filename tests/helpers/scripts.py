@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import textwrap
 import time
 from pathlib import Path
@@ -14,13 +13,14 @@ from rankdeck.launch.attached import Attached
 from rankdeck.launch.start import start_script
 from rankdeck.rundir import End, RunDir
 from tests.helpers import launching
+from tests.helpers.script_python import PYTHON
 
 
 def script_config(place: Path, source: str, *, devices: str | None = None, **table: Any) -> ScriptConfig:
     """A script of this source in `place`, called train.py; `table` are entries of [script]."""
     place.mkdir(parents=True, exist_ok=True)
     (place / "train.py").write_text(textwrap.dedent(source), encoding="utf-8")
-    given = {"run": "train.py", "folder": str(place), "python": sys.executable, "observe": "none"}
+    given = {"run": "train.py", "folder": str(place), "python": PYTHON, "observe": "none"}
     return ScriptConfig(name="train.py", script=ScriptTable(**{**given, **table}), devices=devices)
 
 

@@ -97,7 +97,7 @@ for step in range(3):
     losses.append(loss.item())
 dist.barrier()
 dist.all_gather_object([None], Looks())
-dist.P2POp(dist.isend, torch.ones(2), group_peer=0)  # is refused where isend is not torch's own
+dist.P2POp(dist.isend, torch.ones(2), 0)  # is refused where isend is not torch's own
 rankdeck.log({"train/loss": 1.0}, step=9)
 rankdeck.log("no mapping")
 found["pickled"] = pickle.loads(pickle.dumps(dist.all_reduce)) is dist.all_reduce

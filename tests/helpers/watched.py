@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from rankdeck import events
+from tests.helpers.script_python import PYTHON
 from tests.helpers.tree import CHECKOUT
 
 INJECT = CHECKOUT / "engine/rankdeck/observer/inject"
@@ -68,7 +68,7 @@ def watch(
     command: list[str | Path],
     run: Path | None,
     *,
-    python: str = sys.executable,
+    python: str = PYTHON,
     timeout_s: float = 280,
     **more: str,
 ) -> Watched:

@@ -2,8 +2,9 @@
 
 While a run works, every rank beats. When nobody has beaten for a while, one rank has not arrived and the
 others wait for it. It is the one that is behind: in an earlier step, or in the same step in a phase that the
-others have left. Where all are in the same phase, stacks tell: a rank that waits for others is inside a
-collective, the one that they wait for is not.
+others have left. Whoever says that it is inside a collective waits for whoever is in none. Where all are in
+the same phase, stacks tell: a rank that waits for others is inside a collective, the one that they wait for
+is not.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ PATIENCE_S = 10.0
 WARM_UP_PATIENCE_S = 60.0  # before the first step a rank may well load or compile alone
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
 _THREAD = re.compile(r"^(?P<current>Current thread|Thread|Stack) .*$", re.MULTILINE)
+_INSIDE = "collective "
+"""So begin the phases that observer/collectives.py tells."""
 _WAITING_FILES = ("torch/distributed/",)
 _WAITING_FUNCTIONS = ("_engine_run_backward", "synchronize", "barrier", "all_reduce")
 
@@ -66,6 +69,7 @@ def find_laggard(
         return None
     first_step = min(beat.step for beat in beats.values())
     behind = [rank for rank, beat in beats.items() if beat.step == first_step]
+    behind = [rank for rank in behind if not beats[rank].phase.startswith(_INSIDE)] or behind
     if len(behind) > 1:
         phases = {beats[rank].phase for rank in behind}
         if len(phases) > 1 or len(behind) < len(beats):

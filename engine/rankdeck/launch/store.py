@@ -22,7 +22,7 @@ from rankdeck.diagnose.exceptions import read_last_lines
 from rankdeck.launch.torchrun import MASTER_ADDR
 
 # Standard library and that torch, of 2.4 or later. The folder of `-c` is none of its business, and the
-# descriptor is the store's from then on. Where TCPStore takes no socket, it binds the port itself.
+# descriptor is the store's from then on. Before torch 2.8 a store on libuv takes no socket.
 _HOST = """
 import sys
 sys.path[:1] = []
@@ -31,14 +31,13 @@ ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 if os.getppid() != int(sys.argv[4]):
     os._exit(1)
 from datetime import timedelta
+import torch
 from torch.distributed import TCPStore
 host, port, handle = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 given = dict(is_master=True, wait_for_workers=False, timeout=timedelta(seconds=600))
-try:
-    store = TCPStore(host, port, master_listen_fd=handle, **given)
-except TypeError:
-    os.close(handle)
-    store = TCPStore(host, port, **given)
+if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8):
+    given["use_libuv"] = False
+store = TCPStore(host, port, master_listen_fd=handle, **given)
 while True:
     signal.pause()
 """

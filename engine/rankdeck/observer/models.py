@@ -48,7 +48,7 @@ def install(torch: Any, session: RankSession) -> None:
             optimizer=_name(optimizer),
             parameter_groups=[_group(group) for group in optimizer.param_groups[:8]],
         )
-        if "precision" not in session.seen:
+        if "precision" not in session.seen and "precision" not in session.parts_off:
             kinds = {str(p.dtype) for group in optimizer.param_groups for p in group["params"]}
             if len(kinds) == 1:
                 session.see(precision=_PRECISIONS.get(kinds.pop()))
@@ -93,7 +93,10 @@ def install(torch: Any, session: RankSession) -> None:
     session.on_leading.append(session.guarded("optimizer", leading))
     session.on_begin.append(session.guarded("versions", versions))
     look = session.guarded("precision", precision)
-    session.on_backward.append(look)
+    if hasattr(torch.autograd.graph.Node, "_input_metadata"):
+        session.on_backward.append(look)
+    else:  # That of the parameters alone would be wrong under autocast.
+        session.switch_off("precision", "autograd's graph does not tell it before torch 2.5")
 
 
 def _name(thing: Any) -> str:

@@ -50,6 +50,8 @@ def test_slow_steps_and_the_time_before_the_first_step_get_more_patience() -> No
     [
         ({0: Beat(18, "step", 2.0), 1: Beat(17, "step", 1.0), 2: Beat(18, "step", 2.0)}, 1),
         ({0: Beat(18, "backward", 2.0), 1: Beat(18, "loading", 1.0), 2: Beat(18, "backward", 2.0)}, 1),
+        ({0: Beat(18, "collective barrier", 1.0), 1: Beat(18, "step", 1.1)}, 1),
+        ({0: Beat(18, "collective barrier", 1.0), 1: Beat(18, "collective reduce", 1.1)}, 0),
         ({0: Beat(18, "step", 1.0), 1: Beat(18, "step", 1.1)}, None),
         ({0: Beat(17, "step", 1.0), 1: Beat(17, "step", 1.0), 2: Beat(18, "step", 2.0)}, None),
         ({0: Beat(3, "step", 1.0)}, None),

@@ -26,6 +26,7 @@ from rankdeck.launch.torchrun import INJECTED
 from rankdeck.rundir import RunDir
 from tests.helpers import launching
 from tests.helpers.processes import processes_of_run
+from tests.helpers.script_python import PYTHON
 from tests.helpers.scripts import finished, launch_script, log, read_all, script_config
 from tests.helpers.tree import PRODUCT_AND_TESTS
 from tests.helpers.waiting import wait_until
@@ -52,7 +53,7 @@ def test_a_script_sees_what_it_sees_under_torchrun(
     monkeypatch.setenv("MINE", "stays\udcff")
     end, status = finished(launch_script(tmp_path, _DUMP, args=["ours", "--x"], ranks=ranks, observe="light"))
     assert (end.outcome, end.exit_code, status) == ("completed", 0, 0)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    command = [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
     command += ["--master-port", str(_free_port()), "train.py", "theirs", "--x"]
     # The C library of this process may know more (readline does) than it says.
     done = subprocess.run(

@@ -13,6 +13,7 @@ import torch
 from rankdeck import events
 from rankdeck.observer import following, full
 from tests.helpers.observing import Seen, observe
+from tests.helpers.script_python import torch_of_scripts
 
 _SCRIPT = """
 import hashlib, json, sys
@@ -57,6 +58,8 @@ def train(steps, on_top_at=None, ddp=False):
 """
 
 
+_IS_OLD = torch_of_scripts() < (2, 11)
+follows = pytest.mark.skipif(_IS_OLD, reason="the torch of scripts is too old to be followed")
 _PLAIN = "train(12, ddp=True)\ntorch.distributed.destroy_process_group()\n"
 
 
@@ -79,6 +82,7 @@ def test_the_words_are_those_of_the_events() -> None:
     assert full.FOLLOWED == events.FOLLOWED
 
 
+@follows
 def test_a_later_step_is_told_by_kind() -> None:
     said = json.loads(_plain().stdout)
     told = _followed(_plain())[0]
@@ -122,6 +126,13 @@ def test_an_operations_own_error_is_no_failure_of_the_ledger() -> None:
     assert failures == [] and kept.sum() == 4
 
 
+@pytest.mark.skipif(not _IS_OLD, reason="the torch of scripts can be followed")
+def test_an_older_torch_is_not_followed_and_says_so() -> None:
+    assert _followed(_plain()) == []
+    assert _plain().off()["full"] == "needs Python 3.11 and torch 2.11, or newer"
+
+
+@follows
 def test_owners_tell_no_more_once_a_step_was_followed() -> None:
     sources = [event.source for event in _plain().of(events.Memory)]
     assert sources == sorted(sources, key=lambda source: source == events.FOLLOWED)
@@ -133,6 +144,7 @@ def test_weights_and_output_are_equal_to_the_bit_and_nothing_of_ours_is_imported
     assert json.loads(alone.stdout)["imported"] == []
 
 
+@follows
 def test_a_mode_that_the_script_puts_on_top_stays_and_ours_gives_up() -> None:
     """In the second of the two steps that are followed: it is on top when that step ends."""
     seen = _trained(f"train(12, on_top_at={full.AFTER_STEPS[0] + 1})", "full")
@@ -143,6 +155,7 @@ def test_a_mode_that_the_script_puts_on_top_stays_and_ours_gives_up() -> None:
 
 
 @pytest.mark.slow
+@follows
 def test_a_mode_of_the_script_that_is_on_is_not_joined() -> None:
     seen = _trained("with Mine():\n    train(12)", "full")
     assert seen.status == 0, seen.stderr
@@ -150,6 +163,7 @@ def test_a_mode_of_the_script_that_is_on_is_not_joined() -> None:
 
 
 @pytest.mark.slow
+@follows
 def test_the_peak_is_what_the_ledger_measures_from_the_start() -> None:
     """There the whole data set is known too."""
     from_the_start = """

@@ -6,7 +6,6 @@ run everywhere.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from rankdeck.observer import loggers, parts
 from rankdeck.observer.metrics import MOST_ROWS, MetricsBook
 from tests.helpers.observing import observe
+from tests.helpers.script_python import scripts_have
 from tests.helpers.telling import found, telling
 
 # What a book does with values.
@@ -254,7 +254,7 @@ _ENVIRONMENT = {
 def test_a_library_that_is_installed_is_seen_as_it_logs(library: str, tmp_path: Path) -> None:
     """The script prints what the library itself has kept: name -> steps and values."""
     for name in (library, _ALSO_NEEDS.get(library, library)):
-        if importlib.util.find_spec(name.partition(".")[0]) is None:
+        if not scripts_have(name.partition(".")[0]):
             pytest.skip(f"{name} is not installed")
     seen = observe(_TRAINED + _SCRIPTS[library], tmp_path / "script", **_ENVIRONMENT)
     assert seen.status == 0, seen.stderr

@@ -1,15 +1,16 @@
-"""Starts two ranks of its own, which train with DDP, then with FSDP2; each prints what it knows itself."""
+"""Two ranks, its own or torchrun's, train with DDP, FSDP and fully_shard; each keeps what it knows itself."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 import torch
 import torch.distributed as dist
+import torch.distributed.fsdp as sharding
 from torch import multiprocessing, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -30,23 +31,31 @@ def train(model: nn.Module, rank: int, num: int) -> list[float]:
 
 def main(rank: int, meeting_point: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{meeting_point}", rank=rank, world_size=2)
+    place = "env://" if "RANK" in os.environ else f"file://{meeting_point}"
+    dist.init_process_group("gloo", init_method=place, rank=rank, world_size=2)
 
     def make() -> nn.Sequential:
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
 
     losses = train(DistributedDataParallel(make(), bucket_cap_mb=1), rank, 5)
-    sharded = make()
-    mesh = init_device_mesh("cpu", (2,))
-    for part in (sharded[0], sharded[2], sharded):
-        fully_shard(part, mesh=mesh)
-    losses += train(sharded, rank, 6)
-    sums = [p.to_local().double().sum().item() for p in sharded.parameters()]  # type: ignore[attr-defined]
+    flat = sharding.FullyShardedDataParallel(make(), device_id=torch.device("cpu"))
+    losses += train(flat, rank, 4)
+    sums = [p.double().sum().item() for p in flat.parameters()]
+    if hasattr(sharding, "fully_shard"):  # Before torch 2.6 it wants a GPU.
+        sharded = make()
+        mesh = init_device_mesh("cpu", (2,))
+        for part in (sharded[0], sharded[2], sharded):
+            sharding.fully_shard(part, mesh=mesh)
+        losses += train(sharded, rank, 6)
+        sums += [p.to_local().double().sum().item() for p in sharded.parameters()]  # type: ignore[attr-defined]
     with open(f"{meeting_point}.{rank}", "w") as file:
         json.dump({"losses": losses, "sums": sums}, file)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    multiprocessing.spawn(main, (sys.argv[1],), 2)
+    if "RANK" in os.environ:
+        main(int(os.environ["RANK"]), sys.argv[1])
+    else:
+        multiprocessing.spawn(main, (sys.argv[1],), 2)
