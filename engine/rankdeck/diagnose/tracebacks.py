@@ -21,6 +21,8 @@ _LONGEST = 500
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _OF_RANK = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 """What torch prints in front of every line once a process group is there."""
+_BAR = re.compile(r"\r[^\r\n]*?(?=(?:\[rank\d+\]: )?Traceback \(most recent call last\):$)", re.MULTILINE)
+"""A progress bar ends in no line end: a traceback follows it on its line."""
 _HEADER = re.compile(r"^(?:Original )?Traceback \(most recent call last\):$")
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.*))?$')
 _RAISED = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
@@ -55,7 +57,8 @@ class Raised:
 
 def find_raised(text: str, folder: str = "") -> Raised | None:
     """The exception that a log ends with; `folder` is what relative names of files are relative to."""
-    lines = _OF_RANK.sub("", _COLOURS.sub("", text).replace("\r\n", "\n")).split("\n")
+    text = _BAR.sub("\n", _COLOURS.sub("", text).replace("\r\n", "\n"))
+    lines = _OF_RANK.sub("", text).split("\n")
     found: Raised | None = None
     for number, line in enumerate(lines):
         if _HEADER.match(line) and not _is_ignored(lines, number):

@@ -19,6 +19,8 @@ Traceback (most recent call last):
            ^^^^^^^^^^^^^^
 RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x3 and 2x2)
 """
+_BAR = "step 1\n\r  0%|          | 0/32 [00:00<?, ?it/s]\r  3%|3         | 1/32 [00:00<00:02, 11.2it/s]"
+"""Printed without a line end."""
 
 
 def test_the_last_line_of_the_persons_own_code_is_named() -> None:
@@ -32,6 +34,11 @@ def test_the_last_line_of_the_persons_own_code_is_named() -> None:
     ("change", "text"),
     [
         ("torch's prefix", "".join(f"[rank1]: {line}\n" for line in _PLAIN.splitlines())),
+        ("a progress bar", _BAR + _PLAIN.partition("\n")[2] + _BAR),
+        (
+            "a progress bar and torch's prefix",
+            _BAR + "".join(f"[rank1]: {line}\n" for line in _PLAIN.splitlines()[1:]) + _BAR,
+        ),
         ("a terminal's line ends", _PLAIN.replace("\n", "\r\n")),
         (
             "colours",
