@@ -111,6 +111,30 @@ def test_stacks_come_on_an_unused_signal(tmp_path: Path) -> None:
     assert "in stands_still" in (tmp_path / "run/logs/rank-0.0.stacks").read_text()
 
 
+def test_a_script_that_takes_every_descriptor_has_them_for_itself(tmp_path: Path) -> None:
+    """As a daemon that closes what it does not know: our numbers are those of its own files then."""
+    script = tmp_path / "takes.py"
+    script.write_text(
+        "import os, sys, torch\n"
+        "weight = torch.ones(1, requires_grad=True)\n"
+        "optimizer = torch.optim.SGD([weight], 0.1)\n"
+        "def train():\n"
+        "    for _ in range(5): weight.sum().backward(); optimizer.step()\n"
+        "train()\n"
+        "own = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)\n"
+        "for number in range(3, 600): number == own or os.dup2(own, number)\n"
+        "train()\n"
+        "if os.fork() == 0: sys.exit(sum(os.write(number, b'x') for number in range(3, 600)) % 256)\n"
+        "print(os.waitstatus_to_exitcode(os.wait()[1]) == 597 % 256)\n"
+    )
+    page = HeartbeatPage(1)
+    done = watch([script, tmp_path / "own"], tmp_path / "run", RANKDECK_HEARTBEAT=page.path)
+    page.close()
+    assert (done.status, done.stdout, done.stderr) == (0, "True\n", "")
+    assert (tmp_path / "own").read_bytes() == b"x" * 597
+    assert len(done.steps(0, "ended")) == 10
+
+
 def test_beats_are_the_same_bytes_as_the_engines() -> None:
     page = HeartbeatPage(3)
     theirs, ours = HeartbeatWriter(page.path, 1), Heart(page.path, 2)
