@@ -207,14 +207,14 @@ def test_imports_are_found_looked_at_and_repeated_as_ever(tmp_path: Path) -> Non
     (package / "__init__.py").write_text("loads = globals().get('loads', 0) + 1\n")
     (tmp_path / "torch.py").write_text("raise ImportError('no driver')\n")
     code = (
-        "import importlib, importlib.util, pickle, pkgutil, sys\n"
+        "import importlib, importlib.util, pickle, pkgutil, sys, traceback\n"
         "spec = importlib.util.find_spec('wandb'); print(spec.name, type(spec.loader).__name__)\n"
         "import wandb; importlib.reload(wandb); print(wandb.loads)\n"
         "print(wandb.__loader__.is_package('wandb'), vars(wandb.__loader__).keys())\n"
         "print(pkgutil.get_data('wandb', '__init__.py')[:5])\n"
         "for name in ('torch', 'mlflow', 'torch'):\n"
         "    try: importlib.import_module(name)\n"
-        "    except ImportError as error: print(type(error).__name__, error, error.name)\n"
+        "    except ImportError as error: print(error.name, traceback.format_exc())\n"
     )
     assert _bare(code, tmp_path / "run", PYTHONPATH=os.pathsep.join([str(INJECT), str(tmp_path)])) == _bare(
         code, None, PYTHONPATH=str(tmp_path)
