@@ -13,14 +13,15 @@ from pathlib import Path
 
 from rankdeck.base import files
 from rankdeck.base.errors import Problem
-from rankdeck.diagnose.exceptions import is_communication, last_lines
+from rankdeck.diagnose.exceptions import is_communication, last_lines, shortened
 from rankdeck.events import RankFailed
 
 TAIL_BYTES = 1 << 17
-_LONGEST = 500
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _OF_RANK = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 """What torch prints in front of every line once a process group is there."""
+_OF_GROUP = re.compile(r"^  [+|] (?:Exception Group (?=Traceback))?", re.MULTILINE)
+"""What stands in front of the lines of an exception group, and not of those inside it."""
 _HEADER = re.compile(r"^(?:Original )?Traceback \(most recent call last\):$")
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.*))?$')
 _RAISED = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
@@ -55,7 +56,8 @@ class Raised:
 
 def find_raised(text: str, folder: str = "") -> Raised | None:
     """The exception that a log ends with; `folder` is what relative names of files are relative to."""
-    lines = _OF_RANK.sub("", _COLOURS.sub("", text).replace("\r\n", "\n")).split("\n")
+    text = _OF_RANK.sub("", _COLOURS.sub("", text).replace("\r\n", "\n"))
+    lines = _OF_GROUP.sub("", text).split("\n")
     found: Raised | None = None
     for number, line in enumerate(lines):
         if _HEADER.match(line) and not _is_ignored(lines, number):
@@ -75,7 +77,7 @@ def failure_of(rank: int, log: Path, *, folder: str, of_several: bool) -> RankFa
         return None
     code = _code(raised, tail)
     who = f"rank {rank}" if of_several else "The script"
-    what = f"{raised.name}: {_first_line(raised.message)}" if raised.message else raised.name
+    what = f"{raised.name}: {shortened(raised.message)}" if raised.message else raised.name
     where = f" ({raised.file}, line {raised.line})" if raised.file else "."
     problem = Problem(
         code,
@@ -143,10 +145,6 @@ def is_own(file: str) -> bool:
 
 def _absolute(file: str | None, folder: str) -> str | None:
     return file if file is None or file.startswith("<") else os.path.normpath(Path(folder, file))
-
-
-def _first_line(message: str) -> str:
-    return message if len(message) <= _LONGEST else message[:_LONGEST].rpartition(" ")[0] + " ..."
 
 
 def _code(raised: Raised, tail: str) -> str:
