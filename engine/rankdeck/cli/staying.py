@@ -250,7 +250,8 @@ def _last_words(run: RunDir) -> str:
         from rankdeck.run.summary import summarise
 
         facts = summarise(run)
-        words.append(f"{facts['steps']} steps")
+        if facts["steps"]:
+            words.append(f"{facts['steps']} steps")
         first, last = (facts["loss"][key] for key in ("first", "last"))
         if last is not None:
             words.append(f"loss {loss_in_words(first)} to {loss_in_words(last)}")

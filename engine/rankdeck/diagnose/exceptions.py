@@ -114,14 +114,19 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 def _message(error: BaseException, text: str) -> str:
     """Type and first line; the place in the code where a person can look."""
     first = text.splitlines()[0].strip() if text else "no message"
-    if len(first) > _LONGEST:
-        first = first[:_LONGEST].rpartition(" ")[0] + " ..."
     frames = traceback.extract_tb(error.__traceback__)
     file, line = own_place(error)
     if file is None and frames:
         file, line = frames[-1].filename, frames[-1].lineno
     where = f" ({file}, line {line})" if file else ""
-    return f"{type(error).__name__}: {first}{where}"
+    return f"{type(error).__name__}: {shortened(first)}{where}"
+
+
+def shortened(line: str) -> str:
+    """Cut between words where it is too long, and has some."""
+    if len(line) <= _LONGEST:
+        return line
+    return (line[:_LONGEST].rpartition(" ")[0] or line[:_LONGEST]) + " ..."
 
 
 def own_place(error: BaseException) -> tuple[str | None, int | None]:

@@ -13,16 +13,17 @@ from pathlib import Path
 
 from rankdeck.base import files
 from rankdeck.base.errors import Problem
-from rankdeck.diagnose.exceptions import is_communication, last_lines
+from rankdeck.diagnose.exceptions import is_communication, last_lines, shortened
 from rankdeck.events import RankFailed
 
 TAIL_BYTES = 1 << 17
-_LONGEST = 500
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _OF_RANK = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 """What torch prints in front of every line once a process group is there."""
 _BAR = re.compile(r"\r[^\r\n]*?(?=(?:\[rank\d+\]: )?Traceback \(most recent call last\):$)", re.MULTILINE)
 """A progress bar ends in no line end: a traceback follows it on its line."""
+_OF_GROUP = re.compile(r"^  [+|] (?:Exception Group (?=Traceback))?", re.MULTILINE)
+"""What stands in front of the lines of an exception group, and not of those inside it."""
 _HEADER = re.compile(r"^(?:Original )?Traceback \(most recent call last\):$")
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.*))?$')
 _RAISED = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
@@ -58,7 +59,7 @@ class Raised:
 def find_raised(text: str, folder: str = "") -> Raised | None:
     """The exception that a log ends with; `folder` is what relative names of files are relative to."""
     text = _BAR.sub("\n", _COLOURS.sub("", text).replace("\r\n", "\n"))
-    lines = _OF_RANK.sub("", text).split("\n")
+    lines = _OF_GROUP.sub("", _OF_RANK.sub("", text)).split("\n")
     found: Raised | None = None
     for number, line in enumerate(lines):
         if _HEADER.match(line) and not _is_ignored(lines, number):
@@ -78,7 +79,7 @@ def failure_of(rank: int, log: Path, *, folder: str, of_several: bool) -> RankFa
         return None
     code = _code(raised, tail)
     who = f"rank {rank}" if of_several else "The script"
-    what = f"{raised.name}: {_first_line(raised.message)}" if raised.message else raised.name
+    what = f"{raised.name}: {shortened(raised.message)}" if raised.message else raised.name
     where = f" ({raised.file}, line {raised.line})" if raised.file else "."
     problem = Problem(
         code,
@@ -146,10 +147,6 @@ def is_own(file: str) -> bool:
 
 def _absolute(file: str | None, folder: str) -> str | None:
     return file if file is None or file.startswith("<") else os.path.normpath(Path(folder, file))
-
-
-def _first_line(message: str) -> str:
-    return message if len(message) <= _LONGEST else message[:_LONGEST].rpartition(" ")[0] + " ..."
 
 
 def _code(raised: Raised, tail: str) -> str:

@@ -290,8 +290,11 @@ class ScriptSupervisor(supervising.Supervising):
 def in_words_of_scripts(problem: Problem, num_ranks: int) -> Problem:
     """A cause without the words of configurations, and without the number of an only rank."""
     advice = _ADVICE.get(problem.code, problem.advice)
+    if problem.code == "rank-killed" and advice:
+        advice = advice.replace("Somebody", "The script itself, somebody")
+    message = problem.message.replace(" before its first heartbeat", "")
     rank = problem.rank if num_ranks > 1 else None
-    return msgspec.structs.replace(problem, advice=advice, rank=rank)
+    return msgspec.structs.replace(problem, message=message, advice=advice, rank=rank)
 
 
 def _make(argv: list[str]) -> ScriptSupervisor:

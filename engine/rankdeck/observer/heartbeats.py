@@ -13,6 +13,8 @@ from time import monotonic
 
 _BEAT = struct.Struct("<qqdd24sq")
 _SLOT_BYTES = 2 * _BEAT.size
+_pages: list[mmap.mmap] = []
+"""All that were mapped. Each has a descriptor, whose number may be the script's by the time it is let go."""
 
 
 class Heart:
@@ -28,6 +30,7 @@ class Heart:
             if os.fstat(handle).st_size < (rank + 1) * _SLOT_BYTES:
                 raise ValueError("the page of heartbeats has no slot for rank %d" % rank)
             self._page = mmap.mmap(handle, 0)
+            _pages.append(self._page)
         finally:
             os.close(handle)
         self._slot = rank * _SLOT_BYTES

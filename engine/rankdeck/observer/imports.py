@@ -57,7 +57,12 @@ class _Finder:
 
         def exec_module(module: "ModuleType") -> None:
             vars(loader).pop("exec_module", None)
-            run(module)
+            try:
+                run(module)
+            except BaseException as error:
+                # A traceback shows what it would show alone.
+                error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+                raise
             try:
                 self.imported(name, module)
             except Exception:

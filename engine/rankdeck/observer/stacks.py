@@ -10,6 +10,8 @@ import faulthandler
 import os
 import signal
 
+from .writer import open_aside
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
 
 def install(torch: Any, session: RankSession) -> None:
     """Ready once this process is a rank."""
-    opened: list[Any] = []
 
     def register(optimizer: Any) -> None:
         free = [
@@ -33,8 +34,8 @@ def install(torch: Any, session: RankSession) -> None:
         folder = os.path.join(session.run, "logs")
         os.makedirs(folder, exist_ok=True)
         name = "rank-%d.%d.stacks" % (session.rank or 0, session.attempt)
-        opened.append(open(os.path.join(folder, name), "a"))  # open as long as the process lives
-        faulthandler.register(free[0], file=opened[-1], all_threads=True, chain=False)
+        opened = open_aside(os.path.join(folder, name))  # as long as the process lives
+        faulthandler.register(free[0], file=opened, all_threads=True, chain=False)
         session.stack_signal = free[0]
 
     def forget() -> None:

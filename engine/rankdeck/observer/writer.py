@@ -2,7 +2,9 @@
 
 The file is claimed with a lock that ends with the process. Who finds it locked takes the next number that no
 rank of this run has; who finds one of a process that has ended goes on behind its last line. Each line is one
-write; what the disk does not take is counted, and told once there is room again. See events.py in rankdeck.
+write; what the disk does not take is counted, and told once there is room again. A script may close what it
+does not know (a daemon does), so that a file of its own gets our descriptor's number: nothing is written or
+closed there. See events.py in rankdeck.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _TAIL_BYTES = 1 << 20
+_ASIDE = 512
 _MOST_RANKS = 4096
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=str).encode
@@ -30,23 +33,31 @@ class RankFile:
     def __init__(self, folder: str, rank: int, attempt: int, num_ranks: int) -> None:
         os.makedirs(folder, exist_ok=True)
         self.rank = rank
-        while True:
-            self._handle = os.open(
-                os.path.join(folder, "rank-%d.%d.jsonl" % (self.rank, attempt)),
-                os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC,
-                0o666,
-            )
-            try:
-                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                os.close(self._handle)
+        while not self._claim(os.path.join(folder, "rank-%d.%d.jsonl" % (self.rank, attempt))):
             self.rank = max(self.rank + 1, num_ranks)
             if self.rank >= _MOST_RANKS:
                 raise OSError("no rank's number is free")
         self._lock = threading.Lock()
         self._dropped, self._reason = 0, ""
         self._seq, self.steps = self._read_on()
+
+    def _claim(self, path: str) -> bool:
+        """Open and lock the file; False where another process has it."""
+        handle = open_aside(path)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(handle)
+            return False
+        self._handle, self._path, self._is = handle, path, _identity(handle)
+        return True
+
+    def _is_held(self) -> bool:
+        """Whether the descriptor is still that of our file."""
+        try:
+            return _identity(self._handle) == self._is
+        except OSError:
+            return False
 
     def _read_on(self) -> tuple[int, int]:
         """The next line's number, and the last step that is there."""
@@ -87,6 +98,8 @@ class RankFile:
             text = _encode(finite(event))
         line = text.encode("utf-8", "replace") + b"\n"
         try:
+            if not self._is_held() and not self._claim(self._path):
+                raise OSError("the script closed the file")
             length = os.fstat(self._handle).st_size
             if os.write(self._handle, line) < len(line):
                 os.ftruncate(self._handle, length)
@@ -98,7 +111,24 @@ class RankFile:
         return True
 
     def close(self) -> None:
-        os.close(self._handle)
+        if self._is_held():
+            os.close(self._handle)
+
+
+def open_aside(path: str) -> int:
+    """A descriptor to append with, out of the way of the numbers that the script's own files get."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    try:
+        aside = fcntl.fcntl(handle, fcntl.F_DUPFD_CLOEXEC, _ASIDE)
+    except OSError:  # So many may not be open here.
+        return handle
+    os.close(handle)
+    return aside
+
+
+def _identity(handle: int) -> tuple[int, int]:
+    found = os.fstat(handle)
+    return found.st_dev, found.st_ino
 
 
 def finite(value: Any) -> Any:

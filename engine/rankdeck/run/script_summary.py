@@ -13,7 +13,7 @@ from rankdeck import events
 from rankdeck.run.fold import Fold
 from rankdeck.run.imbalance import Imbalance
 from rankdeck.run.script_figures import ScriptFigures
-from rankdeck.run.script_words import script_of
+from rankdeck.run.script_words import script_of, without_steps
 from rankdeck.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _notes(run: RunDir, fold: Fold, config: ScriptConfig | None) -> Iterable[str
     if config is not None and config.script.observe == "none":
         yield "the script was not observed (--observe=none)"
     elif not fold.step:
-        yield "no optimizer step was seen" + (" yet" if run.outcome() == "running" else "")
+        yield without_steps(began=bool(script.ranks), is_over=run.outcome() != "running")
     yield from _parts_off(script.seen)
     for rank, observed in sorted(script.seen.items()):
         if observed.not_finite is not None:

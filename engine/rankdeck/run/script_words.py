@@ -37,6 +37,13 @@ def status_in_words(name: str, status: int) -> str:
     return f"{name} exited with {status}{ended_by}."
 
 
+def without_steps(*, began: bool, is_over: bool) -> str:
+    """Why there are no steps. `began`: a rank was seen; none is before its first step."""
+    if began and is_over:
+        return "it ended before its first steps were written down"
+    return "no optimizer step was seen" + ("" if is_over else " yet")
+
+
 def status_of(run: RunDir) -> int | None:
     """What the script of the latest attempt exited with; None where nobody told (yet)."""
     told = events_from_end(run.events_folder / f"supervisor.{run.next_attempt() - 1}.jsonl")

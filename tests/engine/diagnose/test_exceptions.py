@@ -68,6 +68,7 @@ def test_a_message_has_type_text_and_place_and_the_last_lines() -> None:
 def test_a_long_message_ends_with_a_whole_word() -> None:
     message = raised(ValueError("word " * 200)).problem.message
     assert "word word ... (" in message and len(message) < 700
+    assert "xxxx ... (" in raised(ValueError("x" * 1000)).problem.message
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,12 @@ def test_the_last_line_of_the_persons_own_code_is_named() -> None:
                 "RuntimeError", "\x1b[1mRuntimeError\x1b[0m"
             ),
         ),
+        (
+            "the one that holds a group",
+            "  + Exception Group "
+            + "  | ".join(_PLAIN.removeprefix("step 1\n").splitlines(keepends=True))
+            + "  +-+---------------- 1 ----------------\n    | ValueError: inside\n    +-----------\n",
+        ),
         ("warnings afterwards", _PLAIN + "[W socket.cpp:99] destroy_process_group() was not called\n"),
         (
             "one that was ignored at the end",

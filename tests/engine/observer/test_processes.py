@@ -113,6 +113,30 @@ def test_stacks_come_on_an_unused_signal(tmp_path: Path) -> None:
     assert "in stands_still" in (tmp_path / "run/logs/rank-0.0.stacks").read_text()
 
 
+def test_a_script_that_takes_every_descriptor_has_them_for_itself(tmp_path: Path) -> None:
+    """As a daemon that closes what it does not know: our numbers are those of its own files then."""
+    script = tmp_path / "takes.py"
+    script.write_text(
+        "import os, sys, torch\n"
+        "weight = torch.ones(1, requires_grad=True)\n"
+        "optimizer = torch.optim.SGD([weight], 0.1)\n"
+        "def train():\n"
+        "    for _ in range(5): weight.sum().backward(); optimizer.step()\n"
+        "train()\n"
+        "own = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)\n"
+        "for number in range(3, 600): number == own or os.dup2(own, number)\n"
+        "train()\n"
+        "if os.fork() == 0: sys.exit(sum(os.write(number, b'x') for number in range(3, 600)) % 256)\n"
+        "print(os.waitstatus_to_exitcode(os.wait()[1]) == 597 % 256)\n"
+    )
+    page = HeartbeatPage(1)
+    done = watch([script, tmp_path / "own"], tmp_path / "run", RANKDECK_HEARTBEAT=page.path)
+    page.close()
+    assert (done.status, done.stdout, done.stderr) == (0, "True\n", "")
+    assert (tmp_path / "own").read_bytes() == b"x" * 597
+    assert len(done.steps(0, "ended")) == 10
+
+
 def test_beats_are_the_same_bytes_as_the_engines() -> None:
     page = HeartbeatPage(3)
     theirs, ours = HeartbeatWriter(page.path, 1), Heart(page.path, 2)
@@ -185,14 +209,14 @@ def test_imports_are_found_looked_at_and_repeated_as_ever(tmp_path: Path) -> Non
     (package / "__init__.py").write_text("loads = globals().get('loads', 0) + 1\n")
     (tmp_path / "torch.py").write_text("raise ImportError('no driver')\n")
     code = (
-        "import importlib, importlib.util, pickle, pkgutil, sys\n"
+        "import importlib, importlib.util, pickle, pkgutil, sys, traceback\n"
         "spec = importlib.util.find_spec('wandb'); print(spec.name, type(spec.loader).__name__)\n"
         "import wandb; importlib.reload(wandb); print(wandb.loads)\n"
         "print(wandb.__loader__.is_package('wandb'), vars(wandb.__loader__).keys())\n"
         "print(pkgutil.get_data('wandb', '__init__.py')[:5])\n"
         "for name in ('torch', 'mlflow', 'torch'):\n"
         "    try: importlib.import_module(name)\n"
-        "    except ImportError as error: print(type(error).__name__, error, error.name)\n"
+        "    except ImportError as error: print(error.name, traceback.format_exc())\n"
     )
     assert _bare(code, tmp_path / "run", PYTHONPATH=os.pathsep.join([str(INJECT), str(tmp_path)])) == _bare(
         code, None, PYTHONPATH=str(tmp_path)

@@ -89,6 +89,14 @@ def test_what_was_not_seen_is_absent(run: WrittenScript) -> None:
     assert facts["notes"] == ["no optimizer step was seen"]
 
 
+def test_steps_that_were_lost_were_not_absent(run: WrittenScript) -> None:
+    """A process is a rank once it has stepped; `os._exit` may follow before anything is written."""
+    run.see(0)
+    assert list(summarise(run.dir)["notes"]) == ["no optimizer step was seen yet"]
+    run.finish()
+    assert summarise(run.dir)["notes"] == ["it ended before its first steps were written down"]
+
+
 def test_a_configured_run_has_the_same_keys(run: WrittenScript, tmp_path: Path) -> None:
     run.finish()
     configured = WrittenRun(tmp_path / "runs")

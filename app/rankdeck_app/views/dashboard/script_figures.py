@@ -13,6 +13,7 @@ from functools import partial
 
 from rankdeck import events
 from rankdeck.base.units import format_count, format_duration, format_setting
+from rankdeck.run.script_words import without_steps
 from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.views.dashboard import run_figures
 from rankdeck_app.widgets.chart import UNKNOWN
@@ -177,8 +178,12 @@ def absence(run: LiveRun, part: str = "") -> str:
     if seen is not None and part in seen.parts:
         return f"not observed: {seen.parts[part]}"
     if run.step is None:
-        return "no optimizer step was seen" if is_over(run) else "waiting for the first optimizer step"
+        return _without_steps(run) if is_over(run) else "waiting for the first optimizer step"
     return "none was seen" if is_over(run) else "none was seen yet"
+
+
+def _without_steps(run: LiveRun) -> str:
+    return without_steps(began=bool(run.fold.script.ranks), is_over=True)
 
 
 def headline(run: LiveRun) -> tuple[str, str, str] | None:
@@ -188,7 +193,7 @@ def headline(run: LiveRun) -> tuple[str, str, str] | None:
             return None
         return "info", "Running; no optimizer step was seen yet.", "Its output is below."
     if run.outcome == "completed" and run.step is None:
-        return "info", "Completed; no optimizer step was seen.", "Its output is below."
+        return "info", f"Completed; {_without_steps(run)}.", "Its output is below."
     if run.outcome == "completed":
         return "info", "Completed.", ""
     return run_figures.headline(run)

@@ -1,0 +1,204 @@
+"""Scripts that do what breaks tools around them: each is what it is alone, and the run says what happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from rankdeck.rundir import find_run
+from tests.helpers.cli import Finished, rankdeck_here, start_rankdeck
+from tests.helpers.waiting import with_load
+
+_SLEEPS = "import time; time.sleep(600)"
+
+
+@dataclass(frozen=True)
+class Odd:
+    """A script: what it exits with and prints, and what is said of it."""
+
+    source: str
+    out: str = ""
+    status: int = 0
+    words: str = ""
+    ranks: int = 1
+    options: tuple[str, ...] = ()
+
+
+ODD = {
+    "stdout is closed": Odd("import os\nprint('seen')\nos.close(1)\nos.close(2)\nos._exit(0)", "seen\n"),
+    "os._exit(0)": Odd(
+        "import os, atexit\natexit.register(print, 'never')\nprint('on')\nos._exit(0)", "on\n"
+    ),
+    "os._exit(3)": Odd("import os\nprint('on')\nos._exit(3)", "on\n", 3, "train.py exited with 3."),
+    "os._exit(3) of a rank": Odd(
+        f"import os\nif os.environ['RANK'] == '1': os._exit(3)\n{_SLEEPS}",
+        status=3,
+        words="train.py exited with 3 (rank 1).",
+        ranks=2,
+    ),
+    "os._exit(0) of a rank": Odd(
+        "import os\nif os.environ['RANK'] == '1': os._exit(0)\nprint('on')", "on\n", ranks=2
+    ),
+    "one rank raises": Odd(
+        f"import os\nif os.environ['RANK'] == '1': raise ValueError('bad batch')\n{_SLEEPS}",
+        status=1,
+        words="rank 1 raised ValueError: bad batch ({folder}/train.py, line 2)",
+        ranks=2,
+    ),
+    "it interrupts itself": Odd("raise KeyboardInterrupt", "", 130, "The process was ended by SIGINT."),
+    "it crashes": Odd("import ctypes\nctypes.string_at(0)", "", 139, "The process was ended by SIGSEGV."),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a person who has a sitecustomize, and no environment active."""
+    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        monkeypatch.delenv(variable, raising=False)
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("OWN = 'mine'\n")
+    monkeypatch.setenv("PYTHONPATH", f"{os.environ['PYTHONPATH']}{os.pathsep}{own}")
+    return tmp_path
+
+
+def _finish(command: list[str], folder: Path) -> Finished:
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=with_load(60),
+        check=False,
+    )
+    status = 128 - done.returncode if done.returncode < 0 else done.returncode
+    return Finished(status, done.stdout, done.stderr)
+
+
+def _alone(folder: Path) -> Finished:
+    return _finish([sys.executable, "-u", "train.py"], folder)
+
+
+def _run(folder: Path, ranks: int = 1) -> Finished:
+    command = [sys.executable, "-P", "-m", "rankdeck", "run", "--nproc-per-node", str(ranks), "train.py"]
+    return _finish(command, folder)
+
+
+def _of_rankdeck(alone: Finished, ours: Finished) -> list[str]:
+    """What Rankdeck has said behind what the script has written, where everything else is the same."""
+    assert (ours.out, ours.code) == (alone.out, alone.code)
+    first, _, rest = ours.err.partition("\n")
+    assert first.startswith("python: ") and rest.startswith(alone.err)
+    return rest.removeprefix(alone.err).splitlines()
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_it_is_what_it_is_alone(folder: Path, name: str) -> None:
+    odd = ODD[name]
+    (folder / "train.py").write_text(odd.source + "\n")
+    ours = _run(folder, odd.ranks)
+    said = _of_rankdeck(_alone(folder), ours) if odd.ranks == 1 else ours.err.splitlines()[1:]
+    assert (ours.code, ours.out) == (odd.status, odd.out)
+    ended = f"failed with exit status {odd.status} after " if odd.status else "completed after "
+    run = find_run("last", Path(os.environ["RANKDECK_RUNS"]))
+    assert said[-1].startswith(ended) and said[-1].endswith(f"; rankdeck show {run.name}")
+    shown = rankdeck_here("show", run.name, code=0)
+    assert "note         no optimizer step was seen" in shown.out
+    if odd.words:
+        words = odd.words.format(folder=folder)
+        assert said[-3] == words and words in shown.err
+    else:
+        assert len(said) == 1 and not shown.err
+
+
+EVERYTHING = """
+import io, multiprocessing, os, sys
+
+def train(steps, *optimizers):
+    for optimizer in optimizers * steps:
+        optimizer.zero_grad()
+        loss = sum(p.square().sum() for p in optimizer.param_groups[0]["params"])
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+
+class Shouting(io.TextIOBase):
+    def write(self, text):
+        return sys.__stdout__.write(text.upper())
+
+if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        print("once more", flush=True)
+        os.execv(sys.executable, [sys.executable, __file__, "again"])
+    import torch
+    sys.stdout = Shouting()
+    theirs, called, losses = torch.Tensor.backward, [], []
+    def backward(self, *args, **kwargs):
+        called.append(self)
+        return theirs(self, *args, **kwargs)
+    torch.Tensor.backward = backward
+    torch.manual_seed(0)
+    models = [torch.nn.Linear(2, 2), torch.nn.Linear(3, 3)]
+    critic = torch.optim.SGD(models[0].parameters(), lr=0.1)
+    generator = torch.optim.Adam(models[1].parameters(), lr=0.1)
+    train(10, critic, generator)
+    child = multiprocessing.get_context("fork").Process(target=train, args=(5, critic))
+    child.start()
+    child.join()
+    spawned = multiprocessing.get_context("spawn").Process(target=print, args=("spawned",))
+    spawned.start()
+    spawned.join()
+    print(sys.modules["sitecustomize"].OWN, child.exitcode, spawned.exitcode)
+    print(len(called), torch.Tensor.backward is backward)
+    print(losses[-1])
+    raise RuntimeError("over")
+"""
+
+
+def test_a_script_that_does_everything_at_once(folder: Path) -> None:
+    """Executes itself, replaces Tensor.backward and stdout, has two optimizers, forks, spawns, raises."""
+    (folder / "train.py").write_text(EVERYTHING)
+    ours = _run(folder)
+    said = _of_rankdeck(_alone(folder), ours)
+    lines = ours.out.splitlines()
+    assert (ours.code, lines[:4]) == (1, ["once more", "spawned", "MINE 0 0", "20 TRUE"])
+    assert said[0].startswith("The script raised RuntimeError: over (")
+    facts = rankdeck_here("show", "last", "--json", code=0).json
+    assert [rank["steps"] for rank in facts["observed"]["ranks"]] == [10, 5]
+    assert (facts["steps"], facts["observed"]["optimizer"]) == (10, "torch.optim.adam:Adam")
+    assert facts["loss"]["last"] == pytest.approx(float(lines[4]))
+    assert facts["notes"][0] == "SGD stepped 10 times besides the leading optimizer"
+
+
+HANGS = """
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(10):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+if dist.get_rank() == 1:
+    time.sleep(600)
+dist.all_reduce(torch.ones(1))
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_stays_away_from_a_collective_is_named_on_stderr(folder: Path) -> None:
+    """The command goes on until somebody ends it."""
+    (folder / "train.py").write_text(HANGS)
+    with start_rankdeck("run", "--nproc-per-node", "2", "train.py", cwd=folder) as command:
+        assert command.stderr is not None
+        words = next(line for line in command.stderr if line.startswith("rank 1: No progress for "))
+        assert f"({folder}/train.py, line 10), while the others wait." in words
+        command.send_signal(signal.SIGTERM)
+        assert command.wait(with_load(40)) == 143
+        assert "stopped with exit status 143 after " in command.stderr.read()
