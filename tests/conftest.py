@@ -22,9 +22,10 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUM
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["PYTHONPATH"] = PRODUCT
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell starts its background jobs so, and what a test starts would be deaf to Ctrl-C too.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+    # A shell starts its background jobs so, and nohup what it is given; what a test starts would be deaf too.
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 import psutil  # noqa: E402
 import pytest  # noqa: E402

@@ -59,7 +59,7 @@ NO_FILE_OF_A_RUN = {
     "app/rankdeck_app/settings.py": "settings",
     "app/rankdeck_app/shell/window_state.py": "a setting",
     "app/rankdeck_app/state/draft.py": "the draft",
-    "app/rankdeck_app/state/script_draft.py": "a setting",
+    "app/rankdeck_app/state/kept_file.py": "a setting",
     "app/rankdeck_app/state/script_folder.py": "a setting",
     "app/rankdeck_app/state/trust.py": "a setting",
     "app/rankdeck_app/state/workspace.py": "a setting",

@@ -52,6 +52,14 @@ ODD = {
         ranks=2,
     ),
     "it interrupts itself": Odd("raise KeyboardInterrupt", "", 130, "The process was ended by SIGINT."),
+    "a thread of C++ outlives it": Odd(
+        "import atexit, os\n"
+        "atexit.register(os.abort)\n"
+        "atexit.register(os.write, 2, b'terminate called without an active exception\\n')\n"
+        "raise ValueError('bad batch')",
+        status=134,
+        words="The script raised ValueError: bad batch ({folder}/train.py, line 4)",
+    ),
     "it crashes": Odd("import ctypes\nctypes.string_at(0)", "", 139, "The process was ended by SIGSEGV."),
 }
 

@@ -71,8 +71,12 @@ def find_cause(
 
 
 def _is_signalled(rank: RankEvidence) -> bool:
-    """Ended by a signal of its own. NCCL's watchdog aborts victims of a timeout: those do not count."""
-    return rank.exit_code is not None and rank.exit_code < 0 and not _is_victim(rank)
+    """Ended by a signal of its own. NCCL's watchdog aborts victims of a timeout, and a thread of C++ aborts a
+    Python that was ending for a reason of its own: those do not count."""
+    if rank.exit_code is None or rank.exit_code >= 0 or _is_victim(rank):
+        return False
+    has_said_why = rank.failure is not None and not rank.failure.is_communication
+    return not (has_said_why and rank.exit_code == -signal.SIGABRT)
 
 
 def _is_victim(rank: RankEvidence) -> bool:

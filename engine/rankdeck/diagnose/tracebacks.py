@@ -93,6 +93,17 @@ def failure_of(rank: int, log: Path, *, folder: str, of_several: bool) -> RankFa
     return RankFailed(rank=rank, problem=problem, is_communication=code == "communication", t=said_at)
 
 
+def ended_by_then(problem: Problem) -> bool:
+    """Whether Python was ending with that exception when a thread of C++ that outlived it aborted it."""
+    lines = [_OF_RANK.sub("", line) for line in problem.last_lines[-2:]]
+    return (
+        len(lines) == 2
+        and lines[1].startswith("terminate called ")
+        and (raised := _RAISED.match(lines[0])) is not None
+        and f" raised {raised['type'].rpartition('.')[2]}" in problem.message
+    )
+
+
 def _is_ignored(lines: list[str], header: int) -> bool:
     return header > 0 and lines[header - 1].startswith(_NOT_THE_END)
 

@@ -23,7 +23,7 @@ from rankdeck.diagnose.cause import RankEvidence
 from rankdeck.diagnose.exceptions import is_communication, read_last_lines
 from rankdeck.diagnose.hang import Frame, is_still, place
 from rankdeck.diagnose.script_hang import Standing, standing_still
-from rankdeck.diagnose.tracebacks import failure_of
+from rankdeck.diagnose.tracebacks import ended_by_then, failure_of
 from rankdeck.launch.children import Child
 from rankdeck.launch.processes import is_running, is_suspended, signal_handled
 from rankdeck.launch.watch import POLL_S, Watch
@@ -165,7 +165,9 @@ class ScriptWatch(Watch):
         log = self.errors_log(rank)
         if code in (None, 1) or (code or 0) < 0:
             raised = failure_of(rank, log, folder=self._config.script.folder, of_several=several)
-            if raised is not None and ((code or 0) >= 0 or raised.is_communication):
+            if raised is not None and (
+                (code or 0) >= 0 or raised.is_communication or ended_by_then(raised.problem)
+            ):
                 return self._with_interpreter(raised)
         if code is None or code <= 0:
             return None

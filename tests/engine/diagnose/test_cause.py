@@ -78,6 +78,12 @@ def test_a_signal_comes_before_an_exception() -> None:
     assert cause_of(own, RankEvidence(1, -9)).rank == 1
 
 
+def test_who_has_said_why_and_is_aborted_at_its_end_is_the_cause() -> None:
+    said_why = RankEvidence(1, -signal.SIGABRT, failure=said(ValueError("bad batch 17"), 1, 9.0))
+    problem = cause_of(victim(0, TIMEOUT), said_why)
+    assert (problem.rank, "bad batch 17" in problem.message) == (1, True)
+
+
 def test_a_victim_that_the_watchdog_aborted_is_no_cause() -> None:
     words = "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12) ran for 60001 ms"
     aborted = RankEvidence(0, -signal.SIGABRT, beat=Beat(21, "step", 101.0), last_lines=(words,))
