@@ -221,7 +221,7 @@ def begin_and_stay(
 
         console.as_json(summarise(run))
     else:
-        _say(_last_words(run))
+        _say(last_words(run))
     return status_of(run)
 
 
@@ -239,7 +239,7 @@ def _on_stderr(say: Callable[[T], None], what: T) -> None:
         os.close(null)
 
 
-def _last_words(run: RunDir) -> str:
+def last_words(run: RunDir) -> str:
     """'completed in 12 s, 200 steps, loss 2.3021 to 0.0123; rankdeck show 20260101-120000-train-ab12'."""
     end, status = run.end(), status_of(run)
     words = [run.outcome() if not status or end is None else f"{end.outcome} with exit status {status}"]
@@ -255,6 +255,9 @@ def _last_words(run: RunDir) -> str:
         first, last = (facts["loss"][key] for key in ("first", "last"))
         if last is not None:
             words.append(f"loss {loss_in_words(first)} to {loss_in_words(last)}")
+        lost_in = (facts["observed"] or {}).get("not_finite")
+        if lost_in is not None:
+            words.append(f"not finite in step {lost_in}")
     return f"{', '.join(words)}; rankdeck show {run.name}"
 
 

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from rankdeck.cli.live import LiveDisplay, device_bars
+from rankdeck.cli.staying import last_words
 from rankdeck.run.fold import read_fold
 from tests.helpers.cli import rankdeck_here
 from tests.helpers.written_run import MIB
@@ -36,6 +37,14 @@ def run(tmp_path: Path) -> Iterator[WrittenScript]:
 def spoken(*argv: str) -> tuple[str, str]:
     done = rankdeck_here(*argv, code=0)
     return done.out, done.err
+
+
+def test_the_last_line_of_a_run_has_its_loss_as_long_as_it_was_one(run: WrittenScript) -> None:
+    run.finish()
+    told = "11 steps, loss 5.0000 to 4.1000"
+    assert told + "; rankdeck show" in last_words(run.dir)
+    run.see(0, not_finite=11)
+    assert told + ", not finite in step 11; rankdeck show" in last_words(run.dir)
 
 
 def test_watch_tells_a_script_in_plain_lines_without_plan_or_end(run: WrittenScript) -> None:
