@@ -68,8 +68,13 @@ class Gradients:
             return None
         with torch.no_grad():
             if any(g.dtype in self._narrow for g in gradients):
-                gradients = [g.detach().float() if g.dtype in self._narrow else g for g in gradients]
-            norms = torch._foreach_norm(gradients)
+                # One by one: a copy of all gradients in fp32 may be more than there is room for.
+                norms = [
+                    torch.linalg.vector_norm(g, dtype=torch.promote_types(g.dtype, torch.float32))
+                    for g in gradients
+                ]
+            else:
+                norms = torch._foreach_norm(gradients)
             return self._readings.read(torch.linalg.vector_norm(torch.stack([n.double() for n in norms])))
 
 

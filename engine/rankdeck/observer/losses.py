@@ -55,14 +55,16 @@ class Losses:
         return taken
 
     def share(self) -> tuple[list[Any], int]:
-        """The same for several optimizers that step inside one backward; it is over with the next one."""
+        """The same for several optimizers that step on one backward or inside it; the next one ends that."""
         self._shared = True
         return self.readings, self.backwards
 
     def called(self, tensors: Any) -> None:
         """Backward is called on `tensors`."""
         if self._shared:
+            scaled = self.scaled
             self.take()
+            self.scaled = scaled
         self.backwards += 1
         session = self._session
         session.beat("backward")
@@ -81,8 +83,11 @@ class Losses:
             tensors = []
         for function in session.on_backward:
             function(tensors)
-        if session.sampled and len(self.readings) < _MOST_READINGS:
-            self.readings.append(self._read(tensors))
+        if session.sampled:
+            if len(self.readings) < _MOST_READINGS:
+                self.readings.append(self._read(tensors))
+            else:
+                self.readings[-1] = None  # Of so many the sum is not known.
 
     def failed(self) -> None:
         """The backward that was called last ended in an exception: its loss is nobody's."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import time
 import weakref
 
 TYPE_CHECKING = False
@@ -30,6 +31,8 @@ _PRECISIONS = {
     "torch.float32": "fp32",
     "torch.float64": "fp64",
 }
+_SHARE = 0.01
+"""Of the time, at most, that is spent on looking for models: all objects of the process are looked at."""
 _PRODUCTS = (
     "AddmmBackward",
     "MmBackward",
@@ -54,8 +57,17 @@ def install(torch: Any, session: RankSession) -> None:
                 session.see(precision=_PRECISIONS.get(kinds.pop()))
         find_model(optimizer)
 
+    look_again_at = 0.0
+
     def model_of(optimizer: Any) -> None:
+        nonlocal look_again_at
+        began = time.perf_counter()
+        if began < look_again_at:
+            return
         model = _find(torch, optimizer)
+        now = time.perf_counter()
+        look_again_at = now + (now - began) / _SHARE
+        session.models[:] = [ref for ref in session.models if ref() is not None]
         known = [ref() for ref in session.models]
         if model is not None and not any(model is other for other in known):
             inside = any(model is part for other in known if other is not None for part in other.modules())

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import sys
 import threading
 from collections import deque
@@ -176,7 +177,8 @@ class RankSession:
     def end(self) -> None:
         """What is left is written; why the process ends is its supervisor's to say."""
         self.ending = True
-        self._pause()
+        self._stop_thread()
+        self._tick_at_last()
         self.ending = False
 
     def _tell(self) -> None:
@@ -190,12 +192,13 @@ class RankSession:
     def _ensure_thread(self) -> None:
         if self._thread is None:
             self._stop = threading.Event()
-            self._thread = threading.Thread(
-                target=self._work, args=(self._stop,), name="rankdeck", daemon=True
-            )
-            self._thread.start()
+            thread = threading.Thread(target=self._work, args=(self._stop,), name="rankdeck", daemon=True)
+            thread.start()
+            self._thread = thread
 
     def _work(self, stop: threading.Event) -> None:
+        # Signals are the script's, and where it has blocked them they wait.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while not stop.wait(TICK_S):
             try:
                 self.tick()
@@ -204,12 +207,20 @@ class RankSession:
 
     def _pause(self) -> None:
         """Without the thread, and with nothing left to write: before a fork, which copies one thread only."""
+        if self._stop_thread():
+            self._tick_at_last()
+
+    def _stop_thread(self) -> bool:
+        """False where there is none."""
         thread, self._thread = self._thread, None
         if thread is None:
-            return
+            return False
         self._stop.set()
         if thread is not threading.current_thread():
             thread.join(_END_S)
+        return True
+
+    def _tick_at_last(self) -> None:
         try:
             self.tick()
         except Exception as error:

@@ -134,10 +134,10 @@ class StepWatch:
         backwards = 0
         if losses is not None:
             losses.in_step = False
-            if losses.inside == 0 or leads:
+            if leads:
                 taken, backwards = losses.take()
-            elif leader is None:
-                # Parameter by parameter, from inside backward: the loss will be the leading optimizer's.
+            elif losses.inside == 0 or leader is None:
+                # The leading optimizer may step on the same loss, after this one or inside the same backward.
                 taken, backwards = losses.share()
         row = (now, time.time(), taken, rate, norm, backwards, session.waited_s, session.samples)
         if leads:

@@ -113,6 +113,24 @@ def test_stacks_come_on_an_unused_signal(tmp_path: Path) -> None:
     assert "in stands_still" in (tmp_path / "run/logs/rank-0.0.stacks").read_text()
 
 
+def test_a_signal_that_the_script_has_blocked_waits_for_it(tmp_path: Path) -> None:
+    """As while it saves: no thread of ours may take it meanwhile."""
+    script = tmp_path / "saves.py"
+    script.write_text(
+        "import os, signal, time, torch\n"
+        "weight = torch.ones(1, requires_grad=True)\n"
+        "optimizer = torch.optim.SGD([weight], 0.1)\n"
+        "for _ in range(2): weight.sum().backward(); optimizer.step()\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        "time.sleep(0.1)\n"
+        "print('saved', flush=True)\n"
+        "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])\n"
+    )
+    done = watch([script], tmp_path / "run")
+    assert (done.status, done.stdout, done.stderr) == (-signal.SIGTERM, "saved\n", "")
+
+
 def test_a_script_that_takes_every_descriptor_has_them_for_itself(tmp_path: Path) -> None:
     """As a daemon that closes what it does not know: our numbers are those of its own files then."""
     script = tmp_path / "takes.py"

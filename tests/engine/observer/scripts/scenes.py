@@ -473,6 +473,46 @@ def loses_its_loss() -> dict[str, Any]:
     return told(model, losses)
 
 
+@scene
+def one_loss_for_two() -> dict[str, Any]:
+    """The smaller one steps first, and both on the same backward; the loss is scaled."""
+    first, second = make(8), make(64)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (first, second)]
+    scaler, losses = torch.amp.GradScaler("cpu", init_scale=1024.0), []
+    for x, y in zip(*(part.split(16) for part in data(96)), strict=True):
+        loss = F.cross_entropy(first(x) + second(x), y)
+        scaler.scale(loss).backward()
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+            optimizer.zero_grad()
+        scaler.update()
+        losses.append(loss.item())
+    return told(second, losses)
+
+
+@scene
+def more_backwards_than_are_read() -> dict[str, Any]:
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = data(16)
+    for _ in range(3):
+        for _ in range(300):
+            (F.cross_entropy(model(x), y) / 300).backward()
+        optimizer.step()
+    return told(model, [None] * 3, backwards=[300] * 3)
+
+
+@scene
+def one_step_and_a_fork() -> dict[str, Any]:
+    model = make()
+    loss = one_step(model, torch.optim.SGD(model.parameters(), lr=0.1), *data(16))
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    return told(model, [loss])
+
+
 def main(names: list[str]) -> int:
     """0 unless a scene ended in an exception; then its traceback is on stderr."""
     import torch._dynamo  # noqa: F401  # Each optimizer's first step would import it, in each child.
