@@ -94,7 +94,7 @@ def _head(run: RunDir, what: SeenScript) -> list[str]:
     words = [
         f"What {what.script.script.run} did in the run {run.name}: {what.steps} steps were seen.",
         "",
-        "ScriptValues come from that run and from the script's text, which was read and not executed.",
+        "Values come from that run and from the script's text, which was read and not executed.",
         f'What neither tells is "{FILL_IN}": rankdeck validate says what is left.',
     ]
     return [*words, "The script's own interpreter was", f"    {what.script.script.python}"]

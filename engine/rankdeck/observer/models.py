@@ -57,30 +57,6 @@ def install(torch: Any, session: RankSession) -> None:
                 session.see(precision=_PRECISIONS.get(kinds.pop()))
         find_model(optimizer)
 
-    look_again_at = 0.0
-
-    def model_of(optimizer: Any) -> None:
-        nonlocal look_again_at
-        began = time.perf_counter()
-        if began < look_again_at:
-            return
-        model = _find(torch, optimizer)
-        now = time.perf_counter()
-        look_again_at = now + (now - began) / _SHARE
-        session.models[:] = [ref for ref in session.models if ref() is not None]
-        known = [ref() for ref in session.models]
-        if model is not None and not any(model is other for other in known):
-            inside = any(model is part for other in known if other is not None for part in other.modules())
-            session.models.insert(len(known) if inside else 0, weakref.ref(model))
-        model = next((other for other in (ref() for ref in session.models) if other is not None), None)
-        if model is None:
-            return
-        session.see(model=_name(_unwrapped(model)), num_parameters=sum(p.numel() for p in model.parameters()))
-        if "wrapper" not in session.seen:
-            for cls in type(model).__mro__:
-                if cls.__module__.startswith("torch.") and cls.__name__ == "FSDPModule":
-                    session.see(wrapper="fully_shard")
-
     def versions(optimizer: Any) -> None:
         found = {"python": sys.version.split()[0], "torch": str(torch.__version__)}
         for name in _LIBRARIES:
@@ -101,7 +77,7 @@ def install(torch: Any, session: RankSession) -> None:
             # Another list: somebody goes through this one now.
             session.on_backward = [function for function in session.on_backward if function is not look]
 
-    find_model = session.guarded("model", model_of)
+    find_model = session.guarded("model", _Models(torch, session).look)
     session.on_leading.append(session.guarded("optimizer", leading))
     session.on_begin.append(session.guarded("versions", versions))
     look = session.guarded("precision", precision)
@@ -109,6 +85,36 @@ def install(torch: Any, session: RankSession) -> None:
         session.on_backward.append(look)
     else:  # That of the parameters alone would be wrong under autocast.
         session.switch_off("precision", "autograd's graph does not tell it before torch 2.5")
+
+
+class _Models:
+    """The modules that are trained, and which of them is the model."""
+
+    def __init__(self, torch: Any, session: RankSession) -> None:
+        self._torch, self._session = torch, session
+        self._look_again_at = 0.0
+
+    def look(self, optimizer: Any) -> None:
+        """Find what this optimizer trains, unless it is too early to look again."""
+        session, began = self._session, time.perf_counter()
+        if began < self._look_again_at:
+            return
+        model = _find(self._torch, optimizer)
+        now = time.perf_counter()
+        self._look_again_at = now + (now - began) / _SHARE
+        session.models[:] = [ref for ref in session.models if ref() is not None]
+        known = [ref() for ref in session.models]
+        if model is not None and not any(model is other for other in known):
+            inside = any(model is part for other in known if other is not None for part in other.modules())
+            session.models.insert(len(known) if inside else 0, weakref.ref(model))
+        model = next((other for other in (ref() for ref in session.models) if other is not None), None)
+        if model is None:
+            return
+        session.see(model=_name(_unwrapped(model)), num_parameters=sum(p.numel() for p in model.parameters()))
+        if "wrapper" not in session.seen:
+            for cls in type(model).__mro__:
+                if cls.__module__.startswith("torch.") and cls.__name__ == "FSDPModule":
+                    session.see(wrapper="fully_shard")
 
 
 def _name(thing: Any) -> str:
