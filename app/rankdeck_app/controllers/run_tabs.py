@@ -15,7 +15,7 @@ from PySide6.QtGui import QDesktopServices, QGuiApplication
 
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError
-from rankdeck.base.units import format_bytes, format_count
+from rankdeck.base.units import format_bytes, format_count, format_loss, format_rate
 from rankdeck.run.imbalance import lead_of
 from rankdeck.run.problems import failed_problem, lost_problem
 from rankdeck.run.row import RESUMABLE, RunInfo
@@ -238,7 +238,7 @@ class RunTabs(QObject):
             # GPUs of this machine stand in the status bar already.
             shown = not run.has_gpus or not self._session.gpus.devices
             devices.show_text(_devices(run) if shown else "", tooltip=run.source or "")
-            loss_text = "" if run.loss is None else f"loss {run.loss:.4f}"
+            loss_text = "" if run.loss is None else f"loss {format_loss(run.loss)}"
             loss.show_text(loss_text, tooltip="Training loss, smoothed")
             rate.show_text(_rate(run), tooltip="Of all devices together")
         self.figures_changed.emit()
@@ -270,8 +270,8 @@ def _progress(run: LiveRun) -> list[str]:
 def _rate(run: LiveRun) -> str:
     """Samples where they are seen, else steps."""
     if run.samples_per_s is not None:
-        return f"{run.samples_per_s:.0f} samples/s"
-    return f"{run.steps_per_s:.3g} steps/s" if run.is_script and run.steps_per_s is not None else ""
+        return f"{format_rate(run.samples_per_s)} samples/s"
+    return f"{format_rate(run.steps_per_s)} steps/s" if run.is_script and run.steps_per_s is not None else ""
 
 
 def _devices(run: LiveRun) -> str:

@@ -208,7 +208,10 @@ class LiveRun(QObject):
 
     @property
     def loss(self) -> float | None:
-        """The smoothed loss at the last step."""
+        """The smoothed loss at the last step; NaN where a script's is not finite since."""
+        lost_in, known = self.fold.script.not_finite, self.loss_ema.last_x
+        if lost_in is not None and (known is None or known < lost_in):
+            return math.nan
         return self.loss_ema.last_y
 
     @property

@@ -1,10 +1,11 @@
-"""Bytes, seconds and counts, parsed from what people type and printed as people read them.
+"""Bytes, seconds, counts, rates and losses, parsed from what people type and printed as people read them.
 
 Sizes are binary (KiB, MiB, GiB); decimal units (KB, MB, GB) are accepted when typed and never printed.
 """
 
 from __future__ import annotations
 
+import math
 import re
 
 _BINARY = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -58,3 +59,13 @@ def format_duration(seconds: float) -> str:
 def format_count(count: float) -> str:
     """'3 999', '12 000': groups of three parted by a narrow gap, as in the stat strip."""
     return f"{round(count):,}".replace(",", "\u2009")
+
+
+def format_rate(per_s: float) -> str:
+    """'12\u2009300', '12.3' and '0.0123': three figures, and whole ones from 100 on."""
+    return format_count(per_s) if per_s >= 99.5 else f"{per_s:.1f}" if per_s >= 9.95 else f"{per_s:.3g}"
+
+
+def format_loss(loss: float) -> str:
+    """'0.0123', 'not finite'."""
+    return f"{loss:.4f}" if math.isfinite(loss) else "not finite"

@@ -79,6 +79,12 @@ class ScriptFigures:
         return self.seen[min(self.seen)] if self.seen else None
 
     @property
+    def not_finite(self) -> int | None:
+        """The first sampled step at which a rank's loss was not finite."""
+        steps = (one.not_finite for one in self.seen.values())
+        return min((step for step in steps if step is not None), default=None)
+
+    @property
     def ranks(self) -> Mapping[int, events.RankStarted]:
         """The ranks that have stepped an optimizer."""
         return self._latest.told.ranks if self._latest is not None else {}

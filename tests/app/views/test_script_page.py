@@ -169,6 +169,25 @@ def test_what_is_not_observed_says_so(
     assert page.cards["rate"]._subtitle == "steps/s"
 
 
+@pytest.mark.parametrize("later, shown_loss", [([None] * 3, "not finite"), ([None, 0.5, None], "0.5000")])
+def test_a_loss_that_is_not_finite_is_not_hidden_behind_the_last_that_was(
+    qtbot: QtBot,
+    make: Callable[..., WrittenScript],
+    opened: Callable[..., ScriptPage],
+    later: list[float | None],
+    shown_loss: str,
+) -> None:
+    run = make()
+    run.launch()
+    run.see(not_finite=4)
+    run.step(0, 1, [0.5, 0.5, None, None, *later], step_s=0.0005)
+    page = opened(run)
+    qtbot.waitUntil(lambda: stats(page)["Step"] == "7")
+    assert stats(page)["Loss (EMA)"] == shown_loss
+    assert "loss not finite at step 4" in page._facts.accessibleDescription()
+    assert stats(page)["Steps/s"] == "2\u2009000"
+
+
 def test_memory_of_nobody_is_a_segment_of_its_own(
     qtbot: QtBot, make: Callable[..., WrittenScript], opened: Callable[..., ScriptPage]
 ) -> None:

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from rankdeck.base.units import format_bytes, format_count, format_duration, parse_bytes
+from rankdeck.base.units import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_loss,
+    format_rate,
+    parse_bytes,
+)
 
 
 @pytest.mark.parametrize(
@@ -46,3 +55,15 @@ def test_durations_grow_with_what_they_say(seconds: float, text: str) -> None:
 
 def test_counts_are_grouped() -> None:
     assert format_count(12000) == "12\u2009000"
+
+
+@pytest.mark.parametrize(
+    "rate, text",
+    [(0.01234, "0.0123"), (1.0, "1"), (9.96, "10.0"), (45.67, "45.7"), (99.6, "100"), (12300, "12\u2009300")],
+)
+def test_a_rate_keeps_three_figures_and_never_an_exponent(rate: float, text: str) -> None:
+    assert format_rate(rate) == text
+
+
+def test_a_loss_that_is_none_says_so() -> None:
+    assert [format_loss(loss) for loss in (0.01234, math.nan, -math.inf)] == ["0.0123", *2 * ["not finite"]]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rankdeck.base.units import format_bytes, format_count, format_duration
+from rankdeck.base.units import format_bytes, format_count, format_duration, format_loss, format_rate
 from rankdeck.run.anatomy import SIMULATED_TIME
 from rankdeck.run.breakdown import highest_of
 from rankdeck.run.devices import DeviceFigures
@@ -40,13 +40,12 @@ def stats(run: LiveRun) -> tuple[Stat, ...]:
     """The cells of the strip. While the run lives the fifth is its ETA, then its held-out loss."""
     total = f" / {format_count(run.steps)}" if run.steps is not None else ""
     step = UNKNOWN if run.step is None else format_count(run.step)
-    loss = UNKNOWN if run.loss is None or not math.isfinite(run.loss) else f"{run.loss:.4f}"
-    rate = UNKNOWN if run.samples_per_s is None else rate_text(run.samples_per_s)
+    rate = UNKNOWN if run.samples_per_s is None else format_rate(run.samples_per_s)
     elapsed = UNKNOWN if run.elapsed_s is None else format_duration(run.elapsed_s)
     widest_step = "8" * len(step) if run.steps is None else format_count(run.steps)
     return (
         Stat("Step", step + total, widest_step + total),
-        Stat("Loss (EMA)", loss, "88.8888"),
+        loss_stat(run),
         Stat("Samples/s", rate, "88 888"),
         Stat("Elapsed", elapsed, "8:88:88"),
         _outlook(run),
@@ -54,8 +53,10 @@ def stats(run: LiveRun) -> tuple[Stat, ...]:
     )
 
 
-def rate_text(samples_per_s: float) -> str:
-    return format_count(samples_per_s) if samples_per_s >= 99.5 else f"{samples_per_s:.1f}"
+def loss_stat(run: LiveRun) -> Stat:
+    text = UNKNOWN if run.loss is None else format_loss(run.loss)
+    is_lost = run.loss is not None and not math.isfinite(run.loss)
+    return Stat("Loss (EMA)", text, text if is_lost else "88.8888", is_hot=is_lost)
 
 
 def rate_subtitle(run: LiveRun) -> tuple[str, str]:

@@ -6,13 +6,12 @@ says why in one line. run_figures.py has what such a run shares with a configure
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Iterator, Sequence
 from functools import partial
 
 from rankdeck import events
-from rankdeck.base.units import format_count, format_duration, format_setting
+from rankdeck.base.units import format_count, format_duration, format_rate, format_setting
 from rankdeck.run.script_words import without_steps
 from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.views.dashboard import run_figures
@@ -41,7 +40,7 @@ def stats(run: LiveRun) -> tuple[Stat, ...]:
     """The cells of the strip: those that this script can fill."""
     cells = [] if is_stepless(run) else _of_steps(run)
     if run.samples_per_s is not None:
-        cells.append(Stat("Samples/s", run_figures.rate_text(run.samples_per_s), "88 888"))
+        cells.append(Stat("Samples/s", format_rate(run.samples_per_s), "88 888"))
     if (wait := run.fold.script.wait_share) is not None:
         cells.append(Stat("Loader wait", f"{100 * wait:.1f}%", "88.8%"))
     elapsed = UNKNOWN if run.elapsed_s is None else format_duration(run.elapsed_s)
@@ -54,11 +53,10 @@ def stats(run: LiveRun) -> tuple[Stat, ...]:
 def _of_steps(run: LiveRun) -> list[Stat]:
     step = UNKNOWN if run.step is None else format_count(run.step)
     cells = [Stat("Step", step, "8" * max(5, len(step)))]
-    loss, pace = run.loss, run.steps_per_s
-    if loss is not None or not is_over(run):
-        known = loss is not None and math.isfinite(loss)
-        cells.append(Stat("Loss (EMA)", f"{loss:.4f}" if known else UNKNOWN, "88.8888"))
-    return [*cells, Stat("Steps/s", UNKNOWN if pace is None else f"{pace:.3g}", "888.8")]
+    if run.loss is not None or not is_over(run):
+        cells.append(run_figures.loss_stat(run))
+    pace = run.steps_per_s
+    return [*cells, Stat("Steps/s", UNKNOWN if pace is None else format_rate(pace), "88 888")]
 
 
 def _balance(run: LiveRun) -> list[Stat]:
@@ -79,8 +77,9 @@ def facts(run: LiveRun) -> tuple[Fact, ...]:
     if seen is not None:
         found += [fact for make in (_versions, _parallel, _model, _work) if (fact := make(run, seen))]
         if seen.not_finite is not None:
-            text = f"loss not finite in step {seen.not_finite}"
-            found.append(Fact("warning", "Loss", text, f"first seen on rank {seen.rank}", is_hot=True))
+            text = f"loss not finite at step {seen.not_finite}"
+            more = f"Rank {seen.rank}, the first step whose loss was read and was not finite"
+            found.append(Fact("warning", "Loss", text, more, is_hot=True))
         if seen.parts:
             more = "\n".join(f"{part}: {reason}" for part, reason in seen.parts.items())
             names = ", ".join(seen.parts)
