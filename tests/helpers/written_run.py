@@ -39,7 +39,7 @@ class WrittenRun:
     """A run being written. Its lock is held until `end` or `lose`."""
 
     def __init__(self, runs: Path, name: str = "gpt-dp", config: Mapping[str, Any] | None = None) -> None:
-        hidden = rundir.create(runs, self._config(runs, name, config or {}), environment={})
+        hidden = rundir.create(runs, self._config(runs, name, config or {}), environment={"title": name})
         path = rundir.final_path(hidden)
         hidden.path.rename(path)
         self.dir = RunDir(path)

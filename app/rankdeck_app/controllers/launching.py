@@ -14,6 +14,7 @@ from PySide6.QtCore import QObject, Signal
 from rankdeck.base.errors import ConfigError, DeviceError, Problem
 from rankdeck.config import RunConfig, load
 from rankdeck.config.devices import parse_devices
+from rankdeck.config.naming import title_of
 from rankdeck.rundir import RunDir
 from rankdeck.telemetry.availability import GpuRefusal
 from rankdeck_app.controllers.run_tabs import RunTabs
@@ -145,7 +146,8 @@ class Launching(QObject):
     def _begin_resume(self, path: Path) -> None:
         key = f"{_RESUME}:{path}"
         if key not in self._pending:
-            launch = self._session.engine.resume(path, workspace=self._session.workspace.folder)
+            name = self._session.runs.title_of(path)
+            launch = self._session.engine.resume(name, path, workspace=self._session.workspace.folder)
             self._await(key, launch)
 
     def _when_trusted(self, config: RunConfig, go_on: Callable[[], object]) -> None:
@@ -176,16 +178,14 @@ class Launching(QObject):
         question.open()
 
     def _begin(self, config: RunConfig) -> None:
-        workspace = self._session.workspace
+        workspace, title = self._session.workspace, title_of(config)
         try:
             launch = self._session.engine.launch(
-                config.name, config.to_toml(), runs=workspace.runs_folder, workspace=workspace.folder
+                title, config.to_toml(), runs=workspace.runs_folder, workspace=workspace.folder
             )
         except OSError as error:
             text = f"The run could not be started: {error}."
-            self.refused(
-                config.name, [Problem("launch", text, advice="Free the disk or choose another folder.")]
-            )
+            self.refused(title, [Problem("launch", text, advice="Free the disk or choose another folder.")])
             return
         self.show_starting(launch)
 

@@ -198,9 +198,8 @@ class Scripts(QObject):
             self._launching.when_trusted(_folders_of(config), lambda: self._begin_again(path, config))
 
     def _begin_again(self, path: Path, config: ScriptConfig) -> None:
-        launch = self._session.engine.resume(path, workspace=self._session.workspace.folder)
-        launch.name = config.name
-        self._show(launch)
+        workspace = self._session.workspace.folder
+        self._show(self._session.engine.resume(config.name, path, workspace=workspace))
 
     def _begin(
         self, name: str, arguments: Sequence[str], refused: Callable[[list[Problem]], object] | None = None

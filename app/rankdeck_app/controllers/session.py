@@ -18,7 +18,7 @@ from rankdeck.config.presets import PresetCard
 from rankdeck_app.settings import Settings
 from rankdeck_app.shell.services import Services
 from rankdeck_app.state.device_choice import DeviceChoice
-from rankdeck_app.state.draft import Draft
+from rankdeck_app.state.draft import Draft, Place
 from rankdeck_app.state.engine_process import Engine
 from rankdeck_app.state.gpus import Gpus
 from rankdeck_app.state.plan import DraftPlan
@@ -89,9 +89,10 @@ class Session:
         """
         text = preset.path.read_text(encoding="utf-8")
         self.draft.replace(text, folder=preset.path.parent, stem=preset.name, origin=preset.name)
+        changes: dict[Place, object] = {("name",): None}  # a run is called by what it is, not by its preset
         if self.draft.value(("devices",)) is None:
-            use = default_devices(preset.strategy, self.gpus.devices)
-            self.draft.set_value(("devices", "use"), use)
+            changes["devices", "use"] = default_devices(preset.strategy, self.gpus.devices)
+        self.draft.set_values(changes)
         self.draft.is_edited = False
 
     def close(self) -> None:

@@ -229,10 +229,10 @@ class Engine(QObject):
         workspace.mkdir(parents=True, exist_ok=True)
         return self._begin(Launch(name, None, EngineCall(self.python, arguments, workspace, self), self))
 
-    def resume(self, run: Path, *, workspace: Path) -> Launch:
+    def resume(self, name: str, run: Path, *, workspace: Path) -> Launch:
         """Begin the next attempt of a run that is over; of a script, the same again as a new run."""
         arguments = ["resume", str(run), "--detach", "--json"]
-        return self._begin(Launch(run.name, None, EngineCall(self.python, arguments, workspace, self), self))
+        return self._begin(Launch(name, None, EngineCall(self.python, arguments, workspace, self), self))
 
     def _begin(self, launch: Launch) -> Launch:
         self._launches.append(launch)

@@ -49,6 +49,7 @@ class LiveRun(QObject):
         self.fold = Fold()
         self.config: RunConfig | None = None
         self.script: ScriptConfig | None = None
+        self._title = ""
         self.outcome: str | None = None
         self.end: End | None = None
         self.prediction: PlanLine | None = None
@@ -129,9 +130,8 @@ class LiveRun(QObject):
 
     @property
     def title(self) -> str:
-        """What the person calls it; the directory's name until that is read."""
-        named = self.config or self.script
-        return named.name if named is not None else self.name
+        """What it is called; the directory's name until that is read."""
+        return self._title or self.name
 
     @property
     def is_live(self) -> bool:
@@ -272,6 +272,9 @@ class LiveRun(QObject):
 
     def _take(self, passed: Passed) -> Changed:
         changed = self.fold.apply(passed.batch)
+        if passed.title is not None:
+            self._title = passed.title
+            changed |= Changed.STATE
         if passed.config is not None:
             self.config = passed.config
             changed |= Changed.STATE

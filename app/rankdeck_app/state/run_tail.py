@@ -19,7 +19,7 @@ from rankdeck.config import RunConfig
 from rankdeck.config.script import ScriptConfig
 from rankdeck.events import AnyEvent
 from rankdeck.run.batch import Batch
-from rankdeck.rundir import End, EventReader, LineCounts, RunDir
+from rankdeck.rundir import End, EventReader, LineCounts, RunDir, labels_stamp
 
 POLL_S = 0.04
 POLL_ENDED_S = 1.0
@@ -36,6 +36,7 @@ class Passed:
     """What was read since the last hand-over: a batch for the fold, and what other files say."""
 
     batch: Batch = field(default_factory=Batch)
+    title: str | None = None
     config: RunConfig | None = None
     script: ScriptConfig | None = None
     outcome: str | None = None
@@ -69,12 +70,15 @@ class RunTail(threading.Thread):
         except (ConfigError, OSError):
             pass  # what the run was started with stays unknown
         said: str | None = None
+        labelled: int | None = -1
         looked = -OUTCOME_EVERY_S
         while not self._stopping.is_set():
             outcome = said
             if time.monotonic() - looked >= OUTCOME_EVERY_S:
                 looked = time.monotonic()
                 outcome = self._run.outcome()
+                if (stamp := labels_stamp(self._run.path)) != labelled:
+                    self._passed.title, labelled = self._run.title, stamp
             # The outcome was looked up before this pass: every event of a run that is over is in the pass.
             found_any = self._pass()
             self._hand_over()
@@ -116,7 +120,7 @@ class RunTail(threading.Thread):
             self._passed.batch.counts = self._said = counts
         passed = self._passed
         nothing = not passed.batch.num_events and passed.batch.counts is None
-        known = (passed.config, passed.script, passed.outcome)
+        known = (passed.title, passed.config, passed.script, passed.outcome)
         if nothing and all(one is None for one in known):
             return
         self.batches.append(passed)

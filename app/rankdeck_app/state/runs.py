@@ -24,7 +24,7 @@ from PySide6.QtCore import (
 
 from rankdeck.base.home import state_dir
 from rankdeck.run.row import RunInfo, read_info
-from rankdeck.rundir import RunDir, list_runs
+from rankdeck.rundir import RunDir, labels_stamp, list_runs
 
 RESCAN_MS = 1000
 # Runs of other folders vanish without a trace in the folder that is watched: look at all of them this often.
@@ -47,16 +47,17 @@ class RunScan:
         if stamp != self._stamp or self._looks % FULL_SCAN_EVERY == 0:
             self._runs = list_runs(self.folder)
             self._stamp = stamp
-            self._forget_resumed()
+            self._forget_changed()
         self._looks += 1
         infos = {run.path: self._info(run) for run in self._runs}
         self._infos = infos
         return sorted(infos.values(), key=lambda info: info.name, reverse=True)
 
-    def _forget_resumed(self) -> None:
-        """A run that goes on has no last word any more."""
+    def _forget_changed(self) -> None:
+        """A run that goes on has no last word any more, and one may be called otherwise."""
         for path, info in list(self._infos.items()):
-            if not info.is_alive and (info.outcome == "lost" or not (path / "end.json").exists()):
+            is_resumed = not info.is_alive and (info.outcome == "lost" or not (path / "end.json").exists())
+            if is_resumed or labels_stamp(path) != info.labels_stamp:
                 del self._infos[path]
 
     def _info(self, run: RunDir) -> RunInfo:
@@ -198,6 +199,11 @@ class Runs(QObject):
 
     def info_of(self, path: Path) -> RunInfo | None:
         return next((info for info in self.infos if info.path == path), None)
+
+    def title_of(self, path: Path) -> str:
+        """What a run is called; the folder's name until it has been read."""
+        info = self.info_of(path)
+        return path.name if info is None else info.title
 
     @Slot(list)
     def _found(self, infos: list[RunInfo]) -> None:

@@ -23,6 +23,7 @@ from rankdeck.config.catalog import (
     OptionField,
     option_fields,
 )
+from rankdeck.config.naming import title_of
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.widgets.form import FormRow, Place, label_of
 
@@ -129,10 +130,9 @@ def strategy_rows(draft: Draft) -> list[FormRow]:
     return [row for row in rows if not (row.field.kind == "choice" and len(row.field.choices) < 2)]
 
 
-def name_row() -> FormRow:
-    field = OptionField(
-        "name", "text", "", "What the run is called; from the file's name where it is not given."
-    )
+def name_row(draft: Draft) -> FormRow:
+    title = "" if draft.config is None else title_of(draft.config)
+    field = OptionField("name", "text", title, "What the run is called; what it is where you give no name.")
     return FormRow(("name",), "Name", field)
 
 
@@ -148,7 +148,7 @@ def all_rows(draft: Draft) -> dict[str, list[FormRow]]:
         "use", "text", "auto", "auto, cpu:4 (a rehearsal), gpu:all, gpu:0,2 or gpu:GPU-<uuid>."
     )
     return {
-        "Run": [name_row(), FormRow(("devices", "use"), "Devices", devices), *of("rehearsal", "launch")],
+        "Run": [name_row(draft), FormRow(("devices", "use"), "Devices", devices), *of("rehearsal", "launch")],
         "Model": of("model"),
         "Data": of("data", "loss"),
         "Training": of("train"),

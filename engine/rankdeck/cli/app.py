@@ -15,7 +15,7 @@ import typer
 
 from rankdeck import __version__
 from rankdeck.base.errors import Problem, RankdeckError
-from rankdeck.cli import adopt, attach, catalogue, console, devices, plan, results, resume, train
+from rankdeck.cli import adopt, attach, catalogue, console, devices, label, plan, results, resume, train
 from rankdeck.cli import run as script_run
 from rankdeck.cli.torchrun import ScriptCommand, split
 
@@ -40,6 +40,7 @@ for _group, _commands in {
         resume.checkpoint,
         results.runs,
         results.show,
+        label.label,
         results.export,
         adopt.adopt,
     ),

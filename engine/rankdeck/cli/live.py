@@ -100,7 +100,7 @@ class LiveDisplay(Display):
 
 
 def _title(run: RunDir, fold: Fold) -> Text:
-    words = Text(run.name, style="bold", no_wrap=True, overflow="ellipsis")
+    words = Text(one_line(run.title), style="bold", no_wrap=True, overflow="ellipsis")
     strategy = fold.started.strategy if fold.started is not None else None
     if strategy is not None:
         card = STRATEGIES.get(strategy)

@@ -29,17 +29,23 @@ class ExportFormat(enum.StrEnum):
     TENSORBOARD = "tensorboard"
 
 
-def runs(as_json: AsJson = False) -> int:
+def runs(
+    everything: Annotated[bool, typer.Option("--all", help="Those that were archived, too.")] = False,
+    as_json: AsJson = False,
+) -> int:
     """List every run, the newest first."""
     from rankdeck import rundir
     from rankdeck.cli.summary import runs_table
     from rankdeck.run.row import row_of
 
-    rows = [row_of(run) for run in rundir.list_runs(rundir.default_runs_folder())]
+    found = [row_of(run) for run in rundir.list_runs(rundir.default_runs_folder())]
+    rows = [row for row in found if everything or not row["archived"]]
     if as_json:
         console.as_json(rows)
     elif rows:
         console.out().print(runs_table(rows))
+    elif found:
+        console.err().print(f"All {len(found)} runs are archived. Show them with: rankdeck runs --all")
     else:
         console.err().print("There is no run yet. Start one with: rankdeck train digits-mlp")
     return 0

@@ -18,7 +18,15 @@ from rich.text import Text
 from rankdeck.base.errors import Problem
 from rankdeck.base.units import format_bytes, format_duration, format_setting
 from rankdeck.cli import console, script_report
-from rankdeck.cli.words import KIND_LABELS, UNKNOWN, empty_table, kinds_in_words, loss_in_words, size_in_words
+from rankdeck.cli.words import (
+    KIND_LABELS,
+    UNKNOWN,
+    empty_table,
+    kinds_in_words,
+    loss_in_words,
+    one_line,
+    size_in_words,
+)
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.events import MEMORY_KINDS, UNATTRIBUTED
 from rankdeck.run.anatomy import SIMULATED_TIME
@@ -61,7 +69,7 @@ def print_summary(facts: Mapping[str, Any], *, num_shown: int) -> None:
 def print_report(facts: Mapping[str, Any]) -> None:
     """Everything that `show --json` tells, in tables."""
     out = console.out()
-    out.print(Text(facts["run"], style="bold"))
+    out.print(Text(one_line(facts["title"]), style="bold"))
     out.print(_outcome_line(facts))
     pairs = [*script_report.started(facts), *_figures(facts), *script_report.seen(facts)]
     if facts["imbalance"]:
@@ -228,7 +236,7 @@ def _devices_table(devices: Sequence[Mapping[str, Any]], which: str = "peak") ->
 def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The list of `rankdeck runs`."""
     table = empty_table()
-    for heading in ("run", "outcome", "strategy"):
+    for heading in ("run", "called", "outcome", "strategy"):
         table.add_column(heading, no_wrap=heading == "run")
     table.add_column("steps", justify="right")
     table.add_column("started")
@@ -237,7 +245,9 @@ def runs_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         ago = UNKNOWN if started is None else f"{format_duration(time.time() - started)} ago"
         outcome = Text(row["outcome"], style=_STYLES.get(row["outcome"], ""))
         use = row["strategy"] or row.get("wrapper") or ("script" if "run_source" in row else UNKNOWN)
-        table.add_row(row["run"], outcome, use, _count(row["steps"]), ago)
+        tags = one_line("".join(f"  #{tag}" for tag in row["tags"]))
+        called = Text(one_line(row["title"])).append(tags, style="dim")
+        table.add_row(row["run"], called, outcome, use, _count(row["steps"]), ago)
     return table
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypedDict, Unpack
 
 from rankdeck.base.errors import ConfigError, Problem, did_you_mean, one_of
 from rankdeck.config.checks import CARDS, ProblemReport, choice, fill_ins_told, find_card
+from rankdeck.config.naming import given_name
 from rankdeck.config.rules import TABLE_RULES, check_together
 from rankdeck.config.schema import Choice, RunConfig
 from rankdeck.config.toml_lines import Place, key_lines
@@ -124,10 +125,8 @@ def from_dict(
                 if key == "script"
                 else did_you_mean(key, _TOP_LEVEL) or f"Known: {one_of(_TOP_LEVEL)}.",
             )
-    raw_name = tables.get("name", stem)
-    if isinstance(raw_name, str):
-        values["name"] = raw_name.strip() or stem
-    else:
+    values["name"] = given_name(tables, stem)
+    if not isinstance(tables.get("name", ""), str):
         report.add("wrong-type", ("name",), "name must be text in quotes.", 'Write name = "my run".')
     if raw_folder is not None and not isinstance(raw_folder, str):
         report.add("wrong-type", ("folder",), "folder must be text in quotes.", 'Write folder = "path".')

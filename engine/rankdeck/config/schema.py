@@ -127,7 +127,7 @@ class RunConfig(Table):
     """One run, whole and validated. Make it with `load` or `from_dict`, never by hand."""
 
     name: str = ""
-    """What the run is called; from the file's name where it is not given."""
+    """What a person calls it; where it is not given the file's name, and for a preset empty (naming.py)."""
     folder: str | None = None
     """Where relative paths start and your own modules are looked for."""
     model: ModelConfig = ModelConfig()

@@ -22,8 +22,10 @@ import msgspec
 import rankdeck
 from rankdeck import rundir
 from rankdeck.base.errors import ConfigError, DataError, MachineError, ModelError
+from rankdeck.base.files import read_toml
 from rankdeck.checkpoint_files import newest_whole
 from rankdeck.config import RunConfig, on_devices
+from rankdeck.config.naming import tell_apart, title_of
 from rankdeck.config.script import ScriptConfig
 from rankdeck.launch import choose
 from rankdeck.launch.attached import Attached
@@ -37,6 +39,8 @@ _LETTING_GO_S = 20.0
 """How long a run that has said its last word may take until nothing of it is left."""
 SCRIPT_STOP_S = 32.0
 """From TERM to KILL of a script's supervisor: 30 s that it gives its ranks, and time for its last word."""
+_MOST_ALIKE = 200
+"""A new run is told apart from so many that are called the same, the newest."""
 _VERSIONED = ("torch", "numpy", "safetensors", "tokenizers", "nvidia-ml-py")
 
 
@@ -60,7 +64,9 @@ def start(
         MachineError: no driver, or no process could be started.
     """
     config, choice = _check(config)
-    hidden = rundir.create(runs, config, _environment(config, choice, command_line, started))
+    title = title_of(config, len(choice.devices))
+    environment = _environment(config, choice, command_line, started)
+    hidden = rundir.create(runs, config, environment | {"title": _title(title, config, runs)})
     try:
         run = start_guard(hidden, choice.leases, supervisor_of(worker), detach=detach)
     except BaseException:
@@ -125,7 +131,7 @@ def start_script(
     choice = choose.devices_of_script(config)
     end_leftovers()
     environment = _script_environment(config, choice, command_line, started)
-    hidden = rundir.create(runs, config, environment)
+    hidden = rundir.create(runs, config, environment | {"title": _title(config.name, config, runs)})
     supervised = Supervised(
         "rankdeck.launch.script_supervisor", signals=True, stop_s=SCRIPT_STOP_S, attached=attached
     )
@@ -205,6 +211,19 @@ def check_script(config: ScriptConfig) -> None:
             path="script.python",
             advice="Name another one with --python.",
         )
+
+
+def _title(name: str, config: RunConfig | ScriptConfig, runs: Path) -> str:
+    """What a new run is called: the name, told apart from the folder's runs that are called so."""
+    beginning = rundir.slug(name)
+    alike = [run for run in rundir.list_folder(runs) if run.title_slug.startswith(beginning)]
+    others = {}
+    for run in alike[:_MOST_ALIKE]:
+        try:
+            others[run.title] = read_toml(run.config_file)
+        except (OSError, ValueError):
+            continue
+    return tell_apart(name, config.to_dict(), others)
 
 
 def supervisor_of(worker: str | None) -> Supervised:

@@ -7,13 +7,21 @@ The command line's `runs` and the app's list both show this; a test holds it to 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rankdeck import events
 from rankdeck.base import files
-from rankdeck.rundir import RunDir, attempt_of, events_from_end, first_events
+from rankdeck.rundir import (
+    Labels,
+    RunDir,
+    attempt_of,
+    events_from_end,
+    first_events,
+    labels_stamp,
+    read_labels,
+)
 
 RESUMABLE = ("stopped", "failed", "lost")
 
@@ -36,6 +44,8 @@ class RunInfo:
     steps: int | None = None
     reason: str | None = None
     is_script: bool = False
+    labels: Labels = field(default_factory=Labels)
+    labels_stamp: int | None = None
 
     @property
     def name(self) -> str:
@@ -60,9 +70,10 @@ def read_info(run: RunDir) -> RunInfo:
     if begun is not None and begun.attempt < attempt_of(run.config_file.name):
         begun = None  # the supervisor of the attempt that is being resumed has not spoken yet
     is_script = begun.source == events.SCRIPT if begun else "script" in tables
+    stamp, labels = labels_stamp(run.path), read_labels(run.path)
     return RunInfo(
         path=run.path,
-        title=str(tables.get("name") or run.name),
+        title=labels.name or run.first_title,
         outcome=run.outcome(),
         strategy=_strategy(run, begun, tables),
         started=first.started if first else _seconds(run.environment().get("started")),
@@ -72,6 +83,8 @@ def read_info(run: RunDir) -> RunInfo:
         steps=begun.steps if begun else None,
         reason=end.reason if end else None,
         is_script=is_script,
+        labels=labels,
+        labels_stamp=stamp,
     )
 
 
@@ -100,6 +113,9 @@ def row_of(run: RunDir) -> dict[str, Any]:
     return {
         "run": run.name,
         "path": str(run.path),
+        "title": info.title,
+        "tags": list(info.labels.tags),
+        "archived": info.labels.is_archived,
         "outcome": info.outcome,
         "strategy": None if info.is_script else info.strategy or None,
         "started": info.started,

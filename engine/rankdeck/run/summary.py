@@ -37,6 +37,7 @@ def summarise(run: RunDir, fold: Fold | None = None, *, attempt: int | None = No
     first, newest_loss = fold.first_started, _newest_loss(fold)
     return {
         "run": run.name,
+        "title": run.title,
         "path": str(run.path),
         "outcome": outcome,
         "strategy": strategy,

@@ -4,8 +4,16 @@ Other programs import it. Read directory.py first.
 """
 
 from rankdeck.rundir.directory import OUTCOMES, End, RunDir, add_attempt, create, final_path, slug
+from rankdeck.rundir.labels import Labels, labels_stamp, read_labels, write_labels
 from rankdeck.rundir.lines import attempt_of, events_from_end, first_events
-from rankdeck.rundir.listing import default_runs_folder, enter_in_index, find_run, is_run, list_runs
+from rankdeck.rundir.listing import (
+    default_runs_folder,
+    enter_in_index,
+    find_run,
+    is_run,
+    list_folder,
+    list_runs,
+)
 from rankdeck.rundir.reading import Cursor, EventReader, LineCounts
 from rankdeck.rundir.writing import EventWriter
 
@@ -15,6 +23,7 @@ __all__ = [
     "End",
     "EventReader",
     "EventWriter",
+    "Labels",
     "LineCounts",
     "RunDir",
     "add_attempt",
@@ -27,6 +36,10 @@ __all__ = [
     "find_run",
     "first_events",
     "is_run",
+    "labels_stamp",
+    "list_folder",
     "list_runs",
+    "read_labels",
     "slug",
+    "write_labels",
 ]

@@ -5,6 +5,7 @@
       events/rank-<r>.<attempt>.jsonl   events/supervisor.<attempt>.jsonl   events/sampler.<attempt>.jsonl
       logs/rank-<r>.<attempt>.out .err  logs/supervisor.<attempt>.err
       checkpoints/<step>/  weights.safetensors
+      labels.json           what a person says of it afterwards (labels.py)
       guard.lock (flock = alive)  control.sock  end.json
 
 The app and the command line know a run by this directory alone. Read writing.py and reading.py next.
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from rankdeck import events
 from rankdeck.base import files
 from rankdeck.base.errors import ConfigError
+from rankdeck.rundir.labels import read_labels
 from rankdeck.rundir.lines import attempt_of, events_from_end
 from rankdeck.rundir.writing import EventWriter
 
@@ -63,6 +65,31 @@ class RunDir:
     @property
     def name(self) -> str:
         return self.path.name
+
+    @property
+    def title(self) -> str:
+        """What it is called: as a person says now, else since it began; else the folder's name."""
+        return read_labels(self.path).name or self.first_title
+
+    @property
+    def title_slug(self) -> str:
+        """Of what it was called when it began, as the folder's name has it."""
+        return self.name[16:-5]
+
+    @property
+    def first_title(self) -> str:
+        """What it was called when it began."""
+        for file, read, key in (
+            ("environment.json", _read_json, "title"),
+            ("config.toml", files.read_toml, "name"),  # a run of before titles were kept
+        ):
+            try:
+                title = read(self.path / file).get(key)
+            except (OSError, ValueError):
+                continue
+            if isinstance(title, str) and title:
+                return title
+        return self.name
 
     @property
     def events_folder(self) -> Path:
@@ -141,10 +168,9 @@ class RunDir:
     def environment(self) -> dict[str, Any]:
         """Versions, devices, commit, command line of the latest attempt; empty when it cannot be read."""
         try:
-            value = json.loads(files.read_text(self._latest("environment", "json")))
+            return _read_json(self._latest("environment", "json"))
         except (OSError, ValueError):
             return {}
-        return value if isinstance(value, dict) else {}
 
     def _latest(self, stem: str, suffix: str) -> Path:
         """A file that an attempt that was resumed brought along, else the run's first one."""
@@ -193,6 +219,14 @@ class RunDir:
         return EventWriter(self.events_folder / f"{name}.{attempt}.jsonl")
 
 
+def _read_json(file: Path) -> dict[str, Any]:
+    """Raises OSError or ValueError: it cannot be read, or holds no JSON object."""
+    value = json.loads(files.read_text(file))
+    if not isinstance(value, dict):
+        raise ValueError("no object")
+    return value
+
+
 def add_attempt(
     run: RunDir, config: RunConfig | ScriptConfig, environment: dict[str, Any]
 ) -> tuple[int, list[Path]]:
@@ -227,11 +261,13 @@ def add_attempt(
 
 def create(runs: Path, config: RunConfig | ScriptConfig, environment: dict[str, Any]) -> RunDir:
     """A new run's directory under a hidden name; the guard gives it its final one once its lock is held.
+    Both are made of the environment's "title", what the run is called.
 
     Raises:
         ConfigError: the folder of runs cannot be written.
     """
-    final = runs.absolute() / f"{time.strftime('%Y%m%d-%H%M%S')}-{slug(config.name)}-{secrets.token_hex(2)}"
+    title = slug(environment.get("title") or config.name)
+    final = runs.absolute() / f"{time.strftime('%Y%m%d-%H%M%S')}-{title}-{secrets.token_hex(2)}"
     hidden = final.with_name(HIDDEN + final.name)
     try:
         for folder in (hidden / "events", hidden / "logs"):

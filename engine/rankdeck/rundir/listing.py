@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from rankdeck.base import files
-from rankdeck.base.errors import ConfigError, RunNotFoundError, one_of
+from rankdeck.base.errors import RunNotFoundError, one_of
 from rankdeck.base.home import state_dir
 from rankdeck.rundir.directory import HIDDEN, RunDir, slug
 
@@ -33,15 +33,22 @@ def enter_in_index(run: RunDir) -> None:
 
 def list_runs(folder: Path | None = None) -> list[RunDir]:
     """Every run of the folder and of the index that still exists, newest first by name."""
-    paths: dict[Path, None] = {}
-    if folder is not None and folder.is_dir():
-        paths |= dict.fromkeys(folder.absolute().iterdir())
+    paths = {} if folder is None else {run.path: None for run in list_folder(folder)}
     try:
         paths |= dict.fromkeys(Path(line) for line in files.read_text(_index_file()).splitlines() if line)
     except OSError:
         pass
     runs = [RunDir(path) for path in paths if is_run(path)]
     return sorted(runs, key=lambda run: run.name, reverse=True)
+
+
+def list_folder(folder: Path) -> list[RunDir]:
+    """The runs of a folder alone, newest first; none where it is no folder."""
+    try:
+        paths = list(folder.absolute().iterdir())
+    except OSError:
+        return []
+    return sorted((RunDir(path) for path in paths if is_run(path)), key=lambda run: run.name, reverse=True)
 
 
 def is_run(path: Path) -> bool:
@@ -96,10 +103,4 @@ def _as_directory(text: str) -> Path | None:
 
 
 def _is_named(run: RunDir, text: str) -> bool:
-    if text and slug(text) == run.name[16:-5]:
-        return True
-    try:
-        script = run.script()
-        return (script.name if script is not None else run.config().name) == text
-    except ConfigError:
-        return False
+    return bool(text) and (slug(text) == run.title_slug or run.title == text)

@@ -18,7 +18,7 @@ from rankdeck_app.state.runs import Runs, RunScan, RunsModel
 def make_run(runs: Path, name: str, outcome: str | None = "completed", at: str = "20260101-100000") -> Path:
     """A run's directory as the engine leaves it; without an outcome nobody says how it ended."""
     chosen = config.from_dict({"name": name, "devices": {"use": "cpu:2"}, "strategy": "ddp"}, folder=runs)
-    hidden = rundir.create(runs, chosen, {})
+    hidden = rundir.create(runs, chosen, {"title": name})
     path = runs / f"{at}-{name}-{hidden.name[-4:]}"
     hidden.path.rename(path)
     writer = rundir.RunDir(path).writer("supervisor")

@@ -147,10 +147,26 @@ def test_runs_are_listed_from_every_folder(written: WrittenRun, tmp_path: Path) 
         written.dir.name: "running",
         other.dir.name: "running",
     }
-    assert all(set(row) == {"run", "path", "outcome", "strategy", "started", "steps"} for row in rows)
+    told = {"run", "title", "tags", "archived", "path", "outcome", "strategy", "started", "steps"}
+    assert all(set(row) == told for row in rows)
     out, _ = spoken("runs")
     assert written.dir.name in out and "dp" in out
     ended(written), ended(other)
+
+
+def test_a_run_is_renamed_tagged_and_put_away(written: WrittenRun) -> None:
+    run = written.dir.name
+    out, _ = spoken("label", run, "--name", "the night", "--tag", "hot", "--tag", "lr", "--note", "why\nnot")
+    assert out.splitlines() == ["the night  #hot  #lr", "why", "not"]
+    assert "the night" in spoken("runs")[0] and spoken("show", "the night")[0].startswith("the night\n")
+    out, _ = spoken("label", "the night", "--untag", "lr", "--archive")
+    assert out.splitlines()[0] == "the night  #hot  (archived)"
+    assert spoken("runs")[0] == "" and "rankdeck runs --all" in spoken("runs")[1]
+    assert run in spoken("runs", "--all")[0]
+    told = json.loads(spoken("label", run, "--name", "", "--note", "", "--unarchive", "--json")[0])
+    assert told == {"run": run, "title": "gpt-dp", "tags": ["hot"], "note": "", "archived": False}
+    assert run in spoken("runs")[0]
+    ended(written)
 
 
 def test_an_empty_list_is_no_error() -> None:

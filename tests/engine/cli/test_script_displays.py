@@ -90,7 +90,7 @@ def test_the_picture_of_a_script_has_no_bar_of_progress(run: WrittenScript) -> N
 def test_runs_lists_scripts_by_wrapper_or_as_scripts(run: WrittenScript, tmp_path: Path) -> None:
     other = WrittenScript(tmp_path / "rankdeck-runs", "other.py")
     other.launch()
-    table = {line.split()[0]: line.split()[2] for line in spoken("runs")[0].splitlines()[1:]}
+    table = {line.split()[0]: line.split()[3] for line in spoken("runs")[0].splitlines()[1:]}
     assert table == {run.dir.name: "DistributedDataParallel", other.dir.name: "script"}
     other.lose()
 

@@ -19,7 +19,7 @@ from rankdeck.rundir import EventReader, events_from_end
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 
 PROMISED = {
-    "run", "path", "outcome", "strategy", "options", "steps", "attempts", "loss", "evaluation",
+    "run", "title", "path", "outcome", "strategy", "options", "steps", "attempts", "loss", "evaluation",
     "samples_per_s", "step_s", "first_step_s", "devices", "imbalance", "comm", "bubble", "problems",
 }  # fmt: skip
 PROMISED_OF_A_DEVICE = {"device", "uuid", "kind", "peak_bytes", "peak_by_kind", "utilisation_mean"}
@@ -226,6 +226,9 @@ def test_the_row_of_a_list_is_read_from_the_ends_of_files(run: WrittenRun) -> No
     assert row_of(run.dir) == {
         "run": run.dir.name,
         "path": str(run.path),
+        "title": "gpt-dp",
+        "tags": [],
+        "archived": False,
         "outcome": "completed",
         "strategy": "dp",
         "started": run.started,

@@ -42,7 +42,7 @@ class ModelSection(QWidget):
         label.setBuddy(self.preset_box)
         self.front = DraftForm(theme, draft, lambda: model_rows(draft)[0], label_width=LABEL_WIDTH)
         self.more = DraftForm(
-            theme, draft, lambda: [name_row(), *model_rows(draft)[1]], label_width=LABEL_WIDTH
+            theme, draft, lambda: [name_row(draft), *model_rows(draft)[1]], label_width=LABEL_WIDTH
         )
         self.more.hide()
         self.more_button = QPushButton("More")

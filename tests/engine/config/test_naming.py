@@ -1,0 +1,86 @@
+"""A run is called by what it is, never by a preset; equal names are told apart by what differs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rankdeck.config import from_dict, from_text, load, presets
+from rankdeck.config.naming import tell_apart, title_of
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_devices", "title"),
+    [
+        ({}, 4, "GPT · DP · 4"),
+        ({"strategy": "ddp"}, 2, "GPT · DDP · 2"),
+        ({"strategy": "single"}, 1, "GPT · Single"),
+        ({"strategy": "model", "devices": "cpu:3"}, None, "GPT · Model parallel · 3"),
+        ({"devices": "gpu:0,5"}, None, "GPT · DP · 2"),
+        ({}, None, "GPT · DP"),
+        ({"name": "my own"}, 4, "my own"),
+    ],
+)
+def test_a_preset_is_called_by_what_it_became(
+    changes: dict[str, str], num_devices: int | None, title: str
+) -> None:
+    path = presets.find("gpt-dp")
+    assert path is not None
+    assert title_of(load(path, **changes), num_devices) == title  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "stem", "name"),
+    [
+        ("", "night-run", "night-run"),
+        ('name = " My run "', "night-run", "My run"),
+        ('name = "GPT DP"', "night-run", ""),
+        ('name = "gpt-dp"', "night-run", ""),
+        ('name = ""', "1234-1", ""),
+        ("", "gpt-dp", ""),
+    ],
+)
+def test_a_name_is_a_persons_or_none(tmp_path: Path, text: str, stem: str, name: str) -> None:
+    config = from_text(text, folder=tmp_path, stem=stem)
+    assert config.name == name
+    assert from_text(config.to_toml(), folder=tmp_path, stem="config").name == name, "and stays so in its run"
+
+
+def test_a_persons_own_factory_names_the_model(tmp_path: Path) -> None:
+    config = from_dict({"model": {"use": "nets/small.py:make_net"}, "name": ""}, folder=tmp_path)
+    assert title_of(config) == "make_net · Single"
+
+
+def test_equal_names_get_the_first_option_in_which_they_differ() -> None:
+    def tables(width: int = 8, lr: float = 0.1, amp: bool = False, **top: object) -> dict[str, object]:
+        model = {"use": "gpt" if width else "b/nets.py:make", "args": {"width": width}}
+        return {"model": model, "train": {"lr": lr, "amp": amp}, **top}
+
+    runs: dict[str, dict[str, object]] = {}
+    for changed, title in (
+        (tables(), "A"),
+        (tables(lr=0.2, amp=True), "A · lr 0.2"),
+        (tables(amp=True), "A · amp true"),
+        (tables(lr=0.2), "A · lr 0.2 · amp false"),
+        (tables(width=0), "A · model nets.py:make"),
+        (tables(), "A #2"),
+        (tables(folder="/elsewhere", launch={"timeout_s": 1}, name="x"), "A #3"),
+    ):
+        assert tell_apart("A", changed, runs) == title
+        runs[title] = changed
+    assert tell_apart("B", tables(), runs) == "B"
+
+
+@pytest.mark.parametrize(
+    ("args", "before", "title"),
+    [
+        (["--lr", "0.2", "--epochs", "3"], ["--lr", "0.1", "--epochs", "3"], "t · lr 0.2"),
+        (["--lr=0.2"], ["--lr=0.1"], "t · lr 0.2"),
+        (["data/big/b.txt"], ["data/a.txt"], "t · b.txt"),
+        (["a", "b"], ["b", "a"], "t #2"),
+        (["x" * 90], [], f"t · {'x' * 24}…"),
+    ],
+)
+def test_a_scripts_arguments_tell_its_runs_apart(args: list[str], before: list[str], title: str) -> None:
+    assert tell_apart("t", {"script": {"args": args}}, {"t": {"script": {"args": before}}}) == title
