@@ -26,12 +26,13 @@ from rankdeck_app.shell.notifications_page import NotificationsPage
 from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.panel import PanelTab
 from rankdeck_app.shell.side_bar import Activity
-from rankdeck_app.shell.toasts import Toast
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.views import config_page, settings_page, strategy_page, welcome
 
 if TYPE_CHECKING:
     from rankdeck.run.row import RunInfo
+
+_ALIVE = "runs alive"
 
 
 class App:
@@ -51,7 +52,6 @@ class App:
             window, self.session, self.tabs, self.alerts, self.watch, self.actions.show_config
         )
         self._greeted = False
-        self._alive_toast: Toast | None = None
 
     def start(self) -> None:
         self._register_pages()
@@ -219,15 +219,15 @@ class App:
         self.window.activity_bar.button("runs").set_badge(len(alive))
         waiting = [info for info in alive if self.window.editor.page(f"run:{info.path}") is None]
         if self._greeted:
-            if not waiting and self._alive_toast in self.window.toasts.shown():
-                self._alive_toast.finish()
+            if not waiting:
+                self.window.toasts.withdraw(_ALIVE)
             return
         self._greeted = True
         if waiting:
             names = ", ".join(info.title for info in waiting[:3])
             text = f"{len(waiting)} run{'s are' if len(waiting) > 1 else ' is'} alive: {names}"
             open_all = ("Open", partial(self._open_all, waiting))
-            self._alive_toast = self.window.toasts.show(text, actions=[open_all])
+            self.window.toasts.show(text, actions=[open_all], key=_ALIVE)
 
     def _open_all(self, infos: list[RunInfo]) -> None:
         for info in infos:

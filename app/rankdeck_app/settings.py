@@ -90,7 +90,7 @@ OPTIONS: tuple[Setting, ...] = (
     Setting(
         "notifications.seconds",
         8.0,
-        "How long a notification stays when it asks nothing.",
+        "How long a notification stays; longer under the pointer.",
         minimum=2,
         maximum=120,
     ),

@@ -213,6 +213,7 @@ class Launching(QObject):
     def _arrived(self, key: str, path: Path) -> None:
         """The run is there: its tab takes the place of the one that waited."""
         self._pending.pop(key, None)
+        self._tabs.launched.add(path)
         editor = self._window.editor
         active = editor.active_page()
         in_front = active is not None and active.page_id == key

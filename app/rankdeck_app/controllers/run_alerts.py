@@ -58,6 +58,8 @@ class RunAlerts(QObject):
         if problem is not None and run.is_live and run.run.path not in self._announced:
             self._announced.add(run.run.path)
             self._say(run, problem)
+        elif problem is not None:
+            self._window.toasts.restate(_owner(run.run.path), problem.message)
 
     def _say(self, run: LiveRun, problem: Problem) -> None:
         """Once for a run that trains: what is wrong, and the strategy that does without it."""
@@ -66,7 +68,7 @@ class RunAlerts(QObject):
             return
         path = run.run.path
         use = (f"Use {strategy_title(better)}", lambda: self.use_strategy(path, better))
-        self._window.toasts.show(problem.message, "warning", [use])
+        self._window.toasts.show(problem.message, "warning", [use], key=_owner(path))
 
     def better_for(self, path: Path | None) -> str | None:
         """The strategy that does what this run does, without its imbalance."""

@@ -7,6 +7,7 @@ output, the status bar and the device cards follow it. Commands act on the activ
 from __future__ import annotations
 
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from rankdeck.run.row import RESUMABLE, RunInfo
 from rankdeck.rundir import RunDir, is_run
 from rankdeck_app.controllers.session import Session
 from rankdeck_app.shell.page import Page, PageUnavailable
+from rankdeck_app.shell.toasts import Action
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.open_runs import OpenRuns
 from rankdeck_app.widgets.run_list import outcome_look, strategy_title
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 PAGE_KIND = "run"
 # Text that changes faster cannot be read.
 FIGURES_EVERY_S = 0.25
+_ENDED = "runs ended"
 
 
 class RunTabs(QObject):
@@ -46,6 +49,10 @@ class RunTabs(QObject):
         self._session = session
         self.open_runs = OpenRuns(self)
         self.current: LiveRun | None = None
+        self.launched: set[Path] = set()
+        """The runs that this window has started."""
+        self._ended: list[RunInfo] = []
+        """What the toast about runs that are over, while it is shown, tells of."""
         self._told_s = 0.0
         self.open_runs.opened.connect(self._opened)
         self.open_runs.closed.connect(self._closed)
@@ -145,7 +152,9 @@ class RunTabs(QObject):
 
     def stop(self, path: Path, *, now: bool = False) -> None:
         call = self._session.engine.stop(path, now=now)
-        call.answered.connect(lambda code, _out, err: code and self._window.toasts.error(_first(err)))
+        call.answered.connect(
+            lambda code, _out, err: self._window.toasts.error(_first(err)) if code else None
+        )
 
     def save_checkpoint(self, path: Path) -> None:
         """Save a running run after its step; a toast says how it went."""
@@ -193,15 +202,22 @@ class RunTabs(QObject):
         self._session.problems.set(str(run.run.path), run.title, problems, run.run.path)
 
     def _say_ended(self, info: RunInfo) -> None:
-        """A run that is not on show is over."""
-        active = self.active()
-        if active is not None and active.run.path == info.path:
+        """A run that was launched here and is not on show is over; several of them are one toast."""
+        active, toasts = self.active(), self._window.toasts
+        if info.path not in self.launched or (active is not None and active.run.path == info.path):
             return
-        failed = info.outcome in ("failed", "lost")
-        _, _, word = outcome_look(info.outcome)
-        self._window.toasts.show(
-            f"{info.title}: {word}", "error" if failed else "info", [("Show", lambda: self.open(info.path))]
-        )
+        self._ended = [*(self._ended if toasts.shown(_ENDED) else []), info]
+        failed = any(one.outcome in ("failed", "lost") for one in self._ended)
+        words = f"{info.title}: {outcome_look(info.outcome)[2]}"
+        show: Action = ("Show", lambda: self.open(info.path))
+        if len(self._ended) > 1:
+            counts = Counter(one.outcome for one in self._ended)
+            told = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+            words, show = f"{len(self._ended)} runs are over: {told}", ("Show Runs", self._show_list)
+        toasts.show(words, "error" if failed else "info", [show], key=_ENDED)
+
+    def _show_list(self) -> None:
+        self._window.show_activity("runs")
 
     def usage(self) -> tuple[str, dict[int, tuple[int | None, float | None, bool]]]:
         """What the current run uses: ("gpu" | "virtual", index -> (bytes, share of the scale, leads))."""

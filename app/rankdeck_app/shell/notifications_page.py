@@ -1,15 +1,15 @@
-"""Everything that a toast said in this session, newest first."""
+"""Everything that was said in this session, newest first, with the buttons that it had."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QSize, Qt
-from PySide6.QtWidgets import QListWidget, QListWidgetItem, QPushButton, QVBoxLayout
+from PySide6.QtCore import QEvent, QSize, Qt
+from PySide6.QtWidgets import QListWidget, QListWidgetItem, QPushButton, QVBoxLayout, QWidget
 
 from rankdeck_app.shell.page import Page
-from rankdeck_app.shell.toasts import TONE_COLOR
+from rankdeck_app.shell.toasts import TONE_COLOR, Notification, action_buttons
 
 if TYPE_CHECKING:
     from rankdeck_app.shell.window import MainWindow
@@ -42,15 +42,35 @@ class NotificationsPage(Page):
     def _fill(self) -> None:
         self._list.clear()
         for notice in reversed(self._toasts.history):
-            at = time.strftime("%H:%M:%S", time.localtime(notice.time_s))
             icon = self._theme.icon(notice.tone, TONE_COLOR[notice.tone])
-            self._list.addItem(QListWidgetItem(icon, f"{at}   {notice.text}"))
+            at = time.strftime("%H:%M:%S", time.localtime(notice.time_s))
+            item = QListWidgetItem(icon, f"{at}   {notice.text}")
+            self._list.addItem(item)
+            if notice.actions:
+                self._add_buttons(notice)
         self._clear.setVisible(bool(self._toasts.history))
         if not self._toasts.history:
             self._list.addItem("No notifications in this session.")
         if self.isVisible() and self._toasts.unread:
             self._toasts.mark_read()
 
-    def showEvent(self, event: object) -> None:
+    def _add_buttons(self, notice: Notification) -> None:
+        """Below what was said, in a row of the list that is nothing but buttons."""
+        buttons = QWidget()
+        row = action_buttons(notice.actions, lambda callback: callback())
+        row.setContentsMargins(28, 0, 8, 6)
+        buttons.setLayout(row)
+        item = QListWidgetItem()
+        item.setFlags(Qt.ItemFlag.NoItemFlags)
+        item.setSizeHint(QSize(0, buttons.sizeHint().height()))
+        self._list.addItem(item)
+        self._list.setItemWidget(item, buttons)
+
+    def showEvent(self, event: QEvent) -> None:
+        self._toasts.is_read_elsewhere = True
+        self._toasts.clear()
         if self._toasts.unread:
             self._toasts.mark_read()
+
+    def hideEvent(self, event: QEvent) -> None:
+        self._toasts.is_read_elsewhere = False

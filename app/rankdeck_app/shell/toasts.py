@@ -1,21 +1,21 @@
-"""Notifications: a card in the lower right corner of the editor, above the panel so that it never covers the
-output.
+"""Notifications: a card in the lower right corner of the editor, so that it never covers the panel's output.
 
-A toast that asks nothing leaves after some seconds, one with buttons stays until it is answered or closed.
-The history keeps what was said (the notifications page shows it).
+Every toast leaves by itself; under the pointer or with the keyboard's focus it stays. What is said again, or
+is more of the same (`key`), takes the place of what it follows. Together they take a third of the window's
+height at most; what has to make room is in the history, which keeps everything that was said with its
+buttons (notifications_page.py shows it, and while it does, nothing is said beside it).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from PySide6.QtCore import QObject, QRect, Qt, QTimer, Signal
-from PySide6.QtGui import QColor, QPainter, QPaintEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtCore import QEvent, QObject, QPoint, QRect, Qt, QTimer, Signal
+from PySide6.QtGui import QColor, QCursor, QPainter, QPaintEvent
+from PySide6.QtWidgets import QApplication, QFrame, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
 from rankdeck_app.shell.controls import tool_button
 from rankdeck_app.shell.services import Services
@@ -25,8 +25,11 @@ ToastTone = Literal["info", "warning", "error"]
 Action = tuple[str, Callable[[], object]]
 
 WIDTH = 360
-MAX_SHOWN = 3
 MAX_HISTORY = 200
+LEAST_HEIGHT = 44
+_GAP = 8
+_MARGIN = 12
+_AFTER_POINTER_MS = 2000
 TONE_COLOR: dict[ToastTone, str] = {
     "info": "editorInfo.foreground",
     "warning": "rankdeck.lead",
@@ -36,11 +39,26 @@ TONE_COLOR: dict[ToastTone, str] = {
 
 @dataclass(frozen=True)
 class Notification:
-    """What was said, when (seconds since the epoch)."""
+    """What was said, when (seconds since the epoch), and what one can do about it."""
 
     text: str
     tone: ToastTone
+    actions: tuple[Action, ...] = ()
+    key: str = ""
     time_s: float = field(default_factory=time.time)
+
+
+def action_buttons(actions: Sequence[Action], run: Callable[[Callable[[], object]], object]) -> QHBoxLayout:
+    """A row of buttons at the right; the first is the suggested one."""
+    row = QHBoxLayout()
+    row.addStretch(1)
+    for at, (label, callback) in enumerate(actions):
+        button = QPushButton(label)
+        if at == 0:
+            button.setProperty("kind", "primary")
+        button.clicked.connect(lambda _checked=False, callback=callback: run(callback))
+        row.addWidget(button)
+    return row
 
 
 class Toast(QFrame):
@@ -48,48 +66,58 @@ class Toast(QFrame):
 
     closed = Signal(object)
 
-    def __init__(
-        self, notice: Notification, actions: Sequence[Action], services: Services, parent: QWidget
-    ) -> None:
+    def __init__(self, notice: Notification, services: Services, parent: QWidget) -> None:
         super().__init__(parent)
         self._theme = services.theme
         self.notice = notice
-        self.sticky = bool(actions)
         self.setProperty("kind", "floating")
         self.setAccessibleName(notice.text)
         self.setFixedWidth(WIDTH)
-        text = QLabel(notice.text)
-        text.setWordWrap(True)
-        text.setTextFormat(Qt.TextFormat.PlainText)
-        row = QHBoxLayout()
+        self._text = QLabel(notice.text)
+        self._text.setWordWrap(True)
+        self._text.setTextFormat(Qt.TextFormat.PlainText)
+        self._row = row = QHBoxLayout()
         row.setSpacing(8)
         row.addSpacing(24)
-        row.addWidget(text, 1)
+        row.addWidget(self._text, 1)
         close = tool_button(services.theme, "close", "Close Notification", self.finish)
         row.addWidget(close, 0, Qt.AlignmentFlag.AlignTop)
-        column = QVBoxLayout(self)
+        self._column = column = QVBoxLayout(self)
         column.setContentsMargins(12, 10, 8, 10)
         column.setSpacing(8)
         column.addLayout(row)
-        if actions:
-            column.addLayout(self._buttons(actions))
+        if notice.actions:
+            column.addLayout(action_buttons(notice.actions, self._answer))
         self._timer = QTimer(self, singleShot=True)
-        self._timer.timeout.connect(self.finish)
-        if not self.sticky:
-            self._timer.start(round(services.settings.get("notifications.seconds", float) * 1000))
+        self._timer.timeout.connect(self._expire)
+        self._timer.start(round(services.settings.get("notifications.seconds", float) * 1000))
 
-    def _buttons(self, actions: Sequence[Action]) -> QHBoxLayout:
-        row = QHBoxLayout()
-        row.addStretch(1)
-        for at, (label, callback) in enumerate(actions):
-            button = QPushButton(label)
-            if at == 0:
-                button.setProperty("kind", "primary")
-            button.clicked.connect(partial(self._answer, callback))
-            row.addWidget(button)
-        return row
+    def fit(self, most: int) -> int:
+        """Take the height that the text needs, at most `most`: the text is cut, and whole in the tooltip."""
+        text = self.notice.text
+        self._text.setText(text)
+        while self._height() > most and len(text) > 20:
+            text = text[: len(text) * 4 // 5]
+            self._text.setText(f"{text.rstrip()}…")
+        self._text.setToolTip(self.notice.text if self._text.text() != self.notice.text else "")
+        self.setFixedHeight(max(self._height(), LEAST_HEIGHT))
+        return self.height()
 
-    def _answer(self, callback: Callable[[], object], _checked: bool = False) -> None:
+    def _height(self) -> int:
+        """What the text needs now: layouts remember what it needed before."""
+        self._row.invalidate()
+        self._column.invalidate()
+        return self._column.totalHeightForWidth(WIDTH)
+
+    def _expire(self) -> None:
+        focus = QApplication.focusWidget()
+        is_pointed_at = self.rect().contains(self.mapFromGlobal(QCursor.pos()))
+        if is_pointed_at or (focus is not None and self.isAncestorOf(focus)):
+            self._timer.start(_AFTER_POINTER_MS)
+        else:
+            self.finish()
+
+    def _answer(self, callback: Callable[[], object]) -> None:
         self.finish()
         callback()
 
@@ -109,50 +137,80 @@ class Toast(QFrame):
 
 
 class Toasts(QObject):
-    """Shows and stacks toasts over `area` (the editor). `history_changed` after each new notice."""
+    """Shows and stacks toasts over `area` (the editor) of the window, or where that is hidden above
+    `below` (the status bar). `history_changed` after each new notice."""
 
     history_changed = Signal()
 
-    def __init__(self, services: Services, window: QWidget, area: QWidget) -> None:
+    def __init__(self, services: Services, window: QWidget, area: QWidget, below: QWidget) -> None:
         super().__init__(window)
         self._services = services
         self._window = window
-        self._area = area
+        self._area, self._below = area, below
         self._shown: list[Toast] = []
         self.history: list[Notification] = []
         self.unread = 0
+        self.is_read_elsewhere = False
+        """Whether the history is on show: nothing is said twice."""
+        area.installEventFilter(self)
 
-    def show(self, text: str, tone: ToastTone = "info", actions: Sequence[Action] = ()) -> Toast:
-        """Say something. `actions` are (label, callback) buttons; the first one is the suggested one."""
-        notice = Notification(text, tone)
+    def show(
+        self, text: str, tone: ToastTone = "info", actions: Sequence[Action] = (), *, key: str = ""
+    ) -> None:
+        """Say something. `actions` are (label, callback) buttons; the first one is the suggested one. A toast
+        with the same `key` (by default its text) that is still shown is replaced."""
+        notice = Notification(text, tone, tuple(actions), key or text)
+        before = self.shown(notice.key)
+        if before is not None:
+            self.history.remove(before.notice)
+            before.finish()
+        else:
+            self.unread += 1
         self.history.append(notice)
         del self.history[:-MAX_HISTORY]
-        self.unread += 1
-        toast = Toast(notice, actions, self._services, self._window)
-        toast.closed.connect(self._forget)
-        self._shown.append(toast)
-        while len(self._shown) > MAX_SHOWN:
-            (next((old for old in self._shown if not old.sticky), self._shown[0])).finish()
-        toast.show()
-        self.place()
+        if not self.is_read_elsewhere:
+            toast = Toast(notice, self._services, self._window)
+            toast.closed.connect(self._forget)
+            self._shown.append(toast)
+            toast.show()
+            self.place()
         self.history_changed.emit()
-        return toast
 
-    def info(self, text: str) -> Toast:
-        return self.show(text)
+    def info(self, text: str) -> None:
+        self.show(text)
 
-    def warn(self, text: str) -> Toast:
-        return self.show(text, "warning")
+    def warn(self, text: str) -> None:
+        self.show(text, "warning")
 
-    def error(self, text: str) -> Toast:
-        return self.show(text, "error")
+    def error(self, text: str) -> None:
+        self.show(text, "error")
 
-    def shown(self) -> list[Toast]:
+    @property
+    def all_shown(self) -> list[Toast]:
         return list(self._shown)
+
+    def shown(self, key: str) -> Toast | None:
+        """The toast of this key, while it is shown."""
+        return next((toast for toast in self._shown if toast.notice.key == key), None)
+
+    def restate(self, key: str, text: str) -> None:
+        """The figures in what was said are others by now; nothing happens once its toast is gone."""
+        toast = self.shown(key)
+        if toast is not None and toast.notice.text != text:
+            at = self.history.index(toast.notice)
+            self.history[at] = toast.notice = replace(toast.notice, text=text)
+            toast.setAccessibleName(text)
+            self.place()
+
+    def withdraw(self, key: str) -> None:
+        """What was said no longer holds: its toast goes, the history stays."""
+        toast = self.shown(key)
+        if toast is not None:
+            toast.finish()
 
     def clear(self) -> None:
         """Close all toasts; the history stays."""
-        for toast in self.shown():
+        for toast in self.all_shown:
             toast.finish()
 
     def clear_history(self) -> None:
@@ -164,14 +222,29 @@ class Toasts(QObject):
         self.history_changed.emit()
 
     def place(self) -> None:
-        """Stack them upwards from the editor's lower right corner."""
-        corner = self._area.mapTo(self._window, self._area.rect().bottomRight())
-        bottom = corner.y() - 12
-        for toast in reversed(self._shown):
-            toast.setFixedHeight(max(toast.heightForWidth(WIDTH), 44))
-            toast.move(corner.x() - WIDTH - 12, bottom - toast.height())
+        """Stack them upwards from the corner; the oldest leave where there is no room for all."""
+        area = self._area
+        if area.isVisible():
+            corner = area.mapTo(self._window, area.rect().bottomRight())
+        else:
+            corner = self._below.mapTo(self._window, QPoint(self._below.width() - 1, -1))
+        room = self._window.height() // 3
+        bottom = corner.y() - _MARGIN
+        for toast in reversed(self.all_shown):
+            if room < LEAST_HEIGHT or (toast is not self._shown[-1] and toast.fit(room) > room):
+                toast.finish()
+                continue
+            height = toast.fit(room)
+            toast.move(corner.x() - WIDTH - _MARGIN, bottom - height)
             toast.raise_()
-            bottom -= toast.height() + 8
+            bottom -= height + _GAP
+            room -= height + _GAP
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """The area moves as panel and side bar do."""
+        if self._shown and event.type() in (QEvent.Type.Resize, QEvent.Type.Move, QEvent.Type.Hide):
+            QTimer.singleShot(0, self, self.place)
+        return False
 
     def _forget(self, toast: Toast) -> None:
         if toast in self._shown:

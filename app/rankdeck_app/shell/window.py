@@ -107,7 +107,7 @@ class MainWindow(QWidget):
         column.addWidget(self.title_bar)
         column.addLayout(middle, 1)
         column.addWidget(self.status)
-        self.toasts = Toasts(self.services, self, self.editor)
+        self.toasts = Toasts(self.services, self, self.editor, self.status)
         self.palette_box = Palette(self.services, self)
 
     def _connect(self) -> None:

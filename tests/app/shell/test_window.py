@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import QPoint, Qt
+from PySide6.QtCore import QPoint, QRect, Qt
 from PySide6.QtWidgets import QApplication, QLabel, QPushButton, QWidget
 from pytestqt.qtbot import QtBot
 
@@ -161,41 +162,96 @@ def test_f6_walks_through_the_parts(qtbot: QtBot, services: Services, make_windo
     assert sorted(seen) == [0, 1, 2, 3, 4]
 
 
-def test_toasts_stay_above_the_panel_and_in_the_window(services: Services, make_window: Make) -> None:
+def test_toasts_follow_the_panel_and_take_a_third_of_the_window(
+    qtbot: QtBot, services: Services, make_window: Make
+) -> None:
     window = make_window(services, compose)
     window.resize(1280, 720)
     window.show_panel("output")
-    window.toasts.info("short")
-    window.toasts.show("A long one. " * 20, "warning", [("Do it", lambda: None)])
-    top_of_panel = window.panel.mapTo(window, QPoint(0, 0)).y()
-    boxes = [toast.geometry() for toast in window.toasts.shown()]
-    assert all(box.bottom() < top_of_panel and window.rect().contains(box) for box in boxes)
-    assert not boxes[0].intersects(boxes[1])
+    window.toasts.show("A long one. " * 200, "warning", [("Do it", lambda: None)])
+    for number in range(30):
+        window.toasts.info(f"notice {number}")
+
+    def boxes() -> list[QRect]:
+        return [toast.geometry() for toast in window.toasts.all_shown]
+
+    def lie_above(part: QWidget) -> bool:
+        top = part.mapTo(window, QPoint(0, 0)).y()
+        return all(top - 14 > box.bottom() >= top - 14 - window.height() // 3 for box in boxes()[-1:])
+
+    assert lie_above(window.panel) and 2 <= len(boxes()) <= 6
+    assert sum(box.height() for box in boxes()) <= 240 and len(window.toasts.history) == 31
+    assert not any(one.intersects(other) for one, other in pairwise(boxes()))
+    window.commands.run("view.togglePanel")
+    qtbot.waitUntil(lambda: lie_above(window.status))
+    window.commands.run("view.togglePanel")
+    qtbot.waitUntil(lambda: lie_above(window.panel))
+    window.toasts.clear()
+    window.toasts.show("A long one. " * 200, "warning", [("Do it", lambda: None)])
+    (toast,) = window.toasts.all_shown
+    label = max(toast.findChildren(QLabel), key=lambda label: len(label.text()))
+    assert toast.height() <= 240 and label.text().endswith("…") and label.toolTip() == toast.notice.text
 
 
 def test_a_toast_s_button_answers_and_closes_it(qtbot: QtBot, window: MainWindow) -> None:
     answered: list[str] = []
-    toast = window.toasts.show("Compare?", "warning", [("Compare", lambda: answered.append("yes"))])
+    window.toasts.show("Compare?", "warning", [("Compare", lambda: answered.append("yes"))])
+    (toast,) = window.toasts.all_shown
     button = next(b for b in toast.findChildren(QPushButton) if b.text() == "Compare")
     qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
-    assert answered == ["yes"] and window.toasts.shown() == []
+    assert answered == ["yes"] and window.toasts.all_shown == []
     assert [notice.text for notice in window.toasts.history] == ["Compare?"]
 
 
-def test_a_toast_that_asks_nothing_leaves_by_itself(qtbot: QtBot, window: MainWindow) -> None:
+def test_a_toast_leaves_by_itself_but_not_while_it_has_the_focus(qtbot: QtBot, window: MainWindow) -> None:
     window.settings.set("notifications.seconds", 2.0)
-    window.toasts.info("bye")
-    qtbot.waitUntil(lambda: window.toasts.shown() == [], timeout=5000)
+    window.toasts.show("stays", actions=[("Do it", lambda: None)], key="stays")
+    window.toasts.show("bye", actions=[("Do it", lambda: None)])
+    qtbot.mouseMove(window, QPoint(5, 5))
+    held = window.toasts.shown("stays")
+    assert held is not None
+    button = held.findChildren(QPushButton)[0]
+    with qtbot.waitActive(window):
+        window.activateWindow()
+    button.setFocus()
+    qtbot.waitUntil(lambda: window.toasts.all_shown == [held], timeout=5000)
+    button.clearFocus()
+    qtbot.waitUntil(lambda: window.toasts.all_shown == [], timeout=5000)
 
 
-def test_at_most_three_toasts_are_shown_and_the_bell_counts_all(window: MainWindow) -> None:
+def test_more_of_the_same_is_one_toast_and_one_line_of_the_history(window: MainWindow) -> None:
     for number in range(5):
-        window.toasts.info(f"notice {number}")
-    assert [toast.notice.text for toast in window.toasts.shown()] == ["notice 2", "notice 3", "notice 4"]
-    assert window.status.item("notifications").text() == "5"
+        window.toasts.show(f"{number} runs are over", key="over")
+    window.toasts.info("another")
+    assert [toast.notice.text for toast in window.toasts.all_shown] == ["4 runs are over", "another"]
+    window.toasts.restate("over", "5 runs are over")
+    window.toasts.restate("gone", "nothing")
+    assert [notice.text for notice in window.toasts.history] == ["5 runs are over", "another"]
+    assert window.status.item("notifications").text() == "2"
+    window.toasts.withdraw("over")
+    assert [toast.notice.text for toast in window.toasts.all_shown] == ["another"]
+
+
+def test_the_page_of_notifications_has_their_buttons_and_no_toast_beside_it(
+    qtbot: QtBot, window: MainWindow
+) -> None:
+    answered: list[str] = []
     add_frame_pages(window)
+    window.toasts.show("before", actions=[("Do it", lambda: answered.append("before"))])
     window.commands.run("notifications.show")
-    assert window.toasts.unread == 0
+    page = window.editor.active_page()
+    assert window.toasts.unread == 0 and page is not None
+    qtbot.waitUntil(lambda: page.isVisible() and window.toasts.all_shown == [])
+    window.toasts.show("after", actions=[("Do it", lambda: answered.append("after"))])
+    assert window.toasts.all_shown == [] and window.toasts.unread == 0
+    for button in page.findChildren(QPushButton):
+        if button.text() == "Do it" and button.isVisible():
+            qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
+    assert sorted(answered) == ["after", "before"]
+    window.editor.close_page(page.page_id)
+    qtbot.waitUntil(lambda: not window.toasts.is_read_elsewhere)
+    window.toasts.info("shown again")
+    assert len(window.toasts.all_shown) == 1
 
 
 def test_frame_time_is_shown_while_views_run(qtbot: QtBot, window: MainWindow) -> None:

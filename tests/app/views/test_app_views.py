@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from pytestqt.qtbot import QtBot
 
 from rankdeck import events
 from rankdeck.base.errors import Problem
+from rankdeck.run.row import RunInfo
 from rankdeck_app.composition import App
 from rankdeck_app.state.output import OutputLine
 from rankdeck_app.state.problem_list import LAUNCH
@@ -62,7 +64,7 @@ def test_a_changed_draft_can_be_brought_back(app: App) -> None:
     draft.set_value(("train", "steps"), 123)
     before = draft.text
     app.actions.use_preset(next(card for card in app.session.presets if card.name == "digits-ddp"))
-    (toast,) = [toast for toast in app.window.toasts.shown() if "changes of yours" in toast.notice.text]
+    (toast,) = [toast for toast in app.window.toasts.all_shown if "changes of yours" in toast.notice.text]
     app.session.draft.bring_back(app.session.draft.snapshot())
     toast.findChildren(QPushButton)[0].click()
     assert draft.text == before and draft.origin == "gpt-dp"
@@ -163,7 +165,7 @@ def test_runs_that_are_alive_are_named_at_the_start(
     app = make_app()
     qtbot.waitUntil(lambda: any("alive" in notice.text for notice in app.window.toasts.history), timeout=5000)
     assert "running" in welcome(app).run_buttons[0].accessibleName()
-    (toast,) = app.window.toasts.shown()
+    (toast,) = app.window.toasts.all_shown
     toast.findChildren(QPushButton)[0].click()
     assert app.window.context.get("activePageId") == f"run:{written.path}"
     qtbot.waitUntil(lambda: app.window.context.get("activeRunAlive") is True, timeout=5000)
@@ -171,6 +173,25 @@ def test_runs_that_are_alive_are_named_at_the_start(
     qtbot.waitUntil(lambda: app.window.context.get("activeRunAlive") is False, timeout=5000)
     lost = [entry for entry in app.session.problems.entries if entry.run == written.path]
     assert lost and lost[0].run == written.path
+
+
+def test_the_ends_of_runs_that_were_launched_here_are_one_toast(app: App, tmp_path: Path) -> None:
+    infos = [RunInfo(tmp_path / str(number), f"run {number}", "completed") for number in range(30)]
+    toasts = app.window.toasts
+    for info in infos:
+        app.session.runs.ended.emit(info)
+    assert toasts.history == [], "a terminal started them"
+    app.tabs.launched.update(info.path for info in infos)
+    app.session.runs.ended.emit(infos[0])
+    assert [notice.text for notice in toasts.history] == ["run 0: completed"]
+    app.session.runs.ended.emit(replace(infos[1], outcome="failed"))
+    for info in infos[2:]:
+        app.session.runs.ended.emit(info)
+    (notice,) = toasts.history
+    assert (notice.text, notice.tone) == ("30 runs are over: 29 completed, 1 failed", "error")
+    toasts.clear()
+    app.session.runs.ended.emit(infos[5])
+    assert [notice.text for notice in toasts.history][1:] == ["run 5: completed"], "that toast was read"
 
 
 def test_a_folder_that_is_no_run_is_refused_in_words(app: App, tmp_path: Path) -> None:
