@@ -56,6 +56,8 @@ class WindowState(QObject):
         ):
             room = window.screen().availableSize() if window.screen() else window.sizeHint()
             window.resize(window.sizeHint().boundedTo(room))
+        # How much the frame adds is known once there is one.
+        window.first_painted.connect(self._fit_screen)
         window.set_visible_parts(_dict(saved.get("visible")))
         for name, splitter in (("columns", window.columns), ("rows", window.rows)):
             sizes = saved.get(name)
@@ -67,6 +69,20 @@ class WindowState(QObject):
                 splitter.setSizes(sizes)
         window.side_bar.restore_state(_dict(saved.get("side_bar")))
         window.panel.restore_state(_dict(saved.get("panel")))
+
+    def _fit_screen(self) -> None:
+        """No edge of the window, with its frame, lies outside the screen when it opens."""
+        window, room = self._window, self._window.screen().availableGeometry()
+        frame = window.frameGeometry()
+        if room.contains(frame) or window.isMaximized() or window.isFullScreen():
+            return
+        window.resize(window.size().boundedTo(room.size() - (frame.size() - window.size())))
+        frame = window.frameGeometry()
+        frame.moveRight(min(frame.right(), room.right()))
+        frame.moveBottom(min(frame.bottom(), room.bottom()))
+        frame.moveLeft(max(frame.left(), room.left()))
+        frame.moveTop(max(frame.top(), room.top()))
+        window.move(frame.topLeft())
 
     def _restore_tabs(self) -> None:
         if self._window.settings.get("window.restore_tabs", bool):
