@@ -420,6 +420,12 @@ class RankEnded(Event, tag="rank_ended"):
     step: int
 
 
+class Stopping(Event, tag="stopping"):
+    """Somebody asked the attempt to stop, and its ranks were told; `RunEnded` follows once they are gone."""
+
+    attempt: int
+
+
 class RunEnded(Event, tag="run_ended"):
     """An attempt is over, as the supervisor saw it. `outcome`: completed | failed | stopped.
 
@@ -455,6 +461,7 @@ AnyEvent = (
     | CheckpointSaved
     | Dropped
     | RankEnded
+    | Stopping
     | RunEnded
 )
 

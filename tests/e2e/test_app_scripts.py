@@ -70,9 +70,9 @@ def test_a_script_runs_after_the_trust_question_again_from_its_banner_and_as_an_
     assert run.outcome == "failed" and run.fold.script.script_status == 3
     said = "hello from 1 of 2 ['3', 'two words'] x"
     wait_for(lambda: f"[rank 1] {said}" in output_text(app), 10, "rank 1's words")
-    wait_for(lambda: page._banner.button.isVisible(), 5, "the button of a run that is over")
+    wait_for(lambda: page._banner.buttons, 5, "the button of a run that is over")
     assert not app.window.commands.enabled("run.resume")
-    page._banner.button.click()
+    page._banner.buttons[0].click()
     again = ended(launched(app))
     assert again.run.path != run.run.path and again.script == run.script
 

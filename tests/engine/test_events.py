@@ -67,6 +67,7 @@ EXAMPLES: list[events.AnyEvent] = [
     events.WeightsSaved(path="weights.safetensors", num_bytes=5),
     events.Dropped(lines=3, reason="no space"),
     events.RankEnded(rank=0, reason="completed", step=5),
+    events.Stopping(attempt=0),
     events.RunEnded(outcome="completed", exit_code=0, attempt=0),
 ]
 
@@ -94,6 +95,7 @@ KINDS_ON_DISK = [
     "weights_saved",
     "dropped",
     "rank_ended",
+    "stopping",
     "run_ended",
 ]
 

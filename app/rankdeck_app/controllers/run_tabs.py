@@ -84,8 +84,6 @@ class RunTabs(QObject):
                 run,
                 self._window.theme,
                 self._window.clock,
-                stop_command="run.stop",
-                again_command="run.again",
                 run_command=self._window.commands.run,
                 closed=lambda: self.open_runs.release(path),
             )
@@ -93,9 +91,7 @@ class RunTabs(QObject):
             run,
             self._window.theme,
             self._window.clock,
-            stop_command="run.stop",
-            save_command="run.checkpoint",
-            resume_command="run.resume",
+            run_command=self._window.commands.run,
             closed=lambda: self.open_runs.release(path),
         )
 
@@ -128,7 +124,7 @@ class RunTabs(QObject):
                 "activeRunAlive": run is not None and run.is_live,
                 "activeRunScript": is_script,
                 "activeRunResumable": not is_script and outcome in RESUMABLE,
-                "activeRunAgain": is_script and outcome not in (None, "running"),
+                "activeRunAgain": run is not None and run.is_over,
             }
         )
         if run is not None and run is not self.current:
@@ -152,9 +148,17 @@ class RunTabs(QObject):
 
     def stop(self, path: Path, *, now: bool = False) -> None:
         call = self._session.engine.stop(path, now=now)
-        call.answered.connect(
-            lambda code, _out, err: self._window.toasts.error(_first(err)) if code else None
-        )
+        asked = [run for run in self.open_runs.all() if run.run.path == path]
+        for run in asked:
+            run.expect_stop()
+
+        def answered(code: int, _out: str, err: str) -> None:
+            if code:
+                self._window.toasts.error(_first(err))
+                for run in asked:
+                    run.expect_no_stop()
+
+        call.answered.connect(answered)
 
     def save_checkpoint(self, path: Path) -> None:
         """Save a running run after its step; a toast says how it went."""
@@ -245,8 +249,9 @@ class RunTabs(QObject):
                 item.show_text("")
         else:
             icon, _, word = outcome_look(run.outcome or "running")
+            word = run.ending or word.split(":")[0]
             state.show_text(
-                " · ".join(filter(None, (word.split(":")[0].capitalize(), *_progress(run)))),
+                " · ".join(filter(None, (word.capitalize(), *_progress(run)))),
                 icon,
                 tooltip=f"{run.title}\n{run.run.path}",
                 command="view.panel.output",

@@ -188,14 +188,16 @@ class Scripts(QObject):
         self._launching.when_trusted(folders, lambda: self._begin(name, told))
 
     def run_again(self, path: Path) -> None:
-        """The script of a run once more, as a new run, asking first where its code is not trusted."""
+        """The same once more, as a new run, asking first where its code is not trusted."""
         try:
             config = RunDir(path).script()
+            if config is None:
+                self._launching.launch(RunDir(path).config())
+                return
         except ConfigError as error:
-            self._launching.refused(path.name, error.problems)
+            self._launching.refused(self._session.runs.title_of(path), error.problems)
             return
-        if config is not None:
-            self._launching.when_trusted(_folders_of(config), lambda: self._begin_again(path, config))
+        self._launching.when_trusted(_folders_of(config), lambda: self._begin_again(path, config))
 
     def _begin_again(self, path: Path, config: ScriptConfig) -> None:
         workspace = self._session.workspace.folder

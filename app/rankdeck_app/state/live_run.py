@@ -50,6 +50,7 @@ class LiveRun(QObject):
         self.config: RunConfig | None = None
         self.script: ScriptConfig | None = None
         self._title = ""
+        self._is_asked_to_stop = False
         self.outcome: str | None = None
         self.end: End | None = None
         self.prediction: PlanLine | None = None
@@ -138,6 +139,30 @@ class LiveRun(QObject):
         return self.outcome == "running"
 
     @property
+    def is_over(self) -> bool:
+        return self.outcome not in (None, "running")
+
+    @property
+    def ending(self) -> str | None:
+        """What it does between being asked to stop, or its ranks' end, and its last word: "stopping" or
+        "ending"; None while it trains and once it is over."""
+        if not self.is_live:
+            return None
+        if self._is_asked_to_stop or self.fold.is_stopping:
+            return "stopping"
+        return "ending" if self.fold.ended is not None else None
+
+    def expect_stop(self) -> None:
+        """It is being asked to stop: said at once, before it answers."""
+        self._is_asked_to_stop = True
+        self.changed.emit(Changed.STATE)
+
+    def expect_no_stop(self) -> None:
+        """It could not be asked."""
+        self._is_asked_to_stop = False
+        self.changed.emit(Changed.STATE)
+
+    @property
     def has_more(self) -> bool:
         """Whether the reader has something that `drain` has not taken yet."""
         return bool(self._tail.batches)
@@ -184,7 +209,7 @@ class LiveRun(QObject):
         started = self.started
         if started is None:
             return None
-        if self.outcome in (None, "running"):
+        if not self.is_over:
             return max(0.0, time.time() - started)
         last = self.fold.last
         ended = self.end.ended if self.end is not None else None if last is None else last.ended
@@ -197,13 +222,13 @@ class LiveRun(QObject):
     @property
     def samples_per_s(self) -> float | None:
         """Now, smoothed, while the run is alive; then its mean."""
-        mean = None if self.outcome in (None, "running") else self.fold.samples_per_s()
+        mean = self.fold.samples_per_s() if self.is_over else None
         return mean if mean is not None else _finite(self.rate_ema.last_y)
 
     @property
     def steps_per_s(self) -> float | None:
         """Of a script: now, smoothed, while it is alive; then its mean."""
-        mean = None if self.outcome in (None, "running") else self.fold.steps_per_s()
+        mean = self.fold.steps_per_s() if self.is_over else None
         return mean if mean is not None else _finite(self.fold.script.step_rate_ema.last_y)
 
     @property
@@ -236,7 +261,7 @@ class LiveRun(QObject):
         """The last sampled step while the run is alive; then the one with the largest peak of the run. What
         owners hold has no peak: it is the last one always.
         """
-        is_newest = self.outcome in (None, "running") or device.is_of_owners
+        is_newest = not self.is_over or device.is_of_owners
         return device.memory if is_newest else device.largest
 
     def total_bytes_of(self, device: DeviceFigures) -> int | None:
@@ -285,6 +310,7 @@ class LiveRun(QObject):
             self._tell_problems()
         if passed.outcome is not None:
             self.outcome, self.end = passed.outcome, passed.end
+            self._is_asked_to_stop = self._is_asked_to_stop and self.is_live
             self.outcome_changed.emit(passed.outcome)
             changed |= Changed.STATE
         return changed

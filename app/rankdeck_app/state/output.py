@@ -87,6 +87,8 @@ def line_of(event: events.AnyEvent) -> OutputLine | None:
         return OutputLine(event.t, None, f"attempt {event.attempt}: {_announced(event)}", "dim")
     if isinstance(event, events.RankEnded):
         return OutputLine(event.t, event.rank, f"{event.reason} at step {event.step}", "dim")
+    if isinstance(event, events.Stopping):
+        return OutputLine(event.t, None, "stopping", "dim")
     if isinstance(event, events.RunEnded):
         tone = "error" if event.outcome == "failed" else "dim"
         code = event.exit_code if event.script_status is None else event.script_status

@@ -121,6 +121,7 @@ class Supervising(abc.ABC):
             code = 0 if self.run_ranks() else self._name_cause(oom_kills)
         except StopAsked:
             code = EXIT_STOPPED
+            self._writer.write(events.Stopping(attempt=self._arguments.attempt))
         except RankdeckError as error:
             code = self._fail(error.problem, error.exit_code)
         except Exception as error:

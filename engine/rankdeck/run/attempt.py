@@ -37,6 +37,7 @@ class Attempt:
         self.number = number
         self.last: int | None = None
         self.started: events.RunStarted | None = None
+        self.is_stopping = False
         self.ended: events.RunEnded | None = None
         self._rows_held = rows_held
         self.table = StepTable(rows_held)
@@ -201,6 +202,8 @@ class Attempt:
     def take_rare(self, source: Source, event: events.AnyEvent) -> None:
         """What needs no answer."""
         match event:
+            case events.Stopping():
+                self.is_stopping = True
             case events.RunEnded():
                 self.ended = event
             case events.RankStarted():

@@ -183,6 +183,16 @@ class Fold:
         return self._latest.started
 
     @property
+    def is_stopping(self) -> bool:
+        """Whether somebody asked the latest attempt to stop."""
+        return self._latest.is_stopping
+
+    @property
+    def ended(self) -> events.RunEnded | None:
+        """How the latest attempt ended, as its supervisor saw it."""
+        return self._latest.ended
+
+    @property
     def first_started(self) -> events.RunStarted | None:
         return next((one.started for one in self._announced), None)
 

@@ -48,7 +48,7 @@ def opened(qtbot: QtBot) -> Iterator[Callable[[Path], RunPage]]:
         live = LiveRun(path)
         lives.append(live)
         live.start()
-        page = RunPage(live, Theme(), clock, stop_command="run.stop")
+        page = RunPage(live, Theme(), clock, run_command=lambda _command: None)
         qtbot.addWidget(page)
         page.resize(*size)
         page.show()
@@ -223,7 +223,8 @@ def test_a_failure_is_on_top_with_its_advice(
     qtbot.waitUntil(
         lambda: page._banner.text == "Rank 1: ValueError: 12 classes in the labels.\nSet classes."
     )
-    assert page.icon_color == "errorForeground" and page.tab_actions() == []
+    assert page.icon_color == "errorForeground"
+    assert [action.command for action in page.tab_actions()] == ["run.resume", "run.again"]
 
 
 @pytest.mark.parametrize(

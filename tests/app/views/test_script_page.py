@@ -33,10 +33,8 @@ def opened(qtbot: QtBot) -> Iterator[Callable[..., ScriptPage]]:
         live = LiveRun(written.path)
         lives.append(live)
         live.start()
-        run_command = None if commands is None else commands.append
-        page = ScriptPage(
-            live, Theme(), clock, stop_command="run.stop", again_command="run.again", run_command=run_command
-        )
+        run_command = (lambda _command: None) if commands is None else commands.append
+        page = ScriptPage(live, Theme(), clock, run_command=run_command)
         qtbot.addWidget(page)
         page.resize(*size)
         page.show()
@@ -142,11 +140,11 @@ def test_a_script_that_has_not_stepped_is_waited_for_and_then_called_what_it_is(
     assert shown(page) == {"loss", "rate"} and page._banner.isVisible()
     qtbot.waitUntil(lambda: [action.command for action in page.tab_actions()] == ["run.stop"])
     run.finish(3, reason="train.py exited with 3")
-    qtbot.waitUntil(lambda: page._banner.button.isVisible())
+    qtbot.waitUntil(lambda: bool(page._banner.buttons))
     assert page._loss.awaited == "no optimizer step was seen" and shown(page) == {"loss"}
     assert stats(page)["Exit status"] == "3" and "Step" not in stats(page)
     assert [action.command for action in page.tab_actions()] == ["run.again"]
-    page._banner.button.click()
+    page._banner.buttons[0].click()
     assert commands == ["run.again"]
 
 

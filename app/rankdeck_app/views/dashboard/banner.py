@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 from PySide6.QtCore import QRectF, Qt, Signal
 from PySide6.QtGui import QPainter, QPaintEvent
-from PySide6.QtWidgets import QSizePolicy, QWidget
+from PySide6.QtWidgets import QPushButton, QSizePolicy, QWidget
 
+from rankdeck_app.shell.page import PageAction
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.layouts import column, push_button, row, text_label
 from rankdeck_app.widgets.painting import chart_font
@@ -14,21 +18,21 @@ _MOST_MESSAGE = 600
 
 
 class Banner(QWidget):
-    """A message, an advice below it, and a button where something can be done about it: `acted` says that it
-    was pressed. The text can be selected and copied.
+    """A message, an advice below it, and buttons where something can be done about it: `acted` brings the id
+    of the command of the one that was pressed. The text can be selected and copied.
     """
 
-    acted = Signal()
+    acted = Signal(str)
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
         self._theme = theme
         self._tone = "info"
         self._message, self._advice = text_label(), text_label(tone="dim")
-        self.button = push_button("", "", self.acted.emit, height=24)
-        self.button.hide()
+        self.buttons: list[QPushButton] = []
+        self._actions: list[PageAction] = []
         texts = column(self._message, self._advice, spacing=2)
-        row((texts, 1), self.button, on=self, margins=(14, 7, 12, 8), spacing=12)
+        self._row = row((texts, 1), on=self, margins=(14, 7, 12, 8), spacing=8)
         self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
         by_mouse, by_keys = (
             Qt.TextInteractionFlag.TextSelectableByMouse, Qt.TextInteractionFlag.TextSelectableByKeyboard,
@@ -43,8 +47,8 @@ class Banner(QWidget):
     def text(self) -> str:
         return "\n".join(label.text() for label in (self._message, self._advice) if label.text())
 
-    def say(self, headline: tuple[str, str, str] | None, action: str = "") -> None:
-        """(tone, message, advice), and what the button says; None hides the banner."""
+    def say(self, headline: tuple[str, str, str] | None, actions: Sequence[PageAction] = ()) -> None:
+        """(tone, message, advice), and what one can do; None hides the banner."""
         if headline is None:
             self.hide()
             return
@@ -52,12 +56,25 @@ class Banner(QWidget):
         self._message.setText(_shortened(message))
         self._advice.setText(_shortened(advice))
         self._advice.setVisible(bool(advice))
-        self.button.setText(action)
-        self.button.setVisible(bool(action))
+        self._show_actions(list(actions))
         self.setAccessibleName(message)
         self.setAccessibleDescription(advice)
         self.setVisible(True)
         self.update()
+
+    def _show_actions(self, actions: list[PageAction]) -> None:
+        """Buttons stay the same objects while nothing changes: one of them may have the focus."""
+        if actions == self._actions:
+            return
+        self._actions = actions
+        for button in self.buttons:
+            button.deleteLater()
+        self.buttons = [
+            push_button(action.tooltip, "", partial(self.acted.emit, action.command), height=24)
+            for action in actions
+        ]
+        for button in self.buttons:
+            self._row.addWidget(button)
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter, color = QPainter(self), self._theme.color

@@ -5,14 +5,12 @@ Read run_tab.py first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from rankdeck.run.batch import Changed
 from rankdeck.run.row import RESUMABLE
-from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.shell.page import PageAction
-from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.dashboard import run_figures
 from rankdeck_app.views.dashboard.card_grid import CardGrid
@@ -29,30 +27,6 @@ from rankdeck_app.widgets.zoom_plot import ZoomPlot
 
 class RunPage(RunTab):
     """A tab that shows a run of a configuration."""
-
-    def __init__(
-        self,
-        run: LiveRun,
-        theme: Theme,
-        clock: FrameClock,
-        *,
-        stop_command: str | None = None,
-        save_command: str | None = None,
-        resume_command: str | None = None,
-        closed: Callable[[], object] | None = None,
-    ) -> None:
-        live = (
-            ("save", "Save a checkpoint now", save_command),
-            ("debug-stop", "Stop this run", stop_command),
-        )
-        resume = None
-        if resume_command is not None:
-            resume = PageAction("debug-continue", "Resume this run", resume_command)
-        super().__init__(
-            run, theme, clock,
-            live_actions=[PageAction(icon, text, one) for icon, text, one in live if one is not None],
-            ended_action=resume, closed=closed,
-        )  # fmt: skip
 
     def _make_cards(self, theme: Theme) -> CardGrid:
         """Every chart in its card, and the cards in their grid."""
@@ -89,8 +63,14 @@ class RunPage(RunTab):
     def _headline(self) -> tuple[str, str, str] | None:
         return run_figures.headline(self.run)
 
-    def _can_act(self) -> bool:
-        return self.run.outcome in RESUMABLE
+    def _live_actions(self) -> list[PageAction]:
+        save = PageAction("save", "Save a checkpoint now", "run.checkpoint")
+        return [save, PageAction("debug-stop", "Stop this run", "run.stop")]
+
+    def _ended_actions(self) -> list[PageAction]:
+        resume = PageAction("debug-continue", "Resume", "run.resume")
+        again = PageAction("debug-rerun", "Run Again", "run.again")
+        return [resume, again] if self.run.outcome in RESUMABLE else [again]
 
     def _refresh_cards(self, pending: Changed) -> None:
         run = self.run

@@ -66,7 +66,7 @@ def rate_subtitle(run: LiveRun) -> tuple[str, str]:
 
 def _outlook(run: LiveRun) -> Stat:
     evaluation = run.evaluation
-    if run.outcome in (None, "running") or evaluation is None:
+    if not run.is_over or evaluation is None:
         return Stat("ETA", UNKNOWN if run.eta_s is None else format_duration(run.eta_s), "8:88:88")
     loss = UNKNOWN if evaluation.loss is None else f"{evaluation.loss:.4f}"
     if evaluation.accuracy is None:
@@ -111,7 +111,7 @@ def bars_subtitle(run: LiveRun, figure: BarsFigure) -> str:
         when = "in use now"
     elif run.is_by_owners:
         when = f"at step {format_count(max(device.memory_step or 0 for device in run.devices))}"
-    elif run.outcome in (None, "running"):
+    elif not run.is_over:
         when = f"peak of step {format_count(max(device.memory_step or 0 for device in run.devices))}"
     else:
         sampled = [device.num_sampled for device in run.devices if device.num_sampled]
@@ -139,7 +139,7 @@ def band(run: LiveRun) -> BandFigure:
         name = f"predicted peak {format_bytes(predicted_bytes)}"
         limits.append(MemoryLimit(name, predicted_bytes, is_hard=False))
     is_dense = bool(histories) and len(histories[0].window(now_s - _BAND_SPAN_S, now_s, 200).x) >= _DENSE
-    is_live = run.outcome in (None, "running")
+    is_live = not run.is_over
     return BandFigure(
         labels=[run.label_of(device) for device in run.devices],
         histories=histories,
@@ -242,7 +242,9 @@ def headline(run: LiveRun) -> tuple[str, str, str] | None:
 
     Tones: info, error.
     """
-    if run.outcome in (None, "running"):
+    if run.ending == "stopping":
+        return "info", "Stopping…" if run.is_script else "Stopping, saving a checkpoint…", ""
+    if not run.is_over:
         if run.step is not None:
             return None
         return "info", "Starting ranks…", _awaited(run)

@@ -41,11 +41,9 @@ def page_id(run_path: object) -> str:
 
 
 class RunTab(Page):
-    """It does not own the run: `closed` is called once when the tab is gone. `ended_action` is the button of
-    a run that is over, and stands in the banner too where `ends_in_banner`.
+    """It does not own the run: `closed` is called once when the tab is gone. `run_command` runs a command by
+    its id; without it nothing can be done with the run.
     """
-
-    ends_in_banner = False
 
     def __init__(
         self,
@@ -53,23 +51,20 @@ class RunTab(Page):
         theme: Theme,
         clock: FrameClock,
         *,
-        live_actions: Sequence[PageAction] = (),
-        ended_action: PageAction | None = None,
         run_command: Callable[[str], object] | None = None,
         closed: Callable[[], object] | None = None,
     ) -> None:
         super().__init__(page_id(run.run.path), title=run.name, icon="pulse")
         self.run = run
-        self._live_actions, self._ended_action = list(live_actions), ended_action
+        self._can_act = run_command is not None
         self._shown_actions: list[PageAction] = []
         self._pending = ~Changed.NOTHING
         self._stats_at = 0.0
         self._known_devices = 0
         self._strip = StatStrip(theme)
         self._banner = Banner(theme)
-        if run_command is not None and ended_action is not None:
-            command = str(ended_action.command)
-            self._banner.acted.connect(lambda: run_command(command))
+        if run_command is not None:
+            self._banner.acted.connect(run_command)
         self.cards: dict[str, ChartCard] = {}
         self._grid = self._make_cards(theme)
         column(*self._parts(theme), on=self, margins=(16, 2, 16, 12), spacing=10)
@@ -100,8 +95,12 @@ class RunTab(Page):
         """(tone, message, advice) of the banner."""
         raise NotImplementedError
 
-    def _can_act(self) -> bool:
-        """Whether the run is over and `ended_action` makes sense."""
+    def _live_actions(self) -> list[PageAction]:
+        """What one can do while it runs."""
+        raise NotImplementedError
+
+    def _ended_actions(self) -> list[PageAction]:
+        """And once it is over, the most likely first."""
         raise NotImplementedError
 
     def _refresh_cards(self, pending: Changed) -> None:
@@ -120,9 +119,14 @@ class RunTab(Page):
         return str(self.run.run.path)
 
     def tab_actions(self) -> list[PageAction]:
-        if self.run.is_live:
-            return list(self._live_actions)
-        return [self._ended_action] if self._ended_action is not None and self._can_act() else []
+        if not self._can_act:
+            return []
+        return self._ended_actions() if self.run.is_over else self._live_actions()
+
+    def _banner_actions(self) -> list[PageAction]:
+        if self.run.ending == "stopping" and self._can_act:
+            return [PageAction("debug-stop", "Stop Now", "run.stopNow")]
+        return self.tab_actions() if self.run.is_over else []
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
@@ -158,8 +162,7 @@ class RunTab(Page):
             self._stats_at = now
             self._strip.set_figure(self._stats())
         if pending & (Changed.STATE | Changed.PROBLEMS | Changed.STEPS):
-            action = self._ended_action if self.ends_in_banner and self._can_act() else None
-            self._banner.say(self._headline(), "" if action is None else action.tooltip)
+            self._banner.say(self._headline(), self._banner_actions())
         self._refresh_cards(pending)
         if len(self.run.devices) != self._known_devices:
             self._known_devices = len(self.run.devices)

@@ -23,13 +23,9 @@ from rankdeck_app.widgets.stat_strip import Stat, imbalance_stat
 _LOSS_WORDS = ("what backward ran on, sampled", "sampled")
 
 
-def is_over(run: LiveRun) -> bool:
-    return run.outcome not in (None, "running")
-
-
 def is_stepless(run: LiveRun) -> bool:
     """Whether no step was seen and none will be."""
-    return run.step is None and (is_over(run) or not _is_observed(run))
+    return run.step is None and (run.is_over or not _is_observed(run))
 
 
 def _is_observed(run: LiveRun) -> bool:
@@ -53,7 +49,7 @@ def stats(run: LiveRun) -> tuple[Stat, ...]:
 def _of_steps(run: LiveRun) -> list[Stat]:
     step = UNKNOWN if run.step is None else format_count(run.step)
     cells = [Stat("Step", step, "8" * max(5, len(step)))]
-    if run.loss is not None or not is_over(run):
+    if run.loss is not None or not run.is_over:
         cells.append(run_figures.loss_stat(run))
     pace = run.steps_per_s
     return [*cells, Stat("Steps/s", UNKNOWN if pace is None else format_rate(pace), "88 888")]
@@ -177,8 +173,8 @@ def absence(run: LiveRun, part: str = "") -> str:
     if seen is not None and part in seen.parts:
         return f"not observed: {seen.parts[part]}"
     if run.step is None:
-        return _without_steps(run) if is_over(run) else "waiting for the first optimizer step"
-    return "none was seen" if is_over(run) else "none was seen yet"
+        return _without_steps(run) if run.is_over else "waiting for the first optimizer step"
+    return "none was seen" if run.is_over else "none was seen yet"
 
 
 def _without_steps(run: LiveRun) -> str:
@@ -187,7 +183,7 @@ def _without_steps(run: LiveRun) -> str:
 
 def headline(run: LiveRun) -> tuple[str, str, str] | None:
     """As run_figures.headline; a script that is under way and has not stepped yet is not starting."""
-    if run.outcome in (None, "running"):
+    if not run.is_over and run.ending is None:
         if run.step is not None or not _is_observed(run):
             return None
         return "info", "Running; no optimizer step was seen yet.", "Its output is below."

@@ -39,27 +39,17 @@ _LOSS_WORDS = ("sampled", "EMA", "")
 class ScriptPage(RunTab):
     """A tab that shows a run of a script."""
 
-    ends_in_banner = True
-
     def __init__(
         self,
         run: LiveRun,
         theme: Theme,
         clock: FrameClock,
         *,
-        stop_command: str = "",
-        again_command: str = "",
         run_command: Callable[[str], object] | None = None,
         closed: Callable[[], object] | None = None,
     ) -> None:
         self._metrics_at, self._has_news = 0.0, False
-        stop = PageAction("debug-stop", "Stop this run", stop_command)
-        again = PageAction("debug-rerun", "Run Again", again_command)
-        super().__init__(
-            run, theme, clock,
-            live_actions=[stop] if stop_command else [], ended_action=again if again_command else None,
-            run_command=run_command, closed=closed,
-        )  # fmt: skip
+        super().__init__(run, theme, clock, run_command=run_command, closed=closed)
 
     def _make_cards(self, theme: Theme) -> CardGrid:
         run, script = self.run, self.run.fold.script
@@ -104,8 +94,11 @@ class ScriptPage(RunTab):
     def _headline(self) -> tuple[str, str, str] | None:
         return script_figures.headline(self.run)
 
-    def _can_act(self) -> bool:
-        return script_figures.is_over(self.run)
+    def _live_actions(self) -> list[PageAction]:
+        return [PageAction("debug-stop", "Stop this run", "run.stop")]
+
+    def _ended_actions(self) -> list[PageAction]:
+        return [PageAction("debug-rerun", "Run Again", "run.again")]
 
     def _refresh_cards(self, pending: Changed) -> None:
         run = self.run
