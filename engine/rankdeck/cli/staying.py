@@ -23,7 +23,7 @@ from rankdeck.base.errors import RankdeckError
 from rankdeck.base.units import format_duration
 from rankdeck.cli import console
 from rankdeck.cli.terminal import Keyboard, keyboard_for
-from rankdeck.cli.words import loss_in_words
+from rankdeck.cli.words import losses_in_words, lost_in_words
 from rankdeck.launch.attached import Attached
 from rankdeck.launch.control import request_stop, send_signal, wait_ended
 from rankdeck.rundir import EventReader, RunDir, events_from_end
@@ -240,7 +240,7 @@ def _on_stderr(say: Callable[[T], None], what: T) -> None:
 
 
 def last_words(run: RunDir) -> str:
-    """'completed in 12 s, 200 steps, loss 2.3021 to 0.0123; rankdeck show 20260101-120000-train-ab12'."""
+    """'completed after 00:12, 200 steps, loss 2.3021 to 0.0123 at step 198; rankdeck show 20260101-train'."""
     end, status = run.end(), status_of(run)
     words = [run.outcome() if not status or end is None else f"{end.outcome} with exit status {status}"]
     started = run.environment().get("started")
@@ -250,14 +250,11 @@ def last_words(run: RunDir) -> str:
         from rankdeck.run.summary import summarise
 
         facts = summarise(run)
+        words += filter(None, [lost_in_words(facts)])
         if facts["steps"]:
             words.append(f"{facts['steps']} steps")
-        first, last = (facts["loss"][key] for key in ("first", "last"))
-        if last is not None:
-            words.append(f"loss {loss_in_words(first)} to {loss_in_words(last)}")
-        lost_in = (facts["observed"] or {}).get("not_finite")
-        if lost_in is not None:
-            words.append(f"not finite in step {lost_in}")
+        if facts["loss"]["last"] is not None:
+            words.append(f"loss {losses_in_words(facts)}")
     return f"{', '.join(words)}; rankdeck show {run.name}"
 
 

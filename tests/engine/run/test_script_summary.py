@@ -115,6 +115,9 @@ def test_notes_say_what_is_off_and_what_is_apart(run: WrittenScript) -> None:
     run.see(1, parts=off | {"memory": "no owners"}, not_finite=7)
     run.step(0, 1, [1.0] * 10)
     run.step(1, 1, [1.0] * 3)
+    running = summarise(run.dir)
+    assert running["not_finite"] == 7
+    run.finish()
     assert summarise(run.dir)["notes"] == [
         "the observer's part loss is off: Tensor.backward is not ours",
         "the observer's part memory is off on rank 1: no owners",
