@@ -116,7 +116,7 @@ def test_notes_say_what_is_off_and_what_is_apart(run: WrittenScript) -> None:
     run.step(0, 1, [1.0] * 10)
     run.step(1, 1, [1.0] * 3)
     running = summarise(run.dir)
-    assert running["not_finite"] == 7
+    assert (running["not_finite"], running["notes"][-1][:11]) == (7, "SGD stepped")
     run.finish()
     assert summarise(run.dir)["notes"] == [
         "the observer's part loss is off: Tensor.backward is not ours",
@@ -126,6 +126,13 @@ def test_notes_say_what_is_off_and_what_is_apart(run: WrittenScript) -> None:
         "SGD stepped 40 times besides the leading optimizer",
         "ranks took different numbers of steps: rank 0 10, rank 1 3",
     ]
+
+
+def test_ranks_of_a_run_that_broke_were_ended_in_different_steps(run: WrittenScript) -> None:
+    run.step(0, 1, [1.0] * 10)
+    run.step(1, 1, [1.0] * 3)
+    run.finish(1)
+    assert summarise(run.dir)["notes"] == []
 
 
 def test_the_time_to_the_first_step_is_that_of_the_first_attempt(run: WrittenScript) -> None:
