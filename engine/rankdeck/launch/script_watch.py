@@ -61,6 +61,9 @@ class ScriptWatch(Watch):
         self._page = HeartbeatPage(max(NUM_SLOTS, self._config.script.ranks))
         return self._page.path
 
+    def beats(self) -> dict[int, Beat]:
+        return {rank: beat._replace(is_after=True) for rank, beat in super().beats().items()}
+
     def errors_log(self, rank: int) -> Path:
         """With stdout, where the two were one for the command too."""
         errors = self.log(rank, "err")
@@ -209,7 +212,7 @@ class ScriptWatch(Watch):
             return None
         beats = self.beats()
         first = min(left, key=lambda rank: beats[rank].step if rank in beats else -1)
-        at = f" in {place(beats[first])}" if first in beats else ""
+        at = f" {place(beats[first])}" if first in beats else ""
         return Problem(
             "rank-left",
             f"rank {first} exited with status 0{at}, while others still waited for it.",
