@@ -13,6 +13,7 @@ import os
 import platform
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -172,7 +173,7 @@ def check_script(config: ScriptConfig) -> None:
     """What a script is started with is there.
 
     Raises:
-        ConfigError: the script, or the folder to start it in, is not.
+        ConfigError: the script, or the folder to start it in, is not, or its logs cannot be written.
         MachineError: the interpreter is not.
     """
     script = config.script
@@ -188,6 +189,8 @@ def check_script(config: ScriptConfig) -> None:
             path="script.run",
             advice="Correct the path; python -m modules are run with -m.",
         )
+    if script.log_folder is not None:
+        _check_log_folder(Path(script.log_folder))
     searched = {**os.environ, **script.environment}.get("PATH")
     if script.kind == "program":
         if shutil.which(Path(script.folder, script.run) if "/" in script.run else script.run, path=searched):
@@ -205,6 +208,20 @@ def check_script(config: ScriptConfig) -> None:
             path="script.python",
             advice="Name another one with --python.",
         )
+
+
+def _check_log_folder(folder: Path) -> None:
+    """Raises: ConfigError where no file can be made there. The folder itself is made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ConfigError(
+            f"--log-dir: no log can be written in {folder}: {error.strerror}.",
+            code="unwritable",
+            path="script.log_folder",
+            advice="Name another folder, or leave it out: every rank's output is kept in the run's logs.",
+        ) from None
 
 
 def supervisor_of(worker: str | None) -> Supervised:

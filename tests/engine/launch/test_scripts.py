@@ -375,6 +375,9 @@ def test_what_cannot_start_is_refused_before_anything_does(tmp_path: Path) -> No
 
     assert "nowhere.py does not exist" in refused(ConfigError, run="nowhere.py")
     assert "does not exist" in refused(ConfigError, kind="module", run="m", folder=str(tmp_path / "gone"))
+    (tmp_path / "taken").touch()
+    assert "no log can be written in" in refused(ConfigError, log_folder=str(tmp_path / "taken" / "logs"))
+    assert "no log can be written in" in refused(ConfigError, log_folder="/proc/rankdeck")
     assert "no program nothing-of-the-kind" in refused(ConfigError, kind="program", run="nothing-of-the-kind")
     assert "no interpreter /no/python" in refused(MachineError, python="/no/python")
 
