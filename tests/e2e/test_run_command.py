@@ -160,6 +160,18 @@ def test_a_reader_who_goes_away_ends_a_script_that_goes_on_writing(project: Path
     assert last_run().outcome() == "stopped"
 
 
+def test_output_that_a_full_disk_takes_no_more_is_told_and_is_no_success(project: Path) -> None:
+    name = script(project, "print('out', flush=True)")
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*RANKDECK, name], cwd=project, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    run = last_run()
+    assert done.returncode == 1 and run.outcome() == "completed"
+    assert "no longer arrives where it was sent: No space left on device." in done.stderr
+    assert (run.logs_folder / "rank-0.0.out").read_text() == "out\n"
+
+
 def test_what_is_closed_stays_closed_and_what_is_no_text_is_refused(project: Path) -> None:
     name = script(project, "import sys\nprint('out')\nprint('err', file=sys.stderr)\n")
     shell = subprocess.run(

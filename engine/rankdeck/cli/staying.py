@@ -57,6 +57,7 @@ class Staying:
         self._keyboard = keyboard
         self._interrupts: deque[float] = deque(maxlen=3)
         self._reader = EventReader(run, writers=("supervisor",))
+        self.has_lost_output = False
         self._read_s = 0.0
 
     def until_end(self) -> None:
@@ -146,6 +147,7 @@ class Staying:
         self._read_s = time.monotonic()
         for _, event in self._reader.read() if self._tells else ():
             if isinstance(event, events.ProblemRaised):
+                self.has_lost_output |= event.problem.code == events.OUTPUT_LOST
                 # The last lines of a rank have been shown as it wrote them.
                 _on_stderr(console.problem, msgspec.structs.replace(event.problem, last_lines=()))
 
@@ -215,14 +217,15 @@ def begin_and_stay(
         attached = Attached(keyboard=None if keyboard is None else keyboard.reading_end)
     run = begin(attached)
     _say(f"{what}; run: {run.path}")
-    Staying(run, keyboard, tells=not as_json).until_end()
+    staying = Staying(run, keyboard, tells=not as_json)
+    staying.until_end()
     if as_json:
         from rankdeck.run.summary import summarise
 
         console.as_json(summarise(run))
     else:
         _say(last_words(run))
-    return status_of(run)
+    return status_of(run) or int(staying.has_lost_output)
 
 
 def _say(words: str) -> None:

@@ -67,6 +67,8 @@ class ScriptSupervisor(supervising.Supervising):
         assert config is not None
         self._config: ScriptConfig = config
         self._attached = arguments.attached
+        self._outlets = Outlet(self._attached.stdout), Outlet(self._attached.stderr)
+        self._has_lost_output = False
         self._signals = arguments.signals
         self._watch = ScriptWatch(arguments.run, arguments.attempt, config, self.raise_problem)
         self._ranks: list[ScriptRank] = []
@@ -122,10 +124,12 @@ class ScriptSupervisor(supervising.Supervising):
                 return True
             self.poll()
             self._serve_store()
+            self._tell_lost_output()
 
     def end_ranks(self, *, stopped: bool) -> None:
         end_ranks(self._ranks, GRACE_S if stopped else 0)
         self._finish(_CLOSING_S)
+        self._tell_lost_output()
         if self._store is not None:
             self._store.close()
 
@@ -158,7 +162,6 @@ class ScriptSupervisor(supervising.Supervising):
             observe=script.observe,
             port=self._store.port,
         )
-        outlets = Outlet(self._attached.stdout), Outlet(self._attached.stderr)
         for rank in range(script.ranks):
             variables = torchrun_variables(
                 rank,
@@ -176,7 +179,9 @@ class ScriptSupervisor(supervising.Supervising):
                 self._config.command(),
                 folder=script.folder,
                 environment={**caller, **variables, **watched},
-                streams=RankStreams(attached, outlets, (self._logs(rank, "out"), self._logs(rank, "err"))),
+                streams=RankStreams(
+                    attached, self._outlets, (self._logs(rank, "out"), self._logs(rank, "err"))
+                ),
             )
             self._ranks.append(started)
         self._watch.begin(self._ranks)
@@ -274,6 +279,19 @@ class ScriptSupervisor(supervising.Supervising):
         relays = [relay for rank in self._ranks for relay in rank.streams.relays]
         begun = [relay for relay in relays if relay.ident is not None]
         finish(begun, timeout_s, given_up=lambda: self._gives_up)
+
+    def _tell_lost_output(self) -> None:
+        reason = next((outlet.lost for outlet in self._outlets if outlet.lost is not None), None)
+        if reason is not None and not self._has_lost_output:
+            self._has_lost_output = True
+            self.raise_problem(
+                Problem(
+                    events.OUTPUT_LOST,
+                    f"What the script writes no longer arrives where it was sent: {reason}.",
+                    advice=f"It goes on; its output is in {self._run.logs_folder}.",
+                    severity="warning",
+                )
+            )
 
     def _on_term(self, number: int, frame: FrameType | None) -> None:
         # Whoever reads what the script has written is waited for until then.
