@@ -211,6 +211,8 @@ def test_a_detached_run_is_stopped_by_name_and_run_again(
     assert "saves itself or not at all" in rankdeck_here("checkpoint", run.name, code=2).err
     refused = rankdeck_here("resume", run.name, "--strategy", "ddp", code=2).err
     assert "run again as it was" in refused
+    refused = rankdeck_here("resume", run.name, "--detach", code=2).err
+    assert f"{run.name} is running." in refused and f"rankdeck stop {run.name}" in refused
     assert rankdeck("stop", run.name, code=0).out == f"{run.name}: stopped\n"
     monkeypatch.chdir(project.parent)
     again = Path(rankdeck("resume", run.name, "--detach", code=0).out.strip())

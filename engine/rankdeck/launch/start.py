@@ -150,7 +150,7 @@ def run_again(
     """A new run of the same script, beside the run that there is.
 
     Raises:
-        NotResumableError: it is the run of a configuration; otherwise as `start_script`.
+        NotResumableError: it is alive, or the run of a configuration; otherwise as `start_script`.
     """
     config = run.script()
     if config is None:
@@ -159,6 +159,7 @@ def run_again(
             code="no-script",
             advice=f"Go on with it: rankdeck resume {run.name}",
         )
+    _check_over(run)
     return start_script(
         config,
         runs=run.path.parent,
@@ -230,10 +231,15 @@ def supervisor_of(worker: str | None) -> Supervised:
     return Supervised("rankdeck.launch.supervisor", arguments)
 
 
-def _check_resumable(run: RunDir, config: RunConfig) -> None:
+def _check_over(run: RunDir) -> None:
+    """Raises: NotResumableError: it is alive."""
     is_ending = run.end() is not None
     if run.is_alive() and not (is_ending and wait_ended(run, _LETTING_GO_S)):
         raise alive_error(run)
+
+
+def _check_resumable(run: RunDir, config: RunConfig) -> None:
+    _check_over(run)
     checkpoint, complaints = newest_whole(run.checkpoints_folder)
     if checkpoint is None:
         raise NotResumableError(
