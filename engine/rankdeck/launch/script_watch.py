@@ -27,6 +27,7 @@ from rankdeck.diagnose.tracebacks import ended_by_then, failure_of
 from rankdeck.launch.children import Child
 from rankdeck.launch.processes import is_running, is_suspended, signal_handled
 from rankdeck.launch.watch import POLL_S, Watch
+from rankdeck.run.script_words import name_of
 from rankdeck.rundir import RunDir
 
 NUM_SLOTS = 64
@@ -191,7 +192,7 @@ class ScriptWatch(Watch):
         said = f". Its last line: {lines[-1]}" if lines and code in (1, 2) else "."
         problem = Problem(
             "rank-exited",
-            f"{Path(self._config.script.run).name} exited with {code}{who}{said}",
+            f"{name_of(self._config)} exited with {code}{who}{said}",
             advice="All that it wrote is in the logs of the run.",
             rank=rank if of_several else None,
             last_lines=lines,

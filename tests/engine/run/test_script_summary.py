@@ -199,6 +199,13 @@ def test_a_script_that_failed_says_what_it_exited_with(run: WrittenScript, statu
     assert words in problem["message"]
 
 
+def test_a_folder_that_is_run_has_its_own_name(tmp_path: Path) -> None:
+    run = WrittenScript(tmp_path / "runs", config={"run": ".", "folder": "/home/me/project"})
+    run.launch()
+    run.finish(1)
+    assert summarise(run.dir)["problems"][0]["message"] == "project exited with 1."
+
+
 def test_a_script_is_listed_by_its_name_and_wrapper_and_is_not_resumed(run: WrittenScript) -> None:
     run.see(0, wrapper="FullyShardedDataParallel")
     run.step(0, 1, [1.0] * 7)
