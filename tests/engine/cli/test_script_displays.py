@@ -121,6 +121,14 @@ def test_export_names_the_file_that_tensorboard_reads(run: WrittenScript, tmp_pa
     )
 
 
+def test_only_a_folder_that_is_not_there_is_to_be_made(run: WrittenScript, tmp_path: Path) -> None:
+    for file, advice in {
+        "/proc/x": "Name another file.",
+        tmp_path / "a" / "x": f"mkdir -p {tmp_path}/a",
+    }.items():
+        assert advice in rankdeck_here("export", "last", "--to", "json", file, code=2).err
+
+
 def test_watch_as_json_streams_what_was_seen(run: WrittenScript) -> None:
     run.finish()
     kinds = [json.loads(line)["kind"] for line in spoken("watch", "last", "--json")[0].splitlines()]
