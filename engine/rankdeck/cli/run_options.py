@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -175,17 +175,20 @@ def _python(
     folders = [folder]
     if entry.kind == "file" and (beside := (folder / entry.run).parent) != folder:
         folders.append(beside)
-    if options.python is not None:
-        return interpreters.choose(options.python, folders=folders, environ=environ)
-    if file is not None and entry.python is not None:
-        return interpreters.choose(None, folders=folders, environ=environ, from_file=entry.python)
-    for place in folders:
-        found = file if file is not None and place == folder else folder_file.read(place)
-        if found.python is not None:
-            return interpreters.choose(
-                None, folders=folders, environ=environ, from_file=found.python, from_file_folder=place
-            )
-    return interpreters.choose(None, folders=folders, environ=environ)
+    read = [] if file is None else [file]
+    from_file, of_folder = entry.python, folder
+    if options.python is None and from_file is None:
+        for of_folder in folders:
+            if of_folder != folder or file is None:
+                read.append(folder_file.read(of_folder))
+            from_file = read[-1].python
+            if from_file is not None:
+                break
+    chosen = interpreters.choose(
+        options.python, folders=folders, environ=environ, from_file=from_file, from_file_folder=of_folder
+    )
+    notes = [note for found in read if (note := found.note(besides=options.entry)) is not None]
+    return replace(chosen, notes=(*chosen.notes, *notes))
 
 
 def _environment(pairs: Sequence[str]) -> dict[str, str]:

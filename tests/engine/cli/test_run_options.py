@@ -105,7 +105,7 @@ def test_devices_and_nproc_say_the_number_of_ranks(
         ({"environment": ["A"]}, "--env A is not NAME=VALUE"),
         ({"environment": ["=b"]}, "--env =b is not NAME=VALUE"),
         ({"python": "no/python"}, "there is no Python at no/python"),
-        ({"entry": "small"}, 'has no entry "small"'),
+        ({"entry": "small"}, "has no rankdeck.toml"),
     ],
 )
 def test_what_cannot_be_is_refused_in_words(project: Path, options: dict[str, Any], said: str) -> None:
@@ -169,6 +169,18 @@ def test_the_file_beside_a_script_elsewhere_counts_too(project: Path, tmp_path: 
     (project / "rankdeck.toml").write_text('[run]\npython = "theirs"\n')
     theirs = python_at(project / "theirs")
     assert configured(tmp_path, "project/train.py").script.python == str(theirs)
+
+
+def test_an_entry_that_is_wrong_and_not_used_stops_nothing(project: Path) -> None:
+    (project / "rankdeck.toml").write_text(f"{ENTRY}\n[scripts.bad]\nrnks = 2\n")
+    python_at(project / "theirs")
+    for options in ({"words": ["train.py"]}, {"words": [], "entry": "small"}):
+        config, chosen = script_config(RunOptions(**options), folder=project, environ={"PATH": ""})
+        assert config.script.run == "train.py"
+        (note,) = chosen.notes
+        assert "scripts.bad" in note and "rankdeck.toml, line 1" in note and "It is not used" in note
+    with pytest.raises(ConfigError, match=r"scripts\.bad\.run is missing"):
+        configured(project, entry="bad")
 
 
 @pytest.mark.parametrize(
