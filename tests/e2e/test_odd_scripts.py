@@ -60,6 +60,14 @@ ODD = {
         status=134,
         words="The script raised ValueError: bad batch ({folder}/train.py, line 4)",
     ),
+    "a thread raises, and it exits": Odd(
+        "import sys, threading\n"
+        "def load():\n    raise ValueError('bad row')\n"
+        "thread = threading.Thread(target=load)\nthread.start()\nthread.join()\nsys.exit(1)",
+        status=1,
+        words="train.py exited with 1. Before that it raised ValueError: bad row in a thread "
+        "({folder}/train.py, line 3)",
+    ),
     "it crashes": Odd("import ctypes\nctypes.string_at(0)", "", 139, "The process was ended by SIGSEGV."),
 }
 
