@@ -30,6 +30,7 @@ from rankdeck.diagnose.cause import Cause
 from rankdeck.launch import supervising
 from rankdeck.launch.attached import NOWHERE, Attached, from_argument
 from rankdeck.launch.children import end_ranks
+from rankdeck.launch.processes import left_behind
 from rankdeck.launch.script_processes import ScriptRank, script_status
 from rankdeck.launch.script_watch import ScriptWatch
 from rankdeck.launch.store import ScriptStore
@@ -43,6 +44,7 @@ _POLL_S = 0.02
 _LEAVING_S = 1.0
 """How long what a rank has started may take to leave after it."""
 _CLOSING_S = 0.3
+_NUM_NAMED = 5
 _ADVICE = {
     "out-of-memory": "Lower the batch size or the size of the model, or use more devices.",
     "shared-memory": "Set num_workers=0 in the DataLoader, or give /dev/shm more room.",
@@ -120,7 +122,9 @@ class ScriptSupervisor(supervising.Supervising):
                 return False
             elif None not in codes:
                 self._ending = True
+                leaves_until_s = time.monotonic() + _LEAVING_S
                 self._finish(_LEAVING_S)
+                self._tell_left_behind(leaves_until_s)
                 return True
             self.poll()
             self._serve_store()
@@ -279,6 +283,22 @@ class ScriptSupervisor(supervising.Supervising):
         relays = [relay for rank in self._ranks for relay in rank.streams.relays]
         begun = [relay for relay in relays if relay.ident is not None]
         finish(begun, timeout_s, given_up=lambda: self._gives_up)
+
+    def _tell_left_behind(self, until_s: float) -> None:
+        """What has not ended by then is ended with the run."""
+        while (left := left_behind()) and time.monotonic() < until_s:
+            time.sleep(_POLL_S)
+        if left:
+            several = "processes" if len(left) > 1 else "process"
+            names = ", ".join(left[:_NUM_NAMED]) + (", ..." if len(left) > _NUM_NAMED else "")
+            self.raise_problem(
+                Problem(
+                    "left-behind",
+                    f"The script left {len(left)} {several} behind, ended with the run: {names}.",
+                    advice="Wait for what it starts, or start outside of the run what is to outlive it.",
+                    severity="warning",
+                )
+            )
 
     def _tell_lost_output(self) -> None:
         reason = next((outlet.lost for outlet in self._outlets if outlet.lost is not None), None)
