@@ -191,9 +191,7 @@ def _python(
         folders.append(beside)
     read = [] if file is None else [file]
     from_file, of_folder = entry.python, folder
-    if options.python is not None:
-        interpreters.check_is_python(options.python, folder=folder, environ=environ)
-    elif from_file is None:
+    if options.python is None and from_file is None:
         for of_folder in folders:
             if of_folder != folder or file is None:
                 read.append(folder_file.read(of_folder))
@@ -203,6 +201,7 @@ def _python(
     chosen = interpreters.choose(
         options.python, folders=folders, environ=environ, from_file=from_file, from_file_folder=of_folder
     )
+    interpreters.check_is_python(chosen)
     notes = [note for found in read if (note := found.note(besides=options.entry)) is not None]
     return replace(chosen, notes=(*chosen.notes, *notes))
 

@@ -103,28 +103,27 @@ def named(text: str, *, folder: Path, environ: Mapping[str, str], where: str) ->
     raise _no_python(f"{where}: there is no Python at {text}.", advice)
 
 
-def check_is_python(text: str, *, folder: Path, environ: Mapping[str, str]) -> None:
-    """Start what was named with --python where its name leaves in doubt what it is.
+def check_is_python(chosen: ChosenPython) -> None:
+    """Start what was chosen where its name leaves in doubt what it is.
 
-    Raises: ConfigError where it is no Python, or as `named`.
+    Raises: ConfigError where it is no Python.
     """
-    python = named(text, folder=folder, environ=environ, where="--python")
-    if re.match(r"python|pypy", python.name):
+    if re.match(r"python|pypy", chosen.python.name):
         return
     try:
         done = subprocess.run(
-            [python, "-c", "print(6 * 7)"],
+            [chosen.python, "-c", "print(6 * 7)"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_ANSWERS_WITHIN_S,
             check=False,
         )
+        if done.stdout.strip() == b"42":
+            return
     except (OSError, subprocess.TimeoutExpired):
-        done = None
-    if done is None or done.stdout.strip() != b"42":
-        raise _no_python(
-            f"--python: {text} is no Python.", "Name an interpreter, or an environment's folder."
-        )
+        pass
+    message = f"{chosen.source}: {chosen.python} is no Python."
+    raise _no_python(message, "Name an interpreter, or an environment's folder.")
 
 
 def _no_python(message: str, advice: str) -> ConfigError:
