@@ -36,7 +36,7 @@ class Observe(enum.StrEnum):
 _TORCHRUN = "As torchrun's"
 Words = Annotated[
     list[str] | None,
-    typer.Argument(metavar="SCRIPT [ARGS]", help="The script, and what is its own.", show_default=False),
+    typer.Argument(metavar="SCRIPT [ARGS]", hidden=True),
 ]
 NprocPerNode = Annotated[
     str | None,

@@ -13,6 +13,7 @@ import os
 import platform
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -149,7 +150,7 @@ def run_again(
     """A new run of the same script, beside the run that there is.
 
     Raises:
-        NotResumableError: it is the run of a configuration; otherwise as `start_script`.
+        NotResumableError: it is alive, or the run of a configuration; otherwise as `start_script`.
     """
     config = run.script()
     if config is None:
@@ -158,6 +159,7 @@ def run_again(
             code="no-script",
             advice=f"Go on with it: rankdeck resume {run.name}",
         )
+    _check_over(run)
     return start_script(
         config,
         runs=run.path.parent,
@@ -172,7 +174,7 @@ def check_script(config: ScriptConfig) -> None:
     """What a script is started with is there.
 
     Raises:
-        ConfigError: the script, or the folder to start it in, is not.
+        ConfigError: the script, or the folder to start it in, is not, or its logs cannot be written.
         MachineError: the interpreter is not.
     """
     script = config.script
@@ -188,6 +190,8 @@ def check_script(config: ScriptConfig) -> None:
             path="script.run",
             advice="Correct the path; python -m modules are run with -m.",
         )
+    if script.log_folder is not None:
+        _check_log_folder(Path(script.log_folder))
     searched = {**os.environ, **script.environment}.get("PATH")
     if script.kind == "program":
         if shutil.which(Path(script.folder, script.run) if "/" in script.run else script.run, path=searched):
@@ -207,16 +211,35 @@ def check_script(config: ScriptConfig) -> None:
         )
 
 
+def _check_log_folder(folder: Path) -> None:
+    """Raises: ConfigError where no file can be made there. The folder itself is made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ConfigError(
+            f"--log-dir: no log can be written in {folder}: {error.strerror}.",
+            code="unwritable",
+            path="script.log_folder",
+            advice="Name another folder, or leave it out: every rank's output is kept in the run's logs.",
+        ) from None
+
+
 def supervisor_of(worker: str | None) -> Supervised:
     """The supervisor of a configuration, whose ranks run `worker`."""
     arguments = [] if worker is None else ["--worker", worker]
     return Supervised("rankdeck.launch.supervisor", arguments)
 
 
-def _check_resumable(run: RunDir, config: RunConfig) -> None:
+def _check_over(run: RunDir) -> None:
+    """Raises: NotResumableError: it is alive."""
     is_ending = run.end() is not None
     if run.is_alive() and not (is_ending and wait_ended(run, _LETTING_GO_S)):
         raise alive_error(run)
+
+
+def _check_resumable(run: RunDir, config: RunConfig) -> None:
+    _check_over(run)
     checkpoint, complaints = newest_whole(run.checkpoints_folder)
     if checkpoint is None:
         raise NotResumableError(

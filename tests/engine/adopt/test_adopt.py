@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import textwrap
 import tomllib
 from pathlib import Path
@@ -343,6 +344,16 @@ def test_the_command_writes_a_file_once_and_says_what_is_left(
     ]
     checked = rankdeck_here("validate", "train.toml", code=2)
     assert "data.use is still to be filled in (train.toml, line" in checked.err
+
+
+def test_what_a_run_has_not_done_yet_is_not_adopted_unsaid(project: Path) -> None:
+    run = run_of(project)
+    with (run.path / "guard.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = rankdeck_here("adopt", run.path, "-o", project / "early.toml", code=0)
+    assert f"{run.name} is running: this is what it has done so far." in done.err
+    done = rankdeck_here("adopt", run.path, "-o", project / "late.toml", code=0)
+    assert "is running" not in done.err
 
 
 def test_a_script_that_goes_in_circles_is_read_to_an_end(project: Path) -> None:

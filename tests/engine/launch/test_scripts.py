@@ -375,6 +375,9 @@ def test_what_cannot_start_is_refused_before_anything_does(tmp_path: Path) -> No
 
     assert "nowhere.py does not exist" in refused(ConfigError, run="nowhere.py")
     assert "does not exist" in refused(ConfigError, kind="module", run="m", folder=str(tmp_path / "gone"))
+    (tmp_path / "taken").touch()
+    assert "no log can be written in" in refused(ConfigError, log_folder=str(tmp_path / "taken" / "logs"))
+    assert "no log can be written in" in refused(ConfigError, log_folder="/proc/rankdeck")
     assert "no program nothing-of-the-kind" in refused(ConfigError, kind="program", run="nothing-of-the-kind")
     assert "no interpreter /no/python" in refused(MachineError, python="/no/python")
 
@@ -397,11 +400,25 @@ def test_a_script_that_is_its_own_launcher_is_found_by_nobody_afterwards(tmp_pat
     """A process that leaves its session lives as long as the run."""
     source = """
     import os, subprocess, sys
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    subprocess.run(["sleep", "0.1"])
+    print(left.pid)
     """
     run = launch_script(tmp_path, source)
     assert finished(run)[1] == 0
     assert not processes_of_run(run.path)
+    (told,) = launching.problems(run, "warning")
+    assert told.message.startswith("The script left 1 process behind, ended with the run: python")
+    assert told.message.endswith(f" ({int(log(run))}).") and told.code == "left-behind"
+
+
+def test_what_is_about_to_end_is_not_left_behind(tmp_path: Path) -> None:
+    source = """
+    import subprocess
+    subprocess.Popen(["sleep", "0.3"], start_new_session=True)
+    """
+    run = launch_script(tmp_path, source)
+    assert finished(run)[1] == 0 and not launching.problems(run, "warning")
 
 
 def test_the_supervisor_of_a_script_never_imports_torch(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import torch
 
 from rankdeck import events
 from rankdeck.observer import following, full
-from tests.helpers.observing import Seen, observe
 from tests.helpers.script_python import torch_of_scripts
+from tests.helpers.watched import Watched, observe
 
 _SCRIPT = """
 import hashlib, json, sys
@@ -63,18 +63,18 @@ follows = pytest.mark.skipif(_IS_OLD, reason="the torch of scripts is too old to
 _PLAIN = "train(12, ddp=True)\ntorch.distributed.destroy_process_group()\n"
 
 
-def _trained(call: str, level: str, **environment: str) -> Seen:
+def _trained(call: str, level: str, **environment: str) -> Watched:
     with tempfile.TemporaryDirectory() as folder:
         return observe(_SCRIPT + call, Path(folder) / "script", level=level, **environment)
 
 
 @functools.cache
-def _plain() -> Seen:
+def _plain() -> Watched:
     """Under DistributedDataParallel, which has buckets also where a rank is alone."""
     return _trained(_PLAIN, "full")
 
 
-def _followed(seen: Seen) -> list[events.Memory]:
+def _followed(seen: Watched) -> list[events.Memory]:
     return [event for event in seen.of(events.Memory) if event.source == events.FOLLOWED]
 
 

@@ -11,8 +11,8 @@ import pytest
 
 import rankdeck
 from rankdeck import events
-from tests.helpers.observing import INJECT
 from tests.helpers.telling import found, telling
+from tests.helpers.watched import INJECT
 
 
 def test_outside_a_run_it_does_nothing() -> None:

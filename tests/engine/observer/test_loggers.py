@@ -18,9 +18,9 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from rankdeck.observer import loggers, parts
 from rankdeck.observer.metrics import MOST_ROWS, MetricsBook
-from tests.helpers.observing import observe
 from tests.helpers.script_python import scripts_have
 from tests.helpers.telling import found, telling
+from tests.helpers.watched import observe
 
 # What a book does with values.
 
