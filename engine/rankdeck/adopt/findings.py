@@ -10,6 +10,7 @@ Seed, clipping and the loader's order are literals beside them. Read tracing.py 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +18,12 @@ from typing import Any
 from rankdeck.adopt.arguments import UNKNOWN
 from rankdeck.adopt.naming import Finding, Namer
 from rankdeck.adopt.source import ScriptSource
-from rankdeck.adopt.tracing import Origin, origin_of
+from rankdeck.adopt.tracing import Origin, origin_of, returned
 from rankdeck.config.checks import FILL_IN
 
 _SEEDS = ("manual_seed", "seed_everything", "set_seed")
+_SEEDS_OF_TORCH = ("torch.manual_seed", "torch.random.manual_seed")
+_CLIPPING_TRAINERS = {"Trainer": "gradient_clip_val", "TrainingArguments": "max_grad_norm"}
 _HELD_OUT = ("val", "valid", "validation", "test", "eval", "heldout", "dev")
 
 
@@ -48,16 +51,24 @@ def argument(call: ast.Call, name: str, at: int | None = None) -> ast.expr | Non
     return call.args[at] if at is not None and at < len(call.args) else None
 
 
+def takes_more(call: ast.Call) -> bool:
+    """Whether `**options` may hold any argument."""
+    return any(keyword.arg is None for keyword in call.keywords)
+
+
 # The model.
 
 
-def find_model(script: Script, optimizer: str, model: str) -> Finding:
-    """What makes the model; `optimizer` and `model` are the classes' names as they were seen."""
+def model_origin(script: Script, optimizer: str) -> Origin | None:
+    """The expression that makes the model; `optimizer` is its class's name as it was seen."""
     owner = _owner_of_parameters(script, optimizer) or _given_to_trainer(script)
-    if owner is not None:
-        origin = origin_of(*owner)
-        if isinstance(origin.node, ast.Call):
-            return script.namer.named(origin, "build_model")
+    return None if owner is None else _entered(origin_of(*owner))
+
+
+def find_model(script: Script, origin: Origin | None, model: str) -> Finding:
+    """What makes the model; `model` is its class's name as it was seen."""
+    if origin is not None and isinstance(origin.node, ast.Call):
+        return script.namer.named(origin, "build_model")
     for source, call in script.calls(model):
         return script.namer.named(Origin(source, call), "build_model")
     return Finding(
@@ -66,6 +77,12 @@ def find_model(script: Script, optimizer: str, model: str) -> Finding:
             'Name a function that returns the model: "file.py:build_model".',
         ]
     )
+
+
+def _entered(origin: Origin) -> Origin:
+    """Of an entry of what a function returns, where that is made."""
+    inner = returned(origin) if origin.index is not None else None
+    return origin if inner is None else inner
 
 
 def _owner_of_parameters(script: Script, optimizer: str) -> tuple[ScriptSource, ast.expr] | None:
@@ -101,6 +118,8 @@ class DataFinding:
     batch: int | None = None
     workers: int | None = None
     is_found: bool = True
+    is_open: bool = False
+    """Whether it is given `**options`, which may hold any of these."""
 
 
 def find_data(script: Script, dataset: str | None) -> DataFinding:
@@ -126,9 +145,12 @@ def find_data(script: Script, dataset: str | None) -> DataFinding:
     return DataFinding(
         use,
         _shuffles(script, source, call),
-        _flag(script.value(source, argument(call, "drop_last", 8)), default=False),
+        _flag(
+            script.value(source, argument(call, "drop_last", 8)), default=None if takes_more(call) else False
+        ),
         _whole(script.value(source, argument(call, "batch_size", 1))),
         _whole(script.value(source, argument(call, "num_workers"))),
+        is_open=takes_more(call),
     )
 
 
@@ -151,7 +173,7 @@ def _is_held_out(script: Script, source: ScriptSource, call: ast.Call) -> int:
 
 def _data_set(script: Script, origin: Origin) -> Finding:
     """The call that makes the data set, as far as it returns one, or a pair that begins with it."""
-    call = origin.node
+    call, entered = origin.node, _entered(origin)
     if isinstance(call, ast.Call):
         dotted = origin.source.dotted(call.func) or ""
         defined = origin.source.definition_of(dotted)
@@ -162,6 +184,8 @@ def _data_set(script: Script, origin: Origin) -> Finding:
             if is_pair and found.value != FILL_IN:
                 found.notes.append("The second entry of what it returns is taken for the held-out set.")
             return found
+        if entered is not origin:
+            return _data_set(script, entered)
     return script.namer.by_hand(origin, "training_data")
 
 
@@ -185,10 +209,14 @@ def _shuffles(script: Script, source: ScriptSource, call: ast.Call) -> bool | No
         kind = (made.source.dotted(made.node.func) or "").rpartition(".")[2]
         if kind == "DistributedSampler":
             return _flag(script.value(made.source, argument(made.node, "shuffle", 3)), default=True)
+        if made.node.keywords:  # drawn with replacement, or a part of it
+            return None
         return {"SequentialSampler": False, "RandomSampler": True}.get(kind)
     if argument(call, "batch_sampler", 4) is not None:
         return None
     shuffle = argument(call, "shuffle", 2)
+    if shuffle is None and takes_more(call):
+        return None
     return False if shuffle is None else _flag(script.value(source, shuffle), default=None)
 
 
@@ -204,26 +232,58 @@ def _whole(value: Any) -> int | None:
 
 
 def find_seed(script: Script) -> Finding | None:
-    """The first seed of torch's that the text tells."""
+    """The first seed of torch's that the text tells; FILL_IN where it only tells that there is one."""
+    unread = None
     for source, call in script.calls(*_SEEDS):
-        if (source.dotted(call.func) or "").startswith("()"):
+        node = argument(call, "seed", 0)
+        dotted = source.dotted(call.func) or ""
+        if dotted.endswith("manual_seed") and dotted not in _SEEDS_OF_TORCH:
             continue  # of a generator of its own
-        value = _whole(script.value(source, argument(call, "seed", 0)))
+        value = _whole(script.value(source, node))
         if value is not None and value >= 0:
             return Finding(value, notes=[f"{source.place(call)}."])
-    return None
+        if unread is None:
+            unread = Finding(
+                notes=[
+                    f"{source.place(call)} seeds with what its text does not tell:",
+                    f"    {ast.unparse(call)}",
+                ]
+            )
+    return unread
 
 
 def find_clip_norm(script: Script) -> Finding | None:
     """The largest norm that gradients are clipped to."""
-    for source, call in script.calls("clip_grad_norm_", "clip_grad_norm"):
-        node = argument(call, "max_norm", 1)
+    for source, call in script.calls("clip_grad_norm_", "clip_grad_norm", *_CLIPPING_TRAINERS):
+        name = (source.dotted(call.func) or "").rpartition(".")[2]
+        option = _CLIPPING_TRAINERS.get(name)
+        node = (
+            argument(call, "max_norm", min(1, len(call.args) - 1))
+            if option is None
+            else argument(call, option)
+        )
+        if node is None or script.value(source, node) is None:
+            continue
         value = script.value(source, node)
-        if isinstance(value, int | float) and value > 0:
-            return Finding(float(value), notes=[f"{source.place(call)}."])
-        if node is not None:
-            return Finding(notes=[f"{source.place(call)} clips to {ast.unparse(node)}."])
+        if isinstance(value, int | float):
+            return Finding(float(value), notes=[f"{source.place(call)}."]) if value > 0 else None
+        return Finding(notes=[f"{source.place(call)} clips to {ast.unparse(node)}."])
+    for source, call in script.calls("TrainingArguments"):
+        return Finding(
+            1.0, notes=[f"{source.place(call)}: TrainingArguments clips to 1 where it is not told."]
+        )
     return None
+
+
+def schedulers(script: Script) -> list[str]:
+    """Where the script makes what moves its learning rate."""
+    found = []
+    for source, call in script.calls():
+        module, _, name = (source.dotted(call.func) or "").rpartition(".")
+        if module == "torch.optim.lr_scheduler" or re.fullmatch(r"get_\w*schedule\w*", name):
+            origin = Origin(source, call)
+            found.append(f"{origin.place}: {origin.text}")
+    return found
 
 
 def find_compile(script: Script) -> Finding | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from rankdeck.adopt.arguments import UNKNOWN, ScriptValues
 from rankdeck.adopt.source import Definition, ScriptSource
-from rankdeck.adopt.tracing import Origin, parameters_of
+from rankdeck.adopt.tracing import Origin, origin_of, parameters_of
 from rankdeck.config.checks import FILL_IN
 
 
@@ -124,6 +124,8 @@ class Namer:
                 unknown.append(f"{name} is None there, which a configuration cannot say: it is left out.")
             elif is_plain(value):
                 args[name] = value
+            elif _is_object(origin.source, node):
+                return None, []
             else:
                 args[name] = FILL_IN
                 unknown.append(f"{name} is {ast.unparse(node)} there ({origin.place}).")
@@ -137,6 +139,15 @@ def is_plain(value: Any) -> bool:
     if isinstance(value, dict):
         return all(isinstance(key, str) for key in value) and all(map(is_plain, value.values()))
     return value is not UNKNOWN and isinstance(value, bool | int | float | str) and value != FILL_IN
+
+
+def _is_object(source: ScriptSource, node: ast.expr) -> bool:
+    """Whether it is made by a class of the script's own, which no configuration can say."""
+    made = origin_of(source, node)
+    found = None
+    if isinstance(made.node, ast.Call):
+        found = made.source.definition_of(made.source.dotted(made.node.func) or "")
+    return found is not None and isinstance(found[1], ast.ClassDef)
 
 
 def _imported(source: ScriptSource) -> list[str]:
