@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import rankdeck
+from rankdeck.base.errors import RankdeckError
 from rankdeck.rundir import find_run
 from tests.helpers.waiting import wait_until, with_load
 
@@ -57,6 +58,36 @@ def test_ctrl_c_while_waiting_stops_the_run_in_order_and_the_caller_stays_as_it_
         "outcome": "stopped",
         "alive": False,
     }
+
+
+RUNS = """
+import rankdeck, sys
+try:
+    rankdeck.run("slow.py")
+except KeyboardInterrupt:
+    run = rankdeck.open_run("last")
+    print(run.outcome, run._dir.is_alive(), run.logs().strip())
+"""
+
+
+def test_ctrl_c_ends_a_script_and_is_raised_once_it_has_ended(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(600)\n")
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", RUNS], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as caller:
+        assert caller.stdout is not None
+        wait_until(lambda: "up" in _last_log(), deadline_s=30)
+        caller.send_signal(signal.SIGINT)
+        said = caller.communicate(timeout=with_load(60))[0]
+    assert said.splitlines()[-1] == "stopped False up"
+
+
+def _last_log() -> str:
+    """What the newest run has written so far."""
+    try:
+        return rankdeck.open_run("last").logs()
+    except RankdeckError:
+        return ""
 
 
 def test_a_run_that_nobody_waits_for_goes_on_without_its_caller(tmp_path: Path) -> None:

@@ -96,6 +96,13 @@ def test_a_run_in_a_notebook_is_a_table_whose_words_are_escaped(written: Written
     assert not re.search(r"(?:color|background)\s*:", shown), "a colour reads in one theme only"
 
 
+def test_a_loss_that_is_not_the_last_steps_is_shown_with_its_step(tmp_path: Path) -> None:
+    losses = [2.0, None, 1.0, None]
+    run = rankdeck.open_run(observed_run(tmp_path, tmp_path / "train.py", num_steps=4, losses=losses).path)
+    assert repr(run).endswith(", 4 steps, loss 1.0000 at step 3>")
+    assert "2.0000 to 1.0000 at step 3" in run._repr_html_()
+
+
 def test_a_failed_run_is_raised_by_check_alone(written: WrittenRun) -> None:
     steps_of(written, 1, [2.0])
     written.writer("supervisor").write(events.ProblemRaised(problem=Problem("killed", "rank 1 was killed.")))
