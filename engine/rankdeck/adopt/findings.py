@@ -61,7 +61,7 @@ def takes_more(call: ast.Call) -> bool:
 
 def model_origin(script: Script, optimizer: str) -> Origin | None:
     """The expression that makes the model; `optimizer` is its class's name as it was seen."""
-    owner = _owner_of_parameters(script, optimizer) or _given_to_trainer(script)
+    owner = _owner_of_parameters(script, optimizer) or given_to_trainer(script, "model", 0)
     return None if owner is None else _entered(origin_of(*owner))
 
 
@@ -97,11 +97,14 @@ def _owner_of_parameters(script: Script, optimizer: str) -> tuple[ScriptSource, 
     return None
 
 
-def _given_to_trainer(script: Script) -> tuple[ScriptSource, ast.expr] | None:
+def given_to_trainer(
+    script: Script, name: str, at: int | None = None
+) -> tuple[ScriptSource, ast.expr] | None:
+    """An argument of transformers' Trainer."""
     for source, call in script.calls("Trainer", "SFTTrainer"):
-        model = argument(call, "model", 0)
-        if model is not None:
-            return source, model
+        given = argument(call, name, at)
+        if given is not None:
+            return source, given
     return None
 
 
@@ -125,6 +128,9 @@ class DataFinding:
 def find_data(script: Script, dataset: str | None) -> DataFinding:
     """What makes the training data; `dataset` is its class as it was seen."""
     loader = _training_loader(script)
+    of_trainer = given_to_trainer(script, "train_dataset")
+    if loader is None and of_trainer is not None:
+        return DataFinding(_data_set(script, origin_of(*of_trainer)), shuffles=True)
     if loader is None:
         seen = f", a {dataset.rpartition(':')[2]}," if dataset else ""
         notes = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from rankdeck.adopt.findings import Script, takes_more
+from rankdeck.adopt.findings import Script, given_to_trainer, takes_more
 from rankdeck.adopt.naming import Finding
 from rankdeck.adopt.source import ScriptSource
 from rankdeck.adopt.tracing import FURTHEST, Origin, origin_of
@@ -42,7 +42,18 @@ def find_loss(script: Script, accumulate: int) -> tuple[Finding, bool]:
         found = _named(script, origin)
         found.notes += factors
         return found, is_divided
-    return _only_one(script) or Finding(notes=_by_hand()), True
+    return _of_trainer(script) or _only_one(script) or Finding(notes=_by_hand()), True
+
+
+def _of_trainer(script: Script) -> Finding | None:
+    """transformers' Trainer takes the loss that the model returns, unless a class overrides it."""
+    if given_to_trainer(script, "train_dataset") is None or any(
+        isinstance(node, ast.FunctionDef) and node.name == "compute_loss"
+        for source in script.sources
+        for node in ast.walk(source.tree)
+    ):
+        return None
+    return Finding("model", notes=["The model's own, which a Trainer takes."])
 
 
 def _divides_itself(script: Script) -> bool:

@@ -275,3 +275,31 @@ def test_options_of_argparse_that_the_text_sets_again_are_unknown(project: Path)
     again = text.replace("; model = Net", "; args.width = 3; model = Net")
     seen: dict[str, Any] = {"model": SGD["model"]}
     assert missing(adopted(project, again, **seen)) == ["model.args.width"]
+
+
+HUGGING_FACE = """
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
+    from texts import Texts
+
+    def main():
+        set_seed(3)
+        model = GPT2LMHeadModel(GPT2Config(n_layer=1))
+        args = TrainingArguments("out", per_device_train_batch_size=8, max_grad_norm=0.5)
+        Trainer(model=model, args=args, train_dataset=Texts(rows=64)).train()
+
+    main()
+"""
+
+
+def test_a_trainer_has_data_clipping_and_the_models_own_loss(project: Path) -> None:
+    (project / "texts.py").write_text("class Texts:\n    def __init__(self, rows): ...\n")
+    one = adopted(project, HUGGING_FACE)
+    told = tables(one)
+    assert missing(one) == ["model.use"]
+    assert "#         return GPT2LMHeadModel(GPT2Config(n_layer=1))\n" in one.text
+    assert told["data"] == {"use": "texts.py:Texts", "args": {"rows": 64}, "order": "shuffled"}
+    assert (told["loss"]["use"], told["train"]["clip_norm"], told["train"]["seed"]) == ("model", 0.5, 3)
+    own = HUGGING_FACE.replace(
+        "    main()\n", "    class Mine(Trainer):\n        def compute_loss(self): ...\n"
+    )
+    assert tables(adopted(project, own))["loss"]["use"] == "?"

@@ -105,3 +105,12 @@ def test_overrides_are_tables_or_words() -> None:
     assert arguments.as_tables({"model": None, "train": {"steps": 1, "seed": None}}) == {
         "train": {"steps": 1}
     }
+
+
+def test_what_was_passed_over_on_the_way_to_an_interpreter_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "gone"))
+    with pytest.raises(RankdeckError):
+        rankdeck.run("train.py", runs="train.py")
+    assert "which has no Python; it is passed over." in " ".join(capsys.readouterr().err.split())
