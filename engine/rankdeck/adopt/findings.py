@@ -18,7 +18,7 @@ from typing import Any
 from rankdeck.adopt.arguments import UNKNOWN
 from rankdeck.adopt.naming import Finding, Namer
 from rankdeck.adopt.source import ScriptSource
-from rankdeck.adopt.tracing import Origin, origin_of, returned
+from rankdeck.adopt.tracing import PARALLEL, Origin, origin_of, returned
 from rankdeck.config.checks import FILL_IN
 
 _SEEDS = ("manual_seed", "seed_everything", "set_seed")
@@ -68,7 +68,8 @@ def model_origin(script: Script, optimizer: str) -> Origin | None:
 def find_model(script: Script, origin: Origin | None, model: str) -> Finding:
     """What makes the model; `model` is its class's name as it was seen."""
     if origin is not None and isinstance(origin.node, ast.Call):
-        return script.namer.named(origin, "build_model")
+        wraps = _wraps(origin)
+        return wraps or script.namer.named(origin, "build_model")
     for source, call in script.calls(model):
         return script.namer.named(Origin(source, call), "build_model")
     return Finding(
@@ -77,6 +78,26 @@ def find_model(script: Script, origin: Origin | None, model: str) -> Finding:
             'Name a function that returns the model: "file.py:build_model".',
         ]
     )
+
+
+def _wraps(origin: Origin) -> Finding | None:
+    """Of a function that also wraps the model that it makes, which a strategy does here."""
+    call = origin.node
+    assert isinstance(call, ast.Call)
+    found = origin.source.definition_of(origin.source.dotted(call.func) or "")
+    if found is None or isinstance(found[1], ast.ClassDef):
+        return None
+    source, function = found
+    for node in ast.walk(function):
+        name = (source.dotted(node.func) or "").rpartition(".")[2] if isinstance(node, ast.Call) else ""
+        if name in PARALLEL:
+            return Finding(
+                notes=[
+                    f"{origin.place} makes it with {origin.text}, which wraps it too ({source.place(node)}).",
+                    "Here the strategy does that: name a function that returns the model alone.",
+                ]
+            )
+    return None
 
 
 def _entered(origin: Origin) -> Origin:

@@ -81,7 +81,7 @@ class Namer:
                 f"{origin.place} makes it with: {origin.text}",
                 f"{source.path.name} trains when it is imported ({source.place(trains)}), so that nothing in",
                 f"it can be named. Put its training below `{guard}`,",
-                f'or move {name} to a file of its own, and write "{self.file(source.path)}:{name}".',
+                f'or move {name} to a file of its own, and write "that_file.py:{name}".',
             ]
         )
 

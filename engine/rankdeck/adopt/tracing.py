@@ -19,15 +19,18 @@ from rankdeck.adopt.source import Assignment, Function, Scope, ScriptSource, own
 FURTHEST = 30
 """How many steps back a value is followed."""
 _MOVES = {"to", "cuda", "cpu", "train", "eval", "float", "double", "half", "bfloat16", "requires_grad_"}
-_WRAPS = {
+PARALLEL = {
     "DistributedDataParallel",
     "DDP",
     "DataParallel",
     "FullyShardedDataParallel",
     "FSDP",
+    "fully_shard",
+}
+"""What a strategy does here."""
+_WRAPS = PARALLEL | {
     "compile",
     "convert_sync_batchnorm",
-    "fully_shard",
     "prepare",
     "prepare_model",
     "prepare_data_loader",

@@ -277,6 +277,16 @@ def test_options_of_argparse_that_the_text_sets_again_are_unknown(project: Path)
     assert missing(adopted(project, again, **seen)) == ["model.args.width"]
 
 
+@pytest.mark.parametrize("wraps", ["fully_shard(net)", "net = DDP(net)", "net.share_memory()"])
+def test_a_function_that_wraps_the_model_too_is_not_named(project: Path, wraps: str) -> None:
+    build = f"def build():\n        net = Net(2)\n        {wraps}\n        return net\n"
+    text = changed("Net(width=2)", "build()").replace("    def main", f"    {build}\n    def main", 1)
+    one = adopted(project, text, ranks=2, wrapper="fully_shard")
+    is_wrapped = wraps != "net.share_memory()"
+    assert missing(one) == (["model.use"] if is_wrapped else [])
+    assert ("Here the strategy does that" in one.text) == is_wrapped
+
+
 HUGGING_FACE = """
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
     from texts import Texts
