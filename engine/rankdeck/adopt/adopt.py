@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rankdeck.adopt import findings, options, seen
+from rankdeck.adopt import findings, literals, options, seen
 from rankdeck.adopt.arguments import ScriptValues
 from rankdeck.adopt.left_out import left_out
 from rankdeck.adopt.losses import find_loss
@@ -185,7 +185,7 @@ def _train(
         f"The script goes backward {parts} times in a step and does not divide its loss: its gradients are",
         f"sums, {parts} times as large as here, where they are means over the global batch.",
     )
-    seed = findings.find_seed(script)
+    seed = literals.find_seed(script)
     optimizer = options.optimizer(what, _own_class(what, script))
     optimizer_table = {"use": optimizer.value, **optimizer.args}
     entries = [
@@ -210,16 +210,16 @@ def _train(
         Entry("optimizer", optimizer_table, optimizer.notes),
     ]
     entries += _schedule(what, script)
-    if (clip := findings.find_clip_norm(script)) is not None:
+    if (clip := literals.find_clip_norm(script)) is not None:
         entries.append(_entry("clip_norm", clip))
-    if (compiled := findings.find_compile(script)) is not None:
+    if (compiled := literals.find_compile(script)) is not None:
         entries.append(Entry("compile", None, compiled.notes))
     return entries
 
 
 def _schedule(what: SeenScript, script: findings.Script) -> list[Entry]:
     """What the rate was seen to follow, and what of the script moves it."""
-    made = findings.schedulers(script)
+    made = literals.schedulers(script)
     rate = options.schedule(what)
     if rate.value is None:
         words = ["The rate was the same in all steps that were seen, but the script may move it:"]

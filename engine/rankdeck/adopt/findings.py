@@ -1,16 +1,14 @@
-"""Which calls of a script make its model, its data and its loss, found from what it trains with.
+"""Which calls of a script make its model and its data, found from what it trains with.
 
     model    what the optimizer is given the parameters of
     data     what the training loader is given
-    loss     what backward is called on
 
-Seed, clipping and the loader's order are literals beside them. Read tracing.py and naming.py first.
+Read tracing.py and naming.py first, losses.py and literals.py next.
 """
 
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,9 +19,6 @@ from rankdeck.adopt.source import ScriptSource
 from rankdeck.adopt.tracing import PARALLEL, Origin, origin_of, returned
 from rankdeck.config.checks import FILL_IN
 
-_SEEDS = ("manual_seed", "seed_everything", "set_seed")
-_SEEDS_OF_TORCH = ("torch.manual_seed", "torch.random.manual_seed")
-_CLIPPING_TRAINERS = {"Trainer": "gradient_clip_val", "TrainingArguments": "max_grad_norm"}
 _HELD_OUT = ("val", "valid", "validation", "test", "eval", "heldout", "dev")
 
 
@@ -175,8 +170,8 @@ def find_data(script: Script, dataset: str | None) -> DataFinding:
         _flag(
             script.value(source, argument(call, "drop_last", 8)), default=None if takes_more(call) else False
         ),
-        _whole(script.value(source, argument(call, "batch_size", 1))),
-        _whole(script.value(source, argument(call, "num_workers"))),
+        whole(script.value(source, argument(call, "batch_size", 1))),
+        whole(script.value(source, argument(call, "num_workers"))),
         is_open=takes_more(call),
     )
 
@@ -251,71 +246,5 @@ def _flag(value: Any, default: bool | None) -> bool | None:
     return value if isinstance(value, bool) else default
 
 
-def _whole(value: Any) -> int | None:
+def whole(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-# Literals beside them.
-
-
-def find_seed(script: Script) -> Finding | None:
-    """The first seed of torch's that the text tells; FILL_IN where it only tells that there is one."""
-    unread = None
-    for source, call in script.calls(*_SEEDS):
-        node = argument(call, "seed", 0)
-        dotted = source.dotted(call.func) or ""
-        if dotted.endswith("manual_seed") and dotted not in _SEEDS_OF_TORCH:
-            continue  # of a generator of its own
-        value = _whole(script.value(source, node))
-        if value is not None and value >= 0:
-            return Finding(value, notes=[f"{source.place(call)}."])
-        if unread is None:
-            unread = Finding(
-                notes=[
-                    f"{source.place(call)} seeds with what its text does not tell:",
-                    f"    {ast.unparse(call)}",
-                ]
-            )
-    return unread
-
-
-def find_clip_norm(script: Script) -> Finding | None:
-    """The largest norm that gradients are clipped to."""
-    for source, call in script.calls("clip_grad_norm_", "clip_grad_norm", *_CLIPPING_TRAINERS):
-        name = (source.dotted(call.func) or "").rpartition(".")[2]
-        option = _CLIPPING_TRAINERS.get(name)
-        node = (
-            argument(call, "max_norm", min(1, len(call.args) - 1))
-            if option is None
-            else argument(call, option)
-        )
-        if node is None or script.value(source, node) is None:
-            continue
-        value = script.value(source, node)
-        if isinstance(value, int | float):
-            return Finding(float(value), notes=[f"{source.place(call)}."]) if value > 0 else None
-        return Finding(notes=[f"{source.place(call)} clips to {ast.unparse(node)}."])
-    for source, call in script.calls("TrainingArguments"):
-        return Finding(
-            1.0, notes=[f"{source.place(call)}: TrainingArguments clips to 1 where it is not told."]
-        )
-    return None
-
-
-def schedulers(script: Script) -> list[str]:
-    """Where the script makes what moves its learning rate."""
-    found = []
-    for source, call in script.calls():
-        module, _, name = (source.dotted(call.func) or "").rpartition(".")
-        if module == "torch.optim.lr_scheduler" or re.fullmatch(r"get_\w*schedule\w*", name):
-            origin = Origin(source, call)
-            found.append(f"{origin.place}: {origin.text}")
-    return found
-
-
-def find_compile(script: Script) -> Finding | None:
-    """Where the script compiles its model."""
-    for source, call in script.calls("compile"):
-        if source.dotted(call.func) == "torch.compile":
-            return Finding(notes=[f"{source.place(call)} compiles: add compile = true for the same."])
-    return None
