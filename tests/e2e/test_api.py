@@ -107,3 +107,18 @@ def test_a_run_that_nobody_waits_for_goes_on_without_its_caller(tmp_path: Path) 
     assert run.is_running and run.logs() == "['--lr', '0.1']\n"
     assert run.stop().outcome == "stopped" and run.stop() is run
     assert find_run("last", Path(os.environ["RANKDECK_RUNS"])).path == run.path
+
+
+def test_a_run_that_is_waited_for_stops_when_its_caller_is_killed(tmp_path: Path) -> None:
+    starts = (
+        "import rankdeck; rankdeck.train('digits-mlp', devices='cpu:1', overrides={'train.steps': 10**6})"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", starts], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as caller:
+        assert caller.stdout is not None
+        next(line for line in caller.stdout if line.startswith("step "))
+        caller.kill()
+    run = rankdeck.open_run("last")
+    wait_until(lambda: not run._dir.is_alive(), deadline_s=60)
+    assert run.outcome == "stopped" and len(run.steps) > 0

@@ -206,6 +206,25 @@ def test_an_order_that_the_text_does_not_tell_is_left(project: Path, made: str, 
 
 
 @pytest.mark.parametrize(
+    ("made", "batch", "data"),
+    [
+        ("DataLoader(Rows(), 6, True, num_workers=2)", 6, {"order": "shuffled", "workers": 2}),
+        ("DataLoader(Rows(), 6, False, num_workers=0)", 6, {"order": "given"}),
+        ("DataLoader(dataset=Rows(), batch_size=2 * 3, drop_last=True)", 6, {"order": "given"}),
+        ("DataLoader(Rows(), 7)", 7, {"order": "given", "last": "keep"}),
+    ],
+)
+def test_the_loaders_arguments_are_read_by_name_and_by_place(
+    project: Path, made: str, batch: int, data: dict[str, Any]
+) -> None:
+    text = changed("DataLoader(Rows(), batch_size=8, shuffle=True)", made)
+    one = adopted(project, text, batch=None, num_samples=60)
+    told = tables(one)
+    assert told["train"]["global_batch"] == batch and missing(one) == []
+    assert {key: value for key, value in told["data"].items() if key != "use"} == data
+
+
+@pytest.mark.parametrize(
     ("more", "clip"),
     [
         ("nn.utils.clip_grad_norm_(model.parameters(), 2)", 2.0),

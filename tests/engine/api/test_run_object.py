@@ -165,7 +165,7 @@ def test_progress_in_a_notebook_is_one_output_that_is_replaced(
         drawn.append(shown)
         return Handle()
 
-    shell = types.SimpleNamespace(kernel=object())
+    shell: Any = types.SimpleNamespace(kernel=object())
     ipython: Any = types.ModuleType("IPython")
     ipython.get_ipython = lambda: shell
     ipython.display = types.ModuleType("IPython.display")
@@ -177,6 +177,10 @@ def test_progress_in_a_notebook_is_one_output_that_is_replaced(
     rankdeck.open_run(written.path).wait(progress=True)
     assert "starting" in drawn[0]
     assert "step 3/6" in drawn[-1] and "loss 1.0000" in drawn[-1] and "value='0.5000'" in drawn[-1]
+    drawn.clear()
+    shell.kernel = None  # IPython in a terminal
+    rankdeck.open_run(written.path).wait(progress=True)
+    assert drawn == []
 
 
 def test_logs_are_those_of_the_newest_attempt_and_names_that_nobody_has_are_told(written: WrittenRun) -> None:
