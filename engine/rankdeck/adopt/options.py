@@ -43,7 +43,6 @@ _NO_OPTIONS = {
     "fused",
     "capturable",
     "differentiable",
-    "decoupled_weight_decay",
     # What schedulers keep there.
     "max_lr",
     "min_lr",
@@ -124,6 +123,8 @@ def optimizer(seen: SeenScript, own_class: str | None) -> Finding:
     largest_first = sorted(lead.parameter_groups, key=lambda group: -(group.get("num_parameters") or 0))
     groups = [_options_of(group) for group in largest_first] or [{}]
     options = dict(groups[0])
+    if name == "AdamW":  # whose groups say what it always is
+        options.pop("decoupled_weight_decay", None)
     rate = _first_rate(seen)
     if rate is not None:
         options["lr"] = rate

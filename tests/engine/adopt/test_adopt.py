@@ -184,6 +184,16 @@ def test_gpus_are_named_by_what_they_are_and_a_typed_choice_stands(project: Path
             {"lr": 1.0, "momentum": 0.9, "dampening": 0.5, "fused": True},
             {"use": "torch.optim:SGD", "lr": 1.0, "momentum": 0.9, "dampening": 0.5},
         ),
+        (
+            "torch.optim.adamw:AdamW",
+            {"lr": 1e-2, "weight_decay": 0.1, "decoupled_weight_decay": True},
+            {"use": "adamw", "lr": 0.01, "weight_decay": 0.1},
+        ),
+        (
+            "torch.optim.nadam:NAdam",
+            {"lr": 1e-2, "weight_decay": 0.1, "decoupled_weight_decay": True},
+            {"use": "torch.optim:NAdam", "lr": 0.01, "weight_decay": 0.1, "decoupled_weight_decay": True},
+        ),
         ("torch.optim.rprop:Rprop", {"lr": 0.1}, {"use": "torch.optim:Rprop", "lr": 0.1}),
         ("lion_pytorch:Lion", {"lr": 0.1}, {"use": "lion_pytorch:Lion", "lr": 0.1}),
     ],
@@ -193,6 +203,15 @@ def test_an_optimizer_is_the_catalogues_where_it_has_all_options_else_its_class(
 ) -> None:
     one = adopted(project, optimizer=optimizer, parameter_groups=[group])
     assert tables(one)["train"]["optimizer"] == table and one.problems == []
+
+
+def test_an_optimizer_of_the_persons_own_is_named_where_its_file_can_be_imported(project: Path) -> None:
+    text = changed("    def main", "    class Mine(torch.optim.Optimizer): ...\n\n    def main")
+    mine: dict[str, Any] = {"optimizer": "__main__:Mine", "parameter_groups": [{"lr": 0.1}]}
+    told = tables(adopted(project, text, **mine))
+    assert told["train"]["optimizer"] == {"use": "train.py:Mine", "lr": 0.1}
+    trains = text.replace('if __name__ == "__main__":\n        main()', "main()")
+    assert "train.optimizer.use" in missing(adopted(project, trains, **mine))
 
 
 def test_a_rate_that_moves_is_a_schedule_of_the_catalogue_or_is_left(project: Path) -> None:
@@ -209,6 +228,8 @@ def test_a_rate_that_moves_is_a_schedule_of_the_catalogue_or_is_left(project: Pa
     [
         ("loss = nn.CrossEntropyLoss()(model(x), y)", "cross_entropy"),
         ("loss = model(x, labels=y).loss.mean()", "model"),
+        ("loss = model(x, labels=y)['loss']", "model"),
+        ("loss = model(x, labels=y)['penalty']", "?"),
         ("loss = nn.functional.cross_entropy(model(x), y, label_smoothing=0.1)", "?"),
         ("loss = my_loss(model(x), y)", "?"),
         ("loss = (model(x) - y).abs().sum()", "?"),

@@ -224,6 +224,16 @@ def test_the_loaders_arguments_are_read_by_name_and_by_place(
     assert {key: value for key, value in told["data"].items() if key != "use"} == data
 
 
+def test_the_training_loader_is_told_by_its_own_name_where_data_have_none(project: Path) -> None:
+    loaders = (
+        "test_loader = DataLoader(Rows(2), batch_size=4); train_loader = DataLoader(Rows(3), batch_size=6)"
+    )
+    text = changed("torch.manual_seed(4)", f"torch.manual_seed(4); {loaders}")
+    text = text.replace("in DataLoader(Rows(), batch_size=8, shuffle=True)", "in train_loader")
+    told = tables(adopted(project, text, batch=None))
+    assert told["data"]["args"] == {"count": 3} and told["train"]["global_batch"] == 6
+
+
 @pytest.mark.parametrize(
     ("more", "clip"),
     [
