@@ -68,7 +68,10 @@ def default_file(run: RunDir, folder: Path) -> Path:
 def _read_script(run: RunDir, config: ScriptConfig, folder: Path) -> findings.Script:
     """The script's file and those beside it that it imports."""
     file = _script_file(config)
-    source = None if file is None else ScriptSource.read(file, file.parent)
+    is_module = config.script.kind == "module"
+    source = None
+    if file is not None:
+        source = ScriptSource.read(file, Path(config.script.folder) if is_module else file.parent)
     if file is not None and source is None:
         raise ConfigError(
             f"{file}, the script of {run.name}, cannot be read any more.", code="unreadable", path=str(file)
@@ -233,5 +236,5 @@ def _own_class(what: SeenScript, script: findings.Script) -> str | None:
     module, _, name = (what.lead.optimizer or "").rpartition(":")
     for source in script.sources:
         if name in source.definitions and source.trains_at_import is None:
-            return f"{script.namer.file(source.path)}:{name}"
+            return f"{script.namer.file(source)}:{name}"
     return f"{module}:{name}" if module and module != "__main__" else None

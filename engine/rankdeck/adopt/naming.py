@@ -52,12 +52,14 @@ class Namer:
         if args is None:
             return self.by_hand(origin, wrapper)
         place = source.place(definition)
-        return Finding(f"{self.file(source.path)}:{definition.name}", args, [f"{place}.", *unknown])
+        return Finding(f"{self.file(source)}:{definition.name}", args, [f"{place}.", *unknown])
 
-    def file(self, path: Path) -> str:
-        """A file as a configuration in `folder` writes it."""
-        relative = Path(os.path.relpath(path, self.folder))
-        return str(path if relative.parts[:2] == ("..", "..") else relative)
+    def file(self, source: ScriptSource) -> str:
+        """A file as a configuration in `folder` writes it; a module where only that can be imported."""
+        relative = Path(os.path.relpath(source.path, self.folder))
+        if source.is_in_package and relative.parts[0] != "..":
+            return ".".join(relative.with_suffix("").parts)
+        return str(source.path if relative.parts[:2] == ("..", "..") else relative)
 
     def by_hand(self, origin: Origin, wrapper: str) -> Finding:
         """A function that a person writes, with the script's own expression in it."""

@@ -84,15 +84,27 @@ class ScriptSource:
                 for alias in node.names:
                     name = alias.asname or alias.name.partition(".")[0]
                     found[name] = alias.name if alias.asname else name
-            elif isinstance(node, ast.ImportFrom) and node.module and node.names[0].name == "*":
-                other = self.beside(node.module)
-                for name in other.definitions if other is not None else ():
-                    found.setdefault(name, f"{node.module}.{name}")
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                found.update(
-                    {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-                )
+            elif isinstance(node, ast.ImportFrom) and (module := self._imported_from(node)):
+                if node.names[0].name == "*":
+                    other = self.beside(module)
+                    for name in other.definitions if other is not None else ():
+                        found.setdefault(name, f"{module}.{name}")
+                    continue
+                found.update({alias.asname or alias.name: f"{module}.{alias.name}" for alias in node.names})
         return found
+
+    def _imported_from(self, node: ast.ImportFrom) -> str:
+        """The module of `from module import name`, from the folder on where it is relative; else ""."""
+        if not node.level:
+            return node.module or ""
+        inside = self.path.is_relative_to(self.folder)
+        package = self.path.parent.relative_to(self.folder).parts if inside else ()
+        return ".".join([*package[: len(package) - node.level + 1], *filter(None, [node.module])])
+
+    @property
+    def is_in_package(self) -> bool:
+        """Whether it can be imported as a part of its package only."""
+        return any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(self.tree))
 
     @cached_property
     def _scopes(self) -> dict[int, Scope]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,55 @@ def test_an_optimizer_of_the_persons_own_is_named_where_its_file_can_be_imported
     assert told["train"]["optimizer"] == {"use": "train.py:Mine", "lr": 0.1}
     trains = text.replace('if __name__ == "__main__":\n        main()', "main()")
     assert "train.optimizer.use" in missing(adopted(project, trains, **mine))
+
+
+def test_groups_that_differ_are_told_and_the_largest_stands_for_all(project: Path) -> None:
+    groups = [
+        {"lr": 0.1, "momentum": 0.9, "weight_decay": decay, "num_parameters": count}
+        for decay, count in ((0.0, 8), (0.5, 900))
+    ]
+    one = adopted(project, parameter_groups=groups)
+    assert tables(one)["train"]["optimizer"] == {
+        "use": "sgd",
+        "lr": 0.1,
+        "momentum": 0.9,
+        "weight_decay": 0.5,
+    }
+    assert "It has 2 groups of parameters that differ in weight_decay;" in one.text
+    assert "groups of parameters" not in adopted(project, parameter_groups=groups[:1]).text
+
+
+@pytest.mark.parametrize("name", ["pack", "pack.train"])
+def test_a_module_is_read_where_python_m_finds_it(project: Path, name: str) -> None:
+    (project / "pack").mkdir()
+    file = project / "pack" / ("train.py" if "." in name else "__main__.py")
+    file.write_text(textwrap.dedent(SCRIPT))
+    run = observed_run(project.parent / "runs", project / name, settings={"kind": "module"}, **SGD)
+    told = tables(adopt(run, project))
+    assert told["model"] == {"use": f"pack/{file.name}:Net", "args": {"width": 2}}
+    assert default_file(run, project) == project / f"{name.rpartition('.')[2]}.toml"
+
+
+@pytest.mark.parametrize(
+    ("line", "use"),
+    [
+        ("from pack.parts import Net", "pack/parts.py:Net"),
+        ("from .parts import Net", "pack/parts.py:Net"),
+        ("from . import parts; Net = parts.Net", "?"),
+        ("from .parts import *", "pack/parts.py:Net"),
+        ("from .around import Net", "pack.around:Net"),
+    ],
+)
+def test_what_a_module_imports_of_its_package_is_found(project: Path, line: str, use: str) -> None:
+    (project / "pack").mkdir()
+    (project / "pack/parts.py").write_text("class Net:\n    def __init__(self, width): ...\n")
+    (project / "pack/around.py").write_text("from . import parts\nclass Net(parts.Net): ...\n")
+    text = SCRIPT.replace("class Net(", "class Other(").replace(
+        "    import torch\n", f"    import torch\n    {line}\n", 1
+    )
+    (project / "pack/train.py").write_text(textwrap.dedent(text))
+    run = observed_run(project.parent / "runs", project / "pack.train", settings={"kind": "module"}, **SGD)
+    assert tables(adopt(run, project))["model"]["use"] == use
 
 
 def test_a_rate_that_moves_is_a_schedule_of_the_catalogue_or_is_left(project: Path) -> None:

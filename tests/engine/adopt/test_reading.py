@@ -145,9 +145,12 @@ def load(width, rows):
 """
 
 
-def test_members_fields_and_what_functions_of_other_files_return_are_followed(project: Path) -> None:
+@pytest.mark.parametrize("made", ["Config(3)", "Config(width=3)", "Config(3, 40)"])
+def test_members_fields_and_what_functions_of_other_files_return_are_followed(
+    project: Path, made: str
+) -> None:
     (project / "parts.py").write_text(PARTS)
-    one = adopted(project, CLASSES)
+    one = adopted(project, CLASSES.replace("Config(3)", made))
     told = tables(one)
     assert missing(one) == []
     assert told["model"] == {"use": "parts.py:Net", "args": {"width": 3}}
@@ -338,6 +341,7 @@ def test_a_trainer_has_data_clipping_and_the_models_own_loss(project: Path) -> N
     assert "#         return GPT2LMHeadModel(GPT2Config(n_layer=1))\n" in one.text
     assert told["data"] == {"use": "texts.py:Texts", "args": {"rows": 64}, "order": "shuffled"}
     assert (told["loss"]["use"], told["train"]["clip_norm"], told["train"]["seed"]) == ("model", 0.5, 3)
+    assert "does not divide its loss" not in adopted(project, HUGGING_FACE, accumulate=2).text
     own = HUGGING_FACE.replace(
         "    main()\n", "    class Mine(Trainer):\n        def compute_loss(self): ...\n"
     )
