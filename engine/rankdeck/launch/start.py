@@ -62,13 +62,7 @@ def start(
     """
     config, choice = _check(config)
     hidden = rundir.create(runs, config, _environment(config, choice, command_line, started))
-    try:
-        run = start_guard(hidden, choice.leases, supervisor_of(worker), detach=detach)
-    except BaseException:
-        shutil.rmtree(hidden.path, ignore_errors=True)
-        raise
-    rundir.enter_in_index(run)
-    return run
+    return _begin(hidden, choice, supervisor_of(worker), detach=detach)
 
 
 def resume(
@@ -125,11 +119,16 @@ def start_script(
     check_script(config)
     choice = choose.devices_of_script(config)
     end_leftovers()
-    environment = _script_environment(config, choice, command_line, started)
+    environment = _surroundings(config.script.folder, choice, command_line, started)
     hidden = rundir.create(runs, config, environment)
     supervised = Supervised(
         "rankdeck.launch.script_supervisor", signals=True, stop_s=SCRIPT_STOP_S, attached=attached
     )
+    return _begin(hidden, choice, supervised, detach=detach)
+
+
+def _begin(hidden: RunDir, choice: choose.ChosenDevices, supervised: Supervised, *, detach: bool) -> RunDir:
+    """The run under its guard; nothing of it is left where that fails."""
     try:
         run = start_guard(hidden, choice.leases, supervised, detach=detach)
     except BaseException:
@@ -301,27 +300,21 @@ def check_paths(config: RunConfig) -> None:
 def _environment(
     config: RunConfig, choice: choose.ChosenDevices, command_line: Sequence[str], started: float
 ) -> dict[str, Any]:
-    """environment.json. `problems` are warnings that the supervisor passes on as events."""
-    return {
-        "versions": {"rankdeck": rankdeck.__version__, **{name: _version(name) for name in _VERSIONED}},
-        "devices": msgspec.to_builtins(choice.devices),
-        "commit": _commit(config.folder),
-        "command_line": list(command_line),
-        "started": started,
-        "python": platform.python_version(),
-        "host": platform.node(),
-        "problems": msgspec.to_builtins(choice.warnings),
-    }
+    """environment.json of a configuration, which trains in this environment."""
+    told = _surroundings(config.folder, choice, command_line, started)
+    told["versions"] |= {name: _version(name) for name in _VERSIONED}
+    return {**told, "python": platform.python_version()}
 
 
-def _script_environment(
-    config: ScriptConfig, choice: choose.ChosenDevices, command_line: Sequence[str], started: float
+def _surroundings(
+    folder: str | None, choice: choose.ChosenDevices, command_line: Sequence[str], started: float
 ) -> dict[str, Any]:
-    """As `_environment`: versions of the script's own environment are told once it has imported them."""
+    """environment.json of a script: versions of its own environment are told once it has imported them.
+    `problems` are warnings that the supervisor passes on as events."""
     return {
         "versions": {"rankdeck": rankdeck.__version__},
         "devices": msgspec.to_builtins(choice.devices),
-        "commit": _commit(config.script.folder),
+        "commit": _commit(folder),
         "command_line": list(command_line),
         "started": started,
         "host": platform.node(),

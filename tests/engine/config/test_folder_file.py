@@ -139,6 +139,9 @@ def test_an_entry_is_written_changed_and_taken_out_and_comments_stay(tmp_path: P
     add_entry(tmp_path, "small", entry)
     add_entry(tmp_path, "new", ScriptEntry(run="a b.py", environment={"X": 'q"'}))
     assert read(tmp_path).entry("small") == entry
+    for args in (["--lr", "0"], ["--lr", "2"]):  # before and behind what stands there
+        add_entry(tmp_path, "small", entry.model_copy(update={"args": args}))
+        assert read(tmp_path).entry("small").args == args
     assert read(tmp_path).entry("new").environment == {"X": 'q"'}
     text = (tmp_path / FOLDER_FILE).read_text()
     assert "# Ours." in text and "# the project's" in text and "# a good rate" in text and "ranks" not in text
@@ -156,7 +159,7 @@ def test_the_interpreter_is_kept_and_taken_back(tmp_path: Path) -> None:
     set_python(tmp_path, "/usr/bin/python3")
     assert read(tmp_path).python == "/usr/bin/python3"
     set_python(tmp_path, None)
-    assert read(tmp_path).python is None
+    assert read(tmp_path).python is None and "run" not in (tmp_path / FOLDER_FILE).read_text()
 
 
 def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
