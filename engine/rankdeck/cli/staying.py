@@ -254,8 +254,8 @@ def last_words(run: RunDir) -> str:
 
         facts = summarise(run)
         words += filter(None, [lost_in_words(facts)])
-        if facts["steps"]:
-            words.append(f"{facts['steps']} steps")
+        if steps := facts["steps"]:
+            words.append(f"{steps} step{'s' if steps != 1 else ''}")
         if facts["loss"]["last"] is not None:
             words.append(f"loss {losses_in_words(facts)}")
     return f"{', '.join(words)}; rankdeck show {run.name}"
