@@ -45,7 +45,13 @@ class Seen(NamedTuple):
 
 
 def observe(
-    script: str, folder: Path, *, level: str = "light", python: str = PYTHON, **environment: str
+    script: str,
+    folder: Path,
+    *,
+    level: str = "light",
+    python: str = PYTHON,
+    timeout_s: float = 120,
+    **environment: str,
 ) -> Seen:
     """Run the text `script` in `folder`, which has no run yet. Level "none" runs it alone."""
     run = folder / "run"
@@ -65,7 +71,7 @@ def observe(
         env={**os.environ, **ours, **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=timeout_s,
         check=False,
     )
     ranks = {}

@@ -166,13 +166,17 @@ class RankSession:
             # A process that multiprocessing has forked ends without atexit.
             helpers.Finalize(None, self.end, exitpriority=0)
 
-    def tick(self) -> None:
-        """Write down what has come together."""
-        with self._lock:
+    def tick(self, wait_s: float = -1) -> None:
+        """Write down what has come together, unless somebody does so for longer than `wait_s`."""
+        if not self._lock.acquire(timeout=wait_s):
+            return
+        try:
             if self._file is not None:
                 for function in self.on_tick:
                     function()
                 self._tell()
+        finally:
+            self._lock.release()
 
     def end(self) -> None:
         """What is left is written; why the process ends is its supervisor's to say."""
@@ -222,7 +226,7 @@ class RankSession:
 
     def _tick_at_last(self) -> None:
         try:
-            self.tick()
+            self.tick(_END_S)
         except Exception as error:
             self.switch_off("writing", error)
 
