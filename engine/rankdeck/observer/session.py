@@ -151,7 +151,7 @@ class RankSession:
         self._open_heart(file.rank)
         for function in self.on_begin:
             function(optimizer)
-        devices, uuids = _devices(optimizer, file.rank)
+        devices, uuids = self.guarded("devices", _devices)(optimizer, file.rank) or ([file.rank], [])
         started = {"rank": file.rank, "pid": os.getpid(), "devices": devices, "uuids": uuids}
         started.update(world_size=world_size, stack_signal=self.stack_signal)
         file.write("rank_started", started)

@@ -38,7 +38,10 @@ class _Track:
     def __init__(self, optimizer: Any) -> None:
         self.ref = weakref.ref(optimizer)
         self.name = type(optimizer).__name__
-        self.num_parameters = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+        try:
+            self.num_parameters = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+        except Exception:  # It keeps them in a way of its own.
+            self.num_parameters = 0
         self.aside: list[Any] = []
 
 
@@ -54,7 +57,10 @@ class StepWatch:
 
     def __init__(self, torch: Any, session: RankSession) -> None:
         self._session = session
-        self._gradients = Gradients(torch, session)
+        gradients = Gradients(torch, session)
+        self._norm_before = session.guarded("gradients", gradients.before)
+        self._norm_after = session.guarded("gradients", gradients.after)
+        self._rate = session.guarded("gradients", gradients.learning_rate)
         self.handles: list[Any] = []
         self.forget()
 
@@ -100,7 +106,7 @@ class StepWatch:
                 losses.step_code = sys._getframe(1).f_code
             if session.sampled:
                 began = time.perf_counter()
-                self._norm = self._gradients.before(optimizer, args, kwargs)
+                self._norm = self._norm_before(optimizer, args, kwargs)
                 self._cost_s = time.perf_counter() - began
         except Exception as error:
             self._off(error)
@@ -126,8 +132,8 @@ class StepWatch:
         if sampled:
             norm, self._norm = self._norm, None
             if norm is None:
-                norm = self._gradients.after(optimizer, args, kwargs)
-            rate = self._gradients.learning_rate(optimizer)
+                norm = self._norm_after(optimizer, args, kwargs)
+            rate = self._rate(optimizer)
         leader = self._leader
         leads = leader is not None and leader.ref() is optimizer
         taken: list[Any] = []
@@ -249,7 +255,8 @@ def install(torch: Any, session: RankSession) -> None:
         register_optimizer_step_post_hook(watch.after),
     ]
     session.on_fork.append(watch.forget)
-    session.on_tick.append(session.guarded("steps", watch.write))
+    # By a name of its own: what was seen before the hooks failed is written all the same.
+    session.on_tick.append(session.guarded("written steps", watch.write))
 
 
 def leave_uncompiled(trace_rules: Any, session: RankSession) -> None:

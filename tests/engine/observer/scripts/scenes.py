@@ -198,6 +198,33 @@ def scaler_that_skips() -> dict[str, Any]:
 
 
 @scene
+def optimizers_with_groups_of_their_own() -> dict[str, Any]:
+    """Steps go on, and none is said to be skipped."""
+
+    class Odd(torch.optim.SGD):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, 0.1)
+            self.param_groups.append({"params": [], "odd": True})
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for parameter in self.param_groups[0]["params"]:
+                parameter -= 0.1 * parameter.grad
+
+    model, losses, (x, y) = make(), [], data()
+    optimizer = Odd(model.parameters())
+    optimizer.param_groups[1]["params"] = [None, "no tensor"]
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=False)
+    for _ in range(4):
+        model.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        losses.append(loss.item())
+    return told(model, losses, parts=("optimizer", "gradients", "memory", "devices"))
+
+
+@scene
 def zero_redundancy() -> dict[str, Any]:
     import torch.distributed as dist
     from torch.distributed.optim import ZeroRedundancyOptimizer
