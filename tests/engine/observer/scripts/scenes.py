@@ -198,6 +198,60 @@ def scaler_that_skips() -> dict[str, Any]:
 
 
 @scene
+def many_scaled_losses() -> dict[str, Any]:
+    """Two of a step, scaled before their backwards, in every way that can be told, and in one that cannot."""
+    model, losses, (x, y) = make(), [], data()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1000.0)
+    for i in range(8):
+        optimizer.zero_grad()
+        first, second = F.cross_entropy(model(x[:64]), y[:64]), F.cross_entropy(model(x[64:]), y[64:])
+        if i == 0:
+            for scaled in (scaler.scale(first), scaler.scale(second)):
+                scaled.backward()
+        elif i == 1:
+            for scaled in scaler.scale([first, second]):
+                scaled.backward()
+        elif i == 2:
+            torch.autograd.backward(scaler.scale((first, second)))
+        elif i == 3:
+            (scaler.scale(first) + scaler.scale(second)).backward()
+        elif i == 4:
+            torch.stack([scaler.scale(first), scaler.scale(second)]).sum().backward()
+        elif i == 5:
+            scaler.scale(torch.stack([first, second])).mean().backward()
+        elif i == 6:
+            (scaler.scale(first) + second).backward()
+        else:
+            for scaled in scaler.scale(loss for loss in (first, second)):
+                scaled.backward()
+        scaler.step(optimizer)
+        scaler.update()
+        loss = (first.item() + second.item()) / (2 if i == 5 else 1)
+        losses.append(loss if i < 6 else None)
+    return told(model, losses)
+
+
+@scene
+def one_scaler_for_two() -> dict[str, Any]:
+    """Both skip one step, and the smaller one another by itself."""
+    small, large, losses, (x, y) = make(8), make(64), [], data()
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in (small, large)]
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for i in range(8):
+        worst = [torch.inf if i in found else 1.0 for found in ((3, 5), (3,))]
+        parts = [F.cross_entropy(model(x), y) for model in (small, large)]
+        scaler.scale(sum(part * factor for part, factor in zip(parts, worst, strict=True))).backward()
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+            optimizer.zero_grad()
+        scaler.update()
+        if i != 3:
+            losses.append(None if i == 5 else sum(parts).item())
+    return told(large, losses, skipped=1)
+
+
+@scene
 def optimizers_with_groups_of_their_own() -> dict[str, Any]:
     """Steps go on, and none is said to be skipped."""
 
