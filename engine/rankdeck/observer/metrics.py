@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 MOST_ROWS = 10_000
-"""Rows that wait for a rank's file: a process that never becomes one keeps no more than these, the last."""
+"""Rows that wait for a file: where there is none to be had no more than these are kept, the last."""
 _DEEPEST = 4
 
 
@@ -54,10 +54,14 @@ class LoggedRow:
 class MetricsBook:
     """Rows that are not written yet; safe to use from several threads.
 
-    `read` gives a Reading of a tensor that is not on a CPU.
+    `added` is called whenever there is a row to be written; `read` gives a Reading of a tensor that is not on
+    a CPU.
     """
 
-    def __init__(self, steps_so_far: Callable[[], int], read: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, added: Callable[[], None], steps_so_far: Callable[[], int], read: Callable[[Any], Any]
+    ) -> None:
+        self._added = added
         self._steps_so_far = steps_so_far
         self._read = read
         self._calls = threading.local()
@@ -103,6 +107,7 @@ class MetricsBook:
             self._last[through] = row
             if len(self._rows) > MOST_ROWS:
                 del self._rows[0]
+        self._added()
 
     def take(self, ending: bool = False) -> list[dict[str, Any]]:
         """The fields of one event for each logger; from the first row on that still waits, rows stay."""

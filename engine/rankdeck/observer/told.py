@@ -41,7 +41,7 @@ def book_of(session: RankSession) -> MetricsBook:
     """The book of this process, which the session's thread empties into events."""
     book = _books.get(id(session))
     if book is None:
-        book = _books[id(session)] = MetricsBook(lambda: session.step, _OffCpu().read)
+        book = _books[id(session)] = MetricsBook(session.logs, lambda: session.step, _OffCpu().read)
 
         def flush() -> None:
             for fields in book.take(session.ending):
@@ -49,6 +49,7 @@ def book_of(session: RankSession) -> MetricsBook:
 
         session.on_tick.append(session.guarded(PART, flush))
         session.on_fork.append(book.forget)
+        session.book = book
     return book
 
 

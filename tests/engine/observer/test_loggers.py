@@ -30,7 +30,7 @@ from tests.helpers.telling import found, telling
 
 
 def _book(read: Callable[[Any], Any] = lambda value: None) -> MetricsBook:
-    return MetricsBook(lambda: 5, read)
+    return MetricsBook(lambda: None, lambda: 5, read)
 
 
 class _OnGpu:
@@ -162,7 +162,7 @@ print("done")
     assert seen.of(events.Steps)
 
 
-def test_a_process_that_never_becomes_a_rank_keeps_the_last_values_only() -> None:
+def test_where_nothing_can_be_written_the_last_values_are_kept_only() -> None:
     book = _book()
     for step in range(MOST_ROWS + 3):
         book.add("rankdeck", {"loss": step}, step)
