@@ -120,6 +120,25 @@ def loader_that_reads_ahead() -> dict[str, Any]:
 
 
 @scene
+def evaluations_that_are_left() -> dict[str, Any]:
+    """With gradients on, by a loader that keeps its workers and by one that does not."""
+    model, losses, evaluated = make(), [], DataLoader(TensorDataset(*data()), 7)
+    kept = [
+        DataLoader(TensorDataset(*data()), batch, num_workers=1, persistent_workers=True) for batch in (32, 5)
+    ]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        for x, y in kept[0]:
+            losses.append(one_step(model, optimizer, x, y))
+        for loader in (kept[1], kept[1], evaluated):
+            for i, (x, y) in enumerate(loader):
+                F.cross_entropy(model(x), y)
+                if i == 2:
+                    break
+    return told(model, losses, samples=[32] * 8)
+
+
+@scene
 def two_optimizers() -> dict[str, Any]:
     """The generator has more parameters, and steps second."""
     torch.manual_seed(0)
