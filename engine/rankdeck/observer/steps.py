@@ -179,27 +179,31 @@ class StepWatch:
         """Remember it, weakly, for who looks at what optimizers hold."""
         known = self._known.get(id(optimizer))
         if known is None or known() is not optimizer:
-            self._known[id(optimizer)] = reference = weakref.ref(optimizer)
-            optimizers = self._session.optimizers
-            optimizers[:] = [other for other in optimizers if other() is not None] + [reference]
+            self._known = {key: ref for key, ref in self._known.items() if ref() is not None}
+            self._known[id(optimizer)] = weakref.ref(optimizer)
+            self._session.optimizers[:] = self._known.values()
 
     def _other_stepped(self, optimizer: Any, row: Any) -> None:
         with self._turn:
+            tracks = self._tracks.values()
+            if self._leader is None and tracks and all(known.ref() is None for known in tracks):
+                self._lead(max(tracks, key=lambda known: known.num_parameters))
             track = self._tracks.get(id(optimizer))
             if track is None or track.ref() is not optimizer:
+                if track is not None:
+                    self._put_apart(track)
                 self._know(optimizer)
                 track = self._tracks[id(optimizer)] = _Track(optimizer)
             if self._first_at is None:
                 self._first_at = row[0]
             again = bool(track.aside)
-            if len(track.aside) < _MOST_ASIDE:
-                track.aside.append(row)
+            track.aside.append(row)
             self._since += 1
             leader = self._leader
             if leader is None:
                 if again:
                     self._lead(max(self._tracks.values(), key=lambda known: known.num_parameters))
-            elif leader.ref() is None or len(track.aside) > 4 * self._between + 4:
+            elif leader.ref() is None or len(track.aside) > min(4 * self._between + 4, _MOST_ASIDE):
                 self._lead(track)
 
     def _lead(self, track: _Track) -> None:
@@ -222,13 +226,16 @@ class StepWatch:
         """What was kept aside was another optimizer's."""
         self._between, self._since = max(self._between, self._since), 0
         for key, track in list(self._tracks.items()):
-            if track.aside:
-                self._others[track.name] = self._others.get(track.name, 0) + len(track.aside)
-                track.aside = []
+            self._put_apart(track)
             if track.ref() is None:
                 del self._tracks[key]
         if self._others:
             self._session.see(other_optimizers=dict(self._others))
+
+    def _put_apart(self, track: _Track) -> None:
+        if track.aside:
+            self._others[track.name] = self._others.get(track.name, 0) + len(track.aside)
+            track.aside = []
 
     def write(self) -> None:
         """Write down the steps so far, from the thread or at the end."""

@@ -113,6 +113,7 @@ def test_a_process_that_leaves_at_once_loses_half_a_second_at_most(observed: Wat
 
 def test_other_optimizers_are_counted_apart(observed: Watched) -> None:
     assert observed.observed(_rank("two_optimizers")).other_optimizers == {"Adam": 10}
+    assert observed.observed(_rank("a_second_phase")).other_optimizers == {"SGD": 514}
 
 
 def test_the_first_loss_that_is_no_number_is_told(observed: Watched) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.optim.optimizer import _global_optimizer_pre_hooks as optimizer_hooks
 from torch.utils.data import DataLoader, TensorDataset
 
 SCENES: dict[str, Callable[[], dict[str, Any]]] = {}
@@ -388,6 +389,33 @@ def an_optimizer_for_each_epoch() -> dict[str, Any]:
         for _ in range(8):
             losses.append(one_step(model, optimizer, *data()))
     return told(model, losses)
+
+
+@scene
+def an_optimizer_for_each_step() -> dict[str, Any]:
+    """What is known of those that are gone is let go."""
+    model, losses = make(), []
+    for _ in range(30):
+        losses.append(one_step(model, torch.optim.SGD(model.parameters(), 0.1), *data()))
+    watches = [getattr(hook, "__self__", None) for hook in optimizer_hooks.values()]
+    known = [len(watch._known) for watch in watches if hasattr(watch, "_known")]
+    assert known in ([], [1]), known
+    return told(model, losses)
+
+
+@scene
+def a_second_phase() -> dict[str, Any]:
+    """The one that leads steps rarely, and then no more."""
+    leads, other = make(64), make(2)
+    optimizers = [torch.optim.SGD(model.parameters(), 0.01) for model in (leads, other)]
+    losses, (x, y) = [], data(8)
+    for num_others in (4, 10, 40, 160, 300, 1500):
+        losses.append(one_step(leads, optimizers[0], x, y))
+        for _ in range(num_others):
+            loss = one_step(other, optimizers[1], x, y)
+            if num_others > 300:
+                losses.append(loss)
+    return told(other, losses)
 
 
 @scene
