@@ -19,6 +19,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from .following import load, watch
+from .frames import leave_out
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -179,7 +180,11 @@ def name_batches(module: ModuleType, session: RankSession) -> None:
 
     @functools.wraps(fetch)
     def observed(self: Any) -> Any:
-        batch = fetch(self)
+        try:
+            batch = fetch(self)
+        except BaseException as error:
+            leave_out(error)
+            raise
         named(batch)
         return batch
 

@@ -6,6 +6,8 @@ import functools
 import inspect
 import weakref
 
+from .frames import leave_out
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +36,11 @@ def install_fsdp(module: Any, session: RankSession) -> None:
 
     @functools.wraps(shard)
     def observed(wrapped: Any, *args: Any, **kwargs: Any) -> Any:
-        result = shard(wrapped, *args, **kwargs)
+        try:
+            result = shard(wrapped, *args, **kwargs)
+        except BaseException as error:
+            leave_out(error)
+            raise
         told(session, "fully_shard", shard, (wrapped, *args), kwargs, wrapped)
         return result
 
@@ -48,7 +54,11 @@ def _follow_constructor(wrapper: Any, session: RankSession) -> None:
 
     @functools.wraps(construct)
     def observed(self: Any, *args: Any, **kwargs: Any) -> None:
-        construct(self, *args, **kwargs)
+        try:
+            construct(self, *args, **kwargs)
+        except BaseException as error:
+            leave_out(error)
+            raise
         told(session, wrapper.__name__, construct, (self, *args), kwargs, self)
 
     observed.__rankdeck__ = True  # type: ignore[attr-defined]

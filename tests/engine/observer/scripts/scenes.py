@@ -516,8 +516,17 @@ def tracebacks() -> dict[str, Any]:
     def closure() -> float:
         raise ValueError("in a closure")
 
+    from torch.distributed import fsdp, init_process_group
+
+    scaler = torch.amp.GradScaler("cpu")
     texts = []
     for fails in (
+        lambda: nn.parallel.DistributedDataParallel(model),
+        lambda: fsdp.FullyShardedDataParallel(model),
+        lambda: getattr(fsdp, "fully_shard", next)(3),
+        lambda: scaler.step(optimizer),
+        lambda: scaler.scale(3),  # type: ignore[arg-type]
+        lambda: init_process_group("gloo", init_method="tcp://localhost:99999", rank=0, world_size=1),
         lambda: next(iter(DataLoader(NoData(), 2))),  # type: ignore[arg-type]
         lambda: Fails.apply(model(data()[0])).sum().backward(),
         lambda: optimizer.step(closure),
@@ -527,7 +536,7 @@ def tracebacks() -> dict[str, Any]:
         empty = iter(DataLoader([]))
         try:
             fails()
-        except (ValueError, TypeError, StopIteration):
+        except (ValueError, TypeError, RuntimeError, AssertionError, StopIteration):
             texts.append(traceback.format_exc())
     losses.append(one_step(model, optimizer, *data()))
     return told(model, losses, texts=texts)
