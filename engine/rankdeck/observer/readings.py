@@ -115,7 +115,17 @@ def total(readings: list[Any]) -> Any:
 
 
 def modes_on(torch: Any) -> bool:
-    """Whether the script watches or changes operations itself: then nothing is computed here."""
-    count = getattr(torch._C, "_len_torch_dispatch_stack", None)
-    functions = getattr(torch._C, "_len_torch_function_stack", None)
-    return bool((count is not None and count()) or (functions is not None and functions()))
+    """Whether the script watches or changes operations itself: then nothing is computed here.
+
+    A default device is no such mode.
+    """
+    num_dispatch = getattr(torch._C, "_len_torch_dispatch_stack", None)
+    num_functions = getattr(torch._C, "_len_torch_function_stack", None)
+    if num_dispatch is not None and num_dispatch():
+        return True
+    if num_functions is None or not num_functions():
+        return False
+    default_device = getattr(getattr(torch.utils, "_device", None), "DeviceContext", None)
+    return any(
+        type(mode) is not default_device for mode in torch.overrides._get_current_function_mode_stack()
+    )

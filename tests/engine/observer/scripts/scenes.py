@@ -80,6 +80,20 @@ def bare() -> dict[str, Any]:
 
 
 @scene
+def on_a_default_device() -> dict[str, Any]:
+    torch.set_default_device("cpu")
+    model, losses, norms = make(), [], []
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        losses.append(one_step(model, optimizer, *data()))
+        norms.append(
+            torch.linalg.vector_norm(torch.cat([p.grad.flatten() for p in model.parameters()])).item()
+        )
+    torch.set_default_device(None)
+    return told(model, losses, norms=norms)
+
+
+@scene
 def accumulation_with_validation() -> dict[str, Any]:
     """The evaluation fetches with gradients on, as some trainers do."""
     model, losses, samples = make(), [], []
