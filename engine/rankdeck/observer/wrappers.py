@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     from .session import RankSession
 
+SHARDED = ("FullyShardedDataParallel", "fully_shard")
+"""Those under which a parameter is a part of a larger one."""
+
 
 def install_ddp(module: Any, session: RankSession) -> None:
     _follow_constructor(module.DistributedDataParallel, session)

@@ -20,11 +20,13 @@ from rankdeck.run.step_blocks import (
     ENDED,
     GRAD_NORM,
     LARGEST_STEP,
+    LONGEST_S,
     LOSS_SUM,
     LR,
     SAMPLES,
     SHARES,
     STEP_S,
+    TOO_LARGE,
     WAIT_S,
     StepBlock,
 )
@@ -35,9 +37,6 @@ _HELD = 1 << 20
 _LEAST_HELD = 1 << 12
 _APART_S = 5.0
 """Ends of a step further apart than this, and than the step's own time, are not of one step."""
-_LONGEST_S = 1e9
-_TOO_LARGE = 1e300
-"""No figure of a script: sums of it leave the range of a double."""
 _LARGEST_JOIN = 1 << 16
 
 
@@ -74,7 +73,7 @@ class RankSteps:
         if self.first_ended is None and len(ended):
             self.first_ended = float(ended[0])
         timed = values[:, 0 if self.num_steps else 1 :]
-        timed = timed[:, (timed[WAIT_S] >= 0) & (timed[STEP_S] > 0) & (timed[STEP_S] < _LONGEST_S)]
+        timed = timed[:, (timed[WAIT_S] >= 0) & (timed[STEP_S] > 0) & (timed[STEP_S] < LONGEST_S)]
         self.wait_s += float(np.minimum(timed[WAIT_S], timed[STEP_S]).sum())
         self.timed_s += float(timed[STEP_S].sum())
         self.num_steps += num_new
@@ -108,7 +107,7 @@ class ScriptJoiner:
             rank = self.ranks[block.rank] = RankSteps()
             self.restore(block.first - 1)
         first = block.first + rank.offset
-        values = np.where(np.abs(block.values) < _TOO_LARGE, block.values, np.nan)
+        values = np.where(np.abs(block.values) < TOO_LARGE, block.values, np.nan)
         if rank.num_steps and first <= rank.last:
             if values[ENDED, 0] > rank.ended:
                 rank.offset += rank.last + 1 - first
