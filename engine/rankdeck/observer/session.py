@@ -23,6 +23,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections import deque
 from functools import wraps
 
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 TICK_S = 0.25
 _MOST_EARLY = 1000
 _END_S = 0.5
+_COUNTS = {"skipped", "other_optimizers"}
+"""Facts that change all the time: by themselves they are told every few seconds, and at the end."""
+_COUNTED_S = 5.0
 
 
 class RankSession:
@@ -91,6 +95,7 @@ class RankSession:
         """Where a process that has not stepped writes what it logs."""
         self._early: deque[tuple[str, dict[str, Any]]] = deque(maxlen=_MOST_EARLY)
         self._told: dict[str, Any] | None = None
+        self._told_at = 0.0
         self._heart: Heart | None = None
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
@@ -224,8 +229,11 @@ class RankSession:
         facts = dict(self.seen)
         facts["script"] = _script()
         facts["parts"] = dict(self.parts_off)
-        if facts != self._told:
-            self._told = facts
+        told, now = self._told or {}, time.monotonic()
+        names = facts.keys() | told.keys()
+        changed = {name for name in names if name not in told or facts.get(name) != told[name]}
+        if changed - _COUNTS or (changed and (self.ending or now - self._told_at >= _COUNTED_S)):
+            self._told, self._told_at = facts, now
             self.emit("observed", **facts)
 
     def _ensure_thread(self) -> None:
