@@ -107,6 +107,8 @@ def _notes(run: RunDir, fold: Fold, config: ScriptConfig | None) -> Iterable[str
         yield f"a gradient scaler skipped {_count(lead.skipped, 'step')}"
     for name, count in (lead.other_optimizers if lead is not None else {}).items():
         yield f"{name.rpartition(':')[2]} stepped {_count(count, 'time')} besides the leading optimizer"
+    for rank in script.alone:
+        yield f"rank {rank} is a process that trained by itself (pid {script.ranks[rank].pid})"
     taken = {rank: steps.num_steps for rank, steps in script.steps_by_rank.items()}
     if (
         run.outcome() == "completed"

@@ -258,6 +258,48 @@ def test_a_part_that_fails_is_off_and_the_script_goes_on(tmp_path: Path) -> None
     assert len(done.steps(0, "ended")) == 3
 
 
+def test_nothing_is_said_to_be_skipped_once_steps_are_off(tmp_path: Path) -> None:
+    room = tmp_path / "room"
+    shutil.copytree(ROOM, room, ignore=shutil.ignore_patterns("__pycache__"))
+    steps = (room / "steps.py").read_text()
+    broken = steps.replace("session.fired += 1", "session.fired += 1 / (session.fired != 2)")
+    assert broken != steps
+    (room / "steps.py").write_text(broken)
+    code = (
+        "import torch\n"
+        "weight = torch.ones(1, requires_grad=True); optimizer = torch.optim.SGD([weight], 0.1)\n"
+        "scaler = torch.amp.GradScaler('cpu')\n"
+        "for _ in range(5):\n"
+        "    scaler.scale(weight.sum()).backward(); scaler.step(optimizer); scaler.update()\n"
+    )
+    done = watch(["-c", code], tmp_path / "run", PYTHONPATH=str(room / "inject"))
+    assert (done.status, done.stderr) == (0, "")
+    assert set(done.observed(0).parts) == {*parts_off(), "steps"}
+    assert (len(done.steps(0, "ended")), done.observed(0).skipped) == (2, 0)
+
+
+def test_counts_alone_are_not_told_at_each_tick(tmp_path: Path) -> None:
+    """Two optimizers in turn, for eight ticks: the counts are whole at the end."""
+    code = (
+        "import sys, torch\n"
+        "weights = [torch.ones(size, requires_grad=True) for size in (1, 2)]\n"
+        "optimizers = [torch.optim.SGD([weight], 1e-9) for weight in weights]\n"
+        "ticks, steps = [], 0\n"
+        "while len(ticks) < 8:\n"
+        "    for weight, optimizer in zip(weights, optimizers): weight.sum().backward(); optimizer.step()\n"
+        "    steps += 1\n"
+        "    if steps == 2:\n"
+        "        session = sys.modules['_rankdeck_observer.session'].current()\n"
+        "        session.on_tick.append(lambda: ticks.append(1))\n"
+        "print(steps)"
+    )
+    done = watch(["-c", code], tmp_path / "run")
+    assert (done.status, done.stderr) == (0, "")
+    seen = [event for event in done.events(0) if isinstance(event, events.Observed)]
+    assert seen[-1].other_optimizers == {"SGD": int(done.stdout)}
+    assert len(seen) <= 4
+
+
 def test_a_run_directory_that_cannot_be_written_is_no_harm(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run/events").write_text("in the way")

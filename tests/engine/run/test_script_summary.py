@@ -262,3 +262,13 @@ def test_odd_figures_of_a_script_are_no_numbers_and_break_nothing(run: WrittenSc
     assert len(told["calls"]) == 100 and set(told["calls"].values()) == {2} and told["seconds"] == {}
     assert facts["unreadable"] == 1
     json.dumps(facts, allow_nan=False)
+
+
+def test_a_process_that_trained_by_itself_is_noted(run: WrittenScript) -> None:
+    for rank in (0, 1, 2):
+        run.see(rank)
+        run.step(rank, 1, [1.0, 1.0])
+    notes = summarise(run.dir)["notes"]
+    assert [note for note in notes if "by itself" in note] == [
+        "rank 2 is a process that trained by itself (pid 1002)"
+    ]
