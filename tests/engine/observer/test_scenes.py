@@ -130,6 +130,7 @@ def test_what_is_trained_is_named(observed: Watched) -> None:
     assert seen.num_parameters == 16 * 32 + 32 + 32 * 4 + 4
     assert (seen.dataset, seen.num_samples) == ("torch.utils.data.dataset:TensorDataset", 128)
     assert (seen.batch, seen.loader_workers, seen.accumulate) == (24, 2, 1)
+    assert observed.observed(_rank("data_parallel")).model == seen.model
     adam = observed.observed(_rank("closures_with_accumulation"))
     assert adam.optimizer == "torch.optim.adamw:AdamW"
     assert adam.accumulate == 2

@@ -329,7 +329,15 @@ def zero_redundancy() -> dict[str, Any]:
 
 @scene
 def data_parallel() -> dict[str, Any]:
-    model, losses = nn.DataParallel(make()), []
+    class _FabricModule(nn.Module):
+        """As Lightning Fabric's, around what it was given and the wrapper that it made of that."""
+
+        def __init__(self, given: nn.Module) -> None:
+            super().__init__()
+            self.around, self.module = nn.DataParallel(given), given
+            self.forward = self.around.forward
+
+    model, losses = _FabricModule(make()), []
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(5):
         losses.append(one_step(model, optimizer, *data()))
