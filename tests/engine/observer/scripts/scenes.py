@@ -95,7 +95,7 @@ def on_a_default_device() -> dict[str, Any]:
 
 @scene
 def accumulation_with_validation() -> dict[str, Any]:
-    """The evaluation fetches with gradients on, as some trainers do."""
+    """One evaluation fetches with gradients on, as some trainers do, another one without."""
     model, losses, samples = make(), [], []
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     for _ in range(2):
@@ -113,6 +113,10 @@ def accumulation_with_validation() -> dict[str, Any]:
         for x, y in DataLoader(TensorDataset(*data()), 32):
             with torch.no_grad():
                 F.cross_entropy(model(x), y)
+        evaluated = iter(DataLoader(TensorDataset(*data()), 32))  # It is left after a batch, and stays.
+        with torch.no_grad():
+            x, y = next(evaluated)
+            F.cross_entropy(model(x), y)
     return told(model, losses, samples=samples, backwards=[2] * len(losses))
 
 
