@@ -78,6 +78,7 @@ def run(
     python: str | Path | None = None,
     env: Mapping[str, object] | None = None,
     observe: str | None = None,
+    plain: bool = False,
     module: bool = False,
     max_restarts: int | None = None,
     name: str | None = None,
@@ -89,7 +90,8 @@ def run(
 
     `ranks` processes (a number, or gpu, cpu or auto), as torchrun starts them; `devices` as "gpu:0,2" or
     "cpu:2". `python` is the interpreter, or its environment's folder; else it is found as by `rankdeck run`.
-    `env` are the script's variables; `observe` is none, light or full; `wait` and `progress` as for `train`.
+    `env` are the script's variables; `observe` is none, light or full; `plain` starts one process as python
+    does, without torchrun's variables; `wait` and `progress` as for `train`.
 
     Raises:
         RankdeckError: what was asked for cannot be run.
@@ -104,6 +106,7 @@ def run(
             devices=devices,
             python=None if python is None else str(python),
             observe=observe,
+            plain=plain,
             environment=environment(env),
             name=name,
             max_restarts=max_restarts,

@@ -32,6 +32,7 @@ class RunOptions:
     entry: str | None = None
     module: bool = False
     no_python: bool = False
+    plain: bool = False
     nproc_per_node: str | None = None
     devices: str | None = None
     python: str | None = None
@@ -67,6 +68,7 @@ def script_config(
         "python": str(chosen.python),
         "python_source": chosen.source,
         "ranks": ranks,
+        "plain": _plain(options, entry, ranks),
         "environment": _environment(options, entry, devices),
         "observe": observe or "light",
         "max_restarts": restarts or 0,
@@ -134,6 +136,18 @@ def _ranks(options: RunOptions, entry: ScriptEntry, devices: str | None) -> int 
     if selection is not None and selection.kind == "cpu" and not options.nproc_per_node.isdecimal():
         return selection.count
     return number_of_ranks(options.nproc_per_node, selection.gpus if selection is not None else None)
+
+
+def _plain(options: RunOptions, entry: ScriptEntry, ranks: int) -> bool:
+    """Raises: ConfigError for several ranks, which nothing but torchrun's variables could tell apart."""
+    if options.plain and ranks > 1:
+        raise ConfigError(
+            f"--plain starts one process, and {ranks} are asked for.",
+            code="usage",
+            path="script.plain",
+            advice="Leave one of them out.",
+        )
+    return ranks == 1 and (options.plain or entry.plain)
 
 
 def _check_text(table: Mapping[str, Any]) -> None:
@@ -222,7 +236,11 @@ def _environment(options: RunOptions, entry: ScriptEntry, devices: str | None) -
                 advice="Write it as --env LEVEL=3.",
             )
         found[name] = value
-    ours = {**OWN_VARIABLES, **({"CUDA_VISIBLE_DEVICES": "--devices"} if devices is not None else {})}
+    is_plain = options.plain or entry.plain
+    ours = {
+        **({} if is_plain else OWN_VARIABLES),
+        **({"CUDA_VISIBLE_DEVICES": "--devices"} if devices is not None else {}),
+    }
     for name in sorted(found.keys() & ours.keys()):
         raise ConfigError(
             f"{name} is set for every rank, and would not be {found[name]}.",

@@ -55,6 +55,7 @@ class ScriptEntry(Table):
     devices: str | None = None
     ranks: Annotated[int, Field(ge=1, le=1024)] | None = None
     environment: dict[str, str] = Field(default_factory=dict)
+    plain: bool = False
     python: str | None = None
     observe: Literal["none", "light", "full"] | None = None
     max_restarts: Count | None = None

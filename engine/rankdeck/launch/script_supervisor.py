@@ -167,16 +167,7 @@ class ScriptSupervisor(supervising.Supervising):
             port=self._store.port,
         )
         for rank in range(script.ranks):
-            variables = torchrun_variables(
-                rank,
-                script.ranks,
-                port=self._store.port,
-                caller=caller,
-                python=script.python,
-                max_restarts=script.max_restarts,
-                restarts=self._arguments.restarts,
-                error_file=str(self._watch.log(rank, "error.json")),
-            )
+            variables = {} if script.plain else self._torchrun_variables(rank, self._store.port, caller)
             attached = self._attached.of_rank(rank)
             started = ScriptRank(
                 rank,
@@ -191,6 +182,19 @@ class ScriptSupervisor(supervising.Supervising):
         self._watch.begin(self._ranks)
         if script.ranks > 1:
             self._begin_store()
+
+    def _torchrun_variables(self, rank: int, port: int, caller: dict[str, str]) -> dict[str, str]:
+        script = self._config.script
+        return torchrun_variables(
+            rank,
+            script.ranks,
+            port=port,
+            caller=caller,
+            python=script.python,
+            max_restarts=script.max_restarts,
+            restarts=self._arguments.restarts,
+            error_file=str(self._watch.log(rank, "error.json")),
+        )
 
     def _environment_given(self) -> dict[str, str]:
         """What the command had, with what was given for this run and the devices that were named."""

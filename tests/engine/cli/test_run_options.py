@@ -73,6 +73,16 @@ def test_modules_and_programs_need_no_file(project: Path) -> None:
         configured(project, "x", module=True, no_python=True)
 
 
+def test_one_process_is_as_behind_python_where_that_is_asked_for(project: Path) -> None:
+    assert not configured(project, "train.py").script.plain
+    assert configured(project, "train.py", plain=True, environment=["RANK=7"]).script.plain
+    with pytest.raises(ConfigError, match="--plain starts one process, and 2 are asked for"):
+        configured(project, "train.py", plain=True, devices="cpu:2")
+    (project / "rankdeck.toml").write_text('[scripts.alone]\nrun = "train.py"\nplain = true\n')
+    assert configured(project, entry="alone").script.plain
+    assert not configured(project, entry="alone", nproc_per_node="2").script.plain
+
+
 @pytest.mark.parametrize(
     ("devices", "nproc", "ranks"),
     [

@@ -35,7 +35,7 @@ _DUMP = """
 import json, os, sys
 facts = {"environment": dict(os.environ), "argv": sys.argv, "flags": sys.orig_argv[1:], "path": sys.path[0],
          "folder": os.getcwd(), "leads": os.getsid(0) == os.getpid(), "stdin": sys.stdin.read()}
-with open(f"facts-{sys.argv[1]}-{os.environ['RANK']}.json", "w") as file:
+with open(f"facts-{sys.argv[1]}-{os.environ.get('RANK', 0)}.json", "w") as file:
     json.dump(facts, file)
 """
 
@@ -45,16 +45,20 @@ def _facts(folder: Path, name: str, rank: int) -> dict[str, Any]:
     return facts
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_script_sees_what_it_sees_under_torchrun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
+@pytest.mark.parametrize(("ranks", "plain"), [(1, True), (1, False), (2, False)])
+def test_a_script_sees_what_it_sees_under_python_or_torchrun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, plain: bool
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setenv("MINE", "stays\udcff")
-    end, status = finished(launch_script(tmp_path, _DUMP, args=["ours", "--x"], ranks=ranks, observe="light"))
+    run = launch_script(tmp_path, _DUMP, args=["ours", "--x"], ranks=ranks, plain=plain, observe="light")
+    end, status = finished(run)
     assert (end.outcome, end.exit_code, status) == ("completed", 0, 0)
-    command = [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-    command += ["--master-port", str(_free_port()), "train.py", "theirs", "--x"]
+    command = [PYTHON, "-u"]
+    if not plain:
+        command += ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+        command += ["--master-port", str(_free_port())]
+    command += ["train.py", "theirs", "--x"]
     # The C library of this process may know more (readline does) than it says.
     done = subprocess.run(
         command,
@@ -63,21 +67,22 @@ def test_a_script_sees_what_it_sees_under_torchrun(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=120,
+        start_new_session=True,
     )
     assert done.returncode == 0, done.stderr
     for rank in range(ranks):
         ours, theirs = _facts(tmp_path, "ours", rank), _facts(tmp_path, "theirs", rank)
         assert ours["argv"].pop(1) == "ours" and theirs["argv"].pop(1) == "theirs"
         assert ours["flags"].pop(2) == "ours" and theirs["flags"].pop(2) == "theirs"
-        mine, torchs = ours.pop("environment"), theirs.pop("environment")
+        mine, alone = ours.pop("environment"), theirs.pop("environment")
         assert ours == theirs
         path = mine.pop("PYTHONPATH").partition(":")
-        assert path[0] == str(INJECTED) and path[2] == torchs.pop("PYTHONPATH")
-        for name in ("MASTER_PORT", "TORCHELASTIC_ERROR_FILE"):
-            assert mine.pop(name) and torchs.pop(name)
+        assert path[0] == str(INJECTED) and path[2] == alone.pop("PYTHONPATH")
+        for name in () if plain else ("MASTER_PORT", "TORCHELASTIC_ERROR_FILE"):
+            assert mine.pop(name) and alone.pop(name)
         told = {name: mine.pop(name) for name in list(mine) if name.startswith("RANKDECK_")}
-        others = {name: torchs.pop(name) for name in list(torchs) if name.startswith("RANKDECK_")}
-        assert mine == torchs
+        others = {name: alone.pop(name) for name in list(alone) if name.startswith("RANKDECK_")}
+        assert mine == alone
         assert set(told) - set(others) == {
             "RANKDECK_RUN",
             "RANKDECK_ATTEMPT",
