@@ -245,7 +245,11 @@ class StepWatch:
             if self._leader is None and self._tracks and (ending or waited_s > _DECIDE_AFTER_S):
                 self._lead(max(self._tracks.values(), key=lambda known: known.num_parameters))
             if ending and self._since:
-                self._dismiss()
+                last = max(self._tracks.values(), key=lambda known: len(known.aside))
+                if self._since > self._between and 2 * len(last.aside) >= self._session.step:
+                    self._lead(last)  # A second training, as long as the first.
+                else:
+                    self._dismiss()
         self._rows.write()
 
 
