@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,24 +18,34 @@ from rankdeck import events
 from rankdeck.base.heartbeat import HeartbeatPage, HeartbeatWriter
 from rankdeck.observer.heartbeats import Heart
 from tests.helpers.script_python import PYTHON, parts_off, torch_of_scripts
-from tests.helpers.watched import INJECT, watch
+from tests.helpers.watched import INJECT, Watched, watch
 
 SCRIPTS = Path(__file__).parent / "scripts"
 ROOM = INJECT.parent
 
 
+def _two_ranks(folder: Path, page: HeartbeatPage, *, alone: bool) -> tuple[Watched, list[Any]]:
+    """How they ended, and what they know themselves. torch's gloo ends a rank that has done its work with an
+    abort about once in a hundred times, also where nothing of ours is near: then once more."""
+    for attempt in range(3):
+        place = folder / f"{alone}-{attempt}"
+        place.mkdir()
+        command: list[str | Path] = [SCRIPTS / "two_ranks.py", place / "meeting"]
+        done = watch(command, None if alone else place / "run", RANKDECK_HEARTBEAT=page.path)
+        if "terminate called without an active exception" not in done.stderr:
+            break
+    assert done.status == 0, done.stderr
+    return done, [json.loads((place / f"meeting.{rank}").read_text()) for rank in (0, 1)]
+
+
 def test_ranks_that_a_script_spawns_are_seen_with_their_wrappers(tmp_path: Path) -> None:
     page = HeartbeatPage(2)
-    told = {}
-    for run in (None, tmp_path / "run"):
-        meeting_point = tmp_path / f"meeting-{run is None}"
-        done = watch([SCRIPTS / "two_ranks.py", meeting_point], run, RANKDECK_HEARTBEAT=page.path)
-        assert done.status == 0, done.stderr
-        told[run is None] = [json.loads(Path(f"{meeting_point}.{rank}").read_text()) for rank in (0, 1)]
-    assert told[False] == told[True]
+    _, alone = _two_ranks(tmp_path, page, alone=True)
+    done, told = _two_ranks(tmp_path, page, alone=False)
+    assert told == alone
     assert done.ranks() == [0, 1]
     for rank in (0, 1):
-        assert done.steps(rank, "loss_sum") == told[False][rank]["losses"]
+        assert done.steps(rank, "loss_sum") == told[rank]["losses"]
         lines = done.events(rank)
         assert isinstance(lines[0], events.RankStarted)
         assert (lines[0].rank, lines[0].world_size) == (rank, 2)
