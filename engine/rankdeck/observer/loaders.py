@@ -81,7 +81,7 @@ class Loaders:
         """A backward begins: one batch of each iterator was for it."""
         taken = 0
         feeds = [feed for feed in list(self._feeds.values()) if feed.ahead]
-        is_known = any(feed.trains for feed in feeds)
+        is_known = len(feeds) > 1 and any(feed.trains for feed in feeds)
         for feed in feeds:
             if is_known and not feed.trains and len(feed.ahead) > 1:
                 feed.ahead.clear()  # It was left in the midst, and another one is trained on.
@@ -124,7 +124,7 @@ class Loaders:
         def measure(batch: Any) -> int:
             for key in path:
                 batch = batch[key]
-            return len(batch) if by_length else int(batch.shape[0])
+            return len(batch) if by_length else batch.size(0)
 
         return measure
 

@@ -75,8 +75,9 @@ class Losses:
                 return
         if session.active_since is None:
             session.active_since = time.perf_counter()
-        tensors = [tensors] if isinstance(tensors, self._torch.Tensor) else tensors
-        if not isinstance(tensors, (list, tuple)) or not all(
+        if isinstance(tensors, self._torch.Tensor):
+            tensors = [tensors]
+        elif not isinstance(tensors, (list, tuple)) or not all(
             isinstance(t, self._torch.Tensor) for t in tensors
         ):
             tensors = []

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .session import RankSession
 
 _MOST_A_LINE = 500
+_NOT_SAMPLED = (None, None, None)
 
 
 class Rows:
@@ -47,7 +48,9 @@ class Rows:
             lines: list[Any] = []
             while self._rows and len(lines) < _MOST_A_LINE:
                 row = self._rows[0]
-                values = settled(functools.partial(_numbers, row), row[0], self._session.ending)
+                values: Any = _NOT_SAMPLED
+                if row[2] or row[3] is not None or row[4] is not None:
+                    values = settled(functools.partial(_numbers, row), row[0], self._session.ending)
                 if values is None:
                     break
                 self._rows.popleft()
