@@ -30,6 +30,7 @@ NO_FILE_OF_A_RUN = {
     "engine/rankdeck/cli/app.py": "/dev/null",
     "engine/rankdeck/cli/staying.py": "/dev/null",
     "engine/rankdeck/cli/plan_target.py": "/sys",
+    "engine/rankdeck/cli/train.py": "/proc",
     "engine/rankdeck/config/loading.py": "a person's configuration; RunDir.config looks first",
     "engine/rankdeck/config/presets.py": "presets",
     "engine/rankdeck/data/bpe.py": "training data",

@@ -29,6 +29,8 @@ OWNERS_SEEN = "owners seen on CPU"
 
 CONFIGURATION, SCRIPT = "configuration", "script"
 """What a run trains: what a configuration says, or a person's own script as it is."""
+OUTPUT_LOST = "output-lost"
+"""The code of the problem that a script's output no longer arrives where its command sends it."""
 
 
 class Event(msgspec.Struct, tag_field="kind", omit_defaults=True, kw_only=True):

@@ -24,6 +24,16 @@ def _texts_are_prepared_once(_own_home: None, _prepared_texts: Path) -> None:
 
 
 @pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder of a person who has no environment active."""
+    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        monkeypatch.delenv(variable, raising=False)
+    folder = tmp_path / "project"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
 def short_tmpdir(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """TMPDIR for what a test starts. Data loading processes that are killed leave sockets there, whose paths
     must be short.

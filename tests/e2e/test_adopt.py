@@ -45,7 +45,12 @@ def losses_of(file: Path, *more: str) -> list[float]:
 
 @pytest.mark.parametrize(
     ("name", "ranks", "strategy"),
-    [("single_sgd", 1, "single"), ("ddp_adamw", 2, "ddp"), ("accumulating", 1, "dp")],
+    [
+        ("single_sgd", 1, "single"),
+        ("ddp_adamw", 2, "ddp"),
+        ("accumulating", 1, "dp"),
+        ("fitting", 1, "single"),
+    ],
 )
 def test_an_adopted_configuration_trains_as_the_script_did(
     name: str, ranks: int, strategy: str, tmp_path: Path

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import rankdeck
+from rankdeck.base.errors import RankdeckError
 from rankdeck.rundir import find_run
 from tests.helpers.waiting import wait_until, with_load
 
@@ -59,6 +60,36 @@ def test_ctrl_c_while_waiting_stops_the_run_in_order_and_the_caller_stays_as_it_
     }
 
 
+RUNS = """
+import rankdeck, sys
+try:
+    rankdeck.run("slow.py")
+except KeyboardInterrupt:
+    run = rankdeck.open_run("last")
+    print(run.outcome, run._dir.is_alive(), run.logs().strip())
+"""
+
+
+def test_ctrl_c_ends_a_script_and_is_raised_once_it_has_ended(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(600)\n")
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", RUNS], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as caller:
+        assert caller.stdout is not None
+        wait_until(lambda: "up" in _last_log(), deadline_s=30)
+        caller.send_signal(signal.SIGINT)
+        said = caller.communicate(timeout=with_load(60))[0]
+    assert said.splitlines()[-1] == "stopped False up"
+
+
+def _last_log() -> str:
+    """What the newest run has written so far."""
+    try:
+        return rankdeck.open_run("last").logs()
+    except RankdeckError:
+        return ""
+
+
 def test_a_run_that_nobody_waits_for_goes_on_without_its_caller(tmp_path: Path) -> None:
     script = tmp_path / "slow.py"
     script.write_text("import sys, time\nprint(sys.argv[1:], flush=True)\ntime.sleep(600)\n")
@@ -76,3 +107,18 @@ def test_a_run_that_nobody_waits_for_goes_on_without_its_caller(tmp_path: Path) 
     assert run.is_running and run.logs() == "['--lr', '0.1']\n"
     assert run.stop().outcome == "stopped" and run.stop() is run
     assert find_run("last", Path(os.environ["RANKDECK_RUNS"])).path == run.path
+
+
+def test_a_run_that_is_waited_for_stops_when_its_caller_is_killed(tmp_path: Path) -> None:
+    starts = (
+        "import rankdeck; rankdeck.train('digits-mlp', devices='cpu:1', overrides={'train.steps': 10**6})"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", starts], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as caller:
+        assert caller.stdout is not None
+        next(line for line in caller.stdout if line.startswith("step "))
+        caller.kill()
+    run = rankdeck.open_run("last")
+    wait_until(lambda: not run._dir.is_alive(), deadline_s=60)
+    assert run.outcome == "stopped" and len(run.steps) > 0

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rankdeck.rundir import find_run
-from tests.helpers.cli import Finished, rankdeck_here, start_rankdeck
+from tests.helpers.cli import Finished, rankdeck, rankdeck_here, start_rankdeck
+from tests.helpers.scripts import last_run
 from tests.helpers.waiting import with_load
 
 _SLEEPS = "import time; time.sleep(600)"
@@ -27,7 +27,6 @@ class Odd:
     status: int = 0
     words: str = ""
     ranks: int = 1
-    options: tuple[str, ...] = ()
 
 
 ODD = {
@@ -60,25 +59,31 @@ ODD = {
         status=134,
         words="The script raised ValueError: bad batch ({folder}/train.py, line 4)",
     ),
+    "a thread raises, and it exits": Odd(
+        "import sys, threading\n"
+        "def load():\n    raise ValueError('bad row')\n"
+        "thread = threading.Thread(target=load)\nthread.start()\nthread.join()\nsys.exit(1)",
+        status=1,
+        words="train.py exited with 1. Before that it raised ValueError: bad row in a thread "
+        "({folder}/train.py, line 3)",
+    ),
     "it crashes": Odd("import ctypes\nctypes.string_at(0)", "", 139, "The process was ended by SIGSEGV."),
 }
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of a person who has a sitecustomize, and no environment active."""
-    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
-        monkeypatch.delenv(variable, raising=False)
-    own = tmp_path / "own"
+def folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a person who has a sitecustomize."""
+    own = project / "own"
     own.mkdir()
     (own / "sitecustomize.py").write_text("OWN = 'mine'\n")
     monkeypatch.setenv("PYTHONPATH", f"{os.environ['PYTHONPATH']}{os.pathsep}{own}")
-    return tmp_path
+    return project
 
 
-def _finish(command: list[str], folder: Path) -> Finished:
+def _alone(folder: Path) -> Finished:
     done = subprocess.run(
-        command,
+        [sys.executable, "-u", "train.py"],
         cwd=folder,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -88,15 +93,6 @@ def _finish(command: list[str], folder: Path) -> Finished:
     )
     status = 128 - done.returncode if done.returncode < 0 else done.returncode
     return Finished(status, done.stdout, done.stderr)
-
-
-def _alone(folder: Path) -> Finished:
-    return _finish([sys.executable, "-u", "train.py"], folder)
-
-
-def _run(folder: Path, ranks: int = 1) -> Finished:
-    command = [sys.executable, "-P", "-m", "rankdeck", "run", "--nproc-per-node", str(ranks), "train.py"]
-    return _finish(command, folder)
 
 
 def _of_rankdeck(alone: Finished, ours: Finished) -> list[str]:
@@ -111,11 +107,11 @@ def _of_rankdeck(alone: Finished, ours: Finished) -> list[str]:
 def test_it_is_what_it_is_alone(folder: Path, name: str) -> None:
     odd = ODD[name]
     (folder / "train.py").write_text(odd.source + "\n")
-    ours = _run(folder, odd.ranks)
+    ours = rankdeck("run", "--nproc-per-node", str(odd.ranks), "train.py", cwd=folder)
     said = _of_rankdeck(_alone(folder), ours) if odd.ranks == 1 else ours.err.splitlines()[1:]
     assert (ours.code, ours.out) == (odd.status, odd.out)
     ended = f"failed with exit status {odd.status} after " if odd.status else "completed after "
-    run = find_run("last", Path(os.environ["RANKDECK_RUNS"]))
+    run = last_run()
     assert said[-1].startswith(ended) and said[-1].endswith(f"; rankdeck show {run.name}")
     shown = rankdeck_here("show", run.name, code=0)
     assert "note         no optimizer step was seen" in shown.out
@@ -173,7 +169,7 @@ if __name__ == "__main__":
 def test_a_script_that_does_everything_at_once(folder: Path) -> None:
     """Executes itself, replaces Tensor.backward and stdout, has two optimizers, forks, spawns, raises."""
     (folder / "train.py").write_text(EVERYTHING)
-    ours = _run(folder)
+    ours = rankdeck("run", "train.py", cwd=folder)
     said = _of_rankdeck(_alone(folder), ours)
     lines = ours.out.splitlines()
     assert (ours.code, lines[:4]) == (1, ["once more", "spawned", "MINE 0 0", "20 TRUE"])

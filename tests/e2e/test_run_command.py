@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from rankdeck.rundir import RunDir, find_run, list_runs
-from tests.helpers.cli import rankdeck, rankdeck_here
+from rankdeck.rundir import RunDir, list_runs
+from tests.helpers.cli import RANKDECK, rankdeck, rankdeck_here
+from tests.helpers.scripts import last_run
 from tests.helpers.terminals import Terminal
 from tests.helpers.waiting import wait_until, with_load
 
-RANKDECK = [sys.executable, "-P", "-m", "rankdeck", "run"]
+RUN = [*RANKDECK, "run"]
 
 TELLS = r"""
 import os, sys
@@ -47,23 +48,9 @@ while True:
 """
 
 
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder of a person who has no environment active."""
-    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
-        monkeypatch.delenv(variable, raising=False)
-    folder = tmp_path / "project"
-    folder.mkdir()
-    return folder
-
-
 def script(project: Path, text: str, name: str = "train.py") -> str:
     (project / name).write_text(text)
     return name
-
-
-def last_run() -> RunDir:
-    return find_run("last", Path(os.environ["RANKDECK_RUNS"]))
 
 
 def test_a_script_in_another_environment_is_what_it_is_under_python(project: Path) -> None:
@@ -75,7 +62,7 @@ def test_a_script_in_another_environment_is_what_it_is_under_python(project: Pat
         subprocess.run(
             [*command, *arguments], input=b"typed", capture_output=True, cwd=project, env=env, check=False
         )
-        for command in ([project / ".venv" / "bin" / "python"], RANKDECK)
+        for command in ([project / ".venv" / "bin" / "python"], RUN)
     )
     assert (ours.stdout, ours.returncode) == (alone.stdout, 3)
     assert str(project / ".venv").encode() in ours.stdout
@@ -117,12 +104,12 @@ def test_stdout_and_stderr_in_one_place_stay_in_order_and_are_read_for_the_cause
     name = script(project, IN_TURN)
     alone = [word for number in range(200) for word in (f"out {number}", f"err {number}")]
     with open(project / "log", "wb") as log:
-        subprocess.run([*RANKDECK, name], cwd=project, stdout=log, stderr=log, check=False)
+        subprocess.run([*RUN, name], cwd=project, stdout=log, stderr=log, check=False)
     told = (project / "log").read_text().splitlines()
     assert told[1 : 1 + len(alone)] == alone
     assert told[-3].startswith("The script raised ModuleNotFoundError: No module named 'not_there'")
     assert told[-2].startswith(f"It ran with {sys.executable} (Rankdeck's own): install it there, or name")
-    with Terminal([*RANKDECK, name], cwd=project) as terminal:
+    with Terminal([*RUN, name], cwd=project) as terminal:
         assert terminal.wait() == 1
         assert terminal.shown.decode().split("\r\n")[1 : 1 + len(alone)] == alone
 
@@ -130,7 +117,7 @@ def test_stdout_and_stderr_in_one_place_stay_in_order_and_are_read_for_the_cause
 def test_every_signal_is_the_script_s_own(project: Path) -> None:
     name = script(project, NOTES_SIGNALS)
     with subprocess.Popen(
-        [*RANKDECK, name], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=project
+        [*RUN, name], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=project
     ) as command:
         assert command.stdout is not None and command.stderr is not None
         assert command.stdout.readline() == b"ready\n"
@@ -150,7 +137,7 @@ def test_every_signal_is_the_script_s_own(project: Path) -> None:
 def test_a_reader_who_goes_away_ends_a_script_that_goes_on_writing(project: Path) -> None:
     name = script(project, "import time\nwhile True:\n    print('line', flush=True)\n    time.sleep(0.005)\n")
     with subprocess.Popen(
-        [*RANKDECK, name], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=project
+        [*RUN, name], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=project
     ) as command:
         assert command.stdout is not None and command.stderr is not None
         command.stdout.readline()
@@ -160,17 +147,29 @@ def test_a_reader_who_goes_away_ends_a_script_that_goes_on_writing(project: Path
     assert last_run().outcome() == "stopped"
 
 
+def test_output_that_a_full_disk_takes_no_more_is_told_and_is_no_success(project: Path) -> None:
+    name = script(project, "print('out', flush=True)")
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*RUN, name], cwd=project, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    run = last_run()
+    assert done.returncode == 1 and run.outcome() == "completed"
+    assert "no longer arrives where it was sent: No space left on device." in done.stderr
+    assert (run.logs_folder / "rank-0.0.out").read_text() == "out\n"
+
+
 def test_what_is_closed_stays_closed_and_what_is_no_text_is_refused(project: Path) -> None:
     name = script(project, "import sys\nprint('out')\nprint('err', file=sys.stderr)\n")
     shell = subprocess.run(
-        ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *RANKDECK, name],
+        ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *RUN, name],
         cwd=project,
         capture_output=True,
         check=False,
     )
     assert (shell.returncode, shell.stdout, shell.stderr) == (0, b"", b"")
     assert (last_run().logs_folder / "rank-0.0.err").read_text() == "err\n"
-    odd = subprocess.run([*RANKDECK, name, b"\xff"], cwd=project, capture_output=True, check=False)
+    odd = subprocess.run([*RUN, name, b"\xff"], cwd=project, capture_output=True, check=False)
     assert odd.returncode == 2 and b"is not UTF-8" in odd.stderr
 
 
@@ -199,6 +198,8 @@ def test_a_detached_run_is_stopped_by_name_and_run_again(
     assert "saves itself or not at all" in rankdeck_here("checkpoint", run.name, code=2).err
     refused = rankdeck_here("resume", run.name, "--strategy", "ddp", code=2).err
     assert "run again as it was" in refused
+    refused = rankdeck_here("resume", run.name, "--detach", code=2).err
+    assert f"{run.name} is running." in refused and f"rankdeck stop {run.name}" in refused
     assert rankdeck("stop", run.name, code=0).out == f"{run.name}: stopped\n"
     monkeypatch.chdir(project.parent)
     again = Path(rankdeck("resume", run.name, "--detach", code=0).out.strip())
@@ -228,7 +229,7 @@ sys.exit(4)
 
 
 def test_on_a_terminal_the_script_has_one_that_edits_echoes_and_follows_its_size(project: Path) -> None:
-    with Terminal([*RANKDECK, script(project, ON_A_TERMINAL)], cwd=project) as terminal:
+    with Terminal([*RUN, script(project, ON_A_TERMINAL)], cwd=project) as terminal:
         before = terminal.modes()
         terminal.wait_for(rb"\[True, True, True\] 100 30\r\n")
         terminal.wait_until(lambda: not terminal.modes()[3] & termios.ICANON)
@@ -255,7 +256,7 @@ def _state(pid: int) -> str:
 def test_three_times_ctrl_c_ends_a_script_that_takes_no_notice(project: Path) -> None:
     text = "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
     text += "print('up', flush=True)\ntime.sleep(60)\n"
-    with Terminal([*RANKDECK, script(project, text)], cwd=project) as terminal:
+    with Terminal([*RUN, script(project, text)], cwd=project) as terminal:
         terminal.wait_for(rb"up\r\n")
         terminal.wait_until(lambda: not terminal.modes()[3] & termios.ICANON)
         terminal.type(b"\x03\x03")

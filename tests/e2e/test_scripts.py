@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from rankdeck import events
-from rankdeck.launch.control import request_stop
 from tests.helpers import launching
 from tests.helpers.scripts import finished, launch_script, log
-from tests.helpers.waiting import wait_until, with_load
+from tests.helpers.waiting import with_load
 
 _RAISES_ONCE = """
 import os
@@ -77,23 +76,6 @@ def test_ranks_whose_python_has_no_torch_are_told_so_only_if_they_ask(
     assert warning.code == "no-store" and "no torch here" in warning.message
 
 
-_TRAINS = """
-import os, sys, time
-import torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-dist.init_process_group("gloo")
-model = DistributedDataParallel(torch.nn.Linear(8, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for step in range(10):
-    optimizer.zero_grad()
-    model(torch.randn(4, 8)).square().mean().backward()
-    optimizer.step()
-if dist.get_rank() == 1:
-    time.sleep(600)
-dist.barrier()
-"""
-
-
 @pytest.mark.parametrize("place", ["tcp://127.0.0.1:{port}", "env://"])
 def test_ranks_that_a_script_spawns_meet_where_it_says_and_are_all_seen(tmp_path: Path, place: str) -> None:
     """Under torchrun they wait for ever for a store that nobody may host."""
@@ -123,18 +105,3 @@ def test_ranks_that_a_script_spawns_meet_where_it_says_and_are_all_seen(tmp_path
     assert [sum(len(one.ended) for one in of_rank) for of_rank in steps.values()] == [5, 5]
     losses = [(of_rank[0].loss_sum or [None])[0] for of_rank in steps.values()]
     assert losses[1] is not None and losses[1] >= 1 and losses[0] != losses[1]
-
-
-@pytest.mark.slow
-def test_the_rank_that_does_not_come_to_a_collective_is_named_with_its_line(tmp_path: Path) -> None:
-    """Seen by the observer alone; the run goes on until somebody stops it."""
-    run = launch_script(tmp_path, _TRAINS, ranks=2, observe="light")
-    (warning,) = wait_until(
-        lambda: launching.problems(run, "warning"), deadline_s=60, what="a hang that is suspected"
-    )
-    assert (warning.code, warning.rank) == ("hang-suspected", 1)
-    assert f"({tmp_path / 'train.py'}, line 13)" in warning.message
-    assert "while the others wait" in warning.message and run.end() is None
-    request_stop(run)
-    end, status = finished(run)
-    assert (end.outcome, status) == ("stopped", 143)

@@ -207,7 +207,7 @@ def test_a_new_run_is_hidden_until_its_guard_names_it(tmp_path: Path) -> None:
     final = rundir.final_path(hidden)
     hidden.path.rename(final)
     (run,) = rundir.list_runs(tmp_path / "runs")
-    assert run.path == final and run.name[16:-5] == "gr-e-gpt-friends-take-2"
+    assert run.path == final and run.name[16:-5] == "größe-gpt-friends-take-2"
     assert run.config() == config
     assert run.environment() == {"a": 1}
 

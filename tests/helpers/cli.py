@@ -17,6 +17,8 @@ from unittest import mock
 from rankdeck.cli.app import run
 from tests.helpers.waiting import with_load
 
+RANKDECK = (sys.executable, "-P", "-m", "rankdeck")
+
 
 @dataclass(frozen=True)
 class Finished:
@@ -46,7 +48,7 @@ def rankdeck(
 ) -> Finished:
     """`rankdeck ARGS`, waited for; with `code`, the exit code is asserted and both streams are shown."""
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "rankdeck", *map(str, args)],
+        [*RANKDECK, *map(str, args)],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -88,7 +90,7 @@ def start_rankdeck(
 ) -> subprocess.Popen[str]:
     """`rankdeck ARGS`, left running; the caller ends it (use it as a context manager)."""
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "rankdeck", *map(str, args)],
+        [*RANKDECK, *map(str, args)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

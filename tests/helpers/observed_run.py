@@ -20,6 +20,7 @@ def observed_run(
     ranks: int = 1,
     num_steps: int = 12,
     rates: Sequence[float | None] = (),
+    losses: Sequence[float | None] = (),
     devices: Sequence[events.DeviceInfo] | None = None,
     settings: dict[str, Any] | None = None,
     selection: str | None = None,
@@ -54,6 +55,8 @@ def observed_run(
             events.Steps(
                 rank=rank,
                 first=1,
+                loss_sum=list(losses) or None,
+                count=[1.0] * num_steps if losses else None,
                 lr=list(rates) or [None] * num_steps,
                 samples=[None] * num_steps,
                 step_s=[0.01] * num_steps,

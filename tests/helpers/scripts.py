@@ -11,7 +11,7 @@ from typing import Any
 from rankdeck.config.script import ScriptConfig, ScriptTable
 from rankdeck.launch.attached import Attached
 from rankdeck.launch.start import start_script
-from rankdeck.rundir import End, RunDir
+from rankdeck.rundir import End, RunDir, find_run
 from tests.helpers import launching
 from tests.helpers.script_python import PYTHON
 
@@ -42,6 +42,11 @@ def launch_script(
         started=time.time(),
         attached=attached,
     )
+
+
+def last_run() -> RunDir:
+    """The newest run of the commands that a test has started."""
+    return find_run("last", Path(os.environ["RANKDECK_RUNS"]))
 
 
 def log(run: RunDir, rank: int = 0, kind: str = "out", attempt: int = 0) -> bytes:

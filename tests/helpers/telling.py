@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rankdeck.base.heartbeat import HeartbeatPage
-from tests.helpers.observing import Seen, observe
+from tests.helpers.watched import Watched, observe
 
 _STAND_INS = {
     "tensorboardX/__init__.py": "from .writer import SummaryWriter\n",
@@ -124,7 +124,7 @@ print(json.dumps(found))
 
 
 @functools.cache
-def telling() -> Seen:
+def telling() -> Watched:
     """The script, observed."""
     page = HeartbeatPage(1)
     try:

@@ -43,6 +43,7 @@ class ScriptForm:
     environment: str = ""
     devices: str = NO_GPUS
     ranks: int = 1
+    plain: bool = False
     observe: str = "light"
     python: str = ""
     entry: str = ""
@@ -164,6 +165,7 @@ class ScriptDraft(QObject):
             environment="\n".join(f"{key}={value}" for key, value in entry.environment.items()),
             devices=entry.devices or usual,
             ranks=ranks,
+            plain=entry.plain,
             observe=entry.observe or "light",
             python=entry.python or "",
             entry=name,
@@ -182,6 +184,7 @@ class ScriptDraft(QObject):
             environment="\n".join(f"{key}={value}" for key, value in table.environment.items()),
             devices=config.devices or self.form.devices,
             ranks=table.ranks,
+            plain=table.plain,
             observe=table.observe,
             python=table.python,
         )
@@ -198,6 +201,7 @@ class ScriptDraft(QObject):
             ranks=None if self.is_without_gpus or form.ranks == 1 else form.ranks,
             environment=self.variables(),
             python=form.python or None,
+            plain=form.plain and self.ranks == 1,
             observe=None if form.observe == "light" else form.observe,
         )
 
@@ -223,6 +227,8 @@ class ScriptDraft(QObject):
         """`rankdeck run` with everything that the form says; only where there is no problem."""
         form = self.form
         options = ["--devices", form.devices, "--nproc-per-node", str(self.ranks), "--observe", form.observe]
+        if form.plain and self.ranks == 1:
+            options.append("--plain")
         for name, value in self.variables().items():
             options += ["--env", f"{name}={value}"]
         what = ["-m", self.name] if self.is_module else ["--", form.run.strip()]

@@ -44,6 +44,7 @@ def look_at(folder: Path, environ: Mapping[str, str]) -> FolderFacts:
     file = FolderFile(folder / FOLDER_FILE)
     try:
         file = folder_file.read(folder)
+        problems += [problem for wrong in file.wrong.values() for problem in wrong]
     except ConfigError as error:
         problems += error.problems
     usual, source = None, ""

@@ -4,7 +4,10 @@
     source.py      the script's text as a tree: names, imports, what an import of it would run
     tracing.py     from a name back to the call that made it, through assignments, wrappers and functions
     arguments.py   values that the text tells, those of argparse options included
-    findings.py    model, data, loss, seed: which calls of the script make them
+    findings.py    model and data: which calls of the script make them
+    losses.py      what backward is called on, and whether the catalogue has it
+    literals.py    seed, clipping, schedulers
+    left_out.py    what the text tells that a configuration does not take over
     options.py     what was seen, in a configuration's words
     writing.py     the lines of the file, with what is to be filled in
     adopt.py       all of it together

@@ -10,12 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rankdeck.adopt import findings, options, seen
+from rankdeck.adopt import findings, literals, options, seen
 from rankdeck.adopt.arguments import ScriptValues
+from rankdeck.adopt.left_out import left_out
 from rankdeck.adopt.losses import find_loss
 from rankdeck.adopt.naming import Finding, Namer
 from rankdeck.adopt.seen import SeenScript
 from rankdeck.adopt.source import ScriptSource
+from rankdeck.adopt.tracing import Origin
 from rankdeck.adopt.writing import Entry, toml_of
 from rankdeck.base.errors import ConfigError, Problem
 from rankdeck.config import from_text
@@ -42,7 +44,9 @@ def adopt(run: RunDir, folder: Path) -> Adopted:
     """
     what = seen.read(run)
     script = _read_script(run, what.script, folder)
-    text = toml_of(_head(run, what), what.script.name.removesuffix(".py"), _tables(what, script))
+    made = findings.model_origin(script, _class(what.lead.optimizer))
+    head = [*_head(run, what), *left_out(script, made)]
+    text = toml_of(head, what.script.name.removesuffix(".py"), _tables(what, script, made))
     try:
         from_text(text, folder=folder)
     except ConfigError as error:
@@ -64,7 +68,10 @@ def default_file(run: RunDir, folder: Path) -> Path:
 def _read_script(run: RunDir, config: ScriptConfig, folder: Path) -> findings.Script:
     """The script's file and those beside it that it imports."""
     file = _script_file(config)
-    source = None if file is None else ScriptSource.read(file, file.parent)
+    is_module = config.script.kind == "module"
+    source = None
+    if file is not None:
+        source = ScriptSource.read(file, Path(config.script.folder) if is_module else file.parent)
     if file is not None and source is None:
         raise ConfigError(
             f"{file}, the script of {run.name}, cannot be read any more.", code="unreadable", path=str(file)
@@ -100,16 +107,16 @@ def _head(run: RunDir, what: SeenScript) -> list[str]:
     return [*words, "The script's own interpreter was", f"    {what.script.script.python}"]
 
 
-def _tables(what: SeenScript, script: findings.Script) -> dict[str, list[Entry]]:
+def _tables(what: SeenScript, script: findings.Script, made: Origin | None) -> dict[str, list[Entry]]:
     lead = what.lead
     data = findings.find_data(script, lead.dataset)
-    loss, is_divided = find_loss(script)
+    loss, is_divided = find_loss(script, what.accumulate)
     strategy = options.strategy(what)
     card = STRATEGIES[strategy.value]
     sync = next(script.calls("convert_sync_batchnorm"), None)
     if sync is not None and "sync_batchnorm" in card.options.model_fields:
         strategy.args["sync_batchnorm"] = True
-    model = findings.find_model(script, _class(lead.optimizer), _class(lead.model))
+    model = findings.find_model(script, made, _class(lead.model))
     return {
         "model": _named(model),
         "data": [*_named(data.use), *_reading(what, data)],
@@ -144,10 +151,18 @@ def _reading(what: SeenScript, data: findings.DataFinding) -> list[Entry]:
         note = "The script shuffles too, by another generator: the order is other, and so is each loss."
         entries.append(Entry("order", "shuffled", [note]))
     elif data.is_found:
-        note = "A sampler of the script's own decides on the order: \"given\" is the data set's own."
+        decides = (
+            "Options that the text does not tell decide"
+            if data.is_open
+            else "A sampler of the script's own decides"
+        )
+        note = (
+            f'{decides} on the order: "given" is the data set\'s own, "shuffled" another one in each epoch.'
+        )
         entries.append(Entry("order", FILL_IN, [note]))
     samples, batch = what.lead.num_samples, _global_batch(what, data)
-    if data.drops_last is False and samples and batch and samples % batch:
+    is_whole = data.drops_last is False and data.shuffles is not None
+    if is_whole and samples and batch and samples % batch:
         note = f"{samples} samples are no multiple of {batch}: the loader's last batch is shorter."
         entries.append(Entry("last", "keep", [note]))
     workers = what.lead.loader_workers or data.workers
@@ -173,7 +188,7 @@ def _train(
         f"The script goes backward {parts} times in a step and does not divide its loss: its gradients are",
         f"sums, {parts} times as large as here, where they are means over the global batch.",
     )
-    seed = findings.find_seed(script)
+    seed = literals.find_seed(script)
     optimizer = options.optimizer(what, _own_class(what, script))
     optimizer_table = {"use": optimizer.value, **optimizer.args}
     entries = [
@@ -189,21 +204,31 @@ def _train(
     if seed is None:
         entries.append(Entry("seed", None, ["The script sets no seed that its text tells."]))
     else:
-        note = "The model is made right after seeding: draws of the script in between give other weights."
+        note = (
+            "Here the model is made right after seeding: draws of the script in between give other weights."
+        )
         entries.append(Entry("seed", seed.value, [*seed.notes, note]))
     entries += [
         _entry("precision", options.precision(what)),
         Entry("optimizer", optimizer_table, optimizer.notes),
     ]
-    rate = options.schedule(what)
-    if rate.value is not None:
-        table = rate.value if rate.value == FILL_IN else {"use": rate.value, **rate.args}
-        entries.append(Entry("schedule", table, rate.notes))
-    if (clip := findings.find_clip_norm(script)) is not None:
+    entries += _schedule(what, script)
+    if (clip := literals.find_clip_norm(script)) is not None:
         entries.append(_entry("clip_norm", clip))
-    if (compiled := findings.find_compile(script)) is not None:
+    if (compiled := literals.find_compile(script)) is not None:
         entries.append(Entry("compile", None, compiled.notes))
     return entries
+
+
+def _schedule(what: SeenScript, script: findings.Script) -> list[Entry]:
+    """What the rate was seen to follow, and what of the script moves it."""
+    made = literals.schedulers(script)
+    rate = options.schedule(what)
+    if rate.value is None:
+        words = ["The rate was the same in all steps that were seen, but the script may move it:"]
+        return [Entry("schedule", None, [*words, *(f"    {one}" for one in made)])] if made else []
+    table = rate.value if rate.value == FILL_IN else {"use": rate.value, **rate.args}
+    return [Entry("schedule", table, [*rate.notes, *(f"    {one}" for one in made)])]
 
 
 def _own_class(what: SeenScript, script: findings.Script) -> str | None:
@@ -211,5 +236,5 @@ def _own_class(what: SeenScript, script: findings.Script) -> str | None:
     module, _, name = (what.lead.optimizer or "").rpartition(":")
     for source in script.sources:
         if name in source.definitions and source.trains_at_import is None:
-            return f"{script.namer.file(source.path)}:{name}"
+            return f"{script.namer.file(source)}:{name}"
     return f"{module}:{name}" if module and module != "__main__" else None

@@ -1,4 +1,7 @@
-"""Values that a script's text tells: literals, names of literals, sums of them, and options of argparse.
+"""Values that a script's text tells: literals, names of literals, sums of them, entries of dictionaries,
+fields of configuration objects, and options of argparse.
+
+An entry or a field that the text sets anywhere again is not told.
 
 An option's value is what the script's own arguments of this run say, else its default: the parser is built
 from the script's `add_argument` calls, as far as these are plain.
@@ -14,8 +17,8 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from rankdeck.adopt.source import ScriptSource
-from rankdeck.adopt.tracing import origin_of
+from rankdeck.adopt.source import ScriptSource, own_attribute
+from rankdeck.adopt.tracing import origin_of, returned
 
 UNKNOWN = object()
 """Of a value that the text does not tell; None is a value."""
@@ -27,7 +30,7 @@ _OPERATORS: dict[type[ast.operator], Any] = {
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
 }
-_TYPES = {"int": int, "float": float, "str": str}
+_TYPES: dict[str, Any] = {"int": int, "float": float, "str": str}
 _PLAIN = {"default", "action", "nargs", "const", "choices", "dest", "required"}
 
 
@@ -60,17 +63,91 @@ class ScriptValues:
         if isinstance(node, ast.List | ast.Tuple):
             entries = [self.of(source, entry, depth + 1) for entry in node.elts]
             return UNKNOWN if any(entry is UNKNOWN for entry in entries) else entries
-        if isinstance(node, ast.Attribute):
-            return self._option(source, node)
+        if isinstance(node, ast.Subscript | ast.Attribute):
+            return self._part(source, node, depth + 1)
+        if isinstance(node, ast.Call):
+            return self._called(source, node, depth + 1)
         return UNKNOWN
 
-    def _option(self, source: ScriptSource, node: ast.Attribute) -> Any:
-        """`args.width`, where args is what a parser gave."""
-        parsed = origin_of(source, node.value).node
-        called = source.dotted(parsed.func) if isinstance(parsed, ast.Call) else None
-        if called is None or called.rpartition(".")[2] not in ("parse_args", "parse_known_args"):
+    def _part(self, source: ScriptSource, node: ast.Subscript | ast.Attribute, depth: int) -> Any:
+        """`config["width"]`, `config.width`, and `args.width` of what a parser gave."""
+        is_entry = isinstance(node, ast.Subscript)
+        key = node.slice if isinstance(node, ast.Subscript) else ast.Constant(node.attr)
+        name = key.value if isinstance(key, ast.Constant) else None
+        if not isinstance(name, str) or _is_set_again(source, node.value, name):
             return UNKNOWN
-        return self._options.get(node.attr, UNKNOWN)
+        made = origin_of(source, node.value)
+        while isinstance(made.node, ast.Call) and (inner := returned(made)) is not None:
+            made = inner
+        call = made.node
+        if isinstance(call, ast.Dict) and is_entry:
+            values = {
+                key.value: value
+                for key, value in zip(call.keys, call.values, strict=True)
+                if isinstance(key, ast.Constant)
+            }
+            return self.of(made.source, values[name], depth) if name in values else UNKNOWN
+        if not isinstance(call, ast.Call):
+            return UNKNOWN
+        called = made.source.dotted(call.func) or ""
+        if called.rpartition(".")[2] in ("parse_args", "parse_known_args") and not is_entry:
+            return self._options.get(name, UNKNOWN)
+        found = _field_of(made.source, call, called, name)
+        return UNKNOWN if found is None else self.of(*found, depth)
+
+    def _called(self, source: ScriptSource, call: ast.Call, depth: int) -> Any:
+        """int("8"), and what a function of the script's own returns."""
+        kind = _TYPES.get(ast.unparse(call.func))
+        if kind is not None and len(call.args) == 1 and not call.keywords:
+            value = self.of(source, call.args[0], depth)
+            try:
+                return kind(value) if isinstance(value, int | float | str) else UNKNOWN
+            except (ValueError, OverflowError):
+                return UNKNOWN
+        inner = returned(origin_of(source, call))
+        return UNKNOWN if inner is None else self.of(inner.source, inner.node, depth)
+
+
+def _field_of(
+    source: ScriptSource, call: ast.Call, called: str, name: str
+) -> tuple[ScriptSource, ast.expr] | None:
+    """What a field of an object is, of the call that makes it: given there, or its class's default."""
+    for keyword in call.keywords:
+        if keyword.arg == name:
+            return source, keyword.value
+    found = source.definition_of(called)
+    if found is None or not isinstance(found[1], ast.ClassDef):
+        return None
+    own, owner = found
+    members = own.assignments.get((id(owner), f"self.{name}"), [])
+    if members:
+        return own, members[-1].value
+    at_top = {
+        ast.unparse(node.target if isinstance(node, ast.AnnAssign) else node.targets[0]): node.value
+        for node in owner.body
+        if isinstance(node, ast.AnnAssign | ast.Assign)
+    }
+    declared = [ast.unparse(node.target) for node in owner.body if isinstance(node, ast.AnnAssign)]
+    if name in declared[: len(call.args)]:
+        return source, call.args[declared.index(name)]
+    default = at_top.get(name)
+    return None if default is None else (own, default)
+
+
+def _is_set_again(source: ScriptSource, owner: ast.expr, name: str) -> bool:
+    """Whether the text gives an entry or a field of that name another value, or may do so."""
+    for node in ast.walk(source.tree):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        for target in targets:
+            if isinstance(target, ast.Attribute) and target.attr == name and own_attribute(target) is None:
+                return True
+            if isinstance(target, ast.Subscript) and ast.unparse(target.slice) == repr(name):
+                return True
+    words = ast.unparse(owner)
+    return any(
+        isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == words
+        for call in source.calls("update")
+    )
 
 
 def _options(source: ScriptSource, args: Sequence[str]) -> dict[str, Any]:

@@ -1,10 +1,9 @@
-"""Which calls of a script make its model, its data and its loss, found from what it trains with.
+"""Which calls of a script make its model and its data, found from what it trains with.
 
     model    what the optimizer is given the parameters of
     data     what the training loader is given
-    loss     what backward is called on
 
-Seed, clipping and the loader's order are literals beside them. Read tracing.py and naming.py first.
+Read tracing.py and naming.py first, losses.py and literals.py next.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ from typing import Any
 from rankdeck.adopt.arguments import UNKNOWN
 from rankdeck.adopt.naming import Finding, Namer
 from rankdeck.adopt.source import ScriptSource
-from rankdeck.adopt.tracing import Origin, origin_of
+from rankdeck.adopt.tracing import PARALLEL, Origin, origin_of, returned
 from rankdeck.config.checks import FILL_IN
 
-_SEEDS = ("manual_seed", "seed_everything", "set_seed")
 _HELD_OUT = ("val", "valid", "validation", "test", "eval", "heldout", "dev")
 
 
@@ -48,16 +46,25 @@ def argument(call: ast.Call, name: str, at: int | None = None) -> ast.expr | Non
     return call.args[at] if at is not None and at < len(call.args) else None
 
 
+def takes_more(call: ast.Call) -> bool:
+    """Whether `**options` may hold any argument."""
+    return any(keyword.arg is None for keyword in call.keywords)
+
+
 # The model.
 
 
-def find_model(script: Script, optimizer: str, model: str) -> Finding:
-    """What makes the model; `optimizer` and `model` are the classes' names as they were seen."""
-    owner = _owner_of_parameters(script, optimizer) or _given_to_trainer(script)
-    if owner is not None:
-        origin = origin_of(*owner)
-        if isinstance(origin.node, ast.Call):
-            return script.namer.named(origin, "build_model")
+def model_origin(script: Script, optimizer: str) -> Origin | None:
+    """The expression that makes the model; `optimizer` is its class's name as it was seen."""
+    owner = _owner_of_parameters(script, optimizer) or given_to_trainer(script, "model", 0)
+    return None if owner is None else _entered(origin_of(*owner))
+
+
+def find_model(script: Script, origin: Origin | None, model: str) -> Finding:
+    """What makes the model; `model` is its class's name as it was seen."""
+    if origin is not None and isinstance(origin.node, ast.Call):
+        wraps = _wraps(origin)
+        return wraps or script.namer.named(origin, "build_model")
     for source, call in script.calls(model):
         return script.namer.named(Origin(source, call), "build_model")
     return Finding(
@@ -66,6 +73,32 @@ def find_model(script: Script, optimizer: str, model: str) -> Finding:
             'Name a function that returns the model: "file.py:build_model".',
         ]
     )
+
+
+def _wraps(origin: Origin) -> Finding | None:
+    """Of a function that also wraps the model that it makes, which a strategy does here."""
+    call = origin.node
+    assert isinstance(call, ast.Call)
+    found = origin.source.definition_of(origin.source.dotted(call.func) or "")
+    if found is None or isinstance(found[1], ast.ClassDef):
+        return None
+    source, function = found
+    for node in ast.walk(function):
+        name = (source.dotted(node.func) or "").rpartition(".")[2] if isinstance(node, ast.Call) else ""
+        if name in PARALLEL:
+            return Finding(
+                notes=[
+                    f"{origin.place} makes it with {origin.text}, which wraps it too ({source.place(node)}).",
+                    "Here the strategy does that: name a function that returns the model alone.",
+                ]
+            )
+    return None
+
+
+def _entered(origin: Origin) -> Origin:
+    """Of an entry of what a function returns, where that is made."""
+    inner = returned(origin) if origin.index is not None else None
+    return origin if inner is None else inner
 
 
 def _owner_of_parameters(script: Script, optimizer: str) -> tuple[ScriptSource, ast.expr] | None:
@@ -80,11 +113,14 @@ def _owner_of_parameters(script: Script, optimizer: str) -> tuple[ScriptSource, 
     return None
 
 
-def _given_to_trainer(script: Script) -> tuple[ScriptSource, ast.expr] | None:
+def given_to_trainer(
+    script: Script, name: str, at: int | None = None
+) -> tuple[ScriptSource, ast.expr] | None:
+    """An argument of transformers' Trainer."""
     for source, call in script.calls("Trainer", "SFTTrainer"):
-        model = argument(call, "model", 0)
-        if model is not None:
-            return source, model
+        given = argument(call, name, at)
+        if given is not None:
+            return source, given
     return None
 
 
@@ -101,11 +137,16 @@ class DataFinding:
     batch: int | None = None
     workers: int | None = None
     is_found: bool = True
+    is_open: bool = False
+    """Whether it is given `**options`, which may hold any of these."""
 
 
 def find_data(script: Script, dataset: str | None) -> DataFinding:
     """What makes the training data; `dataset` is its class as it was seen."""
     loader = _training_loader(script)
+    of_trainer = given_to_trainer(script, "train_dataset")
+    if loader is None and of_trainer is not None:
+        return DataFinding(_data_set(script, origin_of(*of_trainer)), shuffles=True)
     if loader is None:
         seen = f", a {dataset.rpartition(':')[2]}," if dataset else ""
         notes = [
@@ -126,9 +167,12 @@ def find_data(script: Script, dataset: str | None) -> DataFinding:
     return DataFinding(
         use,
         _shuffles(script, source, call),
-        _flag(script.value(source, argument(call, "drop_last", 8)), default=False),
-        _whole(script.value(source, argument(call, "batch_size", 1))),
-        _whole(script.value(source, argument(call, "num_workers"))),
+        _flag(
+            script.value(source, argument(call, "drop_last", 8)), default=None if takes_more(call) else False
+        ),
+        whole(script.value(source, argument(call, "batch_size", 1))),
+        whole(script.value(source, argument(call, "num_workers"))),
+        is_open=takes_more(call),
     )
 
 
@@ -151,7 +195,7 @@ def _is_held_out(script: Script, source: ScriptSource, call: ast.Call) -> int:
 
 def _data_set(script: Script, origin: Origin) -> Finding:
     """The call that makes the data set, as far as it returns one, or a pair that begins with it."""
-    call = origin.node
+    call, entered = origin.node, _entered(origin)
     if isinstance(call, ast.Call):
         dotted = origin.source.dotted(call.func) or ""
         defined = origin.source.definition_of(dotted)
@@ -162,6 +206,8 @@ def _data_set(script: Script, origin: Origin) -> Finding:
             if is_pair and found.value != FILL_IN:
                 found.notes.append("The second entry of what it returns is taken for the held-out set.")
             return found
+        if entered is not origin:
+            return _data_set(script, entered)
     return script.namer.by_hand(origin, "training_data")
 
 
@@ -185,10 +231,14 @@ def _shuffles(script: Script, source: ScriptSource, call: ast.Call) -> bool | No
         kind = (made.source.dotted(made.node.func) or "").rpartition(".")[2]
         if kind == "DistributedSampler":
             return _flag(script.value(made.source, argument(made.node, "shuffle", 3)), default=True)
+        if made.node.keywords:  # drawn with replacement, or a part of it
+            return None
         return {"SequentialSampler": False, "RandomSampler": True}.get(kind)
     if argument(call, "batch_sampler", 4) is not None:
         return None
     shuffle = argument(call, "shuffle", 2)
+    if shuffle is None and takes_more(call):
+        return None
     return False if shuffle is None else _flag(script.value(source, shuffle), default=None)
 
 
@@ -196,39 +246,5 @@ def _flag(value: Any, default: bool | None) -> bool | None:
     return value if isinstance(value, bool) else default
 
 
-def _whole(value: Any) -> int | None:
+def whole(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-# Literals beside them.
-
-
-def find_seed(script: Script) -> Finding | None:
-    """The first seed of torch's that the text tells."""
-    for source, call in script.calls(*_SEEDS):
-        if (source.dotted(call.func) or "").startswith("()"):
-            continue  # of a generator of its own
-        value = _whole(script.value(source, argument(call, "seed", 0)))
-        if value is not None and value >= 0:
-            return Finding(value, notes=[f"{source.place(call)}."])
-    return None
-
-
-def find_clip_norm(script: Script) -> Finding | None:
-    """The largest norm that gradients are clipped to."""
-    for source, call in script.calls("clip_grad_norm_", "clip_grad_norm"):
-        node = argument(call, "max_norm", 1)
-        value = script.value(source, node)
-        if isinstance(value, int | float) and value > 0:
-            return Finding(float(value), notes=[f"{source.place(call)}."])
-        if node is not None:
-            return Finding(notes=[f"{source.place(call)} clips to {ast.unparse(node)}."])
-    return None
-
-
-def find_compile(script: Script) -> Finding | None:
-    """Where the script compiles its model."""
-    for source, call in script.calls("compile"):
-        if source.dotted(call.func) == "torch.compile":
-            return Finding(notes=[f"{source.place(call)} compiles: add compile = true for the same."])
-    return None

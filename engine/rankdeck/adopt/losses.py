@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from rankdeck.adopt.findings import Script
+from rankdeck.adopt.findings import Script, given_to_trainer, takes_more
 from rankdeck.adopt.naming import Finding
 from rankdeck.adopt.source import ScriptSource
 from rankdeck.adopt.tracing import FURTHEST, Origin, origin_of
@@ -18,21 +18,51 @@ _DEFAULTS: dict[str, Any] = {
     "label_smoothing": 0.0,
     "weight": None,
 }
+_SQUARES, _ABSOLUTES = "squares", "absolutes"
+_POWERS = {"square": _SQUARES, "abs": _ABSOLUTES, "absolute": _ABSOLUTES}
+_SUMS = ["It is a sum over the batch. Here it is divided by the targets of the batch, and so are gradients."]
 
 
-def find_loss(script: Script) -> tuple[Finding, bool]:
+def find_loss(script: Script, accumulate: int) -> tuple[Finding, bool]:
     """(the loss, whether it is divided before backward, as one that accumulates should be)."""
     for source, node in _went_backward(script):
         origin = origin_of(source, node)
-        is_divided = False
+        is_divided = _divides_itself(script)
+        factors = []
         for _ in range(FURTHEST):
             inner = _inside(origin.node)
             if inner is None:
                 break
-            is_divided |= isinstance(origin.node, ast.BinOp) and isinstance(origin.node.op, ast.Div)
+            if isinstance(origin.node, ast.BinOp):
+                is_division = isinstance(origin.node.op, ast.Div)
+                is_divided |= is_division
+                if not (is_division and accumulate > 1):
+                    factors.append(f"{origin.place} scales it, which is not taken over: {origin.text}")
             origin = origin_of(origin.source, inner)
-        return _named(script, origin), is_divided
-    return _only_one(script) or Finding(notes=_by_hand("loss_of")), True
+        found = _named(script, origin)
+        found.notes += factors
+        return found, is_divided
+    return _of_trainer(script) or _only_one(script) or Finding(notes=_by_hand()), True
+
+
+def _of_trainer(script: Script) -> Finding | None:
+    """transformers' Trainer takes the loss that the model returns, unless a class overrides it."""
+    if given_to_trainer(script, "train_dataset") is None or any(
+        isinstance(node, ast.FunctionDef) and node.name == "compute_loss"
+        for source in script.sources
+        for node in ast.walk(source.tree)
+    ):
+        return None
+    return Finding("model", notes=["The model's own, which a Trainer takes."])
+
+
+def _divides_itself(script: Script) -> bool:
+    """Accelerate's backward divides by the steps that its Accelerator was made for."""
+    return any(
+        keyword.arg == "gradient_accumulation_steps"
+        for _, call in script.calls("Accelerator")
+        for keyword in call.keywords
+    )
 
 
 def _went_backward(script: Script) -> list[tuple[ScriptSource, ast.expr]]:
@@ -49,24 +79,38 @@ def _went_backward(script: Script) -> list[tuple[ScriptSource, ast.expr]]:
 def _inside(node: ast.expr) -> ast.expr | None:
     """A loss without what divides, scales or averages it."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div | ast.Mult):
-        return node.left
+        return node.right if isinstance(node.left, ast.Constant) else node.left
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         if node.func.attr == "scale" and node.args:
             return node.args[0]
-        if node.func.attr == "mean" and not node.args:
+        if node.func.attr == "mean" and not node.args and _elements(node.func.value) is None:
             return node.func.value
     return None
+
+
+def _elements(node: ast.expr) -> str | None:
+    """Whether it is the squares or the absolute values of a difference: (a - b) ** 2, torch.abs(a - b)."""
+    exponent: ast.expr | None = None
+    kind: str | None = None
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+        base, exponent = node.left, node.right
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        is_torch = ast.unparse(node.func.value) == "torch"
+        operands = [*([] if is_torch else [node.func.value]), *node.args]
+        base, exponent = operands[0] if operands else node, operands[1] if len(operands) > 1 else None
+        kind = _POWERS.get(node.func.attr)
+        exponent = exponent if node.func.attr == "pow" else None
+    else:
+        return None
+    if isinstance(exponent, ast.Constant) and exponent.value == 2:
+        kind = _SQUARES
+    return kind if isinstance(base, ast.BinOp) and isinstance(base.op, ast.Sub) else None
 
 
 def _named(script: Script, origin: Origin) -> Finding:
     """The catalogue's name of a loss; else how to write it as a configuration needs it."""
     node, source = origin.node, origin.source
-    is_field = (isinstance(node, ast.Attribute) and node.attr == "loss") or (
-        isinstance(node, ast.Subscript)
-        and isinstance(node.slice, ast.Constant)
-        and node.slice.value == "loss"
-    )
-    if is_field:
+    if _is_field(node):
         return Finding("model", notes=[f"The model's own ({origin.place})."])
     if isinstance(node, ast.Call) and origin.index is not None:
         return Finding(
@@ -75,19 +119,53 @@ def _named(script: Script, origin: Origin) -> Finding:
                 'Write "model" where the model returns an object or a dict with its `loss`.',
             ]
         )
-    if isinstance(node, ast.Call):
-        name = (source.dotted(node.func) or "").rpartition(".")[2]
-        if name in _FUNCTIONS:
-            return _with_options(script, origin, node, _FUNCTIONS[name])
-        made = origin_of(source, node.func).node
-        if isinstance(made, ast.Call):
-            name = (source.dotted(made.func) or "").rpartition(".")[2]
-            if name in _CLASSES:
-                return _with_options(script, Origin(source, made), made, _CLASSES[name])
-        return Finding(
-            notes=[f"{origin.place} computes it with: {origin.text}", *_by_hand(name or "loss_of")]
-        )
-    return Finding(notes=[f"Backward begins at {origin.text} ({origin.place}).", *_by_hand("loss_of")])
+    if not isinstance(node, ast.Call):
+        return Finding(notes=[f"Backward begins at {origin.text} ({origin.place}).", *_by_hand(origin.text)])
+    reduced = _reduced(origin, node)
+    if reduced is not None:
+        return reduced
+    name = (source.dotted(node.func) or "").rpartition(".")[2]
+    if name in _FUNCTIONS:
+        return _with_options(script, origin, node, _FUNCTIONS[name])
+    made = origin_of(source, node.func)
+    if isinstance(made.node, ast.Call):
+        name = (made.source.dotted(made.node.func) or "").rpartition(".")[2]
+        if name in _CLASSES:
+            return _with_options(script, made, made.node, _CLASSES[name])
+    computed = f"{origin.place} computes it with: {origin.text}"
+    return Finding(notes=[computed, *_by_hand(origin.text, _on_a_batch(origin, node))])
+
+
+def _is_field(node: ast.expr) -> bool:
+    """`output.loss` or `output["loss"]`, of what a model gives."""
+    if isinstance(node, ast.Attribute):
+        return node.attr == "loss" and ast.unparse(node.value) != "self"
+    return (
+        isinstance(node, ast.Subscript)
+        and isinstance(node.slice, ast.Constant)
+        and node.slice.value == "loss"
+    )
+
+
+def _reduced(origin: Origin, call: ast.Call) -> Finding | None:
+    """The mean or the sum of the squares or absolute values of a difference."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr not in ("mean", "sum") or call.keywords:
+        return None
+    is_torch = ast.unparse(call.func.value) == "torch"
+    if len(call.args) != is_torch:
+        return None
+    inner = origin_of(origin.source, call.args[0] if is_torch else call.func.value).node
+    elements, is_sum = _elements(inner), call.func.attr == "sum"
+    computed = f"{origin.place} computes it with: {origin.text}"
+    if elements is None:
+        return Finding(notes=[computed, *(_SUMS if is_sum else []), *_by_hand(origin.text)])
+    if elements == _SQUARES and not is_sum:
+        return Finding("mse", notes=[f"{origin.place}: {origin.text}"])
+    words = {_SQUARES: "((outputs - targets) ** 2)", _ABSOLUTES: "(outputs - targets).abs()"}[elements]
+    if is_sum:
+        return Finding(notes=[computed, *_SUMS, *_by_hand(origin.text, f"{words}.sum(), len(targets)")])
+    named = "That is the mean absolute error (L1), which the catalogue has not."
+    return Finding(notes=[computed, named, *_by_hand(origin.text, f"{words}.sum(), targets.numel()")])
 
 
 def _with_options(script: Script, origin: Origin, call: ast.Call, use: str) -> Finding:
@@ -98,8 +176,30 @@ def _with_options(script: Script, origin: Origin, call: ast.Call, use: str) -> F
     ]
     if changed:
         words = f"{origin.place} computes {use} with {', '.join(changed)}, which the catalogue's has not."
-        return Finding(notes=[words, *_by_hand("loss_of")])
+        sums = _SUMS if any(one.endswith("'sum'") for one in changed) else []
+        return Finding(notes=[words, *sums, *_by_hand(origin.text, _on_a_batch(origin, call))])
     return Finding(use, notes=[f"{origin.place}."])
+
+
+def _on_a_batch(origin: Origin, call: ast.Call) -> str | None:
+    """What a loss function returns, of a call of a function of two, or of one that makes such a function;
+    None where it is no such call."""
+    if takes_more(call) or any(isinstance(given, ast.Starred) for given in call.args):
+        return None
+    made = origin_of(origin.source, call.func)
+    maker = made.node if isinstance(made.node, ast.Call) else call
+    name = (made.source if maker is not call else origin.source).dotted(maker.func) or ""
+    options = [ast.unparse(keyword) for keyword in maker.keywords]
+    is_class = name.rpartition(".")[2][:1].isupper()
+    if not name or name.startswith(("()", "self.")) or (not is_class and len(call.args) != 2):
+        return None
+    given = [*map(ast.unparse, maker.args), *options] if is_class else ["outputs", "targets", *options]
+    called = f"{name}({', '.join(given)})" + ("(outputs, targets)" if is_class else "")
+    return (
+        f"{called}, len(targets)"
+        if "reduction='sum'" in options
+        else f"{called} * len(targets), len(targets)"
+    )
 
 
 def _only_one(script: Script) -> Finding | None:
@@ -113,10 +213,17 @@ def _only_one(script: Script) -> Finding | None:
     return _with_options(script, Origin(source, call), call, names.pop())
 
 
-def _by_hand(name: str) -> list[str]:
+def _by_hand(code: str = "the script's loss", returns: str | None = None) -> list[str]:
+    """The function to write. `returns` is what it returns, where the text tells that much."""
+    body = [f"        return {returns}"]
+    if returns is None:
+        body = [
+            f"        mean = ...  # in place of {code}",
+            "        return mean * len(targets), len(targets)",
+        ]
     return [
         'Write "model" where the model returns its own loss, or a function "file.py:loss" that returns the',
         "sum over the targets of a batch, and how many there were:",
         "    def loss(outputs, targets):",
-        f"        return {name}(outputs, targets) * len(targets), len(targets)",
+        *body,
     ]

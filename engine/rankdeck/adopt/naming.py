@@ -15,7 +15,7 @@ from typing import Any
 
 from rankdeck.adopt.arguments import UNKNOWN, ScriptValues
 from rankdeck.adopt.source import Definition, ScriptSource
-from rankdeck.adopt.tracing import Origin, parameters_of
+from rankdeck.adopt.tracing import Origin, origin_of, parameters_of
 from rankdeck.config.checks import FILL_IN
 
 
@@ -52,12 +52,14 @@ class Namer:
         if args is None:
             return self.by_hand(origin, wrapper)
         place = source.place(definition)
-        return Finding(f"{self.file(source.path)}:{definition.name}", args, [f"{place}.", *unknown])
+        return Finding(f"{self.file(source)}:{definition.name}", args, [f"{place}.", *unknown])
 
-    def file(self, path: Path) -> str:
-        """A file as a configuration in `folder` writes it."""
-        relative = Path(os.path.relpath(path, self.folder))
-        return str(path if relative.parts[:2] == ("..", "..") else relative)
+    def file(self, source: ScriptSource) -> str:
+        """A file as a configuration in `folder` writes it; a module where only that can be imported."""
+        relative = Path(os.path.relpath(source.path, self.folder))
+        if source.is_in_package and relative.parts[0] != "..":
+            return ".".join(relative.with_suffix("").parts)
+        return str(source.path if relative.parts[:2] == ("..", "..") else relative)
 
     def by_hand(self, origin: Origin, wrapper: str) -> Finding:
         """A function that a person writes, with the script's own expression in it."""
@@ -81,7 +83,7 @@ class Namer:
                 f"{origin.place} makes it with: {origin.text}",
                 f"{source.path.name} trains when it is imported ({source.place(trains)}), so that nothing in",
                 f"it can be named. Put its training below `{guard}`,",
-                f'or move {name} to a file of its own, and write "{self.file(source.path)}:{name}".',
+                f'or move {name} to a file of its own, and write "that_file.py:{name}".',
             ]
         )
 
@@ -124,6 +126,8 @@ class Namer:
                 unknown.append(f"{name} is None there, which a configuration cannot say: it is left out.")
             elif is_plain(value):
                 args[name] = value
+            elif _is_object(origin.source, node):
+                return None, []
             else:
                 args[name] = FILL_IN
                 unknown.append(f"{name} is {ast.unparse(node)} there ({origin.place}).")
@@ -137,6 +141,15 @@ def is_plain(value: Any) -> bool:
     if isinstance(value, dict):
         return all(isinstance(key, str) for key in value) and all(map(is_plain, value.values()))
     return value is not UNKNOWN and isinstance(value, bool | int | float | str) and value != FILL_IN
+
+
+def _is_object(source: ScriptSource, node: ast.expr) -> bool:
+    """Whether it is made by a class of the script's own, which no configuration can say."""
+    made = origin_of(source, node)
+    found = None
+    if isinstance(made.node, ast.Call):
+        found = made.source.definition_of(made.source.dotted(made.node.func) or "")
+    return found is not None and isinstance(found[1], ast.ClassDef)
 
 
 def _imported(source: ScriptSource) -> list[str]:

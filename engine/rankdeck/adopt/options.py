@@ -43,7 +43,12 @@ _NO_OPTIONS = {
     "fused",
     "capturable",
     "differentiable",
-    "decoupled_weight_decay",
+    # What schedulers keep there.
+    "max_lr",
+    "min_lr",
+    "max_momentum",
+    "base_momentum",
+    "swa_lr",
 }
 _NEUTRAL = (None, False, 0, 0.0)
 _CLOSE = 0.02
@@ -118,11 +123,15 @@ def optimizer(seen: SeenScript, own_class: str | None) -> Finding:
     largest_first = sorted(lead.parameter_groups, key=lambda group: -(group.get("num_parameters") or 0))
     groups = [_options_of(group) for group in largest_first] or [{}]
     options = dict(groups[0])
+    if name == "AdamW":  # whose groups say what it always is
+        options.pop("decoupled_weight_decay", None)
     rate = _first_rate(seen)
     if rate is not None:
         options["lr"] = rate
     card = OPTIMIZERS.get(name.lower()) if module.partition(".")[0] == "torch" else None
     notes = [f"{name}, as it stepped."]
+    if largest_first and "max_momentum" in largest_first[0]:
+        notes.append("Its scheduler moves the momentum (betas) too; here it stays as it was seen.")
     others = [key for key in groups[0] if any(group.get(key) != groups[0][key] for group in groups[1:])]
     if others:
         notes.append(
@@ -161,7 +170,8 @@ def _not_default(card: CatalogCard, options: Mapping[str, Any]) -> dict[str, Any
 def _first_rate(seen: SeenScript) -> float | None:
     """The rate that schedules start from."""
     groups = seen.lead.parameter_groups
-    initial = groups[0].get("initial_lr") if groups else None
+    # OneCycleLR, of which a schedule here is a share, keeps its peak beside its start.
+    initial = groups[0].get("max_lr", groups[0].get("initial_lr")) if groups else None
     if isinstance(initial, int | float):
         return float(initial)
     known = seen.rates.get(seen.lead.rank)

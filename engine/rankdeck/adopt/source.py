@@ -49,14 +49,16 @@ class ScriptSource:
     text: str
     tree: ast.Module
     folder: Path
+    importer: ScriptSource | None = None
+    """The file that imports this one, whose calls pass arguments to its functions."""
     _beside: dict[str, ScriptSource | None] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, path: Path, folder: Path) -> ScriptSource | None:
+    def read(cls, path: Path, folder: Path, importer: ScriptSource | None = None) -> ScriptSource | None:
         """The file; None where it cannot be read or is no Python."""
         try:
             text = files.read_text(path)
-            return cls(path, text, ast.parse(text), folder)
+            return cls(path, text, ast.parse(text), folder, importer)
         except (OSError, ValueError, SyntaxError, RecursionError):
             return None
 
@@ -82,15 +84,27 @@ class ScriptSource:
                 for alias in node.names:
                     name = alias.asname or alias.name.partition(".")[0]
                     found[name] = alias.name if alias.asname else name
-            elif isinstance(node, ast.ImportFrom) and node.module and node.names[0].name == "*":
-                other = self.beside(node.module)
-                for name in other.definitions if other is not None else ():
-                    found.setdefault(name, f"{node.module}.{name}")
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                found.update(
-                    {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-                )
+            elif isinstance(node, ast.ImportFrom) and (module := self._imported_from(node)):
+                if node.names[0].name == "*":
+                    other = self.beside(module)
+                    for name in other.definitions if other is not None else ():
+                        found.setdefault(name, f"{module}.{name}")
+                    continue
+                found.update({alias.asname or alias.name: f"{module}.{alias.name}" for alias in node.names})
         return found
+
+    def _imported_from(self, node: ast.ImportFrom) -> str:
+        """The module of `from module import name`, from the folder on where it is relative; else ""."""
+        if not node.level:
+            return node.module or ""
+        inside = self.path.is_relative_to(self.folder)
+        package = self.path.parent.relative_to(self.folder).parts if inside else ()
+        return ".".join([*package[: len(package) - node.level + 1], *filter(None, [node.module])])
+
+    @property
+    def is_in_package(self) -> bool:
+        """Whether it can be imported as a part of its package only."""
+        return any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(self.tree))
 
     @cached_property
     def _scopes(self) -> dict[int, Scope]:
@@ -108,6 +122,16 @@ class ScriptSource:
     def scope_of(self, node: ast.AST) -> Scope:
         return self._scopes.get(id(node), self.tree)
 
+    @cached_property
+    def _classes(self) -> dict[int, ast.ClassDef]:
+        """The class of each method, by identity."""
+        classes = [node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef)]
+        return {id(method): owner for owner in classes for method in owner.body}
+
+    def class_of(self, function: Scope) -> ast.ClassDef | None:
+        """The class that a method is of."""
+        return self._classes.get(id(function))
+
     def calls(self, *ends: str) -> Iterator[ast.Call]:
         """Calls of functions whose dotted name ends with one of the words, in the order of the text."""
         for end, call in self._calls:
@@ -122,7 +146,7 @@ class ScriptSource:
 
     @cached_property
     def assignments(self) -> dict[tuple[int, str], list[Assignment]]:
-        """By function (its identity) and name, in the order of the text."""
+        """By function (its identity) and name, in the order of the text; by class and "self.name" too."""
         found: dict[tuple[int, str], list[Assignment]] = {}
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Assign):
@@ -131,7 +155,7 @@ class ScriptSource:
                 targets, value = [node.target], node.value
             else:
                 continue
-            scope = id(self.scope_of(node))
+            scope = self.scope_of(node)
             for target in targets:
                 parts = (
                     list(enumerate(target.elts))
@@ -139,9 +163,11 @@ class ScriptSource:
                     else [(None, target)]
                 )
                 for entry, part in parts:
+                    one = Assignment(end_of(node), value, entry)
                     if isinstance(part, ast.Name):
-                        one = Assignment(end_of(node), value, entry)
-                        found.setdefault((scope, part.id), []).append(one)
+                        found.setdefault((id(scope), part.id), []).append(one)
+                    elif (name := own_attribute(part)) and (owner := self.class_of(scope)) is not None:
+                        found.setdefault((id(owner), name), []).append(one)
         for several in found.values():
             several.sort(key=lambda one: one.end)
         return found
@@ -163,7 +189,7 @@ class ScriptSource:
             stem = self.folder.joinpath(*module.split("."))
             candidates = (stem.with_suffix(".py"), stem / "__init__.py")
             file = next((path for path in candidates if files.is_regular(path)), None)
-            self._beside[module] = ScriptSource.read(file, self.folder) if file is not None else None
+            self._beside[module] = ScriptSource.read(file, self.folder, self) if file is not None else None
         return self._beside[module]
 
     def definition_of(self, dotted: str) -> tuple[ScriptSource, Definition] | None:
@@ -218,6 +244,12 @@ class ScriptSource:
 
 def end_of(node: ast.expr | ast.stmt) -> tuple[int, int]:
     return (node.end_lineno or node.lineno, node.end_col_offset or node.col_offset)
+
+
+def own_attribute(node: ast.AST) -> str | None:
+    """ "self.name" where a node is that; None for anything else."""
+    is_own = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+    return ast.unparse(node) if is_own else None
 
 
 def _is_main_guard(statement: ast.If) -> bool:

@@ -2,8 +2,9 @@
 
     optimizer = AdamW(model.parameters())  ->  model = DDP(model)  ->  model = build(width=64).to(device)
 
-A name leads to the last assignment above it in its function, a parameter to what the first caller passes,
-anything else to the top of the file. What only moves or wraps a thing (`.to`, DDP, accelerator.prepare) is
+A name leads to the last assignment above it in its function, a parameter to what the first caller passes, in
+the same file or in the one that imports it, `self.name` to what a method of its class gives it, anything else
+to the top of the file. What only moves or wraps a thing (`.to`, DDP, accelerator.prepare) is
 looked through. Where the text says two things, the last one above is taken: a configuration names what it
 took, so that a person can see it. Read findings.py next.
 """
@@ -13,20 +14,23 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from rankdeck.adopt.source import Assignment, Function, Scope, ScriptSource
+from rankdeck.adopt.source import Assignment, Function, Scope, ScriptSource, own_attribute
 
 FURTHEST = 30
 """How many steps back a value is followed."""
 _MOVES = {"to", "cuda", "cpu", "train", "eval", "float", "double", "half", "bfloat16", "requires_grad_"}
-_WRAPS = {
+PARALLEL = {
     "DistributedDataParallel",
     "DDP",
     "DataParallel",
     "FullyShardedDataParallel",
     "FSDP",
+    "fully_shard",
+}
+"""What a strategy does here."""
+_WRAPS = PARALLEL | {
     "compile",
     "convert_sync_batchnorm",
-    "fully_shard",
     "prepare",
     "prepare_model",
     "prepare_data_loader",
@@ -60,9 +64,9 @@ class Origin:
         return self.code if len(self.code) <= 90 else self.code[:87] + "..."
 
 
-def origin_of(source: ScriptSource, node: ast.expr) -> Origin:
-    """Where a value comes from: the furthest expression that the text leads to."""
-    here = Origin(source, node)
+def origin_of(source: ScriptSource, node: ast.expr, index: int | None = None) -> Origin:
+    """Where a value, or an entry of it, comes from: the furthest expression that the text leads to."""
+    here = Origin(source, node, index)
     for _ in range(FURTHEST):
         further = _looked_through(here) or _followed(here)
         if further is None:
@@ -95,9 +99,11 @@ def _looked_through(here: Origin) -> Origin | None:
 def _followed(here: Origin) -> Origin | None:
     """What a name was last given."""
     node, source = here.node, here.source
+    scope = source.scope_of(node)
+    if own_attribute(node) is not None:
+        return _own(here, scope)
     if not isinstance(node, ast.Name):
         return None
-    scope = source.scope_of(node)
     above = [
         binding
         for binding in _bindings(source, scope, node.id)
@@ -108,7 +114,7 @@ def _followed(here: Origin) -> Origin | None:
     if not isinstance(scope, ast.Module):
         passed = _passed(source, scope, node.id)
         if passed is not None:
-            return Origin(source, passed, here.index)
+            return Origin(*passed, here.index)
         at_top = _bindings(source, source.tree, node.id)
         if at_top:
             return _bound(here, at_top[-1])
@@ -119,26 +125,68 @@ def _bound(here: Origin, binding: Assignment) -> Origin:
     return Origin(here.source, binding.value, here.index if binding.entry is None else binding.entry)
 
 
-def _bindings(source: ScriptSource, scope: Scope, name: str) -> list[Assignment]:
-    """The assignments to a name in a function, in the order of the text."""
+def _bindings(source: ScriptSource, scope: Scope | ast.ClassDef, name: str) -> list[Assignment]:
+    """The assignments to a name in a function or class, in the order of the text."""
     return source.assignments.get((id(scope), name), [])
 
 
-def _passed(source: ScriptSource, function: Scope, name: str) -> ast.expr | None:
+def _own(here: Origin, scope: Scope) -> Origin | None:
+    """What `self.name` was given: above in its method, else in __init__, else in any method."""
+    owner = here.source.class_of(scope)
+    known = [] if owner is None else _bindings(here.source, owner, ast.unparse(here.node))
+    methods = [(here.source.scope_of(one.value), one) for one in known]
+    above = [
+        one
+        for method, one in methods
+        if method is scope and one.end <= (here.node.lineno, here.node.col_offset)
+    ]
+    made = [
+        one for method, one in methods if getattr(method, "name", "") == "__init__" and method is not scope
+    ]
+    others = [one for method, one in methods if method is not scope]
+    found = above or made or others
+    return _bound(here, found[-1]) if found else None
+
+
+def _passed(source: ScriptSource, function: Scope, name: str) -> tuple[ScriptSource, ast.expr] | None:
     """What the first caller gives a parameter, else the parameter's default."""
     if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
         return None
     parameters = parameters_of(function)
     if name not in parameters:
         return None
-    at = list(parameters).index(name)
-    for call in source.calls(function.name):
-        for keyword in call.keywords:
-            if keyword.arg == name:
-                return keyword.value
-        if at < len(call.args) and not any(isinstance(given, ast.Starred) for given in call.args[: at + 1]):
-            return call.args[at]
-    return parameters[name]
+    owner = source.class_of(function)
+    called = owner.name if owner is not None and function.name == "__init__" else function.name
+    at = list(parameters).index(name) - (owner is not None and next(iter(parameters)) == "self")
+    caller: ScriptSource | None = source
+    while caller is not None:
+        for call in caller.calls(called):
+            for keyword in call.keywords:
+                if keyword.arg == name:
+                    return caller, keyword.value
+            given = call.args[: at + 1]
+            if 0 <= at < len(given) and not any(isinstance(one, ast.Starred) for one in given):
+                return caller, given[at]
+        caller = caller.importer
+    default = parameters[name]
+    return None if default is None else (source, default)
+
+
+def returned(origin: Origin) -> Origin | None:
+    """What the script's own function returns, or the entry of it that is taken, where it has one `return`."""
+    call = origin.node
+    found = (
+        origin.source.definition_of(origin.source.dotted(call.func) or "")
+        if isinstance(call, ast.Call)
+        else None
+    )
+    if found is None or isinstance(found[1], ast.ClassDef):
+        return None
+    source, function = found
+    values = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)]
+    if len(values) != 1 or values[0] is None:
+        return None
+    return origin_of(source, values[0], origin.index)
 
 
 def parameters_of(function: Function) -> dict[str, ast.expr | None]:

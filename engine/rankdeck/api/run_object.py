@@ -227,7 +227,8 @@ class Run:
     def __repr__(self) -> str:
         fold = self._figures.refresh().fold
         newest = fold.newest("loss")
-        loss = "" if newest is None else f", loss {newest[1]:.4f}"
+        at = "" if newest is None or newest[0] == fold.step else f" at step {newest[0]}"
+        loss = "" if newest is None else f", loss {newest[1]:.4f}{at}"
         return f"<Run {self.name}: {self.outcome}, {fold.step or 0} steps{loss}>"
 
     def _repr_html_(self) -> str:

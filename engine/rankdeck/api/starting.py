@@ -1,24 +1,33 @@
 """Starting runs from Python: what `rankdeck train` and `rankdeck run` do, and a Run instead of an exit code.
 
-Whatever a command would refuse is raised as a RankdeckError with the same words.
+Whatever a command would refuse is raised as a RankdeckError; arguments.py says it in a caller's words.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import tomlkit
 
 from rankdeck import rundir
-from rankdeck.adopt.writing import in_one_line
+from rankdeck.api.arguments import (
+    as_tables,
+    check_numbers,
+    check_texts,
+    environment,
+    override_words,
+    script_words,
+    told_in_python,
+    wrong,
+)
 from rankdeck.api.run_object import Run
-from rankdeck.base.errors import RankdeckError
+from rankdeck.base.errors import ConfigError
 from rankdeck.cli import console
 from rankdeck.cli.options import load_config
 from rankdeck.cli.run_options import RunOptions, script_config
@@ -42,14 +51,15 @@ def train(
     """Train as a configuration says: a TOML file, a preset's name, nested tables, or a RunConfig.
 
     `overrides` changes options, as in {"train.steps": 50}. With `wait` this returns once the run has ended,
-    whatever its outcome (`run.check()` raises for one that failed), shows its `progress`, and Ctrl-C stops
-    it. Without, it returns at once, and the run goes on by itself, even when this process ends.
+    whatever its outcome (`run.check()` raises for one that failed), and shows its `progress`; Ctrl-C stops
+    it and is raised. Without, it returns at once, and the run goes on by itself, even when this process ends.
 
     Raises:
         RankdeckError: what was asked for cannot be run.
     """
-    with _told_whole():
-        chosen = _config(config, strategy, devices, name, _as_words(overrides))
+    with told_in_python():
+        check_texts(devices=devices, strategy=strategy, name=name, runs=runs)
+        chosen = _config(config, strategy, devices, name, override_words(overrides))
         started = start.start(
             chosen,
             runs=_folder(runs),
@@ -64,10 +74,11 @@ def run(
     script: str | Path,
     *args: object,
     devices: str | None = None,
-    ranks: int | None = None,
+    ranks: int | str | None = None,
     python: str | Path | None = None,
-    env: Mapping[str, str] | None = None,
+    env: Mapping[str, object] | None = None,
     observe: str | None = None,
+    plain: bool = False,
     module: bool = False,
     max_restarts: int | None = None,
     name: str | None = None,
@@ -77,25 +88,29 @@ def run(
 ) -> Run:
     """Run a training script as it is, with its own arguments. Its output goes to the run's logs.
 
-    `ranks` processes, as torchrun's --nproc-per-node; `devices` as "gpu:0,2" or "cpu:2". `python` is the
-    interpreter, or its environment's folder; else it is found as `rankdeck run` finds it. `env` are variables
-    for the script. `observe` is none, light or full. `wait` and `progress` as for `train`.
+    `ranks` processes (a number, or gpu, cpu or auto), as torchrun starts them; `devices` as "gpu:0,2" or
+    "cpu:2". `python` is the interpreter, or its environment's folder; else it is found as by `rankdeck run`.
+    `env` are the script's variables; `observe` is none, light or full; `plain` starts one process as python
+    does, without torchrun's variables; `wait` and `progress` as for `train`.
 
     Raises:
         RankdeckError: what was asked for cannot be run.
     """
-    options = RunOptions(
-        words=[str(script), *map(str, args)],
-        module=module,
-        nproc_per_node=None if ranks is None else str(ranks),
-        devices=devices,
-        python=None if python is None else str(python),
-        observe=observe,
-        environment=[f"{key}={value}" for key, value in (env or {}).items()],
-        name=name,
-        max_restarts=max_restarts,
-    )
-    with _told_whole():
+    with told_in_python():
+        check_texts(devices=devices, python=python, name=name, runs=runs)
+        check_numbers(ranks, max_restarts, observe)
+        options = RunOptions(
+            words=script_words(script, args),
+            module=module,
+            nproc_per_node=None if ranks is None else str(ranks),
+            devices=devices,
+            python=None if python is None else str(python),
+            observe=observe,
+            plain=plain,
+            environment=environment(env),
+            name=name,
+            max_restarts=max_restarts,
+        )
         config, chosen = script_config(options, folder=Path.cwd(), environ=os.environ)
         for note in chosen.notes:
             console.err().print(note, soft_wrap=True)
@@ -115,20 +130,9 @@ def open_run(path_or_name: str | Path, *, runs: str | Path | None = None) -> Run
     Raises:
         RunNotFoundError: none, or several, are called so.
     """
-    with _told_whole():
+    with told_in_python():
+        check_texts(path_or_name=path_or_name, runs=runs)
         return Run(rundir.find_run(str(path_or_name), _folder(runs)).path)
-
-
-@contextlib.contextmanager
-def _told_whole() -> Iterator[None]:
-    """An error's other problems and its advice stand below it in a traceback."""
-    try:
-        yield
-    except RankdeckError as error:
-        for problem in error.problems:
-            words = [problem.headline(error.file), problem.advice]
-            error.add_note("\n".join(word for word in words if word and word != str(error)))
-        raise
 
 
 def _left_or_waited_for(started: rundir.RunDir, *, wait: bool, progress: bool) -> Run:
@@ -155,29 +159,20 @@ def _config(
     if isinstance(config, str | Path):
         return load_config(str(config), strategy=strategy, devices=devices, name=name, overrides=overrides)
     tables = config.to_dict() if isinstance(config, RunConfig) else config
-    return from_text(
-        tomlkit.dumps(_plain(tables)),
-        folder=Path.cwd(),
-        strategy=strategy,
-        devices=devices,
-        name=name,
-        overrides=overrides,
-    )
-
-
-def _as_words(overrides: Mapping[str, Any] | Iterable[str] | None) -> list[str]:
-    """Each as a command line has it: train.steps=50."""
-    if isinstance(overrides, Mapping):
-        return [f"{key}={in_one_line(_plain(value))}" for key, value in overrides.items()]
-    return list(overrides or ())
-
-
-def _plain(value: Any) -> Any:
-    """What TOML can say: without what is None, paths as text, numpy's numbers as Python's."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items() if inner is not None}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    if isinstance(value, Path):
-        return str(value)
-    return value.item() if hasattr(value, "item") and not isinstance(value, str) else value
+    if not isinstance(tables, Mapping) or not tables:
+        what = "nothing that trains" if isinstance(tables, Mapping) else "no configuration"
+        advice = 'Name a TOML file or a preset, or say what trains, as in {"model": {"use": "mlp"}}.'
+        raise wrong("config", tables, what, advice)
+    try:
+        return from_text(
+            tomlkit.dumps(as_tables(tables)),
+            folder=Path.cwd(),
+            strategy=strategy,
+            devices=devices,
+            name=name,
+            overrides=overrides,
+        )
+    except ConfigError as error:
+        # The caller has no lines.
+        error.problems = [msgspec.structs.replace(problem, line=None) for problem in error.problems]
+        raise

@@ -25,11 +25,15 @@ _SLOT_BYTES = _PLACES * _BEAT.size
 
 
 class Beat(NamedTuple):
-    """A rank was in `phase` of `step` at `at_s` (CLOCK_MONOTONIC, the same for every process)."""
+    """A rank was in `phase` of `step` at `at_s` (CLOCK_MONOTONIC, the same for every process).
+
+    A person's own script beats with the last step that has ended: `is_after` then.
+    """
 
     step: int
     phase: str
     at_s: float
+    is_after: bool = False
 
 
 def die_with_parent(parent: int | None = None) -> None:

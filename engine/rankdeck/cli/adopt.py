@@ -37,6 +37,8 @@ def adopt(
             advice="Name another file with -o, or replace it with --force.",
         )
     write_whole(file, lambda target: target.write_text(adopted.text, encoding="utf-8"))
+    if run.outcome() == "running":
+        console.err().print(f"{run.name} is running: this is what it has done so far.", style="yellow")
     if as_json:
         keys = ("code", "path", "line", "message", "advice")
         problems = [{key: getattr(problem, key) for key in keys} for problem in adopted.problems]

@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 the run failed, 2 bad input, 3 the machine lacks something
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import sys
@@ -136,6 +137,12 @@ def _usage_problem(error: Exception) -> Problem | None:
     format_message = getattr(error, "format_message", None)
     if format_message is None:
         return None
+    unknown = str(getattr(error, "option_name", ""))
+    if (possible := getattr(error, "possibilities", None)) is not None:
+        # Every option begins with the same dashes: that alone makes none alike.
+        names = {name.strip("-"): name for name in possible}
+        close = difflib.get_close_matches(unknown.strip("-"), names)
+        error.possibilities = [names[name] for name in close]  # type: ignore[attr-defined]
     message, _, hint = re.sub(
         r" \(Possible options: (.*)\)",
         r" Did you mean \1?",

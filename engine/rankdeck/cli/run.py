@@ -36,7 +36,7 @@ class Observe(enum.StrEnum):
 _TORCHRUN = "As torchrun's"
 Words = Annotated[
     list[str] | None,
-    typer.Argument(metavar="SCRIPT [ARGS]", help="The script, and what is its own.", show_default=False),
+    typer.Argument(metavar="SCRIPT [ARGS]", hidden=True),
 ]
 NprocPerNode = Annotated[
     str | None,
@@ -86,6 +86,10 @@ HowClosely = Annotated[
 Variables = Annotated[
     list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="A variable for the script.")
 ]
+Plain = Annotated[
+    bool,
+    typer.Option("--plain", help="One process, started as python starts it: without torchrun's variables."),
+]
 EntryName = Annotated[
     str | None, typer.Option(metavar="NAME", help=r"Run \[scripts.NAME] of this folder's rankdeck.toml.")
 ]
@@ -108,6 +112,7 @@ def run(
     python: Python = None,
     observe: HowClosely = None,
     env: Variables = None,
+    plain: Plain = False,
     entry: EntryName = None,
     name: Name = None,
     runs: Runs = None,
@@ -126,6 +131,7 @@ def run(
         entry=entry,
         module=module,
         no_python=no_python,
+        plain=plain,
         nproc_per_node=nproc_per_node,
         devices=devices,
         python=python,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from rankdeck.config.devices import parse_devices
 from rankdeck.config.folder_file import FOLDER_FILE, FolderFile, ScriptEntry
 from rankdeck.config.interpreters import ChosenPython
 from rankdeck.config.script import ScriptConfig, ScriptTable, ranks_of
+from rankdeck.launch.torchrun import OWN_VARIABLES
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class RunOptions:
     entry: str | None = None
     module: bool = False
     no_python: bool = False
+    plain: bool = False
     nproc_per_node: str | None = None
     devices: str | None = None
     python: str | None = None
@@ -66,13 +68,14 @@ def script_config(
         "python": str(chosen.python),
         "python_source": chosen.source,
         "ranks": ranks,
-        "environment": {**entry.environment, **_environment(options.environment)},
+        "plain": _plain(options, entry, ranks),
+        "environment": _environment(options, entry, devices),
         "observe": observe or "light",
         "max_restarts": restarts or 0,
         "master_port": options.master_port,
         "log_folder": None if options.log_dir is None else str(folder / options.log_dir.expanduser()),
     }
-    _check_text(table)
+    _check_text({**table, "name": options.name})
     name = options.name or options.entry or _name(entry, folder)
     try:
         config = ScriptConfig(name=name, script=ScriptTable.model_validate(table), devices=devices)
@@ -88,6 +91,12 @@ def _entry(options: RunOptions, file: FolderFile | None) -> ScriptEntry:
 
     Raises: ConfigError where neither names a script.
     """
+    if options.name is not None and options.name.strip().lower() == "last":
+        raise ConfigError(
+            "--name last would name the newest run, whichever it is.",
+            code="usage",
+            advice="Choose another name.",
+        )
     if options.module and options.no_python:
         raise ConfigError("-m and --no-python exclude each other.", code="usage", advice="Leave one out.")
     if file is not None:
@@ -107,6 +116,13 @@ def _entry(options: RunOptions, file: FolderFile | None) -> ScriptEntry:
             advice="As in: rankdeck run train.py --lr 0.1. Options of Rankdeck come before the script.",
         )
     run, *args = options.words
+    if run == "-" and not options.module and not options.no_python:
+        raise ConfigError(
+            "rankdeck run takes no script from stdin: what stands there is the script's own input.",
+            code="usage",
+            path="script.run",
+            advice="Write it into a file, as in: rankdeck run train.py",
+        )
     if options.module:
         return ScriptEntry(run=run, kind="module", args=args)
     return ScriptEntry(run=run, kind="program" if options.no_python else "file", args=args)
@@ -120,6 +136,18 @@ def _ranks(options: RunOptions, entry: ScriptEntry, devices: str | None) -> int 
     if selection is not None and selection.kind == "cpu" and not options.nproc_per_node.isdecimal():
         return selection.count
     return number_of_ranks(options.nproc_per_node, selection.gpus if selection is not None else None)
+
+
+def _plain(options: RunOptions, entry: ScriptEntry, ranks: int) -> bool:
+    """Raises: ConfigError for several ranks, which nothing but torchrun's variables could tell apart."""
+    if options.plain and ranks > 1:
+        raise ConfigError(
+            f"--plain starts one process, and {ranks} are asked for.",
+            code="usage",
+            path="script.plain",
+            advice="Leave one of them out.",
+        )
+    return ranks == 1 and (options.plain or entry.plain)
 
 
 def _check_text(table: Mapping[str, Any]) -> None:
@@ -175,23 +203,30 @@ def _python(
     folders = [folder]
     if entry.kind == "file" and (beside := (folder / entry.run).parent) != folder:
         folders.append(beside)
-    if options.python is not None:
-        return interpreters.choose(options.python, folders=folders, environ=environ)
-    if file is not None and entry.python is not None:
-        return interpreters.choose(None, folders=folders, environ=environ, from_file=entry.python)
-    for place in folders:
-        found = file if file is not None and place == folder else folder_file.read(place)
-        if found.python is not None:
-            return interpreters.choose(
-                None, folders=folders, environ=environ, from_file=found.python, from_file_folder=place
-            )
-    return interpreters.choose(None, folders=folders, environ=environ)
+    read = [] if file is None else [file]
+    from_file, of_folder = entry.python, folder
+    if options.python is None and from_file is None:
+        for of_folder in folders:
+            if of_folder != folder or file is None:
+                read.append(folder_file.read(of_folder))
+            from_file = read[-1].python
+            if from_file is not None:
+                break
+    chosen = interpreters.choose(
+        options.python, folders=folders, environ=environ, from_file=from_file, from_file_folder=of_folder
+    )
+    interpreters.check_is_python(chosen)
+    notes = [note for found in read if (note := found.note(besides=options.entry)) is not None]
+    return replace(chosen, notes=(*chosen.notes, *notes))
 
 
-def _environment(pairs: Sequence[str]) -> dict[str, str]:
-    """Raises: ConfigError for what is not NAME=VALUE."""
-    found = {}
-    for pair in pairs:
+def _environment(options: RunOptions, entry: ScriptEntry, devices: str | None) -> dict[str, str]:
+    """The entry's variables and those that were typed.
+
+    Raises: ConfigError for what is not NAME=VALUE, and for what a run sets itself.
+    """
+    found = dict(entry.environment)
+    for pair in options.environment:
         name, equals, value = pair.partition("=")
         if not equals or not name:
             raise ConfigError(
@@ -201,6 +236,18 @@ def _environment(pairs: Sequence[str]) -> dict[str, str]:
                 advice="Write it as --env LEVEL=3.",
             )
         found[name] = value
+    is_plain = options.plain or entry.plain
+    ours = {
+        **({} if is_plain else OWN_VARIABLES),
+        **({"CUDA_VISIBLE_DEVICES": "--devices"} if devices is not None else {}),
+    }
+    for name in sorted(found.keys() & ours.keys()):
+        raise ConfigError(
+            f"{name} is set for every rank, and would not be {found[name]}.",
+            code="usage",
+            path="script.environment",
+            advice=f"Leave it out: {ours[name]} says what it is." if ours[name] else "Leave it out.",
+        )
     return found
 
 

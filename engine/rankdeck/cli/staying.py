@@ -23,7 +23,7 @@ from rankdeck.base.errors import RankdeckError
 from rankdeck.base.units import format_duration
 from rankdeck.cli import console
 from rankdeck.cli.terminal import Keyboard, keyboard_for
-from rankdeck.cli.words import loss_in_words
+from rankdeck.cli.words import losses_in_words, lost_in_words
 from rankdeck.launch.attached import Attached
 from rankdeck.launch.control import request_stop, send_signal, wait_ended
 from rankdeck.rundir import EventReader, RunDir, events_from_end
@@ -57,6 +57,7 @@ class Staying:
         self._keyboard = keyboard
         self._interrupts: deque[float] = deque(maxlen=3)
         self._reader = EventReader(run, writers=("supervisor",))
+        self.has_lost_output = False
         self._read_s = 0.0
 
     def until_end(self) -> None:
@@ -146,6 +147,7 @@ class Staying:
         self._read_s = time.monotonic()
         for _, event in self._reader.read() if self._tells else ():
             if isinstance(event, events.ProblemRaised):
+                self.has_lost_output |= event.problem.code == events.OUTPUT_LOST
                 # The last lines of a rank have been shown as it wrote them.
                 _on_stderr(console.problem, msgspec.structs.replace(event.problem, last_lines=()))
 
@@ -215,14 +217,15 @@ def begin_and_stay(
         attached = Attached(keyboard=None if keyboard is None else keyboard.reading_end)
     run = begin(attached)
     _say(f"{what}; run: {run.path}")
-    Staying(run, keyboard, tells=not as_json).until_end()
+    staying = Staying(run, keyboard, tells=not as_json)
+    staying.until_end()
     if as_json:
         from rankdeck.run.summary import summarise
 
         console.as_json(summarise(run))
     else:
         _say(last_words(run))
-    return status_of(run)
+    return status_of(run) or int(staying.has_lost_output)
 
 
 def _say(words: str) -> None:
@@ -240,7 +243,7 @@ def _on_stderr(say: Callable[[T], None], what: T) -> None:
 
 
 def last_words(run: RunDir) -> str:
-    """'completed in 12 s, 200 steps, loss 2.3021 to 0.0123; rankdeck show 20260101-120000-train-ab12'."""
+    """'completed after 00:12, 200 steps, loss 2.3021 to 0.0123 at step 198; rankdeck show 20260101-train'."""
     end, status = run.end(), status_of(run)
     words = [run.outcome() if not status or end is None else f"{end.outcome} with exit status {status}"]
     started = run.environment().get("started")
@@ -250,14 +253,11 @@ def last_words(run: RunDir) -> str:
         from rankdeck.run.summary import summarise
 
         facts = summarise(run)
-        if facts["steps"]:
-            words.append(f"{facts['steps']} steps")
-        first, last = (facts["loss"][key] for key in ("first", "last"))
-        if last is not None:
-            words.append(f"loss {loss_in_words(first)} to {loss_in_words(last)}")
-        lost_in = (facts["observed"] or {}).get("not_finite")
-        if lost_in is not None:
-            words.append(f"not finite in step {lost_in}")
+        words += filter(None, [lost_in_words(facts)])
+        if steps := facts["steps"]:
+            words.append(f"{steps} step{'s' if steps != 1 else ''}")
+        if facts["loss"]["last"] is not None:
+            words.append(f"loss {losses_in_words(facts)}")
     return f"{', '.join(words)}; rankdeck show {run.name}"
 
 

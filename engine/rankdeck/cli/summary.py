@@ -24,6 +24,8 @@ from rankdeck.cli.words import (
     empty_table,
     kinds_in_words,
     loss_in_words,
+    losses_in_words,
+    lost_in_words,
     one_line,
     size_in_words,
 )
@@ -105,7 +107,9 @@ def _print_problems(problems: Iterable[Mapping[str, Any]]) -> None:
 def _outcome_line(facts: Mapping[str, Any]) -> Text:
     outcome = facts["outcome"]
     planned = facts["steps_planned"]
-    words = Text(outcome, style=_STYLES.get(outcome, ""))
+    lost = lost_in_words(facts)
+    words = Text(outcome, style="yellow" if lost and outcome == "completed" else _STYLES.get(outcome, ""))
+    words.append(f", {lost}" if lost else "")
     words.append(f"  {facts['steps']}{f'/{planned}' if planned else ''} steps", style="default not bold")
     if facts["strategy"]:
         words.append(f"  {_strategy_words(facts)}", style="default not bold")
@@ -131,8 +135,7 @@ def _strategy_words(facts: Mapping[str, Any]) -> str:
 def _figures(facts: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     loss = facts["loss"]
     if loss["first"] is not None:
-        at = f" at step {facts['loss_step']}" if facts["loss_step"] not in (None, facts["steps"]) else ""
-        yield "loss", f"{loss_in_words(loss['first'])} to {loss_in_words(loss['last'])}{at}"
+        yield "loss", losses_in_words(facts)
     evaluation = facts["evaluation"]
     if evaluation:
         accuracy = evaluation["accuracy"]

@@ -63,7 +63,17 @@ class ScriptCommand(TyperCommand):
         if problems:
             raise ConfigError(problems[0].message, problems=problems)
         # With "--" in between, nothing of the script's is taken for an option.
-        return super().parse_args(ctx, [*left, "--", *theirs])
+        try:
+            return super().parse_args(ctx, [*left, "--", *theirs])
+        except Exception as error:
+            unknown = getattr(error, "option_name", None)
+            if unknown is None or not any(word.partition("=")[0] == "--entry" for word in ours):
+                raise
+            raise ConfigError(
+                f"No such option: {unknown}",
+                code="usage",
+                advice=f"More arguments for the entry's script stand behind --, as in: -- {unknown}",
+            ) from None
 
     def values(self) -> set[str]:
         """Options that a value follows."""

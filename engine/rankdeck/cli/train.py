@@ -6,6 +6,7 @@ Ctrl-C (or SIGTERM) asks the run to stop in order and waits; the second one stop
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import time
@@ -63,12 +64,12 @@ def train(
 
 def command_started() -> float:
     """When this process began (Unix seconds): the time to the first step counts from there."""
-    import psutil
-
     try:
-        return psutil.Process().create_time()
-    except psutil.Error:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
         return time.time()
+    # psutil adds these to the boot time as /proc/stat has it, which is up to a second off.
+    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
 
 
 def leave_or_stay(run: RunDir, *, detach: bool, as_json: bool, attempt: int = 0) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
@@ -50,6 +51,22 @@ def empty_table() -> Table:
 def loss_in_words(loss: float | None) -> str:
     """'0.0123'; '?' for a loss that is not known."""
     return "?" if loss is None or loss != loss else f"{loss:.4f}"
+
+
+def losses_in_words(facts: Mapping[str, Any]) -> str:
+    """'2.3021 to 0.0123'; with ' at step 1980' where that of the last step is not known."""
+    first, last = facts["loss"]["first"], facts["loss"]["last"]
+    at = f" at step {facts['loss_step']}" if facts["loss_step"] not in (None, facts["steps"]) else ""
+    return f"{loss_in_words(first)} to {loss_in_words(last)}{at}"
+
+
+def lost_in_words(facts: Mapping[str, Any]) -> str:
+    """'with a loss that is not finite from step 12 on'; empty where it was a number wherever it was read."""
+    step, newest = facts["not_finite"], facts["loss_step"]
+    if step is None:
+        return ""
+    place = f"from step {step} on" if (newest or 0) < step else f"in step {step}"
+    return f"with a loss that is not finite {place}"
 
 
 def evaluation_in_words(evaluation: events.Evaluation) -> str:

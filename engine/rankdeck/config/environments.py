@@ -266,8 +266,8 @@ def _bare(python: Path, environ: Mapping[str, str]) -> tuple[str | None, list[Pa
     """Of an interpreter that is no environment: (version, folders of packages)."""
     real = _resolved(python)
     prefix = real.parent.parent
-    named = re.fullmatch(r"python(\d+\.\d+)[a-z]*", real.name)
-    minor = named[1] if named else _minor(None, prefix)
+    named = re.fullmatch(r"python(\d+\.\d+)?[a-z0-9]*", real.name)
+    minor = named and (named[1] or _minor(None, prefix))
     if minor is None:
         return None, []
     return _patchlevel(prefix, minor) or minor, [

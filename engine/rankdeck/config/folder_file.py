@@ -16,7 +16,7 @@ trust first.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -27,7 +27,7 @@ from tomlkit import TOMLDocument
 from tomlkit.items import Table as TomlTable
 
 from rankdeck.base import files
-from rankdeck.base.errors import ConfigError, RankdeckError, did_you_mean, one_of
+from rankdeck.base.errors import ConfigError, Problem, RankdeckError, did_you_mean, one_of
 from rankdeck.config.checks import ProblemReport
 from rankdeck.config.schema import Count, Table
 from rankdeck.config.script import ranks_of
@@ -55,6 +55,7 @@ class ScriptEntry(Table):
     devices: str | None = None
     ranks: Annotated[int, Field(ge=1, le=1024)] | None = None
     environment: dict[str, str] = Field(default_factory=dict)
+    plain: bool = False
     python: str | None = None
     observe: Literal["none", "light", "full"] | None = None
     max_restarts: Count | None = None
@@ -66,20 +67,31 @@ class ScriptEntry(Table):
 
 @dataclass(frozen=True)
 class FolderFile:
-    """A rankdeck.toml, read; empty where the folder has none."""
+    """A rankdeck.toml, read; empty where the folder has none. `wrong` are the problems of entries that cannot
+    be run, by name; they break no other entry."""
 
     path: Path
     python: str | None = None
     entries: dict[str, ScriptEntry] = field(default_factory=dict)
+    wrong: dict[str, list[Problem]] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
         return self.path.parent
 
     def entry(self, name: str) -> ScriptEntry:
-        """Raises: ConfigError where there is no such entry."""
+        """Raises: ConfigError where there is no such entry, or with what is wrong with it."""
         if name in self.entries:
             return self.entries[name]
+        if name in self.wrong:
+            raise _refused(self.path, self.wrong[name])
+        if not self.path.exists():
+            raise ConfigError(
+                f"{self.folder} has no {FOLDER_FILE}.",
+                code="no-entry",
+                path=f"scripts.{name}",
+                advice=f"Name a script, or write [scripts.{name}] into one.",
+            )
         there = f"There are: {one_of(self.entries)}." if self.entries else f"Write [scripts.{name}] into it."
         raise ConfigError(
             f'{self.path} has no entry "{name}".',
@@ -88,12 +100,19 @@ class FolderFile:
             advice=did_you_mean(name, self.entries) or there,
         )
 
+    def note(self, besides: str | None = None) -> str | None:
+        """One line about what is wrong with entries other than `besides`; None where nothing is."""
+        wrong = [problem for name, problems in self.wrong.items() if name != besides for problem in problems]
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        return f"{wrong[0].headline(str(self.path))} It is not used{more}." if wrong else None
+
 
 def read(folder: Path) -> FolderFile:
     """The folder's file.
 
     Raises:
-        ConfigError: every problem of the file, with its line; or it cannot be read.
+        ConfigError: every problem of the file with its line, but for those of single entries; or it cannot be
+            read.
     """
     path = folder / FOLDER_FILE
     text = _text(path)
@@ -106,30 +125,40 @@ def read(folder: Path) -> FolderFile:
     report = ProblemReport(key_lines(text), [])
     found = _checked(report, path, tables)
     if report.problems:
-        problems = sorted(report.problems, key=lambda problem: problem.line or 0)
-        refused = ConfigError(problems[0].message, problems=problems)
-        refused.file = str(path)
-        raise refused
+        raise _refused(path, report.problems)
     return found
+
+
+def _refused(path: Path, problems: Sequence[Problem]) -> ConfigError:
+    problems = sorted(problems, key=lambda problem: problem.line or 0)
+    refused = ConfigError(problems[0].message, problems=problems)
+    refused.file = str(path)
+    return refused
 
 
 def _checked(report: ProblemReport, path: Path, tables: dict[str, Any]) -> FolderFile:
     for key in tables:
         if key not in _TABLES:
-            advice = did_you_mean(key, _TABLES) or f"Known: {one_of(_TABLES)}."
+            close = did_you_mean(key, _TABLES)
+            advice = f"{close} " if close else ""
+            advice += "Entries are written [scripts.NAME]; [run] has the interpreter."
             report.add("unknown-option", (key,), f"{key} is not a table of {FOLDER_FILE}.", advice)
     run = report.validate(FolderRun, ("run",), tables.get("run", {}))
     scripts = tables.get("scripts", {})
     if not isinstance(scripts, dict):
         report.add("wrong-type", ("scripts",), "scripts must be a table.", "Write [scripts.NAME].")
         scripts = {}
-    entries = {}
+    entries, wrong = {}, {}
     for name, values in scripts.items():
-        entry = report.validate(ScriptEntry, ("scripts", name), values)
+        of_entry = ProblemReport(report.lines, [])
+        entry = of_entry.validate(ScriptEntry, ("scripts", name), values)
         if isinstance(entry, ScriptEntry):
+            _check_devices(of_entry, name, entry)
+        if of_entry.problems:
+            wrong[name] = of_entry.problems
+        elif isinstance(entry, ScriptEntry):
             entries[name] = entry
-            _check_devices(report, name, entry)
-    return FolderFile(path, run.python if isinstance(run, FolderRun) else None, entries)
+    return FolderFile(path, run.python if isinstance(run, FolderRun) else None, entries, wrong)
 
 
 def _check_devices(report: ProblemReport, name: str, entry: ScriptEntry) -> None:

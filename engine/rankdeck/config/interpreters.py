@@ -7,7 +7,9 @@ in another. Read environments.py for what is said about an interpreter, and fold
 
 from __future__ import annotations
 
+import re
 import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,7 @@ from rankdeck.config.folder_file import FOLDER_FILE
 ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")
 PATH = "script.python"
 """The option that is blamed, as config.toml calls it."""
+_ANSWERS_WITHIN_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,8 @@ def named(text: str, *, folder: Path, environ: Mapping[str, str], where: str) ->
     Raises:
         ConfigError: there is no such interpreter.
     """
+    if not text.strip():
+        raise _no_python(f"{where} names no interpreter.", "Name one, or an environment's folder.")
     try:
         path = folder / Path(text).expanduser()
     except RuntimeError:  # ~somebody, who is not known here
@@ -96,6 +101,29 @@ def named(text: str, *, folder: Path, environ: Mapping[str, str], where: str) ->
     known = [str(item.python) for item in environments.all_known(folder, environ)]
     advice = did_you_mean(text, known) or "Name an interpreter, or an environment's folder."
     raise _no_python(f"{where}: there is no Python at {text}.", advice)
+
+
+def check_is_python(chosen: ChosenPython) -> None:
+    """Start what was chosen where its name leaves in doubt what it is.
+
+    Raises: ConfigError where it is no Python.
+    """
+    if re.match(r"python|pypy", chosen.python.name):
+        return
+    try:
+        done = subprocess.run(
+            [chosen.python, "-c", "print(6 * 7)"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_ANSWERS_WITHIN_S,
+            check=False,
+        )
+        if done.stdout.strip() == b"42":
+            return
+    except (OSError, subprocess.TimeoutExpired):
+        pass
+    message = f"{chosen.source}: {chosen.python} is no Python."
+    raise _no_python(message, "Name an interpreter, or an environment's folder.")
 
 
 def _no_python(message: str, advice: str) -> ConfigError:

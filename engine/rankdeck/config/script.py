@@ -45,6 +45,9 @@ class ScriptTable(Table):
     """Where the interpreter was found, in words."""
     ranks: Annotated[int, Field(ge=1, le=1024)] = 1
     """Processes that are started, as torchrun's --nproc-per-node."""
+    plain: bool = False
+    """The one process finds what `python` would show it: none of torchrun's variables, by which many a script
+    tells whether its ranks are started for it or are its own business."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Variables that were given for this run alone."""
     observe: Literal["none", "light", "full"] = "light"

@@ -42,11 +42,12 @@ def key_lines(text: str) -> dict[Place, int | None]:
 
 
 def line_of(lines: dict[Place, int | None], place: Place) -> int | None:
-    """The line of a path, or of the nearest table around it that is written down.
+    """The line of a path, or of the nearest table around it that is written down; of a table that only tables
+    inside it write down, the first of these.
 
     A path that is entered with None was given elsewhere (on the command line) and has no line.
     """
     for end in range(len(place), 0, -1):
         if place[:end] in lines:
             return lines[place[:end]]
-    return None
+    return next((line for inner, line in lines.items() if inner[: len(place)] == place), None)

@@ -116,7 +116,7 @@ def _signal_cause(rank: RankEvidence, oom_kills: int) -> Cause:
             "rank-crashed",
             "Native code crashed: see its last lines, and try without your own extensions.",
         )
-    at = f" in {place(rank.beat)}" if rank.beat else " before its first heartbeat"
+    at = f" {place(rank.beat)}" if rank.beat else " before its first heartbeat"
     problem = Problem(
         code,
         f"The process was ended by {name}{at}.",
@@ -152,7 +152,7 @@ def _text(problem: Problem) -> tuple[str, str]:
 def _wordless_cause(rank: RankEvidence, *, disk_is_full: bool) -> Cause:
     code = rank.exit_code or 1
     runs_code = code if code in (1, 2, 3) else 1
-    at = f" in {place(rank.beat)}" if rank.beat else ""
+    at = f" {place(rank.beat)}" if rank.beat else ""
     if disk_is_full:
         words = f"No space left on the disk: the process exited with {code}{at}, and what it said is lost."
         advice = "Free space on the disk, then run again."

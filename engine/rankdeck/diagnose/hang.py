@@ -132,7 +132,7 @@ def hang(
 
 def stands(beat: Beat | None, suspended: bool, frames: Sequence[Frame] = ()) -> str:
     """Where a rank is, in words."""
-    words = "it has not begun" if beat is None else f"it has been in {place(beat)}"
+    words = "it has not begun" if beat is None else f"it has been {place(beat)}"
     if suspended:
         words += ", suspended by a signal (SIGSTOP)"
     elif frames:
@@ -141,10 +141,14 @@ def stands(beat: Beat | None, suspended: bool, frames: Sequence[Frame] = ()) -> 
 
 
 def place(beat: Beat) -> str:
-    """'step 20', or '"evaluation" of step 20', or '"loading data"' before the first step."""
-    if beat.phase == "step":
-        return f"step {beat.step}"
-    return f'"{beat.phase}" of step {beat.step}' if beat.step else f'"{beat.phase}"'
+    """'in step 20', 'in "evaluation" of step 20', or 'in "loading data"' before the first step; of a script
+    'after step 20', 'in "backward" after step 20'."""
+    step = f"step {beat.step}" if beat.step or not beat.is_after else "its start"
+    if beat.phase == "step" or (beat.is_after and beat.phase == "script"):
+        return f"{'after' if beat.is_after else 'in'} {step}"
+    if not beat.step:
+        return f'in "{beat.phase}"'
+    return f'in "{beat.phase}" {"after" if beat.is_after else "of"} {step}'
 
 
 def _age_s(beats: Mapping[int, Beat], rank: int, now_s: float) -> float:

@@ -37,7 +37,7 @@ def standing_still(standing: Standing, now_s: float, run: str) -> Problem:
     advice = f"Rankdeck ends no script for that. Stop it with: rankdeck stop {run}"
     if standing.left:
         rank, beat = next(iter(standing.left.items()))
-        at = f" in {place(beat)}" if beat is not None else ""
+        at = f" {place(beat)}" if beat is not None else ""
         message = f"rank {rank} exited with status 0{at}, and the others make no progress for {age}"
         words = f"{message}, {_everybody(standing)}." if standing.stacks else f"{message}."
         return _warning("rank-left", words, f"A collective waits for every rank. {advice}", rank)
@@ -56,7 +56,7 @@ def _warning(code: str, message: str, advice: str, rank: int | None) -> Problem:
 
 
 def _stands(rank: int, standing: Standing) -> str:
-    words = f"it has been in {place(standing.beats[rank])}"
+    words = f"it stands {place(standing.beats[rank])}"
     if rank in standing.suspended:
         return f"{words}, suspended by a signal (SIGSTOP)"
     frames = standing.stacks.get(rank)
@@ -65,11 +65,14 @@ def _stands(rank: int, standing: Standing) -> str:
 
 def _everybody(standing: Standing) -> str:
     ranks = sorted(standing.beats)
-    told = [
-        f"rank {rank} in {where(standing.stacks.get(rank)) or place(standing.beats[rank])}" for rank in ranks
-    ]
+    told = [f"rank {rank} {_place(rank, standing)}" for rank in ranks]
     more = f" and {len(told) - _NUM_TOLD} more" if len(told) > _NUM_TOLD else ""
     return ", ".join(told[:_NUM_TOLD]) + more
+
+
+def _place(rank: int, standing: Standing) -> str:
+    frames = standing.stacks.get(rank)
+    return f"in {where(frames)}" if frames else place(standing.beats[rank])
 
 
 def where(frames: Sequence[Frame] | None) -> str:

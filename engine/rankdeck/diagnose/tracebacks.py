@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rankdeck.base import files
@@ -29,6 +29,9 @@ _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<f
 _RAISED = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
 _NOT_THE_END = ("Exception ignored in", "--- Logging error ---")
 """What Python prints before tracebacks that end nothing."""
+_OF_THREAD = "Exception in thread "
+"""What it prints before one that ends a thread: the process goes on."""
+_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _SYNTAX = ("SyntaxError", "IndentationError", "TabError")
 _ADVICE = {
     "out-of-memory": "Lower the batch size or the size of the model, or use more devices.",
@@ -42,33 +45,60 @@ _ADVICE = {
 @dataclass(frozen=True)
 class Raised:
     """An exception that Python has printed. `file` and `line` are the last frame of the person's own code, or
-    the last one where none is.
+    the last one where none is. `in_thread`: it ended a thread alone.
     """
 
     type: str
     message: str
     file: str | None = None
     line: int | None = None
+    in_thread: bool = False
 
     @property
     def name(self) -> str:
         """The type without its module."""
         return self.type.rpartition(".")[2]
 
+    def words(self) -> str:
+        """'ValueError: bad batch (/p/train.py, line 3)'."""
+        what = f"{self.name}: {shortened(self.message)}" if self.message else self.name
+        thread = " in a thread" if self.in_thread else ""
+        return f"{what}{thread} ({self.file}, line {self.line})" if self.file else f"{what}{thread}."
+
 
 def find_raised(text: str, folder: str = "") -> Raised | None:
-    """The exception that a log ends with; `folder` is what relative names of files are relative to."""
+    """The exception that a log ends with, a thread's where there is no other; `folder` is what relative names
+    of files are relative to."""
     text = _BAR.sub("\n", _COLOURS.sub("", text).replace("\r\n", "\n"))
     lines = _OF_GROUP.sub("", _OF_RANK.sub("", text)).split("\n")
-    found: Raised | None = None
+    found, of_thread, before = None, None, ""
     for number, line in enumerate(lines):
-        if _HEADER.match(line) and not _is_ignored(lines, number):
+        if not _HEADER.match(line):
+            continue
+        if not any(said.startswith(_CHAINED) for said in lines[max(0, number - 2) : number]):
+            before = lines[number - 1] if number else ""
+        if before.startswith(_OF_THREAD):
+            of_thread = _read(lines, number + 1, folder) or of_thread
+        elif not before.startswith(_NOT_THE_END):
             found = _read(lines, number + 1, folder) or found
-    return found or _syntax_error(lines, folder)
+    thread = replace(of_thread, in_thread=True) if of_thread is not None else None
+    return found or _syntax_error(lines, folder) or thread
 
 
-def failure_of(rank: int, log: Path, *, folder: str, of_several: bool) -> RankFailed | None:
-    """What the rank's stderr says of the exception that ended it; None where it says nothing."""
+def raised_in_thread(log: Path, folder: str) -> str:
+    """What only a thread has raised, in words; empty where there is none."""
+    try:
+        raised = find_raised(files.read_tail(log, TAIL_BYTES)[1].decode(errors="replace"), folder)
+    except OSError:
+        return ""
+    return raised.words() if raised is not None and raised.in_thread else ""
+
+
+def failure_of(
+    rank: int, log: Path, *, folder: str, of_several: bool, has_ended: bool = True
+) -> RankFailed | None:
+    """What the rank's stderr says of the exception that ended it; None where it says nothing. A rank that has
+    not ended may stand still because a thread has."""
     try:
         tail = files.read_tail(log, TAIL_BYTES)[1].decode(errors="replace")
         said_at = log.stat().st_mtime
@@ -77,13 +107,13 @@ def failure_of(rank: int, log: Path, *, folder: str, of_several: bool) -> RankFa
     raised = find_raised(tail, folder)
     if raised is None or raised.name in ("SystemExit", "KeyboardInterrupt"):
         return None
+    if raised.in_thread and has_ended:
+        return None
     code = _code(raised, tail)
     who = f"rank {rank}" if of_several else "The script"
-    what = f"{raised.name}: {shortened(raised.message)}" if raised.message else raised.name
-    where = f" ({raised.file}, line {raised.line})" if raised.file else "."
     problem = Problem(
         code,
-        f"{who} raised {what}{where}",
+        f"{who} raised {raised.words()}",
         path=raised.file,
         line=raised.line,
         advice=_ADVICE.get(code) or f"The whole traceback is in logs/{log.name} of the run.",
@@ -102,10 +132,6 @@ def ended_by_then(problem: Problem) -> bool:
         and (raised := _RAISED.match(lines[0])) is not None
         and f" raised {raised['type'].rpartition('.')[2]}" in problem.message
     )
-
-
-def _is_ignored(lines: list[str], header: int) -> bool:
-    return header > 0 and lines[header - 1].startswith(_NOT_THE_END)
 
 
 def _read(lines: list[str], number: int, folder: str) -> Raised | None:

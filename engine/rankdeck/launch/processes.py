@@ -58,6 +58,28 @@ def signal_sessions(sessions: set[int], number: int) -> None:
             pass
 
 
+def left_behind() -> list[str]:
+    """What ranks have left behind, asked by the supervisor: the orphans that came to its parent, the guard.
+    'python (4711)' of each."""
+    try:
+        below = psutil.Process(os.getppid()).children(recursive=True)
+        ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+    except psutil.Error:
+        return []
+    return [
+        f"{_name(process)} ({process.pid})"
+        for process in below
+        if process.pid not in ours and is_running(process.pid)
+    ]
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.Error:
+        return "a process"
+
+
 def environment_of(pid: int) -> dict[str, str]:
     """The environment that a process was started with; empty for one that is gone or another user's."""
     try:

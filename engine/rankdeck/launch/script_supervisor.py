@@ -30,6 +30,7 @@ from rankdeck.diagnose.cause import Cause
 from rankdeck.launch import supervising
 from rankdeck.launch.attached import NOWHERE, Attached, from_argument
 from rankdeck.launch.children import end_ranks
+from rankdeck.launch.processes import left_behind
 from rankdeck.launch.script_processes import ScriptRank, script_status
 from rankdeck.launch.script_watch import ScriptWatch
 from rankdeck.launch.store import ScriptStore
@@ -43,6 +44,7 @@ _POLL_S = 0.02
 _LEAVING_S = 1.0
 """How long what a rank has started may take to leave after it."""
 _CLOSING_S = 0.3
+_NUM_NAMED = 5
 _ADVICE = {
     "out-of-memory": "Lower the batch size or the size of the model, or use more devices.",
     "shared-memory": "Set num_workers=0 in the DataLoader, or give /dev/shm more room.",
@@ -67,6 +69,8 @@ class ScriptSupervisor(supervising.Supervising):
         assert config is not None
         self._config: ScriptConfig = config
         self._attached = arguments.attached
+        self._outlets = Outlet(self._attached.stdout), Outlet(self._attached.stderr)
+        self._has_lost_output = False
         self._signals = arguments.signals
         self._watch = ScriptWatch(arguments.run, arguments.attempt, config, self.raise_problem)
         self._ranks: list[ScriptRank] = []
@@ -118,14 +122,18 @@ class ScriptSupervisor(supervising.Supervising):
                 return False
             elif None not in codes:
                 self._ending = True
+                leaves_until_s = time.monotonic() + _LEAVING_S
                 self._finish(_LEAVING_S)
+                self._tell_left_behind(leaves_until_s)
                 return True
             self.poll()
             self._serve_store()
+            self._tell_lost_output()
 
     def end_ranks(self, *, stopped: bool) -> None:
         end_ranks(self._ranks, GRACE_S if stopped else 0)
         self._finish(_CLOSING_S)
+        self._tell_lost_output()
         if self._store is not None:
             self._store.close()
 
@@ -158,30 +166,35 @@ class ScriptSupervisor(supervising.Supervising):
             observe=script.observe,
             port=self._store.port,
         )
-        outlets = Outlet(self._attached.stdout), Outlet(self._attached.stderr)
         for rank in range(script.ranks):
-            variables = torchrun_variables(
-                rank,
-                script.ranks,
-                port=self._store.port,
-                caller=caller,
-                python=script.python,
-                max_restarts=script.max_restarts,
-                restarts=self._arguments.restarts,
-                error_file=str(self._watch.log(rank, "error.json")),
-            )
+            variables = {} if script.plain else self._torchrun_variables(rank, self._store.port, caller)
             attached = self._attached.of_rank(rank)
             started = ScriptRank(
                 rank,
                 self._config.command(),
                 folder=script.folder,
                 environment={**caller, **variables, **watched},
-                streams=RankStreams(attached, outlets, (self._logs(rank, "out"), self._logs(rank, "err"))),
+                streams=RankStreams(
+                    attached, self._outlets, (self._logs(rank, "out"), self._logs(rank, "err"))
+                ),
             )
             self._ranks.append(started)
         self._watch.begin(self._ranks)
         if script.ranks > 1:
             self._begin_store()
+
+    def _torchrun_variables(self, rank: int, port: int, caller: dict[str, str]) -> dict[str, str]:
+        script = self._config.script
+        return torchrun_variables(
+            rank,
+            script.ranks,
+            port=port,
+            caller=caller,
+            python=script.python,
+            max_restarts=script.max_restarts,
+            restarts=self._arguments.restarts,
+            error_file=str(self._watch.log(rank, "error.json")),
+        )
 
     def _environment_given(self) -> dict[str, str]:
         """What the command had, with what was given for this run and the devices that were named."""
@@ -274,6 +287,35 @@ class ScriptSupervisor(supervising.Supervising):
         relays = [relay for rank in self._ranks for relay in rank.streams.relays]
         begun = [relay for relay in relays if relay.ident is not None]
         finish(begun, timeout_s, given_up=lambda: self._gives_up)
+
+    def _tell_left_behind(self, until_s: float) -> None:
+        """What has not ended by then is ended with the run."""
+        while (left := left_behind()) and time.monotonic() < until_s:
+            time.sleep(_POLL_S)
+        if left:
+            several = "processes" if len(left) > 1 else "process"
+            names = ", ".join(left[:_NUM_NAMED]) + (", ..." if len(left) > _NUM_NAMED else "")
+            self.raise_problem(
+                Problem(
+                    "left-behind",
+                    f"The script left {len(left)} {several} behind, ended with the run: {names}.",
+                    advice="Wait for what it starts, or start outside of the run what is to outlive it.",
+                    severity="warning",
+                )
+            )
+
+    def _tell_lost_output(self) -> None:
+        reason = next((outlet.lost for outlet in self._outlets if outlet.lost is not None), None)
+        if reason is not None and not self._has_lost_output:
+            self._has_lost_output = True
+            self.raise_problem(
+                Problem(
+                    events.OUTPUT_LOST,
+                    f"What the script writes no longer arrives where it was sent: {reason}.",
+                    advice=f"It goes on; its output is in {self._run.logs_folder}.",
+                    severity="warning",
+                )
+            )
 
     def _on_term(self, number: int, frame: FrameType | None) -> None:
         # Whoever reads what the script has written is waited for until then.

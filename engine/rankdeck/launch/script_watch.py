@@ -23,10 +23,11 @@ from rankdeck.diagnose.cause import RankEvidence
 from rankdeck.diagnose.exceptions import is_communication, read_last_lines
 from rankdeck.diagnose.hang import Frame, is_still, place
 from rankdeck.diagnose.script_hang import Standing, standing_still
-from rankdeck.diagnose.tracebacks import ended_by_then, failure_of
+from rankdeck.diagnose.tracebacks import ended_by_then, failure_of, raised_in_thread
 from rankdeck.launch.children import Child
 from rankdeck.launch.processes import is_running, is_suspended, signal_handled
 from rankdeck.launch.watch import POLL_S, Watch
+from rankdeck.run.script_words import name_of
 from rankdeck.rundir import RunDir
 
 NUM_SLOTS = 64
@@ -60,6 +61,9 @@ class ScriptWatch(Watch):
         """The page of heartbeats, which ranks are told of when they are started."""
         self._page = HeartbeatPage(max(NUM_SLOTS, self._config.script.ranks))
         return self._page.path
+
+    def beats(self) -> dict[int, Beat]:
+        return {rank: beat._replace(is_after=True) for rank, beat in super().beats().items()}
 
     def errors_log(self, rank: int) -> Path:
         """With stdout, where the two were one for the command too."""
@@ -164,7 +168,8 @@ class ScriptWatch(Watch):
         several = len(self.ranks) > 1
         log = self.errors_log(rank)
         if code in (None, 1) or (code or 0) < 0:
-            raised = failure_of(rank, log, folder=self._config.script.folder, of_several=several)
+            folder, has_ended = self._config.script.folder, code is not None
+            raised = failure_of(rank, log, folder=folder, of_several=several, has_ended=has_ended)
             if raised is not None and (
                 (code or 0) >= 0 or raised.is_communication or ended_by_then(raised.problem)
             ):
@@ -186,9 +191,11 @@ class ScriptWatch(Watch):
         who = f" (rank {rank})" if of_several else ""
         lines = read_last_lines(log)
         said = f". Its last line: {lines[-1]}" if lines and code in (1, 2) else "."
+        in_thread = raised_in_thread(log, self._config.script.folder)
+        said = f". Before that it raised {in_thread}" if in_thread else said
         problem = Problem(
             "rank-exited",
-            f"{Path(self._config.script.run).name} exited with {code}{who}{said}",
+            f"{name_of(self._config)} exited with {code}{who}{said}",
             advice="All that it wrote is in the logs of the run.",
             rank=rank if of_several else None,
             last_lines=lines,
@@ -209,7 +216,7 @@ class ScriptWatch(Watch):
             return None
         beats = self.beats()
         first = min(left, key=lambda rank: beats[rank].step if rank in beats else -1)
-        at = f" in {place(beats[first])}" if first in beats else ""
+        at = f" {place(beats[first])}" if first in beats else ""
         return Problem(
             "rank-left",
             f"rank {first} exited with status 0{at}, while others still waited for it.",

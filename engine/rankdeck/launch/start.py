@@ -13,6 +13,7 @@ import os
 import platform
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -67,13 +68,7 @@ def start(
     title = title_of(config, len(choice.devices))
     environment = _environment(config, choice, command_line, started)
     hidden = rundir.create(runs, config, environment | {"title": _title(title, config, runs)})
-    try:
-        run = start_guard(hidden, choice.leases, supervisor_of(worker), detach=detach)
-    except BaseException:
-        shutil.rmtree(hidden.path, ignore_errors=True)
-        raise
-    rundir.enter_in_index(run)
-    return run
+    return _begin(hidden, choice, supervisor_of(worker), detach=detach)
 
 
 def resume(
@@ -130,11 +125,16 @@ def start_script(
     check_script(config)
     choice = choose.devices_of_script(config)
     end_leftovers()
-    environment = _script_environment(config, choice, command_line, started)
+    environment = _surroundings(config.script.folder, choice, command_line, started)
     hidden = rundir.create(runs, config, environment | {"title": _title(config.name, config, runs)})
     supervised = Supervised(
         "rankdeck.launch.script_supervisor", signals=True, stop_s=SCRIPT_STOP_S, attached=attached
     )
+    return _begin(hidden, choice, supervised, detach=detach)
+
+
+def _begin(hidden: RunDir, choice: choose.ChosenDevices, supervised: Supervised, *, detach: bool) -> RunDir:
+    """The run under its guard; nothing of it is left where that fails."""
     try:
         run = start_guard(hidden, choice.leases, supervised, detach=detach)
     except BaseException:
@@ -155,7 +155,7 @@ def run_again(
     """A new run of the same script, beside the run that there is.
 
     Raises:
-        NotResumableError: it is the run of a configuration; otherwise as `start_script`.
+        NotResumableError: it is alive, or the run of a configuration; otherwise as `start_script`.
     """
     config = run.script()
     if config is None:
@@ -164,6 +164,7 @@ def run_again(
             code="no-script",
             advice=f"Go on with it: rankdeck resume {run.name}",
         )
+    _check_over(run)
     return start_script(
         config,
         runs=run.path.parent,
@@ -178,7 +179,7 @@ def check_script(config: ScriptConfig) -> None:
     """What a script is started with is there.
 
     Raises:
-        ConfigError: the script, or the folder to start it in, is not.
+        ConfigError: the script, or the folder to start it in, is not, or its logs cannot be written.
         MachineError: the interpreter is not.
     """
     script = config.script
@@ -194,6 +195,8 @@ def check_script(config: ScriptConfig) -> None:
             path="script.run",
             advice="Correct the path; python -m modules are run with -m.",
         )
+    if script.log_folder is not None:
+        _check_log_folder(Path(script.log_folder))
     searched = {**os.environ, **script.environment}.get("PATH")
     if script.kind == "program":
         if shutil.which(Path(script.folder, script.run) if "/" in script.run else script.run, path=searched):
@@ -211,6 +214,20 @@ def check_script(config: ScriptConfig) -> None:
             path="script.python",
             advice="Name another one with --python.",
         )
+
+
+def _check_log_folder(folder: Path) -> None:
+    """Raises: ConfigError where no file can be made there. The folder itself is made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ConfigError(
+            f"--log-dir: no log can be written in {folder}: {error.strerror}.",
+            code="unwritable",
+            path="script.log_folder",
+            advice="Name another folder, or leave it out: every rank's output is kept in the run's logs.",
+        ) from None
 
 
 def _title(name: str, config: RunConfig | ScriptConfig, runs: Path) -> str:
@@ -232,10 +249,15 @@ def supervisor_of(worker: str | None) -> Supervised:
     return Supervised("rankdeck.launch.supervisor", arguments)
 
 
-def _check_resumable(run: RunDir, config: RunConfig) -> None:
+def _check_over(run: RunDir) -> None:
+    """Raises: NotResumableError: it is alive."""
     is_ending = run.end() is not None
     if run.is_alive() and not (is_ending and wait_ended(run, _LETTING_GO_S)):
         raise alive_error(run)
+
+
+def _check_resumable(run: RunDir, config: RunConfig) -> None:
+    _check_over(run)
     checkpoint, complaints = newest_whole(run.checkpoints_folder)
     if checkpoint is None:
         raise NotResumableError(
@@ -297,27 +319,21 @@ def check_paths(config: RunConfig) -> None:
 def _environment(
     config: RunConfig, choice: choose.ChosenDevices, command_line: Sequence[str], started: float
 ) -> dict[str, Any]:
-    """environment.json. `problems` are warnings that the supervisor passes on as events."""
-    return {
-        "versions": {"rankdeck": rankdeck.__version__, **{name: _version(name) for name in _VERSIONED}},
-        "devices": msgspec.to_builtins(choice.devices),
-        "commit": _commit(config.folder),
-        "command_line": list(command_line),
-        "started": started,
-        "python": platform.python_version(),
-        "host": platform.node(),
-        "problems": msgspec.to_builtins(choice.warnings),
-    }
+    """environment.json of a configuration, which trains in this environment."""
+    told = _surroundings(config.folder, choice, command_line, started)
+    told["versions"] |= {name: _version(name) for name in _VERSIONED}
+    return {**told, "python": platform.python_version()}
 
 
-def _script_environment(
-    config: ScriptConfig, choice: choose.ChosenDevices, command_line: Sequence[str], started: float
+def _surroundings(
+    folder: str | None, choice: choose.ChosenDevices, command_line: Sequence[str], started: float
 ) -> dict[str, Any]:
-    """As `_environment`: versions of the script's own environment are told once it has imported them."""
+    """environment.json of a script: versions of its own environment are told once it has imported them.
+    `problems` are warnings that the supervisor passes on as events."""
     return {
         "versions": {"rankdeck": rankdeck.__version__},
         "devices": msgspec.to_builtins(choice.devices),
-        "commit": _commit(config.script.folder),
+        "commit": _commit(folder),
         "command_line": list(command_line),
         "started": started,
         "host": platform.node(),

@@ -9,6 +9,7 @@ one log (.out): two could not be put in order again.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import select
@@ -34,6 +35,8 @@ class Outlet:
         self._handle = handle
         self._lock = threading.Lock()
         self.is_terminal = handle is not None and os.isatty(handle)
+        self.lost: str | None = None
+        """Why what was written did not arrive (a full disk), where it is not that the reader has gone."""
 
     def write(self, data: bytes) -> None:
         """All of it, whole between those of others; as slowly as it is read."""
@@ -43,8 +46,10 @@ class Outlet:
                     data = data[os.write(self._handle, data) :]
                 except BlockingIOError:
                     select.select([], [self._handle], [])
-                except OSError:
+                except OSError as error:
                     self._handle = None
+                    if error.errno != errno.EPIPE and not self.is_terminal:
+                        self.lost = error.strerror or str(error)
 
     def leads_where(self, other: Outlet) -> bool:
         """Whether what is written to both arrives in the same place, in the order in which it was written."""

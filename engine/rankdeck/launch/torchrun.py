@@ -53,7 +53,7 @@ def torchrun_variables(
     }
     if num_ranks > 1 and "OMP_NUM_THREADS" not in caller:
         added["OMP_NUM_THREADS"] = "1"
-    if _tells_signals(python):
+    if python and _tells_signals(python):
         added[_SIGNALS] = caller.get(_SIGNALS, "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
     return added
 
@@ -79,6 +79,26 @@ def without_observer(environment: Mapping[str, str]) -> dict[str, str]:
         if rest:
             kept["PYTHONPATH"] = rest
     return kept
+
+
+_SAYS = {
+    "WORLD_SIZE": "--nproc-per-node",
+    "LOCAL_WORLD_SIZE": "--nproc-per-node",
+    "MASTER_PORT": "--master-port",
+    "TORCHELASTIC_MAX_RESTARTS": "--max-restarts",
+    "RANKDECK_OBSERVE": "--observe",
+}
+_CALLERS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "PYTHONPATH"}
+"""Of the variables that are set, those that keep what a person gives."""
+OWN_VARIABLES = {
+    name: _SAYS.get(name)
+    for name in (
+        *torchrun_variables(0, 1, port=0, caller={}),
+        *observing({}, run=Path(), attempt=0, heartbeats="", observe="light", port=0),
+    )
+    if name not in _CALLERS
+}
+"""The variables that are a rank's whatever is given for them, and the option that says what they are."""
 
 
 def _tells_signals(python: str) -> bool:

@@ -16,6 +16,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from .frames import leave_out
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
@@ -147,8 +149,7 @@ def _counted(
         try:
             return original(*args, **kwargs)
         except BaseException as error:
-            # A traceback shows what it would show alone.
-            error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+            leave_out(error)
             raise
         finally:
             seconds = clock() - began

@@ -58,8 +58,11 @@ def _careful(follower_module: Any, failed: Callable[[Exception], None]) -> Any:
                 out = super().__torch_dispatch__(func, types, args, kwargs)
                 if sent:
                     self._storages.adopt(sent, 0, "communication")
-            except Exception as error:
+            except BaseException as error:
                 if self._raised:
+                    error.__traceback__ = None  # All of it is ours, and torch's around us.
+                    raise
+                if not isinstance(error, Exception):
                     raise
                 self.is_off = True
                 failed(error)

@@ -19,6 +19,8 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from .following import load, watch
+from .frames import leave_out
+from .wrappers import SHARDED
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -31,7 +33,6 @@ FOLLOWED = "measured in full observation"
 AFTER_STEPS = (3, 30, 300, 3000)
 """After how many steps, at least, two are followed."""
 _OLDEST_PYTHON, _OLDEST_TORCH = (3, 11), (2, 11)
-_SHARDED = ("FullyShardedDataParallel", "fully_shard")
 
 
 class Full:
@@ -62,7 +63,7 @@ class Full:
     def _why_not(self) -> str | None:
         if self._torch.cuda.is_initialized():
             return "on GPUs the memory is told by their allocators"
-        if self._session.seen.get("wrapper") in _SHARDED:
+        if self._session.seen.get("wrapper") in SHARDED:
             return "sharded weights change their size outside any operation"
         counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
         if counters and counters["frames"].get("total"):
@@ -179,7 +180,11 @@ def name_batches(module: ModuleType, session: RankSession) -> None:
 
     @functools.wraps(fetch)
     def observed(self: Any) -> Any:
-        batch = fetch(self)
+        try:
+            batch = fetch(self)
+        except BaseException as error:
+            leave_out(error)
+            raise
         named(batch)
         return batch
 

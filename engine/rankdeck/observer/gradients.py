@@ -7,14 +7,13 @@ something larger (sharded parameters), sparse, or still scaled, it is not known.
 from __future__ import annotations
 
 from .readings import Scalars, modes_on
+from .wrappers import SHARDED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from .session import RankSession
-
-_SHARDED = ("FullyShardedDataParallel", "fully_shard")
 
 
 class Gradients:
@@ -48,10 +47,7 @@ class Gradients:
 
     def _norm(self, optimizer: Any) -> Any:
         torch = self._torch
-        if (
-            self._session.seen.get("wrapper") in _SHARDED
-            or getattr(optimizer, "grad_scale", None) is not None
-        ):
+        if self._session.seen.get("wrapper") in SHARDED or getattr(optimizer, "grad_scale", None) is not None:
             return None
         gradients = [
             p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None

@@ -60,8 +60,9 @@ class _Finder:
             try:
                 run(module)
             except BaseException as error:
-                # A traceback shows what it would show alone.
-                error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+                from .frames import leave_out
+
+                leave_out(error)
                 raise
             try:
                 self.imported(name, module)

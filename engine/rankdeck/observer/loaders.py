@@ -2,7 +2,8 @@
 
 A batch counts once the backward that follows it has run, so that loaders which fetch ahead count what was
 trained on. Each iterator has a queue of its own and gives one batch to a backward. Validation does not count:
-batches that are fetched without gradients, and iterators that run out without a backward in between.
+batches that are fetched without gradients, and iterators that run out, or are left, after several without
+a backward in between.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import functools
 import time
 import weakref
 from collections import deque
+
+from .frames import leave_out
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,8 +80,12 @@ class Loaders:
     def backward(self, _: Any) -> None:
         """A backward begins: one batch of each iterator was for it."""
         taken = 0
-        for feed in list(self._feeds.values()):
-            if feed.ahead:
+        feeds = [feed for feed in list(self._feeds.values()) if feed.ahead]
+        is_known = len(feeds) > 1 and any(feed.trains for feed in feeds)
+        for feed in feeds:
+            if is_known and not feed.trains and len(feed.ahead) > 1:
+                feed.ahead.clear()  # It was left in the midst, and another one is trained on.
+            else:
                 num_samples = feed.ahead.popleft()
                 taken += num_samples
                 if not feed.trains:
@@ -117,7 +124,7 @@ class Loaders:
         def measure(batch: Any) -> int:
             for key in path:
                 batch = batch[key]
-            return len(batch) if by_length else int(batch.shape[0])
+            return len(batch) if by_length else batch.size(0)
 
         return measure
 
@@ -159,7 +166,7 @@ def install(module: Any, session: RankSession) -> None:
         except BaseException as error:
             if isinstance(error, StopIteration):
                 loaders.ran_out(self)
-            error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+            leave_out(error)
             raise
         if "samples" not in session.parts_off:
             try:

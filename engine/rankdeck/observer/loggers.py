@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+from .frames import leave_out
 from .parts import LIGHTNING, both_names
 from .told import PART, book_of
 
@@ -37,8 +38,7 @@ def _wrap(session: RankSession, owner: Any, name: str, through: str, pick: Pick,
         try:
             out = original(*args, **kwargs)
         except BaseException as error:
-            # A traceback shows what it would show alone.
-            error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+            leave_out(error)
             raise
         finally:
             book.leave()

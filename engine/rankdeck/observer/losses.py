@@ -11,9 +11,10 @@ from __future__ import annotations
 import functools
 import sys
 import time
-import weakref
 
+from .frames import leave_out
 from .readings import Scalars, modes_on
+from .scales import unscaled
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ class Losses:
     def __init__(self, torch: Any, session: RankSession) -> None:
         self._torch, self._session = torch, session
         self._readings = Scalars(torch)
+        self.with_scaler = self.with_unknown_scale = False
+        """Whether a gradient scaler has made something of losses, and something that could not be marked."""
         self.forget()
 
     def forget(self) -> None:
@@ -44,13 +47,11 @@ class Losses:
         self.backwards_in_step = 0
         self.readings: list[Any] = []
         self._shared = False
-        self.scaled: Any = None
-        """The scalar that a gradient scaler made last, weakly, and what it was made of."""
 
     def take(self) -> tuple[list[Any], int]:
         """What came together, and how often backward ran; empty again."""
         taken = self.readings, self.backwards
-        self.readings, self.backwards, self.backwards_in_step, self.scaled = [], 0, 0, None
+        self.readings, self.backwards, self.backwards_in_step = [], 0, 0
         self._shared = False
         return taken
 
@@ -62,9 +63,7 @@ class Losses:
     def called(self, tensors: Any) -> None:
         """Backward is called on `tensors`."""
         if self._shared:
-            scaled = self.scaled
             self.take()
-            self.scaled = scaled
         self.backwards += 1
         session = self._session
         session.beat("backward")
@@ -76,8 +75,9 @@ class Losses:
                 return
         if session.active_since is None:
             session.active_since = time.perf_counter()
-        tensors = [tensors] if isinstance(tensors, self._torch.Tensor) else tensors
-        if not isinstance(tensors, (list, tuple)) or not all(
+        if isinstance(tensors, self._torch.Tensor):
+            tensors = [tensors]
+        elif not isinstance(tensors, (list, tuple)) or not all(
             isinstance(t, self._torch.Tensor) for t in tensors
         ):
             tensors = []
@@ -97,22 +97,16 @@ class Losses:
             self.readings.pop()
 
     def _read(self, tensors: Any) -> Any:
-        scaled, self.scaled = self.scaled, None
         if not tensors or any(tensor.numel() != 1 for tensor in tensors) or modes_on(self._torch):
             return None
         with self._torch.no_grad():
-            if len(tensors) > 1:
-                return self._readings.read(self._torch.stack([t.detach().reshape(()) for t in tensors]).sum())
-            loss = tensors[0]
-            if scaled is not None:
-                made, original = scaled[0](), scaled[1]
-                if made is loss:
-                    loss = original
-                elif made is None:
+            losses = [unscaled(tensor) for tensor in tensors] if self.with_scaler else tensors
+            for loss, tensor in zip(losses, tensors):
+                if loss is None or (self.with_unknown_scale and loss is tensor):
                     return None
-                else:  # Something was done to it after it was scaled, as in `scaler.scale(loss) / 4`.
-                    loss = loss.detach() / (made.detach() / original)
-            return self._readings.read(loss)
+            if len(losses) == 1:
+                return self._readings.read(losses[0])
+            return self._readings.read(self._torch.stack([t.detach().reshape(()) for t in losses]).sum())
 
 
 def num_running(frame: Any, code: Any) -> int:
@@ -141,8 +135,7 @@ def install(torch: Any, session: RankSession) -> None:
         try:
             return backward(tensors, grad_tensors, *args, **kwargs)
         except BaseException as error:
-            # A traceback shows what it would show alone.
-            error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+            leave_out(error)
             if losses.inside == 1:
                 losses.failed()
             raise
@@ -150,9 +143,3 @@ def install(torch: Any, session: RankSession) -> None:
             losses.inside -= 1
 
     torch.autograd.backward = observed
-
-
-def follow_scaled(losses: Losses, scaled: Any, original: Any) -> None:
-    """A gradient scaler has made `scaled` of `original`."""
-    if scaled is not original and getattr(scaled, "numel", lambda: 0)() == 1:
-        losses.scaled = weakref.ref(scaled), original.detach()

@@ -10,6 +10,8 @@ from __future__ import annotations
 import functools
 import os
 
+from .frames import leave_out
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -26,13 +28,16 @@ def install(rendezvous: Any, session: RankSession) -> None:
 
     @functools.wraps(make)
     def observed(hostname: Any, port: Any, *args: Any, **kwargs: Any) -> Any:
-        hosted = os.environ.get(_HOSTED)
-        if ours is None or hosted is None or str(port) == ours:
-            return make(hostname, port, *args, **kwargs)
-        del os.environ[_HOSTED]
+        hosted = os.environ.get(_HOSTED) if ours is not None and str(port) != ours else None
+        if hosted is not None:
+            del os.environ[_HOSTED]
         try:
             return make(hostname, port, *args, **kwargs)
+        except BaseException as error:
+            leave_out(error)
+            raise
         finally:
-            os.environ[_HOSTED] = hosted
+            if hosted is not None:
+                os.environ[_HOSTED] = hosted
 
     rendezvous._create_c10d_store = observed

@@ -1,31 +1,34 @@
 """Values that a script logs itself, kept until the next flush and then written as columns.
 
-A value is taken as it was when it was logged: of a tensor on a GPU a copy stays there, which is read at the
-flush by the thread that writes, so that no step waits for it. One logger may call another (a trainer its
-callback, that one a writer): `outermost` lets the first of them tell, and the others pass. loggers.py and
-log.py bring the values.
+A value is taken as it was when it was logged: a tensor on a GPU is read as losses are (readings.py), and a
+row whose numbers are still on their way waits, so that neither a step nor the end waits for a GPU. One logger
+may call another (a trainer its callback, that one a writer): `outermost` lets the first of them tell, and the
+others pass. loggers.py and log.py bring the values.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from .readings import resolved, settled
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 MOST_ROWS = 10_000
-"""Rows that wait for a rank's file: a process that never becomes one keeps no more than these, the last."""
+"""Rows that wait for a file: where there is none to be had no more than these are kept, the last."""
 _DEEPEST = 4
 
 
 class LoggedRow:
     """What one call, or several of one step, have logged."""
 
-    __slots__ = ("after", "at_s", "step", "through", "values")
+    __slots__ = ("after", "at_s", "since_s", "step", "through", "values")
 
     def __init__(
         self, through: str, step: int | None, at_s: float, after: int, values: dict[str, Any]
@@ -33,6 +36,7 @@ class LoggedRow:
         self.through = through
         self.step = step
         self.at_s = at_s
+        self.since_s = time.perf_counter()
         self.after = after
         self.values = values
 
@@ -48,10 +52,18 @@ class LoggedRow:
 
 
 class MetricsBook:
-    """Rows that are not written yet; safe to use from several threads."""
+    """Rows that are not written yet; safe to use from several threads.
 
-    def __init__(self, steps_so_far: Callable[[], int]) -> None:
+    `added` is called whenever there is a row to be written; `read` gives a Reading of a tensor that is not on
+    a CPU.
+    """
+
+    def __init__(
+        self, added: Callable[[], None], steps_so_far: Callable[[], int], read: Callable[[Any], Any]
+    ) -> None:
+        self._added = added
         self._steps_so_far = steps_so_far
+        self._read = read
         self._calls = threading.local()
         self._lock = threading.Lock()
         self._rows: list[LoggedRow] = []
@@ -80,7 +92,7 @@ class MetricsBook:
         `once`: what the row before told with the same names, step and values is not told again.
         """
         found: dict[str, Any] = {}
-        _collect(values, "", between, found, _DEEPEST)
+        self._collect(values, "", between, found, _DEEPEST)
         if not found:
             return
         row = LoggedRow(through, _whole(step), time.time(), self._steps_so_far(), found)
@@ -95,13 +107,20 @@ class MetricsBook:
             self._last[through] = row
             if len(self._rows) > MOST_ROWS:
                 del self._rows[0]
+        self._added()
 
-    def take(self) -> list[dict[str, Any]]:
-        """The fields of one event for each logger; the book is then empty."""
+    def take(self, ending: bool = False) -> list[dict[str, Any]]:
+        """The fields of one event for each logger; from the first row on that still waits, rows stay."""
         with self._lock:
             rows, self._rows = self._rows, []
         by_logger: dict[str, list[LoggedRow]] = {}
-        for row in rows:
+        for place, row in enumerate(rows):
+            values = settled(functools.partial(_numbers, dict(row.values)), row.since_s, ending)
+            if values is None:
+                with self._lock:
+                    self._rows[:0] = rows[place:]
+                break
+            row.values = dict(zip(row.values, values))
             by_logger.setdefault(row.through, []).append(row)
         return [_columns(through, told) for through, told in by_logger.items()]
 
@@ -109,6 +128,40 @@ class MetricsBook:
         """Start empty: a forked child tells nothing of what its parent has logged, and its lock is new."""
         self._lock = threading.Lock()
         self._rows, self._last = [], {}
+
+    def _collect(
+        self, values: Mapping[Any, Any], before: str, between: str, found: dict[str, Any], deep: int
+    ) -> None:
+        for key, value in values.items():
+            name = before + str(key)
+            if hasattr(value, "items") and not hasattr(value, "item"):
+                if deep:
+                    self._collect(value, name + between, between, found, deep - 1)
+                continue
+            kept = self._kept(value)
+            if kept is not None:
+                found[name] = kept
+
+    def _kept(self, value: Any) -> Any:
+        """A number as a float, a tensor that is not on a CPU as a Reading; None for anything else."""
+        if isinstance(value, bool):
+            return None
+        if isinstance(value, (int, float)):
+            return float(value) if -1e308 < value < 1e308 else math.nan
+        if hasattr(value, "item"):
+            if hasattr(value, "__tensor_flatten__") or hasattr(value, "fake_mode"):
+                return (
+                    None  # What wraps others may answer with a collective, which only this rank would call.
+                )
+            count = value.numel() if hasattr(value, "numel") else getattr(value, "size", 1)
+            if count != 1:
+                return None
+            if getattr(getattr(value, "device", None), "type", "cpu") != "cpu":
+                return self._read(value)
+            value = value.item()
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            return None
+        return float(value)
 
 
 def _columns(through: str, rows: list[LoggedRow]) -> dict[str, Any]:
@@ -128,48 +181,12 @@ def _columns(through: str, rows: list[LoggedRow]) -> dict[str, Any]:
     }
 
 
-def _collect(values: Mapping[Any, Any], before: str, between: str, found: dict[str, Any], deep: int) -> None:
-    for key, value in values.items():
-        name = before + str(key)
-        if hasattr(value, "items") and not hasattr(value, "item"):
-            if deep:
-                _collect(value, name + between, between, found, deep - 1)
-            continue
-        kept = _kept(value)
-        if kept is not None:
-            found[name] = kept
+def _numbers(values: dict[str, Any]) -> list[Any]:
+    return [resolved(value) for value in values.values()]
 
 
-def _kept(value: Any) -> Any:
-    """A number as a float, a tensor that has yet to be read as a copy of it; None for anything else."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, (int, float)):
-        return float(value) if -1e308 < value < 1e308 else math.nan
-    if hasattr(value, "item"):
-        if hasattr(value, "__tensor_flatten__") or hasattr(value, "fake_mode"):
-            return None  # What wraps others may answer with a collective, which only this rank would call.
-        count = value.numel() if hasattr(value, "numel") else getattr(value, "size", 1)
-        if count != 1:
-            return None
-        device = getattr(getattr(value, "device", None), "type", "cpu")
-        if device == "meta":
-            return None
-        if device != "cpu":
-            return value.detach().clone()
-        value = value.item()
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        return None
-    return float(value)
-
-
-def _finite(value: Any) -> float | None:
-    if not isinstance(value, float):
-        value = value.item()
-        if isinstance(value, (bool, complex)):
-            return None
-        value = float(value)
-    return value if math.isfinite(value) else None
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _whole(step: Any) -> int | None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .session import RankSession
 
 _PUT_IN_PLACE = ("torch.distributed.fsdp", "torch.distributed._composable")
+_OTHER_WRAPPERS = ("FullyShardedDataParallel", "_FabricModule")
 _MOST_NODES = 400
 _LIBRARIES = (
     "transformers", "accelerate", "lightning", "pytorch_lightning", "lightning_fabric", "deepspeed",
@@ -135,12 +136,12 @@ def _group(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unwrapped(model: Any) -> Any:
-    """What a wrapper of torch's holds."""
+    """What a wrapper of torch's, or of Lightning Fabric's `setup`, holds."""
     for _ in range(8):
         inner = getattr(model, "_orig_mod", None)
         if inner is None and type(model).__module__.startswith("torch.nn.parallel"):
             inner = getattr(model, "module", None)
-        if inner is None and type(model).__name__ == "FullyShardedDataParallel":
+        if inner is None and type(model).__name__ in _OTHER_WRAPPERS:
             inner = getattr(model, "module", None)
         if inner is None:
             break

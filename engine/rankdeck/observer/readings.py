@@ -7,40 +7,51 @@ which anybody can see without asking the driver. Places are taken in turn, and m
 
 from __future__ import annotations
 
+import itertools
 import math
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 _PLACES = 256
 _NOT_YET = 0x7FF8_DEAD_BEEF_0001
-
-
-class Pending:
-    """A number that is under way; `get` gives `NOT_YET` until it is there, and None where it was lost."""
-
-    def __init__(self, readings: Scalars, place: int, turn: int) -> None:
-        self._readings, self._place, self._turn = readings, place, turn
-
-    def get(self) -> float | object | None:
-        return self._readings.look(self._place, self._turn)
-
-
+_LOST_AFTER_S = 2.0
+_AT_END_S = 0.2
+_LOOK_AGAIN_S = 0.01
 NOT_YET = object()
 Reading = object
 """A float, None, or Pending."""
 
 
-class Scalars:
-    """Places for the numbers of this process."""
+class Pending:
+    """A number that is under way; `get` gives `NOT_YET` until it is there, and None where it was lost."""
 
-    def __init__(self, torch: Any) -> None:
+    def __init__(self, memory: Any, turns: list[int], place: int, turn: int) -> None:
+        self._memory, self._turns = memory, turns
+        self._place, self._turn = place, turn
+
+    def get(self) -> float | object | None:
+        numbers, bits = self._memory
+        place = self._place
+        if self._turns[place] != self._turn:
+            return None
+        if bits[place].item() == _NOT_YET:
+            return NOT_YET
+        value: float = numbers[place].item()
+        return value if self._turns[place] == self._turn else None
+
+
+class Scalars:
+    """Places for the numbers of this process; safe to use from several threads."""
+
+    def __init__(self, torch: Any, num_places: int = _PLACES) -> None:
         self._torch = torch
-        self._turns = [0] * _PLACES
-        self._next = 0
-        self._numbers: Any = None
-        self._bits: Any = None
+        self._turns = [-1] * num_places
+        self._count = itertools.count()
+        self._memory: Any = None
 
     def read(self, tensor: Any) -> Reading:
         """The value of a tensor of one element; None where that cannot be had without a wait."""
@@ -56,25 +67,36 @@ class Scalars:
 
     def _start(self, tensor: Any) -> Pending:
         torch = self._torch
-        if self._numbers is None:
-            self._numbers = torch.empty(_PLACES, dtype=torch.float64, pin_memory=True)
-            self._bits = self._numbers.view(torch.int64)
-        place = self._next
-        self._next = (place + 1) % _PLACES
-        self._turns[place] += 1
-        self._bits[place] = _NOT_YET
+        memory = self._memory
+        if memory is None:
+            with torch.inference_mode(False):
+                numbers = torch.empty(len(self._turns), dtype=torch.float64, device="cpu", pin_memory=True)
+                memory = self._memory = numbers, numbers.view(torch.int64)
+        numbers, bits = memory
+        turn = next(self._count)
+        place = turn % len(self._turns)
+        self._turns[place] = turn
+        bits[place] = _NOT_YET
         with torch.no_grad():
             value = tensor.detach().reshape(()).to(torch.float64)
-            self._numbers[place].copy_(value, non_blocking=True)
-        return Pending(self, place, self._turns[place])
+            numbers[place].copy_(value, non_blocking=True)
+        return Pending(memory, self._turns, place, turn)
 
-    def look(self, place: int, turn: int) -> float | object | None:
-        if self._turns[place] != turn:
+
+def settled(look: Callable[[], list[Any]], since_s: float, ending: bool) -> list[Any] | None:
+    """What `look` gives, with None for each number that was lost; None while one may still come.
+
+    They are waited for only while the process ends, until a moment after `since_s` (time.perf_counter).
+    """
+    while True:
+        values = look()
+        if NOT_YET not in values:
+            return values
+        if time.perf_counter() - since_s >= (_AT_END_S if ending else _LOST_AFTER_S):
+            return [None if value is NOT_YET else value for value in values]
+        if not ending:
             return None
-        if self._bits[place].item() == _NOT_YET:
-            return NOT_YET
-        value = self._numbers[place].item()
-        return value if self._turns[place] == turn else None
+        time.sleep(_LOOK_AGAIN_S)
 
 
 def resolved(reading: Any) -> Any:
@@ -93,7 +115,17 @@ def total(readings: list[Any]) -> Any:
 
 
 def modes_on(torch: Any) -> bool:
-    """Whether the script watches or changes operations itself: then nothing is computed here."""
-    count = getattr(torch._C, "_len_torch_dispatch_stack", None)
-    functions = getattr(torch._C, "_len_torch_function_stack", None)
-    return bool((count is not None and count()) or (functions is not None and functions()))
+    """Whether the script watches or changes operations itself: then nothing is computed here.
+
+    A default device is no such mode.
+    """
+    num_dispatch = getattr(torch._C, "_len_torch_dispatch_stack", None)
+    num_functions = getattr(torch._C, "_len_torch_function_stack", None)
+    if num_dispatch is not None and num_dispatch():
+        return True
+    if num_functions is None or not num_functions():
+        return False
+    default_device = getattr(getattr(torch.utils, "_device", None), "DeviceContext", None)
+    return any(
+        type(mode) is not default_device for mode in torch.overrides._get_current_function_mode_stack()
+    )

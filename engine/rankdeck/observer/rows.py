@@ -6,11 +6,11 @@ belong to the step. Rows are written in order; one whose numbers are still on th
 
 from __future__ import annotations
 
+import functools
 import math
-import time
 from collections import deque
 
-from .readings import NOT_YET, resolved, total
+from .readings import resolved, settled, total
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .session import RankSession
 
 _MOST_A_LINE = 500
-_LOST_AFTER_S = 2.0
+_NOT_SAMPLED = (None, None, None)
 
 
 class Rows:
@@ -48,12 +48,11 @@ class Rows:
             lines: list[Any] = []
             while self._rows and len(lines) < _MOST_A_LINE:
                 row = self._rows[0]
-                values = [total(row[2]), resolved(row[3]), resolved(row[4])]
-                if NOT_YET in values:
-                    # At the end of a process its GPU is given a moment.
-                    if time.perf_counter() - row[0] < (0.2 if self._session.ending else _LOST_AFTER_S):
-                        break
-                    values = [None if value is NOT_YET else value for value in values]
+                values: Any = _NOT_SAMPLED
+                if row[2] or row[3] is not None or row[4] is not None:
+                    values = settled(functools.partial(_numbers, row), row[0], self._session.ending)
+                if values is None:
+                    break
                 self._rows.popleft()
                 lines.append((row, values))
             if not lines:
@@ -97,3 +96,8 @@ class Rows:
             backwards=backwards,
         )
         self._written += len(lines)
+
+
+def _numbers(row: Any) -> list[Any]:
+    """Loss, learning rate and gradient norm, as far as they are there."""
+    return [total(row[2]), resolved(row[3]), resolved(row[4])]

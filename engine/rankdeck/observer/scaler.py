@@ -1,13 +1,16 @@
 """Gradient scalers: losses as they were before scaling, and the steps that a scaler skipped.
 
 A scaler that finds infinite gradients does not call the optimizer: that step is none, and its loss nobody's.
+Counted are those of the optimizer that leads. One that skips inside its own step (fused) has stepped.
 """
 
 from __future__ import annotations
 
 import functools
+import weakref
 
-from .losses import follow_scaled
+from .frames import leave_out
+from .scales import mark
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,51 +18,87 @@ if TYPE_CHECKING:
 
     from .session import RankSession
 
+_PART = "scaler"
+
 
 def install(module: Any, session: RankSession) -> None:
     """Follow torch's own scaler."""
+    skipped = Skipped(session)
+    session.on_leading.append(session.guarded(_PART, skipped.leads))
+    session.on_fork.append(skipped.forget)
     _follow_scale(module.GradScaler, session)
-    _follow_step(module.GradScaler, session)
+    _follow_step(module.GradScaler, session, skipped)
 
 
 def install_sharded(module: Any, session: RankSession) -> None:
-    """Follow the scaler of sharded gradients, which scales by itself."""
+    """Follow the scaler of sharded gradients, which scales by itself, and steps as torch's own does."""
     if "scale" in vars(module.ShardedGradScaler):
         _follow_scale(module.ShardedGradScaler, session)
-    if "step" in vars(module.ShardedGradScaler):
-        _follow_step(module.ShardedGradScaler, session)
+
+
+class Skipped:
+    """Steps of each optimizer that were skipped, until it is known whether it leads."""
+
+    def __init__(self, session: RankSession) -> None:
+        self._session = session
+        self.forget()
+
+    def forget(self) -> None:
+        self._leader: Any = None
+        self._counts: Any = weakref.WeakKeyDictionary()
+
+    def add(self, optimizer: Any) -> None:
+        """A step of this optimizer was skipped."""
+        self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
+        if self._leader is not None and self._leader() is optimizer:
+            self.leads(optimizer)
+        if self._session.losses is not None:
+            self._session.losses.share()
+
+    def leads(self, optimizer: Any) -> None:
+        """This optimizer leads: what it skipped is the run's."""
+        self._leader = weakref.ref(optimizer)
+        count = self._counts.pop(optimizer, 0)
+        if count:
+            self._session.see(skipped=self._session.seen.get("skipped", 0) + count)
 
 
 def _follow_scale(scaler: Any, session: RankSession) -> None:
     scale = scaler.scale
-    follow = session.guarded("scaler", follow_scaled)
+
+    marked = session.guarded(_PART, mark)
 
     @functools.wraps(scale)
     def observed(self: Any, outputs: Any) -> Any:
-        scaled = scale(self, outputs)
-        if session.sampled and session.losses is not None:
-            follow(session.losses, scaled, outputs)
+        try:
+            scaled = scale(self, outputs)
+        except BaseException as error:
+            leave_out(error)
+            raise
+        losses = session.losses
+        if scaled is not outputs and losses is not None:  # It is not switched off.
+            losses.with_scaler = True
+            if not marked(scaled, outputs, getattr(self, "_scale", None)):
+                losses.with_unknown_scale = True
         return scaled
 
     scaler.scale = observed
 
 
-def _follow_step(scaler: Any, session: RankSession) -> None:
+def _follow_step(scaler: Any, session: RankSession, skipped: Skipped) -> None:
     step = scaler.step
-
-    def skipped() -> None:
-        session.see(skipped=session.seen.get("skipped", 0) + 1)
-        if session.losses is not None:
-            session.losses.take()
-
-    skipped = session.guarded("scaler", skipped)
+    add = session.guarded(_PART, skipped.add)
 
     @functools.wraps(step)
     def observed(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         fired = session.fired
-        result = step(self, optimizer, *args, **kwargs)
-        if session.fired == fired:
-            skipped()
+        try:
+            result = step(self, optimizer, *args, **kwargs)
+        except BaseException as error:
+            leave_out(error)
+            raise
+        if session.fired == fired and "steps" not in session.parts_off:
+            add(optimizer)
         return result
 
     scaler.step = observed

@@ -1,8 +1,10 @@
 """What is known of this process: which rank it is, what was seen, which parts are off; and where lines go.
 
 A process is a rank once it steps an optimizer (`begin`): its file is claimed then, and a thread writes down
-every quarter of a second what has come together. Until then events wait here. A forked child knows nothing of
-what its parent was. Read steps.py next, which decides what a step is.
+every quarter of a second what has come together. Until then events wait here, but for what the script logs
+(`logs`): that goes into the file of the rank that this process would be, which is held only while lines are
+written, so that who trains has it. A forked child knows nothing of what its parent was. Read steps.py next,
+which decides what a step is.
 
 For parts: `emit`, `see`, `beat`, `guarded`, `switch_off`, and lists of functions to call:
 
@@ -21,6 +23,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections import deque
 from functools import wraps
 
@@ -35,6 +38,9 @@ if TYPE_CHECKING:
 TICK_S = 0.25
 _MOST_EARLY = 1000
 _END_S = 0.5
+_COUNTS = {"skipped", "other_optimizers"}
+"""Facts that change all the time: by themselves they are told every few seconds, and at the end."""
+_COUNTED_S = 5.0
 
 
 class RankSession:
@@ -55,6 +61,8 @@ class RankSession:
         self.stack_signal: int | None = None
         self.losses: Any = None
         """What backward was called on; None where that part is off."""
+        self.book: Any = None
+        """What the script has logged (metrics.py)."""
         self._forget()
         os.register_at_fork(before=self._pause, after_in_child=self._forked)
         atexit.register(self.end)
@@ -83,10 +91,15 @@ class RankSession:
         """Weak references of the optimizers that have stepped, inner ones too."""
         self.seen: dict[str, Any] = {}
         self._file: RankFile | None = None
+        self._shared: RankFile | None = None
+        """Where a process that has not stepped writes what it logs."""
         self._early: deque[tuple[str, dict[str, Any]]] = deque(maxlen=_MOST_EARLY)
         self._told: dict[str, Any] | None = None
+        self._told_at = 0.0
         self._heart: Heart | None = None
         self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+        self._ends_by_itself = False
         self._stop = threading.Event()
         self._lock = threading.RLock()
         self._open_heart_of_started_rank()
@@ -136,22 +149,24 @@ class RankSession:
     @property
     def is_writing(self) -> bool:
         """Whether this process is a rank whose lines are written down."""
-        return self._thread is not None
+        return self._file is not None and self._thread is not None
 
     def begin(self, optimizer: Any) -> None:
         """The first step of this process: from now on it is a rank."""
         if self.rank is not None:
             self._ensure_thread()
             return
-        rank, world_size = _place()
-        folder = os.path.join(self.run, "events")
-        file = RankFile(folder, rank, self.attempt, max(world_size or 1, _number("WORLD_SIZE", 1)))
+        self._stop_thread()
+        if self._shared is not None:
+            self._shared.close()
+            self._shared = None
+        file, world_size = self._claim()
         self.rank, self.world_size, self.first_step = file.rank, world_size, file.steps
         self.step += file.steps
         self._open_heart(file.rank)
         for function in self.on_begin:
             function(optimizer)
-        devices, uuids = _devices(optimizer, file.rank)
+        devices, uuids = self.guarded("devices", _devices)(optimizer, file.rank) or ([file.rank], [])
         started = {"rank": file.rank, "pid": os.getpid(), "devices": devices, "uuids": uuids}
         started.update(world_size=world_size, stack_signal=self.stack_signal)
         file.write("rank_started", started)
@@ -161,18 +176,47 @@ class RankSession:
             kind, fields = self._early.popleft()
             self.emit(kind, **fields)
         self._ensure_thread()
-        helpers = sys.modules.get("multiprocessing.util")
-        if helpers is not None:
-            # A process that multiprocessing has forked ends without atexit.
-            helpers.Finalize(None, self.end, exitpriority=0)
 
-    def tick(self) -> None:
-        """Write down what has come together."""
-        with self._lock:
+    def logs(self) -> None:
+        """The script has logged something, which is written down whether or not it ever steps."""
+        if self._thread is None:
+            self._ensure_thread()
+
+    def _claim(self) -> tuple[RankFile, int | None]:
+        """The file of the rank that this process is, and how many ranks its process group has."""
+        rank, world_size = _place()
+        num_ranks = max(world_size or 1, _number("WORLD_SIZE", 1))
+        return RankFile(os.path.join(self.run, "events"), rank, self.attempt, num_ranks), world_size
+
+    def tick(self, wait_s: float = -1) -> None:
+        """Write down what has come together, unless somebody does so for longer than `wait_s`."""
+        if not self._lock.acquire(timeout=wait_s):
+            return
+        try:
             if self._file is not None:
                 for function in self.on_tick:
                     function()
                 self._tell()
+            elif self.book is not None:
+                self._write_logged()
+        finally:
+            self._lock.release()
+
+    def _write_logged(self) -> None:
+        told = self.book.take(self.ending)
+        if not told:
+            return
+        file = self._shared
+        if file is None or not file.resume():
+            if file is not None:
+                file.close()
+            file, _ = self._claim()
+            self._shared = file
+        for fields in told:
+            file.write("metric", {"rank": file.rank, **fields})
+        if self.parts_off:
+            file.write("observed", {"rank": file.rank, "script": _script(), "parts": dict(self.parts_off)})
+        file.let_go()
 
     def end(self) -> None:
         """What is left is written; why the process ends is its supervisor's to say."""
@@ -185,16 +229,26 @@ class RankSession:
         facts = dict(self.seen)
         facts["script"] = _script()
         facts["parts"] = dict(self.parts_off)
-        if facts != self._told:
-            self._told = facts
+        told, now = self._told or {}, time.monotonic()
+        names = facts.keys() | told.keys()
+        changed = {name for name in names if name not in told or facts.get(name) != told[name]}
+        if changed - _COUNTS or (changed and (self.ending or now - self._told_at >= _COUNTED_S)):
+            self._told, self._told_at = facts, now
             self.emit("observed", **facts)
 
     def _ensure_thread(self) -> None:
-        if self._thread is None:
+        with self._starting:
+            if self._thread is not None:
+                return
             self._stop = threading.Event()
             thread = threading.Thread(target=self._work, args=(self._stop,), name="rankdeck", daemon=True)
             thread.start()
             self._thread = thread
+            helpers = sys.modules.get("multiprocessing.util")
+            if helpers is not None and not self._ends_by_itself:
+                # A process that multiprocessing has forked ends without atexit.
+                self._ends_by_itself = True
+                helpers.Finalize(None, self.end, exitpriority=0)
 
     def _work(self, stop: threading.Event) -> None:
         # Signals are the script's, and where it has blocked them they wait.
@@ -222,14 +276,15 @@ class RankSession:
 
     def _tick_at_last(self) -> None:
         try:
-            self.tick()
+            self.tick(_END_S)
         except Exception as error:
             self.switch_off("writing", error)
 
     def _forked(self) -> None:
         try:
-            if self._file is not None:
-                self._file.close()
+            for file in (self._file, self._shared):
+                if file is not None:
+                    file.close()
             self._forget()
             for function in self.on_fork:
                 function()

@@ -38,7 +38,10 @@ class _Track:
     def __init__(self, optimizer: Any) -> None:
         self.ref = weakref.ref(optimizer)
         self.name = type(optimizer).__name__
-        self.num_parameters = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+        try:
+            self.num_parameters = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+        except Exception:  # It keeps them in a way of its own.
+            self.num_parameters = 0
         self.aside: list[Any] = []
 
 
@@ -54,7 +57,10 @@ class StepWatch:
 
     def __init__(self, torch: Any, session: RankSession) -> None:
         self._session = session
-        self._gradients = Gradients(torch, session)
+        gradients = Gradients(torch, session)
+        self._norm_before = session.guarded("gradients", gradients.before)
+        self._norm_after = session.guarded("gradients", gradients.after)
+        self._rate = session.guarded("gradients", gradients.learning_rate)
         self.handles: list[Any] = []
         self.forget()
 
@@ -100,7 +106,7 @@ class StepWatch:
                 losses.step_code = sys._getframe(1).f_code
             if session.sampled:
                 began = time.perf_counter()
-                self._norm = self._gradients.before(optimizer, args, kwargs)
+                self._norm = self._norm_before(optimizer, args, kwargs)
                 self._cost_s = time.perf_counter() - began
         except Exception as error:
             self._off(error)
@@ -126,8 +132,8 @@ class StepWatch:
         if sampled:
             norm, self._norm = self._norm, None
             if norm is None:
-                norm = self._gradients.after(optimizer, args, kwargs)
-            rate = self._gradients.learning_rate(optimizer)
+                norm = self._norm_after(optimizer, args, kwargs)
+            rate = self._rate(optimizer)
         leader = self._leader
         leads = leader is not None and leader.ref() is optimizer
         taken: list[Any] = []
@@ -173,27 +179,31 @@ class StepWatch:
         """Remember it, weakly, for who looks at what optimizers hold."""
         known = self._known.get(id(optimizer))
         if known is None or known() is not optimizer:
-            self._known[id(optimizer)] = reference = weakref.ref(optimizer)
-            optimizers = self._session.optimizers
-            optimizers[:] = [other for other in optimizers if other() is not None] + [reference]
+            self._known = {key: ref for key, ref in self._known.items() if ref() is not None}
+            self._known[id(optimizer)] = weakref.ref(optimizer)
+            self._session.optimizers[:] = self._known.values()
 
     def _other_stepped(self, optimizer: Any, row: Any) -> None:
         with self._turn:
+            tracks = self._tracks.values()
+            if self._leader is None and tracks and all(known.ref() is None for known in tracks):
+                self._lead(max(tracks, key=lambda known: known.num_parameters))
             track = self._tracks.get(id(optimizer))
             if track is None or track.ref() is not optimizer:
+                if track is not None:
+                    self._put_apart(track)
                 self._know(optimizer)
                 track = self._tracks[id(optimizer)] = _Track(optimizer)
             if self._first_at is None:
                 self._first_at = row[0]
             again = bool(track.aside)
-            if len(track.aside) < _MOST_ASIDE:
-                track.aside.append(row)
+            track.aside.append(row)
             self._since += 1
             leader = self._leader
             if leader is None:
                 if again:
                     self._lead(max(self._tracks.values(), key=lambda known: known.num_parameters))
-            elif leader.ref() is None or len(track.aside) > 4 * self._between + 4:
+            elif leader.ref() is None or len(track.aside) > min(4 * self._between + 4, _MOST_ASIDE):
                 self._lead(track)
 
     def _lead(self, track: _Track) -> None:
@@ -216,13 +226,16 @@ class StepWatch:
         """What was kept aside was another optimizer's."""
         self._between, self._since = max(self._between, self._since), 0
         for key, track in list(self._tracks.items()):
-            if track.aside:
-                self._others[track.name] = self._others.get(track.name, 0) + len(track.aside)
-                track.aside = []
+            self._put_apart(track)
             if track.ref() is None:
                 del self._tracks[key]
         if self._others:
             self._session.see(other_optimizers=dict(self._others))
+
+    def _put_apart(self, track: _Track) -> None:
+        if track.aside:
+            self._others[track.name] = self._others.get(track.name, 0) + len(track.aside)
+            track.aside = []
 
     def write(self) -> None:
         """Write down the steps so far, from the thread or at the end."""
@@ -232,7 +245,11 @@ class StepWatch:
             if self._leader is None and self._tracks and (ending or waited_s > _DECIDE_AFTER_S):
                 self._lead(max(self._tracks.values(), key=lambda known: known.num_parameters))
             if ending and self._since:
-                self._dismiss()
+                last = max(self._tracks.values(), key=lambda known: len(known.aside))
+                if self._since > self._between and 2 * len(last.aside) >= self._session.step:
+                    self._lead(last)  # A second training, as long as the first.
+                else:
+                    self._dismiss()
         self._rows.write()
 
 
@@ -249,7 +266,8 @@ def install(torch: Any, session: RankSession) -> None:
         register_optimizer_step_post_hook(watch.after),
     ]
     session.on_fork.append(watch.forget)
-    session.on_tick.append(session.guarded("steps", watch.write))
+    # By a name of its own: what was seen before the hooks failed is written all the same.
+    session.on_tick.append(session.guarded("written steps", watch.write))
 
 
 def leave_uncompiled(trace_rules: Any, session: RankSession) -> None:

@@ -6,12 +6,17 @@ import functools
 import inspect
 import weakref
 
+from .frames import leave_out
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
     from .session import RankSession
+
+SHARDED = ("FullyShardedDataParallel", "fully_shard")
+"""Those under which a parameter is a part of a larger one."""
 
 
 def install_ddp(module: Any, session: RankSession) -> None:
@@ -34,7 +39,11 @@ def install_fsdp(module: Any, session: RankSession) -> None:
 
     @functools.wraps(shard)
     def observed(wrapped: Any, *args: Any, **kwargs: Any) -> Any:
-        result = shard(wrapped, *args, **kwargs)
+        try:
+            result = shard(wrapped, *args, **kwargs)
+        except BaseException as error:
+            leave_out(error)
+            raise
         told(session, "fully_shard", shard, (wrapped, *args), kwargs, wrapped)
         return result
 
@@ -48,7 +57,11 @@ def _follow_constructor(wrapper: Any, session: RankSession) -> None:
 
     @functools.wraps(construct)
     def observed(self: Any, *args: Any, **kwargs: Any) -> None:
-        construct(self, *args, **kwargs)
+        try:
+            construct(self, *args, **kwargs)
+        except BaseException as error:
+            leave_out(error)
+            raise
         told(session, wrapper.__name__, construct, (self, *args), kwargs, self)
 
     observed.__rankdeck__ = True  # type: ignore[attr-defined]

@@ -1,7 +1,8 @@
 """One rank's lines in the run's event files, by the standard library alone.
 
 The file is claimed with a lock that ends with the process. Who finds it locked takes the next number that no
-rank of this run has; who finds one of a process that has ended goes on behind its last line. Each line is one
+rank of this run has; who finds one of a process that has ended goes on behind its last line. Who only logs
+lets go of it after each write, and others wait that long for it. Each line is one
 write; what the disk does not take is counted, and told once there is room again. A script may close what it
 does not know (a daemon does), so that a file of its own gets our descriptor's number: nothing is written or
 closed there. See events.py in rankdeck.
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _TAIL_BYTES = 1 << 20
 _ASIDE = 512
 _MOST_RANKS = 4096
+_A_MOMENT_S = 0.05
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=str).encode
 
@@ -33,13 +35,22 @@ class RankFile:
     def __init__(self, folder: str, rank: int, attempt: int, num_ranks: int) -> None:
         os.makedirs(folder, exist_ok=True)
         self.rank = rank
-        while not self._claim(os.path.join(folder, "rank-%d.%d.jsonl" % (self.rank, attempt))):
+        while not self._claim_soon(os.path.join(folder, "rank-%d.%d.jsonl" % (self.rank, attempt))):
             self.rank = max(self.rank + 1, num_ranks)
             if self.rank >= _MOST_RANKS:
                 raise OSError("no rank's number is free")
         self._lock = threading.Lock()
         self._dropped, self._reason = 0, ""
         self._seq, self.steps = self._read_on()
+
+    def _claim_soon(self, path: str) -> bool:
+        """The same, also where somebody lets go of the file in a moment."""
+        until = time.monotonic() + _A_MOMENT_S
+        while not self._claim(path):
+            if time.monotonic() > until:
+                return False
+            time.sleep(_A_MOMENT_S / 10)
+        return True
 
     def _claim(self, path: str) -> bool:
         """Open and lock the file; False where another process has it."""
@@ -51,6 +62,24 @@ class RankFile:
             return False
         self._handle, self._path, self._is = handle, path, _identity(handle)
         return True
+
+    def let_go(self) -> None:
+        """Others may have it from now on."""
+        if self._is_held():
+            self._length = os.fstat(self._handle).st_size
+            fcntl.flock(self._handle, fcntl.LOCK_UN)
+
+    def resume(self) -> bool:
+        """Have it again, behind what others have written since; False where another process has it."""
+        try:
+            if self._is_held():
+                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(self._handle).st_size != self._length:
+                    self._seq, self.steps = self._read_on()
+                return True
+        except OSError:
+            pass
+        return False
 
     def _is_held(self) -> bool:
         """Whether the descriptor is still that of our file."""

@@ -90,6 +90,7 @@ class Attempt:
             self.joiner.world_size = event.world_size
         self._early.clear()
         self.started = event
+        self._find_alone()
         self.anatomies.announce(event.world_size)
         return True
 
@@ -105,6 +106,15 @@ class Attempt:
         samples = self.table.column("samples") if self.is_of_a_script else np.empty(0)
         known = samples[np.isfinite(samples)]
         return float(known.mean()) if len(known) > len(samples) / 2 else np.nan
+
+    def _find_alone(self) -> None:
+        """Ranks of a script that have no place among those of the run, nor a process group."""
+        if self.started is not None and isinstance(self.joiner, ScriptJoiner):
+            self.joiner.alone = {
+                rank
+                for rank, told in self.told.ranks.items()
+                if rank >= self.started.world_size and not told.world_size
+            }
 
     def _be_of_a_script(self) -> None:
         joiner, self.joiner = self.joiner, ScriptJoiner()
@@ -209,6 +219,7 @@ class Attempt:
             case events.RankStarted():
                 self.phases[event.rank] = event.phase
                 self.told.ranks[event.rank] = event
+                self._find_alone()
             case events.Observed():
                 self.told.seen[event.rank] = event
             case events.Collectives():

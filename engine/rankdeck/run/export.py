@@ -214,9 +214,6 @@ def _unwritable(file: Path, error: OSError) -> RankdeckError:
         return MachineError(
             reason, code="disk-full", path=str(file), advice="Make room, or name another disk."
         )
-    advice = (
-        f"Make the folder first: mkdir -p {file.parent}"
-        if error.errno == errno.ENOENT
-        else "Name another file."
-    )
+    folder = file.resolve().parent
+    advice = "Name another file." if folder.is_dir() else f"Make the folder first: mkdir -p {folder}"
     return ConfigError(reason, code="unwritable", path=str(file), advice=advice)

@@ -1,15 +1,16 @@
 """What a script has logged itself (events.Metrics): a curve per name, in the script's own count of steps.
 
 Where the script gives no steps, or begins to count anew (an epoch's batches), its values stand over the steps
-that were seen of it. Of ranks that log under the same name through the same library the lowest is shown. Only
-so many names are kept, and how many are not is said: a name that is made of a step would fill the memory.
+that were seen of it, and where none were seen over how often it has told them. Of ranks that log under the
+same name through the same library the lowest is shown. Only so many names are kept, and how many are not is
+said: a name that is made of a step would fill the memory.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -85,7 +86,7 @@ class LoggedMetric:
         self.series = _new_series()
         self.last: float | None = None
         self.first_x: float | None = None
-        self.is_by_own_steps = True
+        self._over: Literal["own steps", "times told", "steps seen"] = "own steps"
         # Where a value was logged in the script's own steps, in those that were seen, when, and the value.
         self._held = Sliding([(4, np.float64)], points_held)
 
@@ -94,7 +95,7 @@ class LoggedMetric:
 
     @property
     def last_step(self) -> int | None:
-        """In the script's own count, or where it has none in steps seen."""
+        """In the script's own count, or where it has none in steps seen or times told."""
         x = self.series.last_x
         return None if x is None else int(x)
 
@@ -102,34 +103,41 @@ class LoggedMetric:
         points = np.array([columns.steps, columns.after, columns.times, columns.values])
         points[1] = np.nan_to_num(points[1])
         self._held.append(points.shape[1], points)
-        own = points[0]
-        last_x = self.series.last_x
-        before = -np.inf if last_x is None else last_x
-        goes_back = np.isnan(own).any() or (np.diff(own, prepend=before) < 0).any()
-        if self.is_by_own_steps and goes_back:
-            self.is_by_own_steps = False
+        over = self._best_for(points)
+        if over != self._over:
+            self._over = over
             self.series = _new_series()
             points = self._held[0]
             self.first_x = None
-        x = self._x_of(points)
+        x = self._x_of_newest(points)
         self.series.append_many(x, points[3])
         if self.first_x is None:
             self.first_x = float(x[0])
         self.last = float(points[3, -1])
 
+    def _best_for(self, points: Floats) -> Literal["own steps", "times told", "steps seen"]:
+        """What the values stand over now that there are these."""
+        last_x = self.series.last_x
+        goes_on = np.diff(points[0], prepend=-np.inf if last_x is None else last_x) >= 0
+        if self._over == "own steps" and goes_on.all():
+            return "own steps"
+        return "steps seen" if self._over == "steps seen" or (self._held[0][1] > 0).any() else "times told"
+
     def cut_before(self, x: float) -> None:
         """A later attempt logs from `x` on: what was logged here there is history."""
         self.series.cut(float(np.nextafter(x, -np.inf)))
-        held = np.maximum.accumulate(self._x_of(self._held[0])) if len(self._held) else np.empty(0)
+        held = np.maximum.accumulate(self._x_of_newest(self._held[0])) if len(self._held) else np.empty(0)
         self._held.truncate(self._held.first + int(np.searchsorted(held, x)))
 
     def points(self) -> tuple[Floats, Floats, Floats]:
         """(steps, Unix times, values) of those that are held one by one."""
         held = self._held[0]
-        return self._x_of(held).copy(), held[2].copy(), held[3].copy()
+        return self._x_of_newest(held).copy(), held[2].copy(), held[3].copy()
 
-    def _x_of(self, points: Floats) -> Floats:
-        x: Floats = points[0] if self.is_by_own_steps else points[1]
+    def _x_of_newest(self, points: Floats) -> Floats:
+        if self._over == "times told":
+            return np.arange(self._held.end - points.shape[1], self._held.end, dtype=np.float64) + 1
+        x: Floats = points[0 if self._over == "own steps" else 1]
         return x
 
 

@@ -95,6 +95,12 @@ class ScriptFigures:
         return dict(sorted(joiner.ranks.items())) if isinstance(joiner, ScriptJoiner) else {}
 
     @property
+    def alone(self) -> list[int]:
+        """Processes that trained by themselves beside the run's ranks."""
+        joiner = self._latest.joiner if self._latest is not None else None
+        return sorted(joiner.alone) if isinstance(joiner, ScriptJoiner) else []
+
+    @property
     def first_step_ended(self) -> float | None:
         """When any rank of any attempt had taken its first step (Unix seconds), replaced or not."""
         joiners = [one.joiner for one in self._attempts if isinstance(one.joiner, ScriptJoiner)]

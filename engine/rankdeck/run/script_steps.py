@@ -4,7 +4,8 @@ Nobody knows beforehand how many ranks step an optimizer, and a rank may take mo
 step is there once the leading rank has it: the lowest rank that has at least half as many steps as the one
 with the most. Step, time, learning rate and waiting are the leading rank's. The loss of a step is the mean of
 the ranks that told one for it, the samples are their sum, and a rank is part of a step only where it ended it
-at about the same time: ranks that train each at their own pace are not mixed.
+at about the same time: ranks that train each at their own pace are not mixed, and neither is a process that
+trains by itself beside the run's ranks (`alone`).
 
 What another rank tells late changes rows that were given already: `take` then begins with the first of them.
 Memory is bounded: a rank's newest steps are held for that.
@@ -20,11 +21,13 @@ from rankdeck.run.step_blocks import (
     ENDED,
     GRAD_NORM,
     LARGEST_STEP,
+    LONGEST_S,
     LOSS_SUM,
     LR,
     SAMPLES,
     SHARES,
     STEP_S,
+    TOO_LARGE,
     WAIT_S,
     StepBlock,
 )
@@ -35,9 +38,6 @@ _HELD = 1 << 20
 _LEAST_HELD = 1 << 12
 _APART_S = 5.0
 """Ends of a step further apart than this, and than the step's own time, are not of one step."""
-_LONGEST_S = 1e9
-_TOO_LARGE = 1e300
-"""No figure of a script: sums of it leave the range of a double."""
 _LARGEST_JOIN = 1 << 16
 
 
@@ -74,7 +74,7 @@ class RankSteps:
         if self.first_ended is None and len(ended):
             self.first_ended = float(ended[0])
         timed = values[:, 0 if self.num_steps else 1 :]
-        timed = timed[:, (timed[WAIT_S] >= 0) & (timed[STEP_S] > 0) & (timed[STEP_S] < _LONGEST_S)]
+        timed = timed[:, (timed[WAIT_S] >= 0) & (timed[STEP_S] > 0) & (timed[STEP_S] < LONGEST_S)]
         self.wait_s += float(np.minimum(timed[WAIT_S], timed[STEP_S]).sum())
         self.timed_s += float(timed[STEP_S].sum())
         self.num_steps += num_new
@@ -92,6 +92,7 @@ class ScriptJoiner:
         self.restored: int | None = None
         self.num_refused = 0
         self.ranks: dict[int, RankSteps] = {}
+        self.alone: set[int] = set()
         self._leader: int | None = None
         self._next = 1
         self._late: list[tuple[int, int]] = []
@@ -108,7 +109,7 @@ class ScriptJoiner:
             rank = self.ranks[block.rank] = RankSteps()
             self.restore(block.first - 1)
         first = block.first + rank.offset
-        values = np.where(np.abs(block.values) < _TOO_LARGE, block.values, np.nan)
+        values = np.where(np.abs(block.values) < TOO_LARGE, block.values, np.nan)
         if rank.num_steps and first <= rank.last:
             if values[ENDED, 0] > rank.ended:
                 rank.offset += rank.last + 1 - first
@@ -149,12 +150,16 @@ class ScriptJoiner:
         given = slice(0, int(np.searchsorted(lead.steps, self._next)))
         changed = np.inf
         for number, first in self._late:
-            if number != leader and first < min(self._next, changed):
+            if number in self._joined_with(leader) and first < min(self._next, changed):
                 begin = int(np.searchsorted(lead.steps, first))
                 part = slice(min(begin, given.stop), given.stop)
                 shared = lead.steps[part][np.isfinite(self._matched(lead, number, part)[0])]
                 changed = min(changed, float(shared.min(initial=np.inf)))
         return changed
+
+    def _joined_with(self, leader: int) -> set[int]:
+        """The other ranks that have a part in its steps."""
+        return set() if leader in self.alone else self.ranks.keys() - self.alone - {leader}
 
     def _matched(self, lead: RankSteps, number: int, part: slice) -> tuple[Floats, Floats]:
         """(steps, shares) of another rank for the steps `part` of the leading one; NaN where it has no part
@@ -170,7 +175,7 @@ class ScriptJoiner:
     def _join(self, leader: int, part: slice) -> Floats:
         lead = self.ranks[leader]
         sums, counts, samples, has_samples = np.zeros((4, part.stop - part.start))
-        for number in sorted(self.ranks):
+        for number in sorted({leader} | self._joined_with(leader)):
             shares = lead.shares[:, part] if number == leader else self._matched(lead, number, part)[1]
             is_known = np.isfinite(shares[LOSS_SUM])
             sums += np.where(is_known, shares[LOSS_SUM], 0.0)

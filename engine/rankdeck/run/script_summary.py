@@ -38,6 +38,7 @@ def script_facts(run: RunDir, fold: Fold) -> dict[str, Any]:
         "steps_per_s": fold.steps_per_s(),
         "wait_share": script.wait_share,
         "loss_step": None if newest is None else newest[0],
+        "not_finite": min((step for one in script.seen.values() if (step := one.not_finite)), default=None),
         "observed": _finite(_observed(script)) if script.seen else None,
         "metrics": {
             name: {"last": found.last, "step": found.step, "count": found.count, "through": found.through}
@@ -106,8 +107,14 @@ def _notes(run: RunDir, fold: Fold, config: ScriptConfig | None) -> Iterable[str
         yield f"a gradient scaler skipped {_count(lead.skipped, 'step')}"
     for name, count in (lead.other_optimizers if lead is not None else {}).items():
         yield f"{name.rpartition(':')[2]} stepped {_count(count, 'time')} besides the leading optimizer"
+    for rank in script.alone:
+        yield f"rank {rank} is a process that trained by itself (pid {script.ranks[rank].pid})"
     taken = {rank: steps.num_steps for rank, steps in script.steps_by_rank.items()}
-    if taken and max(taken.values()) - min(taken.values()) > max(1, 0.1 * max(taken.values())):
+    if (
+        run.outcome() == "completed"
+        and taken
+        and max(taken.values()) - min(taken.values()) > max(1, 0.1 * max(taken.values()))
+    ):
         yield "ranks took different numbers of steps: " + ", ".join(
             f"rank {rank} {count}" for rank, count in taken.items()
         )

@@ -12,9 +12,7 @@ from itertools import zip_longest
 from typing import Any
 
 from rankdeck import events
-
-_LONGEST_S = 1e9
-_TOO_LARGE = 1e300
+from rankdeck.run.step_blocks import LONGEST_S, TOO_LARGE
 
 
 def trace_of_script(told: Iterable[events.AnyEvent]) -> dict[str, Any]:
@@ -45,13 +43,13 @@ def trace_of_script(told: Iterable[events.AnyEvent]) -> dict[str, Any]:
 def _is_finite(event: dict[str, Any]) -> bool:
     """Whether it is an event that a viewer can place: figures of a script may be anything."""
     numbers = (event["ts"], event.get("dur", 0.0), *event["args"].values())
-    return all(abs(number) < _TOO_LARGE for number in numbers)
+    return all(abs(number) < TOO_LARGE for number in numbers)
 
 
 def _steps(event: events.Steps, zero: float) -> Iterator[dict[str, Any]]:
     columns = (event.ended, event.step_s, event.loss_sum or (), event.count or (), event.wait_s or ())
     for index, (ended, step_s, loss, count, wait_s) in enumerate(zip_longest(*columns)):
-        if ended is None or step_s is None or not 0 <= step_s < _LONGEST_S:
+        if ended is None or step_s is None or not 0 <= step_s < LONGEST_S:
             continue
         args: dict[str, Any] = {"step": event.first + index}
         if loss is not None and count:

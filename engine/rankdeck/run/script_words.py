@@ -24,8 +24,8 @@ def script_of(run: RunDir) -> ScriptConfig | None:
 
 def name_of(config: ScriptConfig) -> str:
     """What a person calls the script: the file's name, the module or the program."""
-    run = config.script.run
-    return run if config.script.kind == "module" else PurePath(run).name or run
+    script = config.script
+    return script.run if script.kind == "module" else PurePath(script.folder, script.run).name
 
 
 def status_in_words(name: str, status: int) -> str:

@@ -19,6 +19,7 @@ import os
 import re
 import secrets
 import time
+import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,8 +40,12 @@ HIDDEN = ".new-"
 
 
 def slug(name: str) -> str:
-    """A run's name as part of a folder's name: lower case, at most 40 characters."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40].strip("-") or "run"
+    """A run's name as part of a folder's name: letters and digits of any script, at most 40 characters."""
+    signs = unicodedata.normalize("NFC", name.lower())
+    # Vowels of some scripts are marks on a letter.
+    kept = (sign if sign.isalnum() or unicodedata.category(sign)[0] == "M" else "-" for sign in signs)
+    words = re.sub("-+", "-", "".join(kept))
+    return words.strip("-")[:40].strip("-") or "run"
 
 
 @dataclass(frozen=True)

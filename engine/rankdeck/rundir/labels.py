@@ -34,11 +34,13 @@ class Labels:
         """With other values, and in order: one line of a name, each tag once.
 
         Raises:
-            ConfigError: a name, tag or note is too long, or there are too many tags.
+            ConfigError: a name, tag or note is too long, there are too many tags, or the name is "last".
         """
         labels = replace(self, **changes)
         name = " ".join(labels.name.split())
         tags = tuple(dict.fromkeys(tag for tag in (" ".join(tag.split()) for tag in labels.tags) if tag))
+        if name.lower() == "last":
+            raise ConfigError('"last" names the newest run, whichever it is.', advice="Choose another name.")
         for what, text, longest in (
             ("name", name, LONGEST_NAME),
             *(("tag", tag, LONGEST_TAG) for tag in tags),

@@ -2,81 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
 import textwrap
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rankdeck import events
-from rankdeck.adopt.adopt import Adopted, adopt, default_file
+from rankdeck.adopt.adopt import adopt, default_file
 from rankdeck.adopt.seen import NotAdoptableError
 from rankdeck.base.errors import ConfigError
 from rankdeck.config import from_text
-from rankdeck.rundir import RunDir
+from tests.helpers.adopting import SCRIPT, SGD, adopted, missing, run_of, tables
 from tests.helpers.cli import rankdeck_here
 from tests.helpers.observed_run import observed_run
 from tests.helpers.written_run import WrittenRun, device_infos
-
-SGD: dict[str, Any] = {
-    "model": "__main__:Net",
-    "optimizer": "torch.optim.sgd:SGD",
-    "parameter_groups": [{"lr": 0.1, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": False}],
-    "batch": 8,
-    "num_samples": 64,
-    "precision": "float32",
-}
-SCRIPT = """
-    import torch
-    from torch import nn
-    from torch.utils.data import DataLoader, Dataset
-
-    class Net(nn.Module):
-        def __init__(self, width):
-            super().__init__()
-            self.layer = nn.Linear(4, width)
-
-    class Rows(Dataset):
-        def __init__(self, count=64): ...
-
-    def main():
-        torch.manual_seed(4)
-        model = Net(width=2)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for x, y in DataLoader(Rows(), batch_size=8, shuffle=True):
-            loss = nn.functional.cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
-
-    if __name__ == "__main__":
-        main()
-"""
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    (tmp_path / "project").mkdir()
-    return tmp_path / "project"
-
-
-def run_of(project: Path, text: str = SCRIPT, **seen: Any) -> RunDir:
-    script = project / "train.py"
-    script.write_text(textwrap.dedent(text))
-    return observed_run(project.parent / "runs", script, **{**SGD, **seen})
-
-
-def adopted(project: Path, text: str = SCRIPT, **seen: Any) -> Adopted:
-    return adopt(run_of(project, text, **seen), project)
-
-
-def tables(one: Adopted) -> dict[str, Any]:
-    return tomllib.loads(one.text)
-
-
-def missing(one: Adopted) -> list[str | None]:
-    assert {problem.code for problem in one.problems} <= {"fill-in"}
-    return [problem.path for problem in one.problems]
 
 
 def changed(old: str, new: str) -> str:
@@ -245,6 +186,16 @@ def test_gpus_are_named_by_what_they_are_and_a_typed_choice_stands(project: Path
             {"lr": 1.0, "momentum": 0.9, "dampening": 0.5, "fused": True},
             {"use": "torch.optim:SGD", "lr": 1.0, "momentum": 0.9, "dampening": 0.5},
         ),
+        (
+            "torch.optim.adamw:AdamW",
+            {"lr": 1e-2, "weight_decay": 0.1, "decoupled_weight_decay": True},
+            {"use": "adamw", "lr": 0.01, "weight_decay": 0.1},
+        ),
+        (
+            "torch.optim.nadam:NAdam",
+            {"lr": 1e-2, "weight_decay": 0.1, "decoupled_weight_decay": True},
+            {"use": "torch.optim:NAdam", "lr": 0.01, "weight_decay": 0.1, "decoupled_weight_decay": True},
+        ),
         ("torch.optim.rprop:Rprop", {"lr": 0.1}, {"use": "torch.optim:Rprop", "lr": 0.1}),
         ("lion_pytorch:Lion", {"lr": 0.1}, {"use": "lion_pytorch:Lion", "lr": 0.1}),
     ],
@@ -254,6 +205,64 @@ def test_an_optimizer_is_the_catalogues_where_it_has_all_options_else_its_class(
 ) -> None:
     one = adopted(project, optimizer=optimizer, parameter_groups=[group])
     assert tables(one)["train"]["optimizer"] == table and one.problems == []
+
+
+def test_an_optimizer_of_the_persons_own_is_named_where_its_file_can_be_imported(project: Path) -> None:
+    text = changed("    def main", "    class Mine(torch.optim.Optimizer): ...\n\n    def main")
+    mine: dict[str, Any] = {"optimizer": "__main__:Mine", "parameter_groups": [{"lr": 0.1}]}
+    told = tables(adopted(project, text, **mine))
+    assert told["train"]["optimizer"] == {"use": "train.py:Mine", "lr": 0.1}
+    trains = text.replace('if __name__ == "__main__":\n        main()', "main()")
+    assert "train.optimizer.use" in missing(adopted(project, trains, **mine))
+
+
+def test_groups_that_differ_are_told_and_the_largest_stands_for_all(project: Path) -> None:
+    groups = [
+        {"lr": 0.1, "momentum": 0.9, "weight_decay": decay, "num_parameters": count}
+        for decay, count in ((0.0, 8), (0.5, 900))
+    ]
+    one = adopted(project, parameter_groups=groups)
+    assert tables(one)["train"]["optimizer"] == {
+        "use": "sgd",
+        "lr": 0.1,
+        "momentum": 0.9,
+        "weight_decay": 0.5,
+    }
+    assert "It has 2 groups of parameters that differ in weight_decay;" in one.text
+    assert "groups of parameters" not in adopted(project, parameter_groups=groups[:1]).text
+
+
+@pytest.mark.parametrize("name", ["pack", "pack.train"])
+def test_a_module_is_read_where_python_m_finds_it(project: Path, name: str) -> None:
+    (project / "pack").mkdir()
+    file = project / "pack" / ("train.py" if "." in name else "__main__.py")
+    file.write_text(textwrap.dedent(SCRIPT))
+    run = observed_run(project.parent / "runs", project / name, settings={"kind": "module"}, **SGD)
+    told = tables(adopt(run, project))
+    assert told["model"] == {"use": f"pack/{file.name}:Net", "args": {"width": 2}}
+    assert default_file(run, project) == project / f"{name.rpartition('.')[2]}.toml"
+
+
+@pytest.mark.parametrize(
+    ("line", "use"),
+    [
+        ("from pack.parts import Net", "pack/parts.py:Net"),
+        ("from .parts import Net", "pack/parts.py:Net"),
+        ("from . import parts; Net = parts.Net", "?"),
+        ("from .parts import *", "pack/parts.py:Net"),
+        ("from .around import Net", "pack.around:Net"),
+    ],
+)
+def test_what_a_module_imports_of_its_package_is_found(project: Path, line: str, use: str) -> None:
+    (project / "pack").mkdir()
+    (project / "pack/parts.py").write_text("class Net:\n    def __init__(self, width): ...\n")
+    (project / "pack/around.py").write_text("from . import parts\nclass Net(parts.Net): ...\n")
+    text = SCRIPT.replace("class Net(", "class Other(").replace(
+        "    import torch\n", f"    import torch\n    {line}\n", 1
+    )
+    (project / "pack/train.py").write_text(textwrap.dedent(text))
+    run = observed_run(project.parent / "runs", project / "pack.train", settings={"kind": "module"}, **SGD)
+    assert tables(adopt(run, project))["model"]["use"] == use
 
 
 def test_a_rate_that_moves_is_a_schedule_of_the_catalogue_or_is_left(project: Path) -> None:
@@ -270,6 +279,8 @@ def test_a_rate_that_moves_is_a_schedule_of_the_catalogue_or_is_left(project: Pa
     [
         ("loss = nn.CrossEntropyLoss()(model(x), y)", "cross_entropy"),
         ("loss = model(x, labels=y).loss.mean()", "model"),
+        ("loss = model(x, labels=y)['loss']", "model"),
+        ("loss = model(x, labels=y)['penalty']", "?"),
         ("loss = nn.functional.cross_entropy(model(x), y, label_smoothing=0.1)", "?"),
         ("loss = my_loss(model(x), y)", "?"),
         ("loss = (model(x) - y).abs().sum()", "?"),
@@ -343,6 +354,16 @@ def test_the_command_writes_a_file_once_and_says_what_is_left(
     ]
     checked = rankdeck_here("validate", "train.toml", code=2)
     assert "data.use is still to be filled in (train.toml, line" in checked.err
+
+
+def test_what_a_run_has_not_done_yet_is_not_adopted_unsaid(project: Path) -> None:
+    run = run_of(project)
+    with (run.path / "guard.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = rankdeck_here("adopt", run.path, "-o", project / "early.toml", code=0)
+    assert f"{run.name} is running: this is what it has done so far." in done.err
+    done = rankdeck_here("adopt", run.path, "-o", project / "late.toml", code=0)
+    assert "is running" not in done.err
 
 
 def test_a_script_that_goes_in_circles_is_read_to_an_end(project: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 import types
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,42 @@ def test_a_run_in_a_notebook_is_a_table_whose_words_are_escaped(written: Written
     assert not re.search(r"(?:color|background)\s*:", shown), "a colour reads in one theme only"
 
 
+def test_a_loss_that_is_not_the_last_steps_is_shown_with_its_step(tmp_path: Path) -> None:
+    losses = [2.0, None, 1.0, None]
+    run = rankdeck.open_run(observed_run(tmp_path, tmp_path / "train.py", num_steps=4, losses=losses).path)
+    assert repr(run).endswith(", 4 steps, loss 1.0000 at step 3>")
+    assert "2.0000 to 1.0000 at step 3" in run._repr_html_()
+
+
+def test_a_run_of_many_events_is_read_to_its_end(tmp_path: Path) -> None:
+    count = 150_000  # six of them are more than one reading takes
+    many = events.Metrics(
+        rank=0,
+        through="rankdeck",
+        steps=[None] * count,
+        times=[0.0] * count,
+        after=[3] * count,
+        values={"one": [0.123456789] * count},
+    )
+    run = rankdeck.open_run(observed_run(tmp_path, tmp_path / "train.py", more=[many] * 6).path)
+    assert run._dir.events_folder.joinpath("rank-0.0.jsonl").stat().st_size > 16 << 20
+    assert len(run.metrics["one"].values) == 6 * count and len(run.steps) == 12
+
+
+def test_a_curve_lies_within_its_frame(written: WrittenRun) -> None:
+    steps_of(written, 1, [float(step % 7) for step in range(300)])
+    shown = rankdeck.open_run(written.path)._repr_html_()
+    width, height = (float(re.search(f"{name}='(\\d+)'", shown)[1]) for name in ("width", "height"))  # type: ignore[index]
+    points = [tuple(map(float, pair.split(","))) for pair in re.search("points='(.+?)'", shown)[1].split()]  # type: ignore[index]
+    assert len(points) == 200 and all(0 <= x <= width and 0 <= y <= height for x, y in points)
+    assert [x for x, _ in points] == sorted(x for x, _ in points)
+
+
+def test_a_loss_that_ends_as_no_number_leaves_the_table_without_it(written: WrittenRun) -> None:
+    steps_of(written, 1, [2.0, None])
+    assert "<th style='text-align:left'>loss</th>" not in rankdeck.open_run(written.path)._repr_html_()
+
+
 def test_a_failed_run_is_raised_by_check_alone(written: WrittenRun) -> None:
     steps_of(written, 1, [2.0])
     written.writer("supervisor").write(events.ProblemRaised(problem=Problem("killed", "rank 1 was killed.")))
@@ -108,9 +145,10 @@ def test_a_failed_run_is_raised_by_check_alone(written: WrittenRun) -> None:
 
 def test_waiting_ends_with_the_time_given_and_leaves_the_run_alone(written: WrittenRun) -> None:
     run = rankdeck.open_run(written.path)
+    began_s = time.monotonic()
     with pytest.raises(RankdeckError, match=r"has not ended within 0\.1 s"):
         run.wait(0.1)
-    assert run.is_running
+    assert run.is_running and time.monotonic() - began_s >= 0.1
     written.end()
 
 
@@ -127,7 +165,7 @@ def test_progress_in_a_notebook_is_one_output_that_is_replaced(
         drawn.append(shown)
         return Handle()
 
-    shell = types.SimpleNamespace(kernel=object())
+    shell: Any = types.SimpleNamespace(kernel=object())
     ipython: Any = types.ModuleType("IPython")
     ipython.get_ipython = lambda: shell
     ipython.display = types.ModuleType("IPython.display")
@@ -139,6 +177,10 @@ def test_progress_in_a_notebook_is_one_output_that_is_replaced(
     rankdeck.open_run(written.path).wait(progress=True)
     assert "starting" in drawn[0]
     assert "step 3/6" in drawn[-1] and "loss 1.0000" in drawn[-1] and "value='0.5000'" in drawn[-1]
+    drawn.clear()
+    shell.kernel = None  # IPython in a terminal
+    rankdeck.open_run(written.path).wait(progress=True)
+    assert drawn == []
 
 
 def test_logs_are_those_of_the_newest_attempt_and_names_that_nobody_has_are_told(written: WrittenRun) -> None:

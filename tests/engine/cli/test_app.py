@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -266,3 +267,10 @@ main()
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
     )
     assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_a_command_began_when_it_was_started() -> None:
+    code = "from rankdeck.cli.train import command_started; print(command_started())"
+    before = time.time()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert before - 0.05 < float(done.stdout) < time.time()

@@ -73,6 +73,16 @@ def test_modules_and_programs_need_no_file(project: Path) -> None:
         configured(project, "x", module=True, no_python=True)
 
 
+def test_one_process_is_as_behind_python_where_that_is_asked_for(project: Path) -> None:
+    assert not configured(project, "train.py").script.plain
+    assert configured(project, "train.py", plain=True, environment=["RANK=7"]).script.plain
+    with pytest.raises(ConfigError, match="--plain starts one process, and 2 are asked for"):
+        configured(project, "train.py", plain=True, devices="cpu:2")
+    (project / "rankdeck.toml").write_text('[scripts.alone]\nrun = "train.py"\nplain = true\n')
+    assert configured(project, entry="alone").script.plain
+    assert not configured(project, entry="alone", nproc_per_node="2").script.plain
+
+
 @pytest.mark.parametrize(
     ("devices", "nproc", "ranks"),
     [
@@ -105,7 +115,14 @@ def test_devices_and_nproc_say_the_number_of_ranks(
         ({"environment": ["A"]}, "--env A is not NAME=VALUE"),
         ({"environment": ["=b"]}, "--env =b is not NAME=VALUE"),
         ({"python": "no/python"}, "there is no Python at no/python"),
-        ({"entry": "small"}, 'has no entry "small"'),
+        ({"entry": "small"}, "has no rankdeck.toml"),
+        ({"python": ""}, "--python names no interpreter"),
+        ({"python": "/bin/ls"}, "/bin/ls is no Python"),
+        ({"name": "last"}, "would name the newest run"),
+        ({"environment": ["RANK=3"]}, "RANK is set for every rank, and would not be 3"),
+        ({"environment": ["WORLD_SIZE=3"]}, "WORLD_SIZE is set"),
+        ({"environment": ["RANKDECK_RUN=x"]}, "RANKDECK_RUN is set"),
+        ({"environment": ["CUDA_VISIBLE_DEVICES=1"], "devices": "cpu:1"}, "CUDA_VISIBLE_DEVICES is set"),
     ],
 )
 def test_what_cannot_be_is_refused_in_words(project: Path, options: dict[str, Any], said: str) -> None:
@@ -171,6 +188,31 @@ def test_the_file_beside_a_script_elsewhere_counts_too(project: Path, tmp_path: 
     assert configured(tmp_path, "project/train.py").script.python == str(theirs)
 
 
+def test_what_a_rank_keeps_of_a_person_s_variables_may_be_given(project: Path) -> None:
+    given = ["OMP_NUM_THREADS=3", "PYTHONPATH=x", "CUDA_VISIBLE_DEVICES=1", "TORCHELASTIC_SIGNALS_TO_HANDLE="]
+    table = configured(project, "train.py", environment=given).script
+    assert [f"{name}={value}" for name, value in table.environment.items()] == given
+
+
+def test_an_interpreter_may_have_any_name(project: Path) -> None:
+    wrapper = project / "in-container"
+    wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    wrapper.chmod(0o755)
+    assert configured(project, "train.py", python="in-container").script.python == str(wrapper)
+
+
+def test_an_entry_that_is_wrong_and_not_used_stops_nothing(project: Path) -> None:
+    (project / "rankdeck.toml").write_text(f"{ENTRY}\n[scripts.bad]\nrnks = 2\n")
+    python_at(project / "theirs")
+    for options in ({"words": ["train.py"]}, {"words": [], "entry": "small"}):
+        config, chosen = script_config(RunOptions(**options), folder=project, environ={"PATH": ""})
+        assert config.script.run == "train.py"
+        (note,) = chosen.notes
+        assert "scripts.bad" in note and "rankdeck.toml, line 1" in note and "It is not used" in note
+    with pytest.raises(ConfigError, match=r"scripts\.bad\.run is missing"):
+        configured(project, entry="bad")
+
+
 @pytest.mark.parametrize(
     ("typed", "said", "advice"),
     [
@@ -183,9 +225,16 @@ def test_the_file_beside_a_script_elsewhere_counts_too(project: Path, tmp_path: 
         (
             ["--nproc-per-nod", "2"],
             "No such option: --nproc-per-nod",
-            "Did you mean --nproc, --nproc-per-node",
+            "Did you mean --nproc-per-node?",
         ),
-        (["--device", "cpu:2"], "No such option: --device", "Did you mean --detach, --devices"),
+        (["--device", "cpu:2"], "No such option: --device", "Did you mean --devices?"),
+        (["--epochs", "2"], "No such option: --epochs\nSee rankdeck run --help.", ""),
+        (
+            ["--entry", "small", "--epochs=2"],
+            "No such option: --epochs",
+            "More arguments for the entry's script stand behind --, as in: -- --epochs",
+        ),
+        (["-"], "takes no script from stdin", "Write it into a file"),
         (["--observe", "lite"], "'lite' is not one of", "rankdeck run --help"),
     ],
 )
@@ -203,6 +252,11 @@ def test_all_refused_options_are_named_at_once_and_as_json_where_asked(
     monkeypatch.chdir(project)
     done = rankdeck_here("run", "--json", "--nnodes", "2", "--rdzv-id=3", "train.py", code=2)
     assert [problem["path"] for problem in done.json["problems"]] == ["--nnodes", "--rdzv-id"]
+
+
+def test_help_speaks_of_no_types_of_python() -> None:
+    told = rankdeck_here("run", "--help", code=0).out
+    assert "SCRIPT [ARGS]" in told and "list[" not in told
 
 
 def test_options_that_change_nothing_here_are_taken(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

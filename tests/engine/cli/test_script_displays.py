@@ -39,12 +39,23 @@ def spoken(*argv: str) -> tuple[str, str]:
     return done.out, done.err
 
 
-def test_the_last_line_of_a_run_has_its_loss_as_long_as_it_was_one(run: WrittenScript) -> None:
+def test_the_last_line_says_of_which_step_its_loss_is_and_where_it_was_no_number(run: WrittenScript) -> None:
     run.finish()
-    told = "11 steps, loss 5.0000 to 4.1000"
-    assert told + "; rankdeck show" in last_words(run.dir)
-    run.see(0, not_finite=11)
-    assert told + ", not finite in step 11; rankdeck show" in last_words(run.dir)
+    told = "11 steps, loss 5.0000 to 4.1000 at step 10; rankdeck show"
+    assert last_words(run.dir).endswith(f"{told} {run.dir.name}") and "not finite" not in last_words(run.dir)
+    run.see(1, not_finite=11)
+    lost = "with a loss that is not finite from step 11 on"
+    assert f", {lost}, {told}" in last_words(run.dir)
+    assert f"completed, {lost}  11 steps" in spoken("show", "last")[0]
+    run.see(0, not_finite=4)
+    assert ", with a loss that is not finite in step 4, 11 steps" in last_words(run.dir)
+
+
+def test_the_loss_of_the_last_step_needs_no_step(run: WrittenScript) -> None:
+    for rank in (0, 1):
+        run.step(rank, 12, [3.0])
+    run.finish()
+    assert "12 steps, loss 5.0000 to 3.0000; rankdeck show" in last_words(run.dir)
 
 
 def test_watch_tells_a_script_in_plain_lines_without_plan_or_end(run: WrittenScript) -> None:
@@ -108,6 +119,14 @@ def test_export_names_the_file_that_tensorboard_reads(run: WrittenScript, tmp_pa
         "a script of your own"
         in rankdeck_here("export", "last", "--to", "safetensors", str(tmp_path / "w"), code=2).err
     )
+
+
+def test_only_a_folder_that_is_not_there_is_to_be_made(run: WrittenScript, tmp_path: Path) -> None:
+    for file, advice in {
+        "/proc/x": "Name another file.",
+        tmp_path / "a" / "x": f"mkdir -p {tmp_path}/a",
+    }.items():
+        assert advice in rankdeck_here("export", "last", "--to", "json", file, code=2).err
 
 
 def test_watch_as_json_streams_what_was_seen(run: WrittenScript) -> None:

@@ -41,8 +41,11 @@ def test_interpreter_and_entries_are_read(tmp_path: Path) -> None:
 
 def test_a_folder_without_the_file_has_no_entries(tmp_path: Path) -> None:
     assert (read(tmp_path).python, read(tmp_path).entries) == (None, {})
-    with pytest.raises(ConfigError, match='no entry "small"') as refused:
+    with pytest.raises(ConfigError, match=r"has no rankdeck\.toml") as refused:
         read(tmp_path).entry("small")
+    assert refused.value.advice == "Name a script, or write [scripts.small] into one."
+    with pytest.raises(ConfigError, match='no entry "small"') as refused:
+        read(written(tmp_path, "[run]\n")).entry("small")
     assert refused.value.advice == "Write [scripts.small] into it."
 
 
@@ -52,11 +55,33 @@ def test_a_misspelt_entry_is_told_the_nearest_one(tmp_path: Path) -> None:
     assert refused.value.advice == 'Did you mean "small"?'
 
 
-def test_all_problems_are_told_at_once_with_their_lines(tmp_path: Path) -> None:
+def test_all_problems_of_the_file_are_told_at_once_with_their_lines(tmp_path: Path) -> None:
     text = """\
-[runs]
+[script.small]
+run = "a.py"
 [run]
 pyton = "x"
+[scripts.a]
+ranks = 0
+"""
+    with pytest.raises(ConfigError) as refused:
+        read(written(tmp_path, text))
+    assert refused.value.file == str(tmp_path / FOLDER_FILE)
+    assert [(problem.line, problem.path) for problem in refused.value.problems] == [
+        (1, "script"),
+        (4, "run.pyton"),
+    ]
+    advice = [problem.advice for problem in refused.value.problems]
+    assert (
+        advice[0] == 'Did you mean "scripts"? Entries are written [scripts.NAME]; [run] has the interpreter.'
+    )
+    assert advice[1] == 'Did you mean "python"?'
+
+
+def test_an_entry_that_is_wrong_breaks_no_other(tmp_path: Path) -> None:
+    text = """\
+[scripts.fine]
+run = "fine.py"
 [scripts.a]
 args = "--lr"
 ranks = 0
@@ -69,26 +94,29 @@ run = "c.py"
 devices = "gpus"
 observe = "lite"
 """
+    found = read(written(tmp_path, text))
+    assert found.entry("fine").run == "fine.py" and list(found.entries) == ["fine"]
     with pytest.raises(ConfigError) as refused:
-        read(written(tmp_path, text))
+        found.entry("a")
     assert refused.value.file == str(tmp_path / FOLDER_FILE)
     assert [(problem.line, problem.path) for problem in refused.value.problems] == [
-        (1, "runs"),
-        (3, "run.pyton"),
-        (4, "scripts.a.run"),
-        (5, "scripts.a.args"),
-        (6, "scripts.a.ranks"),
-        (10, "scripts.b.ranks"),
-        (14, "scripts.c.observe"),
+        (3, "scripts.a.run"),
+        (4, "scripts.a.args"),
+        (5, "scripts.a.ranks"),
     ]
-    assert refused.value.problems[1].advice == 'Did you mean "python"?'
-    assert refused.value.problems[-1].advice == 'Did you mean "light"? Use none, light or full.'
+    told = {name: [(problem.line, problem.path) for problem in wrong] for name, wrong in found.wrong.items()}
+    assert (told["b"], told["c"]) == ([(9, "scripts.b.ranks")], [(13, "scripts.c.observe")])
+    assert found.wrong["c"][0].advice == 'Did you mean "light"? Use none, light or full.'
+    path = tmp_path / FOLDER_FILE
+    note = found.note(besides="a")
+    assert note == f"cpu:2 means 2 ranks, and 3 are asked for ({path}, line 9). It is not used (and 1 more)."
+    assert read(written(tmp_path, TEXT)).note() is None
 
 
 @pytest.mark.parametrize("text", ['devices = "gpus"', 'devices = "cpu:0"'])
 def test_devices_of_an_entry_are_checked(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        read(written(tmp_path, f'[scripts.c]\nrun = "c.py"\n{text}\n'))
+        read(written(tmp_path, f'[scripts.c]\nrun = "c.py"\n{text}\n')).entry("c")
     assert refused.value.problem.line == 3
 
 
@@ -98,7 +126,7 @@ def test_what_is_no_rankdeck_toml_is_refused_in_words_and_never_overwritten(
 ) -> None:
     written(tmp_path, text)
     with pytest.raises(ConfigError):
-        read(tmp_path)
+        read(tmp_path).entry("a")
     if text.startswith(("[run", "scripts = 3")):
         with pytest.raises(ConfigError):
             add_entry(tmp_path, "a", ScriptEntry(run="a.py"))
@@ -111,6 +139,9 @@ def test_an_entry_is_written_changed_and_taken_out_and_comments_stay(tmp_path: P
     add_entry(tmp_path, "small", entry)
     add_entry(tmp_path, "new", ScriptEntry(run="a b.py", environment={"X": 'q"'}))
     assert read(tmp_path).entry("small") == entry
+    for args in (["--lr", "0"], ["--lr", "2"]):  # before and behind what stands there
+        add_entry(tmp_path, "small", entry.model_copy(update={"args": args}))
+        assert read(tmp_path).entry("small").args == args
     assert read(tmp_path).entry("new").environment == {"X": 'q"'}
     text = (tmp_path / FOLDER_FILE).read_text()
     assert "# Ours." in text and "# the project's" in text and "# a good rate" in text and "ranks" not in text
@@ -128,7 +159,7 @@ def test_the_interpreter_is_kept_and_taken_back(tmp_path: Path) -> None:
     set_python(tmp_path, "/usr/bin/python3")
     assert read(tmp_path).python == "/usr/bin/python3"
     set_python(tmp_path, None)
-    assert read(tmp_path).python is None
+    assert read(tmp_path).python is None and "run" not in (tmp_path / FOLDER_FILE).read_text()
 
 
 def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_a_python_is_named_by_path_folder_or_command(project: Path, tmp_path: Pa
         ("scripts", "scripts is a folder without bin/python"),
         ("notes.txt", "notes.txt cannot be executed"),
         ("~nobody-of-this-name/x", "there is no Python at"),
-        ("", "is a folder without bin/python"),
+        ("", "names no interpreter"),
     ],
 )
 def test_what_is_no_python_is_refused_in_words(project: Path, given: str, said: str) -> None:

@@ -13,6 +13,7 @@ from rankdeck.diagnose.hang import (
     hang,
     is_still,
     parse_stack,
+    place,
     suspicion,
 )
 
@@ -79,6 +80,23 @@ def test_the_current_thread_of_a_report_is_read() -> None:
     ]
     assert parse_stack(STACKS + STACKS.replace("line 11", "line 12"))[0].line == 12
     assert parse_stack("") == []
+
+
+@pytest.mark.parametrize(
+    ("beat", "words"),
+    [
+        (Beat(20, "step", 1.0), "in step 20"),
+        (Beat(20, "evaluation", 1.0), 'in "evaluation" of step 20'),
+        (Beat(0, "joining", 1.0), 'in "joining"'),
+        (Beat(20, "step", 1.0, is_after=True), "after step 20"),
+        (Beat(20, "script", 1.0, is_after=True), "after step 20"),
+        (Beat(20, "backward", 1.0, is_after=True), 'in "backward" after step 20'),
+        (Beat(0, "loading data", 1.0, is_after=True), 'in "loading data"'),
+        (Beat(0, "step", 1.0, is_after=True), "after its start"),
+    ],
+)
+def test_a_script_tells_the_last_step_that_has_ended(beat: Beat, words: str) -> None:
+    assert place(beat) == words
 
 
 def test_the_words_name_step_place_and_time() -> None:

@@ -12,14 +12,14 @@ _REDUCE = (
     Frame("/p/train.py", 30, "main"),
 )
 _OWN = (Frame("/p/train.py", 44, "evaluate"), Frame("/p/train.py", 31, "main"))
-_BEATS = {0: Beat(7, "step", 100.0), 1: Beat(7, "step", 99.0)}
+_BEATS = {0: Beat(7, "step", 100.0, is_after=True), 1: Beat(7, "step", 99.0, is_after=True)}
 
 
 def test_one_that_is_elsewhere_is_what_the_others_wait_for() -> None:
     problem = standing_still(Standing(_BEATS, {0: _REDUCE, 1: _OWN}), 120.0, "run-1")
     assert (problem.rank, problem.severity) == (1, "warning")
     assert problem.message == (
-        "No progress for 20 s: it has been in step 7, in evaluate (/p/train.py, line 44), "
+        "No progress for 20 s: it stands after step 7, in evaluate (/p/train.py, line 44), "
         "while the others wait."
     )
 

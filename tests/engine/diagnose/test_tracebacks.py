@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rankdeck.diagnose.tracebacks import failure_of, find_raised
+from rankdeck.diagnose.tracebacks import failure_of, find_raised, raised_in_thread
 
 _PLAIN = """step 1
 Traceback (most recent call last):
@@ -104,6 +104,39 @@ __main__.MyOwn.Error: on rank 1
 """
     raised = find_raised(text)
     assert raised is not None and (raised.name, raised.message, raised.line) == ("Error", "on rank 1", 12)
+
+
+_THREAD = """Exception in thread Thread-1 (load):
+Traceback (most recent call last):
+  File "/usr/lib/python3.11/threading.py", line 1038, in _bootstrap_inner
+    self.run()
+  File "/p/train.py", line 3, in load
+    rows[0]
+KeyError: 0
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/p/train.py", line 5, in load
+    raise ValueError("bad")
+ValueError: bad
+"""
+
+
+def test_a_thread_s_exception_is_not_the_end_of_a_process_that_has_ended(tmp_path: Path) -> None:
+    raised = find_raised(_THREAD)
+    assert raised is not None and raised.in_thread
+    assert raised.words() == "ValueError: bad in a thread (/p/train.py, line 5)"
+    main = find_raised(_PLAIN + _THREAD, "/home/me/project")
+    assert main == find_raised(_PLAIN, "/home/me/project")
+    log = tmp_path / "rank-0.0.err"
+    log.write_text(_THREAD)
+    assert failure_of(0, log, folder="", of_several=False) is None
+    assert raised_in_thread(log, "") == raised.words()
+    stands = failure_of(0, log, folder="", of_several=True, has_ended=False)
+    assert stands is not None and stands.problem.message == f"rank 0 raised {raised.words()}"
+    log.write_text(_PLAIN + _THREAD)
+    assert raised_in_thread(log, "") == raised_in_thread(tmp_path / "gone", "") == ""
 
 
 def test_what_was_printed_without_a_traceback_is_no_exception() -> None:

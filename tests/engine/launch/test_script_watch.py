@@ -41,14 +41,14 @@ def test_whoever_stands_still_is_told_with_its_line_and_whoever_works_is_not(tmp
     }
     behind = _warning(runs["behind"])
     assert (behind.code, behind.rank) == ("hang-suspected", 1)
-    assert "in step 10, in wait_for_disk (" in behind.message and "while the others wait" in behind.message
+    assert "after step 10, in wait_for_disk (" in behind.message and "while the others wait" in behind.message
     assert f"rankdeck stop {runs['behind'].name}" in (behind.advice or "")
     left = _warning(runs["left"])
     assert (left.code, left.rank) == ("rank-left", 1)
-    assert left.message.startswith("rank 1 exited with status 0 in step 10, and the others")
+    assert left.message.startswith("rank 1 exited with status 0 after step 10, and the others")
     assert "rank 0 in all_reduce (" in left.message
     alone = _warning(runs["alone"])
-    assert alone.rank is None and "in step 5, in wait_for_disk (" in alone.message
+    assert alone.rank is None and "after step 5, in wait_for_disk (" in alone.message
     for run in runs.values():
         request_stop(run)
     for name, run in runs.items():

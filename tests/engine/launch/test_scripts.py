@@ -35,7 +35,7 @@ _DUMP = """
 import json, os, sys
 facts = {"environment": dict(os.environ), "argv": sys.argv, "flags": sys.orig_argv[1:], "path": sys.path[0],
          "folder": os.getcwd(), "leads": os.getsid(0) == os.getpid(), "stdin": sys.stdin.read()}
-with open(f"facts-{sys.argv[1]}-{os.environ['RANK']}.json", "w") as file:
+with open(f"facts-{sys.argv[1]}-{os.environ.get('RANK', 0)}.json", "w") as file:
     json.dump(facts, file)
 """
 
@@ -45,16 +45,20 @@ def _facts(folder: Path, name: str, rank: int) -> dict[str, Any]:
     return facts
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_script_sees_what_it_sees_under_torchrun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
+@pytest.mark.parametrize(("ranks", "plain"), [(1, True), (1, False), (2, False)])
+def test_a_script_sees_what_it_sees_under_python_or_torchrun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, plain: bool
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setenv("MINE", "stays\udcff")
-    end, status = finished(launch_script(tmp_path, _DUMP, args=["ours", "--x"], ranks=ranks, observe="light"))
+    run = launch_script(tmp_path, _DUMP, args=["ours", "--x"], ranks=ranks, plain=plain, observe="light")
+    end, status = finished(run)
     assert (end.outcome, end.exit_code, status) == ("completed", 0, 0)
-    command = [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-    command += ["--master-port", str(_free_port()), "train.py", "theirs", "--x"]
+    command = [PYTHON, "-u"]
+    if not plain:
+        command += ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+        command += ["--master-port", str(_free_port())]
+    command += ["train.py", "theirs", "--x"]
     # The C library of this process may know more (readline does) than it says.
     done = subprocess.run(
         command,
@@ -63,21 +67,22 @@ def test_a_script_sees_what_it_sees_under_torchrun(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=120,
+        start_new_session=True,
     )
     assert done.returncode == 0, done.stderr
     for rank in range(ranks):
         ours, theirs = _facts(tmp_path, "ours", rank), _facts(tmp_path, "theirs", rank)
         assert ours["argv"].pop(1) == "ours" and theirs["argv"].pop(1) == "theirs"
         assert ours["flags"].pop(2) == "ours" and theirs["flags"].pop(2) == "theirs"
-        mine, torchs = ours.pop("environment"), theirs.pop("environment")
+        mine, alone = ours.pop("environment"), theirs.pop("environment")
         assert ours == theirs
         path = mine.pop("PYTHONPATH").partition(":")
-        assert path[0] == str(INJECTED) and path[2] == torchs.pop("PYTHONPATH")
-        for name in ("MASTER_PORT", "TORCHELASTIC_ERROR_FILE"):
-            assert mine.pop(name) and torchs.pop(name)
+        assert path[0] == str(INJECTED) and path[2] == alone.pop("PYTHONPATH")
+        for name in () if plain else ("MASTER_PORT", "TORCHELASTIC_ERROR_FILE"):
+            assert mine.pop(name) and alone.pop(name)
         told = {name: mine.pop(name) for name in list(mine) if name.startswith("RANKDECK_")}
-        others = {name: torchs.pop(name) for name in list(torchs) if name.startswith("RANKDECK_")}
-        assert mine == torchs
+        others = {name: alone.pop(name) for name in list(alone) if name.startswith("RANKDECK_")}
+        assert mine == alone
         assert set(told) - set(others) == {
             "RANKDECK_RUN",
             "RANKDECK_ATTEMPT",
@@ -375,6 +380,9 @@ def test_what_cannot_start_is_refused_before_anything_does(tmp_path: Path) -> No
 
     assert "nowhere.py does not exist" in refused(ConfigError, run="nowhere.py")
     assert "does not exist" in refused(ConfigError, kind="module", run="m", folder=str(tmp_path / "gone"))
+    (tmp_path / "taken").touch()
+    assert "no log can be written in" in refused(ConfigError, log_folder=str(tmp_path / "taken" / "logs"))
+    assert "no log can be written in" in refused(ConfigError, log_folder="/proc/rankdeck")
     assert "no program nothing-of-the-kind" in refused(ConfigError, kind="program", run="nothing-of-the-kind")
     assert "no interpreter /no/python" in refused(MachineError, python="/no/python")
 
@@ -397,11 +405,25 @@ def test_a_script_that_is_its_own_launcher_is_found_by_nobody_afterwards(tmp_pat
     """A process that leaves its session lives as long as the run."""
     source = """
     import os, subprocess, sys
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    subprocess.run(["sleep", "0.1"])
+    print(left.pid)
     """
     run = launch_script(tmp_path, source)
     assert finished(run)[1] == 0
     assert not processes_of_run(run.path)
+    (told,) = launching.problems(run, "warning")
+    assert told.message.startswith("The script left 1 process behind, ended with the run: python")
+    assert told.message.endswith(f" ({int(log(run))}).") and told.code == "left-behind"
+
+
+def test_what_is_about_to_end_is_not_left_behind(tmp_path: Path) -> None:
+    source = """
+    import subprocess
+    subprocess.Popen(["sleep", "0.3"], start_new_session=True)
+    """
+    run = launch_script(tmp_path, source)
+    assert finished(run)[1] == 0 and not launching.problems(run, "warning")
 
 
 def test_the_supervisor_of_a_script_never_imports_torch(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import torch
 
 from rankdeck import events
 from rankdeck.observer import following, full
-from tests.helpers.observing import Seen, observe
 from tests.helpers.script_python import torch_of_scripts
+from tests.helpers.watched import Watched, observe
 
 _SCRIPT = """
 import hashlib, json, sys
@@ -63,18 +63,22 @@ follows = pytest.mark.skipif(_IS_OLD, reason="the torch of scripts is too old to
 _PLAIN = "train(12, ddp=True)\ntorch.distributed.destroy_process_group()\n"
 
 
-def _trained(call: str, level: str, **environment: str) -> Seen:
+def _trained(call: str, level: str, **environment: str) -> Watched:
     with tempfile.TemporaryDirectory() as folder:
         return observe(_SCRIPT + call, Path(folder) / "script", level=level, **environment)
 
 
 @functools.cache
-def _plain() -> Seen:
+def _plain() -> Watched:
     """Under DistributedDataParallel, which has buckets also where a rank is alone."""
     return _trained(_PLAIN, "full")
 
 
-def _followed(seen: Seen) -> list[events.Memory]:
+def _folder_of(seen: Watched) -> str:
+    return seen.stderr.partition('File "')[2].partition("/script.py")[0]
+
+
+def _followed(seen: Watched) -> list[events.Memory]:
     return [event for event in seen.of(events.Memory) if event.source == events.FOLLOWED]
 
 
@@ -142,6 +146,29 @@ def test_weights_and_output_are_equal_to_the_bit_and_nothing_of_ours_is_imported
     alone = _trained(_PLAIN, "none")
     assert (alone.stdout, alone.stderr, alone.status) == (_plain().stdout, _plain().stderr, 0)
     assert json.loads(alone.stdout)["imported"] == []
+
+
+@follows
+def test_a_traceback_through_a_followed_step_shows_what_it_shows_alone() -> None:
+    call = """
+import traceback
+class Fails(torch.utils.data.Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, index): raise ValueError("in the data")
+weight = torch.ones(2, requires_grad=True)
+optimizer = torch.optim.SGD([weight], 0.1)
+for step in range(8):
+    (weight * 2).sum().backward()
+    optimizer.step()
+    loader = torch.utils.data.DataLoader(Fails(), 2)
+    for fails in (lambda: weight + torch.ones(3), lambda: next(iter(loader))):
+        try: fails()
+        except (RuntimeError, ValueError): traceback.print_exc()
+"""
+    alone, seen = _trained(call, "none"), _trained(call, "full")
+    assert seen.stderr.replace(_folder_of(seen), "") == alone.stderr.replace(_folder_of(alone), "")
+    assert "in the data" in alone.stderr and "size of tensor" in alone.stderr
+    assert len(_followed(seen)) == 1
 
 
 @follows

@@ -11,8 +11,8 @@ import pytest
 
 import rankdeck
 from rankdeck import events
-from tests.helpers.observing import INJECT
 from tests.helpers.telling import found, telling
+from tests.helpers.watched import INJECT, Watched, observe
 
 
 def test_outside_a_run_it_does_nothing() -> None:
@@ -43,6 +43,100 @@ def test_each_value_says_when_it_was_logged() -> None:
     (event,) = (event for event in telling().of(events.Metrics) if event.through == "rankdeck")
     assert event.times == sorted(event.times)
     assert event.after == sorted(event.after) and event.after[-1] == 3
+
+
+# Who never steps an optimizer.
+
+
+def _logged(seen: Watched) -> dict[int, dict[str, list[float | None]]]:
+    """rank -> name -> values, of all that was told."""
+    found: dict[int, dict[str, list[float | None]]] = {}
+    for rank in seen.ranks():
+        for event in seen.of(events.Metrics, rank):
+            for name, values in event.values.items():
+                found.setdefault(rank, {}).setdefault(name, []).extend(values)
+    return found
+
+
+def test_a_process_without_an_optimizer_tells_its_values_while_it_runs(tmp_path: Path) -> None:
+    """It has no torch either. It waits until some lines are there; its end writes the others."""
+    script = """
+import glob, os, rankdeck, sys, threading
+for value in (3, 2, 1):
+    rankdeck.log(loss=value)
+while not any(os.path.getsize(file) for file in glob.glob("run/events/*")): threading.Event().wait(0.01)
+rankdeck.log({"loss": 0.5}, accuracy=0.9)
+print("torch" in sys.modules)
+"""
+    seen = observe(script, tmp_path / "script", RANK="3", WORLD_SIZE="4", timeout_s=30)
+    assert (seen.stdout, seen.stderr, seen.status) == ("False\n", "", 0)
+    assert _logged(seen) == {3: {"loss": [3.0, 2.0, 1.0, 0.5], "accuracy": [0.9]}}
+    assert {type(event) for event in seen.events(3)} == {events.Metrics}, "it is no rank that began"
+
+
+_TRAINS = """
+import os, rankdeck, threading, torch
+def train(steps):
+    weight = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], 0.1)
+    for _ in range(steps): weight.sum().backward(); optimizer.step()
+def until(rank, text):
+    file = f"run/events/rank-{rank}.0.jsonl"
+    while not os.path.exists(file) or text not in open(file).read(): threading.Event().wait(0.01)
+"""
+
+
+def test_who_logs_first_and_steps_later_is_one_rank(tmp_path: Path) -> None:
+    script = (
+        "rankdeck.log(width=8)\nuntil(0, 'width')\ntrain(3)\nrankdeck.log(loss=0.5)\n"
+        "child = os.fork()\nif child == 0: os._exit(0)\nos.waitpid(child, 0)\nrankdeck.log(loss=0.25)"
+    )
+    seen = observe(_TRAINS + script, tmp_path / "script", timeout_s=60)
+    assert (seen.stdout, seen.stderr, seen.status) == ("", "", 0)
+    assert _logged(seen) == {0: {"width": [8.0], "loss": [0.5, 0.25]}}
+    assert [len(event.ended) for event in seen.of(events.Steps)] == [3]
+    assert len(seen.of(events.RankStarted)) == 1
+
+
+def test_of_two_that_log_as_one_rank_the_one_that_trains_keeps_it(tmp_path: Path) -> None:
+    script = """
+rankdeck.log(by_parent=1)
+until(0, "by_parent")
+child = os.fork()
+if child == 0:
+    train(3)
+    until(0, "rank_started")
+    rankdeck.log(by_child=2)
+    raise SystemExit
+until(0, "rank_started")
+rankdeck.log(by_parent=3)
+os.waitpid(child, 0)
+rankdeck.log(by_parent=4)
+"""
+    seen = observe(_TRAINS + script, tmp_path / "script", timeout_s=60)
+    assert (seen.stdout, seen.stderr, seen.status) == ("", "", 0)
+    told = _logged(seen)
+    assert told[0] == {"by_parent": [1.0], "by_child": [2.0]}
+    assert told[1] == {"by_parent": [3.0, 4.0]}
+    assert (len(seen.of(events.RankStarted)), seen.of(events.RankStarted, 1)) == (1, [])
+
+
+def test_a_process_that_multiprocessing_forked_tells_all_it_logged(tmp_path: Path) -> None:
+    script = """
+import multiprocessing, rankdeck
+def work():
+    rankdeck.log(done=1)
+if __name__ == "__main__":
+    for method in ("fork", "spawn"):
+        process = multiprocessing.get_context(method).Process(target=work)
+        process.start()
+        process.join()
+"""
+    seen = observe(script, tmp_path / "script", timeout_s=60)
+    assert (seen.stderr, seen.status, _logged(seen)) == ("", 0, {0: {"done": [1.0, 1.0]}})
+
+
+# Where nothing else of ours is.
 
 
 def _bare(code: str, folder: Path, *, observed: bool) -> subprocess.CompletedProcess[str]:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,17 +19,30 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from rankdeck.observer import loggers, parts
+from rankdeck import events
+from rankdeck.observer import loggers, parts, readings
 from rankdeck.observer.metrics import MOST_ROWS, MetricsBook
-from tests.helpers.observing import observe
 from tests.helpers.script_python import scripts_have
 from tests.helpers.telling import found, telling
+from tests.helpers.watched import observe
 
 # What a book does with values.
 
 
-def _book() -> MetricsBook:
-    return MetricsBook(lambda: 5)
+def _book(read: Callable[[Any], Any] = lambda value: None) -> MetricsBook:
+    return MetricsBook(lambda: None, lambda: 5, read)
+
+
+class _OnGpu:
+    """As much of a tensor on a GPU as a book asks for. Whoever reads it waits for ever."""
+
+    device = SimpleNamespace(type="cuda")
+
+    def numel(self) -> int:
+        return 1
+
+    def item(self) -> float:
+        raise AssertionError("it would wait")
 
 
 def test_values_of_one_step_share_a_row_and_others_get_their_own() -> None:
@@ -99,7 +115,54 @@ def test_a_value_is_what_it_was_when_it_was_logged() -> None:
     assert event["values"]["sum"] == [1.0, 2.0, 3.0]
 
 
-def test_a_process_that_never_becomes_a_rank_keeps_the_last_values_only() -> None:
+def test_a_number_that_is_on_its_way_holds_up_its_row_and_nobody() -> None:
+    """Rows stay in order; at the end of a process those that have not come are told without it."""
+    memory = torch.zeros(2, dtype=torch.float64)
+    bits = memory.view(torch.int64)
+    bits[:] = readings._NOT_YET
+    under_way = [readings.Pending((memory, bits), [0, 0], place, 0) for place in (0, 1)]
+    book = _book(lambda value: under_way.pop(0))
+    book.add("rankdeck", {"loss": 0.5}, 0)
+    book.add("rankdeck", {"loss": _OnGpu()}, 1)
+    book.add("rankdeck", {"loss": _OnGpu()}, 2)
+    book.add("rankdeck", {"loss": 0.7}, 3)
+    (event,) = book.take()
+    assert (event["steps"], event["values"]) == ([0], {"loss": [0.5]})
+    assert book.take() == []
+    memory[0] = 0.25
+    (event,) = book.take()
+    assert (event["steps"], event["values"]) == ([1], {"loss": [0.25]})
+    (event,) = book.take(ending=True)
+    assert (event["steps"], event["values"]) == ([2, 3], {"loss": [None, 0.7]})
+
+
+def test_who_waits_for_ever_while_writing_holds_up_neither_a_fork_nor_the_end(tmp_path: Path) -> None:
+    script = """
+import os, sys, threading, torch
+weight = torch.ones(1, requires_grad=True)
+optimizer = torch.optim.SGD([weight], 0.1)
+def train():
+    for _ in range(2): weight.sum().backward(); optimizer.step()
+train()
+session = sys.modules["_rankdeck_observer.session"].current()
+waits = threading.Event()
+def for_ever():
+    waits.set()
+    threading.Event().wait()
+session.on_tick.append(for_ever)
+waits.wait()
+child = os.fork()
+if child == 0: os._exit(0)
+os.waitpid(child, 0)
+train()
+print("done")
+"""
+    seen = observe(script, tmp_path / "script", timeout_s=30)
+    assert (seen.stdout, seen.stderr, seen.status) == ("done\n", "", 0)
+    assert seen.of(events.Steps)
+
+
+def test_where_nothing_can_be_written_the_last_values_are_kept_only() -> None:
     book = _book()
     for step in range(MOST_ROWS + 3):
         book.add("rankdeck", {"loss": step}, step)

@@ -12,6 +12,7 @@ import pytest
 
 from rankdeck import events
 from tests.helpers.script_python import parts_off
+from tests.helpers.waiting import with_load
 from tests.helpers.watched import Watched, watch
 
 SCENES = Path(__file__).parent / "scripts/scenes.py"
@@ -78,7 +79,7 @@ def test_steps_and_losses_are_what_the_script_prints(observed: Watched, name: st
     if name != "bare":
         assert len(observed.steps(rank, "loss_sum")) == num
     seen = observed.observed(rank)
-    assert seen.parts == parts_off()
+    assert set(seen.parts) == {*parts_off(), *told.get("parts", ())}
     assert seen.skipped == told.get("skipped", 0)
     assert seen.wrapper == told.get("wrapper")
 
@@ -107,12 +108,13 @@ def test_a_process_that_leaves_at_once_loses_half_a_second_at_most(observed: Wat
     told, rank = _told(observed)["leaves_at_once"], _rank("leaves_at_once")
     ended = observed.steps(rank, "ended")
     assert 0 < len(ended) <= len(told["losses"])
-    # It trained for 0.8 s: what is there reaches within 0.5 s of the end
-    assert ended[-1] - ended[0] > 0.15  # type: ignore[operator]
+    # It trained for 1.5 s, its first step and words included.
+    assert ended[-1] - ended[0] > 1.5 - with_load(0.75)  # type: ignore[operator]
 
 
 def test_other_optimizers_are_counted_apart(observed: Watched) -> None:
     assert observed.observed(_rank("two_optimizers")).other_optimizers == {"Adam": 10}
+    assert observed.observed(_rank("a_second_phase")).other_optimizers == {"SGD": 514}
 
 
 def test_the_first_loss_that_is_no_number_is_told(observed: Watched) -> None:
@@ -129,6 +131,7 @@ def test_what_is_trained_is_named(observed: Watched) -> None:
     assert seen.num_parameters == 16 * 32 + 32 + 32 * 4 + 4
     assert (seen.dataset, seen.num_samples) == ("torch.utils.data.dataset:TensorDataset", 128)
     assert (seen.batch, seen.loader_workers, seen.accumulate) == (24, 2, 1)
+    assert observed.observed(_rank("data_parallel")).model == seen.model
     adam = observed.observed(_rank("closures_with_accumulation"))
     assert adam.optimizer == "torch.optim.adamw:AdamW"
     assert adam.accumulate == 2

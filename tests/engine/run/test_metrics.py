@@ -46,6 +46,17 @@ def test_without_steps_of_its_own_or_where_they_begin_anew_steps_seen_count(
     assert values_of(read_fold(run.dir), "loss") == [(5, 4.0), (6, 3.0), (7, 2.0), (8, 1.0)]
 
 
+def test_where_no_steps_are_seen_values_stand_over_how_often_they_were_told(run: WrittenScript) -> None:
+    run.log(0, steps=[None, None], after=[0, 0], loss=[4.0, 3.0])
+    run.log(0, steps=[None], after=[0], loss=[2.0], accuracy=[0.5])
+    fold = read_fold(run.dir)
+    assert values_of(fold, "loss") == [(1, 4.0), (2, 3.0), (3, 2.0)]
+    assert values_of(fold, "accuracy") == [(1, 0.5)]
+    assert (fold.metrics["loss"].step, fold.metrics["loss"].curve.last_x) == (3, 3)
+    run.log(0, steps=[None], after=[7], loss=[1.0])
+    assert values_of(read_fold(run.dir), "loss") == [(0, 4.0), (0, 3.0), (0, 2.0), (7, 1.0)]
+
+
 def test_of_ranks_that_log_under_one_name_the_lowest_is_shown(run: WrittenScript) -> None:
     run.log(1, steps=[1], loss=[9.0], only_there=[8.0])
     run.log(0, steps=[1], loss=[4.0])

@@ -194,3 +194,23 @@ def test_columns_that_make_no_sense_break_nothing(run: WrittenScript, columns: d
         for figure in (fold.steps_per_s, fold.samples_per_s, fold.step_times, fold.recent_steps_per_s):
             figure()
         assert fold.first_loss() is not None
+
+
+def test_a_process_that_trains_by_itself_is_no_part_of_the_runs_steps(run: WrittenScript) -> None:
+    """A forked child of rank 0 steps at the same time; ranks of a process group belong together."""
+    for rank, world_size in ((0, None), (1, None), (2, None), (3, 4)):
+        run.see(rank, world_size=world_size)
+        run.step(rank, 1, [float(rank)] * 4, samples=8)
+    for fold in folds_in_any_order(run.dir):
+        assert losses_of(fold) == [(0 + 1 + 3) / 3] * 4
+        assert fold.column("samples").tolist() == [24.0] * 4
+        assert fold.script.alone == [2]
+
+
+def test_where_only_one_by_itself_trains_on_its_steps_are_the_runs(run: WrittenScript) -> None:
+    run.see(0)
+    run.step(0, 1, [9.0])
+    run.see(2)
+    run.step(2, 1, [3.0, 2.0, 1.0])
+    for fold in folds_in_any_order(run.dir):
+        assert losses_of(fold) == [3.0, 2.0, 1.0]

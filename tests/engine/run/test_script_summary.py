@@ -115,6 +115,9 @@ def test_notes_say_what_is_off_and_what_is_apart(run: WrittenScript) -> None:
     run.see(1, parts=off | {"memory": "no owners"}, not_finite=7)
     run.step(0, 1, [1.0] * 10)
     run.step(1, 1, [1.0] * 3)
+    running = summarise(run.dir)
+    assert (running["not_finite"], running["notes"][-1][:11]) == (7, "SGD stepped")
+    run.finish()
     assert summarise(run.dir)["notes"] == [
         "the observer's part loss is off: Tensor.backward is not ours",
         "the observer's part memory is off on rank 1: no owners",
@@ -123,6 +126,13 @@ def test_notes_say_what_is_off_and_what_is_apart(run: WrittenScript) -> None:
         "SGD stepped 40 times besides the leading optimizer",
         "ranks took different numbers of steps: rank 0 10, rank 1 3",
     ]
+
+
+def test_ranks_of_a_run_that_broke_were_ended_in_different_steps(run: WrittenScript) -> None:
+    run.step(0, 1, [1.0] * 10)
+    run.step(1, 1, [1.0] * 3)
+    run.finish(1)
+    assert summarise(run.dir)["notes"] == []
 
 
 def test_the_time_to_the_first_step_is_that_of_the_first_attempt(run: WrittenScript) -> None:
@@ -189,6 +199,13 @@ def test_a_script_that_failed_says_what_it_exited_with(run: WrittenScript, statu
     assert words in problem["message"]
 
 
+def test_a_folder_that_is_run_has_its_own_name(tmp_path: Path) -> None:
+    run = WrittenScript(tmp_path / "runs", config={"run": ".", "folder": "/home/me/project"})
+    run.launch()
+    run.finish(1)
+    assert summarise(run.dir)["problems"][0]["message"] == "project exited with 1."
+
+
 def test_a_script_is_listed_by_its_name_and_wrapper_and_is_not_resumed(run: WrittenScript) -> None:
     run.see(0, wrapper="FullyShardedDataParallel")
     run.step(0, 1, [1.0] * 7)
@@ -245,3 +262,13 @@ def test_odd_figures_of_a_script_are_no_numbers_and_break_nothing(run: WrittenSc
     assert len(told["calls"]) == 100 and set(told["calls"].values()) == {2} and told["seconds"] == {}
     assert facts["unreadable"] == 1
     json.dumps(facts, allow_nan=False)
+
+
+def test_a_process_that_trained_by_itself_is_noted(run: WrittenScript) -> None:
+    for rank in (0, 1, 2):
+        run.see(rank)
+        run.step(rank, 1, [1.0, 1.0])
+    notes = summarise(run.dir)["notes"]
+    assert [note for note in notes if "by itself" in note] == [
+        "rank 2 is a process that trained by itself (pid 1002)"
+    ]

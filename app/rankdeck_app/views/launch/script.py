@@ -16,7 +16,7 @@ from rankdeck_app.state.script_draft import ScriptDraft
 from rankdeck_app.state.script_folder import ScriptFolder, place_of, short_words
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.launch.devices import Stepper
-from rankdeck_app.widgets.controls import ComboBox
+from rankdeck_app.widgets.controls import CheckBox, ComboBox
 from rankdeck_app.widgets.form_line import FormLine
 from rankdeck_app.widgets.layouts import column, push_button, row
 
@@ -91,7 +91,8 @@ class ScriptSection(QWidget):
         self._make_lines(theme)
         self.lines = {
             "run": self.file_line, "arguments": self.arguments_line, "environment": self.variables_line,
-            "python": self.python_line, "ranks": self.ranks_line, "observe": self.observe_line,
+            "python": self.python_line, "ranks": self.ranks_line, "plain": self.plain_line,
+            "observe": self.observe_line,
         }  # fmt: skip
         column(self.entry_line, *self.lines.values(), on=self, margins=(12, 0, 12, 4), spacing=6)
         script.changed.connect(self.refresh)
@@ -133,6 +134,10 @@ class ScriptSection(QWidget):
         ranks = QWidget()
         row(self.ranks, self.per_gpu, None, on=ranks, spacing=8)
         self.ranks_line = self._line("Ranks", ranks, what)
+        self.plain = CheckBox(theme, "as python starts it")
+        self.plain.toggled.connect(lambda is_on: self._set(plain=is_on))
+        what = "Without torchrun's variables: for a script that starts its ranks itself"
+        self.plain_line = self._line("Plain", self.plain, what)
         self.observe = ComboBox(theme)
         for at, (level, text) in enumerate(_OBSERVE.items()):
             self.observe.addItem(level)
@@ -188,6 +193,9 @@ class ScriptSection(QWidget):
         self.ranks.show_value(form.ranks)
         self.per_gpu.setVisible(self.num_gpus() != form.ranks)
         self.ranks_line.setVisible(not script.is_without_gpus)
+        with QSignalBlocker(self.plain):
+            self.plain.setChecked(form.plain)
+        self.plain_line.setVisible(script.ranks == 1)
         self.observe.setCurrentText(form.observe)
         self.observe_line.set_hint(_OBSERVE.get(form.observe, ""))
         for field, line in self.lines.items():

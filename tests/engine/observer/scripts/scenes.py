@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.optim.optimizer import _global_optimizer_pre_hooks as optimizer_hooks
 from torch.utils.data import DataLoader, TensorDataset
 
 SCENES: dict[str, Callable[[], dict[str, Any]]] = {}
@@ -79,8 +80,22 @@ def bare() -> dict[str, Any]:
 
 
 @scene
+def on_a_default_device() -> dict[str, Any]:
+    torch.set_default_device("cpu")
+    model, losses, norms = make(), [], []
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        losses.append(one_step(model, optimizer, *data()))
+        norms.append(
+            torch.linalg.vector_norm(torch.cat([p.grad.flatten() for p in model.parameters()])).item()
+        )
+    torch.set_default_device(None)
+    return told(model, losses, norms=norms)
+
+
+@scene
 def accumulation_with_validation() -> dict[str, Any]:
-    """The evaluation fetches with gradients on, as some trainers do."""
+    """One evaluation fetches with gradients on, as some trainers do, another one without."""
     model, losses, samples = make(), [], []
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     for _ in range(2):
@@ -98,6 +113,10 @@ def accumulation_with_validation() -> dict[str, Any]:
         for x, y in DataLoader(TensorDataset(*data()), 32):
             with torch.no_grad():
                 F.cross_entropy(model(x), y)
+        evaluated = iter(DataLoader(TensorDataset(*data()), 32))  # It is left after a batch, and stays.
+        with torch.no_grad():
+            x, y = next(evaluated)
+            F.cross_entropy(model(x), y)
     return told(model, losses, samples=samples, backwards=[2] * len(losses))
 
 
@@ -117,6 +136,25 @@ def loader_that_reads_ahead() -> dict[str, Any]:
         for x, y in ahead(DataLoader(TensorDataset(*data(72)), 32)):
             losses.append(one_step(model, optimizer, x, y))
     return told(model, losses, samples=[32, 32, 8] * 2)
+
+
+@scene
+def evaluations_that_are_left() -> dict[str, Any]:
+    """With gradients on, by a loader that keeps its workers and by one that does not."""
+    model, losses, evaluated = make(), [], DataLoader(TensorDataset(*data()), 7)
+    kept = [
+        DataLoader(TensorDataset(*data()), batch, num_workers=1, persistent_workers=True) for batch in (32, 5)
+    ]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        for x, y in kept[0]:
+            losses.append(one_step(model, optimizer, x, y))
+        for loader in (kept[1], kept[1], evaluated):
+            for i, (x, y) in enumerate(loader):
+                F.cross_entropy(model(x), y)
+                if i == 2:
+                    break
+    return told(model, losses, samples=[32] * 8)
 
 
 @scene
@@ -198,6 +236,87 @@ def scaler_that_skips() -> dict[str, Any]:
 
 
 @scene
+def many_scaled_losses() -> dict[str, Any]:
+    """Two of a step, scaled before their backwards, in every way that can be told, and in one that cannot."""
+    model, losses, (x, y) = make(), [], data()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1000.0)
+    for i in range(8):
+        optimizer.zero_grad()
+        first, second = F.cross_entropy(model(x[:64]), y[:64]), F.cross_entropy(model(x[64:]), y[64:])
+        if i == 0:
+            for scaled in (scaler.scale(first), scaler.scale(second)):
+                scaled.backward()
+        elif i == 1:
+            for scaled in scaler.scale([first, second]):
+                scaled.backward()
+        elif i == 2:
+            torch.autograd.backward(scaler.scale((first, second)))
+        elif i == 3:
+            (scaler.scale(first) + scaler.scale(second)).backward()
+        elif i == 4:
+            torch.stack([scaler.scale(first), scaler.scale(second)]).sum().backward()
+        elif i == 5:
+            scaler.scale(torch.stack([first, second])).mean().backward()
+        elif i == 6:
+            (scaler.scale(first) + second).backward()
+        else:
+            for scaled in scaler.scale(loss for loss in (first, second)):
+                scaled.backward()
+        scaler.step(optimizer)
+        scaler.update()
+        loss = (first.item() + second.item()) / (2 if i == 5 else 1)
+        losses.append(loss if i < 6 else None)
+    return told(model, losses)
+
+
+@scene
+def one_scaler_for_two() -> dict[str, Any]:
+    """Both skip one step, and the smaller one another by itself."""
+    small, large, losses, (x, y) = make(8), make(64), [], data()
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in (small, large)]
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for i in range(8):
+        worst = [torch.inf if i in found else 1.0 for found in ((3, 5), (3,))]
+        parts = [F.cross_entropy(model(x), y) for model in (small, large)]
+        scaler.scale(sum(part * factor for part, factor in zip(parts, worst, strict=True))).backward()
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+            optimizer.zero_grad()
+        scaler.update()
+        if i != 3:
+            losses.append(None if i == 5 else sum(parts).item())
+    return told(large, losses, skipped=1)
+
+
+@scene
+def optimizers_with_groups_of_their_own() -> dict[str, Any]:
+    """Steps go on, and none is said to be skipped."""
+
+    class Odd(torch.optim.SGD):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, 0.1)
+            self.param_groups.append({"params": [], "odd": True})
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for parameter in self.param_groups[0]["params"]:
+                parameter -= 0.1 * parameter.grad
+
+    model, losses, (x, y) = make(), [], data()
+    optimizer = Odd(model.parameters())
+    optimizer.param_groups[1]["params"] = [None, "no tensor"]
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=False)
+    for _ in range(4):
+        model.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        losses.append(loss.item())
+    return told(model, losses, parts=("optimizer", "gradients", "memory", "devices"))
+
+
+@scene
 def zero_redundancy() -> dict[str, Any]:
     import torch.distributed as dist
     from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -214,7 +333,15 @@ def zero_redundancy() -> dict[str, Any]:
 
 @scene
 def data_parallel() -> dict[str, Any]:
-    model, losses = nn.DataParallel(make()), []
+    class _FabricModule(nn.Module):
+        """As Lightning Fabric's, around what it was given and the wrapper that it made of that."""
+
+        def __init__(self, given: nn.Module) -> None:
+            super().__init__()
+            self.around, self.module = nn.DataParallel(given), given
+            self.forward = self.around.forward
+
+    model, losses = _FabricModule(make()), []
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(5):
         losses.append(one_step(model, optimizer, *data()))
@@ -287,6 +414,54 @@ def an_optimizer_for_each_epoch() -> dict[str, Any]:
             kept.append(optimizer)  # The first one lives on and stands still.
         for _ in range(8):
             losses.append(one_step(model, optimizer, *data()))
+    return told(model, losses)
+
+
+@scene
+def an_optimizer_for_each_step() -> dict[str, Any]:
+    """What is known of those that are gone is let go."""
+    model, losses = make(), []
+    for _ in range(30):
+        losses.append(one_step(model, torch.optim.SGD(model.parameters(), 0.1), *data()))
+    watches = [getattr(hook, "__self__", None) for hook in optimizer_hooks.values()]
+    known = [len(watch._known) for watch in watches if hasattr(watch, "_known")]
+    assert known in ([], [1]), known
+    return told(model, losses)
+
+
+@scene
+def a_second_phase() -> dict[str, Any]:
+    """The one that leads steps rarely, and then no more."""
+    leads, other = make(64), make(2)
+    optimizers = [torch.optim.SGD(model.parameters(), 0.01) for model in (leads, other)]
+    losses, (x, y) = [], data(8)
+    for num_others in (4, 10, 40, 160, 300, 1500):
+        losses.append(one_step(leads, optimizers[0], x, y))
+        for _ in range(num_others):
+            loss = one_step(other, optimizers[1], x, y)
+            if num_others > 300:
+                losses.append(loss)
+    return told(other, losses)
+
+
+@scene
+def short_trainings_after_one_another() -> dict[str, Any]:
+    """The second is too short to be seen to go on alone; its optimizer is kept, and smaller."""
+    models = [make(64), make(8)]
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in models]
+    losses, (x, y) = [], data(8)
+    for model, optimizer in zip(models, optimizers, strict=True):
+        losses += [one_step(model, optimizer, x, y) for _ in range(3)]
+    return told(models[0], losses)
+
+
+@scene
+def a_last_step_of_another() -> dict[str, Any]:
+    """As where a temperature is fitted after a training: it is no step of that."""
+    model, temperature, (x, y) = make(64), make(2), data(8)
+    optimizers = [torch.optim.SGD(one.parameters(), 0.1) for one in (model, temperature)]
+    losses = [one_step(model, optimizers[0], x, y) for _ in range(6)]
+    one_step(temperature, optimizers[1], x, y)
     return told(model, losses)
 
 
@@ -388,8 +563,17 @@ def tracebacks() -> dict[str, Any]:
     def closure() -> float:
         raise ValueError("in a closure")
 
+    from torch.distributed import fsdp, init_process_group
+
+    scaler = torch.amp.GradScaler("cpu")
     texts = []
     for fails in (
+        lambda: nn.parallel.DistributedDataParallel(model),
+        lambda: fsdp.FullyShardedDataParallel(model),
+        lambda: getattr(fsdp, "fully_shard", next)(3),
+        lambda: scaler.step(optimizer),
+        lambda: scaler.scale(3),  # type: ignore[arg-type]
+        lambda: init_process_group("gloo", init_method="tcp://localhost:99999", rank=0, world_size=1),
         lambda: next(iter(DataLoader(NoData(), 2))),  # type: ignore[arg-type]
         lambda: Fails.apply(model(data()[0])).sum().backward(),
         lambda: optimizer.step(closure),
@@ -399,7 +583,7 @@ def tracebacks() -> dict[str, Any]:
         empty = iter(DataLoader([]))
         try:
             fails()
-        except (ValueError, TypeError, StopIteration):
+        except (ValueError, TypeError, RuntimeError, AssertionError, StopIteration):
             texts.append(traceback.format_exc())
     losses.append(one_step(model, optimizer, *data()))
     return told(model, losses, texts=texts)
@@ -421,9 +605,9 @@ def leaves_at_once() -> dict[str, Any]:
     model, losses = make(), []
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     began = time.monotonic()
-    while time.monotonic() - began < 0.8:
+    while time.monotonic() - began < 1.5:
         losses.append(one_step(model, optimizer, *data()))
-    print(json.dumps({"leaves_at_once": told(model, losses, seconds=0.8)}), flush=True)
+    print(json.dumps({"leaves_at_once": told(model, losses)}), flush=True)
     os._exit(7)
 
 

@@ -1,0 +1,163 @@
+"""What a Python caller passed: its kind is checked here, and what commands would say of it names arguments.
+
+Everything else is refused where a command refuses it. Read starting.py next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from rankdeck.adopt.writing import in_one_line
+from rankdeck.base.errors import ConfigError, RankdeckError
+from rankdeck.config.script import OBSERVE
+
+_WORDS = (
+    (r"--nproc-per-node (\S+)", r"ranks=\1"),
+    (r"--devices ([a-z]+:[\w,]+)", r'devices="\1"'),
+    (r"--set train\.steps=50", '{"train.steps": 50}'),
+    (r"--set (?=\")", "overrides: "),
+    (r"--runs\b", "runs"),
+    (r"--python\b", "python"),
+    (r"rankdeck (run|train) ([\w./-]*\w)", r'rankdeck.\1("\2")'),
+    (r"run with -m\b", "run with module=True"),
+)
+"""What commands say, and what a caller writes."""
+_TEXT = "Write it as text."
+_NUMBERS = ("gpu", "cpu", "auto")
+
+
+@contextlib.contextmanager
+def told_in_python() -> Iterator[None]:
+    """Errors name arguments; their other problems and their advice stand below them in a traceback."""
+    try:
+        yield
+    except RankdeckError as error:
+        error.problems = [
+            msgspec.structs.replace(one, message=_words(one.message), advice=_words(one.advice or "") or None)
+            for one in error.problems
+        ]
+        error.message, error.advice = _words(error.message), _words(error.advice or "") or None
+        error.args = (error.message,)
+        for problem in error.problems:
+            words = [problem.headline(error.file), problem.advice]
+            if told := "\n".join(word for word in words if word and word != error.message):
+                error.add_note(told)
+        raise
+
+
+def _words(text: str) -> str:
+    for of_commands, of_callers in _WORDS:
+        text = re.sub(of_commands, of_callers, text)
+    return text
+
+
+def wrong(name: str, value: Any, what: str, advice: str) -> ConfigError:
+    """`name = value is no whole number.`, shortened."""
+    shown = repr(value)
+    shown = shown if len(shown) <= 60 else shown[:57] + "..."
+    return ConfigError(f"{name} = {shown} is {what}.", code="argument", path=name, advice=advice)
+
+
+def check_texts(**given: Any) -> None:
+    """Arguments that are text, or a path where their name says so, or None.
+
+    Raises: ConfigError for the first that is neither.
+    """
+    for name, value in given.items():
+        paths = os.PathLike if name in ("script", "python", "runs", "path_or_name") else ()
+        if value is not None and not isinstance(value, (str, paths) if paths else str):
+            raise wrong(name, value, "no text", 'As in devices="cpu:2".' if name == "devices" else _TEXT)
+
+
+def check_numbers(ranks: Any, max_restarts: Any, observe: Any) -> None:
+    """Raises: ConfigError where one of them is not what `run` takes."""
+    is_number = isinstance(ranks, int) and not isinstance(ranks, bool) and 1 <= ranks <= 1024
+    if not (ranks is None or is_number or ranks in _NUMBERS):
+        raise wrong(
+            "ranks", ranks, "no number of ranks", "Write a number from 1 to 1024, or gpu, cpu or auto."
+        )
+    is_number = isinstance(max_restarts, int) and not isinstance(max_restarts, bool) and max_restarts >= 0
+    if not (max_restarts is None or is_number):
+        raise wrong("max_restarts", max_restarts, "no number of restarts", "Write a whole number from 0 on.")
+    if observe is not None and observe not in OBSERVE:
+        raise wrong("observe", observe, "not a way to watch a script", "Use none, light or full.")
+
+
+def script_words(script: Any, args: Iterable[Any]) -> list[str]:
+    """The script and its arguments as a command line has them.
+
+    Raises: ConfigError for what is no single word.
+    """
+    advice = (
+        'Give each word for itself, as in rankdeck.run("train.py", "--lr", 0.1); those of a list as *words.'
+    )
+    if not isinstance(script, str | os.PathLike) or not os.fspath(script):
+        raise wrong(
+            "script", script, "no script", 'Write its path, as in rankdeck.run("train.py", "--lr", 0.1).'
+        )
+    return [os.fspath(script), *(_word(f"args[{at}]", one, advice) for at, one in enumerate(args))]
+
+
+def environment(env: Any) -> list[str]:
+    """Variables as NAME=VALUE.
+
+    Raises: ConfigError for what is no table of them.
+    """
+    advice = 'As in env={"LEVEL": 3}.'
+    if env is not None and not isinstance(env, Mapping):
+        raise wrong("env", env, "no table of variables", advice)
+    for key in env or ():
+        if not isinstance(key, str) or not key or "=" in key:
+            raise wrong("env", env, f"no table of variables: {key!r} is no name", advice)
+    return [f"{key}={_word(f'env[{key!r}]', value, advice)}" for key, value in (env or {}).items()]
+
+
+def _word(name: str, value: Any, advice: str) -> str:
+    """Text, a path, a number, or a number of numpy's."""
+    plain = value.item() if getattr(value, "ndim", None) == 0 else value
+    if isinstance(plain, str | int | float | os.PathLike):
+        return str(plain)
+    raise wrong(name, value, "no text and no number", advice)
+
+
+def override_words(overrides: Any) -> list[str]:
+    """Each as a command line has it: train.steps=50.
+
+    Raises: ConfigError for what is no table of options.
+    """
+    advice = 'Write a table, as in {"train.steps": 50}.'
+    if isinstance(overrides, Mapping):
+        return [f"{key}={in_one_line(as_tables(value, str(key)))}" for key, value in overrides.items()]
+    if isinstance(overrides, str) or not isinstance(overrides, Iterable | None):
+        raise wrong("overrides", overrides, "no table of options", advice)
+    words = list(overrides or ())
+    check_texts(overrides=next((one for one in words if not isinstance(one, str)), None))
+    return words
+
+
+def as_tables(value: Any, place: str = "config") -> Any:
+    """What TOML can say: without what is None, paths as text, numpy's numbers and arrays as Python's.
+
+    Raises: ConfigError for what it cannot say.
+    """
+    if isinstance(value, Mapping):
+        start = "" if place == "config" else f"{place}."
+        told = {str(key): inner for key, inner in value.items() if inner is not None}
+        return {key: as_tables(inner, f"{start}{key}") for key, inner in told.items()}
+    if isinstance(value, list | tuple):
+        return [as_tables(inner, place) for inner in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, str | int | float):
+        return value
+    raise wrong(
+        place, value, "nothing that a configuration can say", "Write text, a number, a list or a table."
+    )

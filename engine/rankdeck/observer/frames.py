@@ -1,0 +1,8 @@
+"""Tracebacks as the script would have them alone."""
+
+from __future__ import annotations
+
+
+def leave_out(error: BaseException) -> None:
+    """Take the frame of whoever has just caught `error`, and raises it again, out of its traceback."""
+    error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next

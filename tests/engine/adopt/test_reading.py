@@ -1,0 +1,348 @@
+"""What a script's text tells of a configuration: values, what makes what, losses, seeds; what is not taken
+over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.adopting import SCRIPT, SGD, adopted, missing, tables
+
+LOSS = "loss = nn.functional.cross_entropy(model(x), y)"
+
+
+def changed(old: str, new: str) -> str:
+    assert old in SCRIPT
+    return SCRIPT.replace(old, new)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "seed"),
+    [
+        ("torch.manual_seed(int(os.environ['SEED']))", "?"),
+        ("torch.manual_seed(-1)", "?"),
+        ("torch.manual_seed(SEEDS['torch'])", 5),
+        ("torch.manual_seed(make_seed())", 6),
+        ("rows = torch.Generator(); rows.manual_seed(3)", None),
+        ("torch.cuda.manual_seed(8); torch.manual_seed(9)", 9),
+    ],
+)
+def test_a_seed_is_what_the_text_tells_and_never_a_guess(
+    project: Path, seeds: str, seed: int | str | None
+) -> None:
+    text = changed("torch.manual_seed(4)", seeds).replace(
+        "    def main",
+        "    import os\n    SEEDS = {'torch': 5}\n    def make_seed(): return int('6')\n\n    def main",
+        1,
+    )
+    one = adopted(project, text)
+    assert tables(one)["train"].get("seed") == seed
+    assert missing(one) == (["train.seed"] if seed == "?" else [])
+    assert ("seeds with what its text does not tell" in one.text) == (seed == "?")
+
+
+@pytest.mark.parametrize(
+    ("loss", "use", "returns"),
+    [
+        ("loss = (model(x) - y).pow(2).mean()", "mse", None),
+        ("loss = ((model(x) - y) ** 2).mean()", "mse", None),
+        ("loss = torch.mean(torch.square(model(x) - y))", "mse", None),
+        ("loss = (model(x) - y).pow(3).mean()", "?", "mean * len(targets), len(targets)"),
+        ("loss = torch.abs(y - model(x)).mean()", "?", "(outputs - targets).abs().sum(), targets.numel()"),
+        ("loss = ((model(x) - y) ** 2).sum()", "?", "((outputs - targets) ** 2).sum(), len(targets)"),
+        (
+            "loss = nn.functional.nll_loss(model(x), y, ignore_index=3)",
+            "?",
+            "torch.nn.functional.nll_loss(outputs, targets, ignore_index=3) * len(targets), len(targets)",
+        ),
+        (
+            "loss = nn.MSELoss(reduction='sum')(model(x), y)",
+            "?",
+            "torch.nn.MSELoss(reduction='sum')(outputs, targets), len(targets)",
+        ),
+        ("loss = mine(model(x), y)", "?", "mine(outputs, targets) * len(targets), len(targets)"),
+        ("loss = mine(model, x, y)", "?", "mean * len(targets), len(targets)"),
+        ("loss = mse(model(x), y) + 0.1 * penalty", "?", "mean * len(targets), len(targets)"),
+    ],
+)
+def test_a_loss_that_is_written_out_is_named_or_said_in_words(
+    project: Path, loss: str, use: str, returns: str | None
+) -> None:
+    one = adopted(project, changed(LOSS, loss))
+    assert tables(one)["loss"]["use"] == use
+    assert returns is None or f"#         return {returns}\n" in one.text
+    assert ("It is a sum over the batch." in one.text) == ("sum" in loss)
+    assert ("mean absolute error (L1)" in one.text) == ("abs" in loss)
+
+
+def test_a_factor_of_the_loss_is_told_and_what_accumulation_divides_by_is_not(project: Path) -> None:
+    text = changed(LOSS, "loss = 0.5 * nn.functional.mse_loss(model(x), y)")
+    one = adopted(project, text)
+    assert tables(one)["loss"]["use"] == "mse"
+    assert "scales it, which is not taken over: 0.5 * nn.functional.mse_loss(model(x), y)" in one.text
+    halves = changed(LOSS, f"{LOSS} / 2")
+    assert "scales it" in adopted(project, halves).text
+    assert "scales it" not in adopted(project, halves, accumulate=2).text
+
+
+def test_what_accelerate_divides_itself_is_divided(project: Path) -> None:
+    text = changed("def main():", "def main():\n        it = Accelerator(gradient_accumulation_steps=2)")
+    text = text.replace("loss.backward()", "it.backward(loss)")
+    assert "does not divide its loss" not in adopted(project, text, accumulate=2).text
+    text = text.replace("gradient_accumulation_steps=2", "")
+    assert "does not divide its loss" in adopted(project, text, accumulate=2).text
+
+
+CLASSES = """
+    from dataclasses import dataclass
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader
+    from parts import Net, load, train_one
+
+    @dataclass
+    class Config:
+        width: int
+        rows: int = 40
+        clip: float = 0.25
+        batch = 8
+        lr: float = 0.1
+
+    class Fitter:
+        def __init__(self, net, rows, config):
+            self.config = config
+            self.net = nn.parallel.DistributedDataParallel(net)
+            self.optimizer = torch.optim.SGD(self.net.parameters(), lr=config.lr)
+            self.criterion = nn.MSELoss()
+            self.rows = rows
+
+        def fit(self):
+            for x, y in DataLoader(self.rows, batch_size=self.config.batch):
+                loss = self.criterion(self.net(x), y)
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(self.net.parameters(), self.config.clip)
+                self.optimizer.step()
+
+    def main():
+        config = Config(3)
+        torch.manual_seed(1)
+        net, rows, extra = load(config.width, rows=config.rows)
+        Fitter(net, rows, config).fit()
+
+    if __name__ == "__main__":
+        main()
+"""
+PARTS = """
+class Net:
+    def __init__(self, width): ...
+class Rows:
+    def __init__(self, count): ...
+def load(width, rows):
+    net = Net(width)
+    return net, Rows(count=rows), None
+"""
+
+
+@pytest.mark.parametrize("made", ["Config(3)", "Config(width=3)", "Config(3, 40)"])
+def test_members_fields_and_what_functions_of_other_files_return_are_followed(
+    project: Path, made: str
+) -> None:
+    (project / "parts.py").write_text(PARTS)
+    one = adopted(project, CLASSES.replace("Config(3)", made))
+    told = tables(one)
+    assert missing(one) == []
+    assert told["model"] == {"use": "parts.py:Net", "args": {"width": 3}}
+    assert told["data"] == {"use": "parts.py:Rows", "args": {"count": 40}, "order": "given"}
+    assert (told["loss"]["use"], told["train"]["clip_norm"]) == ("mse", 0.25)
+
+
+def test_a_field_that_is_set_again_is_unknown(project: Path) -> None:
+    (project / "parts.py").write_text(PARTS)
+    text = CLASSES.replace("config = Config(3)", "config = Config(3); config.clip = best()")
+    assert missing(adopted(project, text)) == ["train.clip_norm"]
+
+
+def test_a_parameter_is_what_the_importing_file_passes(project: Path) -> None:
+    (project / "parts.py").write_text(
+        "import torch\nclass Net: ...\ndef fix(seed): torch.manual_seed(seed)\n"
+        "def train_one(net, x, y, criterion):\n    criterion(net(x), y).backward()\n"
+    )
+    text = """
+        from torch import nn
+        from torch.utils.data import DataLoader
+        import torch
+        from parts import Net, fix, train_one
+
+        def main():
+            fix(17)
+            net = Net()
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            for x, y in DataLoader(rows, batch_size=8):
+                train_one(net, x, y, nn.CrossEntropyLoss())
+        """
+    told = tables(adopted(project, text))
+    assert (told["loss"]["use"], told["train"]["seed"]) == ("cross_entropy", 17)
+
+
+def test_an_object_as_an_argument_is_a_function_to_write(project: Path) -> None:
+    text = changed("Net(width=2)", "Net(Sizes())").replace(
+        "    def main", "    class Sizes: ...\n\n    def main", 1
+    )
+    one = adopted(project, text)
+    assert missing(one) == ["model.use"] and "#         return Net(Sizes())\n" in one.text
+
+
+@pytest.mark.parametrize(
+    ("made", "order"),
+    [
+        ("DataLoader(Rows(), **options)", "?"),
+        ("DataLoader(Rows(), batch_size=8, sampler=RandomSampler(Rows(), replacement=True))", "?"),
+        ("DataLoader(Rows(), batch_size=8, sampler=RandomSampler(Rows()))", "shuffled"),
+    ],
+)
+def test_an_order_that_the_text_does_not_tell_is_left(project: Path, made: str, order: str) -> None:
+    one = adopted(project, changed("DataLoader(Rows(), batch_size=8, shuffle=True)", made), num_samples=60)
+    assert tables(one)["data"]["order"] == order
+    assert ("last" in tables(one)["data"]) == (order != "?")
+
+
+@pytest.mark.parametrize(
+    ("made", "batch", "data"),
+    [
+        ("DataLoader(Rows(), 6, True, num_workers=2)", 6, {"order": "shuffled", "workers": 2}),
+        ("DataLoader(Rows(), 6, False, num_workers=0)", 6, {"order": "given"}),
+        ("DataLoader(dataset=Rows(), batch_size=2 * 3, drop_last=True)", 6, {"order": "given"}),
+        ("DataLoader(Rows(), 7)", 7, {"order": "given", "last": "keep"}),
+    ],
+)
+def test_the_loaders_arguments_are_read_by_name_and_by_place(
+    project: Path, made: str, batch: int, data: dict[str, Any]
+) -> None:
+    text = changed("DataLoader(Rows(), batch_size=8, shuffle=True)", made)
+    one = adopted(project, text, batch=None, num_samples=60)
+    told = tables(one)
+    assert told["train"]["global_batch"] == batch and missing(one) == []
+    assert {key: value for key, value in told["data"].items() if key != "use"} == data
+
+
+def test_the_training_loader_is_told_by_its_own_name_where_data_have_none(project: Path) -> None:
+    loaders = (
+        "test_loader = DataLoader(Rows(2), batch_size=4); train_loader = DataLoader(Rows(3), batch_size=6)"
+    )
+    text = changed("torch.manual_seed(4)", f"torch.manual_seed(4); {loaders}")
+    text = text.replace("in DataLoader(Rows(), batch_size=8, shuffle=True)", "in train_loader")
+    told = tables(adopted(project, text, batch=None))
+    assert told["data"]["args"] == {"count": 3} and told["train"]["global_batch"] == 6
+
+
+@pytest.mark.parametrize(
+    ("more", "clip"),
+    [
+        ("nn.utils.clip_grad_norm_(model.parameters(), 2)", 2.0),
+        ("model.clip_grad_norm_(3.0)", 3.0),
+        ("nn.utils.clip_grad_norm_(model.parameters(), read())", "?"),
+        ("Trainer(gradient_clip_val=0.5)", 0.5),
+        ("Trainer(max_epochs=1)", None),
+        ("TrainingArguments(max_grad_norm=0.0)", None),
+        ("TrainingArguments('out')", 1.0),
+    ],
+)
+def test_clipping_is_taken_from_calls_and_from_options_of_trainers(
+    project: Path, more: str, clip: float | str | None
+) -> None:
+    text = changed("optimizer.step()", f"{more}; optimizer.step()")
+    assert tables(adopted(project, text))["train"].get("clip_norm") == clip
+
+
+def test_what_moves_the_rate_is_named(project: Path) -> None:
+    made = "torch.optim.lr_scheduler.StepLR(optimizer, 30)"
+    text = changed("loss.backward()", f"sched = {made}; loss.backward(); sched.step()")
+    still = adopted(project, text).text
+    assert "The rate was the same in all steps that were seen, but the script may move it:" in still
+    assert still.count("lr_scheduler") == 1 and f"train.py, line 20: {made}" in still
+    moved = adopted(project, text, rates=[0.1] * 6 + [0.01] * 6)
+    assert missing(moved) == ["train.schedule"] and f"train.py, line 20: {made}" in moved.text
+
+
+def test_what_a_scheduler_keeps_in_a_group_is_no_option_of_the_optimizer(project: Path) -> None:
+    group = {"lr": 0.1, "betas": [0.9, 0.999], "initial_lr": 0.004, "max_lr": 0.1, "min_lr": 4e-7}
+    group |= {"max_momentum": 0.95, "base_momentum": 0.85}
+    one = adopted(project, optimizer="torch.optim.adamw:AdamW", parameter_groups=[group])
+    assert tables(one)["train"]["optimizer"] == {"use": "adamw", "lr": 0.1, "weight_decay": 0.0}
+    assert "Its scheduler moves the momentum" in one.text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("optimizer.step()", "optimizer.step(); model.eval()", "line 21 evaluates."),
+        ("optimizer.step()", "optimizer.step(); waits += patience", "line 21 may stop early."),
+        ("optimizer.step()", "optimizer.step(); EarlyStopping()(loss)", "line 21 may stop early."),
+        ("optimizer.step()", "optimizer.step(); ModelEmaV2(model)", "line 21 averages weights over steps."),
+        ("optimizer.step()", "clip_grad_value_(model.parameters(), 1)", "line 21 clips each gradient by its"),
+        ("Net(width=2)", "Net(width=2); model.load_state_dict(s)", "line 16 loads a state."),
+        ("Net(width=2)", "Net(width=2); model.layer.requires_grad_(False)", "line 16 freezes weights."),
+        ("Net(width=2)", "Net(width=2); model.layer.bias.requires_grad = False", "line 16 freezes weights."),
+        ("model(x)", "model(x.view(-1, 4))", "makes the model's input of a batch: x.view(-1, 4)."),
+        ("            loss =", "            x = x / 255; loss =", "input of a batch: x / 255."),
+        ("model(x)", "model(x.to('cpu'))", ""),
+        ("Net(width=2)", "Net(width=2).requires_grad_(True)", ""),
+        ("torch.manual_seed(4)", "schema = [Rows.values()]; torch.manual_seed(4)", ""),
+    ],
+)
+def test_what_a_configuration_does_not_take_over_is_said(
+    project: Path, old: str, new: str, words: str
+) -> None:
+    text = " ".join(adopted(project, changed(old, new)).text.replace("\n#", "").split())
+    assert words in text
+    assert ("a configuration does not take over" in text) == bool(words)
+
+
+def test_options_of_argparse_that_the_text_sets_again_are_unknown(project: Path) -> None:
+    parser = "parser = argparse.ArgumentParser(); parser.add_argument('--width', type=int, default=2)"
+    text = changed("model = Net(width=2)", f"{parser}; args = parser.parse_args(); model = Net(args.width)")
+    assert tables(adopted(project, text))["model"]["args"] == {"width": 2}
+    again = text.replace("; model = Net", "; args.width = 3; model = Net")
+    seen: dict[str, Any] = {"model": SGD["model"]}
+    assert missing(adopted(project, again, **seen)) == ["model.args.width"]
+
+
+@pytest.mark.parametrize("wraps", ["fully_shard(net)", "net = DDP(net)", "net.share_memory()"])
+def test_a_function_that_wraps_the_model_too_is_not_named(project: Path, wraps: str) -> None:
+    build = f"def build():\n        net = Net(2)\n        {wraps}\n        return net\n"
+    text = changed("Net(width=2)", "build()").replace("    def main", f"    {build}\n    def main", 1)
+    one = adopted(project, text, ranks=2, wrapper="fully_shard")
+    is_wrapped = wraps != "net.share_memory()"
+    assert missing(one) == (["model.use"] if is_wrapped else [])
+    assert ("Here the strategy does that" in one.text) == is_wrapped
+
+
+HUGGING_FACE = """
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
+    from texts import Texts
+
+    def main():
+        set_seed(3)
+        model = GPT2LMHeadModel(GPT2Config(n_layer=1))
+        args = TrainingArguments("out", per_device_train_batch_size=8, max_grad_norm=0.5)
+        Trainer(model=model, args=args, train_dataset=Texts(rows=64)).train()
+
+    main()
+"""
+
+
+def test_a_trainer_has_data_clipping_and_the_models_own_loss(project: Path) -> None:
+    (project / "texts.py").write_text("class Texts:\n    def __init__(self, rows): ...\n")
+    one = adopted(project, HUGGING_FACE)
+    told = tables(one)
+    assert missing(one) == ["model.use"]
+    assert "#         return GPT2LMHeadModel(GPT2Config(n_layer=1))\n" in one.text
+    assert told["data"] == {"use": "texts.py:Texts", "args": {"rows": 64}, "order": "shuffled"}
+    assert (told["loss"]["use"], told["train"]["clip_norm"], told["train"]["seed"]) == ("model", 0.5, 3)
+    assert "does not divide its loss" not in adopted(project, HUGGING_FACE, accumulate=2).text
+    own = HUGGING_FACE.replace(
+        "    main()\n", "    class Mine(Trainer):\n        def compute_loss(self): ...\n"
+    )
+    assert tables(adopted(project, own))["loss"]["use"] == "?"
