@@ -84,11 +84,12 @@ def test_a_run_is_saved_stopped_and_resumed_by_the_buttons_of_its_tab(app: App, 
     app.window.commands.run("run.stop")
     page = app.window.editor.active_page()
     assert isinstance(page, RunPage) and run.ending == "stopping", "it is said before the engine answers"
-    wait_for(lambda: page._banner.text == "Stopping, saving a checkpoint…", 5, "the banner")
+    assert app.window.status.item("run").text().startswith("Stopping")
+    page._frame()
+    assert page._banner.text == "Stopping, saving a checkpoint…"
     assert [button.text() for button in page._banner.buttons] == ["Stop Now"]
-    wait_for(lambda: app.window.status.item("run").text().startswith("Stopping"), 5, "the status bar")
     wait_for(lambda: run.outcome == "stopped", WITHIN_S, "the stop")
-    assert run.fold.is_stopping and run.ending is None
+    assert run.fold.ending == "stopping" and run.ending is None
     wait_for(lambda: buttons(app) == ["run.resume", "run.again"], 5, "the buttons of a run that is over")
     assert [button.text() for button in page._banner.buttons] == ["Resume", "Run Again"]
     stopped_at = list_checkpoints(run.run.checkpoints_folder)[0].step

@@ -56,6 +56,11 @@ def test_labels_that_are_no_file_are_neither_read_nor_followed(run: WrittenRun, 
     assert foreign.read_text() == "precious" and json.loads(file.read_text())["name"] == "x"
 
 
+def test_no_run_is_called_last() -> None:
+    with pytest.raises(ConfigError, match="newest run"):
+        Labels().changed(name=" Last ")
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -65,11 +70,6 @@ def test_labels_that_are_no_file_are_neither_read_nor_followed(run: WrittenRun, 
         {"tags": tuple(map(str, range(51)))},
     ],
 )
-def test_no_run_is_called_last() -> None:
-    with pytest.raises(ConfigError, match="newest run"):
-        Labels().changed(name=" Last ")
-
-
 def test_labels_are_bounded(changes: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="at most"):
         Labels().changed(**changes)

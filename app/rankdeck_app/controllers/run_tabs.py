@@ -151,6 +151,7 @@ class RunTabs(QObject):
         asked = [run for run in self.open_runs.all() if run.run.path == path]
         for run in asked:
             run.expect_stop()
+        self._show_figures()
 
         def answered(code: int, _out: str, err: str) -> None:
             if code:

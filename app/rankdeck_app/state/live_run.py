@@ -148,9 +148,7 @@ class LiveRun(QObject):
         "ending"; None while it trains and once it is over."""
         if not self.is_live:
             return None
-        if self._is_asked_to_stop or self.fold.is_stopping:
-            return "stopping"
-        return "ending" if self.fold.ended is not None else None
+        return "stopping" if self._is_asked_to_stop else self.fold.ending
 
     def expect_stop(self) -> None:
         """It is being asked to stop: said at once, before it answers."""

@@ -70,16 +70,17 @@ class RunTail(threading.Thread):
         except (ConfigError, OSError):
             pass  # what the run was started with stays unknown
         said: str | None = None
+        outcome: str | None = None
         labelled: int | None = -1
         looked = -OUTCOME_EVERY_S
         while not self._stopping.is_set():
-            outcome = said
             if time.monotonic() - looked >= OUTCOME_EVERY_S:
                 looked = time.monotonic()
                 outcome = self._run.outcome()
                 if (stamp := labels_stamp(self._run.path)) != labelled:
                     self._passed.title, labelled = self._run.title, stamp
-            # The outcome was looked up before this pass: every event of a run that is over is in the pass.
+            # The outcome was looked up before: every event of a run that is over is in this pass, or in earlier
+            # ones. It waits where there was something; the next pass follows at once.
             found_any = self._pass()
             self._hand_over()
             if found_any:

@@ -183,14 +183,10 @@ class Fold:
         return self._latest.started
 
     @property
-    def is_stopping(self) -> bool:
-        """Whether somebody asked the latest attempt to stop."""
-        return self._latest.is_stopping
-
-    @property
-    def ended(self) -> events.RunEnded | None:
-        """How the latest attempt ended, as its supervisor saw it."""
-        return self._latest.ended
+    def ending(self) -> str | None:
+        """ "stopping" once somebody asked the latest attempt to, "ending" once its ranks are gone."""
+        one = self._latest
+        return "stopping" if one.is_stopping else "ending" if one.ended is not None else None
 
     @property
     def first_started(self) -> events.RunStarted | None:

@@ -22,7 +22,7 @@ from rankdeck.run.left_out import training_data
 from rankdeck.run.prediction import read_prediction
 from rankdeck.run.problems import failed_problem, lost_problem, reading_problems
 from rankdeck.run.script_summary import script_facts
-from rankdeck.rundir import RunDir
+from rankdeck.rundir import RunDir, read_labels
 
 
 def summarise(run: RunDir, fold: Fold | None = None, *, attempt: int | None = None) -> dict[str, Any]:
@@ -34,10 +34,13 @@ def summarise(run: RunDir, fold: Fold | None = None, *, attempt: int | None = No
     outcome, exit_code = _past_end(fold) if is_past else (run.outcome(), end.exit_code if end else None)
     strategy, options, planned = _what_ran(run, fold)
     predicted = _predicted_bytes(run)
-    first, newest_loss = fold.first_started, _newest_loss(fold)
+    first, newest_loss, labels = fold.first_started, _newest_loss(fold), read_labels(run.path)
     return {
         "run": run.name,
-        "title": run.title,
+        "title": labels.name or run.first_title,
+        "tags": list(labels.tags),
+        "note": labels.note,
+        "archived": labels.is_archived,
         "path": str(run.path),
         "outcome": outcome,
         "strategy": strategy,

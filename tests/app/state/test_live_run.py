@@ -157,6 +157,24 @@ def test_the_outcome_comes_after_every_event(
     assert run.eta_s is None and run.elapsed_s is not None
 
 
+def test_a_run_that_goes_on_and_tells_all_the_time_is_said_to_run(
+    written: WrittenRun, opened: Callable[[Path], LiveRun]
+) -> None:
+    """No look at its outcome meets a moment without news."""
+    written.begin()
+    written.say_last_word("stopped")
+    run = opened(written.path)
+    drained(run, lambda: run.outcome == "stopped")
+    (written.path / "end.json").unlink()
+    step = iter(range(1, 100_000))
+
+    def is_said() -> bool:
+        written.steps(0, next(step), [1.0])
+        return run.outcome == "running"
+
+    drained(run, is_said)
+
+
 def test_a_run_that_nobody_holds_is_lost(written: WrittenRun, opened: Callable[[Path], LiveRun]) -> None:
     written.begin()
     written.lose()

@@ -19,7 +19,8 @@ from rankdeck.rundir import EventReader, events_from_end
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 
 PROMISED = {
-    "run", "title", "path", "outcome", "strategy", "options", "steps", "attempts", "loss", "evaluation",
+    "run", "title", "tags", "note", "archived", "path", "outcome", "strategy", "options", "steps", "attempts",
+    "loss", "evaluation",
     "samples_per_s", "step_s", "first_step_s", "devices", "imbalance", "comm", "bubble", "problems",
 }  # fmt: skip
 PROMISED_OF_A_DEVICE = {"device", "uuid", "kind", "peak_bytes", "peak_by_kind", "utilisation_mean"}
