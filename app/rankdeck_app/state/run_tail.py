@@ -79,8 +79,8 @@ class RunTail(threading.Thread):
                 outcome = self._run.outcome()
                 if (stamp := labels_stamp(self._run.path)) != labelled:
                     self._passed.title, labelled = self._run.title, stamp
-            # The outcome was looked up before: every event of a run that is over is in this pass, or in earlier
-            # ones. It waits where there was something; the next pass follows at once.
+            # The outcome was looked up before: all events of a run that is over are in this pass or earlier
+            # ones. It waits where there was any; the next pass follows at once.
             found_any = self._pass()
             self._hand_over()
             if found_any:
