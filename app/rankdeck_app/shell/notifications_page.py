@@ -14,6 +14,9 @@ from rankdeck_app.shell.toasts import TONE_COLOR, Notification, action_buttons
 if TYPE_CHECKING:
     from rankdeck_app.shell.window import MainWindow
 
+_PADDING = 8
+"""Above and below what stands in a row of a roomy list (theme/qss.py)."""
+
 
 class NotificationsPage(Page):
     can_split = False
@@ -57,14 +60,17 @@ class NotificationsPage(Page):
     def _add_buttons(self, notice: Notification) -> None:
         """Below what was said, in a row of the list that is nothing but buttons."""
         buttons = QWidget()
-        row = action_buttons(notice.actions, lambda callback: callback())
-        row.setContentsMargins(28, 0, 8, 6)
+        row = action_buttons(notice.actions, lambda callback: callback(), suggests=False)
+        row.setContentsMargins(28, 0, 4, 6)
         buttons.setLayout(row)
         item = QListWidgetItem()
         item.setFlags(Qt.ItemFlag.NoItemFlags)
-        item.setSizeHint(QSize(0, buttons.sizeHint().height()))
         self._list.addItem(item)
         self._list.setItemWidget(item, buttons)
+        for button in buttons.findChildren(QPushButton):
+            button.ensurePolished()  # How high it is, the theme says.
+        row.invalidate()
+        item.setSizeHint(QSize(0, row.sizeHint().height() + _PADDING))
 
     def showEvent(self, event: QEvent) -> None:
         self._toasts.is_read_elsewhere = True

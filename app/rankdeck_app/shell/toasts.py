@@ -48,13 +48,15 @@ class Notification:
     time_s: float = field(default_factory=time.time)
 
 
-def action_buttons(actions: Sequence[Action], run: Callable[[Callable[[], object]], object]) -> QHBoxLayout:
-    """A row of buttons at the right; the first is the suggested one."""
+def action_buttons(
+    actions: Sequence[Action], run: Callable[[Callable[[], object]], object], *, suggests: bool = True
+) -> QHBoxLayout:
+    """A row of buttons at the right; the first is the suggested one, where one is suggested."""
     row = QHBoxLayout()
     row.addStretch(1)
     for at, (label, callback) in enumerate(actions):
         button = QPushButton(label)
-        if at == 0:
+        if at == 0 and suggests:
             button.setProperty("kind", "primary")
         button.clicked.connect(lambda _checked=False, callback=callback: run(callback))
         row.addWidget(button)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from PySide6.QtCore import QEvent, QSize, Qt, QTimer, Signal
+from PySide6.QtCore import QEvent, QMetaObject, QObject, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
@@ -64,6 +64,7 @@ class MainWindow(QWidget):
         self.keymap = services.keymap
         self.clock = services.clock
         self.setWindowTitle(APP_NAME)
+        self._titled: QMetaObject.Connection | None = None
         self.setMinimumSize(QSize(800, 500))
         self.setAcceptDrops(True)
         self._load_theme()
@@ -242,6 +243,14 @@ class MainWindow(QWidget):
     # -- keeping what is shown up to date --
 
     def _follow_page(self, page: Page | None) -> None:
+        """The title is that of the page in front, also when it changes there."""
+        if self._titled is not None:
+            QObject.disconnect(self._titled)
+        self._titled = None if page is None else page.title_changed.connect(self._show_title)
+        self._show_title()
+
+    def _show_title(self) -> None:
+        page = self.editor.active_page()
         self.setWindowTitle(f"{page.title} — {APP_NAME}" if page else APP_NAME)
 
     def _describe_activities(self) -> None:

@@ -162,6 +162,19 @@ def test_f6_walks_through_the_parts(qtbot: QtBot, services: Services, make_windo
     assert sorted(seen) == [0, 1, 2, 3, 4]
 
 
+def test_the_window_is_called_what_its_page_is_called_now(services: Services, make_window: Make) -> None:
+    window = make_window(services, compose)
+    first, second = window.editor.open("note:a"), window.editor.open("note:b")
+    second.set_title("renamed")
+    assert window.windowTitle().startswith("renamed — ")
+    first.set_title("behind")
+    assert window.windowTitle().startswith("renamed — ")
+    window.editor.close_page(second.page_id)
+    assert window.windowTitle().startswith("behind — ")
+    first.set_title("in front")
+    assert window.windowTitle().startswith("in front — ")
+
+
 def test_toasts_follow_the_panel_and_take_a_third_of_the_window(
     qtbot: QtBot, services: Services, make_window: Make
 ) -> None:
@@ -246,6 +259,8 @@ def test_the_page_of_notifications_has_their_buttons_and_no_toast_beside_it(
     assert window.toasts.all_shown == [] and window.toasts.unread == 0
     for button in page.findChildren(QPushButton):
         if button.text() == "Do it" and button.isVisible():
+            assert button.visibleRegion().boundingRect() == button.rect(), "none is cut"
+            assert button.height() >= button.sizeHint().height()
             qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
     assert sorted(answered) == ["after", "before"]
     window.editor.close_page(page.page_id)
