@@ -7,7 +7,7 @@ from the earlier one, as in "GPT · DDP · 4 · lr 0.001", or by a number where 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,25 +55,28 @@ def _model(use: str) -> str:
     return card.title if card is not None else use.rpartition(":")[2] or Path(use).stem
 
 
-def tell_apart(name: str, tables: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]]) -> str:
+def tell_apart(
+    name: str, tables: Mapping[str, Any], others: Mapping[str, Callable[[], Mapping[str, Any]]]
+) -> str:
     """`name`, or where another has it, the name with the first option in which this one differs from that.
 
-    `tables` are the configuration's, `others` those of the runs whose name begins so, by their names.
+    `tables` are the configuration's; `others` read those of the runs whose name begins so, by their names.
     """
     longer = name
     for _ in range(_MOST_DIFFERENCES):
         other = others.get(longer)
         if other is None:
             return longer
-        found = (_difference(place, value, _at(other, place)) for place, value in _leaves(tables))
+        theirs = other()
+        found = (_difference(place, value, _at(theirs, place)) for place, value in _leaves(tables))
         words = next(filter(None, found), "")
         if not words:
             break
         longer = f"{longer}{BETWEEN}{words}"
     number = 2
-    while f"{name} #{number}" in others:
+    while f"{longer} #{number}" in others:
         number += 1
-    return f"{name} #{number}"
+    return f"{longer} #{number}"
 
 
 def _leaves(tables: Mapping[str, Any], place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ _LETTING_GO_S = 20.0
 """How long a run that has said its last word may take until nothing of it is left."""
 SCRIPT_STOP_S = 32.0
 """From TERM to KILL of a script's supervisor: 30 s that it gives its ranks, and time for its last word."""
-_MOST_ALIKE = 200
+_MOST_ALIKE = 1000
 """A new run is told apart from so many that are called the same, the newest."""
 _VERSIONED = ("torch", "numpy", "safetensors", "tokenizers", "nvidia-ml-py")
 
@@ -234,13 +235,16 @@ def _title(name: str, config: RunConfig | ScriptConfig, runs: Path) -> str:
     """What a new run is called: the name, told apart from the folder's runs that are called so."""
     beginning = rundir.slug(name)
     alike = [run for run in rundir.list_folder(runs) if run.title_slug.startswith(beginning)]
-    others = {}
-    for run in alike[:_MOST_ALIKE]:
-        try:
-            others[run.title] = read_toml(run.config_file)
-        except (OSError, ValueError):
-            continue
-    return tell_apart(name, config.to_dict(), others)
+    return tell_apart(
+        name, config.to_dict(), {run.title: partial(_tables, run) for run in alike[:_MOST_ALIKE]}
+    )
+
+
+def _tables(run: RunDir) -> dict[str, Any]:
+    try:
+        return read_toml(run.config_file)
+    except (OSError, ValueError):
+        return {}
 
 
 def supervisor_of(worker: str | None) -> Supervised:

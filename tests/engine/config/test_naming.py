@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -57,18 +59,19 @@ def test_equal_names_get_the_first_option_in_which_they_differ() -> None:
         model = {"use": "gpt" if width else "b/nets.py:make", "args": {"width": width}}
         return {"model": model, "train": {"lr": lr, "amp": amp}, **top}
 
-    runs: dict[str, dict[str, object]] = {}
+    runs: dict[str, Callable[[], dict[str, object]]] = {}
     for changed, title in (
         (tables(), "A"),
         (tables(lr=0.2, amp=True), "A · lr 0.2"),
         (tables(amp=True), "A · amp true"),
         (tables(lr=0.2), "A · lr 0.2 · amp false"),
+        (tables(lr=0.2), "A · lr 0.2 · amp false #2"),
         (tables(width=0), "A · model nets.py:make"),
         (tables(), "A #2"),
         (tables(folder="/elsewhere", launch={"timeout_s": 1}, name="x"), "A #3"),
     ):
         assert tell_apart("A", changed, runs) == title
-        runs[title] = changed
+        runs[title] = partial(dict, changed)
     assert tell_apart("B", tables(), runs) == "B"
 
 
@@ -83,4 +86,4 @@ def test_equal_names_get_the_first_option_in_which_they_differ() -> None:
     ],
 )
 def test_a_scripts_arguments_tell_its_runs_apart(args: list[str], before: list[str], title: str) -> None:
-    assert tell_apart("t", {"script": {"args": args}}, {"t": {"script": {"args": before}}}) == title
+    assert tell_apart("t", {"script": {"args": args}}, {"t": lambda: {"script": {"args": before}}}) == title
