@@ -33,7 +33,6 @@ from rankdeck.base.garbage import kept_for_good
 from rankdeck.checkpoint.weights import save_weights
 from rankdeck.config import from_text
 from rankdeck.config.catalog import STRATEGIES
-from rankdeck.memory.sampling import SamplingBudget
 from rankdeck.parallel.collectives.grad_sync import GradientSync
 from rankdeck.parallel.pipelining.communication import StageCommunication
 from rankdeck.rundir import EventWriter
@@ -41,6 +40,7 @@ from rankdeck.strategies.ddp import Ddp
 from rankdeck.strategies.pipeline import PipelineParallel
 from rankdeck.training import workload as workloads
 from rankdeck.training.assembly import assemble
+from rankdeck.training.sampling import SamplingBudget
 
 
 def train_once(request: dict[str, object], rank: int, world_size: int) -> None:

@@ -22,13 +22,13 @@ from rankdeck.checkpoint.training_state import TrainingState
 from rankdeck.checkpoint.weights import gather_extra_state, save_weights
 from rankdeck.checkpoint_files import newest_whole
 from rankdeck.config import from_text
-from rankdeck.memory.sampling import SamplingBudget
 from rankdeck.run.attempt import Attempt
 from rankdeck.run.batch import Batch
 from rankdeck.rundir import EventReader, RunDir
 from rankdeck.training import workload as workloads
 from rankdeck.training.agreement import Agreement
 from rankdeck.training.assembly import assemble
+from rankdeck.training.sampling import SamplingBudget
 from rankdeck.training.saving import Saver
 
 

@@ -2,8 +2,8 @@
 
 Reading order: entries and storages (live storages and their sums), scopes (what a thread says of those that
 it makes), follower (how every operation reaches them), watching (whose storages a late sample adds), ledger
-(all of it), virtual (the devices of a rehearsal), sampling and batch_shapes (which steps are followed),
-torch_memory (real GPUs).
+(all of it), virtual (the devices of a rehearsal), batch_shapes (which batches were followed), torch_memory
+(real GPUs).
 
 The ledger itself, what it needs of torch_compat and base/memory_kinds.py import each other relatively, and
 nothing but the standard library and torch: observer/full.py loads them under a name of its own in a person's

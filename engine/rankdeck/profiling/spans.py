@@ -25,48 +25,6 @@ from rankdeck.profiling.simulated_pace import SimulatedPace
 
 _NOTHING: AbstractContextManager[None] = nullcontext(None)
 _MARK_S = 3e-6
-ALWAYS_STEPS = (2, 3, 4)
-"""Steps 2 and 3 of any run, and the first one that the memory ledger leaves alone."""
-MIN_INTERVAL_S = 0.5
-BUDGET = 0.001
-
-
-class SpanBudget:
-    """Every 2^k-th step, so rarely that two samples are half a second apart and cost less than 0.1 %.
-
-    k follows from how long steps take here. No rank asks another: two that disagree by a factor of two still
-    share every second sample, so that a step can be put together from all of them.
-    """
-
-    def __init__(self) -> None:
-        self._elapsed_s = 0.0
-        self._num_steps = 0
-        self._cost_s = 0.0
-        self._stride = 1
-
-    def should_record(self, step: int) -> bool:
-        """Whether to record `step`, counted from 1 in this process."""
-        if step <= ALWAYS_STEPS[-1]:
-            return step in ALWAYS_STEPS
-        if step % self._stride:
-            return False
-        self._stride = self._stride_now()
-        return step % self._stride == 0
-
-    def _stride_now(self) -> int:
-        interval_s = max(MIN_INTERVAL_S, self._cost_s / BUDGET)
-        stride = 1
-        while stride * self._elapsed_s < interval_s * self._num_steps:
-            stride *= 2
-        return stride
-
-    def add_step(self, step_s: float) -> None:
-        self._elapsed_s += step_s
-        self._num_steps += 1
-
-    def add_cost(self, cost_s: float) -> None:
-        """What a sample has cost; the dearest counts."""
-        self._cost_s = max(self._cost_s, cost_s)
 
 
 @dataclass(frozen=True)

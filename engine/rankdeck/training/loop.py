@@ -20,7 +20,6 @@ from rankdeck.base.errors import ConfigError, Problem, TrainingError
 from rankdeck.data.loader import Loader, build_loader
 from rankdeck.data.sampling import StepBatches
 from rankdeck.memory.null_ledger import AnyLedger
-from rankdeck.memory.sampling import SamplingBudget
 from rankdeck.rundir import EventWriter
 from rankdeck.strategies.base import Batch, Strategy
 from rankdeck.training.evaluation import Evaluator
@@ -29,6 +28,7 @@ from rankdeck.training.loss_scaling import LossScaling
 from rankdeck.training.monitor import StepMonitor
 from rankdeck.training.reporting import StepFacts, StepReporter
 from rankdeck.training.sameness import difference_of_loss
+from rankdeck.training.sampling import SamplingBudget
 from rankdeck.training.saving import Saver
 from rankdeck.training.step import OptimizerStep, Trained
 from rankdeck.training.workload import Workload

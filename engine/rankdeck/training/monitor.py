@@ -2,7 +2,7 @@
 allocator, phases of the devices, bytes sent, how busy threads are.
 
 Most steps cost nothing here: the ledger follows and spans record sampled steps, each within a budget of the
-run's time (memory/sampling.py, profiling/spans.py). A batch that no followed one covers makes its step a
+run's time (sampling.py). A batch that no followed one covers makes its step a
 followed one; the capacity that a rehearsal pretends is held against what was followed. Read loop.py before.
 """
 
@@ -19,13 +19,12 @@ from rankdeck.base.errors import Problem
 from rankdeck.base.units import format_bytes
 from rankdeck.memory.batch_shapes import FollowedBatches, shape_of
 from rankdeck.memory.entries import DeviceBytes
-from rankdeck.memory.sampling import SamplingBudget
 from rankdeck.memory.torch_memory import OwnedBytes, read_gpu_bytes, reset_gpu_peaks
 from rankdeck.parallel.nested import tensors_of
-from rankdeck.profiling.spans import ALWAYS_STEPS, SpanBudget
 from rankdeck.rundir import EventWriter
 from rankdeck.strategies.base import Batch, Strategy
 from rankdeck.training.reporting import BusyMeter, StepFacts
+from rankdeck.training.sampling import ALWAYS_STEPS, SamplingBudget, SpanBudget
 
 GPU_MEMORY_S = 0.2
 """Seconds between two readings of a GPU's allocator."""
@@ -58,6 +57,8 @@ class StepMonitor:
         self._following = contextlib.ExitStack()
         self._is_followed = False
         self._for_its_batch = False
+        self._cpu_began_s = 0.0
+        self._is_recorded = False
         self._spans, self._span_budget = strategy.spans, SpanBudget()
         # Of a rank that is one device its process tells enough, to the sampler.
         has_threads = strategy.setup.is_rehearsal and len(places) > 1
@@ -67,19 +68,18 @@ class StepMonitor:
 
     def begin(self, step: int, nth: int, *, is_last: bool) -> bool:
         """Step number `step` begins; whether the ledger is to follow it."""
+        self._cpu_began_s = time.process_time()
         followed = self._strategy.ledger.can_follow and self._sampling.should_follow(nth)
         self._begin_spans(step, nth, followed, is_last)
         return followed
 
     def _begin_spans(self, step: int, nth: int, followed: bool, is_last: bool) -> None:
-        """The ledger slows a step down: such a one is sampled only where there may be no other.
-
-        Of the last step of a run some phases would never be known.
-        """
-        wanted = self._span_budget.should_record(nth) and (not followed or nth in ALWAYS_STEPS)
+        """Of the last step of a run some phases would never be known."""
+        wanted = self._span_budget.should_record(nth, followed=followed)
         wanted = wanted and (not is_last or nth < ALWAYS_STEPS[-1])
         pace = self._spans.pace
-        self._spans.begin_step(step, record=wanted and (pace is None or pace.is_holding), followed=followed)
+        self._is_recorded = wanted and (pace is None or pace.is_holding)
+        self._spans.begin_step(step, record=self._is_recorded, followed=followed)
 
     def start(self, *, followed: bool) -> None:
         """A step is taken from here to `stop`, followed by the ledger from its beginning, or from a batch on
@@ -126,9 +126,9 @@ class StepMonitor:
     def report(self, facts: StepFacts, nth: int, *, is_last: bool) -> None:
         """What is due after a step that took `facts.step_s`."""
         followed, usual = self._is_followed, not self._for_its_batch
-        self._sampling.record(nth, facts.step_s, followed=followed, usual=usual)
-        if nth >= ALWAYS_STEPS[-1]:
-            self._span_budget.add_step(facts.step_s)
+        cpu_s = time.process_time() - self._cpu_began_s
+        self._sampling.record(nth, facts.step_s, followed=followed, usual=usual, cpu_s=cpu_s)
+        self._span_budget.add_step(nth, facts.step_s, recorded=self._is_recorded)
         if self._busy is not None and self._busy.due():
             self._busy.tell(self._strategy.facts.busy_s())
         if not self._strategy.setup.is_rehearsal and time.monotonic() - self._gpu_read_s >= GPU_MEMORY_S:
@@ -138,10 +138,10 @@ class StepMonitor:
 
     def write_spans(self, *, wait: bool) -> None:
         """Sampled steps whose phases are known; with `wait`, all of them."""
-        started_s = time.perf_counter()
+        started_s = time.thread_time()
         for event, marks_cost_s in self._spans.take(self._rank, self._places, wait=wait):
             self._writer.write(event)
-            ended_s = time.perf_counter()
+            ended_s = time.thread_time()
             self._span_budget.add_cost(ended_s - started_s + marks_cost_s)
             started_s = ended_s
 

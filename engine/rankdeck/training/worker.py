@@ -157,9 +157,9 @@ class Worker:
         with kept_for_good():
             import torch
 
-            from rankdeck.memory.sampling import SamplingBudget
             from rankdeck.training import workload as workloads
             from rankdeck.training.assembly import assemble
+            from rankdeck.training.sampling import SamplingBudget
 
         config = place.run.config()
         run_devices = [_device_info(entry) for entry in place.run.environment()["devices"]]

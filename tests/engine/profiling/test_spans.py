@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from itertools import pairwise
 
 import pytest
 import torch
 
 from rankdeck import events
-from rankdeck.profiling.spans import LateSpan, SpanBudget, SpanRecorder
+from rankdeck.profiling.spans import LateSpan, SpanRecorder
 
 
 def recorded(spans: SpanRecorder, *, wait: bool = True) -> list[events.Spans]:
@@ -104,34 +103,3 @@ def test_a_late_phase_of_another_step_is_left_out() -> None:
             pass
         spans.end_step()
     assert names_of(recorded(spans)[0]) == ["backward"]
-
-
-def sampled(step_s: float, num_steps: int, cost_s: float = 0.0) -> list[int]:
-    budget = SpanBudget()
-    found = []
-    for step in range(1, num_steps + 1):
-        if budget.should_record(step):
-            found.append(step)
-            budget.add_cost(cost_s)
-        budget.add_step(step_s)
-    return found
-
-
-def test_the_first_steps_are_always_sampled_and_slow_ones_all() -> None:
-    assert sampled(1.0, 8) == [2, 3, 4, 5, 6, 7, 8]
-    assert sampled(0.001, 100)[:3] == [2, 3, 4]
-
-
-def test_samples_of_fast_steps_are_half_a_second_apart() -> None:
-    steps = [step for step in sampled(0.001, 4000) if step > 4]
-    assert {after - before for before, after in pairwise(steps)} == {512}
-
-
-def test_a_dear_sample_is_taken_so_rarely_that_it_costs_a_thousandth() -> None:
-    steps = [step for step in sampled(0.01, 20_000, cost_s=0.02) if step > 4]
-    assert 0 < len(steps) * 0.02 <= 0.001 * 20_000 * 0.01
-
-
-def test_ranks_that_disagree_about_the_pace_share_every_sample_of_the_slower_one() -> None:
-    fast, slow = sampled(0.0030, 4000), sampled(0.0045, 4000)
-    assert set(fast) < set(slow)

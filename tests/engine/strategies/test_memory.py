@@ -9,11 +9,11 @@ import torch
 
 from rankdeck import events
 from rankdeck.config import from_text
-from rankdeck.memory.sampling import SamplingBudget
 from rankdeck.rundir import EventWriter
 from rankdeck.training import workload as workloads
 from rankdeck.training.assembly import assemble
 from rankdeck.training.loop import Trainer
+from rankdeck.training.sampling import SamplingBudget
 from tests.helpers.tiny_training import allocator_rise_bytes
 
 WIDE = """
@@ -209,10 +209,12 @@ class _Sampling(SamplingBudget):
         self._pays = pays
         self.unusual: list[int] = []
 
-    def record(self, step: int, step_s: float, *, followed: bool, usual: bool = True) -> None:
+    def record(
+        self, step: int, step_s: float, *, followed: bool, usual: bool = True, cpu_s: float | None = None
+    ) -> None:
         if not usual:
             self.unusual.append(step)
-        super().record(step, step_s, followed=followed, usual=usual)
+        super().record(step, step_s, followed=followed, usual=usual, cpu_s=cpu_s)
 
     def should_follow(self, step: int) -> bool:
         return step <= 3
