@@ -1,0 +1,176 @@
+"""The app as `rankdeck-app` starts it, on a virtual X server with a window manager, and a person at it.
+
+Mouse and keys go through xdotool and the X server. Where a tab is and what a page shows is asked of the app's
+own process: run as a program this module is the app, which also evaluates lines of its standard input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from tests.helpers.tree import CHECKOUT
+from tests.helpers.waiting import wait_until, with_load
+
+ANSWER_S = 30.0
+_BEGIN = "rankdeck-answer "
+
+
+class RealApp:
+    """A running app. `display` is its DISPLAY, `home` its home folder."""
+
+    def __init__(self, display: str, home: Path, *arguments: str) -> None:
+        self._env = os.environ | {"DISPLAY": display, "QT_QPA_PLATFORM": "xcb", "HOME": str(home)}
+        command = [sys.executable, "-m", "tests.helpers.real_window", *arguments]
+        self.process = subprocess.Popen(
+            command, cwd=CHECKOUT, env=self._env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        self._answers: queue.Queue[Any] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, args=(self.process.stdout,))
+        self._reader.start()
+
+    def _read(self, stream: IO[str]) -> None:
+        for line in stream:
+            if line.startswith(_BEGIN):
+                self._answers.put(json.loads(line.removeprefix(_BEGIN)))
+
+    def ask(self, expression: str) -> Any:
+        """What an expression over `window` is in the app, as JSON has it."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(expression + "\n")
+        self.process.stdin.flush()
+        answer = self._answers.get(timeout=with_load(ANSWER_S))
+        assert "error" not in answer, answer["error"]
+        return answer["value"]
+
+    def wait(self, expression: str, deadline_s: float = ANSWER_S) -> None:
+        wait_until(lambda: self.ask(expression), deadline_s=deadline_s, every_s=0.1, what=expression)
+
+    def person(self, *words: object) -> None:
+        """Mouse and keys, in xdotool's words."""
+        subprocess.run(["xdotool", *map(str, words)], env=self._env, check=True, timeout=with_load(20))
+
+    def press(self, keys: str) -> None:
+        self.person("key", "--clearmodifiers", keys)
+
+    def click(self, at: list[int]) -> None:
+        self.person("mousemove", *at, "click", 1)
+
+    def drag(self, begin: list[int], end: list[int], num_moves: int = 8) -> None:
+        self.person("mousemove", *begin, "mousedown", 1)
+        for move in range(1, num_moves + 1):
+            at = [a + (b - a) * move // num_moves for a, b in zip(begin, end, strict=True)]
+            self.person("mousemove", *at, "sleep", 0.05)
+        self.person("mouseup", 1)
+
+    def kill(self) -> None:
+        """As the system kills it."""
+        self.process.kill()
+        self._end()
+
+    def close(self) -> int:
+        """As closing its window does; its exit status."""
+        assert self.process.stdin is not None
+        if self.process.poll() is None:
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.write("window.close()\n")
+                self.process.stdin.flush()
+        return self._end()
+
+    def _end(self) -> int:
+        status = self.process.wait(with_load(30))
+        self._reader.join(10)
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+        return status
+
+
+@contextlib.contextmanager
+def real_app(display: str, home: Path, *arguments: str) -> Iterator[RealApp]:
+    """An app that is up: its window is active and its views are there."""
+    app = RealApp(display, home, *arguments)
+    try:
+        app.wait("bool(window) and window.isActiveWindow() and bool(window.editor.pages())")
+        yield app
+    finally:
+        if app.process.poll() is None:
+            app.close()
+
+
+@contextlib.contextmanager
+def window_manager(display: str, home: Path) -> Iterator[None]:
+    """Openbox, which gives windows a frame and focus.
+
+    Raises: FileNotFoundError without it.
+    """
+    env = os.environ | {"DISPLAY": display, "HOME": str(home)}
+    process = subprocess.Popen(
+        ["openbox", "--sm-disable"], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def main() -> int:
+    from PySide6.QtCore import QPoint, QSocketNotifier
+    from PySide6.QtWidgets import QWidget
+
+    from rankdeck_app import application
+    from rankdeck_app.__main__ import main as run
+    from rankdeck_app.shell.window import MainWindow
+
+    def on_screen(widget: QWidget, at: QPoint) -> list[int]:
+        point = widget.mapToGlobal(at)
+        return [point.x(), point.y()]
+
+    def tab(page_id: str) -> list[int]:
+        """The middle of a tab."""
+        for group in known["window"].editor.groups():
+            for index, one in enumerate(group.tabs):
+                if one.page_id == page_id:
+                    return on_screen(group.bar, group.bar.tabRect(index).center())
+        raise LookupError(page_id)
+
+    known: dict[str, Any] = {"window": None, "on_screen": on_screen, "tab": tab, "QPoint": QPoint}
+    waiting = bytearray()
+
+    def answer() -> None:
+        waiting.extend(os.read(sys.stdin.fileno(), 65536))
+        while b"\n" in waiting:
+            line, _, rest = bytes(waiting).partition(b"\n")
+            waiting[:] = rest
+            try:
+                told = {"value": eval(line, known)}
+                text = json.dumps(told)
+            except Exception as error:
+                text = json.dumps({"error": f"{line.decode()}: {type(error).__name__}: {error}"})
+            print(_BEGIN + text, flush=True)
+
+    compose_later = application.compose_later
+
+    def compose_and_listen(window: MainWindow) -> None:
+        compose_later(window)
+        known["window"] = window
+        listener = QSocketNotifier(sys.stdin.fileno(), QSocketNotifier.Type.Read, window)
+        listener.activated.connect(answer)
+
+    application.compose_later = compose_and_listen
+    return run(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
