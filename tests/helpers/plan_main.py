@@ -27,7 +27,7 @@ def main() -> None:
             "rehearsal", (TargetDevice(None, None),) * (config.selection.count or 1), like_cuda=False
         )
         rows = [Candidate(config.strategy.use, dict(config.strategy.options))]
-        for line in plan_lines_of(config, rows, target):
+        for line in plan_lines_of(config, rows, target, movement=True):
             sys.stdout.buffer.write(plan_lines.encode(line))
             sys.stdout.buffer.flush()
         if "hugging_face" in request:

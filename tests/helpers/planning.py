@@ -260,7 +260,7 @@ def planned_to_build(toml: str, num_devices: int) -> int:
 
     def no_steps(trainer: Trainer, workload: workloads.Workload, ledger: PlanLedger, *rest: Any) -> Any:
         found.append(ledger.devices()[0].peak_bytes)
-        return {}
+        return {}, []
 
     with mock.patch("rankdeck.planner.fake_pass._steps", no_steps):
         fake_pass(PassRequest(from_text(toml, folder=Path.cwd()), num_devices))

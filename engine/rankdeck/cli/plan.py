@@ -41,6 +41,9 @@ def plan(
     accuracy: Annotated[
         bool, typer.Option("--accuracy", help="Instead: predicted beside measured, for every run there is.")
     ] = False,
+    movement: Annotated[
+        bool, typer.Option("--movement", help="Say what moves between devices in one step, too.")
+    ] = False,
     timeout: Annotated[
         float,
         typer.Option(metavar="SECONDS", min=1, help="How long each row may take, by the clock."),
@@ -68,7 +71,7 @@ def plan(
     target = target_of(chosen, devices, capacity)
     _warn_of_torch()
     output = PlanOutput(as_json=as_json)
-    for line in _lines(chosen, strategy, target, fit_batch=fit_batch, timeout_s=timeout):
+    for line in _lines(chosen, strategy, target, fit_batch=fit_batch, movement=movement, timeout_s=timeout):
         output.add(line)
     output.close()
     return 0
@@ -84,7 +87,13 @@ def _warn_of_torch() -> None:
 
 
 def _lines(
-    config: RunConfig, strategy: str | None, target: Target, *, fit_batch: bool, timeout_s: float
+    config: RunConfig,
+    strategy: str | None,
+    target: Target,
+    *,
+    fit_batch: bool,
+    movement: bool,
+    timeout_s: float,
 ) -> Iterator[PlanLine]:
     """The rows as they come, then advice for the configuration's own."""
     from rankdeck.planner.candidates import candidates_for
@@ -110,12 +119,14 @@ def _lines(
 
     samples = look_at_samples(config, timeout_s)
 
-    def ask(rows: Sequence[Candidate]) -> Iterator[PlanLine]:
-        return plan_lines_of(config, rows, target, scale=scale, timeout_s=timeout_s, samples=samples)
+    def ask(rows: Sequence[Candidate], *, movement: bool = False) -> Iterator[PlanLine]:
+        return plan_lines_of(
+            config, rows, target, scale=scale, timeout_s=timeout_s, samples=samples, movement=movement
+        )
 
     by_label = {row.label: row for row in rows}
     own: PlanLine | None = None
-    for line in ask(rows):
+    for line in ask(rows, movement=movement):
         if fit_batch and line.devices and not line.is_bound:
             line.largest_batch = largest_batch(by_label[line.label], config, target, ask)
         elif fit_batch and samples.is_bound:

@@ -15,6 +15,7 @@ from rankdeck.base.units import format_bytes
 from rankdeck.cli import console
 from rankdeck.cli.words import KIND_LABELS, empty_table
 from rankdeck.run import plan_lines
+from rankdeck.run.movement import timeline
 from rankdeck.run.plan_lines import PlanLine, PlannedDevice
 
 if TYPE_CHECKING:
@@ -73,10 +74,23 @@ def _row(line: PlanLine) -> Text:
         words.append(f"  up to global_batch {line.largest_batch}", style="default not bold not dim")
     if line.step is not None:
         words.append(f"  {_seconds(line.step)} a step", style="default not bold not dim")
-    for note in (line.reason, *line.notes):
+    for note in (*_moves(line), line.reason, *line.notes):
         if note:
             words.append(f"\n{' ' * 13}{note}", style="default dim not bold")
     return words
+
+
+def _moves(line: PlanLine) -> list[str]:
+    """'moves all-gather 14.1 MiB in 9, reduce-scatter 11.1 MiB in 5': of all devices together."""
+    if line.movement is None:
+        return []
+    laid_out = timeline(line.movement.by_device())
+    if laid_out is None:
+        return ["What moves in a step is too much to be laid out."]
+    moved = [
+        f"{name} {format_bytes(moves.num_bytes)} in {moves.count}" for name, moves in laid_out.moves().items()
+    ]
+    return [f"moves {', '.join(moved) or 'nothing'} a step"]
 
 
 def per_device(devices: list[PlannedDevice]) -> str:

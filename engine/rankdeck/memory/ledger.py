@@ -164,6 +164,9 @@ class Ledger(Storages):
         """A context in which tensors made from nothing (zeros, rand) belong to `device`."""
         return Scope(self._threads.state, device, None, crossing=False)
 
+    def crossed(self, source: int, target: int, num_bytes: int) -> None:
+        """Bytes went from one device to another; what they are is said by `crossing`."""
+
     def crossing(self, target: int, kind: str | None = None) -> Scope:
         """A context in which operations may read any device, and what they return belongs to `target`."""
         return Scope(self._threads.state, target, kind, crossing=True)

@@ -27,7 +27,7 @@ class NullLedger:
     def _ignore(self, *_: Any, **__: Any) -> None:
         """Nothing is kept."""
 
-    watch = adopt = relabel = end_phase = reset_peaks = _ignore
+    watch = adopt = relabel = end_phase = reset_peaks = crossed = _ignore
 
     def device_of(self, _: Any) -> int | None:
         return None

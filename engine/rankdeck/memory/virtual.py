@@ -36,6 +36,7 @@ class VirtualDevices:
         with self._lock:
             pair = (source, target)
             self.moved_bytes[pair] = self.moved_bytes.get(pair, 0) + num_bytes
+        self.ledger.crossed(source, target, num_bytes)
 
     def copy(self, tensor: Tensor, source: int | None, target: int, kind: str | None = None) -> Tensor:
         """A copy on `target`, or the tensor itself if it is there. Gradients do not cross here."""

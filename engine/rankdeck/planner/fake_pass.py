@@ -35,9 +35,11 @@ from rankdeck.planner.cuda_like import like_cuda
 from rankdeck.planner.plan_ledger import Change, PlanLedger
 from rankdeck.planner.planned_torch import planned
 from rankdeck.planner.questions import Answers, depends_on_values
+from rankdeck.planner.recording import StepRecorder
 from rankdeck.planner.samples import UNIFORM, Samples
 from rankdeck.planner.values import Values
 from rankdeck.planner.work import Work, WorkCounter
+from rankdeck.run.movement import Part
 from rankdeck.rundir import EventWriter
 from rankdeck.strategies.base import Strategy
 from rankdeck.strategies.facts import PipelineFacts
@@ -87,6 +89,9 @@ class PassResult:
     devices: dict[int, DeviceBytes]
     logs: dict[int, list[Change]]
     work: dict[int, Work]
+    parts: list[Part]
+    mesh: tuple[tuple[str, int], ...]
+    """The axes of all ranks; empty where one process drives all devices."""
     sent_bytes: int
     pipeline: PipelineFacts | None = None
     alike: tuple[int, ...] = ()
@@ -160,7 +165,7 @@ def fake_pass(request: PassRequest, answers: Answers | None = None) -> PassResul
         try:
             try:
                 with values.strict_inside_modules():
-                    work = _steps(trainer, workload, ledger, request, values)
+                    work, parts = _steps(trainer, workload, ledger, request, values)
             except Exception as error:
                 stand_in = request.config.strategy_card.planning.stand_in(request.config.strategy.options)
                 # Said for people, and said in a run as well.
@@ -176,6 +181,8 @@ def fake_pass(request: PassRequest, answers: Answers | None = None) -> PassResul
                 devices=dict(zip(request.places, ledger.devices(), strict=True)),
                 logs=dict(zip(request.places, ledger.logs, strict=True)),
                 work=work,
+                parts=parts,
+                mesh=trainer.strategy.mesh().sizes,
                 sent_bytes=0 if sent is None else sent.num_bytes,
                 pipeline=trainer.strategy.facts.pipeline(),
                 alike=_alike_slices(trainer.strategy),
@@ -298,16 +305,21 @@ def _step_like_cuda(trainer: Trainer) -> None:
 
 def _steps(
     trainer: Trainer, workload: workloads.Workload, ledger: PlanLedger, request: PassRequest, values: Values
-) -> dict[int, Work]:
+) -> tuple[dict[int, Work], list[Part]]:
     batches = _batches(trainer.strategy, workload)
     num_steps = request.num_steps + trainer.strategy.steps_to_fill
     with ledger.fake:
         for step in range(1, num_steps):
             trainer.step(step, batches, followed=True)
-        counter = values.counter = WorkCounter(ledger, request.rates)
+        work = WorkCounter(ledger, request.rates)
+        recorder = values.recorder = StepRecorder(work, request.places)
+        ledger.on_crossing = recorder.crossed
+        spans = trainer.strategy.spans
+        spans.begin_step(num_steps, record=True)
         trainer.step(num_steps, batches, followed=True)
-        values.counter = None
-    return dict(zip(request.places, counter.by_device, strict=True))
+        spans.end_step()
+        ledger.on_crossing = values.recorder = None
+    return dict(zip(request.places, work.by_device, strict=True)), recorder.parts(spans.pop_marks())
 
 
 def _batches(strategy: Strategy, workload: workloads.Workload) -> Iterator[Any]:

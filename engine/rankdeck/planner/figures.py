@@ -25,6 +25,7 @@ from rankdeck.planner.step_time import step_time
 from rankdeck.planner.targets import Target, TargetDevice
 from rankdeck.planner.values import READS
 from rankdeck.planner.work import Work
+from rankdeck.run.movement import Movement, Part, talks_alone
 from rankdeck.run.plan_lines import (
     CANNOT,
     DOES_NOT_FIT,
@@ -52,12 +53,15 @@ _DDP_FALLBACK = "torch's DDP could not be followed: single's figures and a set o
 class RankNeeds(msgspec.Struct):
     """What one rank's devices need and have to do in a step, or in `reason` why that is not known.
 
-    `bound`: see PlanLine. `alike`: see representatives in candidates.py.
+    `bound`: see PlanLine. `alike`: see representatives in candidates.py. `parts` of the step, and the `mesh`
+    of all ranks: see run/movement.py.
     """
 
     devices: list[PlannedDevice] = []
     work: list[Work] = []
     alike: tuple[int, ...] = ()
+    parts: list[Part] = []
+    mesh: list[tuple[str, int]] = []
     sent_bytes: int = 0
     bubble: float = 0.0
     notes: list[str] = []
@@ -66,11 +70,18 @@ class RankNeeds(msgspec.Struct):
 
 
 def ranks_to_plan(
-    config: RunConfig, num_devices: int, planned: Mapping[int, RankNeeds] | None = None
+    config: RunConfig,
+    num_devices: int,
+    planned: Mapping[int, RankNeeds] | None = None,
+    *,
+    movement: bool = False,
 ) -> list[int]:
-    """One rank of each kind, as far as is known: rank 0 says which slices of weights are alike."""
+    """One rank of each kind, as far as is known: rank 0 says which slices of weights are alike. With
+    `movement` all of them where ranks that need the same send otherwise."""
     if config.strategy_card.one_process:
         return [0]
+    if movement and any(talks_alone(rank, one.parts, one.mesh) for rank, one in (planned or {}).items()):
+        return list(range(num_devices))
     return sorted(set(_standing(config, num_devices, planned or {}).values()))
 
 
@@ -160,6 +171,8 @@ def _planned_rank(request: PassRequest, target: Target, answers: Answers | None 
         devices,
         list(result.work.values()),
         alike=result.alike,
+        parts=result.parts,
+        mesh=list(result.mesh),
         sent_bytes=result.sent_bytes,
         bubble=(facts.theory_bubble if facts is not None else None) or 0.0,
         notes=list(result.notes),
@@ -245,8 +258,11 @@ def line_of(
     planned: Mapping[int, RankNeeds],
     scale: float | None = None,
     samples: Samples = UNIFORM,
+    *,
+    movement: bool = False,
 ) -> PlanLine:
-    """The line of a candidate from the figures of its ranks. `scale`: see step_time.py."""
+    """The line of a candidate from the figures of its ranks. `scale`: see step_time.py. With `movement` it
+    says what moves in a step, where that is known."""
     line = empty_line(candidate, target)
     line.options = dict(config.strategy.options)
     line.notes = list(dict.fromkeys(note for one in planned.values() for note in one.notes))
@@ -269,7 +285,20 @@ def line_of(
     if line.verdict == FITS and any(device.needed_bytes is not None for device in line.devices):
         line.notes.append(_GIVES_BACK)
     line.step = _step_time(config, target, planned, scale)
+    if movement:
+        line.movement = _movement(config, target.num_devices, planned)
     return line
+
+
+def _movement(config: RunConfig, num_devices: int, planned: Mapping[int, RankNeeds]) -> Movement | None:
+    standing = {0: 0}
+    if not config.strategy_card.one_process:
+        standing = _standing(config, num_devices, planned)
+        standing |= {rank: rank for rank in planned}
+    parts = {rank: planned[rank].parts for rank in sorted(set(standing.values()))}
+    if not all(parts.values()):
+        return None
+    return Movement(parts, [standing[rank] for rank in sorted(standing)], planned[0].mesh)
 
 
 def _planned_devices(

@@ -7,7 +7,7 @@ step counters) is left out. Read fake_pass.py first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -55,11 +55,17 @@ class PlanLedger(Ledger):
         self._compute = compute
         self._like_cuda = like_cuda
         self._communication = kind_index("communication")
+        self.on_crossing: Callable[[int, int, int], None] | None = None
+        """Told of each copy between two devices: from which, to which, how many bytes."""
 
     @contextmanager
     def _modes(self) -> Iterator[None]:
         with self.fake, _PlanFollower(self, self._threads.state, self._compute):
             yield
+
+    def crossed(self, source: int, target: int, num_bytes: int) -> None:
+        if self.on_crossing is not None:
+            self.on_crossing(source, target, num_bytes)
 
     def adopt(self, tensors: Iterable[Tensor], device: int, kind: str) -> None:
         if self._like_cuda and kind == "optimizer":

@@ -57,17 +57,21 @@ def plan_lines_of(
     timeout_s: float = ROW_TIMEOUT_S,
     planner: RankPlanner = plan_rank,
     samples: Samples | None = None,
+    movement: bool = False,
 ) -> Iterator[PlanLine]:
     """The lines of all candidates as they come, which need not be their order.
 
-    `scale`: see step_time.py. `samples` are looked at once where they are not given: see look_at_samples.
+    `scale`: see step_time.py, `movement`: run/movement.py. `samples` are looked at once where they are not
+    given: see look_at_samples.
     """
     preload()
     samples = look_at_samples(base, timeout_s) if samples is None else samples
     pending = []
     for candidate in candidates:
         try:
-            pending.append(_Pending(candidate, candidate.config(base, target), target, base.train.compile))
+            pending.append(
+                _Pending(candidate, candidate.config(base, target), target, base.train.compile, movement)
+            )
         except ConfigError as error:
             yield empty_line(candidate, target, " ".join(filter(None, (error.message, error.advice))))
     pending.sort(key=lambda one: effort(one.config, target.num_devices))
@@ -142,13 +146,15 @@ class _Pending:
     config: RunConfig
     target: Target
     is_compiled: bool = False
+    movement: bool = False
     figures: dict[int, RankNeeds] = field(default_factory=dict)
     started: set[int] = field(default_factory=set)
     started_s: float | None = None
 
     def to_start(self) -> list[int]:
         """Ranks that have to be planned, as far as is known now, and were not started before."""
-        wanted = ranks_to_plan(self.config, self.target.num_devices, self.figures)
+        num_devices, movement = self.target.num_devices, self.movement
+        wanted = ranks_to_plan(self.config, num_devices, self.figures, movement=movement)
         new = [rank for rank in wanted if rank not in self.started]
         self.started.update(new)
         return new
@@ -158,7 +164,8 @@ class _Pending:
         return len(self.figures) == len(self.started)
 
     def line(self, scale: float | None, samples: Samples) -> PlanLine:
-        line = line_of(self.candidate, self.config, self.target, self.figures, scale, samples)
+        figures, movement = self.figures, self.movement
+        line = line_of(self.candidate, self.config, self.target, figures, scale, samples, movement=movement)
         if self.is_compiled:
             line.notes.append(_COMPILED)
         line.seconds = time.monotonic() - (self.started_s or 0.0)

@@ -21,7 +21,7 @@ from rankdeck.torch_compat.shape_memo import Known, ShapeMemo
 from rankdeck.torch_compat.sparse import forgets_elements, sparse_result
 
 if TYPE_CHECKING:
-    from rankdeck.planner.work import WorkCounter
+    from rankdeck.planner.recording import StepRecorder
 
 MASKING = "transformers.masking_utils"
 _LOCAL_VALUE = torch.ops.aten._local_scalar_dense.default
@@ -36,7 +36,7 @@ ANSWERED: Known = {}
 
 
 class Values:
-    """Answers 1 to whoever asks a fake tensor for its value, except inside the model, and counts the work.
+    """Answers 1 to whoever asks a fake tensor for its value, except inside the model, and has it recorded.
 
     The loop and torch's own machinery read losses, norms and votes, none of which decides over memory; two
     tensors are equal. A model that reads a value may compute something else then, so it gets one of `answers`
@@ -48,7 +48,7 @@ class Values:
     def __init__(self, answers: Answers | None = None) -> None:
         self._answers = answers
         self.modules_deep = 0
-        self.counter: WorkCounter | None = None
+        self.recorder: StepRecorder | None = None
         self.has_workspaces = False
         """Whether a kernel ran that keeps a workspace, for backward, whose size it alone knows."""
         self.forgets_elements = False
@@ -100,8 +100,8 @@ class Values:
                 writes = self._only_writes[func] = only_writes(func)
             out = written(func, args) if writes else self._memo(func, args, kwargs)
             self.forgets_elements |= forgets_elements(func, out)
-        if self.counter is not None:
-            self.counter.add(func, args, kwargs, out)
+        if self.recorder is not None:
+            self.recorder.add(func, args, kwargs, out)
         return out
 
 

@@ -46,23 +46,28 @@ class WorkCounter:
         self._rates = rates
         self._known: dict[Any, Callable[..., int] | bool] = {}
 
-    def add(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: Any) -> None:
+    def add(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: Any
+    ) -> tuple[int, int] | None:
+        """The device and the FLOPs of an operation; None of what is no kernel."""
         formula = self._known.get(func)
         if formula is None:
             formula = self._known[func] = self._formula(func)
         if formula is False:
-            return
+            return None
         tensors = [value for value in _flat(args) if isinstance(value, Tensor)]
         outputs = [value for value in _flat((out,)) if isinstance(value, Tensor)]
         moved = sum(tensor.numel() * tensor.element_size() for tensor in (*tensors, *outputs))
         flops = formula(*args, **(kwargs or {}), out_val=out) if callable(formula) else 0
-        work = self.by_device[self._device_of(tensors)]
+        device = self._device_of(tensors)
+        work = self.by_device[device]
         work.flops += flops
         work.moved_bytes += moved
         work.num_kernels += 1
         if self._rates is not None and work.roofline_s is not None:
             compute_s = flops / _rate(self._rates, func, outputs[0].dtype) if flops and outputs else 0.0
             work.roofline_s += max(compute_s, moved / self._rates.bytes_per_s)
+        return device, flops
 
     def _formula(self, func: Any) -> Callable[..., int] | bool:
         """False for what computes nothing, True for what only moves bytes."""

@@ -27,6 +27,7 @@ import msgspec
 from rankdeck.base.units import format_bytes
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.config.planning import Planning
+from rankdeck.run.movement import Movement
 
 FITS, TIGHT, DOES_NOT_FIT, CANNOT = "fits", "tight", "does-not-fit", "cannot"
 _VERDICT_WORDS = {DOES_NOT_FIT: "does not fit"}
@@ -88,7 +89,8 @@ class PlanLine(msgspec.Struct, kw_only=True, tag_field="kind", tag="plan"):
     `saves_bytes` is what the fullest device would need less, and `advice` says so in a sentence.
     `is_bound`: the figures are a bound, because part of the run could not be followed: a lower one ("least")
     or an upper one ("most"), as `bound` says; `notes` say what else is less exact. `largest_batch` is the
-    largest train.global_batch that still fits, where it was asked for. `seconds` is how long the answer took.
+    largest train.global_batch that still fits, and `movement` what devices do and send in a step, where that
+    was asked for. `seconds` is how long the answer took.
     """
 
     strategy: str
@@ -109,6 +111,7 @@ class PlanLine(msgspec.Struct, kw_only=True, tag_field="kind", tag="plan"):
     advice: str | None = None
     saves_bytes: int | None = None
     largest_batch: int | None = None
+    movement: Movement | None = None
 
     @property
     def fullest(self) -> PlannedDevice | None:

@@ -1,21 +1,47 @@
-"""Functional collectives, which split layers send through: how a mode knows them and the size of their group.
+"""Collectives as operations: how a mode knows them, what goes in, and who takes part.
 
-Source: torch.distributed._functional_collectives; torch/csrc/distributed/c10d/Functional.cpp.
+Split layers send through functional ones, all others through c10d's own.
+
+Source: torch.distributed._functional_collectives; torch/csrc/distributed/c10d/Functional.cpp and Ops.cpp.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch import Tensor
 
 from rankdeck.torch_compat.places import Private
 
 NAMESPACE = "_c10d_functional"
 _BYTES = "bytes that tensor and hybrid send are unknown"
+_KINDS = {
+    "allreduce_": "all-reduce",
+    "allreduce_coalesced_": "all-reduce",
+    "all_reduce": "all-reduce",
+    "allgather_": "all-gather",
+    "_allgather_base_": "all-gather",
+    "allgather_into_tensor_coalesced_": "all-gather",
+    "all_gather_into_tensor": "all-gather",
+    "reduce_scatter_": "reduce-scatter",
+    "_reduce_scatter_base_": "reduce-scatter",
+    "reduce_scatter_tensor_coalesced_": "reduce-scatter",
+    "reduce_scatter_tensor": "reduce-scatter",
+    "alltoall_": "all-to-all",
+    "alltoall_base_": "all-to-all",
+    "all_to_all_single": "all-to-all",
+    "broadcast_": "broadcast",
+    "broadcast": "broadcast",
+    "send": "send",
+    "recv_": "receive",
+}
 PLACES = (
     Private("torch.distributed.distributed_c10d:_resolve_process_group", _BYTES),
+    Private("torch.distributed:ProcessGroup.unbox", "what moves in a step is unknown"),
     *(
         Private(f"torch.ops:{NAMESPACE}.{name}.default", _BYTES)
         for name in ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
@@ -33,7 +59,39 @@ def is_wait(func: Any) -> bool:
     return bool(func.namespace == NAMESPACE and func.__name__ == "wait_tensor.default")
 
 
-def size_of_group(name: Any) -> int:
-    """Ranks of a group, by the name that it has inside an operation."""
-    group: Any = c10d._resolve_process_group(name)  # type: ignore[attr-defined]  # torch has no public way
-    return int(group.size())
+@dataclass(frozen=True)
+class Collective:
+    """An operation between ranks. `num_bytes` is what goes in on this rank, `group` are the ranks of the run
+    that take part, and `peer` the one that a send goes to or a receive comes from."""
+
+    kind: str
+    num_bytes: int
+    group: tuple[int, ...]
+    peer: int | None = None
+
+
+def collective_of(func: Any, args: tuple[Any, ...]) -> Collective | None:
+    """What an operation sends; None of one that is no collective, or that sends no tensor."""
+    kind = _KINDS.get(func.__name__.partition(".")[0]) if func.namespace in (NAMESPACE, "c10d") else None
+    if kind is None:
+        return None
+    given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
+    name = next(
+        name
+        for name in ("input_tensor", "input_tensors", "inputs", "input", "tensors", "self")
+        if name in given
+    )
+    group: Any = given.get("process_group")
+    if group is None:
+        group = c10d._resolve_process_group(given["group_name"])  # type: ignore[attr-defined]  # nothing public
+    else:
+        group = dist.ProcessGroup.unbox(group)
+    ranks = tuple(dist.get_process_group_ranks(group))
+    at = given.get("dst", given.get("src"))
+    return Collective(kind, _num_bytes(given[name]), ranks, None if at is None else ranks[at])
+
+
+def _num_bytes(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    return sum(map(_num_bytes, value))

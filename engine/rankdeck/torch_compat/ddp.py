@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
@@ -65,9 +66,15 @@ class PlannedDdp(DistributedDataParallel):
     def __init__(self, module: nn.Module, **options: Any) -> None:
         super().__init__(module, init_sync=False, **options)
         # Unannotated: torch compares a hook's annotations with classes of its own.
-        super().register_comm_hook(None, lambda _, bucket: _done_at_once(bucket))
+        super().register_comm_hook(None, lambda _, bucket: self._reduced(bucket))
         kept: Any = _KeepsBuckets(self.reducer)
         self.reducer = kept
+
+    def _reduced(self, bucket: Any) -> Future[Tensor]:
+        dist.all_reduce(bucket.buffer(), group=self.process_group)
+        done: Future[Tensor] = Future()
+        done.set_result(bucket.buffer())
+        return done
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """Compression travels in tensors of its own, which the plan leaves out."""
@@ -81,9 +88,3 @@ class _KeepsBuckets:
 
     def __getattr__(self, name: str) -> Any:
         return (lambda: False) if name == "_rebuild_buckets" else getattr(self._reducer, name)
-
-
-def _done_at_once(bucket: Any) -> Future[Tensor]:
-    done: Future[Tensor] = Future()
-    done.set_result(bucket.buffer())
-    return done

@@ -13,21 +13,26 @@ not bytes. Read ../../strategies/tensor_parallel.py next.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from rankdeck.torch_compat.collectives import NAMESPACE, size_of_group
+from rankdeck.torch_compat.collectives import NAMESPACE, collective_of
 from rankdeck.torch_compat.dispatch import DispatchMode
 
-_SHARES = {
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "all_gather_into_tensor": lambda n: n - 1,
-    "reduce_scatter_tensor": lambda n: (n - 1) / n,
-    "all_to_all_single": lambda n: (n - 1) / n,
+_SHARES: dict[str, Callable[[int], float]] = {
+    "all-reduce": lambda n: 2 * (n - 1) / n,
+    "all-gather": lambda n: n - 1,
+    "reduce-scatter": lambda n: (n - 1) / n,
+    "all-to-all": lambda n: (n - 1) / n,
+    "broadcast": lambda n: 1.0,
 }
+
+
+def ring_bytes(kind: str, num_ranks: int, num_bytes: int) -> int:
+    """What a rank sends in a collective to which it brings so many bytes."""
+    return round(_SHARES[kind](num_ranks) * num_bytes)
 
 
 class CountedCollectives(DispatchMode):
@@ -48,15 +53,8 @@ class CountedCollectives(DispatchMode):
     ) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it unwraps itself, and its collectives come back here
-        if getattr(func, "namespace", None) == NAMESPACE:
-            self._book(func.__name__.partition(".")[0], args)
+        sent = collective_of(func, args) if getattr(func, "namespace", None) == NAMESPACE else None
+        if sent is not None:
+            self.calls[sent.kind] += 1
+            self.sent_bytes += ring_bytes(sent.kind, len(sent.group), sent.num_bytes)
         return func(*args, **(kwargs or {}))
-
-    def _book(self, name: str, args: tuple[Any, ...]) -> None:
-        share = _SHARES.get(name)
-        tensor = args[0]
-        if share is None or not isinstance(tensor, Tensor):
-            return
-        num_ranks = size_of_group(args[-1])
-        self.calls[name] += 1
-        self.sent_bytes += round(share(num_ranks) * tensor.numel() * tensor.element_size())

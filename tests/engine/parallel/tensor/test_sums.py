@@ -26,7 +26,7 @@ def test_a_block_sums_twice_in_forward_and_twice_in_backward(ranks: Ranks) -> No
     num_ranks, _ = ranks
     for calls, sent_bytes, _ in counted(ranks, sequence_parallel=False):
         # Beside the blocks: the embedding's sum in forward, the output layer's in backward, and its logits.
-        assert calls == {"all_reduce": 4 * LAYERS + 2, "all_gather_into_tensor": 1}
+        assert calls == {"all-reduce": 4 * LAYERS + 2, "all-gather": 1}
         share = (num_ranks - 1) / num_ranks
         assert sent_bytes == pytest.approx(share * (2 * STREAM_BYTES * (4 * LAYERS + 2) + LOGIT_BYTES))
 
@@ -39,9 +39,9 @@ def test_the_formula_is_what_gloo_writes(ranks: Ranks) -> None:
 
 def test_a_cut_sequence_sends_in_two_halves(ranks: Ranks) -> None:
     for calls, _, _ in counted(ranks, sequence_parallel=True):
-        assert calls["reduce_scatter_tensor"] == 4 * LAYERS
+        assert calls["reduce-scatter"] == 4 * LAYERS
         # Sums outside of the blocks stay: the embedding's and the output layer's.
-        assert calls["all_reduce"] == 2
+        assert calls["all-reduce"] == 2
 
 
 def test_one_norm_counts_every_number_once_wherever_it_lives(ranks: Ranks) -> None:

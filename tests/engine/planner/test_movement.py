@@ -1,0 +1,148 @@
+"""What a plan says that moves in a step, beside formulas and schedules that know nothing of the planner."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import pytest
+
+from rankdeck.run.movement import RECEIVE, SEND, Part, Timeline, timeline
+from tests.helpers.planning import MODELS, Case, Planner
+
+
+@dataclass(frozen=True)
+class Asked(Case):
+    """A strategy in TOML."""
+
+    table: str = ""
+
+    @property
+    def toml(self) -> str:
+        return Case(self.model, "single", self.num_devices).toml.replace('{ use = "single" }', self.table)
+
+
+def moved(planner: Planner, model: str, table: str, num_devices: int) -> tuple[list[list[Part]], Timeline]:
+    line = planner.plan(Asked(model, "asked", num_devices, table))
+    assert line.movement is not None, line.reason
+    devices = line.movement.by_device()
+    laid_out = timeline(devices)
+    assert laid_out is not None and laid_out.is_whole and len(devices) == num_devices
+    return devices, laid_out
+
+
+def weights(planner: Planner, model: str) -> int:
+    return planner.plan(Case(model, "single", 1)).devices[0].by_kind["parameters"]
+
+
+def sent_by(parts: list[Part]) -> int:
+    """What a device sends, numbers of 8 bytes aside."""
+    return sum(
+        part.num_bytes for part in parts if part.peers and part.name != RECEIVE and part.num_bytes > 64
+    )
+
+
+@pytest.mark.parametrize("num_devices", [2, 4])
+@pytest.mark.parametrize("sync", ["native", "ring", "all-to-all", "reduce-broadcast"])
+def test_ddp_moves_what_its_algorithm_is_said_to(planner: Planner, sync: str, num_devices: int) -> None:
+    devices, laid_out = moved(planner, "mlp", f'{{ use = "ddp", sync = "{sync}" }}', num_devices)
+    whole, n = weights(planner, "mlp"), num_devices
+    each = {
+        "native": [2 * (n - 1) / n * whole] * n,
+        "ring": [2 * (n - 1) / n * whole] * n,
+        "all-to-all": [(n - 1) * whole] * n,
+        "reduce-broadcast": [(n - 1) * whole, *[whole] * (n - 1)],
+    }[sync]
+    assert [sent_by(parts) for parts in devices] == pytest.approx(each, rel=1e-3)
+    peers = [{peer for part in parts if part.name == SEND for peer in part.peers or ()} for parts in devices]
+    assert (
+        peers
+        == {
+            "native": [set()] * n,
+            "ring": [{(rank + 1) % n} for rank in range(n)],
+            "all-to-all": [set(range(n)) - {rank} for rank in range(n)],
+            "reduce-broadcast": [set(range(1, n)), *[{0}] * (n - 1)],
+        }[sync]
+    )
+    backward = [one for one in laid_out.intervals[0] if one.part.name == "backward"]
+    assert all(line.at >= backward[0].start for line in laid_out.lines)
+
+
+def test_dp_sends_the_model_out_and_the_gradients_back(planner: Planner) -> None:
+    devices, laid_out = moved(planner, "mlp", '{ use = "dp" }', 4)
+    whole = weights(planner, "mlp")
+    out = sum(line.num_bytes for line in laid_out.lines if line.source == 0)
+    back = sum(line.num_bytes for line in laid_out.lines if line.target == 0)
+    assert out == pytest.approx(3 * whole, rel=0.01) and back == pytest.approx(3 * whole, rel=0.01)
+    assert {line.source for line in laid_out.lines} | {line.target for line in laid_out.lines} == {0, 1, 2, 3}
+    assert all({part.name for part in parts} >= {"forward", "backward"} for parts in devices)
+    only_first = {part.name for part in devices[0]} - {part.name for part in devices[1]}
+    assert {"replicate", "gather", "loss", "step"} <= only_first
+
+
+@pytest.mark.parametrize("num_devices", [2, 4])
+def test_fsdp_gathers_twice_and_scatters_once(planner: Planner, num_devices: int) -> None:
+    _, laid_out = moved(planner, "gpt", '{ use = "fsdp" }', num_devices)
+    moves, whole = laid_out.moves(), weights(planner, "gpt")
+    assert moves["reduce-scatter"].num_bytes == pytest.approx((num_devices - 1) * whole, rel=0.01)
+    assert whole < moves["all-gather"].num_bytes / (num_devices - 1) < 2 * whole
+    assert moves["all-gather"].count == 2 * moves["reduce-scatter"].count - 1, "the root is gathered once"
+
+
+def one_forward_one_backward(rank: int, num_ranks: int, microbatches: int) -> list[tuple[str, int]]:
+    """The order of work of a stage, from the paper."""
+    ahead = min(microbatches, num_ranks - 1 - rank)
+    order = [("forward", number) for number in range(ahead)]
+    for number in range(microbatches):
+        if ahead + number < microbatches:
+            order.append(("forward", ahead + number))
+        order.append(("backward", number))
+    return order
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_a_pipeline_goes_in_the_order_of_its_schedule(planner: Planner, schedule: str) -> None:
+    table = f'{{ use = "pipeline", schedule = "{schedule}", microbatches = 4 }}'
+    devices, laid_out = moved(planner, "gpt", table, 4)
+    for rank, row in enumerate(laid_out.intervals):
+        order = [(one.part.name, one.part.microbatch) for one in row if one.part.microbatch is not None]
+        wanted = one_forward_one_backward(rank, 4 if schedule == "1f1b" else 5 + rank, 4)
+        assert order == wanted, rank
+        assert all(before.end <= after.start + 1e-12 for before, after in itertools.pairwise(row))
+    boundary = 16 * 32 * 64 * 4  # (B, T, C) in fp32
+    between = {(one, one + 1) for one in range(3)} | {(one + 1, one) for one in range(3)}
+    sends = [line for line in laid_out.lines if line.name == SEND]
+    assert {(line.source, line.target) for line in sends} == between
+    assert sum(line.num_bytes for line in sends) == 6 * boundary
+    assert [sent_by(parts) for parts in devices] == [boundary, 2 * boundary, 2 * boundary, boundary]
+
+
+def test_replicas_of_pipelines_meet_with_those_of_their_stage(planner: Planner) -> None:
+    devices, laid_out = moved(planner, "gpt", '{ use = "hybrid", data = 2, stage = 2, microbatches = 4 }', 4)
+    large = {line.group for line in laid_out.lines if line.group and line.num_bytes > 64}
+    assert large == {(0, 2), (1, 3)}
+    assert {(line.source, line.target) for line in laid_out.lines if line.name == SEND} == {
+        (0, 1),
+        (1, 0),
+        (2, 3),
+        (3, 2),
+    }
+    assert [part.device for parts in devices for part in parts[:1]] == [0, 1, 2, 3]
+
+
+def test_what_works_alone_moves_nothing(planner: Planner) -> None:
+    devices, laid_out = moved(planner, "gpt", '{ use = "single" }', 1)
+    assert not laid_out.lines
+    flops = {
+        name: sum(part.flops for part in devices[0] if part.name == name) for name in ("forward", "backward")
+    }
+    assert flops["backward"] == pytest.approx(2 * flops["forward"], rel=0.1)
+
+
+def test_every_model_of_the_matrix_is_laid_out(planner: Planner) -> None:
+    for model in ("resnet", "unet"):
+        assert model in MODELS
+        _, laid_out = moved(planner, model, '{ use = "ddp" }', 2)
+        assert laid_out.moves()["all-reduce"].num_bytes == pytest.approx(
+            2 * weights(planner, model), rel=0.01
+        )
