@@ -37,13 +37,17 @@ def runs(
     from rankdeck import rundir
     from rankdeck.cli.summary import runs_table
     from rankdeck.run.row import row_of
+    from rankdeck.run.row_index import RunRows
 
-    found = [row_of(run) for run in rundir.list_runs(rundir.default_runs_folder())]
+    known = RunRows()
+    found = [row_of(run, known.info(run)) for run in rundir.list_runs(rundir.default_runs_folder())]
+    known.save()
     rows = [row for row in found if everything or not row["archived"]]
     if as_json:
         console.as_json(rows)
     elif rows:
-        console.out().print(runs_table(rows))
+        out = console.out()
+        out.print(runs_table(rows, out.width), soft_wrap=True)
     elif found:
         console.err().print(f"All {len(found)} runs are archived. Show them with: rankdeck runs --all")
     else:

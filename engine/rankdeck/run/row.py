@@ -1,7 +1,9 @@
 """The row of a run in a list, from the ends of its files: a list must not read every event of each run.
 
 The first lines of the supervisor say what was started, the first and last lines of the ranks how far it came.
-The command line's `runs` and the app's list both show this; a test holds it to what the fold says.
+The command line's `runs` and the app's list both show this; a test holds it to what the fold says. Figures
+that only all of a run's events tell (`RunFigures`) are the fold's, and come later (row_figures.py).
+row_index.py keeps both.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Any
 
 from rankdeck import events
 from rankdeck.base import files
+from rankdeck.run.imbalance import Imbalance
 from rankdeck.rundir import (
     Labels,
     RunDir,
@@ -27,8 +30,21 @@ RESUMABLE = ("stopped", "failed", "lost")
 
 
 @dataclass(frozen=True)
+class RunFigures:
+    """What the fold of a run says, as `show` does. `peak_bytes` is that of the fullest device."""
+
+    loss: float | None = None
+    held_out: float | None = None
+    peak_bytes: int | None = None
+    imbalance: Imbalance | None = None
+    samples_per_s: float | None = None
+    bubble: float | None = None
+
+
+@dataclass(frozen=True)
 class RunInfo:
-    """What a list shows of a run. None is unknown. Times are Unix seconds; `steps` are those planned.
+    """What a list shows of a run. None is unknown. Times are Unix seconds; `steps` are those planned, `step`
+    is the last one done (0: none). `figures` is None as long as nobody has folded the run.
 
     `strategy` of a person's own script (`is_script`) is the parallel wrapper that it was seen to use.
     """
@@ -46,6 +62,8 @@ class RunInfo:
     is_script: bool = False
     labels: Labels = field(default_factory=Labels)
     labels_stamp: int | None = None
+    step: int = 0
+    figures: RunFigures | None = None
 
     @property
     def name(self) -> str:
@@ -64,11 +82,11 @@ class RunInfo:
 def read_info(run: RunDir) -> RunInfo:
     """The facts of one run, read from its directory; what is missing or damaged stays unknown."""
     end = run.end()
-    tables = _tables(run)
     started = list(_started(run))
     first, begun = (started[-1], started[0]) if started else (None, None)
     if begun is not None and begun.attempt < attempt_of(run.config_file.name):
         begun = None  # the supervisor of the attempt that is being resumed has not spoken yet
+    tables = _tables(run) if begun is None else {}
     is_script = begun.source == events.SCRIPT if begun else "script" in tables
     stamp, labels = labels_stamp(run.path), read_labels(run.path)
     return RunInfo(
@@ -85,6 +103,7 @@ def read_info(run: RunDir) -> RunInfo:
         is_script=is_script,
         labels=labels,
         labels_stamp=stamp,
+        step=last_step(run),
     )
 
 
@@ -106,20 +125,21 @@ def _wrapper(run: RunDir, attempt: int) -> str | None:
     return None
 
 
-def row_of(run: RunDir) -> dict[str, Any]:
-    """The row of `rankdeck runs --json`. One of a script has two keys more."""
-    info = read_info(run)
+def row_of(run: RunDir, info: RunInfo | None = None) -> dict[str, Any]:
+    """The row of `rankdeck runs --json`. One of a script has two keys more. `info` spares reading it."""
+    info = info or read_info(run)
     of_script = {"run_source": events.SCRIPT, "wrapper": info.strategy or None} if info.is_script else {}
     return {
-        "run": run.name,
-        "path": str(run.path),
+        "run": info.name,
+        "path": str(info.path),
         "title": info.title,
         "tags": list(info.labels.tags),
         "archived": info.labels.is_archived,
         "outcome": info.outcome,
         "strategy": None if info.is_script else info.strategy or None,
         "started": info.started,
-        "steps": last_step(run),
+        "steps": info.step,
+        "steps_planned": info.steps,
         **of_script,
     }
 

@@ -34,7 +34,7 @@ def summarise(run: RunDir, fold: Fold | None = None, *, attempt: int | None = No
     outcome, exit_code = _past_end(fold) if is_past else (run.outcome(), end.exit_code if end else None)
     strategy, options, planned = _what_ran(run, fold)
     predicted = _predicted_bytes(run)
-    first, newest_loss, labels = fold.first_started, _newest_loss(fold), read_labels(run.path)
+    first, last_loss, labels = fold.first_started, newest_loss(fold), read_labels(run.path)
     return {
         "run": run.name,
         "title": labels.name or run.first_title,
@@ -47,7 +47,7 @@ def summarise(run: RunDir, fold: Fold | None = None, *, attempt: int | None = No
         "options": options,
         "steps": fold.step or 0,
         "attempts": fold.num_attempts,
-        "loss": {"first": fold.first_loss(), "last": newest_loss},
+        "loss": {"first": fold.first_loss(), "last": last_loss},
         "evaluation": _evaluation(fold.evaluation),
         "samples_per_s": fold.samples_per_s(),
         "step_s": fold.step_times(),
@@ -116,7 +116,7 @@ def _what_ran(run: RunDir, fold: Fold) -> tuple[str | None, dict[str, Any], int 
     return config.strategy.use, config.strategy.options, config.train.steps
 
 
-def _newest_loss(fold: Fold) -> float | None:
+def newest_loss(fold: Fold) -> float | None:
     """That of the last step; of a script, which is sampled, the newest that is known."""
     if fold.script.is_script:
         newest = fold.newest("loss")

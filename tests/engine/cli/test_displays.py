@@ -147,7 +147,18 @@ def test_runs_are_listed_from_every_folder(written: WrittenRun, tmp_path: Path) 
         written.dir.name: "running",
         other.dir.name: "running",
     }
-    told = {"run", "title", "tags", "archived", "path", "outcome", "strategy", "started", "steps"}
+    told = {
+        "run",
+        "title",
+        "tags",
+        "archived",
+        "path",
+        "outcome",
+        "strategy",
+        "started",
+        "steps",
+        "steps_planned",
+    }
     assert all(set(row) == told for row in rows)
     out, _ = spoken("runs")
     assert written.dir.name in out and "dp" in out

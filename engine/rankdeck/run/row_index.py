@@ -1,0 +1,186 @@
+"""The rows of runs, kept between looks and between starts, so that thousands of runs are listed at once.
+
+Never the truth: a row holds as long as the files that it was made of are the same by name, length, times and
+inode. What is kept is a file for each folder of runs, among the caches; one that is damaged, of another
+version or of another folder counts as none. It is replaced whole, over what another program has put there
+meanwhile. Where it cannot be written, rows are made each time.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import fields, replace
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+
+import rankdeck
+from rankdeck.base import files
+from rankdeck.base.home import cache_dir
+from rankdeck.run.row import RunFigures, RunInfo, read_info
+from rankdeck.rundir import RunDir
+
+_MADE_OF = (".toml", ".json", ".jsonl")
+# A file that changes twice within one tick of its clock looks the same: what is younger is not kept.
+_SETTLED_NS = 2_000_000_000
+_WITHOUT_LAST_WORD = ("running", "lost")
+_SUM_BYTES = 16
+
+Stamp = bytes
+_Kept = dict[str, tuple[Stamp, bytes]]
+
+
+class _Index(msgspec.Struct, array_like=True):
+    """`rows`: by the name of a run's folder, its stamp and its encoded row."""
+
+    shape: str
+    folder: str
+    rows: _Kept
+
+
+def _shape() -> str:
+    names = [field.name for kind in (RunInfo, RunFigures) for field in fields(kind)]
+    return " ".join(["rows-1", rankdeck.__version__, *names])
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=os.fspath).encode
+_decode = msgspec.msgpack.Decoder(RunInfo, dec_hook=lambda kind, value: kind(value)).decode
+_decode_index = msgspec.msgpack.Decoder(_Index).decode
+
+
+def stamp_of(run: Path) -> tuple[Stamp, int]:
+    """What tells whether a run's files are others by now, and when the youngest changed (Unix ns)."""
+    told: list[tuple[str, int, int, int, int]] = []
+    for folder in (os.fspath(run), os.path.join(run, "events")):  # noqa: PTH118 - thousands of them
+        try:
+            with os.scandir(folder) as found:
+                told.extend(sorted(map(_facts, (one for one in found if one.name.endswith(_MADE_OF)))))
+        except OSError:
+            pass
+        told.append(("", 0, 0, 0, 0))
+    youngest = max(max(facts[2], facts[3]) for facts in told)
+    return blake2b(repr(told).encode("utf-8", "surrogatepass"), digest_size=_SUM_BYTES).digest(), youngest
+
+
+def _facts(entry: os.DirEntry[str]) -> tuple[str, int, int, int, int]:
+    try:
+        stat = entry.stat()
+    except OSError:
+        return entry.name, -1, 0, 0, 0
+    return entry.name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
+
+
+class RunRows:
+    """The rows that were asked for, as they are now. `save` keeps what was made."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, tuple[Stamp, RunInfo]] = {}
+        self._indices: dict[Path, _Kept] = {}
+        self._fresh: dict[Path, dict[str, tuple[Stamp, bytes]]] = {}
+
+    def info(self, run: RunDir) -> RunInfo:
+        """The row, made anew where the run's files are others than they were."""
+        stamp, youngest = stamp_of(run.path)
+        known = self._remembered(run.path, stamp)
+        if known is None:
+            known = read_info(run)
+            self._remember(known, stamp, youngest)
+        if known.outcome not in _WITHOUT_LAST_WORD:
+            return known
+        outcome = run.outcome()  # who holds the lock, no file tells
+        return known if outcome == known.outcome else replace(known, outcome=outcome)
+
+    def with_figures(self, run: RunDir, figures: RunFigures, stamp: tuple[Stamp, int]) -> RunInfo:
+        """The row with what its fold says. `stamp` is from before the fold was read."""
+        info = self.info(run)
+        if stamp_of(run.path)[0] == stamp[0]:
+            info = replace(info, figures=figures)
+            self._remember(info, *stamp)
+        return info
+
+    def forget(self, gone: Iterable[Path]) -> None:
+        for path in gone:
+            self._known.pop(path, None)
+
+    def _remembered(self, path: Path, stamp: Stamp) -> RunInfo | None:
+        known = self._known.get(path)
+        if known is not None:
+            return known[1] if known[0] == stamp else None
+        folder = path.parent
+        if folder not in self._indices:
+            self._indices[folder] = read_index(folder)
+        kept = self._indices[folder].get(path.name)
+        if kept is None or kept[0] != stamp:
+            return None
+        try:
+            info = _decode(kept[1])
+        except (msgspec.MsgspecError, ValueError):
+            return None
+        if info.path != path:
+            return None
+        self._known[path] = stamp, info
+        return info
+
+    def _remember(self, info: RunInfo, stamp: Stamp, youngest: int) -> None:
+        if info.outcome == "running" or time.time_ns() - youngest < _SETTLED_NS:
+            self._known.pop(info.path, None)
+            return
+        self._known[info.path] = stamp, info
+        try:
+            row = _encode(info)
+        except (UnicodeEncodeError, OverflowError):
+            return  # a name that is no text: read each time
+        self._fresh.setdefault(info.path.parent, {})[info.path.name] = stamp, row
+
+    @property
+    def num_unsaved(self) -> int:
+        return sum(map(len, self._fresh.values()))
+
+    def save(self) -> None:
+        """Lay what is new over what is kept now; rows of runs that are gone go."""
+        for folder, fresh in self._fresh.items():
+            kept = read_index(folder) | fresh
+            here = _names_in(folder)
+            self._indices[folder] = kept = {name: row for name, row in kept.items() if name in here}
+            _write_index(folder, kept)
+        self._fresh.clear()
+
+
+def _names_in(folder: Path) -> set[str]:
+    try:
+        return set(os.listdir(folder))  # noqa: PTH208 - names are all that is asked for
+    except OSError:
+        return set()
+
+
+def index_file(folder: Path) -> Path:
+    """Where the rows of a folder's runs are kept."""
+    name = blake2b(os.fsencode(folder), digest_size=_SUM_BYTES).hexdigest()
+    return cache_dir() / "rows" / f"{name}.index"
+
+
+def read_index(folder: Path) -> _Kept:
+    """What is kept of a folder; nothing where that is none of ours, of another version, or damaged."""
+    try:
+        data = files.read_bytes(index_file(folder))
+        if data[:_SUM_BYTES] != _sum(data[_SUM_BYTES:]):
+            return {}
+        index = _decode_index(memoryview(data)[_SUM_BYTES:])
+    except (OSError, msgspec.MsgspecError, ValueError):
+        return {}
+    return index.rows if (index.shape, index.folder) == (_shape(), str(folder)) else {}
+
+
+def _write_index(folder: Path, rows: _Kept) -> None:
+    try:
+        data = msgspec.msgpack.encode(_Index(_shape(), str(folder), rows))
+        files.write_whole(index_file(folder), _sum(data) + data)
+    except (OSError, UnicodeEncodeError):
+        pass  # a disk that refuses costs only time
+
+
+def _sum(data: bytes) -> bytes:
+    return blake2b(data, digest_size=_SUM_BYTES).digest()

@@ -1,0 +1,234 @@
+"""The index of rows never changes what is shown: damaged, aged or swapped, it is compared with reading."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rankdeck.run import row_index
+from rankdeck.run.fold import read_fold
+from rankdeck.run.row import RunFigures, RunInfo, read_info
+from rankdeck.run.row_figures import FollowedFigures, figures_of
+from rankdeck.run.row_index import RunRows, index_file, read_index, stamp_of
+from rankdeck.run.summary import summarise
+from rankdeck.rundir import RunDir, labels_stamp, list_folder, read_labels, write_labels
+from tests.helpers.many_runs import write_many
+from tests.helpers.written_run import WrittenRun
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of runs; what has just been written counts as settled."""
+    monkeypatch.setattr(row_index, "_SETTLED_NS", 0)
+    write_many(tmp_path / "runs", 12, seed=3)
+    return tmp_path / "runs"
+
+
+def listed(runs: Path) -> list[RunInfo]:
+    """What the next program is told, with the index as it lies there."""
+    rows = RunRows()
+    infos = [rows.info(run) for run in list_folder(runs)]
+    rows.save()
+    return infos
+
+
+def read(runs: Path) -> list[RunInfo]:
+    return [read_info(run) for run in list_folder(runs)]
+
+
+def forbid_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(run: RunDir) -> None:
+        raise AssertionError(f"{run.name} was read")
+
+    monkeypatch.setattr(row_index, "read_info", forbidden)
+
+
+def test_rows_of_runs_that_are_over_are_read_once(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = read(runs)
+    assert listed(runs) == expected
+    forbid_reading(monkeypatch)
+    assert listed(runs) == expected
+
+
+def test_what_is_kept_is_what_is_shown_as_long_as_its_stamp_agrees(runs: Path) -> None:
+    """Without this the other tests could not fail."""
+    before = listed(runs)
+    kept = read_index(runs)
+    forged = {name: (stamp, row.replace(b"GPT", b"TPG")) for name, (stamp, row) in kept.items()}
+    row_index._write_index(runs, forged)
+    assert [info.title for info in listed(runs)] == [info.title.replace("GPT", "TPG") for info in before]
+
+
+def flip(data: bytes, rng: random.Random) -> bytes:
+    at = rng.randrange(len(data))
+    return data[:at] + bytes([data[at] ^ (1 << rng.randrange(8))]) + data[at + 1 :]
+
+
+DAMAGE: dict[str, Callable[[bytes, random.Random], bytes]] = {
+    "a bit": flip,
+    "cut": lambda data, rng: data[: rng.randrange(len(data))],
+    "longer": lambda data, rng: data + rng.randbytes(rng.randrange(1, 50)),
+    "noise": lambda data, rng: rng.randbytes(rng.randrange(200)),
+    "twice": lambda data, rng: data + data,
+    "zeros": lambda data, rng: bytes(len(data)),
+}
+
+
+def test_a_damaged_index_changes_nothing(runs: Path) -> None:
+    expected = listed(runs)
+    file = index_file(runs)
+    whole = file.read_bytes()
+    for seed in range(60):
+        rng = random.Random(seed)
+        damaged = DAMAGE[rng.choice(list(DAMAGE))](whole, rng)
+        file.write_bytes(damaged)
+        assert damaged == whole or read_index(runs) == {}, seed
+        assert listed(runs) == expected, seed
+        assert len(read_index(runs)) == len(expected), "it is made again"
+
+
+def change(run: RunDir, rng: random.Random) -> None:
+    """What may happen to a run's files after it was listed."""
+    what = rng.randrange(6)
+    rank = run.events_folder / "rank-0.0.jsonl"
+    if what == 0:
+        labels = read_labels(run.path).changed(name=f"other {rng.random()}", tags=("new",))
+        write_labels(run.path, labels)
+    elif what == 1:
+        (run.path / "end.json").unlink(missing_ok=True)
+    elif what == 2:
+        (run.path / "end.json").write_text('{"outcome": "failed", "exit_code": 1, "ended": 5.0}')
+    elif what == 3 and rank.exists():
+        rank.write_bytes(rank.read_bytes()[: rng.randrange(1, 400)])
+    elif what == 4:
+        rank.unlink(missing_ok=True)
+    else:
+        (run.path / "environment.json").write_text('{"title": "another"}')
+
+
+def test_a_stale_index_changes_nothing(runs: Path) -> None:
+    listed(runs)
+    for seed in range(40):
+        rng = random.Random(seed)
+        for run in rng.sample(list_folder(runs), 2):
+            change(run, rng)
+        assert listed(runs) == read(runs), seed
+
+
+def test_the_index_of_other_runs_of_the_same_names_is_none(runs: Path, tmp_path: Path) -> None:
+    listed(runs)
+    file = index_file(runs).read_bytes()
+    other = tmp_path / "other"
+    for run in list_folder(runs):
+        copied = other / run.name
+        (copied / "events").mkdir(parents=True)
+        for name in ("config.toml", "events/supervisor.0.jsonl"):
+            (copied / name).write_bytes((run.path / name).read_bytes())
+    index_file(other).write_bytes(file)
+    assert read_index(other) == {} and listed(other) == read(other)
+    assert {info.path.parent for info in listed(other)} == {other}
+
+
+def test_the_index_of_another_version_is_none(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed(runs)
+    monkeypatch.setattr("rankdeck.__version__", "99.0")
+    assert read_index(runs) == {} and listed(runs) == read(runs)
+
+
+def test_what_changed_a_moment_ago_is_not_kept(tmp_path: Path) -> None:
+    write_many(tmp_path / "runs", 2)
+    listed(tmp_path / "runs")
+    assert read_index(tmp_path / "runs") == {}
+
+
+def test_who_holds_the_lock_is_asked_each_time(runs: Path) -> None:
+    run = WrittenRun(runs, "mine")
+    run.begin()
+    assert listed(runs)[0].outcome == "running" and run.path.name not in read_index(runs)
+    run.lose()
+    for _ in range(2):
+        assert listed(runs)[0].outcome == "lost"
+    assert run.path.name in read_index(runs)
+
+
+def test_a_name_that_is_no_text_and_a_folder_that_cannot_be_written_cost_only_time(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run, *_) = list_folder(runs)
+    (run.path / "labels.json").write_text('{"name": "\\ud800"}')
+    assert listed(runs) == read(runs) and run.name not in read_index(runs)
+    index_file(runs).unlink()
+    index_file(runs).parent.rmdir()
+    index_file(runs).parent.write_text("in the way")
+    assert listed(runs) == read(runs)
+
+
+def test_rows_of_runs_that_are_gone_go(runs: Path) -> None:
+    listed(runs)
+    gone = list_folder(runs)[0]
+    for file in sorted(gone.path.rglob("*"), reverse=True):
+        file.unlink() if file.is_file() else file.rmdir()
+    gone.path.rmdir()
+    write_labels(list_folder(runs)[0].path, read_labels(list_folder(runs)[0].path).changed(note="kept"))
+    listed(runs)
+    assert gone.name not in read_index(runs) and len(read_index(runs)) == 11
+
+
+def test_two_programs_keep_what_both_have_made(runs: Path) -> None:
+    first, second = RunRows(), RunRows()
+    half = list_folder(runs)
+    for rows, part in ((first, half[:6]), (second, half[6:])):
+        for run in part:
+            rows.info(run)
+    threads = [threading.Thread(target=rows.save) for rows in (first, second)]
+    threads[0].start()
+    threads[0].join()
+    threads[1].start()
+    threads[1].join()
+    assert len(read_index(runs)) == 12 and listed(runs) == read(runs)
+
+
+def test_figures_are_those_of_show_and_are_kept_with_the_row(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = RunRows()
+    for run in list_folder(runs):
+        stamp, followed = stamp_of(run.path), FollowedFigures(run)
+        while followed.read_on(300):
+            pass
+        info = rows.with_figures(run, followed.figures(), stamp)
+        facts = summarise(run)
+        assert info.figures is not None and info.figures == figures_of(read_fold(run))
+        assert info.figures.loss == facts["loss"]["last"] and info.step == facts["steps"]
+        assert info.figures.held_out == (facts["evaluation"] or {"loss": None})["loss"]
+        assert info.figures.samples_per_s == facts["samples_per_s"]
+        peaks = [device["peak_bytes"] for device in facts["devices"] if device["peak_bytes"] is not None]
+        assert info.figures.peak_bytes == max(peaks, default=None)
+    rows.save()
+    forbid_reading(monkeypatch)
+    infos = listed(runs)
+    assert all(info.figures is not None for info in infos)
+    assert any(info.figures.imbalance is not None for info in infos if info.figures)
+
+
+def test_figures_of_what_changed_while_they_were_made_are_not_kept(runs: Path) -> None:
+    rows, run = RunRows(), list_folder(runs)[0]
+    stamp = stamp_of(run.path)
+    write_labels(run.path, read_labels(run.path).changed(note="meanwhile"))
+    assert rows.with_figures(run, RunFigures(loss=1.0), stamp).figures is None
+
+
+def test_every_fact_of_a_row_survives_being_kept(runs: Path) -> None:
+    info = read_info(list_folder(runs)[0])
+    assert labels_stamp(info.path) == info.labels_stamp
+    odd = replace(info, reason="ü" * 300, started=float("inf"), figures=RunFigures(loss=float("nan")))
+    again = row_index._decode(row_index._encode(odd))
+    assert (again.reason, again.started, again.path) == (odd.reason, odd.started, odd.path)
+    with pytest.raises(msgspec.MsgspecError):
+        row_index._decode(row_index._encode(odd)[:-3])
