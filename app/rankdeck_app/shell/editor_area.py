@@ -21,7 +21,7 @@ from rankdeck_app.shell.tab_group import TabGroup, Zone
 from rankdeck_app.shell.watermark import Watermark
 
 MAX_CLOSED = 30
-_TAB_MENU = "close closeOthers closeRight closeAll", "togglePin", "splitRight splitDown"
+_TAB_MENU = "close closeOthers closeRight closeAll", "keep togglePin", "splitRight splitDown"
 
 
 class EditorArea(QWidget):
@@ -65,24 +65,50 @@ class EditorArea(QWidget):
         self._kinds[prefix] = factory
         self._services.context.set(f"pageKind.{prefix}", True)
 
-    def open(self, page_id: str, factory: PageFactory | None = None, *, focus: bool = True) -> Page:
+    def open(
+        self,
+        page_id: str,
+        factory: PageFactory | None = None,
+        *,
+        focus: bool = True,
+        preview: bool = False,
+        beside: Page | None = None,
+    ) -> Page:
         """Focus the page of that id, or build it: with `factory`, else with the registered kind's.
 
-        `focus=False` leaves the keyboard where it is.
+        `focus=False` leaves the keyboard where it is. A `preview` takes the place of the one before it, and
+        stays once it is opened without. `beside` a page: in another group than that page's.
         """
         existing = self._find(page_id)
         if existing is not None:
             group, tab = existing
-            group.show_tab(tab)
+            tab.preview = tab.preview and preview
         else:
-            group, tab = self._active, Tab(page_id, factory or self._kind_of(page_id))
+            group = self._active if beside is None else self._group_beside(beside)
+            tab = Tab(page_id, factory or self._kind_of(page_id), preview=preview)
             tab.build()
-            group.insert(tab)
-        self._activate(group)
+            group.insert_in_place_of_preview(tab)
+        group.show_tab(tab)
+        group.bar.refresh(tab)
         if focus:
+            self._activate(group)
             group.focus_page()
+        elif beside is None:
+            self._activate(group)
         self._tell()
         return tab.build()
+
+    def _group_beside(self, page: Page) -> TabGroup:
+        """The next group to that of a page; one at its right where there is none."""
+        found, groups = self._find(page.page_id), self.groups()
+        home = found[0] if found is not None else self._active
+        others = [group for group in groups[groups.index(home) :] + groups if group is not home]
+        return others[0] if others else self._split(home, "right")
+
+    def keep(self) -> None:
+        """The active tab stays, whatever is looked at next."""
+        if self._active.current is not None:
+            self._active.keep(self._active.current)
 
     def page(self, page_id: str) -> Page | None:
         """The built page of that id, or None."""
@@ -146,7 +172,7 @@ class EditorArea(QWidget):
             return
         fresh = self._split(group, zone)
         if doubled:
-            tab = Tab.from_saved(tab.saved() | {"pinned": False}, tab.factory)
+            tab = Tab.from_saved(tab.saved() | {"pinned": False, "preview": False}, tab.factory)
         else:
             group.take(tab)
         fresh.insert(tab)
@@ -288,7 +314,7 @@ class EditorArea(QWidget):
 
     def _toggle_pin(self, group: TabGroup, tab: Tab) -> None:
         group.take(tab)
-        tab.pinned = not tab.pinned
+        tab.pinned, tab.preview = not tab.pinned, False
         group.insert(tab, sum(other.pinned for other in group.tabs))
         self._tell()
 
@@ -314,6 +340,7 @@ class EditorArea(QWidget):
     def _move(self, tab: Tab, source: TabGroup, target: TabGroup, index: int) -> None:
         if source is target and index > source.tabs.index(tab) + 1:
             index -= 1
+        tab.preview = False
         source.take(tab)
         target.insert(tab, index if index >= 0 else None)
         if not source.tabs:
@@ -349,6 +376,7 @@ class EditorArea(QWidget):
                 "editorOpen": tab is not None,
                 "activePage": page.kind if page else "",
                 "activePageId": page.page_id if page else "",
+                "previewOpen": tab is not None and tab.preview,
                 "severalTabs": len(self._active.tabs) > 1,
                 "severalGroups": len(self.groups()) > 1,
                 "closedTabs": bool(self._closed),

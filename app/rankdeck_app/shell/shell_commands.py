@@ -108,6 +108,7 @@ def _tabs(window: MainWindow) -> list[Command]:
             "editor.reopen", "Reopen Closed Tab", editor.reopen_closed, ("Ctrl+Shift+T",), "closedTabs", menu
         ),
         row("editor.closeAll", "Close All Tabs of the Group", lambda: close("all"), ("Ctrl+K W",)),
+        _view("editor.keep", "Keep Tab Open", editor.keep, ("Ctrl+K Return",), "previewOpen"),
         row("editor.togglePin", "Pin or Unpin Tab", editor.toggle_pin, ("Ctrl+K Shift+Return",)),
         split("editor.splitRight", "Split Right", lambda: editor.split("right"), ("Ctrl+\\",)),
         split("editor.splitDown", "Split Down", lambda: editor.split("bottom"), ("Ctrl+K Ctrl+\\",)),

@@ -34,13 +34,16 @@ class UnavailablePage(Page):
 
 @dataclass(eq=False)
 class Tab:
-    """`state` is what the page saved last time; `title` and `icon` stand in until the page exists."""
+    """`state` is what the page saved last time; `title` and `icon` stand in until the page exists. The next
+    thing that is looked at takes the place of a `preview`, whose title is slanted.
+    """
 
     page_id: str
     factory: PageFactory
     title: str = ""
     icon: str = "file"
     pinned: bool = False
+    preview: bool = False
     state: dict[str, Any] = field(default_factory=dict)
     page: Page | None = None
 
@@ -53,6 +56,7 @@ class Tab:
             title=record.get("title", ""),
             icon=record.get("icon", "file"),
             pinned=bool(record.get("pinned")),
+            preview=bool(record.get("preview")),
             state=record.get("state") or {},
         )
 
@@ -84,5 +88,6 @@ class Tab:
             "title": self.shown_title(),
             "icon": self.shown_icon()[0],
             "pinned": self.pinned,
+            "preview": self.preview,
             "state": self.state,
         }

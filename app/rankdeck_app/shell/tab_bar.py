@@ -8,7 +8,7 @@ further than a few pixels leaves as a QDrag: dropping it is the business of tab_
 from __future__ import annotations
 
 from PySide6.QtCore import QEvent, QMimeData, QPoint, QRect, QSize, Qt, Signal
-from PySide6.QtGui import QDrag, QMouseEvent, QPainter, QPaintEvent
+from PySide6.QtGui import QDrag, QFont, QMouseEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QApplication, QTabBar, QWidget
 
 from rankdeck_app.shell.tab import Tab
@@ -25,6 +25,7 @@ class EditorTabBar(QTabBar):
 
     close_requested = Signal(object)
     pin_requested = Signal(object)
+    keep_requested = Signal(object)
     menu_requested = Signal(object, QPoint)
     dragged = Signal(object)
 
@@ -63,7 +64,8 @@ class EditorTabBar(QTabBar):
         index = self.tabs.index(tab)
         self.setTabText(index, tab.shown_title().replace("&", "&&"))
         self.setTabToolTip(index, tab.page.tooltip() if tab.page is not None else tab.shown_title())
-        self.setAccessibleTabName(index, tab.shown_title() + (", pinned" if tab.pinned else ""))
+        state = ", pinned" if tab.pinned else ", preview" if tab.preview else ""
+        self.setAccessibleTabName(index, tab.shown_title() + state)
         self.update()
 
     def show_drop_mark(self, index: int) -> None:
@@ -123,6 +125,11 @@ class EditorTabBar(QTabBar):
         else:
             super().mouseReleaseEvent(event)
 
+    def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
+        index = self.tabAt(event.position().toPoint())
+        if index >= 0 and event.button() == Qt.MouseButton.LeftButton:
+            self.keep_requested.emit(self.tabs[index])
+
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
         at = event.position().toPoint()
         if (
@@ -181,10 +188,12 @@ class EditorTabBar(QTabBar):
         draw_icon(
             painter, icon, QRect(rect.x() + 12, rect.center().y() - 7, 16, 16).toRectF(), color(icon_color)
         )
-        painter.setFont(self.font())
+        font = QFont(self.font())
+        font.setItalic(tab.preview)
+        painter.setFont(font)
         painter.setPen(color("tab.activeForeground" if active else "tab.inactiveForeground"))
         room = rect.adjusted(36, 1, -30, 0)
-        text = self.fontMetrics().elidedText(tab.shown_title(), Qt.TextElideMode.ElideRight, room.width())
+        text = painter.fontMetrics().elidedText(tab.shown_title(), Qt.TextElideMode.ElideRight, room.width())
         painter.drawText(room, Qt.AlignmentFlag.AlignVCenter, text)
         if active and self.hasFocus():
             painter.setPen(color("focusBorder"))

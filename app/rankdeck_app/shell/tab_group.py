@@ -118,6 +118,7 @@ class TabGroup(QWidget):
         for part in (self._overlay, self._strip, self._breadcrumbs):
             part.hide()
         self.bar.currentChanged.connect(self._show_current)
+        self.bar.keep_requested.connect(self.keep)
 
     @property
     def tabs(self) -> list[Tab]:
@@ -143,6 +144,22 @@ class TabGroup(QWidget):
             self._adopt(tab.page)
         if show:
             self.show_tab(tab)
+
+    def insert_in_place_of_preview(self, tab: Tab) -> None:
+        """Add a tab; the preview there was goes if this is one."""
+        before = next((one for one in self.tabs if one.preview), None) if tab.preview else None
+        self.insert(tab, None if before is None else self.tabs.index(before) + 1, show=before is None)
+        if before is not None:
+            self.show_tab(tab)
+            self.take(before)
+            if before.page is not None:
+                before.page.deleteLater()
+
+    def keep(self, tab: Tab) -> None:
+        """A preview stays, whatever is looked at next."""
+        tab.preview = False
+        self.bar.refresh(tab)
+        self.current_changed.emit()
 
     def show_tab(self, tab: Tab) -> None:
         """Bring a tab to the front, building its page if this is the first time."""

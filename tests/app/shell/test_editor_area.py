@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from PySide6.QtCore import QPoint, QPointF, Qt
@@ -298,3 +299,71 @@ def test_a_page_that_is_gone_says_so_in_its_tab(editor: EditorArea) -> None:
     page = editor.open("note:gone-run")
     assert isinstance(page, UnavailablePage)
     assert page._label.text() == "note:gone-run is gone. Open another one."
+
+
+# Previews
+
+
+def looked_at(editor: EditorArea, name: str, **how: Any) -> None:
+    editor.open(f"note:{name}", preview=True, **how)
+
+
+def previews(editor: EditorArea) -> list[str]:
+    return [tab.shown_title() for group in editor.groups() for tab in group.tabs if tab.preview]
+
+
+def test_a_preview_takes_the_place_of_the_one_before_it(editor: EditorArea) -> None:
+    note(editor, "kept")
+    looked_at(editor, "a")
+    note(editor, "right")
+    first = editor.page("note:a")
+    assert titles(editor) == [["Kept", "A", "Right"]] and previews(editor) == ["A"]
+    looked_at(editor, "b")
+    assert titles(editor) == [["Kept", "B", "Right"]] and previews(editor) == ["B"]
+    assert editor.active_page() is editor.page("note:b") and first is not None
+    looked_at(editor, "kept")
+    assert previews(editor) == ["B"] and editor.active_page() is editor.page("note:kept"), (
+        "it is open already"
+    )
+
+
+def test_a_preview_is_kept_by_opening_a_double_click_a_key_a_pin_or_a_move(
+    qtbot: QtBot, window: MainWindow, editor: EditorArea
+) -> None:
+    def by_a_double_click() -> None:
+        bar = editor.active_group.bar
+        qtbot.mouseDClick(bar, Qt.MouseButton.LeftButton, pos=bar.tabRect(bar.currentIndex()).center())
+
+    for keep in (
+        lambda: note(editor, "a"),
+        by_a_double_click,
+        lambda: window.commands.run("editor.keep"),
+        lambda: window.commands.run("editor.togglePin"),
+    ):
+        looked_at(editor, "a")
+        assert window.commands.enabled("editor.keep")
+        keep()
+        assert previews(editor) == [] and not window.commands.enabled("editor.keep")
+        looked_at(editor, "b")
+        assert sorted(titles(editor)[0]) == ["A", "B"]
+        for _ in range(2):
+            editor.close_page()
+
+
+def test_a_preview_beside_a_page_leaves_the_keyboard_there(editor: EditorArea) -> None:
+    page = note(editor, "list")
+    for name in ("a", "b"):
+        looked_at(editor, name, beside=page, focus=False)
+        assert titles(editor) == [["List"], [name.upper()]]
+        assert editor.active_page() is page
+    looked_at(editor, "b", beside=page)
+    assert editor.active_page() is editor.page("note:b") and len(editor.groups()) == 2
+
+
+def test_a_preview_comes_back_as_one(qtbot: QtBot, window: MainWindow, editor: EditorArea) -> None:
+    looked_at(editor, "a")
+    fresh = EditorArea(window.services)
+    qtbot.addWidget(fresh)
+    fresh.register_page_kind("note", NotePage)
+    fresh.restore_state(json.loads(json.dumps(editor.save_state())))
+    assert previews(fresh) == ["A"]
