@@ -1,12 +1,13 @@
 """Every run that can be found: a list that a thread of its own rescans once a second, and a Qt model of it.
 
-A scan lists the runs folder and the index only when either changed, and looks again only at runs that are
-not over: a thousand finished runs cost two `stat` calls. The thread hands over a new list when something
-differs, so the window never waits for a disk.
+run_scan.py looks. The thread hands over a new list when something differs, so the window never waits for a
+disk; while thousands of rows are being made it does so a few times a second.
 """
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,80 +23,67 @@ from PySide6.QtCore import (
     Slot,
 )
 
-from rankdeck.base.home import state_dir
-from rankdeck.run.row import RunInfo, read_info
-from rankdeck.rundir import RunDir, labels_stamp, list_runs
+from rankdeck.run.row import RunInfo
+from rankdeck.rundir import Labels
+from rankdeck_app.state.run_scan import RunScan
 
 RESCAN_MS = 1000
-# Runs of other folders vanish without a trace in the folder that is watched: look at all of them this often.
-FULL_SCAN_EVERY = 30
-
-
-class RunScan:
-    """One folder's runs, remembered between looks. No Qt and no thread here: the scanner below calls it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._stamp: tuple[int | None, ...] = ()
-        self._looks = 0
-        self._runs: list[RunDir] = []
-        self._infos: dict[Path, RunInfo] = {}
-
-    def look(self) -> list[RunInfo]:
-        """Every run, newest first."""
-        stamp = tuple(_mtime(path) for path in (self.folder, state_dir() / "runs.index"))
-        if stamp != self._stamp or self._looks % FULL_SCAN_EVERY == 0:
-            self._runs = list_runs(self.folder)
-            self._stamp = stamp
-            self._forget_changed()
-        self._looks += 1
-        infos = {run.path: self._info(run) for run in self._runs}
-        self._infos = infos
-        return sorted(infos.values(), key=lambda info: info.name, reverse=True)
-
-    def _forget_changed(self) -> None:
-        """A run that goes on has no last word any more, and one may be called otherwise."""
-        for path, info in list(self._infos.items()):
-            is_resumed = not info.is_alive and (info.outcome == "lost" or not (path / "end.json").exists())
-            if is_resumed or labels_stamp(path) != info.labels_stamp:
-                del self._infos[path]
-
-    def _info(self, run: RunDir) -> RunInfo:
-        known = self._infos.get(run.path)
-        if known is None or (known.is_alive and run.outcome() != "running"):
-            return read_info(run)
-        if known.is_alive and known.num_devices is None:
-            return read_info(run)  # its supervisor had not spoken yet
-        return known
-
-
-def _mtime(path: Path) -> int | None:
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:
-        return None
+# Python runs one thread at a time: the window gets its turn after each slice of what takes long.
+SLICE_S, PAUSE_S = 0.01, 0.005
+TELL_EVERY_S = 0.5
 
 
 class _Scanner(QObject):
-    """Lives in the thread; `found` brings a list that differs from the last one."""
+    """Lives in the thread; `found` brings a list that differs from the last one, and how many runs there are
+    besides. Between two looks it makes what is missing, a slice at a time, so that a look comes in between.
+    """
 
-    found = Signal(list)
+    found = Signal(list, int)
     looked = Signal()
+    _more = Signal()
 
     def __init__(self) -> None:
         super().__init__()
         self._scan: RunScan | None = None
         self._last: list[RunInfo] | None = None
+        self._told_s = 0.0
+        self._is_working = False
+        self._more.connect(self._work, Qt.ConnectionType.QueuedConnection)
 
-    @Slot(Path)
-    def look(self, folder: Path) -> None:
-        if self._scan is None or self._scan.folder != folder:
+    @Slot(Path, bool)
+    def look(self, folder: Path, everything: bool) -> None:
+        is_new = self._scan is None or self._scan.folder != folder
+        if self._scan is None or is_new:
             self._scan = RunScan(folder)
-        infos = self._scan.look()
+        infos = self._scan.look(everything=everything)
+        if not self._is_working or is_new:
+            self._tell(infos)
+        self.looked.emit()
+        # Figures bring numpy: not beside what the window does first.
+        if not self._is_working and (self._scan.unread or (self._scan.unfolded and not is_new)):
+            self._is_working = True
+            self._more.emit()
+
+    @Slot()
+    def _work(self) -> None:
+        assert self._scan is not None
+        if self._scan.unread:
+            self._scan.read_on(SLICE_S)
+        else:
+            self._scan.fold_on(SLICE_S)
+        self._is_working = bool(self._scan.unread or self._scan.unfolded)
+        if not self._is_working or time.monotonic() - self._told_s >= TELL_EVERY_S:
+            self._tell(self._scan.infos())
+        if self._is_working:
+            time.sleep(PAUSE_S)
+            self._more.emit()
+
+    def _tell(self, infos: list[RunInfo]) -> None:
+        assert self._scan is not None
+        self._told_s = time.monotonic()
         if infos != self._last:
             self._last = infos
-            self.found.emit(infos)
-        self.looked.emit()
+            self.found.emit(infos, len(self._scan.unread))
 
 
 class RunsModel(QAbstractListModel):
@@ -119,7 +107,8 @@ class RunsModel(QAbstractListModel):
         if role == Qt.ItemDataRole.DisplayRole:
             return f"{info.title} {info.strategy} {info.name} {info.outcome}"
         if role == Qt.ItemDataRole.AccessibleTextRole:
-            return f"{info.title}, {info.strategy}, {info.outcome}"
+            steps = f", step {info.step} of {info.steps}" if info.steps else ""
+            return f"{info.title}, {info.strategy}, {info.outcome}{steps}"
         if role == Qt.ItemDataRole.ToolTipRole:
             return str(info.path)
         return info if role == self.InfoRole else None
@@ -128,7 +117,7 @@ class RunsModel(QAbstractListModel):
         """Replace the list; a run whose facts changed keeps its row, so that a selection stays."""
         if [info.path for info in infos] == [info.path for info in self._infos]:
             for row, (old, new) in enumerate(zip(self._infos, infos, strict=True)):
-                if old != new:
+                if old is not new and old != new:
                     self._infos[row] = new
                     self.dataChanged.emit(self.index(row), self.index(row))
             return
@@ -149,14 +138,17 @@ class Runs(QObject):
 
     changed = Signal()
     ended = Signal(object)
-    _wanted = Signal(Path)
+    _wanted = Signal(Path, bool)
 
     def __init__(self, folder: Path, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._folder = folder
         self.infos: list[RunInfo] = []
+        self.num_unread = 0
+        """Runs that are there and whose rows are still being made."""
         self.model = RunsModel(self)
         self.known = False
+        self._by_path: dict[Path, RunInfo] = {}
         self._thread = QThread()
         self._thread.setObjectName("runs")
         self._scanner = _Scanner()
@@ -165,6 +157,7 @@ class Runs(QObject):
         self._scanner.found.connect(self._found, Qt.ConnectionType.QueuedConnection)
         self._scanner.looked.connect(self._looked, Qt.ConnectionType.QueuedConnection)
         self._looking = False
+        self._look_at_all = False
         self._timer = QTimer(self, interval=RESCAN_MS)
         self._timer.timeout.connect(self.rescan)
 
@@ -183,35 +176,52 @@ class Runs(QObject):
             self._folder = folder
             self.rescan()
 
-    def rescan(self) -> None:
-        """Look now; a look that is still under way (a slow disk) is not asked for twice."""
+    def rescan(self, *, everything: bool = False) -> None:
+        """Look now, at runs that are over too if `everything` is asked for. While a look is under way (a slow
+        disk) no second one is asked for, but what has to be looked at is looked at after it."""
+        self._look_at_all = self._look_at_all or everything
         if not self._looking:
             self._looking = True
-            self._wanted.emit(self._folder)
+            self._wanted.emit(self._folder, self._look_at_all)
+            self._look_at_all = False
 
     @Slot()
     def _looked(self) -> None:
         self._looking = False
+        if self._look_at_all:
+            self.rescan()
 
     @property
     def alive(self) -> list[RunInfo]:
         return [info for info in self.infos if info.is_alive]
 
     def info_of(self, path: Path) -> RunInfo | None:
-        return next((info for info in self.infos if info.path == path), None)
+        return self._by_path.get(path)
 
     def title_of(self, path: Path) -> str:
         """What a run is called; the folder's name until it has been read."""
         info = self.info_of(path)
         return path.name if info is None else info.title
 
-    @Slot(list)
-    def _found(self, infos: list[RunInfo]) -> None:
+    def relabel(self, path: Path, title: str, labels: Labels) -> None:
+        """What a person has just said of a run is shown at once; the next look at all of them finds it."""
+        if path in self._by_path:
+            relabelled = replace(self._by_path[path], title=title, labels=labels)
+            self._show([relabelled if info.path == path else info for info in self.infos])
+            self.rescan(everything=True)
+
+    @Slot(list, int)
+    def _found(self, infos: list[RunInfo], num_unread: int) -> None:
         were_alive = {info.path for info in self.alive}
+        self.num_unread, self.known = num_unread, True
+        self._show(infos)
+        for path in were_alive:
+            info = self._by_path.get(path)
+            if info is not None and not info.is_alive:
+                self.ended.emit(info)
+
+    def _show(self, infos: list[RunInfo]) -> None:
         self.infos = infos
-        self.known = True
+        self._by_path = {info.path: info for info in infos}
         self.model.set_infos(infos)
         self.changed.emit()
-        for info in infos:
-            if info.path in were_alive and not info.is_alive:
-                self.ended.emit(info)

@@ -12,7 +12,13 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from rankdeck import config, events, rundir
-from rankdeck_app.state.runs import Runs, RunScan, RunsModel
+from rankdeck.run.fold import read_fold
+from rankdeck.run.row import RunFigures
+from rankdeck.run.row_figures import figures_of
+from rankdeck_app.state.run_scan import RunScan
+from rankdeck_app.state.runs import Runs, RunsModel
+from tests.helpers.many_runs import write_many
+from tests.helpers.written_run import WrittenRun
 
 
 def make_run(runs: Path, name: str, outcome: str | None = "completed", at: str = "20260101-100000") -> Path:
@@ -84,7 +90,7 @@ def test_a_finished_run_is_not_read_again(folder: Path, monkeypatch: pytest.Monk
     def forbidden(*_: object) -> None:
         raise AssertionError("a finished run was read again")
 
-    monkeypatch.setattr("rankdeck_app.state.runs.read_info", forbidden)
+    monkeypatch.setattr("rankdeck.run.row_index.read_info", forbidden)
     assert scan.look() == before
 
 
@@ -116,3 +122,90 @@ def test_a_new_run_does_not_move_the_selection(qtbot: QtBot, folder: Path) -> No
     make_run(folder, "new")
     model.set_infos(scan.look())
     assert selected.row() == 1 and selected.data(RunsModel.InfoRole).title == "old"
+
+
+# Thousands of runs, and the figures that all of a run's events tell
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has just been written counts as old enough to be kept."""
+    monkeypatch.setattr("rankdeck.run.row_index._SETTLED_NS", 0)
+
+
+def test_rows_come_newest_first_a_part_at_a_time_and_then_their_figures(
+    folder: Path, settled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_many(folder, 6)
+    names = [run.name for run in rundir.list_folder(folder)]
+    scan = RunScan(folder)
+    assert [info.name for info in scan.look(for_s=0)] == names[:1] and len(scan.unread) == 5
+    scan.read_on(0)
+    assert [info.name for info in scan.infos()] == names[:2]
+    scan.read_on(60)
+    assert [info.name for info in scan.infos()] == names and not scan.unread
+    scan.look()
+    assert [path.name for path in scan.unfolded] == names
+    scan.fold_on(60)
+    assert not scan.unfolded
+    for info in scan.infos():
+        assert info.figures == figures_of(read_fold(rundir.RunDir(info.path))) != RunFigures()
+    shown = scan.infos()
+
+    def forbidden(*_: object) -> None:
+        raise AssertionError("a run that is known was read again")
+
+    monkeypatch.setattr("rankdeck.run.row_index.read_info", forbidden)
+    monkeypatch.setattr("rankdeck_app.state.run_scan._follow", forbidden)
+    again = RunScan(folder)
+    assert again.look() == shown and not again.unfolded
+
+
+def test_a_run_that_goes_on_tells_its_step_and_its_figures_at_every_look(folder: Path) -> None:
+    run = WrittenRun(folder, "mine")
+    run.begin(steps=50)
+    run.steps(0, 1, [3.0, 2.5])
+    scan = RunScan(folder)
+    (info,) = scan.look()
+    assert (info.outcome, info.step, info.steps) == ("running", 2, 50)
+    run.steps(0, 3, [2.0])
+    (info,) = scan.look()
+    assert info.step == 3 and info.figures is not None and info.figures.loss == 2.0
+    run.steps(0, 4, [1.5])
+    run.end("stopped")
+    (info,) = scan.look()
+    assert (info.outcome, info.step, info.figures and info.figures.loss) == ("stopped", 4, 2.0), (
+        "as last seen"
+    )
+    scan.fold_on(60)
+    (info,) = scan.infos()
+    assert info.figures is not None and info.figures.loss == 1.5
+
+
+def test_what_is_said_of_a_run_is_seen_at_a_look_at_all_of_them(folder: Path) -> None:
+    path = make_run(folder, "gpt")
+    scan = RunScan(folder)
+    scan.look()
+    rundir.write_labels(path, rundir.Labels(name="other", tags=("x",)))
+    (info,) = scan.look(everything=True)
+    assert (info.title, info.labels.tags) == ("other", ("x",))
+    for file in sorted(path.rglob("*"), reverse=True):
+        file.unlink() if file.is_file() else file.rmdir()
+    path.rmdir()
+    assert scan.look() == []
+
+
+def test_a_new_name_is_shown_at_once_and_stays(qtbot: QtBot, folder: Path) -> None:
+    path = make_run(folder, "gpt")
+    runs = Runs(folder)
+    try:
+        with qtbot.waitSignal(runs.changed, timeout=5000):
+            runs.start()
+        labels = rundir.Labels(name="other")
+        rundir.write_labels(path, labels)
+        runs.relabel(path, "other", labels)
+        assert runs.title_of(path) == "other"
+        qtbot.waitUntil(lambda: runs.infos[0].labels_stamp is not None, timeout=5000)
+        assert runs.title_of(path) == "other" and runs.infos[0].labels == labels
+    finally:
+        runs.close()

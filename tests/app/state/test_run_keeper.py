@@ -1,0 +1,119 @@
+"""Labels, the trash and the way back, by the thread that does it and in real folders."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pytestqt.qtbot import QtBot
+
+from rankdeck.rundir import Labels, list_folder, read_labels
+from rankdeck_app.state import run_keeper
+from rankdeck_app.state.run_keeper import KeepingError, RunKeeper, Trashed, bring_back, move_to_trash
+from tests.helpers.written_run import WrittenRun
+
+
+@pytest.fixture
+def keeper(qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunKeeper]:
+    """Of a person whose trash is empty."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    keeper = RunKeeper()
+    yield keeper
+    keeper.close()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> WrittenRun:
+    run = WrittenRun(tmp_path / "runs", "first name")
+    run.begin()
+    run.end()
+    return run
+
+
+def test_labels_are_changed_one_after_the_other_and_told(
+    qtbot: QtBot, keeper: RunKeeper, run: WrittenRun
+) -> None:
+    told: list[tuple[Path, str, Labels]] = []
+    keeper.relabelled.connect(lambda *what: told.append(what))
+    keeper.change_labels([run.path], lambda labels: labels.changed(name="mine"))
+    keeper.change_labels([run.path], lambda labels: labels.changed(tags=("a", "b")))
+    keeper.change_labels([run.path], lambda labels: labels.changed(name=""))
+    qtbot.waitUntil(lambda: len(told) == 3, timeout=5000)
+    assert [title for _, title, _ in told] == ["mine", "mine", "first name"]
+    assert read_labels(run.path) == told[-1][2] == Labels(tags=("a", "b"))
+
+
+def test_a_label_that_cannot_be_is_refused_in_words(qtbot: QtBot, keeper: RunKeeper, run: WrittenRun) -> None:
+    with qtbot.waitSignal(keeper.failed, timeout=5000) as failed:
+        keeper.change_labels([run.path], lambda labels: labels.changed(name="last"))
+    assert '"last" names the newest run' in failed.args[0] and read_labels(run.path) == Labels()
+
+
+@pytest.mark.parametrize("has_system_trash", [True, False])
+def test_a_run_goes_to_the_trash_and_comes_back_whole(
+    qtbot: QtBot,
+    keeper: RunKeeper,
+    run: WrittenRun,
+    tmp_path: Path,
+    has_system_trash: bool,
+) -> None:
+    if has_system_trash:
+        (tmp_path / "data").mkdir()
+    before = {path.relative_to(run.path) for path in run.path.rglob("*")}
+    with qtbot.waitSignal(keeper.trashed, timeout=5000) as trashed:
+        keeper.trash([run.path])
+    ([one],) = trashed.args
+    assert not run.path.exists() and one.now_at.is_dir() and list_folder(tmp_path / "runs") == []
+    assert (one.now_at.parent == tmp_path / "runs" / ".trash") is not has_system_trash
+    with qtbot.waitSignal(keeper.restored, timeout=5000):
+        keeper.restore([one])
+    assert {path.relative_to(run.path) for path in run.path.rglob("*")} == before
+    assert [found.path for found in list_folder(tmp_path / "runs")] == [run.path]
+    assert not one.now_at.exists() and not list((tmp_path).glob("data/Trash/info/*"))
+    assert not (tmp_path / "runs" / ".trash").exists()
+
+
+def test_a_run_that_is_alive_stays_and_the_others_go(
+    qtbot: QtBot, keeper: RunKeeper, run: WrittenRun, tmp_path: Path
+) -> None:
+    alive = WrittenRun(tmp_path / "runs", "busy")
+    alive.begin()
+    said: list[str] = []
+    keeper.failed.connect(said.append)
+    with qtbot.waitSignal(keeper.trashed, timeout=5000) as trashed:
+        keeper.trash([alive.path, run.path])
+    assert [one.path for one in trashed.args[0]] == [run.path] and alive.path.is_dir()
+    assert said == ["busy is running. Stop it first, then delete it."]
+    alive.lose()
+
+
+def test_what_is_in_the_way_or_gone_is_said(run: WrittenRun, tmp_path: Path, keeper: RunKeeper) -> None:
+    now_at = move_to_trash(run.path)
+    run.path.mkdir()
+    with pytest.raises(KeepingError, match="something else is there now"):
+        bring_back(Trashed(run.path, now_at))
+    run.path.rmdir()
+    with pytest.raises(KeepingError, match="No such file"):
+        bring_back(Trashed(run.path, tmp_path / "nowhere"))
+    with pytest.raises(KeepingError, match="cannot be moved to the trash"):
+        move_to_trash(tmp_path / "nothing")
+
+
+def test_what_was_asked_for_is_done_before_the_window_goes(
+    qtbot: QtBot, keeper: RunKeeper, run: WrittenRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = threading.Event()
+    real = run_keeper.write_labels
+
+    def slow(path: Path, labels: Labels) -> None:
+        begun.set()
+        real(path, labels)
+
+    monkeypatch.setattr(run_keeper, "write_labels", slow)
+    for number in range(20):
+        keeper.change_labels([run.path], lambda labels, number=number: labels.changed(note=f"{number}"))
+    assert begun.wait(5)
+    keeper.close()
+    assert read_labels(run.path).note == "19"

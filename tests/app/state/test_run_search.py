@@ -1,0 +1,58 @@
+"""What is typed above the list of runs, against what it finds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rankdeck.run.row import RunInfo
+from rankdeck.rundir import Labels
+from rankdeck_app.state.run_search import RunSearch
+
+RUNS = (
+    RunInfo(Path("/r/a"), "GPT · DP · 4", "failed", "dp", labels=Labels(tags=("paper", "two words"))),
+    RunInfo(Path("/r/b"), "GPT · DDP · 4", "completed", "ddp", labels=Labels(note="Warm-up too short")),
+    RunInfo(Path("/r/c"), "the paper run", "stopped", "ddp", labels=Labels(is_archived=True)),
+)
+
+
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [
+        ("", "abc"),
+        ("gpt", "ab"),
+        ("gpt ddp", "b"),
+        ("paper", "ac"),
+        ("tag:paper", "a"),
+        ("tag:pap", "a"),
+        ("tag:", "a"),
+        ('tag:"two words"', "a"),
+        ('tag:"two w', "a"),
+        ("-tag:paper", "bc"),
+        ("-tag:", "bc"),
+        ("state:failed", "a"),
+        ("STATE:Fai", "a"),
+        ("tag:paper state:failed", "a"),
+        ("tag:paper state:stopped", ""),
+        ("strategy:dp", "a"),
+        ("strategy:ddp -state:stopped", "b"),
+        ("note:short", "b"),
+        ("short", "b"),
+        ('"the paper"', "c"),
+        ("is:archived", "c"),
+        ("-is:archived", "ab"),
+        ("colour:red", ""),
+        ("-", "b"),
+        (":", "abc"),
+        ('"', "abc"),
+    ],
+)
+def test_words_and_fields_find(typed: str, found: str) -> None:
+    search = RunSearch(typed)
+    assert "".join(info.name for info in RUNS if search.matches(info)) == found
+
+
+def test_only_who_asks_for_archived_runs_gets_them() -> None:
+    assert RunSearch("is:archived gpt").asks_for_archived
+    assert not RunSearch("-is:archived archived").asks_for_archived
