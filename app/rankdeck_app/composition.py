@@ -17,6 +17,7 @@ from rankdeck_app.controllers.interpreter_picker import InterpreterPicker
 from rankdeck_app.controllers.launching import Launching
 from rankdeck_app.controllers.remedies import Remedies
 from rankdeck_app.controllers.run_alerts import RunAlerts
+from rankdeck_app.controllers.run_lists import RunLists
 from rankdeck_app.controllers.run_tabs import RunTabs
 from rankdeck_app.controllers.scripts import Scripts
 from rankdeck_app.controllers.session import Session
@@ -51,12 +52,13 @@ class App:
         self.remedies = Remedies(
             window, self.session, self.tabs, self.alerts, self.watch, self.actions.show_config
         )
+        self.lists = RunLists(window, self.session, self.tabs, self.launching, self.scripts, self.actions)
         self._greeted = False
 
     def start(self) -> None:
         self._register_pages()
         self._register_views()
-        rows = [*self.actions.rows(), *self.scripts.rows(), *self.picker.rows()]
+        rows = [*self.actions.rows(), *self.scripts.rows(), *self.picker.rows(), *self.lists.rows()]
         self.window.commands.register(*rows)
         for provider in self.actions.providers():
             self.window.palette_box.add_provider(provider)
@@ -89,7 +91,7 @@ class App:
     def _register_views(self) -> None:
         activity, panel = self.window.add_activity, self.window.add_panel_tab
         activity(Activity("launch", "Run Configuration", "rocket", self._launch_view, 90, ("Ctrl+Shift+L",)))
-        activity(Activity("runs", "Runs", "history", self._runs_view, 80, ("Ctrl+Shift+R",)))
+        activity(Activity("runs", "Runs", "history", self.lists.side_view, 80, ("Ctrl+Shift+R",)))
         activity(Activity("strategies", "Strategies", "circuit-board", self._strategies_view, 60))
         panel(PanelTab("problems", "Problems", self._problems_view, None, 90, ("Ctrl+Shift+M",)))
         panel(PanelTab("output", "Output", self._output_view, self._output_tools, 80, ("Ctrl+Shift+U",)))
@@ -127,22 +129,6 @@ class App:
         show_state()
         view.devices.set_usage(*self.tabs.usage())
         return view
-
-    def _runs_view(self) -> QWidget:
-        from rankdeck_app.views.runs import RunsView
-
-        tabs = self.tabs
-        acts = {
-            "open": tabs.open,
-            "save": tabs.save_checkpoint,
-            "stop": tabs.stop,
-            "resume": self.launching.resume,
-            "again": self.scripts.run_again,
-            "reuse": self.actions.use_configuration,
-            "reveal": tabs.reveal,
-            "copy": tabs.copy_path,
-        }
-        return RunsView(self.window.theme, self.session.runs, acts)
 
     def _strategies_view(self) -> QWidget:
         from rankdeck_app.widgets.strategy_list import StrategyList
@@ -243,6 +229,7 @@ class App:
     def _close(self) -> None:
         if self.launching.num_pending:
             self.window.hide()  # a launch that has begun reaches its guard first: up to some seconds
+        self.lists.close()
         self.tabs.close()
         self.session.close()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,13 +63,16 @@ class RunTabs(QObject):
 
     # Opening
 
-    def open(self, path: Path, *, focus: bool = True) -> None:
-        """Show a run; a toast says when the folder holds none."""
+    def open(
+        self, path: Path, *, focus: bool = True, preview: bool = False, beside: Page | None = None
+    ) -> None:
+        """Show a run, as EditorArea.open does; a toast says when the folder holds none."""
         path = path.absolute()
         if not is_run(path):
             self._window.toasts.error(f"{path} is not the folder of a run.")
             return
-        self._window.editor.open(f"{PAGE_KIND}:{path}", focus=focus)
+        page_id = f"{PAGE_KIND}:{path}"
+        self._window.editor.open(page_id, focus=focus, preview=preview, beside=beside)
 
     def _make_page(self, wanted_id: str) -> Page:
         path = Path(wanted_id.partition(":")[2])
@@ -194,7 +198,10 @@ class RunTabs(QObject):
         QDesktopServices.openUrl(QUrl.fromLocalFile(str(path)))
 
     def copy_path(self, path: Path) -> None:
-        QGuiApplication.clipboard().setText(str(path))
+        self.copy_paths([path])
+
+    def copy_paths(self, paths: Sequence[Path]) -> None:
+        QGuiApplication.clipboard().setText("\n".join(map(str, paths)))
 
     # What the frame shows
 

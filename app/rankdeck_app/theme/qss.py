@@ -103,8 +103,10 @@ QComboBox QAbstractItemView { background: @dropdown.listBackground; color: @drop
   selection-color: @list.activeSelectionForeground; outline: 0; }
 QAbstractItemView { border: 0; outline: 0; background: transparent; }
 QListView[roomy="true"]::item { padding: 4px 2px; }
+QHeaderView { background: @sideBar.background; border: 0; }
 QHeaderView::section { background: @sideBar.background; color: @descriptionForeground; border: 0;
   border-bottom: 1px solid @sideBar.border; padding: 4px 8px; font-size: 11px; }
+QHeaderView::section:hover { color: @foreground; }
 QScrollArea, QPlainTextEdit, QTextEdit, QStackedWidget { border: 0; background: transparent; }
 QPlainTextEdit[kind="field"] { background: @input.background; color: @input.foreground;
   border: 1px solid @input.border; border-radius: 3px; padding: 1px 2px;

@@ -1,33 +1,64 @@
-"""The Runs activity: every run that can be found, newest first, with a filter and what to do with each."""
+"""The Runs activity: every run that can be found, newest first, with a search and what to do with each.
+
+It only shows and asks, as the page with the table does (runs_page.py).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
-from PySide6.QtCore import QPoint, QSortFilterProxyModel, Qt
-from PySide6.QtWidgets import QLineEdit, QListView, QMenu, QWidget
+from PySide6.QtCore import QEvent, QObject, QPoint, QSortFilterProxyModel, Qt, Signal
+from PySide6.QtGui import QKeyEvent
+from PySide6.QtWidgets import QAbstractItemView, QLineEdit, QListView, QMenu, QWidget
 
 from rankdeck.run.row import RunInfo
+from rankdeck_app.shell.controls import tool_button
+from rankdeck_app.state.run_search import RunSearch
 from rankdeck_app.state.runs import Runs, RunsModel
 from rankdeck_app.theme import Theme
-from rankdeck_app.widgets.layouts import column, text_label
+from rankdeck_app.widgets.layouts import MIDDLE, column, row, text_label
+from rankdeck_app.widgets.painting import Index
 from rankdeck_app.widgets.run_list import RunDelegate
 
 
-class RunsView(QWidget):
-    """`acts` do something to a run's directory: open, save, stop, resume, again, reuse, reveal and copy."""
+class _Found(QSortFilterProxyModel):
+    """The runs that are looked for; archived ones only where they are asked for."""
 
-    def __init__(self, theme: Theme, runs: Runs, acts: Mapping[str, Callable[[Path], object]]) -> None:
+    def __init__(self, parent: QObject) -> None:
+        super().__init__(parent)
+        self.search = RunSearch()
+
+    def look_for(self, text: str) -> None:
+        self.beginFilterChange()
+        self.search = RunSearch(text)
+        self.endFilterChange(QSortFilterProxyModel.Direction.Rows)
+
+    def filterAcceptsRow(self, row: int, parent: Index) -> bool:
+        info: RunInfo = self.sourceModel().index(row, 0).data(RunsModel.InfoRole)
+        is_hidden = info.labels.is_archived and not self.search.asks_for_archived
+        return not is_hidden and self.search.matches(info)
+
+
+class RunsView(QWidget):
+    """`opened` (Enter, double click) and `looked_at` (a click) carry a RunInfo; `table_asked` wants them as a
+    table; `chosen_changed` comes when other runs are chosen.
+    """
+
+    renames_in_place = False
+
+    opened = Signal(object)
+    looked_at = Signal(object)
+    table_asked = Signal()
+    chosen_changed = Signal()
+    focus_changed = Signal()
+
+    def __init__(self, theme: Theme, runs: Runs, menu: Callable[[Sequence[RunInfo], QWidget], QMenu]) -> None:
         super().__init__()
-        self._runs, self._acts = runs, acts
-        self.filter = QLineEdit(
-            placeholderText="Filter by name, strategy or outcome", clearButtonEnabled=True
-        )
-        self.filter.setAccessibleName("Filter runs")
-        self.proxy = QSortFilterProxyModel(self)
+        self._runs, self._menu = runs, menu
+        self.filter = QLineEdit(placeholderText="Search, tag:x, state:failed", clearButtonEnabled=True)
+        self.filter.setAccessibleName("Search runs")
+        self.proxy = _Found(self)
         self.proxy.setSourceModel(runs.model)
-        self.proxy.setFilterCaseSensitivity(Qt.CaseSensitivity.CaseInsensitive)
         self.filter.textChanged.connect(self._filter)
         self.list = QListView()
         self.list.setModel(self.proxy)
@@ -35,13 +66,18 @@ class RunsView(QWidget):
         self.list.setAccessibleName("Runs")
         self.list.setUniformItemSizes(True)
         self.list.setMouseTracking(True)
+        self.list.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
         self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.list.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         self.list.customContextMenuRequested.connect(self._open_menu)
-        self.list.activated.connect(lambda index: acts["open"](index.data(RunsModel.InfoRole).path))
+        self.list.clicked.connect(self._look_at)
+        self.list.activated.connect(lambda index: self.opened.emit(index.data(RunsModel.InfoRole)))
+        self.list.selectionModel().selectionChanged.connect(lambda *_: self.chosen_changed.emit())
+        self.list.installEventFilter(self)
+        self.as_table = tool_button(theme, "table", "Show Runs as a Table", self.table_asked.emit)
         self.empty = text_label(tone="dim")
         self.empty.setContentsMargins(14, 4, 14, 4)
-        top = column(self.filter, margins=(12, 0, 12, 0))
+        top = row((self.filter, 1), self.as_table, margins=(12, 0, 12, 0), spacing=6, align=MIDDLE)
         column(top, self.empty, (self.list, 1), on=self, spacing=8)
         self.setFocusProxy(self.list)
         theme.changed.connect(self.list.viewport().update)
@@ -52,39 +88,36 @@ class RunsView(QWidget):
         info = self.list.currentIndex().data(RunsModel.InfoRole)
         return info if isinstance(info, RunInfo) else None
 
+    def selected_runs(self) -> list[RunInfo]:
+        """The runs that are chosen, from top to bottom."""
+        indexes = sorted(self.list.selectionModel().selectedIndexes(), key=lambda index: index.row())
+        return [index.data(RunsModel.InfoRole) for index in indexes]
+
+    def begin_search(self) -> None:
+        """Put the keyboard into the search."""
+        self.filter.setFocus(Qt.FocusReason.ShortcutFocusReason)
+        self.filter.selectAll()
+
+    def _look_at(self, index: Index) -> None:
+        if len(self.selected_runs()) == 1:
+            self.looked_at.emit(index.data(RunsModel.InfoRole))
+
     def _filter(self, text: str) -> None:
-        self.proxy.setFilterFixedString(text)
+        self.proxy.look_for(text)
         self._describe()
 
     def _describe(self) -> None:
         text = ""
         if not self.proxy.rowCount():
             text = "No run matches." if self._runs.infos else "No run yet. Launch one from the Launch view."
-            text = text if self._runs.known else "Looking for runs…"
+            text = text if self._runs.known and not self._runs.num_unread else "Looking for runs…"
         self.empty.setText(text)
         self.empty.setVisible(bool(text))
 
     def build_menu(self, info: RunInfo) -> QMenu:
-        """What can be done to a run."""
-        menu = QMenu(self)
-
-        def add(text: str, act: str) -> None:
-            menu.addAction(text, lambda: self._acts[act](info.path))
-
-        add("Open", "open")
-        if info.is_alive:
-            if not info.is_script:
-                add("Save Checkpoint Now", "save")
-            add("Stop", "stop")
-        elif info.is_script:
-            add("Run Again", "again")
-        elif info.is_resumable:
-            add("Resume", "resume")
-        add("Use Its Configuration", "reuse")
-        menu.addSeparator()
-        add("Open Its Folder", "reveal")
-        add("Copy Path", "copy")
-        return menu
+        """What can be done to a run, or to all that are chosen if it is one of them."""
+        chosen = self.selected_runs()
+        return self._menu(chosen if info in chosen else [info], self)
 
     def _open_menu(self, at: QPoint) -> None:
         index = self.list.indexAt(at)
@@ -93,3 +126,13 @@ class RunsView(QWidget):
             menu = self.build_menu(info)
             menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
             menu.popup(self.list.viewport().mapToGlobal(at))
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() in (QEvent.Type.FocusIn, QEvent.Type.FocusOut):
+            self.focus_changed.emit()
+        if event.type() == QEvent.Type.KeyPress and isinstance(event, QKeyEvent):
+            info = self.selected()
+            if event.key() == Qt.Key.Key_Space and info is not None:
+                self.looked_at.emit(info)
+                return True
+        return False

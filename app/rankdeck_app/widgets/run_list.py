@@ -1,4 +1,7 @@
-"""How a run looks in a list: outcome, title and strategy on one line; when, devices and steps on the next."""
+"""How a run looks in a list: outcome, title and loss on one line; strategy, state, age and steps on the next.
+
+The table of runs says more of it (run_columns.py), in the same words.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from PySide6.QtCore import QRect, QRectF, Qt
 from PySide6.QtGui import QColor, QPainter
 from PySide6.QtWidgets import QStyle, QWidget
 
-from rankdeck.base.units import format_count, format_duration
+from rankdeck.base.units import format_count, format_duration, format_loss
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run.row import RunInfo
 from rankdeck_app.state.runs import RunsModel
@@ -75,14 +78,36 @@ def devices_text(info: RunInfo) -> str:
     return f"{info.num_devices} virtual"
 
 
+def steps_text(info: RunInfo) -> str:
+    """'103 / 150'; '103' where nobody knows how many there will be."""
+    if info.steps is None:
+        return format_count(info.step) if info.step else ""
+    return f"{format_count(info.step)} / {format_count(info.steps)}"
+
+
+def step_share(info: RunInfo) -> float | None:
+    return info.step / info.steps if info.steps else None
+
+
+def loss_text(info: RunInfo) -> str:
+    loss = None if info.figures is None else info.figures.loss
+    return "" if loss is None else format_loss(loss)
+
+
 def details(info: RunInfo) -> str:
-    """The second line."""
-    parts = ["" if info.started is None else ago(info.started), devices_text(info)]
-    if info.steps is not None:
-        parts.append(f"{format_count(info.steps)} steps")
+    """All that a line has room for: when, devices, steps, how long."""
+    steps = steps_text(info)
+    parts = ["" if info.started is None else ago(info.started), devices_text(info), steps and f"step {steps}"]
     if info.started is not None and info.ended is not None:
         parts.append(format_duration(info.ended - info.started))
     return " · ".join(part for part in parts if part)
+
+
+def state_and_age(info: RunInfo) -> str:
+    """'DDP · stopped · 5 min ago'; a run that went as it should needs no word for it."""
+    state = "" if info.outcome == "completed" else outcome_look(info.outcome)[2].split(":")[0]
+    age = "" if info.started is None else ago(info.started)
+    return " · ".join(filter(None, (strategy_title(info.strategy), state, age)))
 
 
 class RunDelegate(ListRowDelegate):
@@ -99,12 +124,30 @@ class RunDelegate(ListRowDelegate):
         info: RunInfo = index.data(RunsModel.InfoRole)
         icon, tone, _ = outcome_look(info.outcome)
         draw_icon(painter, icon, QRectF(rect.x() + 12, rect.y() + 5, 16, 16), ink(tone))
-        dim = ink("descriptionForeground")
-        room, elide = QRect(rect.x() + 36, rect.y() + 3, rect.width() - 49, 20), Qt.TextElideMode.ElideRight
-        used = painted_width(
-            painter, paint_text(painter, room, strategy_title(info.strategy), dim, 11, RIGHT)
-        )
+        room = QRect(rect.x() + 36, rect.y() + 3, rect.width() - 49, 20)
+        self._paint_line(painter, room, info.title, loss_text(info), ink, ink("foreground"), 12)
         below = QRect(room.x(), rect.y() + 21, room.width(), 17)
-        paint_text(painter, below, details(info), dim, 11, elide=elide)
-        room.setWidth(room.width() - round(used) - 8)
-        paint_text(painter, room, info.title, ink("foreground"), 12, elide=elide)
+        dim = ink("descriptionForeground")
+        self._paint_line(painter, below, state_and_age(info), steps_text(info), ink, dim, 11)
+        share = step_share(info)
+        if info.is_alive and share is not None:
+            track = QRect(room.x(), rect.bottom() - 2, room.width(), 2)
+            painter.fillRect(track, ink("rankdeck.track"))
+            track.setWidth(round(track.width() * min(share, 1.0)))
+            painter.fillRect(track, ink("rankdeck.rest"))
+
+    @staticmethod
+    def _paint_line(
+        painter: QPainter,
+        room: QRect,
+        left: str,
+        right: str,
+        ink: Callable[[str], QColor],
+        tone: QColor,
+        px: int,
+    ) -> None:
+        """A number at the right, and before it what there is room for."""
+        paint_text(painter, room, right, ink("descriptionForeground"), 11, RIGHT, mono=True)
+        used = painted_width(painter, right) + 10 if right else 0
+        box = room.adjusted(0, 0, -round(used), 0)
+        paint_text(painter, box, left, tone, px, elide=Qt.TextElideMode.ElideRight)

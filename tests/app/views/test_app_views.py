@@ -129,13 +129,19 @@ def test_runs_are_listed_filtered_opened_and_reused(
     view.list.setCurrentIndex(view.proxy.index(0, 0))
     info = view.selected()
     assert info is not None and info.path == written.path
-    assert [action.text() for action in view.build_menu(info).actions() if action.text()] == [
+    actions = view.build_menu(info).actions()
+    assert [action.text().split("\t")[0] for action in actions if action.text()] == [
         "Open",
         "Save Checkpoint Now",
         "Stop",
-        "Use Its Configuration",
+        "Rerun with Changes",
+        "Rename",
+        "Edit Tags…",
+        "Edit Note…",
+        "Archive",
         "Open Its Folder",
         "Copy Path",
+        "Delete",
     ]
     view.list.activated.emit(view.proxy.index(0, 0))
     assert app.window.context.get("activePageId") == f"run:{written.path}"

@@ -1,0 +1,138 @@
+"""What can be done to the runs that are chosen in a list, in one table: menus, keys and the palette are drawn
+from it.
+
+`selected_runs` are those of the list that has the keyboard, or had it when the palette or a menu was opened.
+For each act the context says whether it applies ("runsCan.rename"), and "runsComparable" that two to eight
+runs are chosen: the menu offers the command `runs.compare` then, where somebody has registered it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from PySide6.QtCore import QObject
+from PySide6.QtWidgets import QMenu, QWidget
+
+from rankdeck.run.row import RunInfo
+from rankdeck_app.commands.table import Command
+from rankdeck_app.shell.window import MainWindow
+
+COMPARE = "runs.compare"
+MOST_COMPARED = 8
+
+Acts = Mapping[str, Callable[[list[RunInfo]], object]]
+
+
+@dataclass(frozen=True)
+class RunAct:
+    """`holds`: whether it applies to what is chosen. `keys` are those of the command "runs.<key>"."""
+
+    key: str
+    text: str
+    group: int
+    holds: Callable[[Sequence[RunInfo]], bool]
+    keys: tuple[str, ...] = ()
+    many: str = ""
+    """What it is called for several runs, with {n} for how many."""
+
+
+def _some(infos: Sequence[RunInfo]) -> bool:
+    return bool(infos)
+
+
+def _one(holds: Callable[[RunInfo], bool] = lambda info: True) -> Callable[[Sequence[RunInfo]], bool]:
+    return lambda infos: len(infos) == 1 and holds(infos[0])
+
+
+def _every(holds: Callable[[RunInfo], bool]) -> Callable[[Sequence[RunInfo]], bool]:
+    return lambda infos: bool(infos) and all(map(holds, infos))
+
+
+RUN_ACTS = (
+    RunAct("open", "Open", 0, _some, many="Open {n} Runs"),
+    RunAct("save", "Save Checkpoint Now", 1, _one(lambda info: info.is_alive and not info.is_script)),
+    RunAct("stop", "Stop", 1, _every(lambda info: info.is_alive), many="Stop {n} Runs"),
+    RunAct("resume", "Resume", 1, _one(lambda info: info.is_resumable)),
+    RunAct("again", "Run Again", 1, _one(lambda info: not info.is_alive)),
+    RunAct("reuse", "Rerun with Changes", 1, _one()),
+    RunAct("rename", "Rename", 2, _one(), ("F2",)),
+    RunAct("tags", "Edit Tags…", 2, _some, ("Ctrl+K T",), "Edit Tags of {n} Runs…"),
+    RunAct("note", "Edit Note…", 2, _one(), ("Ctrl+K N",)),
+    RunAct(
+        "archive",
+        "Archive",
+        2,
+        _every(lambda info: not info.labels.is_archived),
+        ("Ctrl+K A",),
+        "Archive {n} Runs",
+    ),
+    RunAct(
+        "unarchive",
+        "Bring Back from the Archive",
+        2,
+        _every(lambda info: info.labels.is_archived),
+        many="Bring {n} Runs Back from the Archive",
+    ),
+    RunAct("reveal", "Open Its Folder", 4, _one(), ("Shift+Alt+R",)),
+    RunAct("copy", "Copy Path", 4, _some, ("Shift+Alt+C",), "Copy {n} Paths"),
+    RunAct("trash", "Delete", 5, _some, ("Delete",), "Delete {n} Runs"),
+)
+_COMPARE_GROUP = 3
+
+
+class RunActs(QObject):
+    """`acts` does each of the table to a list of runs."""
+
+    def __init__(self, window: MainWindow, acts: Acts) -> None:
+        super().__init__(window)
+        assert acts.keys() == {act.key for act in RUN_ACTS}
+        self._window, self._acts = window, acts
+        self.selected_runs: list[RunInfo] = []
+
+    def choose(self, infos: Sequence[RunInfo]) -> None:
+        """These runs are chosen, in a list that has the keyboard."""
+        self.selected_runs = list(infos)
+        facts: dict[str, object] = {f"runsCan.{act.key}": act.holds(infos) for act in RUN_ACTS}
+        facts["runsComparable"] = 2 <= len(infos) <= MOST_COMPARED
+        self._window.context.update(facts)
+
+    def rows(self) -> list[Command]:
+        return [
+            Command(
+                f"runs.{act.key}",
+                f"Runs: {act.text}",
+                partial(self._do_to_selected, act.key),
+                act.keys,
+                f"runsCan.{act.key}",
+            )
+            for act in RUN_ACTS
+        ]
+
+    def _do_to_selected(self, key: str) -> None:
+        self._acts[key](self.selected_runs)
+
+    def menu(self, infos: Sequence[RunInfo], parent: QWidget) -> QMenu:
+        """What can be done to these runs."""
+        menu, chosen, group = QMenu(parent), list(infos), 0
+        for act in RUN_ACTS:
+            if not act.holds(chosen):
+                continue
+            if act.group != group:
+                if group < _COMPARE_GROUP < act.group:
+                    self._add_compare(menu, chosen)
+                menu.addSeparator()
+                group = act.group
+            text = act.many.format(n=len(chosen)) if act.many and len(chosen) > 1 else act.text
+            keys = self._window.keymap.text_for(f"runs.{act.key}")
+            menu.addAction(f"{text}\t{keys}" if keys else text, partial(self._acts[act.key], chosen))
+        return menu
+
+    def _add_compare(self, menu: QMenu, chosen: list[RunInfo]) -> None:
+        self.choose(chosen)
+        commands = self._window.commands
+        if self._window.context.get("runsComparable") and commands.enabled(COMPARE):
+            menu.addSeparator()
+            keys = self._window.keymap.text_for(COMPARE)
+            menu.addAction(f"{commands[COMPARE].label}\t{keys}", partial(commands.run, COMPARE))

@@ -1,0 +1,99 @@
+"""Runs kept for a year: renamed, tagged, annotated, put away, thrown away and brought back.
+
+What is asked for is done by a thread (state/run_keeper.py); here are the questions before it and the words
+after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from PySide6.QtCore import QObject
+
+from rankdeck.run.row import RunInfo
+from rankdeck.rundir import Labels
+from rankdeck_app.controllers.run_tabs import PAGE_KIND
+from rankdeck_app.controllers.session import Session
+from rankdeck_app.shell.window import MainWindow
+from rankdeck_app.state.run_keeper import RunKeeper, Trashed
+from rankdeck_app.views.run_note import RunNote
+
+
+class RunKeeping(QObject):
+    def __init__(self, window: MainWindow, session: Session) -> None:
+        super().__init__(window)
+        self._window, self._session = window, session
+        self.keeper = RunKeeper(self)
+        self.sheet: RunNote | None = None
+        self.keeper.relabelled.connect(session.runs.relabel)
+        self.keeper.failed.connect(window.toasts.error)
+        self.keeper.trashed.connect(self._say_trashed)
+        self.keeper.restored.connect(lambda _paths: session.runs.rescan())
+
+    def close(self) -> None:
+        self.keeper.close()
+
+    # What is said of runs
+
+    def rename(self, path: Path, name: str) -> None:
+        """Call it so; "" gives back its first name."""
+        self.keeper.change_labels([path], lambda labels: labels.changed(name=name))
+
+    def ask_name(self, info: RunInfo) -> None:
+        hint = "Name of the run; empty: what it was called at first"
+        self._window.palette_box.ask(hint, lambda name: self.rename(info.path, name), info.title)
+
+    def ask_tags(self, infos: Sequence[RunInfo]) -> None:
+        """All tags that the runs have in common, to be written anew; others of theirs stay."""
+        common = [tag for tag in infos[0].labels.tags if all(tag in info.labels.tags for info in infos)]
+
+        def answered(text: str) -> None:
+            wanted = [tag for tag in (part.strip().removeprefix("#") for part in text.split(",")) if tag]
+            gone = set(common) - set(wanted)
+
+            def retag(labels: Labels) -> Labels:
+                return labels.changed(tags=(*(tag for tag in labels.tags if tag not in gone), *wanted))
+
+            self.keeper.change_labels([info.path for info in infos], retag)
+
+        whose = infos[0].title if len(infos) == 1 else f"{len(infos)} runs"
+        self._window.palette_box.ask(f"Tags of {whose}, parted by commas", answered, ", ".join(common))
+
+    def ask_note(self, info: RunInfo) -> None:
+        sheet = RunNote(info.title, info.labels.note, self._window)
+        self.sheet = sheet
+
+        def answered(kept: int) -> None:
+            self.sheet = None
+            sheet.deleteLater()
+            if kept:
+                text = sheet.text
+                self.keeper.change_labels([info.path], lambda labels: labels.changed(note=text))
+
+        sheet.finished.connect(answered)
+        sheet.open()
+
+    def archive(self, infos: Sequence[RunInfo], *, away: bool = True) -> None:
+        """Put runs away, or show them again."""
+        paths = [info.path for info in infos]
+        self.keeper.change_labels(paths, lambda labels: labels.changed(is_archived=away))
+        if away:
+            undo = ("Undo", lambda: self.archive(infos, away=False))
+            what = infos[0].title if len(infos) == 1 else f"{len(infos)} runs"
+            verb = "is" if len(infos) == 1 else "are"
+            self._window.toasts.show(f"{what} {verb} archived.", actions=[undo], key=f"archived {paths[0]}")
+
+    # Throwing away
+
+    def trash(self, infos: Sequence[RunInfo]) -> None:
+        self.keeper.trash([info.path for info in infos])
+
+    def _say_trashed(self, trashed: list[Trashed]) -> None:
+        titles = [self._session.runs.title_of(one.path) for one in trashed]
+        for one in trashed:
+            self._window.editor.close_page(f"{PAGE_KIND}:{one.path}")
+        self._session.runs.rescan()
+        what = f"{titles[0]} is" if len(titles) == 1 else f"{len(titles)} runs are"
+        undo = ("Undo", lambda: self.keeper.restore(trashed))
+        self._window.toasts.show(f"{what} in the trash.", actions=[undo], key=f"trashed {trashed[0].now_at}")

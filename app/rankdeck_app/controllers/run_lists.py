@@ -1,0 +1,193 @@
+"""The lists of runs at work: the page Runs and the side bar, what a click opens, what keys act on.
+
+A click looks at a run: its dashboard is a preview, which the next click replaces, in the group beside the
+table, or from the side bar where the editor is. A double click or Enter opens it. How the table stands is
+kept for each folder that was opened.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from PySide6.QtCore import QObject, QPoint, QTimer
+from PySide6.QtWidgets import QApplication, QWidget
+
+from rankdeck.run.row import RunInfo
+from rankdeck_app.commands.table import Command
+from rankdeck_app.controllers.launching import Launching
+from rankdeck_app.controllers.run_acts import RunActs
+from rankdeck_app.controllers.run_keeping import RunKeeping
+from rankdeck_app.controllers.run_tabs import RunTabs
+from rankdeck_app.controllers.scripts import Scripts
+from rankdeck_app.controllers.session import Session
+from rankdeck_app.controllers.view_commands import AppCommands
+from rankdeck_app.shell.page import Page
+from rankdeck_app.shell.window import MainWindow
+from rankdeck_app.state.kept_file import KeptFile
+
+if TYPE_CHECKING:
+    from rankdeck_app.views.runs import RunsView
+    from rankdeck_app.views.runs_page import RunsPage
+
+PAGE_KIND = "runs"
+_MOST_FOLDERS = 100
+
+
+class RunLists(QObject):
+    def __init__(
+        self,
+        window: MainWindow,
+        session: Session,
+        tabs: RunTabs,
+        launching: Launching,
+        scripts: Scripts,
+        actions: AppCommands,
+    ) -> None:
+        super().__init__(window)
+        self._window, self._session, self._tabs = window, session, tabs
+        self.keeping = keeping = RunKeeping(window, session)
+        self.acts = RunActs(
+            window,
+            {
+                "open": self._open_all,
+                "save": lambda infos: tabs.save_checkpoint(infos[0].path),
+                "stop": self._stop_all,
+                "resume": lambda infos: launching.resume(infos[0].path),
+                "again": lambda infos: scripts.run_again(infos[0].path),
+                "reuse": lambda infos: actions.use_configuration(infos[0].path),
+                "rename": self._rename,
+                "tags": keeping.ask_tags,
+                "note": lambda infos: keeping.ask_note(infos[0]),
+                "archive": keeping.archive,
+                "unarchive": partial(keeping.archive, away=False),
+                "reveal": lambda infos: tabs.reveal(infos[0].path),
+                "copy": lambda infos: tabs.copy_paths([info.path for info in infos]),
+                "trash": keeping.trash,
+            },
+        )
+        self._tables: dict[str, Any] = {}
+        self._kept = KeptFile(
+            window.services.state_folder / "runs_table.json", lambda: {"tables": self._tables}, self
+        )
+        self._read_kept()
+        window.editor.register_page_kind(PAGE_KIND, self._make_page)
+
+    @property
+    def selected_runs(self) -> list[RunInfo]:
+        """The runs that commands act on."""
+        return self.acts.selected_runs
+
+    def rows(self) -> list[Command]:
+        show = Command(
+            "runs.table", "View: Runs as a Table", self.show, ("Ctrl+K R",), menu="View/3_activities"
+        )
+        find = Command("runs.find", "Runs: Search", self._find, ("Ctrl+F",), "runsFocus", palette=False)
+        return [show, find, *self.acts.rows()]
+
+    def show(self) -> None:
+        self._window.editor.open(f"{PAGE_KIND}:")
+
+    def close(self) -> None:
+        self._kept.close()
+        self.keeping.close()
+
+    # The page
+
+    def _make_page(self, page_id: str) -> Page:
+        from rankdeck_app.views.runs_page import RunsPage
+
+        page = RunsPage(page_id, self._window.theme, self._session.runs)
+        page.restore_table(self._tables.get(self._folder, {}))
+        page.opened.connect(lambda info: self._tabs.open(info.path))
+        page.looked_at.connect(lambda info: self._look_at(info, page))
+        page.renamed.connect(self.keeping.rename)
+        page.menu_asked.connect(lambda at: self._open_menu(page.selected_runs(), page, at))
+        page.layout_changed.connect(lambda: self._keep(page))
+        page.chosen_changed.connect(self._follow_soon)
+        page.focus_changed.connect(self._follow_soon)
+        return page
+
+    def side_view(self) -> RunsView:
+        """The view of the activity Runs."""
+        from rankdeck_app.views.runs import RunsView
+
+        view = RunsView(self._window.theme, self._session.runs, self.acts.menu)
+        view.opened.connect(lambda info: self._tabs.open(info.path))
+        view.looked_at.connect(lambda info: self._look_at(info, None))
+        view.table_asked.connect(self.show)
+        view.chosen_changed.connect(self._follow_soon)
+        view.focus_changed.connect(self._follow_soon)
+        return view
+
+    def _look_at(self, info: RunInfo, beside: Page | None) -> None:
+        self._tabs.open(info.path, focus=False, preview=True, beside=beside)
+
+    def _open_all(self, infos: list[RunInfo]) -> None:
+        for info in infos:
+            self._tabs.open(info.path)
+
+    def _stop_all(self, infos: list[RunInfo]) -> None:
+        for info in infos:
+            self._tabs.stop(info.path)
+
+    def _open_menu(self, infos: list[RunInfo], parent: QWidget, at: QPoint) -> None:
+        if infos:
+            menu = self.acts.menu(infos, parent)
+            menu.aboutToHide.connect(menu.deleteLater)
+            menu.popup(at)
+
+    def _rename(self, infos: list[RunInfo]) -> None:
+        """In its place in the table; from the side bar in the palette's box."""
+        used = self._list_in_use()
+        if used is not None and used.renames_in_place:
+            used.rename(infos[0].path)
+        else:
+            self.keeping.ask_name(infos[0])
+
+    def _find(self) -> None:
+        used = self._list_in_use()
+        if used is not None:
+            used.begin_search()
+
+    # Which list has the keyboard
+
+    def _list_in_use(self) -> Any:
+        """The RunsPage or RunsView that the keyboard is in, or None."""
+        focused = QApplication.focusWidget()
+        while focused is not None and not hasattr(focused, "renames_in_place"):
+            focused = focused.parentWidget()
+        return focused
+
+    def _follow_soon(self) -> None:
+        """Once the keyboard is where it goes; a menu or the palette over a list changes nothing."""
+        QTimer.singleShot(0, self, self._follow)
+
+    def _follow(self) -> None:
+        if QApplication.activePopupWidget() is not None or self._window.palette_box.isVisible():
+            return
+        used, focused = self._list_in_use(), QApplication.focusWidget()
+        is_in_list = used is not None and focused in (used.focusProxy(), used)
+        self._window.context.set("runsFocus", used is not None)
+        self.acts.choose(used.selected_runs() if used is not None and is_in_list else [])
+
+    # What stays
+
+    @property
+    def _folder(self) -> str:
+        return str(self._session.workspace.folder)
+
+    def _keep(self, page: RunsPage) -> None:
+        self._tables.pop(self._folder, None)
+        self._tables[self._folder] = page.table_state()
+        for folder in list(self._tables)[:-_MOST_FOLDERS]:
+            del self._tables[folder]
+        self._kept.save_soon()
+
+    def _read_kept(self) -> None:
+        try:
+            tables = self._kept.read()["tables"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return
+        if isinstance(tables, dict):
+            self._tables = {key: one for key, one in tables.items() if isinstance(one, dict)}

@@ -1,0 +1,156 @@
+"""The cells of the table of runs, painted by hand, and the field in which a run is renamed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from PySide6.QtCore import QRect, QRectF, QSize, Qt
+from PySide6.QtGui import QColor, QPainter
+from PySide6.QtWidgets import (
+    QLineEdit,
+    QStyle,
+    QStyledItemDelegate,
+    QStyleOptionViewItem,
+    QTableView,
+    QWidget,
+)
+
+from rankdeck.run.row import RunInfo
+from rankdeck_app.theme import Theme, draw_icon
+from rankdeck_app.widgets.painting import LEFT, RIGHT, Index, paint_text
+from rankdeck_app.widgets.run_columns import COLUMNS, RunColumn
+from rankdeck_app.widgets.run_list import outcome_look, step_share
+from rankdeck_app.widgets.run_table_model import RunGroup, RunTableModel
+
+ROW_HEIGHT = 28
+_PAD = 8
+_ELIDE = Qt.TextElideMode.ElideRight
+
+
+class RunCellDelegate(QStyledItemDelegate):
+    """Paints a cell. The head of a group is painted across all cells of its row, each showing its part."""
+
+    def __init__(self, theme: Theme, table: QTableView, runs: RunTableModel) -> None:
+        super().__init__(table)
+        self._theme, self._table, self._runs = theme, table, runs
+        self.hovered = -1
+        """The row under the pointer."""
+
+    def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
+        return QSize(COLUMNS[index.column()].width, ROW_HEIGHT)
+
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
+        rect, state = option.rect, option.state
+        at, column = index.row(), COLUMNS[index.column()]
+        row, color = self._runs.rows[at], self._theme.color
+        is_chosen = bool(state & QStyle.StateFlag.State_Selected)
+        if is_chosen:
+            active = "active" if state & QStyle.StateFlag.State_Active else "inactive"
+            painter.fillRect(rect, color(f"list.{active}SelectionBackground"))
+        elif at == self.hovered:
+            painter.fillRect(rect, color("list.hoverBackground"))
+        chosen = color("list.activeSelectionForeground")
+        ink: Callable[[str], QColor] = (lambda _key: chosen) if is_chosen else color
+        if isinstance(row, RunGroup):
+            painter.save()
+            painter.setClipRect(rect)
+            self._paint_group(painter, rect, row, ink)
+            painter.restore()
+        else:
+            self._paint_cell(painter, rect, row, column, self._runs.text_at(at, index.column()), ink)
+        if at == self._table.currentIndex().row() and self._table.hasFocus():
+            painter.fillRect(QRect(rect.left(), rect.top(), rect.width(), 1), color("focusBorder"))
+            painter.fillRect(QRect(rect.left(), rect.bottom(), rect.width(), 1), color("focusBorder"))
+
+    def _paint_group(
+        self, painter: QPainter, rect: QRect, group: RunGroup, ink: Callable[[str], QColor]
+    ) -> None:
+        icon = "chevron-down" if group.is_open else "chevron-right"
+        draw_icon(painter, icon, QRectF(4, rect.y() + 6, 16, 16), ink("icon.foreground"))
+        box = QRect(24, rect.y(), self._table.viewport().width(), rect.height())
+        shown = paint_text(painter, box, group.label, ink("foreground"), 12, LEFT, bold=True)
+        box.setLeft(box.left() + painter.fontMetrics().horizontalAdvance(shown) + 10)
+        paint_text(painter, box, str(group.count), ink("descriptionForeground"), 11)
+
+    def _paint_cell(
+        self,
+        painter: QPainter,
+        rect: QRect,
+        info: RunInfo,
+        column: RunColumn,
+        text: str,
+        ink: Callable[[str], QColor],
+    ) -> None:
+        box = rect.adjusted(_PAD, 0, -_PAD, 0)
+        if column.key == "state":
+            icon, tone, _ = outcome_look(info.outcome)
+            draw_icon(painter, icon, QRectF(box.x(), box.y() + 7, 14, 14), ink(tone))
+            box.setLeft(box.left() + 20)
+        elif column.key == "tags":
+            self._paint_tags(painter, box, info.labels.tags, ink)
+            return
+        elif column.key == "step" and info.is_alive and (share := step_share(info)) is not None:
+            track = QRect(box.x(), rect.bottom() - 4, box.width(), 2)
+            painter.fillRect(track, ink("rankdeck.track"))
+            track.setWidth(round(track.width() * min(share, 1.0)))
+            painter.fillRect(track, ink("rankdeck.rest"))
+        tone = self._tone(info, column)
+        paint_text(
+            painter,
+            box,
+            text,
+            ink(tone),
+            12 if column.key == "name" else 11,
+            RIGHT if column.is_number else LEFT,
+            mono=column.is_number and column.key != "began",
+            elide=_ELIDE,
+        )
+
+    def _tone(self, info: RunInfo, column: RunColumn) -> str:
+        if column.key == "name":
+            return "descriptionForeground" if info.labels.is_archived else "foreground"
+        if column.key == "imbalance" and info.figures is not None:
+            found = info.figures.imbalance
+            return "rankdeck.leadText" if found is not None and found.is_notable else "descriptionForeground"
+        return (
+            "foreground"
+            if column.is_number and column.key not in ("began", "lasted")
+            else ("descriptionForeground")
+        )
+
+    def _paint_tags(
+        self, painter: QPainter, box: QRect, tags: Iterable[str], ink: Callable[[str], QColor]
+    ) -> None:
+        left = box.left()
+        for tag in tags:
+            room = box.right() - left
+            if room < 24:
+                break
+            paint_text(painter, QRect(0, 0, 0, 0), "", ink("badge.foreground"), 11)
+            width = min(painter.fontMetrics().horizontalAdvance(tag) + 12, room)
+            pill = QRectF(left, box.center().y() - 8, width, 17)
+            painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+            painter.setPen(Qt.PenStyle.NoPen)
+            painter.setBrush(self._theme.color("button.secondaryBackground"))
+            painter.drawRoundedRect(pill, 4, 4)
+            text = QRect(left + 6, box.y(), int(width) - 11, box.height())
+            paint_text(painter, text, tag, self._theme.color("button.secondaryForeground"), 11, elide=_ELIDE)
+            left += int(width) + 4
+
+    # Renaming in place
+
+    def createEditor(self, parent: QWidget, option: QStyleOptionViewItem, index: Index) -> QWidget:
+        editor = QLineEdit(parent)
+        editor.setAccessibleName("New name of the run")
+        return editor
+
+    def setEditorData(self, editor: QWidget, index: Index) -> None:
+        assert isinstance(editor, QLineEdit)
+        if not editor.isModified():
+            editor.setText(str(index.data(Qt.ItemDataRole.EditRole)))
+            editor.selectAll()
+
+    def setModelData(self, editor: QWidget, model: Any, index: Index) -> None:
+        assert isinstance(editor, QLineEdit)
+        model.setData(index, editor.text())

@@ -1,0 +1,260 @@
+"""The columns of the table of runs as data: what each says of a run, what it sorts by, how it parts runs into
+groups.
+
+What is not known is said by an empty cell, sorts last whichever way, and is a group of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rankdeck.base.units import format_bytes, format_duration, format_loss, format_rate
+from rankdeck.run.row import RunFigures, RunInfo
+from rankdeck_app.widgets.run_list import (
+    ago,
+    devices_text,
+    outcome_look,
+    step_share,
+    steps_text,
+    strategy_title,
+)
+
+Bucket = tuple[Any, str]
+"""What groups are ordered by, and what a group is called."""
+
+_DAY_S = 86_400
+
+
+@dataclass(frozen=True)
+class RunColumn:
+    """`value` is what rows are sorted by, None where it is not known; `bucket` the group that a run is in,
+    by default that of its text. `is_number`: at the right, the largest first when it is sorted for the first
+    time.
+    """
+
+    key: str
+    title: str
+    width: int
+    text: Callable[[RunInfo], str]
+    value: Callable[[RunInfo], Any]
+    bucket: Callable[[RunInfo], Bucket] | None = None
+    is_number: bool = False
+    is_shown: bool = True
+    meaning: str = ""
+
+    def bucket_of(self, info: RunInfo) -> Bucket | None:
+        if self.value(info) is None:
+            return None
+        if self.bucket is not None:
+            return self.bucket(info)
+        return self.value(info), self.text(info)
+
+
+def imbalance_text(info: RunInfo) -> str:
+    found = None if info.figures is None else info.figures.imbalance
+    if found is None:
+        return ""
+    if not found.is_notable:
+        return "balanced"
+    return f"+{format_bytes(found.excess_bytes)}" if found.ratio is None else f"{found.ratio:.1f}x"
+
+
+def lasted_s(info: RunInfo) -> float | None:
+    if info.started is None or not (info.is_alive or info.ended):
+        return None
+    return max(0.0, (time.time() if info.is_alive else info.ended or 0.0) - info.started)
+
+
+def _figure(name: str) -> Callable[[RunInfo], Any]:
+    return lambda info: getattr(info.figures or RunFigures(), name)
+
+
+def _text_of(value: Callable[[RunInfo], Any], write: Callable[[Any], str]) -> Callable[[RunInfo], str]:
+    return lambda info: "" if (found := value(info)) is None else write(found)
+
+
+def _by_decade(value: Callable[[RunInfo], Any], write: Callable[[Any], str], base: int = 10) -> Any:
+    """Groups as '10 – 100'."""
+
+    def bucket(info: RunInfo) -> Bucket:
+        found = value(info)
+        if not math.isfinite(found) or found <= 0:
+            return -math.inf, write(found)
+        power = math.floor(math.log(found, base) + 1e-9)
+        return power, f"{write(base**power)} – {write(base ** (power + 1))}"
+
+    return bucket
+
+
+def _by_limits(value: Callable[[RunInfo], Any], *limits: tuple[float, str]) -> Any:
+    """The first group whose limit is above the value."""
+    return lambda info: next((limit, label) for limit, label in limits if value(info) < limit)
+
+
+def _day(info: RunInfo) -> Bucket:
+    """Today, yesterday, the last seven days, then months; the newest first."""
+    then, now = time.localtime(info.started), time.localtime()
+    days = (time.mktime((*now[:3], 0, 0, 0, 0, 0, -1)) - (info.started or 0.0)) / _DAY_S
+    for limit, label in ((0, "Today"), (1, "Yesterday"), (6, "The last seven days")):
+        if days <= limit:
+            return limit, label
+    return 10_000_000 - (then.tm_year * 12 + then.tm_mon), time.strftime("%B %Y", then)
+
+
+def _number(
+    key: str, title: str, width: int, name: str, write: Callable[[Any], str], meaning: str, **more: Any
+) -> RunColumn:
+    value = _figure(name)
+    more.setdefault("bucket", _by_decade(value, write))
+    text = more.pop("text", _text_of(value, write))
+    return RunColumn(key, title, width, text, value, is_number=True, meaning=meaning, **more)
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.0f} %"
+
+
+def _imbalance_value(info: RunInfo) -> float | None:
+    found = None if info.figures is None else info.figures.imbalance
+    if found is None:
+        return None
+    return found.ratio if found.ratio is not None else math.inf if found.excess_bytes else 1.0
+
+
+def _imbalance_group(info: RunInfo) -> Bucket:
+    value = _imbalance_value(info) or 1.0
+    limits = ((1.1, "balanced"), (1.5, "1.1x – 1.5x"), (2.0, "1.5x – 2x"), (4.0, "2x – 4x"))
+    return next(((limit, label) for limit, label in limits if value <= limit), (math.inf, "over 4x"))
+
+
+_SHARES = ((0.25, "0 – 25 %"), (0.5, "25 – 50 %"), (0.75, "50 – 75 %"), (1.0, "75 – 100 %"))
+_TIMES = (
+    (60, "under a minute"),
+    (600, "1 – 10 minutes"),
+    (3600, "10 – 60 minutes"),
+    (21_600, "1 – 6 hours"),
+    (_DAY_S, "6 – 24 hours"),
+    (math.inf, "over a day"),
+)
+_STATES = ("running", "completed", "stopped", "failed", "lost")
+
+
+def _state_order(info: RunInfo) -> int:
+    return _STATES.index(info.outcome) if info.outcome in _STATES else len(_STATES)
+
+
+def _or_none(text: Callable[[RunInfo], str]) -> Callable[[RunInfo], Any]:
+    return lambda info: text(info).casefold() or None
+
+
+def _tags(info: RunInfo) -> str:
+    return ", ".join(info.labels.tags)
+
+
+def _note(info: RunInfo) -> str:
+    return " ".join(info.labels.note.split())
+
+
+def _strategy(info: RunInfo) -> str:
+    return strategy_title(info.strategy)
+
+
+def _devices(info: RunInfo) -> Any:
+    return None if info.num_devices is None else (info.device_kind, info.num_devices)
+
+
+COLUMNS: tuple[RunColumn, ...] = (
+    RunColumn(
+        "name",
+        "Name",
+        208,
+        lambda info: info.title,
+        lambda info: info.title.casefold(),
+        bucket=lambda info: (info.title[:1].casefold(), info.title[:1].upper()),
+    ),
+    RunColumn(
+        "state",
+        "State",
+        104,
+        lambda info: outcome_look(info.outcome)[2].split(":")[0],
+        _state_order,
+    ),
+    RunColumn("strategy", "Strategy", 108, _strategy, _or_none(_strategy)),
+    RunColumn("devices", "Devices", 78, devices_text, _devices),
+    RunColumn(
+        "step",
+        "Step",
+        96,
+        steps_text,
+        lambda info: info.step or (0 if info.steps else None),
+        bucket=lambda info: (
+            (math.inf, "all steps done")
+            if (step_share(info) or 0) >= 1
+            else _by_limits(step_share, *_SHARES)(info)
+            if info.steps
+            else (-1, "no end planned")
+        ),
+        is_number=True,
+        meaning="The last step that is done, of those that were planned",
+    ),
+    _number("loss", "Loss", 68, "loss", format_loss, "Training loss of the last step"),
+    _number("held_out", "Held-out", 72, "held_out", format_loss, "Loss of the latest evaluation"),
+    _number(
+        "peak",
+        "Peak",
+        92,
+        "peak_bytes",
+        format_bytes,
+        "Most memory that a device held in a step, of the fullest device",
+        bucket=_by_decade(_figure("peak_bytes"), lambda size: format_bytes(size, 0), 2),
+    ),
+    RunColumn(
+        "imbalance",
+        "Imbalance",
+        82,
+        imbalance_text,
+        _imbalance_value,
+        bucket=_imbalance_group,
+        is_number=True,
+        meaning="The fullest device beside the median of the others",
+    ),
+    _number(
+        "samples_per_s", "Samples/s", 80, "samples_per_s", format_rate, "Of all devices, after the warm-up"
+    ),
+    _number(
+        "bubble",
+        "Bubble",
+        68,
+        "bubble",
+        _percent,
+        "Share of a step in which the stages of a pipeline wait",
+        bucket=_by_limits(_figure("bubble"), *_SHARES[:3], (math.inf, "75 – 100 %")),
+        is_shown=False,
+    ),
+    RunColumn(
+        "began",
+        "Began",
+        118,
+        _text_of(lambda info: info.started, ago),
+        lambda info: info.started,
+        bucket=_day,
+        is_number=True,
+    ),
+    RunColumn(
+        "lasted",
+        "Lasted",
+        80,
+        _text_of(lasted_s, format_duration),
+        lasted_s,
+        bucket=_by_limits(lasted_s, *_TIMES),
+        is_number=True,
+    ),
+    RunColumn("tags", "Tags", 120, _tags, _or_none(_tags)),
+    RunColumn("note", "Note", 160, _note, _or_none(_note), is_shown=False),
+    RunColumn("folder", "Folder", 240, lambda info: info.name, lambda info: info.name, is_shown=False),
+)
+BY_KEY = {column.key: column for column in COLUMNS}

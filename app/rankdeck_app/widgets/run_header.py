@@ -1,0 +1,128 @@
+"""The head of the table of runs: columns that a person chooses, moves, stretches, sorts and groups by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from PySide6.QtCore import QRect, QRectF, Qt, Signal
+from PySide6.QtGui import QPainter
+from PySide6.QtWidgets import QHeaderView, QMenu
+
+from rankdeck_app.theme import Theme, draw_icon
+from rankdeck_app.widgets.run_columns import COLUMNS
+
+HEAD_HEIGHT = 28
+_LEAST_WIDTH, _MOST_WIDTH = 40, 2000
+
+
+class RunHeader(QHeaderView):
+    """`sort_asked` and `group_asked` carry a column's key ("" for no groups); `layout_changed` comes when a
+    person has changed the columns."""
+
+    sort_asked = Signal(str)
+    group_asked = Signal(str)
+    layout_changed = Signal()
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__(Qt.Orientation.Horizontal)
+        self._theme = theme
+        self._sorted: tuple[str, bool] = ("", False)
+        self._is_restoring = False
+        self._widths = {at: column.width for at, column in enumerate(COLUMNS)}
+        """Of those that are hidden, too."""
+        self.setFixedHeight(HEAD_HEIGHT)
+        self.setSectionsMovable(True)
+        self.setSectionsClickable(True)
+        self.setHighlightSections(False)
+        self.setFont(theme.font(11))
+        self.setMinimumSectionSize(_LEAST_WIDTH)
+        self.setAccessibleName("Columns")
+        self.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
+        self.customContextMenuRequested.connect(
+            lambda at: self.menu(self.logicalIndexAt(at)).popup(self.mapToGlobal(at))
+        )
+        self.sectionClicked.connect(lambda at: self.sort_asked.emit(COLUMNS[at].key))
+        self.sectionMoved.connect(self._changed)
+        self.sectionResized.connect(self._resized)
+
+    def _resized(self, at: int, _before: int, width: int) -> None:
+        if width:
+            self._widths[at] = width
+        self._changed()
+
+    def _changed(self, *_: int) -> None:
+        if not self._is_restoring:
+            self.layout_changed.emit()
+
+    def show_sort(self, key: str, *, is_descending: bool) -> None:
+        """Which column the rows are sorted by."""
+        self._sorted = key, is_descending
+        self.viewport().update()
+
+    def paintSection(self, painter: QPainter, rect: QRect, at: int) -> None:
+        painter.save()
+        super().paintSection(painter, rect, at)
+        painter.restore()
+        column, (key, is_descending) = COLUMNS[at], self._sorted
+        if column.key == key:
+            text = self.fontMetrics().horizontalAdvance(column.title)
+            left = rect.right() - text - 21 if column.is_number else rect.left() + text + 11
+            box = QRectF(max(left, rect.left()), rect.center().y() - 5, 11, 11)
+            icon = "chevron-down" if is_descending else "chevron-up"
+            draw_icon(painter, icon, box, self._theme.color("foreground"))
+
+    def columns_state(self) -> list[dict[str, Any]]:
+        """The columns from left to right, as JSON values."""
+        return [
+            {"key": COLUMNS[at].key, "width": self._widths[at], "shown": not self.isSectionHidden(at)}
+            for at in sorted(range(len(COLUMNS)), key=self.visualIndex)
+        ]
+
+    def restore(self, state: object = None) -> None:
+        """As `columns_state` told; what is new is at the end, what makes no sense as on the first day."""
+        places = {column.key: at for at, column in enumerate(COLUMNS)}
+        told = [record for record in state if isinstance(record, dict)] if isinstance(state, list) else []
+        records = {record["key"]: record for record in told if record.get("key") in places}
+        self._is_restoring = True
+        for visual, key in enumerate([*records, *(key for key in places if key not in records)]):
+            at, record = places[key], records.get(key, {})
+            width, is_shown = record.get("width"), record.get("shown", COLUMNS[at].is_shown)
+            if not isinstance(width, int) or not _LEAST_WIDTH <= width <= _MOST_WIDTH:
+                width = COLUMNS[at].width
+            self.moveSection(self.visualIndex(at), visual)
+            self.setSectionHidden(at, False)
+            self.resizeSection(at, width)
+            self.setSectionHidden(at, not is_shown and key != "name")
+        self._is_restoring = False
+
+    def reset_columns(self) -> None:
+        self.restore()
+        self.layout_changed.emit()
+
+    def show_column(self, at: int, shown: bool) -> None:
+        self.setSectionHidden(at, not shown)
+        if shown:
+            self.resizeSection(at, self._widths[at])
+        self._changed()
+
+    def menu(self, at: int) -> QMenu:
+        """What can be done to a column (-1: to none), and which are shown."""
+        menu = QMenu(self)
+        menu.aboutToHide.connect(menu.deleteLater)
+        if at >= 0:
+            column = COLUMNS[at]
+            menu.addAction(f"Sort by {column.title}", lambda: self.sort_asked.emit(column.key))
+            menu.addAction(f"Group by {column.title}", lambda: self.group_asked.emit(column.key))
+            menu.addAction("No Groups", lambda: self.group_asked.emit(""))
+            if column.key != "name":
+                menu.addAction(f"Hide {column.title}", lambda: self.show_column(at, False))
+            menu.addSeparator()
+        for place, other in enumerate(COLUMNS):
+            if other.key != "name":
+                action = menu.addAction(other.title)
+                action.setCheckable(True)
+                action.setChecked(not self.isSectionHidden(place))
+                action.toggled.connect(lambda shown, place=place: self.show_column(place, shown))
+        menu.addSeparator()
+        menu.addAction("Reset Columns", self.reset_columns)
+        return menu

@@ -1,0 +1,255 @@
+"""The table of runs as a widget: rows and heads of groups painted cell by cell, columns to choose, move and
+stretch.
+
+What is chosen, the current row and the place on show stay by run, whatever is sorted, found or folded anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtCore import QItemSelection, QItemSelectionModel, QModelIndex, QRect, Qt, Signal
+from PySide6.QtGui import QFocusEvent, QKeyEvent, QMouseEvent, QPainter, QPaintEvent
+from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QTableView, QWidget
+
+from rankdeck.run.row import RunInfo
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.run_cells import ROW_HEIGHT, RunCellDelegate
+from rankdeck_app.widgets.run_columns import COLUMNS
+from rankdeck_app.widgets.run_header import RunHeader
+from rankdeck_app.widgets.run_table_model import RunGroup, RunTableModel
+
+_NAME = next(at for at, column in enumerate(COLUMNS) if column.key == "name")
+
+
+class RunTable(QTableView):
+    """`opened` carries a RunInfo (Enter, double click), `looked_at` one that was clicked, `chosen_changed`
+    comes when other runs are chosen; `menu_asked` a place on the screen; `layout_changed` when columns moved.
+    """
+
+    opened = Signal(object)
+    looked_at = Signal(object)
+    chosen_changed = Signal()
+    focus_changed = Signal()
+    menu_asked = Signal(object)
+    layout_changed = Signal()
+
+    def __init__(self, theme: Theme, runs: RunTableModel) -> None:
+        super().__init__()
+        self.runs = runs
+        self._theme = theme
+        self._chosen: list[Path] = []
+        self._current: object = None
+        self._top: Path | None = None
+        self._is_restoring = False
+        self.header = RunHeader(theme)
+        self.setHorizontalHeader(self.header)
+        self.setModel(runs)
+        self._cells = RunCellDelegate(theme, self, runs)
+        self.setItemDelegate(self._cells)
+        self.setAccessibleName("Runs")
+        self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
+        self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
+        self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
+        self.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
+        self.setHorizontalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
+        self.setShowGrid(False)
+        self.setCornerWidget(QWidget())  # between the scroll bars; the style draws a frame there
+        self.setWordWrap(False)
+        self.setTabKeyNavigation(False)
+        self.setMouseTracking(True)
+        # What was painted is moved when it is scrolled, which Qt does only where nothing shines through.
+        self.viewport().setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent)
+        self.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
+        self.verticalHeader().setVisible(False)
+        self.verticalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
+        self.verticalHeader().setDefaultSectionSize(ROW_HEIGHT)
+        self.header.restore()
+        self.header.sort_asked.connect(self.sort_by)
+        self.header.group_asked.connect(self.group_by)
+        self.header.layout_changed.connect(self.layout_changed)
+        self.show_sort()
+        self.customContextMenuRequested.connect(
+            lambda at: self.menu_asked.emit(self.viewport().mapToGlobal(at))
+        )
+        runs.modelAboutToBeReset.connect(self._remember)
+        runs.arranged.connect(self._bring_back)
+        # The heads of groups stay where they are.
+        self.horizontalScrollBar().valueChanged.connect(lambda _value: self.viewport().update())
+        theme.changed.connect(self.viewport().update)
+
+    # Columns
+
+    def sort_by(self, key: str) -> None:
+        """Sort by a column; the other way round if it is sorted by already."""
+        now, column = self.runs.arrangement, COLUMNS[_place(key)]
+        turned = not now.is_descending if now.sort == key else column.is_number
+        self.runs.arrange(replace(now, sort=key, is_descending=turned))
+        self.show_sort()
+        self.layout_changed.emit()
+
+    def show_sort(self) -> None:
+        now = self.runs.arrangement
+        self.header.show_sort(now.sort, is_descending=now.is_descending)
+
+    def group_by(self, key: str) -> None:
+        """Put the runs into groups; "" for none."""
+        self.runs.arrange(replace(self.runs.arrangement, group=key, closed=frozenset()))
+        self.layout_changed.emit()
+
+    # What is chosen
+
+    def selected_runs(self) -> list[RunInfo]:
+        """The runs that are chosen, from top to bottom."""
+        chosen = sorted(index.row() for index in self.selectionModel().selectedRows(_NAME))
+        return [row for at in chosen if isinstance(row := self.runs.rows[at], RunInfo)]
+
+    def current_run(self) -> RunInfo | None:
+        at = self.currentIndex().row()
+        row = self.runs.rows[at] if 0 <= at < len(self.runs.rows) else None
+        return row if isinstance(row, RunInfo) else None
+
+    def selectionChanged(self, selected: QItemSelection, deselected: QItemSelection) -> None:
+        super().selectionChanged(selected, deselected)
+        if not self._is_restoring:
+            self.chosen_changed.emit()
+
+    def _remember(self) -> None:
+        self._chosen = [info.path for info in self.selected_runs()]
+        self._current = self.runs.rows[at] if (at := self.currentIndex().row()) >= 0 else None
+        top = self.rowAt(0)
+        row = self.runs.rows[top] if top > 0 else None
+        self._top = row.path if isinstance(row, RunInfo) else None
+
+    def _bring_back(self) -> None:
+        """Choose the same runs again, where they are now."""
+        self._is_restoring = True
+        places = {row.path: at for at, row in enumerate(self.runs.rows) if isinstance(row, RunInfo)}
+        labels = {row.label: at for at, row in enumerate(self.runs.rows) if isinstance(row, RunGroup)}
+        current = self._current
+        at = (
+            places.get(current.path)
+            if isinstance(current, RunInfo)
+            else labels.get(current.label)
+            if isinstance(current, RunGroup)
+            else None
+        )
+        if at is not None:
+            self.selectionModel().setCurrentIndex(
+                self.runs.index(at, _NAME), QItemSelectionModel.SelectionFlag.NoUpdate
+            )
+        selection = QItemSelection()
+        for row in sorted(places[path] for path in self._chosen if path in places):
+            selection.select(self.runs.index(row, 0), self.runs.index(row, len(COLUMNS) - 1))
+        self.selectionModel().select(selection, QItemSelectionModel.SelectionFlag.ClearAndSelect)
+        if self._top in places:
+            self.verticalScrollBar().setValue(places[self._top] * ROW_HEIGHT)
+        self._is_restoring = False
+        self.chosen_changed.emit()
+
+    def choose(self, path: Path) -> None:
+        """Make a run the chosen one, and show it."""
+        at = self.runs.row_of(path)
+        if at is not None:
+            self.setCurrentIndex(self.runs.index(at, _NAME))
+            self.scrollTo(self.currentIndex())
+
+    # Hands
+
+    def rename(self) -> None:
+        """Let the person write another name into the current row."""
+        if self.current_run() is not None:
+            index = self.runs.index(self.currentIndex().row(), _NAME)
+            self.setCurrentIndex(index)
+            self.scrollTo(index)
+            self.edit(index)
+
+    def fold(self, label: str, is_open: bool) -> None:
+        now = self.runs.arrangement
+        closed = now.closed - {label} if is_open else now.closed | {label}
+        self.runs.arrange(replace(now, closed=closed))
+        self.layout_changed.emit()
+
+    def _row_at(self, at: int) -> RunInfo | RunGroup | None:
+        return self.runs.rows[at] if 0 <= at < len(self.runs.rows) else None
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self.viewport())
+        painter.fillRect(event.rect(), self._theme.color("editor.background"))
+        painter.end()
+        super().paintEvent(event)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        row, key = self._row_at(self.currentIndex().row()), Qt.Key(event.key())
+        is_enter = key in (Qt.Key.Key_Return, Qt.Key.Key_Enter)
+        if self.state() == QAbstractItemView.State.EditingState and not self.hasFocus():
+            super().keyPressEvent(event)  # of the field in which a name is written
+        elif isinstance(row, RunGroup) and (is_enter or key in (Qt.Key.Key_Left, Qt.Key.Key_Right)):
+            self.fold(row.label, not row.is_open if is_enter else key == Qt.Key.Key_Right)
+        elif isinstance(row, RunInfo) and is_enter:
+            self.opened.emit(row)
+        elif isinstance(row, RunInfo) and key == Qt.Key.Key_Space:
+            self.looked_at.emit(row)
+        elif key in (Qt.Key.Key_Home, Qt.Key.Key_End) and self.runs.rows:
+            self._go_to(0 if key == Qt.Key.Key_Home else len(self.runs.rows) - 1, event)
+        else:
+            super().keyPressEvent(event)
+
+    def _go_to(self, at: int, event: QKeyEvent) -> None:
+        """The first or last row; a table's own keys go to the ends of a row."""
+        index = self.runs.index(at, max(self.currentIndex().column(), 0))
+        self.selectionModel().setCurrentIndex(index, self.selectionCommand(index, event))
+
+    def mousePressEvent(self, event: QMouseEvent) -> None:
+        at = self.rowAt(event.position().toPoint().y())
+        row = self._row_at(at)
+        super().mousePressEvent(event)
+        if event.button() == Qt.MouseButton.LeftButton and isinstance(row, RunGroup):
+            self.fold(row.label, not row.is_open)
+
+    def mouseReleaseEvent(self, event: QMouseEvent) -> None:
+        super().mouseReleaseEvent(event)
+        row = self._row_at(self.rowAt(event.position().toPoint().y()))
+        is_plain = event.modifiers() == Qt.KeyboardModifier.NoModifier
+        is_alone = isinstance(row, RunInfo) and [info.path for info in self.selected_runs()] == [row.path]
+        if event.button() == Qt.MouseButton.LeftButton and is_plain and is_alone:
+            self.looked_at.emit(row)
+
+    def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
+        row = self._row_at(self.rowAt(event.position().toPoint().y()))
+        if event.button() == Qt.MouseButton.LeftButton and isinstance(row, RunInfo):
+            self.opened.emit(row)
+
+    def mouseMoveEvent(self, event: QMouseEvent) -> None:
+        super().mouseMoveEvent(event)
+        self._hover(self.rowAt(event.position().toPoint().y()))
+
+    def leaveEvent(self, event: Any) -> None:
+        super().leaveEvent(event)
+        self._hover(-1)
+
+    def _hover(self, at: int) -> None:
+        if at != self._cells.hovered:
+            before, self._cells.hovered = self._cells.hovered, at
+            for row in (before, at):
+                self.viewport().update(QRect(0, self.rowViewportPosition(row), self.width(), ROW_HEIGHT))
+
+    def currentChanged(self, current: QModelIndex | Any, previous: QModelIndex | Any) -> None:
+        super().currentChanged(current, previous)
+        self.viewport().update()
+
+    def focusInEvent(self, event: QFocusEvent) -> None:
+        super().focusInEvent(event)
+        self.viewport().update()
+        self.focus_changed.emit()
+
+    def focusOutEvent(self, event: QFocusEvent) -> None:
+        super().focusOutEvent(event)
+        self.viewport().update()
+        self.focus_changed.emit()
+
+
+def _place(key: str) -> int:
+    return next((at for at, column in enumerate(COLUMNS) if column.key == key), _NAME)

@@ -1,0 +1,231 @@
+"""The rows of the table of runs: found, sorted and put into groups here, so that a view only shows them.
+
+    all runs -> those that were looked for -> sorted -> in groups -> rows
+
+Five thousand runs are arranged in some milliseconds: what a column says of a run is worked out once and kept
+as long as the run's row is the same. A run that changes in its place changes nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtCore import QAbstractTableModel, QObject, Qt, Signal
+
+from rankdeck.run.row import RunInfo
+from rankdeck_app.state.run_search import RunSearch
+from rankdeck_app.widgets.painting import DATA_ROLE, Index
+from rankdeck_app.widgets.run_columns import BY_KEY, COLUMNS, RunColumn
+
+_UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """The head of a group of runs."""
+
+    label: str
+    count: int
+    is_open: bool
+
+    @property
+    def text(self) -> str:
+        return f"{self.label}  {self.count}"
+
+
+Row = RunInfo | RunGroup
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """How the rows stand: `sort` and `group` are keys of columns, `closed` the labels of groups that are
+    folded."""
+
+    sort: str = "began"
+    is_descending: bool = True
+    group: str = ""
+    closed: frozenset[str] = frozenset()
+    shows_archived: bool = False
+
+
+class _Kept:
+    """What the columns say of a run, worked out when it is asked for."""
+
+    def __init__(self, info: RunInfo) -> None:
+        self.info = info
+        self.texts: dict[str, str] = {}
+        self.values: dict[str, Any] = {}
+
+    def text(self, column: RunColumn) -> str:
+        if self.info.is_alive:
+            return column.text(self.info)  # it goes on: what it lasted is not kept
+        if column.key not in self.texts:
+            self.texts[column.key] = column.text(self.info)
+        return self.texts[column.key]
+
+    def value(self, column: RunColumn) -> Any:
+        if column.key not in self.values:
+            self.values[column.key] = column.value(self.info)
+        return self.values[column.key]
+
+
+class RunTableModel(QAbstractTableModel):
+    """`arranged` after rows came, went or moved. `renamed` carries a path and what a person wants to call the
+    run. Of a cell, DATA_ROLE gives the row: a RunInfo or a RunGroup.
+    """
+
+    arranged = Signal()
+    renamed = Signal(object, str)
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.rows: list[Row] = []
+        self.arrangement = Arrangement()
+        self.search = RunSearch()
+        self.num_found = 0
+        self.num_archived = 0
+        """How many that would be found were put away and are not shown."""
+        self._infos: Sequence[RunInfo] = ()
+        self._kept: dict[Path, _Kept] = {}
+
+    # What is to be shown
+
+    def set_infos(self, infos: Sequence[RunInfo]) -> None:
+        kept = self._kept
+        self._kept = {}
+        for info in infos:
+            known = kept.get(info.path)
+            self._kept[info.path] = known if known is not None and known.info is info else _Kept(info)
+        self._infos = infos
+        self._arrange()
+
+    def set_search(self, text: str) -> None:
+        self.search = RunSearch(text)
+        self._arrange()
+
+    def arrange(self, arrangement: Arrangement) -> None:
+        self.arrangement = arrangement
+        self._arrange()
+
+    def _arrange(self) -> None:
+        rows = self._arranged()
+        if list(map(_key, rows)) != list(map(_key, self.rows)):
+            self.beginResetModel()
+            self.rows = rows
+            self.endResetModel()
+            self.arranged.emit()
+            return
+        before, self.rows = self.rows, rows
+        for at, (old, new) in enumerate(zip(before, rows, strict=True)):
+            if old is not new and old != new:
+                self.dataChanged.emit(self.index(at, 0), self.index(at, len(COLUMNS) - 1))
+
+    def _arranged(self) -> list[Row]:
+        shown, arrangement = self._found(), self.arrangement
+        column = BY_KEY.get(arrangement.sort, COLUMNS[0])
+        values = [(self._kept[info.path].value(column), info) for info in shown]
+        known = [pair for pair in values if pair[0] is not None]
+        known.sort(key=lambda pair: pair[0], reverse=arrangement.is_descending)
+        ordered = [info for _, info in known] + [info for value, info in values if value is None]
+        by = BY_KEY.get(arrangement.group)
+        return [*ordered] if by is None else list(self._in_groups(ordered, by))
+
+    def _found(self) -> list[RunInfo]:
+        found = [info for info in self._infos if self.search.matches(info)]
+        if self.arrangement.shows_archived or self.search.asks_for_archived:
+            shown = found
+        else:
+            shown = [info for info in found if not info.labels.is_archived]
+        self.num_found, self.num_archived = len(shown), len(found) - len(shown)
+        return shown
+
+    def _in_groups(self, ordered: Iterable[RunInfo], by: RunColumn) -> Iterable[Row]:
+        groups: dict[tuple[Any, str], list[RunInfo]] = {}
+        unknown: list[RunInfo] = []
+        for info in ordered:
+            bucket = by.bucket_of(info)
+            (unknown if bucket is None else groups.setdefault(bucket, [])).append(info)
+        is_turned = self.arrangement.is_descending and self.arrangement.sort == by.key and by.key != "began"
+        parts = [(bucket[1], groups[bucket]) for bucket in sorted(groups, reverse=is_turned)]
+        none = f"no {by.title.lower()}" if by.key in ("tags", "note") else _UNKNOWN
+        for label, infos in [*parts, (none, unknown)]:
+            if infos:
+                is_open = label not in self.arrangement.closed
+                yield RunGroup(label, len(infos), is_open)
+                yield from infos if is_open else ()
+
+    # What views ask
+
+    def rowCount(self, parent: Index | None = None) -> int:
+        return 0 if parent is not None and parent.isValid() else len(self.rows)
+
+    def columnCount(self, parent: Index | None = None) -> int:
+        return 0 if parent is not None and parent.isValid() else len(COLUMNS)
+
+    def text_at(self, row: int, column: int) -> str:
+        """What a cell of a run says."""
+        info = self.rows[row]
+        return "" if isinstance(info, RunGroup) else self._kept[info.path].text(COLUMNS[column])
+
+    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        if not index.isValid():
+            return None
+        row, column = self.rows[index.row()], COLUMNS[index.column()]
+        if role == DATA_ROLE:
+            return row
+        if role in (Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.AccessibleTextRole):
+            if isinstance(row, RunGroup):
+                state = "open" if row.is_open else "folded"
+                return row.text if role == Qt.ItemDataRole.DisplayRole else f"{row.text}, {state}"
+            text = self._kept[row.path].text(column)
+            return text if role == Qt.ItemDataRole.DisplayRole else f"{column.title}: {text or _UNKNOWN}"
+        if isinstance(row, RunGroup):
+            return None
+        if role == Qt.ItemDataRole.EditRole:
+            return row.title
+        return self._tooltip(row, column) if role == Qt.ItemDataRole.ToolTipRole else None
+
+    def _tooltip(self, info: RunInfo, column: RunColumn) -> str:
+        if column.key == "name":
+            return "\n".join(filter(None, (info.title, info.labels.note[:500], str(info.path))))
+        if column.key == "state" and info.reason:
+            return info.reason
+        return self._kept[info.path].text(column)
+
+    def headerData(
+        self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole
+    ) -> Any:
+        if orientation != Qt.Orientation.Horizontal:
+            return None
+        column = COLUMNS[section]
+        if role == Qt.ItemDataRole.TextAlignmentRole:
+            side = Qt.AlignmentFlag.AlignRight if column.is_number else Qt.AlignmentFlag.AlignLeft
+            return side | Qt.AlignmentFlag.AlignVCenter
+        if role == Qt.ItemDataRole.ToolTipRole:
+            return column.meaning or None
+        return column.title if role == Qt.ItemDataRole.DisplayRole else None
+
+    def flags(self, index: Index) -> Qt.ItemFlag:
+        if not index.isValid():
+            return Qt.ItemFlag.NoItemFlags
+        flags = Qt.ItemFlag.ItemIsEnabled | Qt.ItemFlag.ItemIsSelectable
+        is_name = COLUMNS[index.column()].key == "name" and isinstance(self.rows[index.row()], RunInfo)
+        return flags | Qt.ItemFlag.ItemIsEditable if is_name else flags
+
+    def setData(self, index: Index, value: Any, role: int = Qt.ItemDataRole.EditRole) -> bool:
+        """A new name is asked for; it is shown once it is written."""
+        row = self.rows[index.row()]
+        if role != Qt.ItemDataRole.EditRole or isinstance(row, RunGroup) or value == row.title:
+            return False
+        self.renamed.emit(row.path, str(value))
+        return True
+
+    def row_of(self, path: Path) -> int | None:
+        return next((at for at, row in enumerate(self.rows) if _key(row) == path), None)
+
+
+def _key(row: Row) -> object:
+    return row.path if isinstance(row, RunInfo) else row.label

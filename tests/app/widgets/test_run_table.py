@@ -1,0 +1,281 @@
+"""The table of runs without the app: what is found, in which order and groups, and what stays chosen."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QItemSelectionModel, QPoint, Qt
+from PySide6.QtTest import QAbstractItemModelTester
+from PySide6.QtWidgets import QLineEdit
+from pytestqt.qtbot import QtBot
+
+from rankdeck.run.imbalance import Imbalance
+from rankdeck.run.row import RunFigures, RunInfo
+from rankdeck.rundir import Labels
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.run_columns import BY_KEY, COLUMNS
+from rankdeck_app.widgets.run_table import RunTable
+from rankdeck_app.widgets.run_table_model import Arrangement, RunGroup, RunTableModel
+
+NOW = time.time()
+OLD = NOW - 800 * 86_400
+
+
+def run(name: str, strategy: str = "ddp", outcome: str = "completed", **facts: object) -> RunInfo:
+    facts = {"num_devices": 4, "device_kind": "virtual", "step": 10, "steps": 10, **facts}
+    return RunInfo(Path(f"/runs/{name}"), name, outcome, strategy, **facts)  # type: ignore[arg-type]
+
+
+def figures(loss: float, ratio: float | None = None) -> RunFigures:
+    lead = None if ratio is None else Imbalance(0, 2**20, (ratio - 1) * 2**20, ratio)
+    return RunFigures(loss, loss + 0.1, 300 * 2**20, lead, 1234.5, 0.25)
+
+
+RUNS = (
+    run("delta", "dp", "failed", started=NOW - 60, step=3, steps=150, reason="rank 1: out of memory"),
+    run("alpha", figures=figures(2.0, 3.2), started=NOW - 90_000, ended=NOW - 89_000.0),
+    run("beta", figures=figures(1.5, 1.0), started=OLD, labels=Labels(tags=("paper",))),
+    run("gamma", "pipeline", "lost", num_devices=None, device_kind="", steps=None, step=0),
+    run("omega", labels=Labels(is_archived=True), started=NOW - 50.0),
+)
+
+
+def made(runs: Sequence[RunInfo] = RUNS, **arranged: object) -> RunTableModel:
+    model = RunTableModel()
+    model.set_infos(runs)
+    model.arrange(replace(Arrangement(), **arranged))  # type: ignore[arg-type]
+    return model
+
+
+def told(model: RunTableModel) -> list[str]:
+    """Names of runs; heads of groups as '[label count]'."""
+    return [f"[{row.label} {row.count}]" if isinstance(row, RunGroup) else row.title for row in model.rows]
+
+
+@pytest.mark.parametrize(
+    ("sort", "is_descending", "expected"),
+    [
+        ("name", False, "alpha beta delta gamma"),
+        ("name", True, "gamma delta beta alpha"),
+        ("loss", False, "beta alpha delta gamma"),
+        ("loss", True, "alpha beta delta gamma"),
+        ("imbalance", True, "alpha beta delta gamma"),
+        ("began", True, "delta alpha beta gamma"),
+        ("began", False, "beta alpha delta gamma"),
+        ("step", True, "alpha beta delta gamma"),
+        ("lasted", False, "alpha delta beta gamma"),
+        ("tags", False, "beta delta alpha gamma"),
+        ("nonsense", False, "alpha beta delta gamma"),
+    ],
+)
+def test_rows_are_sorted_and_what_is_not_known_comes_last(
+    sort: str, is_descending: bool, expected: str
+) -> None:
+    assert told(made(sort=sort, is_descending=is_descending)) == expected.split()
+
+
+@pytest.mark.parametrize(
+    ("group", "expected"),
+    [
+        ("strategy", ["[DDP 2]", "alpha", "beta", "[DP 1]", "delta", "[Pipeline 1]", "gamma"]),
+        ("state", ["[completed 2]", "alpha", "beta", "[failed 1]", "delta", "[lost 1]", "gamma"]),
+        ("imbalance", ["[balanced 1]", "beta", "[2x – 4x 1]", "alpha", "[unknown 2]", "delta", "gamma"]),
+        ("step", ["[0 – 25 % 1]", "delta", "[all steps done 2]", "alpha", "beta", "[unknown 1]", "gamma"]),
+        ("lasted", ["[10 – 60 minutes 1]", "alpha", "[unknown 3]", "delta", "beta", "gamma"]),
+        ("tags", ["[paper 1]", "beta", "[no tags 3]", "delta", "alpha", "gamma"]),
+        ("loss", ["[1.0000 – 10.0000 2]", "alpha", "beta", "[unknown 2]", "delta", "gamma"]),
+        ("peak", ["[256 MiB – 512 MiB 2]", "alpha", "beta", "[unknown 2]", "delta", "gamma"]),
+        ("bubble", ["[25 – 50 % 2]", "alpha", "beta", "[unknown 2]", "delta", "gamma"]),
+    ],
+)
+def test_runs_are_in_groups_by_any_column(group: str, expected: list[str]) -> None:
+    assert told(made(group=group)) == expected
+
+
+def test_groups_by_the_time_they_began_have_the_newest_first() -> None:
+    heads = [row.label for row in made(group="began", is_descending=False).rows if isinstance(row, RunGroup)]
+    month = time.strftime("%B %Y", time.localtime(OLD))
+    assert heads[0] in ("Today", "Yesterday") and heads[-2:] == [month, "unknown"]
+
+
+@pytest.mark.parametrize("key", [column.key for column in COLUMNS])
+def test_every_column_speaks_sorts_and_groups_whatever_is_known(key: str) -> None:
+    column = BY_KEY[key]
+    odd = run("odd", "", "unheard", figures=figures(float("nan"), None), started=0.0, num_devices=0)
+    none = replace(odd, figures=RunFigures(loss=float("inf"), samples_per_s=0.0), started=None, step=0)
+    for info in (*RUNS, odd, none):
+        assert isinstance(column.text(info), str)
+        assert column.bucket_of(info) is None or column.bucket_of(info)[1]  # type: ignore[index]
+    for is_descending in (True, False):
+        model = made((*RUNS, odd, none), sort=key, group=key, is_descending=is_descending)
+        assert sum(isinstance(row, RunInfo) for row in model.rows) == 6
+
+
+def test_a_folded_group_hides_its_runs_and_archived_ones_are_shown_where_they_are_asked_for() -> None:
+    model = made(group="strategy", closed=frozenset({"DDP"}))
+    assert told(model) == ["[DDP 2]", "[DP 1]", "delta", "[Pipeline 1]", "gamma"]
+    assert (model.num_found, model.num_archived) == (4, 1)
+    model.arrange(Arrangement(shows_archived=True))
+    assert "omega" in told(model)
+    model.arrange(Arrangement())
+    model.set_search("is:archived")
+    assert told(model) == ["omega"]
+
+
+def test_what_cells_say() -> None:
+    model = made(sort="name", is_descending=False)
+    texts = {column.key: [model.text_at(row, at) for row in range(4)] for at, column in enumerate(COLUMNS)}
+    assert texts["step"] == ["10 / 10", "10 / 10", "3 / 150", ""]
+    assert texts["imbalance"] == ["3.2x", "balanced", "", ""]
+    assert (texts["peak"][0], texts["samples_per_s"][0], texts["bubble"][0]) == (
+        "300.0 MiB",
+        "1\u2009234",
+        "25 %",
+    )
+    assert texts["devices"] == ["4 virtual", "4 virtual", "4 virtual", ""]
+    state = next(at for at, column in enumerate(COLUMNS) if column.key == "state")
+    assert model.data(model.index(2, state), Qt.ItemDataRole.ToolTipRole) == "rank 1: out of memory"
+
+
+def test_the_model_keeps_its_promises_through_random_changes(qtbot: QtBot) -> None:
+    rng, model = random.Random(5), RunTableModel()
+    tester = QAbstractItemModelTester(model, QAbstractItemModelTester.FailureReportingMode.Warning)
+    pool = [replace(rng.choice(RUNS), path=Path(f"/r/{n}"), title=f"run {n}") for n in range(30)]
+    for _ in range(60):
+        model.set_infos(
+            [replace(info, step=rng.randrange(9)) for info in rng.sample(pool, rng.randrange(30))]
+        )
+        keys = [rng.choice([*BY_KEY, ""]) for _ in range(2)]
+        closed = frozenset(rng.sample(["DDP", "unknown", "completed"], 2))
+        model.arrange(Arrangement(keys[0], rng.random() < 0.5, keys[1], closed, rng.random() < 0.5))
+        model.set_search(rng.choice(["", "state:lost", "-run 1"]))
+    del tester
+
+
+# The widget
+
+
+@pytest.fixture
+def table(qtbot: QtBot, theme: Theme) -> RunTable:
+    table = RunTable(theme, made(sort="name", is_descending=False))
+    qtbot.addWidget(table)
+    table.resize(1100, 500)
+    with qtbot.waitExposed(table):
+        table.show()
+    table.setFocus()
+    return table
+
+
+@pytest.fixture
+def theme(qapp: object) -> Theme:
+    return Theme()
+
+
+def place(table: RunTable, name: str) -> QPoint:
+    row = told(table.runs).index(name)
+    return table.visualRect(table.runs.index(row, 0)).center()
+
+
+def chosen(table: RunTable) -> list[str]:
+    return [info.title for info in table.selected_runs()]
+
+
+def test_clicks_choose_look_and_open(qtbot: QtBot, table: RunTable) -> None:
+    looked: list[str] = []
+    opened: list[str] = []
+    table.looked_at.connect(lambda info: looked.append(info.title))
+    table.opened.connect(lambda info: opened.append(info.title))
+    left, viewport = Qt.MouseButton.LeftButton, table.viewport()
+    qtbot.mouseClick(viewport, left, pos=place(table, "beta"))
+    assert (chosen(table), looked, opened) == (["beta"], ["beta"], [])
+    control, shift = Qt.KeyboardModifier.ControlModifier, Qt.KeyboardModifier.ShiftModifier
+    qtbot.mouseClick(viewport, left, control, place(table, "gamma"))
+    assert (chosen(table), looked) == (["beta", "gamma"], ["beta"]), "who chooses several looks at none"
+    qtbot.mouseClick(viewport, left, pos=place(table, "alpha"))
+    qtbot.mouseClick(viewport, left, shift, place(table, "delta"))
+    assert chosen(table) == ["alpha", "beta", "delta"] and looked == ["beta", "alpha"]
+    qtbot.mouseDClick(viewport, left, pos=place(table, "delta"))
+    assert opened == ["delta"]
+    qtbot.keyClick(table, Qt.Key.Key_Home)
+    qtbot.keyClick(table, Qt.Key.Key_Down)
+    qtbot.keyClick(table, Qt.Key.Key_Return)
+    qtbot.keyClick(table, Qt.Key.Key_Space)
+    assert (opened, looked[-1], chosen(table)) == (["delta", "beta"], "beta", ["beta"])
+
+
+def test_what_is_chosen_stays_by_run(table: RunTable) -> None:
+    select = QItemSelectionModel.SelectionFlag.Select | QItemSelectionModel.SelectionFlag.Rows
+    for name in ("alpha", "delta"):
+        table.selectionModel().select(table.runs.index(told(table.runs).index(name), 0), select)
+    table.sort_by("loss")
+    assert set(chosen(table)) == {"alpha", "delta"}
+    table.group_by("strategy")
+    table.runs.set_infos([run("new", started=NOW), *RUNS])
+    assert set(chosen(table)) == {"alpha", "delta"}
+    table.fold("DP", False)
+    assert chosen(table) == ["alpha"]
+
+
+def test_keys_and_clicks_fold_groups(qtbot: QtBot, table: RunTable) -> None:
+    table.group_by("strategy")
+    table.setCurrentIndex(table.runs.index(0, 0))
+    for key, num_rows in (
+        (Qt.Key.Key_Left, 5), (Qt.Key.Key_Left, 5), (Qt.Key.Key_Right, 7), (Qt.Key.Key_Return, 5),
+    ):  # fmt: skip
+        qtbot.keyClick(table, key)
+        assert table.runs.rowCount() == num_rows and table.currentIndex().row() == 0, key
+    qtbot.mouseClick(
+        table.viewport(), Qt.MouseButton.LeftButton, pos=table.visualRect(table.runs.index(0, 0)).center()
+    )
+    assert table.runs.rowCount() == 7 and table.current_run() is None
+
+
+def test_a_run_is_renamed_in_its_place(qtbot: QtBot, table: RunTable) -> None:
+    table.choose(Path("/runs/beta"))
+    table.rename()
+    editor = table.viewport().findChild(QLineEdit)
+    assert editor is not None and (editor.text(), editor.selectedText()) == ("beta", "beta")
+    with qtbot.waitSignal(table.runs.renamed) as renamed:
+        qtbot.keyClicks(editor, "better")
+        qtbot.keyClick(editor, Qt.Key.Key_Return)
+    assert renamed.args == [Path("/runs/beta"), "better"]
+
+
+def test_columns_come_back_as_they_were(qtbot: QtBot, table: RunTable, theme: Theme) -> None:
+    header = table.header
+    header.moveSection(header.visualIndex(5), 0)
+    header.resizeSection(0, 321)
+    header.show_column(2, False)
+    state = json.loads(json.dumps(header.columns_state()))
+    other = RunTable(theme, made())
+    qtbot.addWidget(other)
+    other.header.restore(state)
+    assert other.header.columns_state() == state and other.isColumnHidden(2)
+    other.header.show_column(2, True)
+    assert other.columnWidth(2) == COLUMNS[2].width
+    for odd in (None, {}, [3, {"key": "no"}, {"key": "loss", "width": -4, "shown": 0}], [{"width": 3}]):
+        other.header.restore(odd)
+        assert len(other.header.columns_state()) == len(COLUMNS) and not other.isColumnHidden(0)
+
+
+def test_the_header_sorts_groups_and_hides(qtbot: QtBot, table: RunTable) -> None:
+    table.header.sort_asked.emit("loss")
+    assert (table.runs.arrangement.sort, table.runs.arrangement.is_descending) == ("loss", True)
+    table.header.sort_asked.emit("loss")
+    assert not table.runs.arrangement.is_descending
+    menu = table.header.menu(2)
+    actions = {action.text(): action for action in menu.actions()}
+    actions["Group by Strategy"].trigger()
+    assert table.runs.arrangement.group == "strategy"
+    actions["Hide Strategy"].trigger()
+    assert table.isColumnHidden(2)
+    actions["Note"].trigger()
+    assert not table.isColumnHidden([column.key for column in COLUMNS].index("note"))
+    actions["Reset Columns"].trigger()
+    assert not table.isColumnHidden(2)
