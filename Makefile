@@ -54,10 +54,11 @@ format: setup ## write the files as lint wants them
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: setup ## training beside hand-written loops, watched scripts, syncs, the dashboard, GPUs read and shown, plans (minutes)
+bench: setup ## training beside hand-written loops, watched scripts, syncs, the dashboard, 5,000 runs listed, GPUs read and shown, plans (minutes)
 	@$(BIN)/python -m tests.bench.training
 	@$(BIN)/python -m tests.bench.sync
 	@$(BIN)/python -m tests.bench.replay
+	@$(BIN)/python -m tests.bench.runs
 	@$(BIN)/python -m tests.bench.telemetry
 	@$(BIN)/python -m tests.bench.devices
 	@$(BIN)/python -m tests.bench.planning
