@@ -21,6 +21,8 @@ from rankdeck_app.shell.window import MainWindow
 
 COMPARE = "runs.compare"
 MOST_COMPARED = 8
+MOST_OPENED = 20
+"""Each is a tab, and is read to its end."""
 
 Acts = Mapping[str, Callable[[list[RunInfo]], object]]
 
@@ -51,7 +53,7 @@ def _every(holds: Callable[[RunInfo], bool]) -> Callable[[Sequence[RunInfo]], bo
 
 
 RUN_ACTS = (
-    RunAct("open", "Open", 0, _some, many="Open {n} Runs"),
+    RunAct("open", "Open", 0, lambda infos: 0 < len(infos) <= MOST_OPENED, many="Open {n} Runs"),
     RunAct("save", "Save Checkpoint Now", 1, _one(lambda info: info.is_alive and not info.is_script)),
     RunAct("stop", "Stop", 1, _every(lambda info: info.is_alive), many="Stop {n} Runs"),
     RunAct("resume", "Resume", 1, _one(lambda info: info.is_resumable)),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from PySide6.QtCore import QEvent, QObject, QSignalBlocker, Qt, Signal
-from PySide6.QtGui import QKeyEvent
+from PySide6.QtGui import QKeyEvent, QShowEvent
 from PySide6.QtWidgets import QAbstractItemView, QLineEdit
 
 from rankdeck.base.units import format_count
@@ -73,7 +73,7 @@ class RunsPage(Page):
         column(top, self.empty, (rows, 1), on=self, spacing=0)
         self.setFocusProxy(self.table)
         self._connect()
-        self.refresh()
+        self._describe()
 
     def _connect(self) -> None:
         self.table.opened.connect(self.opened)
@@ -93,8 +93,8 @@ class RunsPage(Page):
         return self.table.selected_runs()
 
     def refresh(self) -> None:
-        """Show the runs as they are now; while a name is being written, nothing moves under it."""
-        if self.table.state() != QAbstractItemView.State.EditingState:
+        """Show the runs as they are now, if anybody sees it; while a name is being written, nothing moves."""
+        if self.isVisible() and self.table.state() != QAbstractItemView.State.EditingState:
             self.model.set_infos(self._runs.infos)
             self._describe()
 
@@ -141,6 +141,10 @@ class RunsPage(Page):
                 text = "No run matches."
         self.empty.setText(text)
         self.empty.setVisible(bool(text))
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self.refresh()
 
     # Keys
 

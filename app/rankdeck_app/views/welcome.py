@@ -118,7 +118,7 @@ class WelcomePage(Page):
     def _list_runs(self) -> None:
         """Those that are alive first, then the latest."""
         alive = self._runs.alive
-        recent = [info for info in self._runs.infos if not info.is_alive]
+        recent = [info for info in self._runs.infos if not (info.is_alive or info.labels.is_archived)]
         infos = [*alive, *recent][: max(MAX_RECENT, len(alive))]
         self.no_runs.setVisible(self._runs.known and not infos)
         if infos == self._shown_runs:

@@ -21,6 +21,7 @@ from rankdeck_app.widgets.painting import DATA_ROLE, Index
 from rankdeck_app.widgets.run_columns import BY_KEY, COLUMNS, RunColumn
 
 _UNKNOWN = "unknown"
+_MOST_REPLACED = 200
 
 
 @dataclass(frozen=True)
@@ -90,17 +91,45 @@ class RunTableModel(QAbstractTableModel):
         """How many that would be found were put away and are not shown."""
         self._infos: Sequence[RunInfo] = ()
         self._kept: dict[Path, _Kept] = {}
+        self._places: dict[Path, int] = {}
 
     # What is to be shown
 
     def set_infos(self, infos: Sequence[RunInfo]) -> None:
+        before, self._infos = self._infos, infos
+        if self._replaced(before, infos):
+            return
         kept = self._kept
         self._kept = {}
         for info in infos:
             known = kept.get(info.path)
             self._kept[info.path] = known if known is not None and known.info is info else _Kept(info)
-        self._infos = infos
         self._arrange()
+
+    def _replaced(self, before: Sequence[RunInfo], infos: Sequence[RunInfo]) -> bool:
+        """Whether the same runs stand in the same places and only some of their cells are others: what runs
+        that go on do every second."""
+        if len(before) != len(infos):
+            return False
+        changed = [pair for pair in zip(before, infos, strict=True) if pair[0] is not pair[1]]
+        if len(changed) > _MOST_REPLACED or any(old.path != new.path for old, new in changed):
+            return False
+        fresh = {new.path: _Kept(new) for _, new in changed}
+        if any(self._stand_of(self._kept[path]) != self._stand_of(one) for path, one in fresh.items()):
+            return False
+        self._kept |= fresh
+        for path, one in fresh.items():
+            if (at := self._places.get(path)) is not None:
+                self.rows[at] = one.info
+                self.dataChanged.emit(self.index(at, 0), self.index(at, len(COLUMNS) - 1))
+        return True
+
+    def _stand_of(self, kept: _Kept) -> object:
+        """All that decides where a run stands, and whether it is shown."""
+        info, by = kept.info, BY_KEY.get(self.arrangement.group)
+        sorted_by = kept.value(BY_KEY.get(self.arrangement.sort, COLUMNS[0]))
+        bucket = None if by is None else by.bucket_of(info)
+        return self.search.matches(info), info.labels.is_archived, sorted_by, bucket
 
     def set_search(self, text: str) -> None:
         self.search = RunSearch(text)
@@ -115,6 +144,7 @@ class RunTableModel(QAbstractTableModel):
         if list(map(_key, rows)) != list(map(_key, self.rows)):
             self.beginResetModel()
             self.rows = rows
+            self._places = {row.path: at for at, row in enumerate(rows) if isinstance(row, RunInfo)}
             self.endResetModel()
             self.arranged.emit()
             return
@@ -224,7 +254,7 @@ class RunTableModel(QAbstractTableModel):
         return True
 
     def row_of(self, path: Path) -> int | None:
-        return next((at for at, row in enumerate(self.rows) if _key(row) == path), None)
+        return self._places.get(path)
 
 
 def _key(row: Row) -> object:

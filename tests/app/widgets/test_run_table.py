@@ -158,6 +158,27 @@ def test_the_model_keeps_its_promises_through_random_changes(qtbot: QtBot) -> No
     del tester
 
 
+def test_a_run_that_goes_on_changes_its_row_alone_and_moves_where_its_place_is_another(qtbot: QtBot) -> None:
+    alive = run("delta", "dp", "running", started=NOW - 60, step=3, steps=150)
+    model = made((alive, *RUNS[1:]), group="strategy")
+    resets: list[int] = []
+    model.modelReset.connect(lambda: resets.append(1))
+    at = model.row_of(alive.path)
+    assert at is not None
+    with qtbot.waitSignal(model.dataChanged) as changed:
+        model.set_infos([replace(alive, step=4), *RUNS[1:]])
+    assert changed.args[0].row() == at and "4 / 150" in [model.text_at(at, c) for c in range(len(COLUMNS))]
+    assert not resets
+    for other in (
+        replace(alive, step=5, strategy="ddp"),
+        replace(alive, labels=Labels(is_archived=True)),
+        replace(alive, started=NOW - 10**6),
+    ):
+        resets.clear()
+        model.set_infos([other, *RUNS[1:]])
+        assert resets and told(model) == told(made((other, *RUNS[1:]), group="strategy"))
+
+
 # The widget
 
 
