@@ -66,11 +66,12 @@ class RunsPage(Page):
         self.archived.toggled.connect(self._show_archived)
         self.previews.toggled.connect(lambda _on: self.layout_changed.emit())
         self.count, self.empty = text_label(tone="small", wrap=False), text_label(tone="dim")
-        self.empty.setContentsMargins(16, 12, 16, 12)
+        self.empty.setContentsMargins(8, 12, 16, 12)
         options = row(self.groups, self.archived, self.previews, None, self.count, spacing=14)
         top = column(self.search, options, margins=(16, 10, 16, 8), spacing=8)
         rows = column(self.table, margins=(8, 0, 0, 0))  # names stand below the search
-        column(top, self.empty, (rows, 1), on=self, spacing=0)
+        column(top, (rows, 1), on=self, spacing=0)
+        column(self.empty, None, on=self.table.viewport())  # below the names of the columns
         self.setFocusProxy(self.table)
         self._connect()
         self._describe()

@@ -149,6 +149,8 @@ def test_tags_of_several_runs_keep_those_that_are_not_common(
     qtbot.keyClick(box.input, Qt.Key.Key_Return)
     qtbot.waitUntil(lambda: read_labels(runs["two"].path).tags == ("new", "other"), timeout=5000)
     assert read_labels(runs["one"].path).tags == ("own", "new", "other")
+    page.search.setText("tag:nobody")
+    assert titles(page) == [] and page.empty.text() == "No run matches." and page.empty.isVisible()
     page.search.setText("tag:own")
     qtbot.waitUntil(lambda: titles(page) == ["one"], timeout=5000)
 
