@@ -48,8 +48,6 @@ class Table:
         page = self.app.window.editor.open("runs:")
         assert isinstance(page, RunsPage)
         self.page = page
-        self.spin(lambda: self.app.window.isVisible() and page.table.width() > 0)
-        self.app.window.resize(1920, 1080)
 
     def close(self) -> None:
         from tests.helpers.app_window import close_app
@@ -110,6 +108,8 @@ def in_a_window(folder: Path, count: int) -> list[str]:
 def _hands(table: Table) -> list[str]:
     """What a person does with the table."""
     page = table.page
+    table.app.window.resize(1920, 1080)  # not before it has been fitted to the screen
+    table.spin(lambda: page.table.width() > 1500)
     return [
         f"scrolled by 3 rows: {table.scroll(84)}; by a page: {table.scroll(700)}",
         f"sorted in {_timed(lambda: page.table.sort_by('loss'))}, "

@@ -248,12 +248,13 @@ def runs_table(rows: Sequence[Mapping[str, Any]], width: int) -> Text:
     room = width - sum(widths) - 2 * (len(widths) - 1)
     widths[1] = max(widths[1] + min(room, 0), _LEAST_CALLED)
     table = Text()
-    for number, (line, row) in enumerate(zip(lines, [None, *rows], strict=True)):
-        for at, cell in enumerate(line):
-            style = "dim" if row is None else _STYLES.get(cell, "") if at == 2 else ""
-            last = at == len(line) - 1
-            table.append(cell if last else f"{_fitted(cell, widths[at], is_right=at == 4)}  ", style)
-        table.append("\n" if number + 1 < len(lines) else "")
+    for number, line in enumerate(lines):
+        cells = [_fitted(cell, widths[at], is_right=at == 4) for at, cell in enumerate(line[:-1])]
+        before, after = "  ".join([*cells[:2], ""]), "  ".join(["", *cells[3:], line[-1]])
+        is_head, end = number == 0, "\n" if number + 1 < len(lines) else ""
+        table.append(before, "dim" if is_head else "")
+        table.append(cells[2], "dim" if is_head else _STYLES.get(line[2], ""))
+        table.append(after + end, "dim" if is_head else "")
     return table
 
 
