@@ -108,6 +108,12 @@ def test_the_side_bar_tells_progress_and_a_click_there_looks_too(qtbot: QtBot, p
     qtbot.waitUntil(lambda: tabs(page)[0][-1] == ("two", True), timeout=10_000)
     view.list.activated.emit(index)
     assert tabs(page)[0][-1] == ("two", False)
+    view.list.setCurrentIndex(index)
+    view.list.setFocus()
+    qtbot.waitUntil(lambda: app.window.commands.enabled("runs.rename"), timeout=5000)
+    qtbot.keyClick(view.list, Qt.Key.Key_F2)
+    assert app.window.palette_box.isVisible() and app.window.palette_box.input.text() == "two"
+    app.window.palette_box.dismiss()
     app.window.editor.close_page("runs:")
     view.as_table.click()
     assert app.window.context.get("activePageId") == "runs:"
