@@ -24,7 +24,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     """One cause, where it was seen and what to do next.
 
     `path` is a dotted path into the configuration (`train.steps`) or a file; `line` counts from 1;
-    `last_lines` are the last lines that the rank itself wrote to stderr.
+    `last_lines` are the last lines that the rank itself wrote to stderr, with the frames of others folded.
     """
 
     code: str

@@ -1,14 +1,13 @@
 """An exception in a rank -> a problem in words, and whether it only says that other ranks have gone.
 
-torch's own types are known by their names, so that nothing here imports torch. Read cause.py next.
+torch's own types are known by their names, so that nothing here imports torch. Read own_code.py before and
+cause.py next.
 """
 
 from __future__ import annotations
 
 import errno
-import os
 import re
-import sysconfig
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import msgspec
 
 from rankdeck.base import files
 from rankdeck.base.errors import Problem, RankdeckError
+from rankdeck.diagnose.own_code import fold, is_own
 from rankdeck.events import RankFailed
 
 NUM_LAST_LINES = 20
@@ -52,9 +52,12 @@ def describe(error: BaseException, rank: int) -> RankFailed:
         return RankFailed(rank=rank, problem=problem, exit_code=error.exit_code)
     text = str(error).strip()
     code = _code(error, text)
+    file, line = own_place(error)
     problem = Problem(
         code,
         _message(error, text),
+        path=file,
+        line=line,
         advice=_ADVICE.get(code) or f"The whole traceback is in logs/rank-{rank}.*.err of the run.",
         rank=rank,
         last_lines=last_lines(_formatted(error)),
@@ -78,9 +81,11 @@ def is_timeout(text: str) -> bool:
 
 
 def last_lines(text: str) -> tuple[str, ...]:
-    """The last lines that say something, each at most 300 characters."""
+    """The last lines that say something, each at most 300 characters; of a traceback the frames of others are
+    folded, so that the person's own are among the last.
+    """
     lines = [line.rstrip()[:300] for line in text.splitlines() if line.strip()]
-    return tuple(lines[-NUM_LAST_LINES:])
+    return tuple(fold(lines)[-NUM_LAST_LINES:])
 
 
 def read_last_lines(log: Path, num_bytes: int = 16384) -> tuple[str, ...]:
@@ -133,13 +138,8 @@ def own_place(error: BaseException) -> tuple[str | None, int | None]:
     """File and line of the innermost frame that belongs to neither Python, an installed package nor Rankdeck:
     a person's own code; (None, None) where there is none.
     """
-    paths = sysconfig.get_paths()
-    not_theirs = (paths["stdlib"], paths["platstdlib"], str(Path(__file__).parent.parent))
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        # An environment may see packages of another one: its own folders are not all that there are.
-        installed = {"site-packages", "dist-packages"} & set(Path(frame.filename).parts)
-        inside = installed or any(frame.filename.startswith(folder + os.sep) for folder in not_theirs)
-        if not inside and not frame.filename.startswith("<"):
+        if is_own(frame.filename):
             return frame.filename, frame.lineno
     return None, None
 

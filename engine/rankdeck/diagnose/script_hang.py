@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from rankdeck.base.errors import Problem
 from rankdeck.base.heartbeat import Beat
 from rankdeck.diagnose.hang import Frame, find_laggard, place
-from rankdeck.diagnose.tracebacks import is_own
+from rankdeck.diagnose.own_code import is_own
 
 _NUM_TOLD = 4
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from rankdeck.base import files
 from rankdeck.base.errors import Problem
 from rankdeck.diagnose.exceptions import is_communication, last_lines, shortened
+from rankdeck.diagnose.own_code import FRAME, is_own
 from rankdeck.events import RankFailed
 
 TAIL_BYTES = 1 << 17
@@ -25,7 +26,6 @@ _BAR = re.compile(r"\r[^\r\n]*?(?=(?:\[rank\d+\]: )?Traceback \(most recent call
 _OF_GROUP = re.compile(r"^  [+|] (?:Exception Group (?=Traceback))?", re.MULTILINE)
 """What stands in front of the lines of an exception group, and not of those inside it."""
 _HEADER = re.compile(r"^(?:Original )?Traceback \(most recent call last\):$")
-_FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.*))?$')
 _RAISED = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
 _NOT_THE_END = ("Exception ignored in", "--- Logging error ---")
 """What Python prints before tracebacks that end nothing."""
@@ -118,7 +118,7 @@ def failure_of(
         line=raised.line,
         advice=_ADVICE.get(code) or f"The whole traceback is in logs/{log.name} of the run.",
         rank=rank if of_several else None,
-        last_lines=last_lines(_COLOURS.sub("", tail)),
+        last_lines=last_lines(_OF_RANK.sub("", _COLOURS.sub("", tail))),
     )
     return RankFailed(rank=rank, problem=problem, is_communication=code == "communication", t=said_at)
 
@@ -138,7 +138,7 @@ def _read(lines: list[str], number: int, folder: str) -> Raised | None:
     """The exception whose frames begin at `number`."""
     frames: list[tuple[str, int]] = []
     while number < len(lines) and (lines[number].startswith(" ") or not lines[number]):
-        match = _FRAME.match(lines[number])
+        match = FRAME.match(lines[number])
         if match:
             frames.append((match["file"], int(match["line"])))
         number += 1
@@ -165,21 +165,11 @@ def _syntax_error(lines: list[str], folder: str) -> Raised | None:
         if raised is None or raised["type"] not in _SYNTAX:
             continue
         for before in range(number - 1, max(-1, number - 6), -1):
-            match = _FRAME.match(lines[before])
+            match = FRAME.match(lines[before])
             if match:
                 file = _absolute(match["file"], folder)
                 return Raised(raised["type"], raised["message"] or "", file, int(match["line"]))
     return None
-
-
-def is_own(file: str) -> bool:
-    """Whether code belongs to neither Python nor an installed package, nor is the observer's."""
-    if Path(file).parent.name == "observer" and Path(file).parent.parent.name == "rankdeck":
-        return False
-    parts = Path(file).parts
-    installed = {"site-packages", "dist-packages"} & set(parts)
-    of_python = any(re.fullmatch(r"python3\.\d+t?", part) for part in parts[:-1])
-    return not (installed or of_python or file.startswith("<"))
 
 
 def _absolute(file: str | None, folder: str) -> str | None:

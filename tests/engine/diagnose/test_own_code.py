@@ -1,0 +1,98 @@
+"""Of a traceback the person's own lines are known, and what others wrote between them is one line."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankdeck.diagnose.exceptions import describe, last_lines
+from rankdeck.diagnose.own_code import CodeLine, fold, own_lines, owner_of
+
+_TORCH = "/env/lib/python3.12/site-packages/torch/nn"
+_TEXT = f"""Traceback (most recent call last):
+  File "/p/train.py", line 9, in <module>
+    main()
+  File "{_TORCH}/modules/module.py", line 1778, in _wrapped_call_impl
+    return self._call_impl(*args, **kwargs)
+           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+  File "{_TORCH}/modules/module.py", line 1789, in _call_impl
+    return forward_call(*args, **kwargs)
+  [Previous line repeated 3 more times]
+  File "/p/bad_model.py", line 12, in forward
+    return self.inner(x[:, :30])
+           ^^^^^^^^^^^^^^^^^^^^^
+  File "/usr/lib/python3.12/contextlib.py", line 120, in inner
+    return func(*args, **kwds)
+  File "{_TORCH}/modules/linear.py", line 134, in forward
+    return F.linear(input, self.weight, self.bias)
+RuntimeError: mat1 and mat2 shapes cannot be multiplied
+"""
+
+
+def test_frames_of_others_are_one_line_between_the_persons_own() -> None:
+    assert fold(_TEXT.splitlines()) == [
+        "Traceback (most recent call last):",
+        '  File "/p/train.py", line 9, in <module>',
+        "    main()",
+        "  ... 2 frames of torch",
+        '  File "/p/bad_model.py", line 12, in forward',
+        "    return self.inner(x[:, :30])",
+        "           ^^^^^^^^^^^^^^^^^^^^^",
+        "  ... 2 frames of Python and torch",
+        "RuntimeError: mat1 and mat2 shapes cannot be multiplied",
+    ]
+    assert fold(fold(_TEXT.splitlines())) == fold(_TEXT.splitlines())
+
+
+def test_where_no_line_is_the_persons_own_all_stay() -> None:
+    lines = [line for line in _TEXT.splitlines() if "/p/" not in line]
+    assert fold(lines) == lines
+    assert own_lines(lines) == []
+
+
+def test_the_innermost_of_the_persons_own_lines_comes_first() -> None:
+    wanted = [
+        CodeLine("/p/bad_model.py", 12, "forward", "return self.inner(x[:, :30])"),
+        CodeLine("/p/train.py", 9, "<module>", "main()"),
+    ]
+    assert own_lines(_TEXT.splitlines()) == own_lines(fold(_TEXT.splitlines())) == wanted
+
+
+@pytest.mark.parametrize(
+    ("file", "owner"),
+    [
+        ("/p/train.py", None),
+        ("observer/train.py", None),
+        (f"{_TORCH}/functional.py", "torch"),
+        ("/env/lib/python3.9/dist-packages/six.py", "six"),
+        ("/usr/lib/python3.13t/threading.py", "Python"),
+        (traceback.__file__, "Python"),
+        ("<frozen importlib._bootstrap>", "Python"),
+        ("/elsewhere/rankdeck/observer/steps.py", "Rankdeck"),
+        (str(Path(describe.__code__.co_filename)), "Rankdeck"),
+    ],
+)
+def test_every_file_has_an_owner(file: str, owner: str | None) -> None:
+    assert owner_of(file) == owner
+
+
+def test_a_deep_traceback_still_has_the_persons_line_among_its_last() -> None:
+    deep = _TEXT.replace(
+        "RuntimeError", f'  File "{_TORCH}/f.py", line 1, in f\n    f()\n' * 40 + "RuntimeError"
+    )
+    assert '  File "/p/bad_model.py", line 12, in forward' in last_lines(deep)
+
+
+def test_a_rank_says_file_and_line_of_the_persons_code_as_data(tmp_path: Path) -> None:
+    file = tmp_path / "bad_model.py"
+    file.write_text("import json\n\ndef model():\n    return json.loads('{')\n")
+    made: dict[str, Any] = {}
+    exec(compile(file.read_text(), str(file), "exec"), made)
+    with pytest.raises(ValueError) as caught:
+        made["model"]()
+    problem = describe(caught.value, 0).problem
+    assert (problem.path, problem.line) == (str(file), 4)
+    assert problem.headline().endswith(f"({file}, line 4)")
