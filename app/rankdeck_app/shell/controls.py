@@ -1,41 +1,18 @@
-"""Small controls that the frame's parts share: flat tool buttons, and buttons that stand for a command."""
+"""Buttons that stand for a command; plain tool buttons are those of widgets/controls.py."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from PySide6.QtCore import QSize, Qt
-from PySide6.QtWidgets import QToolButton, QWidget
+from PySide6.QtWidgets import QWidget
 
 from rankdeck_app.shell.services import Services
-from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.controls import ToolButton, tool_button
+
+__all__ = ["CommandButton", "tool_button", "with_keys"]
 
 
 def with_keys(text: str, keys: str) -> str:
     """'Toggle Panel (Ctrl+J)', as every tooltip of a command reads."""
     return f"{text} ({keys})" if keys else text
-
-
-class ToolButton(QToolButton):
-    """A flat 22 px button with a 16 px icon, reachable by Tab."""
-
-    def __init__(self, theme: Theme, icon: str, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.setProperty("kind", "tool")
-        self.setIcon(theme.icon(icon))
-        self.setIconSize(QSize(16, 16))
-        self.setFixedSize(22, 22)
-        self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
-        theme.changed.connect(self.update)
-
-
-def tool_button(theme: Theme, icon: str, tooltip: str, on_click: Callable[[], object]) -> ToolButton:
-    """A tool button that calls; named by its tooltip."""
-    button = ToolButton(theme, icon)
-    button.setToolTip(tooltip)
-    button.setAccessibleName(tooltip)
-    button.clicked.connect(lambda _checked=False: on_click())
-    return button
 
 
 class CommandButton(ToolButton):

@@ -152,6 +152,12 @@ class EditorArea(QWidget):
             if which == "all" or (tab is not current and not tab.pinned):
                 self._close_tab(group, tab)
 
+    def close_all(self) -> None:
+        """Close every tab of every group."""
+        for group in self.groups():
+            for tab in group.tabs[:]:
+                self._close_tab(group, tab)
+
     def reopen_closed(self) -> None:
         """Bring back the tab that was closed last and whose kind is known."""
         while self._closed:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from PySide6.QtCore import QRect, QSignalBlocker, QSize, Qt
+from PySide6.QtCore import QRect, QSignalBlocker, QSize, Qt, Signal
 from PySide6.QtGui import QCursor, QPainter, QPaintEvent
 from PySide6.QtWidgets import QHBoxLayout, QStackedWidget, QTabBar, QVBoxLayout, QWidget
 
@@ -111,6 +111,8 @@ class PanelTabBar(QTabBar):
 class Panel(QWidget):
     """Tabs with a body each. The window hides it while no tab is registered."""
 
+    shown_changed = Signal()
+
     def __init__(self, services: Services, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setObjectName("panel")
@@ -157,6 +159,11 @@ class Panel(QWidget):
         index = self._bar.currentIndex()
         return self._order[index] if 0 <= index < len(self._order) else ""
 
+    @property
+    def body(self) -> QWidget | None:
+        """What the tab on show holds."""
+        return self._bodies.get(self.shown)
+
     def show_first(self) -> None:
         """Show the tab of the last session, else the first."""
         if self._order:
@@ -188,6 +195,7 @@ class Panel(QWidget):
                 self._tools.addWidget(self._tool_of[tab.id])
         self._stack.setCurrentWidget(body)
         self._tools.setCurrentWidget(self._tool_of.get(tab.id, self._no_tools))
+        self.shown_changed.emit()
 
     def save_state(self) -> dict[str, Any]:
         return {"shown": self.shown}

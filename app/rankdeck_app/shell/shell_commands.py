@@ -20,6 +20,7 @@ def shell_commands(window: MainWindow) -> list[Command]:
     return [
         *_file(window),
         *_over_all(window),
+        *_edit(window),
         *_layout(window),
         *_tabs(window),
         *_several_tabs(window),
@@ -81,6 +82,17 @@ def _over_all(window: MainWindow) -> list[Command]:
     ]
 
 
+def _edit(window: MainWindow) -> list[Command]:
+    """Find, where there is text that can be looked through."""
+    row = partial(Command, when="canFind", menu="Edit/2_find")
+    finding = window.finding
+    return [
+        row("edit.find", "Edit: Find", finding.open, ("Ctrl+F",)),
+        row("edit.findNext", "Edit: Find Next", lambda: finding.step(1), ("F3",)),
+        row("edit.findPrevious", "Edit: Find Previous", lambda: finding.step(-1), ("Shift+F3",)),
+    ]
+
+
 def _layout(window: MainWindow) -> list[Command]:
     """What of the window is seen."""
     row, zen, resize = partial(_view, menu="View/2_layout"), window.toggle_zen, window.set_panel_max
@@ -90,7 +102,14 @@ def _layout(window: MainWindow) -> list[Command]:
         row(
             "view.toggleSideBar", "Toggle Side Bar", side, ("Ctrl+B",), "hasSideBar", checked="sideBarVisible"
         ),
-        row("view.togglePanel", "Toggle Panel", panel, ("Ctrl+J",), "hasPanel", checked="panelVisible"),
+        row(
+            "view.togglePanel",
+            "Toggle Panel",
+            panel,
+            ("Ctrl+J", "Ctrl+`"),
+            "hasPanel",
+            checked="panelVisible",
+        ),
         row("view.toggleStatusBar", "Toggle Status Bar", status, checked="statusBarVisible"),
         row("view.zenMode", "Toggle Zen Mode", zen, ("Ctrl+K Z",), checked="zenMode"),
         _view("view.leaveZenMode", "Leave Zen Mode", zen, ("Escape Escape",), "zenMode && !paletteOpen"),
@@ -109,6 +128,7 @@ def _tabs(window: MainWindow) -> list[Command]:
         ),
         row("editor.closeAll", "Close All Tabs of the Group", lambda: close("all"), ("Ctrl+K W",)),
         _view("editor.keep", "Keep Tab Open", editor.keep, ("Ctrl+K Return",), "previewOpen"),
+        row("editor.closeAllGroups", "Close All Tabs", editor.close_all, ("Ctrl+K Ctrl+W",), menu=menu),
         row("editor.togglePin", "Pin or Unpin Tab", editor.toggle_pin, ("Ctrl+K Shift+Return",)),
         split("editor.splitRight", "Split Right", lambda: editor.split("right"), ("Ctrl+\\",)),
         split("editor.splitDown", "Split Down", lambda: editor.split("bottom"), ("Ctrl+K Ctrl+\\",)),

@@ -71,6 +71,11 @@ COLORS: dict[str, Color] = {
     "sideBar.border": Color("#2B2B2B", "#E5E5E5", Mix("editor.background", 0.1)),
     "sideBarSectionHeader.foreground": Color("#CCCCCC", "#3B3B3B", "sideBar.foreground"),
     "editor.background": Color("#1F1F1F", "#FFFFFF"),
+    "editor.lineHighlightBackground": Color("#FFFFFF0B", "#0000000A", Mix("editor.background", 0.05)),
+    "editor.findMatchBackground": Color("#9E6A03", "#FFD33D", Mix("editor.background", 0.4, "rankdeck.lead")),
+    "editor.findMatchHighlightBackground": Color(
+        "#F2CC6050", "#FFDF5D90", Mix("editor.background", 0.2, "rankdeck.lead")
+    ),
     "editorGroup.dropBackground": Color("#0078D44D", "#005FB83D"),
     "editorGroupHeader.tabsBackground": Color("#181818", "#F8F8F8", "sideBar.background"),
     "editorGroupHeader.tabsBorder": Color("#2B2B2B", "#E5E5E5", "sideBar.border"),

@@ -135,6 +135,7 @@ QWidget#tabStrip { background: @editorGroupHeader.tabsBackground;
   border-bottom: 1px solid @editorGroupHeader.tabsBorder; }
 QWidget#dropOverlay { background: @editorGroup.dropBackground; }
 QWidget#panel { background: @panel.background; border-top: 1px solid @panel.border; }
+QWidget#findBar { background: @editorWidget.background; border-bottom: 1px solid @widget.border; }
 QWidget#statusBar { background: @statusBar.background; border-top: 1px solid @statusBar.border; }
 """
 

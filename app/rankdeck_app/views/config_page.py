@@ -16,6 +16,7 @@ from rankdeck_app.shell.page import Page, PageAction
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.draft_form import DraftForm
+from rankdeck_app.widgets.find_bar import EditorSearch, FindBar
 from rankdeck_app.widgets.form import FormRow
 from rankdeck_app.widgets.layouts import column, scrolled, text_label
 from rankdeck_app.widgets.run_rows import all_rows
@@ -46,7 +47,8 @@ class ConfigPage(Page):
         self.problem_list.itemClicked.connect(self._go_to)
         self.problem_list.setContentsMargins(12, 0, 12, 4)
         right = QWidget()
-        column((self.editor, 1), self.problem_list, on=right, spacing=4)
+        self.find_bar = FindBar(theme, EditorSearch(self.editor))
+        column(self.find_bar, (self.editor, 1), self.problem_list, on=right, spacing=0)
         self._splitter = QSplitter(Qt.Orientation.Horizontal)
         self._splitter.setHandleWidth(1)
         self._splitter.setChildrenCollapsible(False)

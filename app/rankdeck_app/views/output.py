@@ -25,7 +25,9 @@ from rankdeck_app.shell.controls import tool_button
 from rankdeck_app.state.output import OutputLine, OutputModel, OutputTail
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.controls import ComboBox
+from rankdeck_app.widgets.find_bar import FindBar
 from rankdeck_app.widgets.layouts import column, row, text_label
+from rankdeck_app.widgets.line_search import LineSearch, text_before
 from rankdeck_app.widgets.painting import Index, ListRowDelegate, chart_font, paint_text
 
 ROW_HEIGHT = 16
@@ -41,7 +43,9 @@ class HasRunDir(Protocol):
 
 
 class _LineDelegate(ListRowDelegate):
-    """Time, [rank 0], text, in a mono face."""
+    """Time, [rank 0], text, in a mono face; what is looked for is lit."""
+
+    search: LineSearch | None = None
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
         line: OutputLine = index.data(OutputModel.LineRole)
@@ -57,8 +61,24 @@ class _LineDelegate(ListRowDelegate):
         ):
             room = QRect(left, rect.y(), rect.right() - 12 - left, rect.height())
             elide = Qt.TextElideMode.ElideRight
+            if text is line.text:
+                self._light(painter, room, text)
             paint_text(painter, room, text, color(tone), 12, mono=True, elide=elide)
             left += advance * (len(text) + 1)
+
+    def _light(self, painter: QPainter, room: QRect, text: str) -> None:
+        """The ground under what is found in a line."""
+        wanted = self.search.wanted if self.search is not None else None
+        if wanted is None:
+            return
+        metrics = QFontMetrics(chart_font(12, mono=True))
+        matches = wanted.globalMatch(text)
+        while matches.hasNext():
+            match = matches.next()
+            left = metrics.horizontalAdvance(text_before(text, match.capturedStart()))
+            width = metrics.horizontalAdvance(match.captured())
+            box = QRect(room.x() + left, room.y(), width, room.height()).intersected(room)
+            painter.fillRect(box, self._theme.color("editor.findMatchHighlightBackground"))
 
 
 class _LineList(QListView):
@@ -88,7 +108,8 @@ class OutputView(QWidget):
         self._moving = False
         self.list = _LineList()
         self.list.setModel(self.model)
-        self.list.setItemDelegate(_LineDelegate(theme, self.list, ROW_HEIGHT))
+        delegate = _LineDelegate(theme, self.list, ROW_HEIGHT)
+        self.list.setItemDelegate(delegate)
         self.list.setAccessibleName("Output")
         self.list.setUniformItemSizes(True)
         self.list.setSelectionMode(QListView.SelectionMode.ExtendedSelection)
@@ -96,7 +117,9 @@ class OutputView(QWidget):
         self.list.verticalScrollBar().valueChanged.connect(self._scrolled)
         self.empty = text_label("Open a run to see what its ranks say.", "dim", wrap=False)
         self.empty.setContentsMargins(16, 8, 16, 8)
-        column(self.empty, (self.list, 1), on=self, margins=(0, 4, 0, 4))
+        delegate.search = LineSearch(self.list, self.model)
+        self.find_bar = FindBar(theme, delegate.search)
+        column(self.find_bar, self.empty, (self.list, 1), on=self, margins=(0, 4, 0, 4), spacing=0)
         self.setFocusProxy(self.list)
         self._timer = QTimer(self, interval=TAKE_EVERY_MS)
         self._timer.timeout.connect(self.take)

@@ -62,7 +62,7 @@ def test_menus_come_from_the_table_and_only_with_commands_that_apply(window: Mai
 def test_menu_order_is_the_usual_one(window: MainWindow) -> None:
     for name in ("Help", "Run", "Zebra"):
         window.commands.register(Command(f"x.{name}", f"X: {name}", lambda: None, menu=f"{name}/1"))
-    assert [*window.title_bar._menus] == ["File", "View", "Run", "Help", "Zebra"]
+    assert [*window.title_bar._menus] == ["File", "Edit", "View", "Run", "Help", "Zebra"]
 
 
 def test_a_checked_command_shows_its_state(window: MainWindow) -> None:

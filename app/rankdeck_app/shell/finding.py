@@ -1,0 +1,61 @@
+"""Which text Ctrl+F looks through: that around the keyboard, else the page in front, else the panel.
+
+A widget whose text can be looked through has a `find_bar`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, cast
+
+from PySide6.QtCore import QObject
+from PySide6.QtWidgets import QApplication, QWidget
+
+from rankdeck_app.commands.table import Context
+from rankdeck_app.shell.editor_area import EditorArea
+from rankdeck_app.shell.panel import Panel
+
+
+class HasSteps(Protocol):
+    """A find bar, as the frame knows it."""
+
+    def open(self) -> None: ...
+
+    def step(self, step: int) -> None: ...
+
+
+class Finding(QObject):
+    """Keeps the fact "canFind"."""
+
+    def __init__(self, context: Context, editor: EditorArea, panel: Panel, parent: QObject) -> None:
+        super().__init__(parent)
+        self._context, self._editor, self._panel = context, editor, panel
+        app = QApplication.instance()
+        assert isinstance(app, QApplication)
+        app.focusChanged.connect(self.look)
+        editor.active_page_changed.connect(self.look)
+        panel.shown_changed.connect(self.look)
+
+    def open(self) -> None:
+        if (bar := self._bar()) is not None:
+            bar.open()
+
+    def step(self, step: int) -> None:
+        if (bar := self._bar()) is not None:
+            bar.step(step)
+
+    def _bar(self) -> HasSteps | None:
+        widget = QApplication.focusWidget()
+        while widget is not None:
+            if (bar := _bar_of(widget)) is not None:
+                return bar
+            widget = widget.parentWidget()
+        body = self._panel.body if self._panel.isVisible() else None
+        return _bar_of(self._editor.active_page()) or _bar_of(body)
+
+    def look(self, *_what: object) -> None:
+        """Whether there is such text now."""
+        self._context.set("canFind", self._bar() is not None)
+
+
+def _bar_of(widget: QWidget | None) -> HasSteps | None:
+    return cast("HasSteps | None", getattr(widget, "find_bar", None))

@@ -1,0 +1,174 @@
+"""Code in a text field: line numbers, quiet colours, the current line, and a mark at every line that is
+wrong. toml_editor.py is the one that is typed in, code_page.py shows a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from PySide6.QtCore import QPoint, QRect
+from PySide6.QtGui import (
+    QFontMetrics,
+    QHelpEvent,
+    QPainter,
+    QPaintEvent,
+    QResizeEvent,
+    QTextBlock,
+    QTextCharFormat,
+    QTextCursor,
+    QTextFormat,
+)
+from PySide6.QtWidgets import QPlainTextEdit, QTextEdit, QToolTip, QWidget
+
+from rankdeck_app.theme import Theme, draw_icon
+from rankdeck_app.widgets.code_colors import LANGUAGES, CodeColors
+from rankdeck_app.widgets.painting import RIGHT
+
+_MARGIN = 26
+
+
+class _Margin(QWidget):
+    """Line numbers, and a symbol where a problem is."""
+
+    def __init__(self, editor: CodeEditor) -> None:
+        super().__init__(editor)
+        self._editor = editor
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        self._editor.paint_margin(event)
+
+    def event(self, event: object) -> bool:
+        if isinstance(event, QHelpEvent):
+            self._editor.explain(event)
+            return True
+        return super().event(event)  # type: ignore[arg-type]
+
+
+class CodeEditor(QPlainTextEdit):
+    """`set_marks` names lines (from 1) and what is wrong there; `language` is one of code_colors.py's, by the
+    ending of a file's name.
+    """
+
+    def __init__(self, theme: Theme, language: str, accessible_name: str) -> None:
+        super().__init__()
+        self._theme = theme
+        self.marks: dict[int, str] = {}
+        self._found: Sequence[QTextCursor] = ()
+        self.setFont(theme.font(12, mono=True))
+        self.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
+        self.setTabChangesFocus(True)
+        self.setAccessibleName(accessible_name)
+        self._margin = _Margin(self)
+        known = LANGUAGES.get(language)
+        self._colors = CodeColors(self.document(), theme, known) if known is not None else None
+        self.blockCountChanged.connect(lambda _count: self._place_margin())
+        self.updateRequest.connect(self._scroll_margin)
+        self.cursorPositionChanged.connect(self._select)
+        theme.changed.connect(self._retheme)
+        self._place_margin()
+
+    def set_marks(self, marks: Mapping[int, str]) -> None:
+        self.marks = dict(marks)
+        self._select()
+        self._margin.update()
+
+    def go_to_line(self, line: int, *, focus: bool = True) -> None:
+        block = self.document().findBlockByNumber(line - 1)
+        if block.isValid():
+            self.setTextCursor(QTextCursor(block))
+            self.centerCursor()
+        if focus:
+            self.setFocus()
+
+    def margin_width(self) -> int:
+        digits = max(2, len(str(self.blockCount())))
+        return QFontMetrics(self.font()).horizontalAdvance("0") * digits + _MARGIN
+
+    def paint_margin(self, event: QPaintEvent) -> None:
+        painter = QPainter(self._margin)
+        painter.setFont(self.font())
+        block: QTextBlock = self.firstVisibleBlock()
+        offset = self.contentOffset()
+        while block.isValid():
+            box = self.blockBoundingGeometry(block).translated(offset)
+            if box.top() > event.rect().bottom():
+                break
+            self._paint_line(painter, block.blockNumber() + 1, box.toRect())
+            block = block.next()
+        painter.end()
+
+    def _paint_line(self, painter: QPainter, line: int, box: QRect) -> None:
+        wrong = line in self.marks
+        painter.setPen(self._theme.color("errorForeground" if wrong else "editorLineNumber.foreground"))
+        where = QRect(0, box.y(), self._margin.width() - 10, box.height())
+        painter.drawText(where, RIGHT, str(line))
+        if wrong:
+            symbol = QRect(2, box.y() + (box.height() - 13) // 2, 13, 13)
+            draw_icon(painter, "error", symbol.toRectF(), self._theme.color("errorForeground"))
+
+    def explain(self, event: QHelpEvent) -> None:
+        """The problem of the line under the mouse, as a tooltip."""
+        cursor = self.cursorForPosition(QPoint(0, event.pos().y()))
+        QToolTip.showText(event.globalPos(), self.marks.get(cursor.blockNumber() + 1, ""), self)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._place_margin()
+
+    def show_found(self, found: Sequence[QTextCursor]) -> None:
+        """Light up what a search has found."""
+        self._found = found
+        self._select()
+
+    def _select(self) -> None:
+        """The current line, what was found, and a wave under every line with a mark."""
+        color = self._theme.color
+        line = QTextCharFormat()
+        line.setBackground(color("editor.lineHighlightBackground"))
+        line.setProperty(QTextFormat.Property.FullWidthSelection, True)
+        lit = QTextCharFormat()
+        lit.setBackground(color("editor.findMatchHighlightBackground"))
+        wave = QTextCharFormat()
+        wave.setUnderlineStyle(QTextCharFormat.UnderlineStyle.WaveUnderline)
+        wave.setUnderlineColor(color("editorError.foreground"))
+        here = self.textCursor()
+        here.clearSelection()
+        marked = filter(None, map(self._line_cursor, self.marks))
+        self.setExtraSelections(
+            [
+                _selection(here, line),
+                *(_selection(cursor, lit) for cursor in self._found),
+                *(_selection(cursor, wave) for cursor in marked),
+            ]
+        )
+
+    def _line_cursor(self, line: int) -> QTextCursor | None:
+        """The text of a line, None where there is no such line."""
+        block = self.document().findBlockByNumber(line - 1)
+        if not block.isValid():
+            return None
+        cursor = QTextCursor(block)
+        cursor.movePosition(QTextCursor.MoveOperation.EndOfBlock, QTextCursor.MoveMode.KeepAnchor)
+        return cursor
+
+    def _place_margin(self) -> None:
+        width = self.margin_width()
+        self.setViewportMargins(width, 0, 0, 0)
+        area = self.contentsRect()
+        self._margin.setGeometry(area.x(), area.y(), width, area.height())
+
+    def _scroll_margin(self, rect: QRect, dy: int) -> None:
+        if dy:
+            self._margin.scroll(0, dy)
+        else:
+            self._margin.update(0, rect.y(), self._margin.width(), rect.height())
+
+    def _retheme(self) -> None:
+        self._select()
+        self._margin.update()
+
+
+def _selection(cursor: QTextCursor, style: QTextCharFormat) -> QTextEdit.ExtraSelection:
+    selection = QTextEdit.ExtraSelection()
+    selection.cursor, selection.format = cursor, style
+    return selection

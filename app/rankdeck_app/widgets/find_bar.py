@@ -1,0 +1,202 @@
+"""Find (Ctrl+F) in text that is long: what is looked for, how often it is there, next, previous, case, regex.
+
+A `Search` says what is found where: `EditorSearch` in code, views/output.py's in lines. Patterns are those of
+QRegularExpression, which gives up on one that would take for ever. F3 and Enter go on, Escape closes.
+"""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QEvent, QObject, QRegularExpression, QSignalBlocker, Qt, Signal
+from PySide6.QtGui import QKeyEvent, QTextCursor
+from PySide6.QtWidgets import QLineEdit, QWidget
+
+from rankdeck_app.theme import Theme, set_look
+from rankdeck_app.widgets.code_editor import CodeEditor
+from rankdeck_app.widgets.controls import tool_button
+from rankdeck_app.widgets.layouts import row, text_label
+
+MOST_FOUND = 10_000
+
+
+class Search(QObject):
+    """`changed` says that what is found may be other now. `at` counts from 0; None: at none of them."""
+
+    changed = Signal()
+    num_found = 0
+    at: int | None = None
+
+    def find(self, wanted: QRegularExpression | None) -> None:
+        """Look for a pattern from now on; None: for nothing."""
+        raise NotImplementedError
+
+    def step(self, step: int) -> None:
+        """Go to the next (1) or previous (-1) one, around the end."""
+        raise NotImplementedError
+
+    def chosen_text(self) -> str:
+        """What is marked now, to be looked for."""
+        raise NotImplementedError
+
+    def leave(self) -> None:
+        """Put the keyboard back into the text."""
+        raise NotImplementedError
+
+
+class EditorSearch(Search):
+    """In the text of an editor, whose selection is what is found."""
+
+    def __init__(self, editor: CodeEditor) -> None:
+        super().__init__(editor)
+        self._editor = editor
+        self._wanted: QRegularExpression | None = None
+        self._found: list[QTextCursor] = []
+        editor.textChanged.connect(self._look)
+
+    def find(self, wanted: QRegularExpression | None) -> None:
+        """The first one from the cursor on is chosen."""
+        self._wanted = wanted
+        self._look()
+        start = self._editor.textCursor().selectionStart()
+        later = (at for at, one in enumerate(self._found) if one.selectionStart() >= start)
+        if self._found:
+            self._choose(next(later, 0))
+
+    def _look(self) -> None:
+        if self._wanted is None and not self._found:
+            return
+        self._found = []
+        matches = self._wanted.globalMatch(self._editor.toPlainText()) if self._wanted is not None else None
+        while matches is not None and matches.hasNext() and len(self._found) < MOST_FOUND:
+            match = matches.next()
+            if match.capturedLength():
+                cursor = QTextCursor(self._editor.document())
+                cursor.setPosition(match.capturedStart())
+                cursor.setPosition(match.capturedEnd(), QTextCursor.MoveMode.KeepAnchor)
+                self._found.append(cursor)
+        self.num_found, self.at = len(self._found), None
+        self._editor.show_found(self._found)
+        self.changed.emit()
+
+    def step(self, step: int) -> None:
+        if not self._found:
+            return
+        here = self._editor.textCursor()
+        if step > 0:
+            places = [at for at, one in enumerate(self._found) if one.selectionStart() >= here.selectionEnd()]
+            self._choose(places[0] if places else 0)
+        else:
+            places = [at for at, one in enumerate(self._found) if one.selectionEnd() <= here.selectionStart()]
+            self._choose(places[-1] if places else len(self._found) - 1)
+
+    def _choose(self, at: int) -> None:
+        self.at = at
+        self._editor.setTextCursor(self._found[at])
+        self._editor.ensureCursorVisible()
+        self.changed.emit()
+
+    def chosen_text(self) -> str:
+        text = self._editor.textCursor().selectedText()
+        return "" if "\u2029" in text else text
+
+    def leave(self) -> None:
+        self._editor.setFocus(Qt.FocusReason.OtherFocusReason)
+
+
+class FindBar(QWidget):
+    """Hidden until `open`."""
+
+    def __init__(self, theme: Theme, search: Search) -> None:
+        super().__init__()
+        self.setObjectName("findBar")
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        self.search = search
+        self.input = QLineEdit(placeholderText="Find")
+        self.input.setProperty("compact", "true")
+        self.input.setMinimumWidth(120)
+        self.input.setMaximumWidth(260)
+        self.input.setAccessibleName("Find")
+        self.input.textChanged.connect(self._look)
+        self.input.installEventFilter(self)
+        self.case = tool_button(theme, "case-sensitive", "Match Case (Alt+C)", self._look)
+        self.regex = tool_button(theme, "regex", "Regular Expression (Alt+R)", self._look)
+        for switch in (self.case, self.regex):
+            switch.setCheckable(True)
+        self.count = text_label(tone="small", wrap=False)
+        self.count.setMinimumWidth(76)
+        self.previous = tool_button(theme, "arrow-up", "Previous Match (Shift+Enter)", lambda: self.step(-1))
+        self.next = tool_button(theme, "arrow-down", "Next Match (Enter)", lambda: self.step(1))
+        self.close_button = tool_button(theme, "close", "Close (Escape)", self.close_bar)
+        parts = (self.case, self.regex, self.count, self.previous, self.next, self.close_button)
+        row(None, (self.input, 2), *parts, on=self, margins=(16, 4, 12, 4), spacing=4)
+        search.changed.connect(self._tell)
+        self.hide()
+
+    def open(self) -> None:
+        """Show it with the keyboard in it; what is marked in the text is looked for."""
+        chosen = self.search.chosen_text()
+        with QSignalBlocker(self.input):
+            self.input.setText(chosen or self.input.text())
+        self.show()
+        self.input.setFocus(Qt.FocusReason.ShortcutFocusReason)
+        self.input.selectAll()
+        self._look()
+
+    def step(self, step: int) -> None:
+        """The next or the previous one; opens the bar where nothing is looked for yet."""
+        if self.isHidden() or not self.input.text():
+            self.open()
+        else:
+            self.search.step(step)
+
+    def close_bar(self) -> None:
+        self.hide()
+        self.search.find(None)
+        self.search.leave()
+
+    def _look(self) -> None:
+        wanted = self._pattern()
+        is_wrong = wanted is not None and not wanted.isValid()
+        set_look(self.input, invalid="true" if is_wrong else "false")
+        self.input.setToolTip(f"No pattern: {wanted.errorString()}" if is_wrong and wanted else "")
+        self.search.find(None if is_wrong else wanted)
+        self._tell()
+
+    def _pattern(self) -> QRegularExpression | None:
+        text = self.input.text()
+        if not text:
+            return None
+        options = QRegularExpression.PatternOption.MultilineOption
+        if not self.case.isChecked():
+            options |= QRegularExpression.PatternOption.CaseInsensitiveOption
+        return QRegularExpression(
+            text if self.regex.isChecked() else QRegularExpression.escape(text), options
+        )
+
+    def _tell(self) -> None:
+        search = self.search
+        more = "+" if search.num_found >= MOST_FOUND else ""
+        at = "?" if search.at is None else str(search.at + 1)
+        words = f"{at} of {search.num_found}{more}" if search.num_found else "No results"
+        if self.input.property("invalid") == "true":
+            words = "No pattern"
+        self.count.setText(words if self.input.text() else "")
+        for button in (self.previous, self.next):
+            button.setEnabled(bool(search.num_found))
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() != QEvent.Type.KeyPress or not isinstance(event, QKeyEvent):
+            return False
+        alt = event.modifiers() == Qt.KeyboardModifier.AltModifier
+        if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
+            self.step(-1 if event.modifiers() & Qt.KeyboardModifier.ShiftModifier else 1)
+        elif alt and event.key() in (Qt.Key.Key_C, Qt.Key.Key_R):
+            (self.case if event.key() == Qt.Key.Key_C else self.regex).click()
+        else:
+            return False
+        return True
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() == Qt.Key.Key_Escape:
+            self.close_bar()
+        else:
+            super().keyPressEvent(event)
