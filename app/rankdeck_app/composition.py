@@ -15,6 +15,7 @@ from PySide6.QtWidgets import QWidget
 from rankdeck_app.controllers.device_watch import DeviceWatch
 from rankdeck_app.controllers.interpreter_picker import InterpreterPicker
 from rankdeck_app.controllers.launching import Launching
+from rankdeck_app.controllers.places import Places
 from rankdeck_app.controllers.remedies import Remedies
 from rankdeck_app.controllers.run_alerts import RunAlerts
 from rankdeck_app.controllers.run_lists import RunLists
@@ -53,12 +54,14 @@ class App:
             window, self.session, self.tabs, self.alerts, self.watch, self.actions.show_config
         )
         self.lists = RunLists(window, self.session, self.tabs, self.launching, self.scripts, self.actions)
+        self.places = Places(window, self.session.problems, self.actions.show_config, self.tabs.open)
         self._greeted = False
 
     def start(self) -> None:
         self._register_pages()
         self._register_views()
-        rows = [*self.actions.rows(), *self.scripts.rows(), *self.picker.rows(), *self.lists.rows()]
+        sources = (self.actions, self.scripts, self.picker, self.lists, self.places)
+        rows = [row for source in sources for row in source.rows()]
         self.window.commands.register(*rows)
         for provider in self.actions.providers():
             self.window.palette_box.add_provider(provider)
@@ -141,7 +144,7 @@ class App:
     def _problems_view(self) -> QWidget:
         from rankdeck_app.views.problems import ProblemsView
 
-        return ProblemsView(self.window.theme, self.session.problems, self.remedies.of)
+        return ProblemsView(self.window.theme, self.session.problems, self.remedies.of, self.places.open)
 
     def _output_view(self) -> QWidget:
         from rankdeck_app.views.output import OutputView

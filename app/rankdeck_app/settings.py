@@ -69,6 +69,11 @@ OPTIONS: tuple[Setting, ...] = (
         "Python that runs the engine, with rankdeck installed in it. Empty: the one that runs the app.",
     ),
     Setting(
+        "editor.command",
+        "",
+        'Program that opens a file at a line, such as "code -g {file}:{line}". Empty: the app shows it.',
+    ),
+    Setting(
         "plan.automatic",
         True,
         "Predict the memory of the run being configured as it changes, in a process of low priority.",

@@ -3,6 +3,7 @@
 Widgets ask for a look by property, never by a style sheet of their own:
 
     QPushButton  kind = "primary" | "link" | "quiet" | "segment" | "field"    (plain: the secondary look)
+                 flush = "true"                      a link or quiet one that begins where text does
     QPlainTextEdit  kind = "field"                      as a line edit looks
     QToolButton  kind = "tool"                          flat, with a hover
     QLabel       tone = "dim" | "small" | "title" | "section" | "error" | "warning" | "mono"
@@ -46,6 +47,8 @@ QPushButton[kind="link"] { background: transparent; color: @textLink.foreground;
   left; }
 QPushButton[kind="quiet"] { background: transparent; color: @descriptionForeground; padding: 0 2px; }
 QPushButton[kind="quiet"]:hover, QPushButton[kind="quiet"]:focus { color: @textLink.foreground; }
+QPushButton[flush="true"] { border: 0; padding: 0; text-align: left; }
+QPushButton[flush="true"]:focus { text-decoration: underline; }
 QPushButton[kind="segment"] { background: transparent; color: @descriptionForeground; border-radius: 3px;
   border: 1px solid @dropdown.border; padding: 2px 10px; }
 QPushButton[kind="segment"]:checked { background: @button.secondaryHoverBackground; color: @foreground; }
@@ -135,6 +138,7 @@ QWidget#tabStrip { background: @editorGroupHeader.tabsBackground;
   border-bottom: 1px solid @editorGroupHeader.tabsBorder; }
 QWidget#dropOverlay { background: @editorGroup.dropBackground; }
 QWidget#panel { background: @panel.background; border-top: 1px solid @panel.border; }
+QWidget#problemRow[chosen="true"] { background: @list.inactiveSelectionBackground; }
 QWidget#findBar { background: @editorWidget.background; border-bottom: 1px solid @widget.border; }
 QWidget#statusBar { background: @statusBar.background; border-top: 1px solid @statusBar.border; }
 """

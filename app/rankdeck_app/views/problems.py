@@ -1,43 +1,142 @@
-"""Problems: a cause, whose it is, the next step, and a button that does it where there is one."""
+"""Problems: a cause, whose it is, the next step, and a button that does it where there is one.
+
+Of an exception the person's own line comes first, as a link to the file; what others' frames say is folded.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 
-from PySide6.QtCore import QSize
-from PySide6.QtWidgets import QWidget
+from PySide6.QtCore import QSize, Qt
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QSizePolicy, QWidget
 
+from rankdeck.base.errors import Problem
+from rankdeck.diagnose.own_code import CodeLine, fold, is_own, own_lines
 from rankdeck_app.state.problem_list import ListedProblem, ProblemList
-from rankdeck_app.theme import Theme
+from rankdeck_app.theme import Theme, set_look
+from rankdeck_app.widgets.controls import ElidedLabel
+from rankdeck_app.widgets.flow import FlowLayout
 from rankdeck_app.widgets.layouts import TOP, column, push_button, row, scrolled, text_label
 from rankdeck_app.widgets.painting import Symbol
+from rankdeck_app.widgets.text_block import TextBlock
 
 MAX_ROWS = 100
+MAX_LINKS = 3
+_PLACE = re.compile(r" \((?P<file>/[^()]+), line (?P<line>\d+)\)\.?$")
 
 Remedy = tuple[str, Callable[[], object]]
 FindRemedies = Callable[[ListedProblem], list[Remedy]]
+OpenCode = Callable[[Path, int, str], object]
+
+
+def code_of(problem: Problem) -> list[CodeLine]:
+    """The lines of the person's own code that a problem names, the one where it was raised first."""
+    told = [line for line in own_lines(problem.last_lines) if Path(line.file).is_absolute()]
+    named = _named_place(problem)
+    if named is None:
+        return told
+    raised = next((line for line in told if (line.file, line.line) == (named.file, named.line)), named)
+    return [raised, *(line for line in told if line is not raised)]
+
+
+def _named_place(problem: Problem) -> CodeLine | None:
+    """The file and line that the problem carries; runs of before have them in their message only."""
+    if problem.path and problem.line is not None and Path(problem.path).is_absolute():
+        return CodeLine(problem.path, problem.line)
+    match = _PLACE.search(problem.message)
+    return CodeLine(match["file"], int(match["line"])) if match and is_own(match["file"]) else None
+
+
+def said_of(problem: Problem) -> str:
+    """The message without the place that stands beside it as a link."""
+    return _PLACE.sub("", problem.message) if code_of(problem) else problem.message
 
 
 class ProblemRow(QWidget):
     """One entry. The buttons stand below the advice that they carry out."""
 
-    def __init__(self, theme: Theme, entry: ListedProblem, remedies: list[Remedy]) -> None:
+    def __init__(
+        self, theme: Theme, entry: ListedProblem, remedies: list[Remedy], open_code: OpenCode | None = None
+    ) -> None:
         super().__init__()
+        self.setObjectName("problemRow")
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.entry = entry
-        problem = entry.problem
-        icon, tone = ("warning", "rankdeck.lead") if entry.is_warning else ("error", "errorForeground")
-        words = column(text_label(problem.message, selectable=True), spacing=2)
+        self.remedies = [label for label, _ in remedies]
+        problem, self.code = entry.problem, code_of(entry.problem)
+        message = said_of(problem)
+        self.links: list[QPushButton] = []
+        self.trace: TextBlock | None = None
+        words = column(_wrapped(message), spacing=3)
+        for line in self.code[:MAX_LINKS]:
+            words.addLayout(self._link(line, message, open_code))
         if problem.advice:
-            words.addWidget(text_label(problem.advice, "dim", selectable=True))
+            words.addWidget(_wrapped(problem.advice, "dim"))
         if problem.last_lines:
-            lines = "\n".join(problem.last_lines)
-            words.addWidget(text_label(lines, "mono", wrap=False, selectable=True))
-        words.addWidget(text_label(whose(entry), "small", selectable=True))
+            self._add_lines(theme, fold(problem.last_lines), words.addWidget)
+        words.addWidget(_wrapped(whose(entry), "small"))
         self.buttons = [push_button(label, label, act) for label, act in remedies]
-        symbol, where = Symbol(theme, icon, tone, QSize(16, 18), 16), (16, 3, 16, 3)
-        row(symbol, (words, 1), *self.buttons, on=self, margins=where, spacing=8, align=TOP)
-        self.setAccessibleName(f"{'Warning' if entry.is_warning else 'Error'}: {problem.message}")
+        if self.buttons:
+            place = QWidget()
+            flow = FlowLayout(place)
+            for button in self.buttons:
+                flow.addWidget(button)
+            words.addSpacing(2)
+            words.addWidget(place)
+        icon, tone = ("warning", "rankdeck.lead") if entry.is_warning else ("error", "errorForeground")
+        symbol = Symbol(theme, icon, tone, QSize(16, 18), 16)
+        row(symbol, (words, 1), on=self, margins=(16, 6, 16, 6), spacing=8, align=TOP)
+        self.setAccessibleName(f"{'Warning' if entry.is_warning else 'Error'}: {message}")
         self.setAccessibleDescription(problem.advice or "")
+
+    def _link(self, line: CodeLine, message: str, open_code: OpenCode | None) -> QHBoxLayout:
+        """'bad_model.py, line 9', and what is written there."""
+        path = Path(line.file)
+        link = push_button(
+            f"{path.name}, line {line.line}",
+            f"Open {line.file} at line {line.line}",
+            lambda: open_code(path, line.line, message) if open_code is not None else None,
+            kind="link",
+        )
+        link.setProperty("flush", "true")
+        self.links.append(link)
+        where = f"in {line.function}" if line.function and line.function != "<module>" else ""
+        told = ElidedLabel("    ".join(filter(None, (where, line.text))))
+        told.setProperty("tone", "mono")
+        return row(link, (told, 1), spacing=12)
+
+    def _add_lines(self, theme: Theme, lines: list[str], add: Callable[[QWidget], object]) -> None:
+        """The rank's last lines: folded behind a button where the person's own line says enough."""
+        self.trace = TextBlock(theme, lines, "Last lines of the rank")
+        if self.code:
+            self.unfold = push_button("", "Show the traceback", self._turn, kind="quiet")
+            self.unfold.setIcon(theme.icon("chevron-right", "descriptionForeground"))
+            self.unfold.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
+            self.unfold.setProperty("flush", "true")
+            self.unfold.setText(f"Traceback, {len(lines)} lines")
+            self._theme = theme
+            self.trace.hide()
+            add(self.unfold)
+        add(self.trace)
+
+    def _turn(self) -> None:
+        assert self.trace is not None
+        is_open = self.trace.isHidden()
+        self.trace.setVisible(is_open)
+        icon = "chevron-down" if is_open else "chevron-right"
+        self.unfold.setIcon(self._theme.icon(icon, "descriptionForeground"))
+        self.unfold.setToolTip("Hide the traceback" if is_open else "Show the traceback")
+
+
+def _wrapped(text: str, tone: str = "") -> QLabel:
+    """Text that takes the width that there is, however long its words are."""
+    label = text_label(text, tone, selectable=True)
+    policy = QSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+    policy.setHeightForWidth(True)
+    label.setSizePolicy(policy)
+    return label
 
 
 def whose(entry: ListedProblem) -> str:
@@ -46,41 +145,72 @@ def whose(entry: ListedProblem) -> str:
     parts = [entry.title]
     if problem.rank is not None:
         parts.append(f"rank {problem.rank}")
-    if problem.path:
+    if problem.path and not code_of(problem):
         parts.append(problem.path if problem.line is None else f"{problem.path}, line {problem.line}")
-    elif problem.line is not None:
+    elif problem.line is not None and not problem.path:
         parts.append(f"line {problem.line}")
     return " · ".join(parts)
 
 
 class ProblemsView(QWidget):
-    """Follows a ProblemList; `find_remedies` says what can be done about an entry from here."""
+    """Follows a ProblemList; `find_remedies` says what can be done about an entry from here, `open_code`
+    shows a line of a file.
+    """
 
-    def __init__(self, theme: Theme, problems: ProblemList, find_remedies: FindRemedies) -> None:
+    def __init__(
+        self,
+        theme: Theme,
+        problems: ProblemList,
+        find_remedies: FindRemedies,
+        open_code: OpenCode | None = None,
+    ) -> None:
         super().__init__()
         self._theme = theme
         self._problems = problems
         self._find_remedies = find_remedies
+        self._open_code = open_code
         self.rows: list[ProblemRow] = []
         self.empty = text_label("No problems.", "dim", wrap=False)
         self.empty.setContentsMargins(16, 8, 16, 8)
+        self.more = text_label(tone="dim", wrap=False)
+        self.more.setContentsMargins(40, 4, 16, 4)
         inside = QWidget()
-        self._column = column(self.empty, None, on=inside, margins=(0, 0, 0, 8), spacing=2)
-        scroll = scrolled(inside)
-        scroll.setAccessibleName("Problems")
-        column(scroll, on=self)
-        self.setFocusProxy(scroll)
+        self._column = column(self.empty, self.more, None, on=inside, margins=(0, 0, 0, 8), spacing=0)
+        self._scroll = scrolled(inside)
+        self._scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self._scroll.setAccessibleName("Problems")
+        column(self._scroll, on=self)
+        self.setFocusProxy(self._scroll)
         problems.changed.connect(self.refresh)
         self.refresh()
 
     def refresh(self) -> None:
-        for shown in self.rows:
-            self._column.removeWidget(shown)
-            shown.hide()
-            shown.deleteLater()
-        self.rows = []
-        for entry in self._problems.entries[:MAX_ROWS]:
-            made = ProblemRow(self._theme, entry, self._find_remedies(entry))
-            self._column.insertWidget(self._column.count() - 1, made)
+        """Rows whose entry is as it was stay, with the keyboard and what is unfolded in them."""
+        before, self.rows = self.rows, []
+        entries = self._problems.entries
+        for at, entry in enumerate(entries[:MAX_ROWS]):
+            remedies = self._find_remedies(entry)
+            labels = [label for label, _ in remedies]
+            same = next((one for one in before if one.entry == entry and one.remedies == labels), None)
+            if same is not None:
+                before.remove(same)
+            made = same or ProblemRow(self._theme, entry, remedies, self._open_code)
+            if self._column.indexOf(made) != at:
+                self._column.insertWidget(at, made)
             self.rows.append(made)
+        for gone in before:
+            self._column.removeWidget(gone)
+            gone.hide()
+            gone.deleteLater()
         self.empty.setVisible(not self.rows)
+        self.more.setText(f"{len(entries) - MAX_ROWS} more are not shown.")
+        self.more.setVisible(len(entries) > MAX_ROWS)
+
+    def show_entry(self, entry: ListedProblem) -> None:
+        """Mark an entry's row and bring it into view."""
+        for shown in self.rows:
+            is_it = shown.entry == entry
+            set_look(shown, chosen="true" if is_it else "false")
+            if is_it:
+                self._column.activate()
+                self._scroll.verticalScrollBar().setValue(shown.y())

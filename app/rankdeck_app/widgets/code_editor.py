@@ -147,7 +147,8 @@ class CodeEditor(QPlainTextEdit):
         block = self.document().findBlockByNumber(line - 1)
         if not block.isValid():
             return None
-        cursor = QTextCursor(block)
+        text, cursor = block.text(), QTextCursor(block)
+        cursor.setPosition(block.position() + len(text) - len(text.lstrip()))
         cursor.movePosition(QTextCursor.MoveOperation.EndOfBlock, QTextCursor.MoveMode.KeepAnchor)
         return cursor
 

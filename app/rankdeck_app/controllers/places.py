@@ -1,0 +1,127 @@
+"""Where problems are: their files open at the line, and F8 walks from one to the next.
+
+A file opens in the editor that the setting editor.command names, else in a page of our own (code_page.py).
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QProcess
+
+from rankdeck_app.commands.table import Command
+from rankdeck_app.shell.page import Page
+from rankdeck_app.shell.window import MainWindow
+from rankdeck_app.state.problem_list import DRAFT, SCRIPT, ListedProblem, ProblemList
+
+if TYPE_CHECKING:
+    pass
+
+PAGE_KIND = "code"
+
+
+class Places:
+    """`show_config` opens the configuration at a line, `open_run` a run's tab."""
+
+    def __init__(
+        self,
+        window: MainWindow,
+        problems: ProblemList,
+        show_config: Callable[[int | None], object],
+        open_run: Callable[[Path], object],
+    ) -> None:
+        self._window = window
+        self._problems = problems
+        self._show_config = show_config
+        self._open_run = open_run
+        self._at: ListedProblem | None = None
+        self._number = 0
+        window.editor.register_page_kind(PAGE_KIND, self._make_page)
+        problems.changed.connect(self._tell)
+        self._tell()
+
+    def rows(self) -> list[Command]:
+        row, back = partial(Command, when="hasProblems", menu="View/7_problems"), partial(self.walk, -1)
+        return [
+            row("problems.next", "Problems: Go to Next Problem", partial(self.walk, 1), ("F8",)),
+            row("problems.previous", "Problems: Go to Previous Problem", back, ("Shift+F8",)),
+        ]
+
+    def open(self, file: Path, line: int, said: str = "") -> None:
+        """Show a line of a file; `said` is what is wrong there."""
+        if self._command() and self.open_outside(file, line):
+            return
+        from rankdeck_app.views.code_page import CodePage, page_id
+
+        page = self._window.editor.open(page_id(file))
+        if isinstance(page, CodePage):
+            page.go_to(line, said)
+
+    def open_outside(self, file: Path, line: int) -> bool:
+        """Start the person's editor; whether it could be."""
+        command = self._command()
+        try:
+            words = [word.format(file=file, line=line) for word in shlex.split(command)]
+        except (ValueError, LookupError, AttributeError) as error:
+            return self._refuse(f"The setting editor.command cannot be read ({error})")
+        if not words:
+            return self._refuse("The setting editor.command is empty")
+        if "{file}" not in command:
+            words.append(str(file))
+        started, _pid = QProcess.startDetached(words[0], words[1:])
+        return bool(started) or self._refuse(f"{words[0]} of the setting editor.command cannot be started")
+
+    def _refuse(self, why: str) -> bool:
+        settings = ("Open Settings", lambda: self._window.commands.run("preferences.settings"))
+        text = f'{why}. It is meant to read as "code -g {{file}}:{{line}}".'
+        self._window.toasts.show(text, "warning", [settings])
+        return False
+
+    def open_problem(self, entry: ListedProblem) -> None:
+        """Go to where a problem is: its line of code, its line of the configuration, or its run."""
+        from rankdeck_app.views.problems import code_of, said_of
+
+        code = code_of(entry.problem)
+        if code:
+            self.open(Path(code[0].file), code[0].line, said_of(entry.problem))
+        elif entry.owner == DRAFT:
+            self._show_config(entry.problem.line)
+        elif entry.owner == SCRIPT:
+            self._window.show_activity("launch")
+        elif entry.run is not None:
+            self._open_run(entry.run)
+
+    def walk(self, step: int) -> None:
+        """The next or the previous problem of all, around the end: it is marked in the panel, and opened."""
+        entries = self._problems.entries
+        if not entries:
+            return
+        if self._at in entries:
+            self._number = entries.index(self._at) + step
+        elif step < 0:  # it is gone: what has taken its place comes next
+            self._number -= 1
+        self._number = max(self._number, -1) % len(entries)
+        self._at = entries[self._number]
+        view = self._window.show_panel("problems")
+        self.open_problem(self._at)
+        show: Callable[[ListedProblem], object] | None = getattr(view, "show_entry", None)
+        if show is not None:
+            show(self._at)
+
+    def _make_page(self, page_id: str) -> Page:
+        from rankdeck_app.views.code_page import CodePage
+
+        return CodePage(page_id, self._window.theme, self.open_outside, self._has_command)
+
+    def _command(self) -> str:
+        return self._window.settings.get("editor.command", str).strip()
+
+    def _has_command(self) -> bool:
+        return bool(self._command())
+
+    def _tell(self) -> None:
+        self._window.context.set("hasProblems", bool(self._problems.entries))

@@ -1,0 +1,48 @@
+"""A file of code to be looked at, or why it cannot be: a traceback named it, and it may be anything now."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankdeck.base import files
+from rankdeck.base.units import format_bytes
+
+LARGEST_BYTES = 2 << 20
+
+
+@dataclass(frozen=True)
+class CodeText:
+    """`problem` says in words why there is no text."""
+
+    text: str = ""
+    problem: str = ""
+
+
+def read_code(path: Path) -> CodeText:
+    """Never waits for a pipe, never raises."""
+    try:
+        data = files.read_bytes(path, LARGEST_BYTES)
+    except FileNotFoundError:
+        return CodeText(problem=f"{path} is gone.")
+    except OSError as error:
+        return CodeText(problem=_refusal(path, error))
+    if b"\0" in data:
+        return CodeText(problem=f"{path} is no text: it holds zero bytes.")
+    try:
+        return CodeText(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        return CodeText(problem=f"{path} is not UTF-8 text (line {line}). Open it in an editor of yours.")
+
+
+def _refusal(path: Path, error: OSError) -> str:
+    if error.errno == errno.EFBIG:
+        most = format_bytes(LARGEST_BYTES)
+        return f"{path} is larger than {most}, which is shown at most. Open it in an editor of yours."
+    if path.is_dir():
+        return f"{path} is a folder."
+    if error.errno in (errno.EINVAL, errno.ENXIO):
+        return f"{path} is no regular file."
+    return f"{path} cannot be read: {error.strerror}."

@@ -1,0 +1,174 @@
+"""A problem begins with the person's own line: a link that opens the file there; F8 walks through all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QPushButton
+from pytestqt.qtbot import QtBot
+
+from rankdeck.base.errors import Problem
+from rankdeck_app.composition import App
+from rankdeck_app.shell.tab import UnavailablePage
+from rankdeck_app.state.problem_list import DRAFT, LAUNCH
+from rankdeck_app.views.code_page import CodePage
+from rankdeck_app.views.config_page import ConfigPage
+from rankdeck_app.views.problems import ProblemsView, code_of, said_of
+from tests.helpers.app_window import wait_for
+
+_TORCH = "/env/lib/python3.12/site-packages/torch/nn"
+CODE = 'import torch\n\n"""Long\ntext."""\ndef forward(x):\n    return inner(x)\n'
+
+
+def problem(file: Path | str, line: int = 6, *, with_place: bool = True) -> Problem:
+    return Problem(
+        "rank-exception",
+        f"RuntimeError: mat1 and mat2 cannot be multiplied ({file}, line {line})",
+        path=str(file) if with_place else None,
+        line=line if with_place else None,
+        rank=1,
+        last_lines=(
+            "Traceback (most recent call last):",
+            '  File "/p/train.py", line 9, in <module>',
+            "    main()",
+            f'  File "{_TORCH}/module.py", line 17, in call',
+            "    return forward(x)",
+            f'  File "{file}", line {line}, in forward',
+            "    return inner(x)",
+            f'  File "{_TORCH}/linear.py", line 134, in forward',
+            "RuntimeError: mat1 and mat2 cannot be multiplied",
+        ),
+    )
+
+
+def shown(app: App) -> ProblemsView:
+    view = app.window.show_panel("problems")
+    assert isinstance(view, ProblemsView)
+    return view
+
+
+def code_page(app: App) -> CodePage:
+    page = app.window.editor.active_page()
+    assert isinstance(page, CodePage)
+    wait_for(lambda: page.editor.toPlainText() or page.refusal.text(), 5, "the file")
+    return page
+
+
+@pytest.mark.parametrize("with_place", [True, False], ids=["as data", "in words, as before"])
+def test_the_persons_own_line_comes_first(with_place: bool) -> None:
+    told = problem("/p/bad_model.py", with_place=with_place)
+    assert [(line.file, line.line) for line in code_of(told)] == [("/p/bad_model.py", 6), ("/p/train.py", 9)]
+    assert code_of(told)[0].text == "return inner(x)"
+    assert said_of(told) == "RuntimeError: mat1 and mat2 cannot be multiplied"
+
+
+def test_a_place_in_the_configuration_is_no_file() -> None:
+    wrong = Problem("config", "train.steps must be a whole number.", path="train.steps", line=3)
+    assert code_of(wrong) == [] and said_of(wrong) == wrong.message
+    foreign = Problem("rank-exception", f"ValueError: no ({_TORCH}/module.py, line 17)")
+    assert code_of(foreign) == [] and said_of(foreign) == foreign.message
+
+
+def test_a_link_opens_the_file_at_the_line_and_what_torch_did_is_folded(
+    qtbot: QtBot, app: App, tmp_path: Path
+) -> None:
+    file = tmp_path / "bad_model.py"
+    file.write_text(CODE)
+    view = shown(app)
+    app.session.problems.set(LAUNCH, "mine", [problem(file)])
+    row = view.rows[0]
+    assert [link.text() for link in row.links] == ["bad_model.py, line 6", "train.py, line 9"]
+    assert row.trace is not None and row.trace.isHidden()
+    qtbot.mouseClick(row.unfold, Qt.MouseButton.LeftButton)
+    assert not row.trace.isHidden() and "  ... 1 frame of torch" in row.trace.toPlainText()
+    app.session.problems.set(DRAFT, "draft", [Problem("config", "another")])
+    assert view.rows[1] is row and not row.trace.isHidden()  # it stays as it was left
+    row.links[0].setFocus()
+    qtbot.keyClick(row.links[0], Qt.Key.Key_Space)
+    page = code_page(app)
+    assert page.title == "bad_model.py" and page.editor.isReadOnly()
+    assert page.editor.textCursor().blockNumber() + 1 == 6 and set(page.editor.marks) == {6}
+    assert page.said.text() == "RuntimeError: mat1 and mat2 cannot be multiplied"
+    assert page.breadcrumbs()[-1] == "bad_model.py"
+
+
+def test_a_file_that_has_changed_or_gone_is_said_so(app: App, tmp_path: Path) -> None:
+    file = tmp_path / "bad_model.py"
+    file.write_text("x = 1\n")
+    app.places.open(file, 9, "ValueError: no")
+    page = code_page(app)
+    assert "it has no line 9" in page.said.text()
+    file.unlink()
+    page.go_to(1)
+    wait_for(lambda: "is gone" in page.refusal.text(), 5, "the refusal")
+    assert page.editor.isHidden() and page.refusal.isVisible()
+
+
+def test_buttons_stay_inside_the_panel_at_any_width(qtbot: QtBot, app: App) -> None:
+    view = shown(app)
+    long = "/a/very/long/path/without/any/space/" * 8
+    app.session.problems.set(LAUNCH, "mine", [problem(f"{long}model.py")])
+    app.session.problems.set(DRAFT, "draft", [Problem("no-gpu", f"No GPU under {long}.", line=3)])
+    for width in (1440, 1000, 800):
+        app.window.resize(width, 700)
+        room = view.rows[0].parentWidget()
+        wait_for(lambda room=room: view.rows[0].width() == room.width() <= view.width(), 5, "the layout")
+        for row in view.rows:
+            assert row.width() == room.width()
+            for button in row.findChildren(QPushButton):
+                edge = button.mapTo(view, button.rect().topRight()).x()
+                assert edge <= view.width(), (width, button.text())
+
+
+def test_f8_walks_through_all_problems_and_opens_each(qtbot: QtBot, app: App, tmp_path: Path) -> None:
+    assert not app.window.commands.enabled("problems.next")
+    file = tmp_path / "bad_model.py"
+    file.write_text(CODE)
+    app.session.draft.set_text('[train]\nsteps = "x"\n')
+    app.session.problems.set(LAUNCH, "mine", [problem(file)])
+    entries = app.session.problems.entries
+    assert [entry.owner for entry in entries] == [LAUNCH, DRAFT]
+    qtbot.keyClick(app.window, Qt.Key.Key_F8)
+    assert code_page(app).path == file
+    view = app.window.panel.body
+    assert isinstance(view, ProblemsView)
+    assert [row.property("chosen") for row in view.rows] == ["true", "false"]
+    qtbot.keyClick(app.window, Qt.Key.Key_F8)
+    page = app.window.editor.active_page()
+    assert isinstance(page, ConfigPage) and page.editor.textCursor().blockNumber() + 1 == 2
+    qtbot.keyClick(app.window, Qt.Key.Key_F8)
+    assert code_page(app).path == file
+    qtbot.keyClick(app.window, Qt.Key.Key_F8, Qt.KeyboardModifier.ShiftModifier)
+    assert app.window.editor.active_page() is page
+
+
+def test_an_editor_of_ones_own_gets_file_and_line(qtbot: QtBot, app: App, tmp_path: Path) -> None:
+    told, file = tmp_path / "told", tmp_path / "my model.py"
+    editor = tmp_path / "my editor"
+    editor.write_text(f'#!/bin/sh\nprintf "%s|" "$@" > "{told}.new" && mv "{told}.new" "{told}"\n')
+    editor.chmod(0o700)
+    app.window.settings.set("editor.command", f"'{editor}' -g {{file}}:{{line}}")
+    before = app.window.editor.active_page()
+    app.places.open(file, 7)
+    wait_for(told.exists, 10, "the editor")
+    assert told.read_text() == f"-g|{file}:7|" and app.window.editor.active_page() is before
+    for wrong in ("/no/such/editor {file}", "'", "vi {lin} {file}"):
+        app.window.settings.set("editor.command", wrong)
+        app.places.open(file, 7)
+        assert "editor.command" in app.window.toasts.history[-1].text
+        assert code_page(app).path == file  # and it is shown here instead
+
+
+def test_a_page_of_code_comes_back_at_its_line(make_app: type, tmp_path: Path) -> None:
+    file = tmp_path / "bad_model.py"
+    file.write_text(CODE)
+    first: App = make_app()
+    first.places.open(file, 6, "ValueError: no")
+    code_page(first)
+    first.window.close()
+    second: App = make_app()
+    page = code_page(second)
+    assert not isinstance(page, UnavailablePage) and page.said.text() == "ValueError: no"
+    assert page.editor.textCursor().blockNumber() + 1 == 6
