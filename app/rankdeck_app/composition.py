@@ -28,6 +28,7 @@ from rankdeck_app.shell.notifications_page import NotificationsPage
 from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.panel import PanelTab
 from rankdeck_app.shell.side_bar import Activity
+from rankdeck_app.shell.toasts import Action
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.views import config_page, settings_page, strategy_page, welcome
 
@@ -35,6 +36,22 @@ if TYPE_CHECKING:
     from rankdeck.run.row import RunInfo
 
 _ALIVE = "runs alive"
+MAX_NAMED = 3
+_MOST_ON_BUTTON = 32
+
+
+def alive_in_words(titles: list[str]) -> str:
+    """'2 runs are alive: GPT · DP · 4 and GPT · DDP · 4.'"""
+    if len(titles) == 1:
+        return f"1 run is alive: {titles[0]}."
+    more = len(titles) - MAX_NAMED
+    named = [*titles[:MAX_NAMED], *([f"{more} more"] if more > 0 else [])]
+    return f"{len(titles)} runs are alive: {', '.join(named[:-1])} and {named[-1]}."
+
+
+def shortened(title: str) -> str:
+    """What of a title there is room for on a button."""
+    return title if len(title) <= _MOST_ON_BUTTON else f"{title[: _MOST_ON_BUTTON - 1].rstrip()}…"
 
 
 class App:
@@ -203,24 +220,26 @@ class App:
         self.window.title_bar.set_center_text(self.session.workspace.name)
 
     def _show_alive(self) -> None:
-        """A number on the Runs symbol; at the first look, runs that are alive are named."""
+        """A number on the Runs symbol; at the first look, runs that are alive are named, each with its
+        button.
+        """
         alive = self.session.runs.alive
         self.window.activity_bar.button("runs").set_badge(len(alive))
-        waiting = [info for info in alive if self.window.editor.page(f"run:{info.path}") is None]
+        active = self.tabs.active()
+        waiting = [info for info in alive if active is None or active.run.path != info.path]
         if self._greeted:
             if not waiting:
                 self.window.toasts.withdraw(_ALIVE)
             return
         self._greeted = True
         if waiting:
-            names = ", ".join(info.title for info in waiting[:3])
-            text = f"{len(waiting)} run{'s are' if len(waiting) > 1 else ' is'} alive: {names}"
-            open_all = ("Open", partial(self._open_all, waiting))
-            self.window.toasts.show(text, actions=[open_all], key=_ALIVE)
+            words, actions = alive_in_words([info.title for info in alive]), self._open_buttons(alive)
+            self.window.toasts.show(words, actions=actions, key=_ALIVE)
 
-    def _open_all(self, infos: list[RunInfo]) -> None:
-        for info in infos:
-            self.tabs.open(info.path)
+    def _open_buttons(self, infos: list[RunInfo]) -> list[Action]:
+        if len(infos) > MAX_NAMED:
+            return [("Show Runs", partial(self.window.show_activity, "runs"))]
+        return [(f"Open {shortened(info.title)}", partial(self.tabs.open, info.path)) for info in infos]
 
     def _show_first_page(self) -> None:
         wanted = self.window.services.open_path

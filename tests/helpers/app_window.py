@@ -43,8 +43,7 @@ def close_app(app: App) -> None:
     if not isValid(app.window):
         return
     app.window.close()
-    for page in app.window.editor.pages():
-        app.window.editor.close_page(page.page_id)
+    app.window.editor.close_all()
     app.window.deleteLater()
     settle()
 

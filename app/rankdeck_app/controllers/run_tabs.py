@@ -23,6 +23,7 @@ from rankdeck.run.problems import failed_problem, lost_problem
 from rankdeck.run.row import RESUMABLE, RunInfo
 from rankdeck.rundir import RunDir, is_run
 from rankdeck_app.controllers.session import Session
+from rankdeck_app.controllers.unseen_tabs import UnseenTabs
 from rankdeck_app.shell.page import Page, PageUnavailable
 from rankdeck_app.shell.toasts import Action
 from rankdeck_app.shell.window import MainWindow
@@ -60,6 +61,8 @@ class RunTabs(QObject):
         window.editor.register_page_kind(PAGE_KIND, self._make_page)
         window.editor.active_page_changed.connect(self._follow)
         session.runs.ended.connect(self._say_ended)
+        self._unseen = UnseenTabs(window.editor, self.open_runs, PAGE_KIND, self)
+        window.started.connect(self._unseen.start)
 
     # Opening
 
@@ -81,6 +84,7 @@ class RunTabs(QObject):
         from rankdeck_app.views.dashboard.page import RunPage  # brings the plots
 
         run = self.open_runs.acquire(path)
+        self._session.predictions.follow(run)
         if _is_of_script(path):
             from rankdeck_app.views.dashboard.script_page import ScriptPage
 
@@ -100,7 +104,6 @@ class RunTabs(QObject):
         )
 
     def _opened(self, run: LiveRun) -> None:
-        self._session.predictions.follow(run)
         run.changed.connect(self._changed)
         run.outcome_changed.connect(lambda _outcome: self._list_problems(run))
         run.outcome_changed.connect(lambda _outcome: self._follow(self._window.editor.active_page()))
@@ -273,6 +276,7 @@ class RunTabs(QObject):
         self.figures_changed.emit()
 
     def close(self) -> None:
+        self._unseen.close()
         self.open_runs.close()
 
 

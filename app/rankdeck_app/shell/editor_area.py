@@ -119,6 +119,18 @@ class EditorArea(QWidget):
         """Every page that was built, group by group."""
         return [tab.page for group in self.groups() for tab in group.tabs if tab.page is not None]
 
+    def unbuilt(self) -> list[str]:
+        """Ids of the tabs whose page nobody has looked at yet."""
+        return [tab.page_id for group in self.groups() for tab in group.tabs if tab.page is None]
+
+    def describe(self, page_id: str, title: str, icon_color: str) -> None:
+        """What a tab says while its page is not built."""
+        for group in self.groups():
+            for tab in group.tabs:
+                if tab.page_id == page_id and tab.page is None:
+                    tab.title, tab.icon_color = title, icon_color
+                    group.bar.refresh(tab)
+
     def active_page(self) -> Page | None:
         tab = self._active.current
         return tab.page if tab else None
@@ -146,17 +158,23 @@ class EditorArea(QWidget):
         """Close "others", "right" of the active tab, or "all"; pinned tabs stay unless all are asked for."""
         group, current = self._active, self._active.current
         if current is None:
-            return
-        tabs = group.tabs[group.tabs.index(current) + 1 :] if which == "right" else group.tabs[:]
-        for tab in tabs:
-            if which == "all" or (tab is not current and not tab.pinned):
+            return None
+        if which == "all":
+            return self._close_group(group)
+        for tab in group.tabs[group.tabs.index(current) + 1 :] if which == "right" else group.tabs[:]:
+            if tab is not current and not tab.pinned:
                 self._close_tab(group, tab)
+        return None
 
     def close_all(self) -> None:
         """Close every tab of every group."""
         for group in self.groups():
-            for tab in group.tabs[:]:
-                self._close_tab(group, tab)
+            self._close_group(group)
+
+    def _close_group(self, group: TabGroup) -> None:
+        """The one on show goes last: none that is about to go is built to take its place."""
+        for tab in sorted(group.tabs, key=lambda tab: tab is group.current):
+            self._close_tab(group, tab)
 
     def reopen_closed(self) -> None:
         """Bring back the tab that was closed last and whose kind is known."""

@@ -10,6 +10,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QLabel
 
 from rankdeck_app.shell.page import Page, PageUnavailable
+from rankdeck_app.theme.colors import DARK
 
 PageFactory = Callable[[str], Page]
 
@@ -34,14 +35,15 @@ class UnavailablePage(Page):
 
 @dataclass(eq=False)
 class Tab:
-    """`state` is what the page saved last time; `title` and `icon` stand in until the page exists. The next
-    thing that is looked at takes the place of a `preview`, whose title is slanted.
+    """`state` is what the page saved last time; title, icon and its colour stand in until the page exists. The
+    next thing that is looked at takes the place of a `preview`, whose title is slanted.
     """
 
     page_id: str
     factory: PageFactory
     title: str = ""
     icon: str = "file"
+    icon_color: str = "icon.foreground"
     pinned: bool = False
     preview: bool = False
     state: dict[str, Any] = field(default_factory=dict)
@@ -55,6 +57,7 @@ class Tab:
             factory=factory,
             title=record.get("title", ""),
             icon=record.get("icon", "file"),
+            icon_color=color if (color := record.get("icon_color")) in DARK else "icon.foreground",
             pinned=bool(record.get("pinned")),
             preview=bool(record.get("preview")),
             state=record.get("state") or {},
@@ -77,7 +80,7 @@ class Tab:
     def shown_icon(self) -> tuple[str, str]:
         """Icon name and colour id."""
         page = self.page
-        return (page.icon, page.icon_color) if page is not None else (self.icon, "icon.foreground")
+        return (page.icon, page.icon_color) if page is not None else (self.icon, self.icon_color)
 
     def saved(self) -> dict[str, Any]:
         """The tab as JSON values."""
@@ -87,6 +90,7 @@ class Tab:
             "id": self.page_id,
             "title": self.shown_title(),
             "icon": self.shown_icon()[0],
+            "icon_color": self.shown_icon()[1],
             "pinned": self.pinned,
             "preview": self.preview,
             "state": self.state,

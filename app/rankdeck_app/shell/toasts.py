@@ -15,7 +15,16 @@ from typing import Literal
 
 from PySide6.QtCore import QEvent, QObject, QPoint, QRect, Qt, QTimer, Signal
 from PySide6.QtGui import QColor, QCursor, QPainter, QPaintEvent
-from PySide6.QtWidgets import QApplication, QFrame, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import (
+    QApplication,
+    QBoxLayout,
+    QFrame,
+    QHBoxLayout,
+    QLabel,
+    QPushButton,
+    QVBoxLayout,
+    QWidget,
+)
 
 from rankdeck_app.shell.controls import tool_button
 from rankdeck_app.shell.services import Services
@@ -29,6 +38,7 @@ MAX_HISTORY = 200
 LEAST_HEIGHT = 44
 _GAP = 8
 _MARGIN = 12
+_AROUND_LABEL = 26
 _AFTER_POINTER_MS = 2000
 TONE_COLOR: dict[ToastTone, str] = {
     "info": "editorInfo.foreground",
@@ -50,16 +60,23 @@ class Notification:
 
 def action_buttons(
     actions: Sequence[Action], run: Callable[[Callable[[], object]], object], *, suggests: bool = True
-) -> QHBoxLayout:
-    """A row of buttons at the right; the first is the suggested one, where one is suggested."""
-    row = QHBoxLayout()
+) -> QBoxLayout:
+    """A row of buttons at the right; the first is the suggested one, where one is suggested. Where a row has
+    no room for them they stand under each other.
+    """
+    row = QBoxLayout(QBoxLayout.Direction.LeftToRight)
+    row.setSpacing(_GAP)
     row.addStretch(1)
+    width = 0
     for at, (label, callback) in enumerate(actions):
         button = QPushButton(label)
         if at == 0 and suggests:
             button.setProperty("kind", "primary")
         button.clicked.connect(lambda _checked=False, callback=callback: run(callback))
         row.addWidget(button)
+        width += button.fontMetrics().horizontalAdvance(label) + _AROUND_LABEL + _GAP
+    if width > WIDTH - 24:
+        row.setDirection(QBoxLayout.Direction.TopToBottom)
     return row
 
 

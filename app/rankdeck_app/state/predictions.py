@@ -32,9 +32,11 @@ class Predictions(QObject):
         plan.changed.connect(self._go_on)
 
     def follow(self, run: LiveRun) -> None:
-        """A run is being read; its configuration and devices are known a little later."""
-        self._starting.append(run)
-        run.changed.connect(partial(self._look, run))
+        """A run is looked at; its configuration and devices are known by now or a little later."""
+        if run.prediction is None and run not in (*self._starting, *self._waiting):
+            self._starting.append(run)
+            run.changed.connect(partial(self._look, run))
+            self._look(run, None)
 
     def forget(self, run: LiveRun) -> None:
         for runs in (self._starting, self._waiting):

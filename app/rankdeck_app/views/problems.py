@@ -92,7 +92,7 @@ class ProblemRow(QWidget):
         self.setAccessibleDescription(problem.advice or "")
 
     def _link(self, line: CodeLine, message: str, open_code: OpenCode | None) -> QHBoxLayout:
-        """'bad_model.py, line 9', and what is written there."""
+        """'train.py, line 9', and what is written there."""
         path = Path(line.file)
         link = push_button(
             f"{path.name}, line {line.line}",

@@ -31,6 +31,15 @@ OUTCOMES: dict[str, tuple[str, str, str]] = {
 }
 
 
+# outcome -> the colour id of its tab's symbol
+OUTCOME_TONES = {
+    "running": "rankdeck.rest",
+    "completed": "rankdeck.ok",
+    "failed": "errorForeground",
+    "lost": "errorForeground",
+}
+
+
 # wrapper of a person's own script -> what there is room for
 WRAPPERS = {
     "DataParallel": "DP",

@@ -32,8 +32,7 @@ def make_app(
     yield make
     for app in made:
         app.window.close()
-        for page in app.window.editor.pages():
-            app.window.editor.close_page(page.page_id)  # plots own menus that only their page's end frees
+        app.window.editor.close_all()  # plots own menus that only their page's end frees
 
 
 @pytest.fixture

@@ -21,19 +21,13 @@ from rankdeck_app.views.dashboard.banner import Banner
 from rankdeck_app.views.dashboard.card_grid import CardGrid
 from rankdeck_app.widgets.card import ChartCard
 from rankdeck_app.widgets.layouts import Part, column
+from rankdeck_app.widgets.run_list import OUTCOME_TONES
 from rankdeck_app.widgets.stat_strip import Stat, StatStrip
 from rankdeck_app.widgets.zoom_plot import ZoomPlot
 
 PAGE_KIND = "run"
 # Figures that change faster cannot be read.
 _STATS_EVERY_S = 0.25
-
-_STATE_COLORS = {
-    "running": "rankdeck.rest",
-    "completed": "rankdeck.ok",
-    "failed": "errorForeground",
-    "lost": "errorForeground",
-}
 
 
 def page_id(run_path: object) -> str:
@@ -147,7 +141,7 @@ class RunTab(Page):
 
     def _show_state(self) -> None:
         """Tab, title and buttons: they are seen even while the page is not."""
-        color = _STATE_COLORS.get(self.run.outcome or "running", "descriptionForeground")
+        color = OUTCOME_TONES.get(self.run.outcome or "running", "descriptionForeground")
         title = self.run.title
         if (title, color) != (self.title, self.icon_color):
             self.set_title(title, icon_color=color)

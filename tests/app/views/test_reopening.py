@@ -1,0 +1,132 @@
+"""The next start: who is alive is told in full, and what had gone wrong is known before anybody clicks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtWidgets import QPushButton
+
+from rankdeck import events
+from rankdeck.base.errors import Problem
+from rankdeck_app.composition import App, alive_in_words
+from tests.helpers.app_window import settle, wait_for
+from tests.helpers.written_run import WrittenRun
+
+MakeApp = Callable[[], App]
+MakeRun = Callable[[str], WrittenRun]
+
+
+@pytest.fixture
+def make_run() -> Iterator[MakeRun]:
+    made: list[WrittenRun] = []
+
+    def make(name: str) -> WrittenRun:
+        made.append(WrittenRun(Path(os.environ["RANKDECK_RUNS"]), name))
+        made[-1].begin()
+        return made[-1]
+
+    yield make
+    for run in made:
+        run.lose()
+
+
+def failed(run: WrittenRun) -> WrittenRun:
+    run.steps(0, 1, [2.0])
+    problem = Problem("rank-exception", "ValueError: bad batch 17", rank=0)
+    run.writer("supervisor").write(events.ProblemRaised(problem=problem))
+    run.end("failed", 1)
+    return run
+
+
+def marks(app: App) -> dict[str, str]:
+    tabs = [tab for group in app.window.editor.groups() for tab in group.tabs]
+    return {tab.shown_title(): tab.shown_icon()[1] for tab in tabs}
+
+
+def closed_with(make_app: MakeApp, *runs: WrittenRun) -> None:
+    """A session that ends with tabs of these runs, the welcome page in front."""
+    app = make_app()
+    for run in runs:
+        app.tabs.open(run.path)
+    app.window.commands.run("welcome.show")
+    app.window.close()
+
+
+@pytest.mark.parametrize(
+    ("titles", "words"),
+    [
+        (["A"], "1 run is alive: A."),
+        (["A", "B"], "2 runs are alive: A and B."),
+        (["A", "B", "C"], "3 runs are alive: A, B and C."),
+        (["A", "B", "C", "D", "E"], "5 runs are alive: A, B, C and 2 more."),
+    ],
+)
+def test_every_run_that_is_alive_counts(titles: list[str], words: str) -> None:
+    assert alive_in_words(titles) == words
+
+
+def test_two_runs_that_are_alive_are_told_as_two_with_a_button_each(
+    make_app: MakeApp, make_run: MakeRun
+) -> None:
+    one, other = make_run("first"), make_run("second with a long name, longer than a button")
+    closed_with(make_app, one)  # one of them has a tab
+    app = make_app()
+    toasts = app.window.toasts
+    wait_for(lambda: any("alive" in notice.text for notice in toasts.history), 5, "the notice")
+    assert toasts.history[-1].text.startswith("2 runs are alive: second with a long name")
+    (toast,) = toasts.all_shown
+    buttons = {button.text()[:11]: button for button in toast.findChildren(QPushButton)}
+    assert {*buttons} == {"Open first", "Open second"}
+    wait_for(lambda: all(button.width() > 40 for button in buttons.values()), 5, "the layout")
+    for button in buttons.values():
+        assert toast.rect().contains(button.geometry())
+        assert button.fontMetrics().horizontalAdvance(button.text()) < button.width()
+    buttons["Open second"].click()
+    assert app.window.context.get("activePageId") == f"run:{other.path}"
+    wait_for(lambda: app.tabs.active() is not None and app.tabs.active().is_live, 5, "the run")  # type: ignore[union-attr]
+
+
+def test_problems_and_marks_of_tabs_are_back_without_a_click(make_app: MakeApp, make_run: MakeRun) -> None:
+    bad, alive = failed(make_run("bad")), make_run("alive")
+    closed_with(make_app, bad, alive)
+    app = make_app()
+    assert app.window.editor.page(f"run:{bad.path}") is None, "nobody has looked at it"
+    wait_for(lambda: app.session.problems.num_errors == 1, 5, "the problem")
+    (entry,) = app.session.problems.entries
+    assert (entry.problem.message, entry.run) == ("ValueError: bad batch 17", bad.path)
+    wait_for(lambda: marks(app).get("bad") == "errorForeground", 5, "the mark")
+    assert app.window.editor.page(f"run:{bad.path}") is None
+    # One that ends meanwhile is marked too, though nobody has looked at it either.
+    wait_for(lambda: marks(app).get("alive") == "rankdeck.rest", 5, "the mark of the living")
+    alive.end("completed")
+    wait_for(lambda: marks(app).get("alive") == "rankdeck.ok", 5, "its end")
+    app.tabs.open(bad.path)
+    assert app.session.problems.num_errors == 1
+    app.window.editor.close_page(f"run:{bad.path}")
+    settle()
+    assert app.session.problems.entries == []
+
+
+def test_a_closed_tab_that_nobody_saw_takes_its_problems_along(make_app: MakeApp, make_run: MakeRun) -> None:
+    bad, gone = failed(make_run("bad")), failed(make_run("gone"))
+    closed_with(make_app, gone, bad)
+    for path in sorted(gone.path.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    gone.path.rmdir()
+    app = make_app()
+    wait_for(lambda: app.session.problems.num_errors == 1, 5, "the problem")
+    app.window.editor.close_page(f"run:{bad.path}")
+    assert app.session.problems.entries == [] and app.tabs.open_runs.all() == []
+
+
+def test_the_marks_of_before_stand_before_anything_is_read(make_app: MakeApp, make_run: MakeRun) -> None:
+    bad = failed(make_run("bad"))
+    first = make_app()
+    first.tabs.open(bad.path)
+    wait_for(lambda: marks(first).get("bad") == "errorForeground", 5, "the mark")
+    first.window.commands.run("welcome.show")
+    first.window.close()
+    assert marks(make_app())["bad"] == "errorForeground"
