@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rankdeck.launch.callers import MAX_LINE_BYTES, Callers
+from rankdeck.observer import title
 
 STOP_S = 4.0
 """From TERM to KILL of the supervisor: 3 s that it gives its ranks, 1 s for its own last word."""
@@ -119,6 +120,8 @@ class Guard:
     def prepare(self) -> None:
         """Everything up to the final name. Raises: Refused, OSError."""
         hidden: str = self._spec["hidden"]
+        title.name_process("guard", self._run)
+        title.name_arguments("guard", self._run)
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         try:
             self._held.append(lock(f"{hidden}/guard.lock", f"{os.getpid()}\n"))

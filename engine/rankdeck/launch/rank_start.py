@@ -15,6 +15,8 @@ import sys
 import traceback
 from typing import Any, NoReturn
 
+from rankdeck.observer import title
+
 STACKS = "RANKDECK_STACKS"
 """The file that SIGUSR1 makes a rank write its stacks to; works inside a blocked collective."""
 
@@ -25,6 +27,7 @@ def run(worker: str) -> NoReturn:
     """
     forgive_full_disks()
     _register_stacks()
+    _say_who()
     sys.argv = [worker]
     code = 1
     try:
@@ -40,6 +43,15 @@ def run(worker: str) -> NoReturn:
     finally:
         _flush()
         os._exit(code)
+
+
+def _say_who() -> None:
+    """To `ps` and its like."""
+    environment = os.environ
+    run = environment.get("RANKDECK_RUN", "")
+    who = f"rank {environment.get('RANK', 0)}/{environment.get('WORLD_SIZE', 1)}"
+    title.name_process(who, run)
+    title.name_arguments(who, run)
 
 
 class _Log(io.FileIO):

@@ -31,6 +31,7 @@ from rankdeck.diagnose.cause import EXIT_STOPPED, Cause, find_cause
 from rankdeck.launch import rank_start
 from rankdeck.launch.children import Child
 from rankdeck.launch.watch import Watch
+from rankdeck.observer import title
 from rankdeck.rundir import EventWriter, RunDir
 from rankdeck.telemetry.sampler_process import SamplerProcess
 
@@ -60,6 +61,7 @@ class Supervising(abc.ABC):
     max_restarts = 0
 
     def __init__(self, arguments: Arguments) -> None:
+        title.name_process("supervisor", str(arguments.run.path))
         self._run = arguments.run
         self._arguments = arguments
         self._writer: EventWriter = arguments.run.writer("supervisor", arguments.attempt)

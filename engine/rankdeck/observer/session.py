@@ -27,6 +27,7 @@ import time
 from collections import deque
 from functools import wraps
 
+from . import title
 from .heartbeats import Heart
 from .writer import RankFile
 
@@ -303,6 +304,7 @@ class RankSession:
         parts = (self._page or "").split("/")
         if len(parts) > 2 and parts[2] == str(os.getppid()):
             self._open_heart(_number("RANK", 0))
+            title.name_process("rank %d/%d" % (_number("RANK", 0), _number("WORLD_SIZE", 1)), self.run)
 
 
 def _number(name: str, without: int) -> int:

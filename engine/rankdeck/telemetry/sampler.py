@@ -26,6 +26,7 @@ from typing import NoReturn
 from rankdeck.base.errors import MachineError
 from rankdeck.base.heartbeat import die_with_parent
 from rankdeck.base.leases import lease_holder
+from rankdeck.observer import title
 from rankdeck.telemetry.last_call import LastCall
 from rankdeck.telemetry.provider import DeviceLostError, Provider
 from rankdeck.telemetry.readings import (
@@ -264,6 +265,7 @@ def main(argv: Sequence[str]) -> int:
     """The exit code: 0 asked to stop, 3 no driver that answers, EXIT_CHANGED."""
     options = _parse(argv)
     die_with_parent(options.parent)
+    title.name_process("sampler", str(options.run or "rankdeck"))
     wait = _listen_to_signals()
     last_call = None if options.last_call is None else LastCall(options.last_call)
     write: Sink = _write_line

@@ -23,6 +23,7 @@ from rankdeck.launch.control import NotRunningError, request_stop, send_signal
 from rankdeck.launch.processes import end_leftovers
 from rankdeck.launch.start import run_again
 from rankdeck.launch.torchrun import INJECTED
+from rankdeck.observer import title
 from rankdeck.rundir import RunDir
 from tests.helpers import launching
 from tests.helpers.processes import processes_of_run
@@ -313,6 +314,25 @@ subprocess.Popen([sys.executable, "-c", deaf])
 print("ready", flush=True)
 time.sleep(600)
 """
+
+
+_TELLS_ITS_NAMES = """
+import sys
+import torch
+with open("/proc/self/comm") as comm, open("/proc/self/cmdline", "rb") as cmdline:
+    print(comm.read().strip(), "|", cmdline.read().rstrip(b"\\0").split(b"\\0")[-2:], "|", sys.argv)
+"""
+
+
+@pytest.mark.parametrize("observe", ["light", "none"])
+def test_a_scripts_rank_is_known_by_name_and_its_arguments_stay(tmp_path: Path, observe: str) -> None:
+    run = launch_script(tmp_path, _TELLS_ITS_NAMES, args=["a"], ranks=2, observe=observe)
+    assert finished(run)[1] == 0
+    name = title.told_name(str(run.path))
+    for rank in (0, 1):
+        said = log(run, rank).decode()
+        assert "| [b'train.py', b'a'] | ['train.py', 'a']" in said
+        assert said.startswith(f"rank {rank}/2 {name}"[:15].rstrip()) == (observe == "light"), said
 
 
 def test_a_stop_lets_the_script_save_and_leaves_nothing(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from rankdeck.launch import supervising
 from rankdeck.launch.control import request_stop
 from rankdeck.launch.start import supervisor_of
 from rankdeck.launch.under_guard import start_guard
+from rankdeck.observer import title
 from rankdeck.rundir import RunDir, create
 from tests.helpers import launching
 from tests.helpers.launching import FAKE_WORKER, launch, supervisor_pid, wait_for_ranks, within_grace
@@ -28,6 +29,12 @@ from tests.helpers.waiting import wait_until
 @pytest.fixture(autouse=True)
 def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_STEPS", "5")
+
+
+def ps(pid: int) -> tuple[int, str, str]:
+    """(pid, comm, arguments) as `ps` shows them."""
+    told = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().rstrip()
+    return pid, Path(f"/proc/{pid}/comm").read_text().rstrip("\n"), told
 
 
 def facts(run: RunDir, rank: int) -> dict[str, Any]:
@@ -168,6 +175,15 @@ def test_a_living_run_is_its_processes_which_tell_where_they_stand_and_stop(
         launching.guard_pid(run),
         launching.sampler_pid(run),
     }
+    name = title.told_name(str(run.path))
+    told_by_ps = {pid: (comm, arguments) for pid, comm, arguments in map(ps, processes_of_run(run.path))}
+    for rank in (0, 1):
+        wanted = f"rank {rank}/2 {name}"
+        assert told_by_ps[pids[rank]] == (wanted[:15], f"rankdeck {wanted}")
+    assert told_by_ps[launching.guard_pid(run)] == (f"guard {name}"[:15], f"rankdeck guard {name}")
+    for pid, who in ((supervisor_pid(run), "supervisor"), (launching.sampler_pid(run), "sampler")):
+        assert pid is not None
+        wait_until(lambda pid=pid, who=who: ps(pid)[1] == f"{who} {name}"[:15], what=f"the name of the {who}")
     os.kill(pids[1], signal.SIGUSR1)
     told = run.logs_folder / "rank-1.0.stacks"
     frames = wait_until(lambda: parse_stack(told.read_text(encoding="utf-8")), what="the stacks of rank 1")
