@@ -23,7 +23,7 @@ class HasSteps(Protocol):
     def step(self, step: int) -> None: ...
 
 
-class Finding(QObject):
+class FindCommands(QObject):
     """Keeps the fact "canFind"."""
 
     def __init__(self, context: Context, editor: EditorArea, panel: Panel, parent: QObject) -> None:

@@ -22,6 +22,7 @@ from PySide6.QtCore import (
     QSignalBlocker,
     QSize,
     Qt,
+    QTimer,
 )
 from PySide6.QtGui import QColor, QKeyEvent, QPainter
 from PySide6.QtWidgets import (
@@ -45,18 +46,23 @@ WIDTH = 600
 ROW_HEIGHT = 27
 MAX_ROWS = 14
 COMMAND_PREFIX = ">"
+# What is previewed may cost a good part of a second: not for rows that one hurries over.
+PREVIEW_AFTER_MS = 80
 _STEPS = {Qt.Key.Key_Down: 1, Qt.Key.Key_Up: -1, Qt.Key.Key_PageDown: MAX_ROWS, Qt.Key.Key_PageUp: -MAX_ROWS}
 
 
 @dataclass(frozen=True)
 class QuickItem:
-    """A row: what it says, what it says in grey, what stands at its right, and what choosing it does."""
+    """A row: what it says, what it says in grey, what stands at its right, what choosing it does, and what
+    being on it does.
+    """
 
     label: str
     description: str = ""
     callback: Callable[[], object] | None = None
     right: str = ""
     icon: str = ""
+    preview: Callable[[], object] | None = None
 
 
 QuickProvider = Callable[[], Sequence[QuickItem]]
@@ -129,7 +135,7 @@ class RowDelegate(QStyledItemDelegate):
             painter.drawText(
                 QRect(right, rect.y(), 400, rect.height()), Qt.AlignmentFlag.AlignVCenter, row.item.right
             )
-        x = self._paint_label(painter, row, QRect(x, rect.y(), right - x - 12, rect.height()), ink, selected)
+        x = self._paint_label(painter, row, QRect(x, rect.y(), right - x - 12, rect.height()), ink)
         if row.item.description and right - x > 30:
             painter.setPen(dim)
             painter.setFont(self._theme.font(11))
@@ -140,21 +146,18 @@ class RowDelegate(QStyledItemDelegate):
             painter.drawText(area, Qt.AlignmentFlag.AlignVCenter, text)
         painter.restore()
 
-    def _paint_label(
-        self, painter: QPainter, row: PaletteRow, area: QRect, ink: QColor, selected: bool
-    ) -> int:
+    def _paint_label(self, painter: QPainter, row: PaletteRow, area: QRect, ink: QColor) -> int:
         """Draw the label with its matched letters lit; where it ended."""
         metrics = painter.fontMetrics()
         label = metrics.elidedText(row.item.label, Qt.TextElideMode.ElideRight, area.width())
-        lit = ink if selected else self._theme.color("list.highlightForeground")
         painter.setPen(ink)
         painter.drawText(area, Qt.AlignmentFlag.AlignVCenter, label)
-        if row.marks and not selected and label == row.item.label:
-            painter.setPen(lit)
-            for at in row.marks:
-                x = area.x() + metrics.horizontalAdvance(label[:at])
-                box = QRect(x, area.y(), metrics.horizontalAdvance(label[at]) + 1, area.height())
-                painter.drawText(box, Qt.AlignmentFlag.AlignVCenter, label[at])
+        painter.setPen(self._theme.color("list.highlightForeground"))
+        num_whole = len(label) if label == row.item.label else len(label) - 1
+        for at in (at for at in row.marks if at < num_whole):
+            x = area.x() + metrics.horizontalAdvance(label[:at])
+            box = QRect(x, area.y(), metrics.horizontalAdvance(label[at]) + 1, area.height())
+            painter.drawText(box, Qt.AlignmentFlag.AlignVCenter, label[at])
         return area.x() + metrics.horizontalAdvance(label)
 
 
@@ -169,6 +172,9 @@ class Palette(QFrame):
         self._recent: list[str] = []
         self._rows_for: Callable[[str], list[PaletteRow]] = lambda _text: []
         self._focus_before: QWidget | None = None
+        self._left: Callable[[], object] | None = None
+        self._preview_timer = QTimer(self, interval=PREVIEW_AFTER_MS, singleShot=True)
+        self._preview_timer.timeout.connect(self._preview)
         self.setProperty("kind", "floating")
         self.setAccessibleName("Command palette")
         self.input = QLineEdit()
@@ -184,6 +190,7 @@ class Palette(QFrame):
         self.list.setModel(self.model)
         self.list.setItemDelegate(RowDelegate(services, self.list))
         self.list.clicked.connect(self._choose)
+        self.list.selectionModel().currentChanged.connect(lambda _new, _old: self._preview_timer.start())
         column = QVBoxLayout(self)
         column.setContentsMargins(8, 8, 8, 8)
         column.setSpacing(6)
@@ -208,9 +215,20 @@ class Palette(QFrame):
     def show_quick_open(self, text: str = "") -> None:
         self._begin(text, "Search by name; > for commands", self._general_rows())
 
-    def pick(self, items: Sequence[QuickItem], placeholder: str) -> None:
-        """Ask for one of `items`; the chosen one's callback runs."""
+    def pick(
+        self,
+        items: Sequence[QuickItem],
+        placeholder: str,
+        *,
+        at: int = 0,
+        left: Callable[[], object] | None = None,
+    ) -> None:
+        """Ask for one of `items`, beginning on the one `at`; the chosen one's callback runs, or `left` where
+        none is chosen.
+        """
         self._begin("", placeholder, lambda text: _filtered(text, items))
+        self._left = left
+        self.list.setCurrentIndex(self.model.index(at))
 
     def ask(self, placeholder: str, answer: Callable[[str], object], text: str = "") -> None:
         """Ask for a line of text; `answer` gets it on Enter."""
@@ -226,6 +244,7 @@ class Palette(QFrame):
     def _begin(self, text: str, placeholder: str, rows_for: Callable[[str], list[PaletteRow]]) -> None:
         if not self.isVisible():
             self._focus_before = QApplication.focusWidget()
+        self._leave()
         self._rows_for = rows_for
         self.input.setPlaceholderText(placeholder)
         self._shadow.setColor(self._services.theme.color("widget.shadow"))
@@ -242,10 +261,25 @@ class Palette(QFrame):
         if not self.isVisible():
             return
         self.hide()
+        self._leave()
         self._services.context.set("paletteOpen", False)
         before, self._focus_before = self._focus_before, None
         if before is not None and before.isVisible():
             before.setFocus(Qt.FocusReason.PopupFocusReason)
+
+    def _leave(self) -> None:
+        """What was previewed and not chosen is taken back."""
+        self._preview_timer.stop()
+        left, self._left = self._left, None
+        if left is not None:
+            left()
+
+    def _preview(self) -> None:
+        row = self.list.currentIndex().row()
+        preview = self.model.rows[row].item.preview if 0 <= row < len(self.model.rows) else None
+        show = preview or self._left
+        if show is not None and self.isVisible():
+            show()
 
     def place(self) -> None:
         """Keep to the top middle of the window."""
@@ -295,6 +329,7 @@ class Palette(QFrame):
 
     def _choose(self, index: QModelIndex) -> None:
         if index.isValid() and (callback := self.model.rows[index.row()].item.callback) is not None:
+            self._left = None
             self.dismiss()
             callback()
 

@@ -166,18 +166,35 @@ def _groups(window: MainWindow) -> list[Command]:
 
 
 def choose_theme(window: MainWindow) -> None:
-    """Pick a built-in theme, or the file of a VS Code theme."""
-    items = [
-        QuickItem(name, table.kind, partial(set_theme, window, name), icon="color-mode")
-        for name, table in BUILT_IN.items()
-    ]
+    """Pick a built-in theme, or the file of a VS Code theme. The window shows what is looked at; what is set is
+    marked, and comes back where none is chosen.
+    """
+    kept = window.settings.get("theme.name", str)
+    names = [*BUILT_IN, *([] if kept in BUILT_IN else [kept])]
+
+    def item(name: str) -> QuickItem:
+        told = BUILT_IN[name].kind if name in BUILT_IN else "a VS Code colour theme"
+        right, icon = ("current", "check") if name == kept else ("", "color-mode")
+        show = partial(_show_theme, window, name)
+        return QuickItem(name, told, partial(set_theme, window, name), right, icon, show)
+
+    items = [item(name) for name in names]
     ask = QuickItem(
         "VS Code colour theme…",
         "from a JSON file",
         lambda: window.palette_box.ask("Path of a VS Code colour theme", partial(set_theme, window)),
         icon="file-code",
     )
-    window.palette_box.pick([*items, ask], "Choose a colour theme")
+    back = partial(_show_theme, window, kept)
+    window.palette_box.pick([*items, ask], "Choose a colour theme", at=names.index(kept), left=back)
+
+
+def _show_theme(window: MainWindow, name: str) -> None:
+    """For as long as nobody chooses."""
+    try:
+        window.theme.load(name)
+    except ThemeError:
+        pass  # its file is gone meanwhile: the theme stays as it is
 
 
 def set_theme(window: MainWindow, name: str) -> None:

@@ -25,7 +25,7 @@ from rankdeck_app.commands.table import Command
 from rankdeck_app.shell.activity_bar import ActivityBar
 from rankdeck_app.shell.controls import with_keys
 from rankdeck_app.shell.editor_area import EditorArea
-from rankdeck_app.shell.finding import Finding
+from rankdeck_app.shell.finding import FindCommands
 from rankdeck_app.shell.frame_clock import FrameStats
 from rankdeck_app.shell.page import Page
 from rankdeck_app.shell.palette import Palette
@@ -111,7 +111,7 @@ class MainWindow(QWidget):
         column.addWidget(self.status)
         self.toasts = Toasts(self.services, self, self.editor, self.status)
         self.palette_box = Palette(self.services, self)
-        self.finding = Finding(self.context, self.editor, self.panel, self)
+        self.finding = FindCommands(self.context, self.editor, self.panel, self)
         self.layout_changed.connect(self.finding.look)
 
     def _connect(self) -> None:

@@ -121,3 +121,44 @@ def test_the_box_stays_in_the_window_and_shows_keys(window: MainWindow) -> None:
     spoken = [model.data(model.index(row, 0), Qt.ItemDataRole.AccessibleTextRole) for row in range(3)]
     assert all("Ctrl" in text or text for text in spoken)
     window.palette_box.dismiss()
+
+
+def test_the_letters_that_match_are_lit_in_the_chosen_row_too(qtbot: QtBot, window: MainWindow) -> None:
+    box = window.palette_box
+    box.pick([QuickItem("Split Right"), QuickItem("Split Down")], "Which?")
+
+    def num_lit(row: int) -> int:
+        image = box.list.viewport().grab(box.list.visualRect(box.model.index(row))).toImage()
+        colors = (image.pixelColor(x, y) for x in range(image.width()) for y in range(image.height()))
+        return sum(color.blue() - color.red() > 120 for color in colors)
+
+    assert num_lit(0) == num_lit(1) == 0
+    qtbot.keyClicks(box.input, "spl")
+    assert box.list.currentIndex().row() == 0
+    assert num_lit(0) > 10 and num_lit(1) > 10
+    box.dismiss()
+
+
+def test_a_theme_is_shown_while_one_looks_for_it_and_escape_brings_back_what_was_set(
+    qtbot: QtBot, window: MainWindow
+) -> None:
+    box = window.palette_box
+    window.commands.run("theme.choose")
+    current = box.model.rows[box.list.currentIndex().row()].item
+    assert (current.label, current.right) == ("Dark Modern", "current")
+    qtbot.keyClicks(box.input, "light")
+    qtbot.waitUntil(lambda: window.theme.name == "Light Modern", timeout=3000)
+    assert window.settings.get("theme.name", str) == "Dark Modern"
+    qtbot.keyClick(box.input, Qt.Key.Key_Escape)
+    assert window.theme.name == "Dark Modern"
+    window.commands.run("theme.choose")
+    qtbot.keyClicks(box.input, "light")
+    qtbot.keyClick(box.input, Qt.Key.Key_Return)
+    assert window.theme.name == window.settings.get("theme.name", str) == "Light Modern"
+    window.commands.run("theme.choose")
+    assert box.list.currentIndex().data() == "Light Modern"
+    qtbot.keyClick(box.input, Qt.Key.Key_Up)
+    qtbot.waitUntil(lambda: window.theme.name == "Dark Modern", timeout=3000)
+    qtbot.keyClicks(box.input, "vs code")  # a row that shows nothing by itself
+    qtbot.waitUntil(lambda: window.theme.name == "Light Modern", timeout=3000)
+    box.dismiss()
