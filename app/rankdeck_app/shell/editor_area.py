@@ -215,6 +215,20 @@ class EditorArea(QWidget):
             self._active.show_tab(tabs[(tabs.index(current) + step) % len(tabs)])
             self._active.focus_page()
 
+    def recent_tabs(self) -> list[Tab]:
+        """Those of the active group: what was looked at last first, what nobody has looked at in the end."""
+        group = self._active
+        return [*group.recent, *(tab for tab in group.tabs if tab not in group.recent)]
+
+    def show_tab(self, tab: Tab) -> None:
+        """Bring a tab of any group to the front, with the keyboard in it."""
+        for group in self.groups():
+            if tab in group.tabs:
+                group.show_tab(tab)
+                self._activate(group)
+                group.focus_page()
+                self._tell()
+
     def move_tab(self, step: int) -> None:
         """Move the active tab left or right within its group."""
         group, tab = self._active, self._active.current

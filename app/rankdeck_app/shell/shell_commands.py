@@ -141,12 +141,14 @@ def _tabs(window: MainWindow) -> list[Command]:
 
 def _several_tabs(window: MainWindow) -> list[Command]:
     row, close = partial(_view, when="severalTabs"), window.editor.close_tabs
-    cycle, move = window.editor.cycle_tabs, window.editor.move_tab
+    cycle, move, recent = window.editor.cycle_tabs, window.editor.move_tab, window.switcher.step
     return [
         row("editor.closeOthers", "Close Other Tabs", lambda: close("others")),
         row("editor.closeRight", "Close Tabs to the Right", lambda: close("right")),
-        row("editor.next", "Next Tab", lambda: cycle(1), ("Ctrl+PgDown", "Ctrl+Tab")),
-        row("editor.previous", "Previous Tab", lambda: cycle(-1), ("Ctrl+PgUp", "Ctrl+Shift+Tab")),
+        row("editor.next", "Next Tab", lambda: cycle(1), ("Ctrl+PgDown",)),
+        row("editor.previous", "Previous Tab", lambda: cycle(-1), ("Ctrl+PgUp",)),
+        row("editor.openRecent", "Recently Used Tabs", lambda: recent(1), ("Ctrl+Tab",)),
+        row("editor.openOldest", "Tab Used Longest Ago", lambda: recent(-1), ("Ctrl+Shift+Tab",)),
         row("editor.moveRight", "Move Tab Right", lambda: move(1), ("Ctrl+Shift+PgDown",)),
         row("editor.moveLeft", "Move Tab Left", lambda: move(-1), ("Ctrl+Shift+PgUp",)),
     ]
@@ -166,8 +168,8 @@ def _groups(window: MainWindow) -> list[Command]:
 
 
 def choose_theme(window: MainWindow) -> None:
-    """Pick a built-in theme, or the file of a VS Code theme. The window shows what is looked at; what is set is
-    marked, and comes back where none is chosen.
+    """Pick a built-in theme, or the file of a VS Code theme. The window shows what is looked at; what is set
+    is marked, and comes back where none is chosen.
     """
     kept = window.settings.get("theme.name", str)
     names = [*BUILT_IN, *([] if kept in BUILT_IN else [kept])]

@@ -103,6 +103,8 @@ class TabGroup(QWidget):
         strip.addLayout(self._actions)
         strip.addWidget(CommandButton(services, "editor.splitRight", "split-horizontal"))
         strip.addWidget(tool_button(services.theme, "ellipsis", "More Actions", self._open_menu))
+        self.recent: list[Tab] = []
+        """Those that were looked at, the last one first."""
         self._breadcrumbs = Breadcrumbs(services.theme)
         self._stack = QStackedWidget()
         column = QVBoxLayout(self)
@@ -171,6 +173,7 @@ class TabGroup(QWidget):
         """Remove a tab without closing its page."""
         with QSignalBlocker(self.bar):
             self.bar.remove_tab(tab)
+        self.recent = [other for other in self.recent if other is not tab]
         if tab.page is not None:
             tab.page.title_changed.disconnect(self._retitle)
             tab.page.actions_changed.disconnect(self._rebuild_actions)
@@ -201,6 +204,7 @@ class TabGroup(QWidget):
     def _show_current(self) -> None:
         tab = self.current
         if tab is not None:
+            self.recent = [tab, *(other for other in self.recent if other is not tab)]
             if tab.page is None:
                 self._adopt(tab.build())
                 self.bar.refresh(tab)

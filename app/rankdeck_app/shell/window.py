@@ -34,6 +34,7 @@ from rankdeck_app.shell.services import Services
 from rankdeck_app.shell.side_bar import DEFAULT_WIDTH, Activity, SideBar
 from rankdeck_app.shell.split_tree import thin_splitter
 from rankdeck_app.shell.status_bar import StatusBar
+from rankdeck_app.shell.tab_switcher import TabSwitcher
 from rankdeck_app.shell.title_bar import TitleBar, fill_menu
 from rankdeck_app.shell.toasts import Toasts
 from rankdeck_app.theme import ThemeError
@@ -111,6 +112,7 @@ class MainWindow(QWidget):
         column.addWidget(self.status)
         self.toasts = Toasts(self.services, self, self.editor, self.status)
         self.palette_box = Palette(self.services, self)
+        self.switcher = TabSwitcher(self.services, self.editor, self)
         self.finding = FindCommands(self.context, self.editor, self.panel, self)
         self.layout_changed.connect(self.finding.look)
 
