@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import socket
 import sys
@@ -13,8 +14,10 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QApplication
 
 from rankdeck_app.shell.frame import open_window
-from rankdeck_app.shell.services import make_services
+from rankdeck_app.shell.services import make_services, open_settings
 from rankdeck_app.shell.window import APP_NAME, MainWindow
+from rankdeck_app.shell.zoom import scaled
+from rankdeck_app.theme.theme import prefer_families
 
 
 class SignalBridge(QObject):
@@ -49,12 +52,13 @@ class SignalBridge(QObject):
         self._outer.close()
 
 
-def make_app(argv: list[str] | None = None) -> QApplication:
+def make_app(argv: list[str] | None = None, *, zoom: float = 1.0) -> QApplication:
     """The QApplication with our name; the platform's own theme is left out, Fusion and theme/ draw
     everything.
     """
     QGuiApplication.setDesktopFileName("rankdeck")
-    app = QApplication(argv or ["rankdeck-app"])
+    with scaled(zoom):
+        app = QApplication(argv or ["rankdeck-app"])
     app.setApplicationName("rankdeck")
     app.setApplicationDisplayName(APP_NAME)
     return app
@@ -75,12 +79,17 @@ def compose_later(window: MainWindow) -> None:
 
 
 def run_app(runs: Path | None, workspace: Path | None, open_path: Path | None) -> int:
-    """Open the window and run the event loop; the exit code."""
-    app = make_app(sys.argv[:1])
-    window = open_window(make_services(runs, workspace, open_path))
+    """Open the window and run the event loop; the exit code. A window that restarts does it here."""
+    settings = open_settings()
+    app = make_app(sys.argv[:1], zoom=settings.get("window.zoom", float))
+    prefer_families(settings.get("window.font", str), settings.get("editor.font", str))
+    window = open_window(make_services(runs, workspace, open_path, settings))
     signals = SignalBridge(window)
     compose_later(window)
     QTimer.singleShot(0, window, window.show)
     code = app.exec()
     signals.release()
+    if window.is_to_restart:
+        sys.stdout.flush()
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     return code

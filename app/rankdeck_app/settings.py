@@ -26,7 +26,8 @@ PLAN_TIMEOUT_S = 180.0
 class Setting:
     """One setting.
 
-    The type is the default's; `choices` and `minimum`..`maximum` narrow it; `text` is a sentence.
+    The type is the default's; `choices` and `minimum`..`maximum` narrow it; `text` is a sentence. `at_start`:
+    it is read once, when the app starts.
     """
 
     key: str
@@ -35,6 +36,7 @@ class Setting:
     choices: tuple[str, ...] = ()
     minimum: float | None = None
     maximum: float | None = None
+    at_start: bool = False
 
     @property
     def kind(self) -> type[Value]:
@@ -61,6 +63,21 @@ OPTIONS: tuple[Setting, ...] = (
         "theme.name",
         "Dark Modern",
         "Colour theme: Dark Modern, Light Modern, or the path of a VS Code colour theme (JSON).",
+    ),
+    Setting(
+        "window.zoom",
+        1.0,
+        "Size of everything in the window: 1.25 is 125 %. Ctrl+= and Ctrl+- change it.",
+        minimum=0.5,
+        maximum=3,
+        at_start=True,
+    ),
+    Setting("window.font", "", "Typeface of the window, such as Inter. Empty: the system's.", at_start=True),
+    Setting(
+        "editor.font",
+        "",
+        "Typeface of code, output and numbers, such as JetBrains Mono. Empty: the system's.",
+        at_start=True,
     ),
     Setting("runs.dir", "", "Folder in which new runs are kept. Empty: the folder runs in the workspace."),
     Setting(

@@ -35,11 +35,19 @@ class Services:
     open_path: Path | None = None
 
 
+def open_settings() -> Settings:
+    """The person's settings; needs no QApplication."""
+    return Settings(home.config_dir() / "settings.toml")
+
+
 def make_services(
-    runs: Path | None = None, workspace: Path | None = None, open_path: Path | None = None
+    runs: Path | None = None,
+    workspace: Path | None = None,
+    open_path: Path | None = None,
+    settings: Settings | None = None,
 ) -> Services:
     """The services of one window, settings read and theme not yet applied. Needs a QApplication."""
-    settings = Settings(home.config_dir() / "settings.toml")
+    settings = settings or open_settings()
     context = Context()
     commands = CommandTable(context)
     return Services(

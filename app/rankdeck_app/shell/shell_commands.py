@@ -13,6 +13,7 @@ from rankdeck_app.commands.table import Command
 from rankdeck_app.shell.palette import QuickItem
 from rankdeck_app.shell.title_bar import MENU_ORDER
 from rankdeck_app.shell.window import MainWindow
+from rankdeck_app.shell.zoom import Zoom
 from rankdeck_app.theme import BUILT_IN, ThemeError
 
 
@@ -21,6 +22,7 @@ def shell_commands(window: MainWindow) -> list[Command]:
         *_file(window),
         *_over_all(window),
         *_edit(window),
+        *_zoom(window),
         *_layout(window),
         *_tabs(window),
         *_several_tabs(window),
@@ -79,6 +81,15 @@ def _over_all(window: MainWindow) -> list[Command]:
         _view("view.fullScreen", "Toggle Full Screen", lambda: _full_screen(window), ("F11",)),
         _view("view.focusNextPart", "Focus Next Part", lambda: focus_part(window, 1), ("F6",)),
         _view("view.focusPreviousPart", "Focus Previous Part", lambda: focus_part(window, -1), ("Shift+F6",)),
+    ]
+
+
+def _zoom(window: MainWindow) -> list[Command]:
+    row, step = partial(_view, menu="View/8_zoom"), Zoom(window).step
+    return [
+        row("view.zoomIn", "Zoom In", lambda: step(1), ("Ctrl+=", "Ctrl++")),
+        row("view.zoomOut", "Zoom Out", lambda: step(-1), ("Ctrl+-",)),
+        row("view.zoomReset", "Reset Zoom", lambda: step(0), ("Ctrl+0",)),
     ]
 
 

@@ -73,6 +73,8 @@ class MainWindow(QWidget):
         self._zen = False
         self._panel_max = False
         self._painted = False
+        self.is_to_restart = False
+        """Whether the app is to start again once this window has closed."""
         # What the person wants to see, whether or not zen mode hides it now.
         self.wanted = {"sideBar": True, "panel": True, "statusBar": True}
         self._build()
@@ -194,6 +196,11 @@ class MainWindow(QWidget):
         else:
             self.wanted[part] = not self.wanted[part]
         self._apply_layout()
+
+    def restart(self) -> None:
+        """Close, and come back as it is now; runs go on."""
+        self.is_to_restart = True
+        self.close()
 
     def toggle_zen(self) -> None:
         """Nothing but the editor; Escape Escape or Ctrl+K Z leaves it."""

@@ -26,6 +26,16 @@ BUILT_IN: dict[str, ColorTable] = {
 UI_FAMILIES = ["Segoe UI", "Ubuntu", "Noto Sans", "DejaVu Sans", "sans-serif"]
 MONO_FAMILIES = ["Cascadia Mono", "Ubuntu Mono", "Noto Sans Mono", "DejaVu Sans Mono", "monospace"]
 
+
+def prefer_families(ui: str, mono: str) -> None:
+    """Typefaces that come before ours, for all that is made from now on; those that are not there are passed
+    over.
+    """
+    for name, families in ((ui, UI_FAMILIES), (mono, MONO_FAMILIES)):
+        if name.strip():
+            families.insert(0, name.strip())
+
+
 _PALETTE: dict[QPalette.ColorRole, str] = {
     QPalette.ColorRole.Window: "editor.background",
     QPalette.ColorRole.WindowText: "foreground",
