@@ -43,6 +43,7 @@ class AppCommands:
         self.launching = launching
         self.scripts = scripts
         self.watch = watch
+        window.editor.active_page_changed.connect(self._tell_page)
 
     def rows(self) -> list[Command]:
         return [
@@ -98,11 +99,13 @@ class AppCommands:
         ]
 
     def _file_rows(self) -> list[Command]:
+        suggest = partial(Command, menu="Edit/3_suggest")
         open_row, save_row = partial(Command, menu="File/1_open"), partial(Command, menu="File/2_save")
         return [
             open_row("run.open", "File: Open Run…", self._open_run, ("Ctrl+O",)),
             open_row("config.open", "File: Open Configuration…", self._open_config, ("Ctrl+K Ctrl+O",)),
             open_row("workspace.open", "File: Open Folder…", self._open_folder, ("Ctrl+K Ctrl+F",)),
+            suggest("config.suggest", "Edit: Suggest", self._suggest, ("Ctrl+Space",), "canSuggest"),
             save_row("config.save", "File: Save Configuration", self._save, ("Ctrl+S",)),
             save_row("config.saveAs", "File: Save Configuration As…", self._save_as, ("Ctrl+Shift+S",)),
         ]
@@ -223,6 +226,14 @@ class AppCommands:
         page = self.window.editor.open(config_page.PAGE_ID)
         if isinstance(page, config_page.ConfigPage) and line is not None:
             page.go_to_line(line)
+
+    def _suggest(self) -> None:
+        page = self.window.editor.active_page()
+        if isinstance(page, config_page.ConfigPage):
+            page.suggest()
+
+    def _tell_page(self, page: object) -> None:
+        self.window.context.set("canSuggest", isinstance(page, config_page.ConfigPage))
 
     def show_plan(self) -> None:
         """What every strategy would need."""

@@ -104,6 +104,11 @@ class ConfigPage(Page):
     def go_to_line(self, line: int) -> None:
         self.editor.go_to_line(line)
 
+    def suggest(self) -> None:
+        """List what fits at the cursor."""
+        self.editor.setFocus()
+        self.editor.suggest()
+
     def refresh(self) -> None:
         if not self._typing:
             self.editor.show_text(self._draft.text)

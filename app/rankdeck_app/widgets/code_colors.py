@@ -17,7 +17,7 @@ _TONES = {
     "comment": "descriptionForeground",
     "string": "rankdeck.ok",
     "key": "rankdeck.rest",
-    "number": "rankdeck.kind.activations",
+    "number": "rankdeck.kind.gradients",
 }
 
 

@@ -73,7 +73,11 @@ class EditorSearch(Search):
                 cursor.setPosition(match.capturedStart())
                 cursor.setPosition(match.capturedEnd(), QTextCursor.MoveMode.KeepAnchor)
                 self._found.append(cursor)
-        self.num_found, self.at = len(self._found), None
+        here = self._editor.textCursor()
+        chosen = here.selectionStart(), here.selectionEnd()
+        places = [(one.selectionStart(), one.selectionEnd()) for one in self._found]
+        self.num_found = len(places)
+        self.at = places.index(chosen) if chosen in places else None
         self._editor.show_found(self._found)
         self.changed.emit()
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QEvent, Qt
+from PySide6.QtGui import QHelpEvent
+from PySide6.QtWidgets import QApplication, QToolTip
 from pytestqt.qtbot import QtBot
 
 from rankdeck_app.composition import App
@@ -86,3 +88,48 @@ def test_opening_a_file_replaces_the_draft(app: App, page: ConfigPage, tmp_path:
     assert page.editor.toPlainText() == 'name = "Other"\n' and app.session.draft.name == "Other"
     app.actions.open_config(tmp_path / "missing.toml")
     assert app.session.draft.name == "Other" and "cannot be read" in app.window.toasts.history[-1].text
+
+
+def test_what_fits_is_listed_while_one_types_and_taken_with_enter(
+    qtbot: QtBot, app: App, page: ConfigPage
+) -> None:
+    box = page.editor.box
+    type_at_end_of(page, 3, "", qtbot)
+    qtbot.keyClick(page.editor, Qt.Key.Key_Return)
+    assert not box.isVisible(), "nothing is typed yet"
+    qtbot.keyClicks(page.editor, "glob")
+    assert box.isVisible() and box.texts == ["global_batch"] and "Samples" in box.help.text()
+    qtbot.keyClick(page.editor, Qt.Key.Key_Return)
+    assert not box.isVisible()
+    qtbot.keyClicks(page.editor, " = 64")
+    assert app.session.draft.value(("train", "global_batch")) == 64
+    assert page.editor.hasFocus()
+
+
+def test_ctrl_space_lists_all_and_escape_closes(qtbot: QtBot, app: App, page: ConfigPage) -> None:
+    box = page.editor.box
+    type_at_end_of(page, 6, "", qtbot)
+    qtbot.keyClick(page.editor, Qt.Key.Key_Left)
+    for _ in range(2):
+        qtbot.keyClick(page.editor, Qt.Key.Key_Backspace)
+    qtbot.keyClick(app.window, Qt.Key.Key_Space, Qt.KeyboardModifier.ControlModifier)
+    assert box.isVisible() and {'"ddp"', '"fsdp"', '"single"'} <= set(box.texts)
+    qtbot.keyClick(page.editor, Qt.Key.Key_Escape)
+    assert not box.isVisible()
+    qtbot.keyClicks(page.editor, "dd")
+    assert box.texts[0] == '"ddp"'
+    qtbot.keyClick(page.editor, Qt.Key.Key_Tab)
+    assert page.editor.textCursor().block().text() == 'use = "ddp"'
+    assert app.session.draft.value(("strategy", "use")) == "ddp"
+    page.go_to_line(1)
+    assert not box.isVisible()
+
+
+def test_the_mouse_over_a_key_tells_what_it_takes(qtbot: QtBot, app: App, page: ConfigPage) -> None:
+    cursor = page.editor.textCursor()
+    cursor.setPosition(TEXT.index("steps") + 2)
+    at = page.editor.cursorRect(cursor).center()
+    event = QHelpEvent(QEvent.Type.ToolTip, at, page.editor.viewport().mapToGlobal(at))
+    QApplication.sendEvent(page.editor.viewport(), event)
+    assert QToolTip.text().startswith("train.steps: whole number, 1 or more")
+    QToolTip.hideText()

@@ -88,6 +88,14 @@ def test_escape_closes_and_the_text_is_as_before(qtbot: QtBot, bar: FindBar) -> 
     assert len(editor.extraSelections()) == 1 and editor.toPlainText() == TEXT
 
 
+def test_new_colours_do_not_lose_the_place(qtbot: QtBot, bar: FindBar) -> None:
+    bar.open()
+    qtbot.keyClicks(bar.input, "steps")
+    bar.next.click()
+    bar.search._editor._colors.rehighlight()  # type: ignore[attr-defined]
+    assert bar.count.text() == "2 of 3"
+
+
 def test_what_is_typed_meanwhile_is_found_too(qtbot: QtBot, bar: FindBar) -> None:
     bar.open()
     qtbot.keyClicks(bar.input, "seed")

@@ -1,0 +1,279 @@
+"""What may stand where in a configuration: completions and explanations, from the engine's own schema.
+
+A place is a table ("train", "optimizer") or a key in one; what a card's table takes follows from the `use`
+that is written in it. Text that is half typed is no TOML, so lines are looked at one by one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from rankdeck.config.catalog import OptionField, option_fields
+from rankdeck.config.checks import CARDS
+from rankdeck.config.schema import Choice, RunConfig
+
+Place = tuple[str, ...]
+_HEADER = re.compile(r"^\s*\[{1,2}\s*([\w.-]+)\s*\]")
+_ASSIGNED = re.compile(r"""([\w.-]+)\s*=\s*(?:"([^"]*)"|'([^']*)')""")
+_INLINE = re.compile(r"^\s*([\w.-]+)\s*=\s*\{([^}]*)")
+_KEY = re.compile(r"^\s*([\w.-]+)\s*=\s*(.*)$")
+_TYPED_KEY = re.compile(r"[\w.-]*$")
+_KINDS = {
+    "bool": "true or false",
+    "int": "whole number",
+    "float": "number",
+    "text": "text",
+    "list": "list",
+    "table": "table",
+    "choice": "one of these",
+}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What can be put at the cursor in place of the word that is there."""
+
+    text: str
+    detail: str = ""
+    help: str = ""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """`start` is the column at which the word begins that a candidate replaces."""
+
+    start: int
+    word: str
+    candidates: tuple[Candidate, ...] = ()
+
+
+def fields_of(place: Place, uses: Mapping[Place, str]) -> tuple[OptionField, ...]:
+    """The keys of a table; none where there is no such table, or where it is a person's own."""
+    if place and place[-1] == "args" and place[:-1] in CARDS:
+        return _card_fields(place[:-1], uses)
+    model: Any = RunConfig
+    for name in place:
+        field = model.model_fields.get(name) if _is_table(model) else None
+        model = None if field is None else _table_of(field.annotation)
+    if not _is_table(model):
+        return ()
+    if place not in CARDS:
+        return option_fields(model)
+    what, cards = CARDS[place]
+    default = _default_use(place)
+    hints = " · ".join(f"{name}: {card.hint}" for name, card in cards.items())
+    use = OptionField("use", "choice", default, f"Which {what}. {hints}", tuple(cards))
+    if model is Choice:
+        return (use, *_card_fields(place, uses))
+    return tuple(replace(use, kind="choice") if one.name == "use" else one for one in option_fields(model))
+
+
+def describe(field: OptionField) -> str:
+    """'whole number, 1 or more, 32 by default'."""
+    parts = [_KINDS.get(field.kind, field.kind)]
+    low, high = field.minimum, field.maximum
+    high = None if high is not None and high >= 2**31 else high  # no bound that a person could meet
+    if low is not None and high is not None:
+        parts.append(f"{low:g} to {high:g}")
+    elif low is not None:
+        parts.append(f"{low:g} or more")
+    elif high is not None:
+        parts.append(f"at most {high:g}")
+    if field.default not in (None, "", [], {}) and not isinstance(field.default, BaseModel):
+        parts.append(f"{_written(field.default)} by default")
+    return ", ".join(parts)
+
+
+def explain(text: str, line: int, column: int) -> str:
+    """What the key at a place of the text is for; empty where there is none that is known."""
+    lines = text.split("\n")
+    table, uses = _table_above(lines, line), _uses(lines)
+    row = lines[line] if line < len(lines) else ""
+    if header := _HEADER.match(row):
+        place = _place(header[1])
+        return "" if not fields_of(place, uses) else f"[{'.'.join(place)}]\n{_table_text(place, uses)}"
+    for match in re.finditer(r"([\w.-]+)\s*=", row):
+        if not match.start(1) <= column <= match.end(1):
+            continue
+        inside = _INLINE.match(row)
+        is_inner = inside is not None and match.start(1) > inside.end(1)
+        place = (*table, *_place(inside[1] if is_inner and inside else ""), *_place(match[1]))
+        return _field_text(place, uses)
+    return ""
+
+
+def complete(text: str, line: int, column: int) -> Completion:
+    """What may be written at a place of the text."""
+    lines = text.split("\n")
+    row = (lines[line] if line < len(lines) else "")[:column]
+    table, uses = _table_above(lines, line), _uses(lines)
+    if row.lstrip().startswith("["):
+        start = len(row) - len(row.lstrip().lstrip("["))
+        return _begun(start, row, _table_names(uses, {_place(m[1]) for m in map(_HEADER.match, lines) if m}))
+    if row.lstrip().startswith("#") or _in_comment(row):
+        return Completion(column, "")
+    inside = _INLINE.match(row)
+    if inside is not None and "}" not in row[inside.end(1) :]:
+        part_start = max(row.rfind("{"), row.rfind(",")) + 1
+        table, part = (*table, *_place(inside[1])), row[part_start:]
+        present = {match[1] for match in _ASSIGNED.finditer(lines[line])}
+    else:
+        part_start, part = 0, row
+        present = _keys_of([*lines[:line], "", *lines[line + 1 :]], table)
+    if assigned := _KEY.match(part):
+        start = part_start + assigned.start(2)
+        return _begun(start, row, _values((*table, *_place(assigned[1])), uses))
+    typed = _TYPED_KEY.search(part)
+    assert typed is not None
+    if part[: typed.start()].strip():
+        return Completion(column, "")
+    head, _, _ = typed[0].rpartition(".")
+    place = (*table, *_place(head))
+    start = part_start + typed.start() + (len(head) + 1 if head else 0)
+    keys = [field for field in fields_of(place, uses) if field.name not in present or field.kind == "table"]
+    found = [Candidate(field.name, describe(field), field.text) for field in keys if not _is_header(field)]
+    return _begun(start, row, found)
+
+
+def _begun(start: int, row: str, candidates: list[Candidate]) -> Completion:
+    """Those that go on from what is typed; what only holds it comes after."""
+    word = row[start:]
+    low = word.lower().lstrip("\"'")
+    ahead = [one for one in candidates if one.text.lower().lstrip('"').startswith(low)]
+    inside = [one for one in candidates if one not in ahead and low in one.text.lower()]
+    return Completion(start, word, tuple(ahead + inside))
+
+
+def _values(place: Place, uses: Mapping[Place, str]) -> list[Candidate]:
+    field = _field(place, uses)
+    if field is None:
+        return []
+    if field.kind == "bool":
+        choices: tuple[Any, ...] = (True, False)
+    else:
+        choices = field.choices or (() if field.default in (None, "", [], {}) else (field.default,))
+    cards = CARDS[place[:-1]][1] if place[-1] == "use" and place[:-1] in CARDS else {}
+    told = {name: card.hint for name, card in cards.items()}
+    return [
+        Candidate(
+            _written(one),
+            told.get(one, "default" if one == field.default else ""),
+            "" if cards else field.text,
+        )
+        for one in choices
+        if not isinstance(one, BaseModel | dict)
+    ]
+
+
+def _table_names(uses: Mapping[Place, str], present: set[Place]) -> list[Candidate]:
+    places = [(name,) for name, field in RunConfig.model_fields.items() if _table_of(field.annotation)]
+    inner = [place for place in CARDS if len(place) > 1]
+    args = [(*place, "args") for place in CARDS if _has_args(place)]
+    names = sorted({*places, *inner, *args} - present)
+    return [Candidate(".".join(place), _table_text(place, uses)) for place in names]
+
+
+def _table_text(place: Place, uses: Mapping[Place, str]) -> str:
+    names = [field.name for field in fields_of(place, uses)]
+    return ", ".join(names[:6]) + (" …" if len(names) > 6 else "")
+
+
+def _field_text(place: Place, uses: Mapping[Place, str]) -> str:
+    field = _field(place, uses)
+    if field is None:
+        return ""
+    choices = f"\n{', '.join(map(_written, field.choices))}" if field.choices else ""
+    return f"{'.'.join(place)}: {describe(field)}{choices}\n{field.text}".rstrip()
+
+
+def _field(place: Place, uses: Mapping[Place, str]) -> OptionField | None:
+    return next((field for field in fields_of(place[:-1], uses) if field.name == place[-1]), None)
+
+
+def _is_header(field: OptionField) -> bool:
+    """A table is written as a header, unless it is a card in one line."""
+    return field.kind == "table" and field.name not in ("optimizer", "schedule")
+
+
+def _card_fields(place: Place, uses: Mapping[Place, str]) -> tuple[OptionField, ...]:
+    card = CARDS[place][1].get(uses.get(place) or _default_use(place))
+    options = getattr(card, "options", None)
+    return () if options is None else option_fields(options)
+
+
+def _default_use(place: Place) -> str:
+    model: Any = RunConfig()
+    for name in place:
+        model = getattr(model, name)
+    return str(model.use)
+
+
+def _has_args(place: Place) -> bool:
+    table = _table_of(RunConfig.model_fields[place[0]].annotation)
+    return len(place) == 1 and table is not None and "args" in table.model_fields
+
+
+def _table_of(annotation: Any) -> type[BaseModel] | None:
+    """The model behind a field's type, None where it is a value."""
+    kinds = [annotation, *get_args(annotation)]
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+
+
+def _is_table(model: Any) -> bool:
+    return isinstance(model, type) and issubclass(model, BaseModel)
+
+
+def _written(value: Any) -> str:
+    """A value as TOML has it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_written, value))}]"
+    return f'"{value}"' if isinstance(value, str) else f"{value}"
+
+
+def _place(dotted: str) -> Place:
+    return tuple(part for part in dotted.split(".") if part)
+
+
+def _table_above(lines: list[str], line: int) -> Place:
+    """The table that a line stands in."""
+    headers = (_HEADER.match(row) for row in reversed(lines[:line]))
+    return next((_place(match[1]) for match in headers if match), ())
+
+
+def _keys_of(lines: list[str], table: Place) -> set[str]:
+    keys = set[str]()
+    here: Place = ()
+    for row in lines:
+        if header := _HEADER.match(row):
+            here = _place(header[1])
+        elif here == table and (key := _KEY.match(row)):
+            keys.add(key[1])
+    return keys
+
+
+def _uses(lines: list[str]) -> dict[Place, str]:
+    """Which card each table names."""
+    uses: dict[Place, str] = {}
+    here: Place = ()
+    for row in lines:
+        if header := _HEADER.match(row):
+            here = _place(header[1])
+            continue
+        inside = _INLINE.match(row)
+        table = (*here, *_place(inside[1])) if inside else here
+        for match in _ASSIGNED.finditer(inside[2] if inside else row.partition("#")[0]):
+            *path, last = _place(match[1])
+            if last == "use":
+                uses[(*table, *path)] = match[2] or match[3] or ""
+    return uses
+
+
+def _in_comment(row: str) -> bool:
+    return "#" in re.sub(r"\"[^\"]*\"|'[^']*'", "", row)
