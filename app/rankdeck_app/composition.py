@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtWidgets import QWidget
 
+from rankdeck_app.controllers.desktop_notices import DesktopNotices
 from rankdeck_app.controllers.device_watch import DeviceWatch
 from rankdeck_app.controllers.interpreter_picker import InterpreterPicker
 from rankdeck_app.controllers.launching import Launching
@@ -63,6 +64,7 @@ class App:
         self.tabs = RunTabs(window, self.session)
         self.launching = Launching(window, self.session, self.tabs)
         self.alerts = RunAlerts(window, self.session, self.tabs)
+        self.notices = DesktopNotices(window, self.session.runs, self.tabs)
         self.watch = DeviceWatch(window, self.session, self.tabs)
         self.scripts = Scripts(window, self.session, self.launching)
         self.picker = InterpreterPicker(window, self.session)

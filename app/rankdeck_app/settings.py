@@ -42,6 +42,14 @@ class Setting:
     def kind(self) -> type[Value]:
         return type(self.default)
 
+    @property
+    def told(self) -> str:
+        """The sentence, with what is allowed and when it holds."""
+        low, high = self.minimum, self.maximum
+        bounds = f"{low:g} to {high:g}." if low is not None and high is not None else ""
+        later = "Holds from the next start." if self.at_start else ""
+        return " ".join(filter(None, (self.text, bounds, later)))
+
     def problem_with(self, value: object) -> str | None:
         """Why the value is not allowed here, or None."""
         if type(value) is not self.kind and not (self.kind is float and type(value) is int):
@@ -108,6 +116,11 @@ OPTIONS: tuple[Setting, ...] = (
         "window.show_frame_time",
         True,
         "Show frame rate and frame time in the status bar while live views run.",
+    ),
+    Setting(
+        "notifications.desktop",
+        True,
+        "Tell the desktop when a run ends while the window is not the active one.",
     ),
     Setting(
         "notifications.seconds",

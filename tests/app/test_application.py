@@ -62,3 +62,36 @@ def test_a_signal_closes_the_window_and_saves_the_layout(tmp_path: Path, sig: si
             app.kill()
     assert app.returncode == 0 and said == ""
     assert layout.exists()
+
+
+_LEAVES = """
+from PySide6.QtCore import QTimer
+import rankdeck_app.application as running
+real = running.compose_later
+
+def watch(window):
+    real(window)
+    window.first_painted.connect(lambda: QTimer.singleShot(500, window, window.close))
+
+running.compose_later = watch
+from rankdeck_app.__main__ import main
+raise SystemExit(main([]))
+"""
+
+
+def test_a_start_and_a_stop_leave_only_what_is_the_app_s_in_a_home(tmp_path: Path) -> None:
+    """Settings nobody changed are not written, no folder to work in is made, and nothing runs."""
+    home = tmp_path / "home"
+    home.mkdir()
+    unset = ("RANKDECK_HOME", "RANKDECK_RUNS", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
+    environment = {name: value for name, value in os.environ.items() if name not in unset}
+    environment |= {"HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-P", "-c", _LEAVES]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    left = {str(path.relative_to(home)) for path in home.rglob("*") if path.is_file()}
+    own = {path for path in left if not path.startswith(".cache/fontconfig/")}  # the C library of fonts
+    state = ".local/state/rankdeck/"
+    assert {path for path in own if not path.startswith(state)} == set()
+    assert own == {f"{state}app/{name}.json" for name in ("window", "draft")}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["home"]

@@ -76,9 +76,11 @@ class Scripts(QObject):
         ]
 
     def browse(self) -> None:
-        folder = str(self._session.workspace.folder)
+        workspace = self._session.workspace
+        folder = str(workspace.dialog_folder)
         chosen, _ = QFileDialog.getOpenFileName(self._window, "Choose a Script", folder, _FILTER)
         if chosen:
+            workspace.chose(Path(chosen))
             self.show(Path(chosen))
 
     def show(self, path: Path) -> None:

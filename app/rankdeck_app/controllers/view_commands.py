@@ -252,16 +252,26 @@ class AppCommands:
         self.show_config()
 
     def _open_config(self) -> None:
-        folder = str(self.session.workspace.folder)
+        workspace = self.session.workspace
+        folder = str(workspace.dialog_folder)
         chosen, _ = QFileDialog.getOpenFileName(self.window, "Open Configuration", folder, _TOML_FILTER)
         if chosen:
+            workspace.chose(Path(chosen))
             self.open_config(Path(chosen))
 
     def _open_run(self) -> None:
-        self._pick_folder("Open Run", self.session.workspace.runs_folder, self.tabs.open)
+        workspace = self.session.workspace
+        runs = workspace.runs_folder
+        self._pick_folder("Open Run", runs if runs.is_dir() else workspace.dialog_folder, self.tabs.open)
 
     def _open_folder(self) -> None:
-        self._pick_folder("Open Folder", self.session.workspace.folder, self.open_workspace)
+        workspace = self.session.workspace
+
+        def act(folder: Path) -> None:
+            workspace.chose(folder)
+            self.open_workspace(folder)
+
+        self._pick_folder("Open Folder", workspace.dialog_folder, act)
 
     def _pick_folder(self, title: str, start: Path, act: Callable[[Path], object]) -> None:
         chosen = QFileDialog.getExistingDirectory(self.window, title, str(start))
@@ -279,13 +289,14 @@ class AppCommands:
         self.save_config(source) if source else self._save_as()
 
     def _save_as(self) -> None:
-        draft = self.session.draft
-        suggested = draft.source or self.session.workspace.folder / f"{draft.stem}.toml"
+        draft, workspace = self.session.draft, self.session.workspace
+        suggested = draft.source or workspace.dialog_folder / f"{draft.stem}.toml"
         chosen, _ = QFileDialog.getSaveFileName(
             self.window, "Save Configuration", str(suggested), _TOML_FILTER
         )
         if chosen:
             path = Path(chosen)
+            workspace.chose(path)
             self.save_config(path if path.suffix else path.with_suffix(".toml"))
 
     def save_config(self, path: Path) -> None:

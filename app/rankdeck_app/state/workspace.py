@@ -36,6 +36,7 @@ class Workspace(QObject):
         self._state_file = state_file
         self._settings = settings
         self._runs = None if runs is None else runs.expanduser().absolute()
+        self._chosen: Path | None = None
         self._folder = (folder or self._remembered() or Path(DEFAULT_FOLDER)).expanduser().absolute()
         settings.changed.connect(self._setting_changed)
 
@@ -53,6 +54,23 @@ class Workspace(QObject):
         if self._runs is not None:
             return self._runs
         return Path(named).expanduser().absolute() if named else self._folder / "runs"
+
+    @property
+    def dialog_folder(self) -> Path:
+        """Where a file dialog begins: where something was chosen last, else where the app was started; a
+        desktop starts it in / or at home, which says nothing: then in the folder, where it exists.
+        """
+        try:
+            started_in = Path.cwd()
+        except OSError:
+            started_in = Path.home()
+        if self._chosen is None and started_in in (Path("/"), Path.home()) and self._folder.is_dir():
+            return self._folder
+        return self._chosen or started_in
+
+    def chose(self, path: Path) -> None:
+        """A file or a folder was chosen in a dialog."""
+        self._chosen = path if path.is_dir() else path.parent
 
     def open(self, folder: Path) -> None:
         """Work in another folder from now on, and remember it for the next start.

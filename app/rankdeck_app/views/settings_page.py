@@ -6,14 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from PySide6.QtWidgets import QFrame, QLineEdit, QWidget
+from PySide6.QtWidgets import QFrame, QLabel, QLineEdit, QWidget
 
 from rankdeck_app.settings import Setting, Settings, Value
 from rankdeck_app.shell.page import Page
 from rankdeck_app.state.trust import Trust
 from rankdeck_app.theme import Theme, set_look
 from rankdeck_app.widgets.controls import CheckBox, ComboBox
-from rankdeck_app.widgets.form import read
+from rankdeck_app.widgets.form import label_of, read
 from rankdeck_app.widgets.layouts import clear, column, push_button, reading_column, row, text_label
 
 PAGE_ID = "settings:"
@@ -35,7 +35,7 @@ class OptionRow(QWidget):
         self.editor.setAccessibleName(option.key)
         self.editor.setAccessibleDescription(option.text)
         head = row(text_label(option.key, "mono", wrap=False), self.reset, None)
-        parts = (head, text_label(option.text, "dim"), self.editor, self.error)
+        parts = (head, text_label(option.told, "dim"), self.editor, self.error)
         column(*parts, on=self, margins=(0, 6, 0, 6), spacing=4)
         settings.changed.connect(self._follow)
         self.refresh()
@@ -92,6 +92,18 @@ class OptionRow(QWidget):
         self.reset.setVisible(value != self.option.default)
 
 
+def _group_of(key: str) -> str:
+    return key.split(".", 1)[0]
+
+
+def _grouped(settings: Settings) -> dict[str, list[Setting]]:
+    """By the first part of their keys, in the order of the table."""
+    groups: dict[str, list[Setting]] = {}
+    for option in settings.options.values():
+        groups.setdefault(_group_of(option.key), []).append(option)
+    return groups
+
+
 class SettingsPage(Page):
     can_split = False
 
@@ -104,9 +116,17 @@ class SettingsPage(Page):
         self.filter.textChanged.connect(self._filter)
         inside = reading_column(self, MAX_WIDTH, (32, 16, 32, 24), 6)
         inside.addWidget(self.filter)
-        for option in settings.options.values():
-            self.rows[option.key] = OptionRow(theme, settings, option)
-            inside.addWidget(self.rows[option.key])
+        self.nothing = text_label("No setting matches.", "dim", wrap=False)
+        self.nothing.hide()
+        inside.addWidget(self.nothing)
+        self.headings: dict[str, QLabel] = {}
+        for group, options in _grouped(settings).items():
+            self.headings[group] = text_label(label_of(group).upper(), "section", wrap=False)
+            self.headings[group].setContentsMargins(0, 14, 0, 2)
+            inside.addWidget(self.headings[group])
+            for option in options:
+                self.rows[option.key] = OptionRow(theme, settings, option)
+                inside.addWidget(self.rows[option.key])
         self.trusted = QFrame()
         self.trusted.setProperty("kind", "card")
         self._trusted_column = column(on=self.trusted, margins=(16, 12, 16, 12))
@@ -121,8 +141,16 @@ class SettingsPage(Page):
         self._list_trusted()  # another window, or a launch, may have added one
 
     def _filter(self, text: str) -> None:
-        for key, option in self.rows.items():
-            option.setVisible(text.lower() in f"{key} {option.option.text}".lower())
+        """Every word that is typed must be in the name, the sentence or a choice."""
+        words, groups = text.lower().split(), set[str]()
+        for key, row_of in self.rows.items():
+            told = f"{key} {row_of.option.text} {' '.join(row_of.option.choices)}".lower()
+            row_of.setVisible(all(word in told for word in words))
+            if not row_of.isHidden():
+                groups.add(_group_of(key))
+        for group, heading in self.headings.items():
+            heading.setVisible(group in groups)
+        self.nothing.setVisible(not groups)
 
     def _list_trusted(self) -> None:
         clear(self._trusted_column)

@@ -276,6 +276,13 @@ def test_settings_are_changed_refused_and_reset(qtbot: QtBot, app: App) -> None:
     assert app.window.settings.get("window.frame_rate", int) == 30
     page.filter.setText("engine")
     assert page.rows["engine.python"].isVisible() and not row.isVisible()
+    assert page.headings["engine"].isVisible() and not page.headings["window"].isVisible()
+    page.filter.setText("seconds NOTIFICATION")
+    assert [key for key, one in page.rows.items() if one.isVisible()] == ["notifications.seconds"]
+    page.filter.setText("no such thing")
+    assert page.nothing.isVisible()
+    page.filter.clear()
+    assert not page.nothing.isVisible() and all(one.isVisible() for one in page.rows.values())
 
 
 def test_a_trusted_folder_can_be_forgotten(qtbot: QtBot, app: App, tmp_path: Path) -> None:

@@ -1,0 +1,70 @@
+"""The desktop is told of a run's end while nobody looks at the window, by its own program, and only then."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rankdeck.run.row import RunInfo
+from rankdeck_app.composition import App
+from rankdeck_app.controllers.desktop_notices import PROGRAM, in_words
+from tests.helpers.app_window import wait_for
+
+_RUN = RunInfo(Path("/runs/a"), "GPT · DDP · 4", "completed")
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the desktop's program writes what it is given, a word a line."""
+    said, folder = tmp_path / "said", tmp_path / "bin"
+    folder.mkdir()
+    program = folder / PROGRAM
+    program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > "{said}.new" && mv "{said}.new" "{said}"\n')
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    return said
+
+
+def test_a_run_that_ends_behind_a_hidden_window_is_told(app: App, told: Path) -> None:
+    ended = app.session.runs.ended
+    app.tabs.launched.add(_RUN.path)
+    ended.emit(_RUN)
+    assert not app.notices._timer.isActive(), "somebody is looking"
+    app.window.hide()
+    ended.emit(replace(_RUN, path=Path("/runs/elsewhere")))
+    assert not app.notices._timer.isActive(), "a terminal started that one"
+    ended.emit(replace(_RUN, outcome="failed", reason="ValueError: a < b"))
+    wait_for(told.exists, 10, "the notice")
+    lines = told.read_text().splitlines()
+    assert lines[-2:] == ["GPT · DDP · 4: failed", "ValueError: a &lt; b"]
+    assert "--urgency=critical" in lines and lines.index("--") == len(lines) - 3
+    told.unlink()
+    app.window.settings.set("notifications.desktop", False)
+    ended.emit(_RUN)
+    assert not app.notices._timer.isActive()
+
+
+def test_runs_that_end_together_are_told_together(app: App, told: Path) -> None:
+    app.window.hide()
+    for number in range(7):
+        path = Path(f"/runs/{number}")
+        app.tabs.launched.add(path)
+        app.session.runs.ended.emit(replace(_RUN, path=path, title=f"--run {number}"))
+    wait_for(told.exists, 10, "the notice")
+    lines = told.read_text().splitlines()
+    assert "7 runs are over" in lines and lines[-1] == "and 2 more" and "--urgency=normal" in lines
+
+
+def test_a_desktop_without_that_program_is_left_alone(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    app.tabs.launched.add(_RUN.path)
+    app.window.hide()
+    app.session.runs.ended.emit(_RUN)
+    wait_for(lambda: not app.notices._timer.isActive(), 5, "the notice's time")
+    assert not app.window.toasts.all_shown or "completed" in app.window.toasts.history[-1].text
+
+
+def test_one_run_has_its_reason_below() -> None:
+    assert in_words([_RUN]) == ("GPT · DDP · 4: completed", "")
