@@ -70,6 +70,6 @@ class Zoom:
         toasts = self._window.toasts
         if not pending:
             return toasts.withdraw(_LATER)
-        what = f"Zoom {self._settings.get(_KEY, float):.0%}" if key == _KEY else key
+        what = f"Zoom {self._settings.get(_KEY, float) * 100:.0f} %" if key == _KEY else key
         restart = ("Restart Now", self._window.restart)
         return toasts.show(f"{what} holds from the next start. Runs go on.", actions=[restart], key=_LATER)

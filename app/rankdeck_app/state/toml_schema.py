@@ -35,7 +35,7 @@ _KINDS = {
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Offer:
     """What can be put at the cursor in place of the word that is there."""
 
     text: str
@@ -49,7 +49,7 @@ class Completion:
 
     start: int
     word: str
-    candidates: tuple[Candidate, ...] = ()
+    candidates: tuple[Offer, ...] = ()
 
 
 def fields_of(place: Place, uses: Mapping[Place, str]) -> tuple[OptionField, ...]:
@@ -136,11 +136,11 @@ def complete(text: str, line: int, column: int) -> Completion:
     place = (*table, *_place(head))
     start = part_start + typed.start() + (len(head) + 1 if head else 0)
     keys = [field for field in fields_of(place, uses) if field.name not in present or field.kind == "table"]
-    found = [Candidate(field.name, describe(field), field.text) for field in keys if not _is_header(field)]
+    found = [Offer(field.name, describe(field), field.text) for field in keys if not _is_header(field)]
     return _begun(start, row, found)
 
 
-def _begun(start: int, row: str, candidates: list[Candidate]) -> Completion:
+def _begun(start: int, row: str, candidates: list[Offer]) -> Completion:
     """Those that go on from what is typed; what only holds it comes after."""
     word = row[start:]
     low = word.lower().lstrip("\"'")
@@ -149,7 +149,7 @@ def _begun(start: int, row: str, candidates: list[Candidate]) -> Completion:
     return Completion(start, word, tuple(ahead + inside))
 
 
-def _values(place: Place, uses: Mapping[Place, str]) -> list[Candidate]:
+def _values(place: Place, uses: Mapping[Place, str]) -> list[Offer]:
     field = _field(place, uses)
     if field is None:
         return []
@@ -160,7 +160,7 @@ def _values(place: Place, uses: Mapping[Place, str]) -> list[Candidate]:
     cards = CARDS[place[:-1]][1] if place[-1] == "use" and place[:-1] in CARDS else {}
     told = {name: card.hint for name, card in cards.items()}
     return [
-        Candidate(
+        Offer(
             _written(one),
             told.get(one, "default" if one == field.default else ""),
             "" if cards else field.text,
@@ -170,12 +170,12 @@ def _values(place: Place, uses: Mapping[Place, str]) -> list[Candidate]:
     ]
 
 
-def _table_names(uses: Mapping[Place, str], present: set[Place]) -> list[Candidate]:
+def _table_names(uses: Mapping[Place, str], present: set[Place]) -> list[Offer]:
     places = [(name,) for name, field in RunConfig.model_fields.items() if _table_of(field.annotation)]
     inner = [place for place in CARDS if len(place) > 1]
     args = [(*place, "args") for place in CARDS if _has_args(place)]
     names = sorted({*places, *inner, *args} - present)
-    return [Candidate(".".join(place), _table_text(place, uses)) for place in names]
+    return [Offer(".".join(place), _table_text(place, uses)) for place in names]
 
 
 def _table_text(place: Place, uses: Mapping[Place, str]) -> str:

@@ -107,7 +107,7 @@ class CodePage(Page):
     def _show(self, code: CodeText) -> None:
         has_changed = self.editor.toPlainText() != code.text
         if has_changed:
-            self.editor.setPlainText(code.text)
+            self.editor.show_code(code.text)
         self.refusal.setText(code.problem)
         self.refusal.setVisible(bool(code.problem))
         self.editor.setVisible(not code.problem)

@@ -47,15 +47,32 @@ LANGUAGES = {".py": PYTHON, ".pyi": PYTHON, ".toml": TOML}
 
 
 class CodeColors(QSyntaxHighlighter):
-    """Colours a document, and again when the theme changes."""
+    """Colours the lines that are seen, and again when the theme changes: a long file would cost seconds."""
 
     def __init__(self, document: QTextDocument, theme: Theme, language: Language) -> None:
         super().__init__(document)
         self._theme = theme
         self._language = language
+        self._seen = range(0)
         theme.changed.connect(self.rehighlight)
 
+    def show_lines(self, first: int, last: int) -> None:
+        """These are seen now, counted from 0."""
+        before, self._seen = self._seen, range(first, last + 1)
+        document: QTextDocument | None = self.document()
+        if document is None:
+            return
+        block = document.findBlockByNumber(first)
+        while block.isValid() and block.blockNumber() <= last:
+            if block.blockNumber() not in before:
+                self.rehighlightBlock(block)
+            block = block.next()
+
     def highlightBlock(self, text: str) -> None:
+        is_plain = not any(quotes in text for quotes in _LONG_QUOTES)
+        if is_plain and self.currentBlock().blockNumber() not in self._seen:
+            self.setCurrentBlockState(max(self.previousBlockState(), 0))
+            return
         start = self._rest_of_long(text, 0, self.previousBlockState() - 1)
         while match := self._language.tokens.search(text, start):
             if match.lastgroup == "long":

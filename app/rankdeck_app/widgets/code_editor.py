@@ -4,6 +4,7 @@ wrong. toml_editor.py is the one that is typed in, code_page.py shows a file.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 from PySide6.QtCore import QPoint, QRect
@@ -24,6 +25,7 @@ from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.code_colors import LANGUAGES, CodeColors
 from rankdeck_app.widgets.painting import RIGHT
 
+MOST_COLORED = 100_000
 _MARGIN = 26
 
 
@@ -53,7 +55,7 @@ class CodeEditor(QPlainTextEdit):
         super().__init__()
         self._theme = theme
         self.marks: dict[int, str] = {}
-        self._found: Sequence[QTextCursor] = ()
+        self._found: Sequence[tuple[int, int]] = ()
         self.setFont(theme.font(12, mono=True))
         self.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
         self.setTabChangesFocus(True)
@@ -65,7 +67,15 @@ class CodeEditor(QPlainTextEdit):
         self.updateRequest.connect(self._scroll_margin)
         self.cursorPositionChanged.connect(self._select)
         theme.changed.connect(self._retheme)
+        self.verticalScrollBar().valueChanged.connect(lambda _value: self._show_lines())
+        self.textChanged.connect(self._show_lines)
         self._place_margin()
+
+    def show_code(self, text: str) -> None:
+        """Another text; a very long one has no colours, which would cost a good part of a second."""
+        if self._colors is not None:
+            self._colors.setDocument(self.document() if len(text) <= MOST_COLORED else None)
+        self.setPlainText(text)
 
     def set_marks(self, marks: Mapping[int, str]) -> None:
         self.marks = dict(marks)
@@ -114,9 +124,10 @@ class CodeEditor(QPlainTextEdit):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self._place_margin()
+        self._show_lines()
 
-    def show_found(self, found: Sequence[QTextCursor]) -> None:
-        """Light up what a search has found."""
+    def show_found(self, found: Sequence[tuple[int, int]]) -> None:
+        """Light up what a search has found, from place to place, in order."""
         self._found = found
         self._select()
 
@@ -137,10 +148,38 @@ class CodeEditor(QPlainTextEdit):
         self.setExtraSelections(
             [
                 _selection(here, line),
-                *(_selection(cursor, lit) for cursor in self._found),
+                *(_selection(cursor, lit) for cursor in self._found_here()),
                 *(_selection(cursor, wave) for cursor in marked),
             ]
         )
+
+    def _last_seen(self) -> int:
+        height = max(1, self.fontMetrics().lineSpacing())
+        return self.firstVisibleBlock().blockNumber() + self.viewport().height() // height + 1
+
+    def _found_here(self) -> list[QTextCursor]:
+        """Of what was found, what is seen: a cursor for each of thousands would take a second."""
+        first = self.firstVisibleBlock()
+        last = self.document().findBlockByNumber(self._last_seen())
+        end = last.position() + last.length() if last.isValid() else self.document().characterCount()
+        at = bisect_left(self._found, (first.position(), 0))
+        cursors = []
+        for start, stop in self._found[max(0, at - 1) :]:
+            if start > end:
+                break
+            cursor = QTextCursor(self.document())
+            cursor.setPosition(start)
+            cursor.setPosition(stop, QTextCursor.MoveMode.KeepAnchor)
+            cursors.append(cursor)
+        return cursors
+
+    def _show_lines(self) -> None:
+        """Other lines are seen now."""
+        first, last = self.firstVisibleBlock().blockNumber(), self._last_seen()
+        if self._colors is not None:
+            self._colors.show_lines(first, last)
+        if self._found:
+            self._select()
 
     def _line_cursor(self, line: int) -> QTextCursor | None:
         """The text of a line, None where there is no such line."""

@@ -12,7 +12,7 @@ from PySide6.QtCore import QModelIndex, QRect, Qt, Signal
 from PySide6.QtGui import QColor, QKeyEvent, QPainter, QStandardItem, QStandardItemModel
 from PySide6.QtWidgets import QFrame, QListView, QWidget
 
-from rankdeck_app.state.toml_schema import Candidate
+from rankdeck_app.state.toml_schema import Offer
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.layouts import column, text_label
 from rankdeck_app.widgets.painting import (
@@ -35,9 +35,9 @@ _STEPS = {
 }
 
 
-class _CandidateDelegate(ListRowDelegate):
+class _OfferDelegate(ListRowDelegate):
     def paint_row(self, painter: QPainter, rect: QRect, index: Index, ink: Callable[[str], QColor]) -> None:
-        one: Candidate = index.data(DATA_ROLE)
+        one: Offer = index.data(DATA_ROLE)
         room = rect.adjusted(8, 0, -8, 0)
         paint_text(painter, room, one.text, ink("foreground"), 12, mono=True)
         left = room.x() + painted_width(painter, one.text) + 16
@@ -61,7 +61,7 @@ class CompletionBox(QFrame):
         self.list = QListView()
         self.list.setAccessibleName("Suggestions")
         self.list.setModel(self.model)
-        self.list.setItemDelegate(_CandidateDelegate(theme, self.list, ROW_HEIGHT))
+        self.list.setItemDelegate(_OfferDelegate(theme, self.list, ROW_HEIGHT))
         self.list.setUniformItemSizes(True)
         self.list.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.list.setMouseTracking(True)
@@ -75,7 +75,7 @@ class CompletionBox(QFrame):
     def texts(self) -> list[str]:
         return [self.model.item(row).text() for row in range(self.model.rowCount())]
 
-    def offer(self, candidates: tuple[Candidate, ...], cursor: QRect) -> None:
+    def offer(self, candidates: tuple[Offer, ...], cursor: QRect) -> None:
         """Show these under the cursor, a rectangle in the parent; none hides the list."""
         self.model.clear()
         for one in candidates:
@@ -103,7 +103,7 @@ class CompletionBox(QFrame):
         self._cursor = cursor
 
     def _tell(self, index: QModelIndex, _before: QModelIndex) -> None:
-        one: Candidate | None = index.data(DATA_ROLE) if index.isValid() else None
+        one: Offer | None = index.data(DATA_ROLE) if index.isValid() else None
         self.help.setText(one.help if one is not None else "")
         self.help.setVisible(bool(self.help.text()))
         if self.isVisible():
@@ -111,7 +111,7 @@ class CompletionBox(QFrame):
 
     def take(self) -> None:
         """Choose the marked one."""
-        one: Candidate | None = self.list.currentIndex().data(DATA_ROLE)
+        one: Offer | None = self.list.currentIndex().data(DATA_ROLE)
         self.hide()
         if one is not None:
             self.taken.emit(one)

@@ -6,6 +6,8 @@ QRegularExpression, which gives up on one that would take for ever. F3 and Enter
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from PySide6.QtCore import QEvent, QObject, QRegularExpression, QSignalBlocker, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QTextCursor
 from PySide6.QtWidgets import QLineEdit, QWidget
@@ -49,7 +51,7 @@ class EditorSearch(Search):
         super().__init__(editor)
         self._editor = editor
         self._wanted: QRegularExpression | None = None
-        self._found: list[QTextCursor] = []
+        self._found: list[tuple[int, int]] = []
         editor.textChanged.connect(self._look)
 
     def find(self, wanted: QRegularExpression | None) -> None:
@@ -57,9 +59,8 @@ class EditorSearch(Search):
         self._wanted = wanted
         self._look()
         start = self._editor.textCursor().selectionStart()
-        later = (at for at, one in enumerate(self._found) if one.selectionStart() >= start)
         if self._found:
-            self._choose(next(later, 0))
+            self._choose(bisect_left(self._found, (start, 0)) % len(self._found))
 
     def _look(self) -> None:
         if self._wanted is None and not self._found:
@@ -69,15 +70,11 @@ class EditorSearch(Search):
         while matches is not None and matches.hasNext() and len(self._found) < MOST_FOUND:
             match = matches.next()
             if match.capturedLength():
-                cursor = QTextCursor(self._editor.document())
-                cursor.setPosition(match.capturedStart())
-                cursor.setPosition(match.capturedEnd(), QTextCursor.MoveMode.KeepAnchor)
-                self._found.append(cursor)
+                self._found.append((match.capturedStart(), match.capturedEnd()))
         here = self._editor.textCursor()
         chosen = here.selectionStart(), here.selectionEnd()
-        places = [(one.selectionStart(), one.selectionEnd()) for one in self._found]
-        self.num_found = len(places)
-        self.at = places.index(chosen) if chosen in places else None
+        self.num_found = len(self._found)
+        self.at = self._found.index(chosen) if chosen in self._found else None
         self._editor.show_found(self._found)
         self.changed.emit()
 
@@ -86,15 +83,17 @@ class EditorSearch(Search):
             return
         here = self._editor.textCursor()
         if step > 0:
-            places = [at for at, one in enumerate(self._found) if one.selectionStart() >= here.selectionEnd()]
-            self._choose(places[0] if places else 0)
+            at = bisect_left(self._found, (here.selectionEnd(), 0))
         else:
-            places = [at for at, one in enumerate(self._found) if one.selectionEnd() <= here.selectionStart()]
-            self._choose(places[-1] if places else len(self._found) - 1)
+            at = bisect_left(self._found, (here.selectionStart(), 0)) - 1
+        self._choose(at % len(self._found))
 
     def _choose(self, at: int) -> None:
         self.at = at
-        self._editor.setTextCursor(self._found[at])
+        cursor = self._editor.textCursor()
+        cursor.setPosition(self._found[at][0])
+        cursor.setPosition(self._found[at][1], QTextCursor.MoveMode.KeepAnchor)
+        self._editor.setTextCursor(cursor)
         self._editor.ensureCursorVisible()
         self.changed.emit()
 

@@ -51,7 +51,7 @@ class TomlEditor(CodeEditor):
         where.moveTopLeft(self.viewport().mapTo(self, where.topLeft()))
         self.box.offer(found.candidates, where)
 
-    def _put(self, one: toml_schema.Candidate) -> None:
+    def _put(self, one: toml_schema.Offer) -> None:
         """In place of the word that was begun, with the bracket or quote that is there already."""
         cursor = self.textCursor()
         end = cursor.position()

@@ -28,7 +28,7 @@ def test_keys_go_through_the_levels_and_say_what_comes(qtbot: QtBot, window: Mai
         qtbot.keyClick(window, key, CTRL)
         assert window.settings.get("window.zoom", float) == wanted
         (toast,) = window.toasts.all_shown
-        assert toast.notice.text == f"Zoom {wanted:.0%} holds from the next start. Runs go on."
+        assert toast.notice.text == f"Zoom {wanted * 100:.0f} % holds from the next start. Runs go on."
         assert [label for label, _ in toast.notice.actions] == ["Restart Now"]
     assert open_settings().get("window.zoom", float) == 1.1
     qtbot.keyClick(window, Qt.Key.Key_0, CTRL)

@@ -106,6 +106,26 @@ def test_a_file_that_has_changed_or_gone_is_said_so(app: App, tmp_path: Path) ->
     assert page.editor.isHidden() and page.refusal.isVisible()
 
 
+def test_only_what_is_seen_has_colours_and_a_very_long_file_none(app: App, tmp_path: Path) -> None:
+    file = tmp_path / "long.py"
+    file.write_text('x = 1\n"""Long\n' + "text\n" * 500 + '"""\ndef f():\n    return 1\n' * 200)
+    app.places.open(file, 3)
+    page = code_page(app)
+
+    def is_colored(line: int) -> bool:
+        block = page.editor.document().findBlockByNumber(line - 1)
+        return bool(block.layout().formats())
+
+    wait_for(lambda: is_colored(3), 5, "the colours")
+    assert not is_colored(510)
+    page.go_to(510)
+    wait_for(lambda: is_colored(506) and is_colored(505), 5, "the colours of what is seen now")
+    file.write_text("x = 1\n" * 30_000)
+    page.go_to(9)
+    wait_for(lambda: page.editor.blockCount() == 30_001, 5, "the other text")
+    assert not is_colored(9)
+
+
 def test_buttons_stay_inside_the_panel_at_any_width(qtbot: QtBot, app: App) -> None:
     view = shown(app)
     long = "/a/very/long/path/without/any/space/" * 8
