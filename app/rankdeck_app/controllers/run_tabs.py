@@ -61,7 +61,7 @@ class RunTabs(QObject):
         window.editor.register_page_kind(PAGE_KIND, self._make_page)
         window.editor.active_page_changed.connect(self._follow)
         session.runs.ended.connect(self._say_ended)
-        self._unseen = UnseenTabs(window.editor, self.open_runs, PAGE_KIND, self)
+        self._unseen = UnseenTabs(window.editor, session.runs, self.open_runs, PAGE_KIND, self)
         window.started.connect(self._unseen.start)
 
     # Opening

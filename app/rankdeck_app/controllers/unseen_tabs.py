@@ -11,20 +11,23 @@ from pathlib import Path
 
 from PySide6.QtCore import QObject, QTimer
 
-from rankdeck.rundir import is_run
 from rankdeck_app.shell.editor_area import EditorArea
 from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.state.open_runs import OpenRuns
+from rankdeck_app.state.runs import Runs
 from rankdeck_app.widgets.run_list import OUTCOME_TONES
 
 TAKE_EVERY_MS = 100
 
 
 class UnseenTabs(QObject):
-    """`kind` is that of the pages of runs."""
+    """`kind` is that of the pages of runs; `runs` says which are there, so that no disk is asked here."""
 
-    def __init__(self, editor: EditorArea, open_runs: OpenRuns, kind: str, parent: QObject) -> None:
+    def __init__(
+        self, editor: EditorArea, runs: Runs, open_runs: OpenRuns, kind: str, parent: QObject
+    ) -> None:
         super().__init__(parent)
+        self._runs = runs
         self._editor = editor
         self._open_runs = open_runs
         self._prefix = f"{kind}:"
@@ -53,12 +56,13 @@ class UnseenTabs(QObject):
             if run.drain():
                 tone = OUTCOME_TONES.get(run.outcome or "running", "descriptionForeground")
                 self._editor.describe(f"{self._prefix}{path}", run.title, tone)
-        if any(run.outcome is None or run.has_more for run in self._held.values()):
+        is_reading = any(run.outcome is None or run.has_more for run in self._held.values())
+        if is_reading or not self._runs.known:
             return
         unread = next((path for path in self._unseen() if path not in self._looked_at), None)
         if unread is not None:
             self._looked_at.add(unread)
-            if is_run(unread):
+            if self._runs.info_of(unread) is not None:  # else its folder is gone
                 self._held[unread] = self._open_runs.acquire(unread)
         elif all(run.is_over for run in self._held.values()):
             self._timer.stop()
