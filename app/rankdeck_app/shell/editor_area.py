@@ -7,21 +7,21 @@ other orientation; a splitter that is left with one child gives it to its parent
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from PySide6.QtCore import QPoint, Qt, QTimer, Signal
-from PySide6.QtWidgets import QApplication, QMenu, QStackedLayout, QWidget
+from PySide6.QtWidgets import QApplication, QStackedLayout, QWidget
 
 from rankdeck_app.shell.page import Page
+from rankdeck_app.shell.page_kinds import PageKinds
 from rankdeck_app.shell.services import Services
 from rankdeck_app.shell.split_tree import SplitTree
 from rankdeck_app.shell.tab import PageFactory, Tab
 from rankdeck_app.shell.tab_group import TabGroup, Zone
+from rankdeck_app.shell.tab_menu import tab_menu
 from rankdeck_app.shell.watermark import Watermark
 
 MAX_CLOSED = 30
-_TAB_MENU = "close closeOthers closeRight closeAll", "keep togglePin", "splitRight splitDown"
 
 
 class EditorArea(QWidget):
@@ -37,7 +37,7 @@ class EditorArea(QWidget):
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.setAccessibleName("Editor")
         self._services = services
-        self._kinds: dict[str, PageFactory] = {}
+        self._kinds = PageKinds(services.context)
         self._closed: list[dict[str, Any]] = []
         self._dragged: Tab | None = None
         self._last_active: Page | None = None
@@ -59,11 +59,9 @@ class EditorArea(QWidget):
         """Pages with an id "<prefix>:..." are built by `factory(page_id)`: after a restart, a reopen, a
         split.
 
-        The factory may raise PageUnavailable. The context gets the fact "pageKind.<prefix>".
+        The factory may raise PageUnavailable.
         """
-        assert prefix not in self._kinds, f"page kind {prefix} is registered twice"
-        self._kinds[prefix] = factory
-        self._services.context.set(f"pageKind.{prefix}", True)
+        self._kinds.register(prefix, factory)
 
     def open(
         self,
@@ -85,7 +83,7 @@ class EditorArea(QWidget):
             tab.preview = tab.preview and preview
         else:
             group = self._active if beside is None else self._group_beside(beside)
-            tab = Tab(page_id, factory or self._kind_of(page_id), preview=preview)
+            tab = Tab(page_id, factory or self._kinds.factory_of(page_id), preview=preview)
             tab.build()
             group.insert_in_place_of_preview(tab)
         group.show_tab(tab)
@@ -125,11 +123,10 @@ class EditorArea(QWidget):
 
     def describe(self, page_id: str, title: str, icon_color: str) -> None:
         """What a tab says while its page is not built."""
-        for group in self.groups():
-            for tab in group.tabs:
-                if tab.page_id == page_id and tab.page is None:
-                    tab.title, tab.icon_color = title, icon_color
-                    group.bar.refresh(tab)
+        found = self._find(page_id)
+        if found is not None and found[1].page is None:
+            found[1].title, found[1].icon_color = title, icon_color
+            found[0].bar.refresh(found[1])
 
     def active_page(self) -> Page | None:
         tab = self._active.current
@@ -137,11 +134,9 @@ class EditorArea(QWidget):
 
     def close_page(self, page_id: str | None = None) -> None:
         """Close the page of that id, if it is open; without one, the active page."""
-        if page_id is not None:
-            existing = self._find(page_id)
-        else:
-            existing = (self._active, self._active.current) if self._active.current else None
-        if existing is not None:
+        current = self._active.current
+        existing = self._find(page_id) if page_id is not None else current and (self._active, current)
+        if existing:
             self._close_tab(*existing)
 
     # -- commands of the frame --
@@ -157,14 +152,12 @@ class EditorArea(QWidget):
     def close_tabs(self, which: str) -> None:
         """Close "others", "right" of the active tab, or "all"; pinned tabs stay unless all are asked for."""
         group, current = self._active, self._active.current
-        if current is None:
-            return None
         if which == "all":
-            return self._close_group(group)
-        for tab in group.tabs[group.tabs.index(current) + 1 :] if which == "right" else group.tabs[:]:
-            if tab is not current and not tab.pinned:
-                self._close_tab(group, tab)
-        return None
+            self._close_group(group)
+        elif current is not None:
+            for tab in group.tabs[group.tabs.index(current) + 1 :] if which == "right" else group.tabs[:]:
+                if tab is not current and not tab.pinned:
+                    self._close_tab(group, tab)
 
     def close_all(self) -> None:
         """Close every tab of every group."""
@@ -179,7 +172,7 @@ class EditorArea(QWidget):
     def reopen_closed(self) -> None:
         """Bring back the tab that was closed last and whose kind is known."""
         while self._closed:
-            tabs = self._tabs_from([self._closed.pop()])
+            tabs = self._kinds.tabs_from([self._closed.pop()])
             if tabs and self._find(tabs[0].page_id) is None:
                 self._active.insert(tabs[0])
                 self._active.focus_page()
@@ -266,7 +259,7 @@ class EditorArea(QWidget):
         tree = state.get("tree")
         if isinstance(tree, dict) and not any(group.tabs for group in self.groups()):
             empty = self._active
-            self._tree.restore(self._tree.root, tree, self._new_group, self._tabs_from)
+            self._tree.restore(self._tree.root, tree, self._new_group, self._kinds.tabs_from)
             if len(self.groups()) > 1:
                 self._remove_group(empty)
             groups = self.groups()
@@ -274,20 +267,7 @@ class EditorArea(QWidget):
             self._activate(groups[active] if isinstance(active, int) and active < len(groups) else groups[0])
         self._tell()
 
-    def _tabs_from(self, records: list[dict[str, Any]]) -> list[Tab]:
-        """The saved tabs whose kind is known."""
-        kinds = [(record, self._kind(record.get("id", ""))) for record in records]
-        return [Tab.from_saved(record, factory) for record, factory in kinds if factory is not None]
-
     # -- groups and the tree --
-
-    def _kind(self, page_id: str) -> PageFactory | None:
-        return self._kinds.get(page_id.split(":", 1)[0])
-
-    def _kind_of(self, page_id: str) -> PageFactory:
-        factory = self._kind(page_id)
-        assert factory is not None, f"no factory for {page_id}: pass one or register its kind"
-        return factory
 
     def _find(self, page_id: str) -> tuple[TabGroup, Tab] | None:
         for group in [self._active, *self.groups()]:
@@ -391,16 +371,7 @@ class EditorArea(QWidget):
         group.show_tab(tab)
         self._activate(group)
         self._tell()
-        menu = QMenu(self)
-        menu.aboutToHide.connect(menu.deleteLater)
-        for row in _TAB_MENU:
-            for command_id in (f"editor.{name}" for name in row.split()):
-                if self._services.commands.enabled(command_id):
-                    label = self._services.commands[command_id].label
-                    keys = self._services.keymap.text_for(command_id)
-                    menu.addAction(f"{label}\t{keys}", partial(self._services.commands.run, command_id))
-            menu.addSeparator()
-        menu.popup(at)
+        tab_menu(self._services, self).popup(at)
 
     def _tell(self) -> None:
         """Bring context, watermark and listeners up to date."""

@@ -35,8 +35,8 @@ class UnavailablePage(Page):
 
 @dataclass(eq=False)
 class Tab:
-    """`state` is what the page saved last time; title, icon and its colour stand in until the page exists. The
-    next thing that is looked at takes the place of a `preview`, whose title is slanted.
+    """`state` is what the page saved last time; title, icon and its colour stand in until the page exists.
+    The next thing that is looked at takes the place of a `preview`, whose title is slanted.
     """
 
     page_id: str
