@@ -16,7 +16,19 @@ import typer
 
 from rankdeck import __version__
 from rankdeck.base.errors import Problem, RankdeckError
-from rankdeck.cli import adopt, attach, catalogue, console, devices, label, plan, results, resume, train
+from rankdeck.cli import (
+    adopt,
+    attach,
+    catalogue,
+    console,
+    devices,
+    label,
+    plan,
+    race,
+    results,
+    resume,
+    train,
+)
 from rankdeck.cli import run as script_run
 from rankdeck.cli.torchrun import ScriptCommand, split
 
@@ -45,7 +57,7 @@ for _group, _commands in {
         results.export,
         adopt.adopt,
     ),
-    "Before a run": (plan.plan,),
+    "Before a run": (plan.plan, race.race),
     "What there is": (devices.devices, catalogue.strategies, catalogue.presets, catalogue.validate),
 }.items():
     for _command in _commands:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rankdeck.base.errors import MachineError
 from rankdeck.cli import console
-from rankdeck.cli.options import AsJson, RunName, find_run, is_script
+from rankdeck.cli.options import AsJson, RunName, find_race, find_run, is_script
+
+if TYPE_CHECKING:
+    from rankdeck.rundir import RaceDir
 
 STOPPED_WITHIN_S = 30.0
 
@@ -31,10 +34,13 @@ def stop(
     name: RunName,
     now: Annotated[bool, typer.Option("--now", help="Do not let the step end first.")] = False,
 ) -> int:
-    """Stop a run and everything that belongs to it."""
+    """Stop a run or a race and everything that belongs to it."""
     from rankdeck.cli import staying
     from rankdeck.launch.control import request_stop, wait_ended
 
+    race = find_race(name)
+    if race is not None:
+        return _stop_race(race)
     run = find_run(name)
     outcome = run.outcome()
     if outcome != "running":
@@ -49,4 +55,22 @@ def stop(
             advice=f"Try: rankdeck stop {run.name} --now",
         )
     console.out().print(f"{run.name}: {run.outcome()}")
+    return 0
+
+
+def _stop_race(race: RaceDir) -> int:
+    from rankdeck.cli.race import stop_race
+    from rankdeck.run.race import read_race
+
+    if not race.is_alive():
+        console.err().print(f"{race.name} is not running.")
+        return 0
+    if not stop_race(race, within_s=STOPPED_WITHIN_S):
+        raise MachineError(
+            f"{race.name} has not stopped within {STOPPED_WITHIN_S:.0f} s.",
+            code="not-stopped",
+            advice=f"The process id of who races is in {race.lock}.",
+        )
+    found = read_race(race)
+    console.out().print(f"{race.name}: {'stopped' if found is None else found.outcome}")
     return 0

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Unpack
 import typer
 
 from rankdeck.base import files
-from rankdeck.base.errors import ConfigError, did_you_mean, one_of
+from rankdeck.base.errors import ConfigError, RunNotFoundError, did_you_mean, one_of
 
 if TYPE_CHECKING:
     from rankdeck.config import RunConfig
     from rankdeck.config.loading import Changes
-    from rankdeck.rundir import RunDir
+    from rankdeck.rundir import RaceDir, RunDir
 
 ConfigName = Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file, or a preset's name.")]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help='A run\'s directory, its name, or "last".')]
@@ -94,4 +94,31 @@ def find_run(text: str) -> RunDir:
     """
     from rankdeck import rundir
 
-    return rundir.find_run(text, rundir.default_runs_folder())
+    folder = rundir.default_runs_folder()
+    try:
+        return rundir.find_run(text, folder)
+    except RunNotFoundError:
+        race = rundir.find_race(text, folder)
+        if race is None:
+            raise
+        raise RunNotFoundError(
+            f"{race.name} is a race, and no run.",
+            code="race",
+            advice=f"Its runs are in {race.entries_folder}; together: rankdeck show {race.name}",
+        ) from None
+
+
+def find_race(text: str) -> RaceDir | None:
+    """The race that the text names, and no run; "last" where that is the newest of both."""
+    from rankdeck import rundir
+
+    folder = rundir.default_runs_folder()
+    if text == "last":
+        races, runs = rundir.list_races(folder), rundir.list_runs(folder)
+        return races[0] if races and (not runs or runs[0].name < races[0].name) else None
+    race = rundir.find_race(text, folder)
+    try:
+        rundir.find_run(text, folder)
+    except RunNotFoundError as error:
+        return race if error.code == RunNotFoundError.code else None
+    return None

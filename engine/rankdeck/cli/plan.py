@@ -71,7 +71,10 @@ def plan(
     target = target_of(chosen, devices, capacity)
     _warn_of_torch()
     output = PlanOutput(as_json=as_json)
-    for line in _lines(chosen, strategy, target, fit_batch=fit_batch, movement=movement, timeout_s=timeout):
+    lines = predicted_lines(
+        chosen, strategy, target, fit_batch=fit_batch, movement=movement, timeout_s=timeout
+    )
+    for line in lines:
         output.add(line)
     output.close()
     return 0
@@ -86,14 +89,15 @@ def _warn_of_torch() -> None:
         console.problem(problem)
 
 
-def _lines(
+def predicted_lines(
     config: RunConfig,
     strategy: str | None,
     target: Target,
     *,
-    fit_batch: bool,
-    movement: bool,
-    timeout_s: float,
+    fit_batch: bool = False,
+    movement: bool = False,
+    advice: bool = True,
+    timeout_s: float = ROW_TIMEOUT_S,
 ) -> Iterator[PlanLine]:
     """The rows as they come, then advice for the configuration's own."""
     from rankdeck.planner.candidates import candidates_for
@@ -133,7 +137,7 @@ def _lines(
             line.notes.append("The largest batch that fits is not known, as the largest sample is not.")
         own = line if line.configured else own
         yield line
-    if own is not None:
+    if own is not None and advice:
         yield from advise(own, by_label[own.label], config, target, ask)
 
 

@@ -10,7 +10,7 @@ import typer
 
 from rankdeck.base.errors import ConfigError
 from rankdeck.cli import console
-from rankdeck.cli.options import AsJson, RunName, find_run
+from rankdeck.cli.options import AsJson, RunName, find_race, find_run
 
 if TYPE_CHECKING:
     from rankdeck.rundir import RunDir
@@ -33,15 +33,18 @@ def runs(
     everything: Annotated[bool, typer.Option("--all", help="Those that were archived, too.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """List every run, the newest first."""
+    """List every run, the newest first. A race is one row."""
     from rankdeck import rundir
     from rankdeck.cli.summary import runs_table
+    from rankdeck.run.race import row_of_race
     from rankdeck.run.row import row_of
     from rankdeck.run.row_index import RunRows
 
-    known = RunRows()
-    found = [row_of(run, known.info(run)) for run in rundir.list_runs(rundir.default_runs_folder())]
+    known, folder = RunRows(), rundir.default_runs_folder()
+    found = [row_of(run, known.info(run)) for run in rundir.list_runs(folder)]
     known.save()
+    races = [row_of_race(race) for race in rundir.list_races(folder)]
+    found = sorted([*found, *races], key=lambda row: str(row["run"]), reverse=True) if races else found
     rows = [row for row in found if everything or not row["archived"]]
     if as_json:
         console.as_json(rows)
@@ -63,10 +66,15 @@ def show(
     attempt: Attempt = None,
     as_json: AsJson = False,
 ) -> int:
-    """Show what a run did and what it cost on every device, beside what was predicted."""
+    """Show what a run did and what it cost on every device, beside what was predicted; or how a race went."""
     from rankdeck.cli.summary import print_report
     from rankdeck.run.summary import summarise
 
+    race = find_race(name)
+    if race is not None:
+        from rankdeck.cli.race import show_race
+
+        return show_race(race, as_json=as_json)
     run = find_run(name)
     _check_attempt(run, attempt)
     if with_plan:

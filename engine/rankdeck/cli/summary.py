@@ -261,7 +261,8 @@ def runs_table(rows: Sequence[Mapping[str, Any]], width: int) -> Text:
 def _run_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     started, planned = row["started"], row["steps_planned"]
     ago = UNKNOWN if started is None else f"{format_duration(time.time() - started)} ago"
-    use = row["strategy"] or row.get("wrapper") or ("script" if "run_source" in row else UNKNOWN)
+    raced = f"race, {row['entries_done']} of {row['entries']}" if row.get("entries") else None
+    use = raced or row["strategy"] or row.get("wrapper") or ("script" if "run_source" in row else UNKNOWN)
     called = one_line(row["title"] + "".join(f"  #{tag}" for tag in row["tags"]))
     steps = f"{row['steps']}/{planned}" if planned else f"{row['steps']}"
     return row["run"], called, row["outcome"], use, steps, ago

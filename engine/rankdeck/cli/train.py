@@ -99,7 +99,7 @@ def stay(run: RunDir, display: Display, *, as_json: bool, attempt: int = 0) -> i
             if run.is_alive():
                 raise
 
-    interrupts = _Interrupts(stop, display.say)
+    interrupts = Interrupts(stop, display.say)
     with interrupts.counted():
         try:
             fold = follow(run, display, interrupts.act, attempt)
@@ -125,7 +125,7 @@ def _finish(run: RunDir, fold: Fold, *, as_json: bool, interrupted: bool) -> int
     return end.exit_code if end is not None else 1
 
 
-class _Interrupts:
+class Interrupts:
     """Counts Ctrl-C and SIGTERM; `act` does what they ask for, outside of the handler."""
 
     def __init__(self, stop: Callable[[bool], object], say: Callable[[str], None]) -> None:

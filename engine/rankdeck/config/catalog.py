@@ -247,12 +247,14 @@ class CatalogCard:
 class StrategyCard(CatalogCard):
     """`one_process`: one rank drives all devices. `one_device`: it uses the first of them only.
     `batch_shards`: the batch is cut by the number of devices. `min_devices`: fewer make no sense.
+    `is_stale`: it steps with gradients of older weights, and trains something else than one device.
     """
 
     one_process: bool = False
     one_device: bool = False
     batch_shards: bool = True
     min_devices: int = 1
+    is_stale: bool = False
     icon: str = "server"
     lives: str = ""
     sends: str = ""
@@ -427,6 +429,7 @@ STRATEGIES: Mapping[str, StrategyCard] = _table(
         AsyncPipelineOptions,
         batch_shards=False,
         min_devices=2,
+        is_stale=True,
         icon="rocket",
         lives="On stage s of p its weights, gradients and optimizer state, p - s versions of its weights "
         "(2bw: two), and the activations of p - s microbatches.",

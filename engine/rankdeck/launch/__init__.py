@@ -8,6 +8,7 @@
     supervising.py     what every supervisor does: begins, stops, names the cause when ranks fail, restarts
     supervisor.py      of a configuration: prepares data, starts the ranks, watches them
     script_supervisor.py  of a person's own script, which has another torch than ours, or none
+    race.py            strategies one after another, each as a run; the race holds their leases
     agent.py           torch's elastic agent over our ranks; a rendezvous that listens on loopback only
     children.py        a rank as a child: polled, signalled, ended by session
     rank_processes.py  ranks of a configuration: forked early, released late

@@ -40,7 +40,15 @@ class ChosenDevices:
 
 
 def choose_devices(config: RunConfig) -> ChosenDevices:
-    """The devices that the configuration names, as they are on this machine now.
+    """The devices that the configuration names, as they are on this machine now, and has work for.
+
+    Raises: as `named_devices`.
+    """
+    return with_work(config, named_devices(config))
+
+
+def named_devices(config: RunConfig) -> ChosenDevices:
+    """All the devices that the configuration names, as they are on this machine now.
 
     Raises:
         DeviceError: there is no such device, or another run holds it.
@@ -48,13 +56,11 @@ def choose_devices(config: RunConfig) -> ChosenDevices:
     """
     selection = config.selection
     if selection.kind == "cpu":
-        choice = _virtual(config, selection.count or 1)
-    elif selection.kind == "gpu":
-        choice = _gpus(selected_gpus(list_gpus(), selection.gpus))
-    else:
-        free = free_gpus()
-        choice = _gpus(free) if free else _virtual(config, 2)
-    return _with_work(config, choice)
+        return _virtual(config, selection.count or 1)
+    if selection.kind == "gpu":
+        return _gpus(selected_gpus(list_gpus(), selection.gpus))
+    free = free_gpus()
+    return _gpus(free) if free else _virtual(config, 2)
 
 
 def devices_of_script(config: ScriptConfig) -> ChosenDevices:
@@ -239,7 +245,7 @@ def _hidden_warning(gpu: GpuStatus, hidden_bytes: int) -> Problem:
     )
 
 
-def _with_work(config: RunConfig, chosen: ChosenDevices) -> ChosenDevices:
+def with_work(config: RunConfig, chosen: ChosenDevices) -> ChosenDevices:
     """The devices that there is work for, with a warning where that leaves some out: one under `single`, and
     one per stage where one process holds the stages that given cuts make."""
     cuts = config.strategy.options.get("cuts")

@@ -351,11 +351,12 @@ def _signal_name(number: int) -> str:
 def main(spec: dict[str, Any]) -> NoReturn:
     """`spec`: hidden, final, command, leases, attempt, and the descriptors ready_fd and tether_fd. A script
     has also: signals (whether they are passed on), stop_s (what it has from TERM to KILL) and the descriptors
-    passed, which are the supervisor's alone.
+    passed, which are the supervisor's alone. An entry of a race has the race's locks as descriptors held,
+    which are free once its guard, too, has ended.
     """
     daemonise()
     ready: int = spec["ready_fd"]
-    for handle in (ready, spec["tether_fd"]):
+    for handle in (ready, spec["tether_fd"], *spec.get("held", ())):
         if handle is not None:
             os.set_inheritable(handle, False)
     guard = Guard(spec)

@@ -67,7 +67,7 @@ def start(
     """
     config, choice = _check(config)
     title = title_of(config, len(choice.devices))
-    environment = _environment(config, choice, command_line, started)
+    environment = environment_of(config, choice, command_line, started)
     hidden = rundir.create(runs, config, environment | {"title": _title(title, config, runs)})
     return _begin(hidden, choice, supervisor_of(worker), detach=detach)
 
@@ -89,7 +89,7 @@ def resume(
     """
     _check_resumable(run, config)
     config, choice = _check(config)
-    environment = _environment(config, choice, command_line, started)
+    environment = environment_of(config, choice, command_line, started)
     attempt, files = rundir.add_attempt(run, config, environment)
     try:
         start_guard(run, choice.leases, supervisor_of(worker), detach=detach, attempt=attempt)
@@ -320,7 +320,7 @@ def check_paths(config: RunConfig) -> None:
             )
 
 
-def _environment(
+def environment_of(
     config: RunConfig, choice: choose.ChosenDevices, command_line: Sequence[str], started: float
 ) -> dict[str, Any]:
     """environment.json of a configuration, which trains in this environment."""

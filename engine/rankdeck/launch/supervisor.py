@@ -27,7 +27,7 @@ from rankdeck.launch import rank_start, supervising
 from rankdeck.launch.children import GRACE_S, end_ranks
 from rankdeck.launch.rank_processes import RankProcess, can_fork_preloaded
 from rankdeck.launch.watch import Watch
-from rankdeck.rundir import RunDir
+from rankdeck.rundir import FIRST_STEPS, RunDir
 from rankdeck.torch_compat.versions import version_problem
 from rankdeck.training.agreement import SAVING
 
@@ -84,7 +84,7 @@ class Supervisor(supervising.Supervising):
             options=config.strategy.options,
             world_size=self._world_size,
             devices=self._devices,
-            steps=config.train.known_steps,
+            steps=self._environment.get(FIRST_STEPS, config.train.known_steps),
             global_batch=config.train.global_batch,
             started=self.began(),
             pace=config.rehearsal.pace,

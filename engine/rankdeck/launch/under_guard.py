@@ -65,9 +65,16 @@ class Supervised:
 
 
 def start_guard(
-    hidden: RunDir, leases: Sequence[Path], supervised: Supervised, *, detach: bool, attempt: int = 0
+    hidden: RunDir,
+    leases: Sequence[Path],
+    supervised: Supervised,
+    *,
+    detach: bool,
+    attempt: int = 0,
+    held: Sequence[int] = (),
 ) -> RunDir:
-    """A run under guard, with its final name and its lock held.
+    """A run under guard, with its final name and its lock held. `held` are descriptors of locks that the
+    guard is to hold as well as this process.
 
     Raises:
         DeviceError: a lease is held meanwhile.
@@ -98,10 +105,11 @@ def start_guard(
         "signals": supervised.signals,
         "stop_s": supervised.stop_s,
         "passed": streams,
+        "held": list(held),
     }
     own_ends = [ready_end] if tether_end is None else [ready_end, tether_end]
     try:
-        first = _popen(run, spec, [*own_ends, *streams])
+        first = _popen(run, spec, [*own_ends, *streams, *held])
     finally:
         for handle in [*own_ends, *streams]:
             os.close(handle)

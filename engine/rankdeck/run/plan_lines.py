@@ -227,13 +227,13 @@ def marks(lines: Iterable[PlanLine]) -> Marks:
     timed = [(place, line, _middle_s(line.step)) for place, line in fits if line.step is not None]
     if not timed:
         # One device after another is as slow as one alone.
-        place, line = min(fits, key=lambda item: (_planning(item[1]).in_turn, *_complexity(item[1])))
+        place, line = min(fits, key=lambda item: (_planning(item[1]).in_turn, *complexity(item[1])))
         together = " in which all devices work at once" if len(line.devices) > 1 else ""
         reason = f"{_it_fits(line)}, step times are not known, and it is the simplest{together}."
         return Marks(cheapest, place, reason)
     fastest_s = min(middle_s for _, _, middle_s in timed)
     close = [(place, line) for place, line, middle_s in timed if middle_s <= EQUALLY_FAST * fastest_s]
-    place, line = min(close, key=lambda item: _complexity(item[1]))
+    place, line = min(close, key=lambda item: complexity(item[1]))
     why = (
         "no other is predicted to be faster"
         if len(close) == 1
@@ -264,8 +264,9 @@ def _planning(line: PlanLine) -> Planning:
     return STRATEGIES[line.strategy].planning
 
 
-def _complexity(line: PlanLine) -> tuple[int, bool, int]:
-    """Options that are set come first; one thread that drives several devices is no simplification."""
+def complexity(line: PlanLine) -> tuple[int, bool, int]:
+    """What sorts lines from the simplest on: options that are set come first; one thread that drives several
+    devices is no simplification."""
     options = len(STRATEGIES[line.strategy].changed(line.options))
     drives_several = _planning(line).one_thread and len(line.devices) > 1
     return options, drives_several, list(STRATEGIES).index(line.strategy)

@@ -14,10 +14,12 @@ from rankdeck.rundir.listing import (
     list_folder,
     list_runs,
 )
+from rankdeck.rundir.races import FIRST_STEPS, RaceDir, create_race, find_race, list_races
 from rankdeck.rundir.reading import Cursor, EventReader, LineCounts
 from rankdeck.rundir.writing import EventWriter
 
 __all__ = [
+    "FIRST_STEPS",
     "OUTCOMES",
     "Cursor",
     "End",
@@ -25,19 +27,23 @@ __all__ = [
     "EventWriter",
     "Labels",
     "LineCounts",
+    "RaceDir",
     "RunDir",
     "add_attempt",
     "attempt_of",
     "create",
+    "create_race",
     "default_runs_folder",
     "enter_in_index",
     "events_from_end",
     "final_path",
+    "find_race",
     "find_run",
     "first_events",
     "is_run",
     "labels_stamp",
     "list_folder",
+    "list_races",
     "list_runs",
     "read_labels",
     "slug",

@@ -264,15 +264,19 @@ def add_attempt(
     return attempt, list(contents)
 
 
-def create(runs: Path, config: RunConfig | ScriptConfig, environment: dict[str, Any]) -> RunDir:
+def create(
+    runs: Path, config: RunConfig | ScriptConfig, environment: dict[str, Any], name: str | None = None
+) -> RunDir:
     """A new run's directory under a hidden name; the guard gives it its final one once its lock is held.
-    Both are made of the environment's "title", what the run is called.
+    Without a `name` both are made of the environment's "title", what the run is called.
 
     Raises:
         ConfigError: the folder of runs cannot be written.
     """
-    title = slug(environment.get("title") or config.name)
-    final = runs.absolute() / f"{time.strftime('%Y%m%d-%H%M%S')}-{title}-{secrets.token_hex(2)}"
+    if name is None:
+        title = slug(environment.get("title") or config.name)
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{title}-{secrets.token_hex(2)}"
+    final = runs.absolute() / name
     hidden = final.with_name(HIDDEN + final.name)
     try:
         for folder in (hidden / "events", hidden / "logs"):

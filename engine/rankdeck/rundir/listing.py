@@ -31,13 +31,18 @@ def enter_in_index(run: RunDir) -> None:
         pass
 
 
+def indexed_paths() -> list[Path]:
+    """What the index remembers, also what is there no more."""
+    try:
+        return [Path(line) for line in files.read_text(_index_file()).splitlines() if line]
+    except OSError:
+        return []
+
+
 def list_runs(folder: Path | None = None) -> list[RunDir]:
     """Every run of the folder and of the index that still exists, newest first by name."""
     paths = {} if folder is None else {run.path: None for run in list_folder(folder)}
-    try:
-        paths |= dict.fromkeys(Path(line) for line in files.read_text(_index_file()).splitlines() if line)
-    except OSError:
-        pass
+    paths |= dict.fromkeys(indexed_paths())
     runs = [RunDir(path) for path in paths if is_run(path)]
     return sorted(runs, key=lambda run: run.name, reverse=True)
 
@@ -65,8 +70,9 @@ def find_run(text: str, folder: Path | None = None) -> RunDir:
     Raises:
         RunNotFoundError: no run, or several, are called so; the message lists them.
     """
-    if (path := _as_directory(text)) is not None:
-        return RunDir(path)
+    for place in (text, *(() if folder is None else (str(folder / text),))):
+        if (path := _as_directory(place)) is not None:
+            return RunDir(path)
     runs = list_runs(folder)
     if text == "last":
         if runs:

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 class Trainer:
     """One rank's training of a strategy that is built. `places` are its devices' in the run;
-    `beat(step, phase)` says that it is alive; without a `saver` nothing is saved; `notes` are told first."""
+    `beat(step, phase)` says that it is alive; without a `saver` nothing is saved; `notes` are told first.
+    With `waits` each step ends once its GPUs have done it, so that its time is theirs."""
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class Trainer:
         sampling: SamplingBudget | None = None,
         beat: Callable[[int, str], None] = lambda step, phase: None,
         saver: Saver | None = None,
+        waits: bool = False,
     ) -> None:
         self.strategy = strategy
         self.optimizer = optimizer
@@ -65,6 +67,7 @@ class Trainer:
         self._rank = rank
         self._beat = beat
         self._saver = saver
+        self._waits = waits
         scaling = LossScaling(strategy.device, is_on=self._train.precision == "fp16")
         self._trained = Trained(strategy, optimizer, scaling)
         if saver is not None:
@@ -202,6 +205,9 @@ class Trainer:
         finally:
             self._monitor.stop()
         self._monitor.tell_memory(step)
+        for device in self.strategy.setup.devices if self._waits else ():
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
         return facts
 
     def _save_if_due(self, step: int) -> bool:

@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -25,7 +25,7 @@ from rankdeck.base.garbage import kept_for_good
 from rankdeck.base.heartbeat import HeartbeatWriter, die_with_parent
 from rankdeck.checkpoint_files import Checkpoint, newest_whole
 from rankdeck.diagnose.exceptions import describe
-from rankdeck.rundir import EventWriter, RunDir
+from rankdeck.rundir import FIRST_STEPS, EventWriter, RunDir
 
 if TYPE_CHECKING:
     import torch
@@ -69,6 +69,10 @@ class _Stop:
         signal.signal(signal.SIGTERM, self._ask)
         # Ctrl-C goes to the whole terminal's group; ranks are ended by their supervisor alone.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def leave_at_once(self) -> None:
+        """From here on SIGTERM ends the process: there is nothing to save."""
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _ask(self, *_: object) -> None:
         self.requested = True
@@ -161,8 +165,8 @@ class Worker:
             from rankdeck.training.assembly import assemble
             from rankdeck.training.sampling import SamplingBudget
 
-        config = place.run.config()
-        run_devices = [_device_info(entry) for entry in place.run.environment()["devices"]]
+        config, environment = place.run.config(), place.run.environment()
+        run_devices = [_device_info(entry) for entry in environment["devices"]]
         card = config.strategy_card
         mine = list(range(len(run_devices))) if card.one_process else [place.rank]
         if card.one_device:
@@ -172,6 +176,10 @@ class Worker:
             self._join(torch, devices[0], config.launch.timeout_s)
         self._phase("loading data")
         workload = workloads.load(config)
+        first_steps: int | None = environment.get(FIRST_STEPS)
+        if first_steps is not None:
+            workload = replace(workload, steps=first_steps, heldout=None)
+            self._stop.leave_at_once()
         self._phase("building the model")
         always = os.environ.get("RANKDECK_LEDGER") == "always"
         trainer = assemble(
@@ -183,7 +191,8 @@ class Worker:
             writer=self._writer,
             sampling=SamplingBudget(always=always),
             beat=self._beat,
-            saver=self._saver(config, len(run_devices)),
+            saver=self._saver(config, len(run_devices)) if first_steps is None else None,
+            waits=first_steps is not None,
         )
         self._strategy = trainer.strategy
         gc.collect()
@@ -191,7 +200,8 @@ class Worker:
         epochs = workload.epochs
         self._phase("training", steps=workload.steps, samples=epochs.num_samples, left_out=epochs.left_out)
         trainer.run()
-        self._save(trainer.strategy)
+        if first_steps is None:
+            self._save(trainer.strategy)
 
     def _torch_devices(self, torch: Any, infos: list[events.DeviceInfo]) -> list[torch.device]:
         """The torch devices behind this rank's devices, and a RankStarted with what they say of themselves.

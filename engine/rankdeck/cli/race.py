@@ -1,0 +1,259 @@
+"""`rankdeck race`: every strategy that is predicted to fit trains the same steps; the losses are compared.
+
+Ctrl-C (or SIGTERM) ends the entry that runs and keeps what was measured; the second one does so now; the
+third leaves.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from rankdeck.base.errors import ConfigError
+from rankdeck.base.units import format_duration
+from rankdeck.cli import console
+from rankdeck.cli.options import AsJson, ConfigName, Overrides, load_config
+from rankdeck.cli.train import INTERRUPTED, Interrupts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rankdeck.cli.race_display import RaceDisplay
+    from rankdeck.config import RunConfig
+    from rankdeck.launch.race import Asked, Racing
+    from rankdeck.planner.targets import Target
+    from rankdeck.run.plan_lines import PlanLine
+    from rankdeck.run.race import LeftOut, Race
+    from rankdeck.rundir import RaceDir
+
+ASKED_FROM_S = 120.0
+"""A race that is expected to take longer is asked about first, in a terminal."""
+DEFAULT_STEPS, LEAST_STEPS, MOST_STEPS = 25, 20, 1000
+"""Below 20 a median says little."""
+_POLL_S = 0.05
+
+
+def race(
+    config: ConfigName,
+    steps: Annotated[
+        int,
+        typer.Option(
+            min=LEAST_STEPS, max=MOST_STEPS, help="Each trains so many; the first five are not timed."
+        ),
+    ] = DEFAULT_STEPS,
+    devices: Annotated[
+        str | None, typer.Option(help="auto, cpu:4 (a rehearsal), gpu:all, gpu:0,2 or gpu:GPU-<uuid>.")
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Strategies with commas between them; all without.")
+    ] = None,
+    overrides: Overrides = None,
+    runs: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The folder that holds runs; ./runs by default.")
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the configuration with the winner's strategy (GPUs only)."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, however long it takes.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Race what fits: every strategy that a plan finds room for trains the same steps from the same seed.
+
+    Times and memory are measured, one strategy after another on the same devices, and losses have to agree.
+    Nothing is saved but the figures. Exit status 0: all completed and agree, but where it is known why not.
+    """
+    chosen = load_config(config, devices=devices, overrides=overrides or ())
+    asked, num_devices = _asked(chosen, only, steps, runs, save, quiet=as_json)
+    if not yes and not _is_wanted(asked):
+        raise typer.Abort
+    from rankdeck.cli.race_display import display_for
+    from rankdeck.launch.race import Racing, check_devices
+
+    check_devices(asked, num_devices)
+    with Racing(asked) as racing:
+        display = display_for(racing.race, quiet=as_json)
+        _run(racing, display)
+    _tell(racing.folder, racing.race, as_json=as_json, was_shown=True)
+    if save is not None:
+        save_winner(racing.race, chosen, save)
+    return INTERRUPTED if racing.is_stopped else racing.race.exit_code
+
+
+def _asked(
+    config: RunConfig, only: str | None, steps: int, runs: Path | None, save: Path | None, *, quiet: bool
+) -> tuple[Asked, int]:
+    """What fits, planned now, and on how many devices.
+
+    Raises: ConfigError where nothing fits, or where --save asks a rehearsal for a winner.
+    """
+    from rankdeck import rundir
+    from rankdeck.cli.plan import predicted_lines
+    from rankdeck.cli.plan_target import target_of
+    from rankdeck.launch.race import Asked
+    from rankdeck.planner.candidates import candidates_for
+
+    target = target_of(config, None, None)
+    if save is not None and not target.like_cuda:
+        raise ConfigError(
+            "--save: these are virtual devices; which strategy is fastest on a CPU says nothing of GPUs.",
+            code="rehearsal",
+            path="devices.use",
+            advice="Leave --save out, or race on GPUs: --devices gpu:all.",
+        )
+    order = [row.label for row in candidates_for(config, only, target.num_devices)]
+    if not order:
+        raise ConfigError(
+            f"No sensible options of {only} are known for {target.words}.",
+            code="nothing-to-race",
+            advice="Set its options in the configuration's strategy table, or race on more devices.",
+        )
+    if not quiet:
+        console.err().print(f"planning what fits on {target.words}", style="dim")
+    found = sorted(
+        predicted_lines(config, only, target, advice=False),
+        # Whose losses the others are held to comes first.
+        key=lambda one: (one.strategy != "single", order.index(one.label)),
+    )
+    lines, left_out = sorted_out(found, named=only is not None)
+    if not lines:
+        raise _nothing_fits(left_out, target)
+    folder = runs.expanduser().absolute() if runs is not None else rundir.default_runs_folder()
+    command_line = ["rankdeck", *sys.argv[1:]]
+    return Asked(config, lines, left_out, steps, folder, command_line), target.num_devices
+
+
+def sorted_out(found: Sequence[PlanLine], *, named: bool) -> tuple[list[PlanLine], list[LeftOut]]:
+    """(those that race, those that do not). What the planner could not follow to its end, so that nobody
+    knows, races where it was `named`."""
+    from rankdeck.run.plan_lines import CANNOT, FITS, TIGHT
+    from rankdeck.run.race import LeftOut
+
+    def races(line: PlanLine) -> bool:
+        return line.verdict in (FITS, TIGHT) or (named and line.verdict == CANNOT and bool(line.devices))
+
+    left_out = [
+        LeftOut(label=line.label, verdict=line.verdict, reason=line.reason)
+        for line in found
+        if not races(line)
+    ]
+    return [line for line in found if races(line)], left_out
+
+
+def _nothing_fits(left_out: Sequence[LeftOut], target: Target) -> ConfigError:
+    reasons = "; ".join(f"{one.label}: {one.reason}" for one in left_out[:3])
+    return ConfigError(
+        f"No strategy is predicted to fit on {target.words}. {reasons}",
+        code="nothing-fits",
+        advice="See what to change with: rankdeck plan. A strategy that --only names is tried also where the "
+        "planner cannot follow the model.",
+    )
+
+
+def _is_wanted(asked: Asked) -> bool:
+    """Whether a person in a terminal wants a race of this length; short ones are not asked about."""
+    from rankdeck.cli.race_display import expected_s
+
+    is_asked = sys.stdin.isatty() and sys.stderr.isatty()
+    seconds, is_least = expected_s(asked.lines, asked.steps)
+    if seconds <= ASKED_FROM_S or not is_asked:
+        return True
+    words = f"{'at least' if is_least else 'about'} {format_duration(seconds)}"
+    return typer.confirm(f"{len(asked.lines)} strategies take {words}. Race them?", default=True, err=True)
+
+
+def _run(racing: Racing, display: RaceDisplay) -> None:
+    """Entry after entry, until all are through or somebody wants it to stop."""
+    from rankdeck.cli.follow import follow
+
+    interrupts = Interrupts(racing.stop, display.say)
+
+    def goes_on() -> bool:
+        if racing.stop_is_asked and not racing.is_stopped:
+            racing.stop()
+        return interrupts.act()
+
+    with interrupts.counted():
+        for entry in racing.entries():
+            display.begin(entry)
+            run = racing.start(entry)
+            if run is not None:
+                racing.finish(entry, follow(run, display, goes_on))
+            display.done(entry)
+            if not goes_on():
+                break
+
+
+def _tell(folder: RaceDir, race: Race, *, as_json: bool, was_shown: bool = False) -> None:
+    """`was_shown`: each entry was told of as it ended."""
+    from rankdeck.cli.race_tables import print_race
+
+    if as_json:
+        console.as_json(facts_of(folder, race))
+    else:
+        print_race(folder, race, with_failures=not was_shown)
+
+
+def facts_of(folder: RaceDir, race: Race) -> dict[str, object]:
+    """What `--json` prints: race.json, and where it lies."""
+    return {"race": folder.name, "path": str(folder.path), **msgspec.to_builtins(race)}
+
+
+def show_race(folder: RaceDir, *, as_json: bool) -> int:
+    """`rankdeck show` of a race.
+
+    Raises: ConfigError where its file cannot be read.
+    """
+    from rankdeck.run.race import read_race
+
+    found = read_race(folder)
+    if found is None:
+        raise ConfigError(
+            f"{folder.file} cannot be read, or a newer version wrote it.",
+            code="unreadable",
+            path=str(folder.file),
+        )
+    if not as_json:
+        console.out().print(found.title, style="bold")
+    _tell(folder, found, as_json=as_json)
+    return 0
+
+
+def stop_race(folder: RaceDir, *, within_s: float) -> bool:
+    """Ask whoever races to stop; whether the race was over within so many seconds."""
+    folder.stop_request.touch()
+    until_s = time.monotonic() + within_s
+    while folder.is_alive():
+        if time.monotonic() > until_s:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def save_winner(race: Race, asked: RunConfig, file: Path) -> None:
+    """Write what was asked for with the winner's strategy; where there is none, say why.
+
+    Raises: ConfigError where the file cannot be written.
+    """
+    from rankdeck.base.files import write_whole
+    from rankdeck.launch.race import entry_config
+
+    winner = race.entry(race.verdicts.winner)
+    if winner is None:
+        why = (
+            "times of a rehearsal are no GPU's" if race.is_rehearsal else "no strategy can be called fastest"
+        )
+        console.err().print(f"{file} was not written: {why}.", style="yellow", soft_wrap=True)
+        return
+    try:
+        write_whole(file.expanduser(), entry_config(asked, winner.predicted).to_toml())
+    except OSError as error:
+        raise ConfigError(
+            f"{file} cannot be written: {error.strerror}.", code="unwritable", path=str(file)
+        ) from None
+    console.err().print(f"{file} trains under {winner.label}: rankdeck train {file}", soft_wrap=True)

@@ -1,0 +1,126 @@
+"""A race while it goes on: a line per entry once it is over, and on a terminal one that moves below them."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Sequence
+
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from rankdeck.base.units import format_duration
+from rankdeck.cli import console
+from rankdeck.cli.display import Display
+from rankdeck.cli.live import REDRAW_S, bar
+from rankdeck.cli.race_tables import entry_line, introduction
+from rankdeck.run.fold import Fold
+from rankdeck.run.plan_lines import PlanLine
+from rankdeck.run.race import WAITING, Race, RaceEntry
+
+_STARTING_S = {"virtual": 5.0, "gpu": 12.0}
+"""About how long an entry takes before its first step."""
+
+
+def expected_s(lines: Sequence[PlanLine], steps: int) -> tuple[float, bool]:
+    """(how long a race of these takes, whether that is the least): on a CPU nobody knows what steps take."""
+    timed = [math.sqrt(line.step.low_s * line.step.high_s) for line in lines if line.step is not None]
+    is_gpu = bool(timed)
+    starting_s = _STARTING_S["gpu" if is_gpu else "virtual"]
+    again_s = timed[0] if timed else 0.0
+    return (len(lines) + 1) * starting_s + steps * (sum(timed) + again_s), len(timed) < len(lines)
+
+
+def left_s(race: Race, now_s: float) -> float | None:
+    """How much longer it takes, if what is left takes as long as what is done; None before that is known.
+    `now_s`: Unix time at which the entry that runs began."""
+    done = sum(entry.is_over for entry in race.entries)
+    if not done:
+        return None
+    waiting = sum(entry.state == WAITING for entry in race.entries)
+    repeats = any(entry.repeats is not None for entry in race.entries)
+    each_s = (now_s - race.began) / done
+    return each_s * (1 + waiting + (0 if repeats else 1))
+
+
+class RaceDisplay(Display):
+    """Shows nothing: `race --json` speaks once, at the end."""
+
+    def __init__(self, race: Race) -> None:
+        self.race = race
+
+    def begin(self, entry: RaceEntry) -> None:
+        """An entry is about to start."""
+
+    def done(self, entry: RaceEntry) -> None:
+        """It is over."""
+
+
+class RaceLines(RaceDisplay):
+    """A line per entry, for a pipe, a file or a log."""
+
+    def __init__(self, race: Race) -> None:
+        super().__init__(race)
+        console.out().print(introduction(race), style="dim", soft_wrap=True)
+
+    def done(self, entry: RaceEntry) -> None:
+        console.out().print(entry_line(self.race, entry), soft_wrap=True)
+        sys.stdout.flush()
+
+    def say(self, words: str) -> None:
+        console.out().print(words, style="dim")
+
+
+class RaceLive(RaceLines):
+    """The same on a terminal, with the entry that runs below."""
+
+    def __init__(self, race: Race) -> None:
+        super().__init__(race)
+        self._spinner = Spinner("dots")
+        self._entry: RaceEntry | None = None
+        self._began = self._drawn_s = 0.0
+        self._live: Live | None = None
+
+    def begin(self, entry: RaceEntry) -> None:
+        self._entry, self._began = entry, time.time()
+
+    def open(self) -> None:
+        self._live = Live(console=console.out(), auto_refresh=False, transient=True, redirect_stdout=False)
+        self._live.start()
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def say(self, words: str) -> None:
+        (self._live.console if self._live is not None else console.out()).print(words, style="dim")
+
+    def tick(self, fold: Fold) -> None:
+        now_s = time.monotonic()
+        if self._live is None or self._entry is None or now_s - self._drawn_s < REDRAW_S:
+            return
+        self._drawn_s = now_s
+        words = Text(f"{self._entry.label}  ", style="bold", no_wrap=True, overflow="ellipsis")
+        if fold.step:
+            words.append_text(bar(fold.step / self.race.steps, style="green"))
+            words.append(f" {fold.step}/{self.race.steps}", style="not bold")
+        else:
+            phases = fold.phases
+            words.append(phases[min(phases)] if phases else "starting", style="cyan not bold")
+        remaining_s = left_s(self.race, self._began)
+        if remaining_s is not None:
+            words.append(f"  about {format_duration(remaining_s)} left", style="dim not bold")
+        line = Table.grid(padding=(0, 1))
+        line.add_row(self._spinner, words)
+        self._live.update(line, refresh=True)
+
+
+def display_for(race: Race, *, quiet: bool) -> RaceDisplay:
+    """The display for where stdout goes."""
+    if quiet:
+        return RaceDisplay(race)
+    return RaceLive(race) if sys.stdout.isatty() else RaceLines(race)

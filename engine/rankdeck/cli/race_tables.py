@@ -1,0 +1,224 @@
+"""A race as a person reads it: a line per entry as it ends, then who came where and whether losses agree."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from rankdeck.base.errors import Problem
+from rankdeck.base.units import format_bytes, format_rate
+from rankdeck.cli import console
+from rankdeck.cli.words import UNKNOWN, empty_table, size_in_words
+from rankdeck.run.race import (
+    AGREES,
+    COMPLETED,
+    DIFFERS,
+    EXPECTED,
+    FAILED,
+    REFERENCE,
+    STOPPED,
+    LossAgreement,
+    Race,
+    RaceEntry,
+)
+from rankdeck.run.race_verdicts import STRICT_STEPS
+from rankdeck.rundir import RaceDir
+
+_LABEL_WIDTH = 40
+_STYLES = {REFERENCE: "dim", AGREES: "green", EXPECTED: "yellow", DIFFERS: "bold red"}
+NOT_OF_GPUS = "These are times of this CPU, not of GPUs: they rank nothing but a rehearsal."
+
+
+def introduction(race: Race) -> str:
+    """What is about to happen."""
+    count = len(race.field)
+    what = f"{count} {'strategies' if count > 1 else 'strategy'} on {_devices(race)}"
+    words = f"{what}, {race.steps} steps each from seed {race.seed}, the first {race.warm_up_steps} not timed"
+    return f"{words}. {NOT_OF_GPUS}" if race.is_rehearsal else words
+
+
+def _devices(race: Race) -> str:
+    count = len(race.devices)
+    if race.is_rehearsal:
+        return f"{count} virtual device{'s' if count > 1 else ''}"
+    return f"{count} x {', '.join(dict.fromkeys(device.name for device in race.devices))}"
+
+
+def entry_line(race: Race, entry: RaceEntry) -> Text:
+    """'3/18  ddp   412.3 ms a step  77.6 samples/s  losses agree (1.2e-07)'."""
+    total = len(race.field) + 1
+    words = Text(f"{entry.number}/{total}".rjust(7) + "  ", style="dim")
+    label = f"{entry.label} again" if entry.repeats is not None else entry.label
+    words.append(f"{label}  ".ljust(_LABEL_WIDTH), style="default not dim")
+    if entry.state == FAILED:
+        words.append("failed", style="bold red not dim")
+        return words.append_text(_cause(entry.problem))
+    if entry.state != COMPLETED or entry.measured is None:
+        return words.append("stopped", style="yellow not dim")
+    words.append(f"{_time(entry.median_s)} a step".rjust(18), style="default not dim")
+    words.append(f"  {_rate(entry)} samples/s".rjust(20), style="default not dim")
+    words.append("  ")
+    return words.append_text(_agreement(entry.agreement))
+
+
+def _cause(problem: Problem | None) -> Text:
+    if problem is None:
+        return Text("")
+    lines = [line for line in problem.text().splitlines() if line]
+    return Text("".join(f"\n{' ' * 9}{line}" for line in lines), style="default not bold not dim")
+
+
+def _agreement(agreement: LossAgreement | None) -> Text:
+    if agreement is None:
+        return Text(UNKNOWN, style="dim")
+    apart = "" if agreement.difference is None else _share(agreement.difference)
+    words = {
+        REFERENCE: "the reference",
+        AGREES: f"agree, {apart} apart in step {agreement.step}",
+        EXPECTED: f"{apart} apart, as expected",
+        DIFFERS: f"DIFFER, {apart} apart in step {agreement.step}",
+    }[agreement.verdict]
+    if agreement.verdict == AGREES and not agreement.difference:
+        words = "agree to the last bit"
+    return Text(words, style=f"{_STYLES[agreement.verdict]} not dim" if words != "the reference" else "dim")
+
+
+def print_race(folder: RaceDir, race: Race, *, with_failures: bool = True) -> None:
+    """Places, memory, and what is to be said of them; `with_failures`: and why entries failed."""
+    out = console.out()
+    timed = sorted(
+        (entry for entry in race.field if entry.place is not None),
+        key=lambda entry: (entry.place, entry.median_s),
+    )
+    if timed:
+        out.print()
+        out.print(_places(race, timed))
+        out.print(f"\nmemory at each device's peak, {race.source}", style="dim", soft_wrap=True)
+        out.print(_memory(timed))
+        out.print()
+    for label, words in _words(race, with_failures=with_failures):
+        out.print(Text(label.ljust(13), style="dim").append(words, style="default not dim"), soft_wrap=True)
+    out.print(
+        Text("race".ljust(13), style="dim").append(str(folder.path), style="default not dim"), soft_wrap=True
+    )
+
+
+def _places(race: Race, timed: Sequence[RaceEntry]) -> Table:
+    table = empty_table()
+    for heading, justify in (
+        ("", "right"),
+        ("strategy", "left"),
+        ("step", "right"),
+        ("8 of 10 steps", "right"),
+        ("samples/s", "right"),
+        ("sent a step", "right"),
+        ("losses", "left"),
+    ):
+        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    for entry in timed:
+        shared = sum(other.place == entry.place for other in timed) > 1
+        table.add_row(
+            f"{entry.place}{'=' if shared else ' '}",
+            Text(entry.label, style="bold" if entry.number == race.verdicts.fastest else ""),
+            _time(entry.median_s),
+            _spread(entry),
+            _rate(entry),
+            size_in_words(None if entry.measured is None else entry.measured.sent_bytes),
+            _agreement(entry.agreement),
+        )
+    return table
+
+
+def _memory(timed: Iterable[RaceEntry]) -> Table:
+    """Peaks of live tensors per device, as they were measured and as the plan has them."""
+    table = empty_table()
+    for heading in ("strategy", "measured", "predicted"):
+        table.add_column(heading)
+    for entry in timed:
+        predicted = [device.active_bytes for device in entry.predicted.devices]
+        bound = f"at {entry.predicted.bound} " if entry.predicted.bound and predicted else ""
+        measured = [] if entry.measured is None else entry.measured.peak_bytes
+        table.add_row(entry.label, _sizes(measured), bound + _sizes(predicted))
+    return table
+
+
+def _sizes(sizes: Sequence[int | None]) -> str:
+    """'12.9 GiB, 3.7 GiB x3': equal neighbours are said once."""
+    words = [UNKNOWN if size is None else format_bytes(size) for size in sizes]
+    groups = [(size, len(list(group))) for size, group in itertools.groupby(words)]
+    return ", ".join(size if count == 1 else f"{size} x{count}" for size, count in groups) or UNKNOWN
+
+
+def _words(race: Race, *, with_failures: bool) -> Iterable[tuple[str, str]]:
+    """What tables do not say, each with its label."""
+    verdicts = race.verdicts
+    if race.outcome == STOPPED:
+        done = sum(entry.state == COMPLETED for entry in race.field)
+        yield "stopped", f"{done} of {len(race.field)} have raced; what they showed is kept."
+    elif race.outcome == "lost":
+        yield "lost", "Whoever raced was ended in the middle; what was measured until then is kept."
+    yield from _words_of_losses(race)
+    for note in verdicts.notes:
+        yield "drift", note
+    best = race.entry(verdicts.fastest)
+    if best is not None:
+        yield "fastest", f"{best.label}. {verdicts.fastest_why}"
+        if race.is_rehearsal:
+            yield "", NOT_OF_GPUS
+    for entry in race.field:
+        if with_failures and entry.state == FAILED and entry.problem is not None:
+            yield "failed", f"{entry.label}: {entry.problem.headline()}"
+    for one in race.left_out:
+        yield "left out", f"{one.label}: {one.reason or one.verdict}"
+
+
+def _words_of_losses(race: Race) -> Iterable[tuple[str, str]]:
+    """The proof: how many agree with what, and of each other one why not."""
+    reference, bar = race.entry(race.verdicts.reference), race.verdicts.bar
+    if reference is None or bar is None:
+        return
+    others = [entry for entry in race.entries if entry.agreement is not None and entry is not reference]
+    agreeing = [entry for entry in others if entry.agreement and entry.agreement.verdict == AGREES]
+    if others:
+        yield (
+            "losses",
+            f"{len(agreeing)} of {len(others)} agree with {reference.label} in every step: within {bar:.0e} "
+            f"of the loss in the first {STRICT_STEPS} steps, within {race.verdicts.late_bar:.0e} after.",
+        )
+    for entry in race.field:
+        agreement = entry.agreement
+        if agreement is not None and agreement.verdict in (EXPECTED, DIFFERS) and agreement.reason:
+            yield (
+                ("as expected" if agreement.verdict == EXPECTED else "DIFFERS"),
+                f"{entry.label}: {agreement.reason}",
+            )
+
+
+def _share(difference: float) -> str:
+    """'1.2e-07', and '87 %' where it is no matter of rounding."""
+    return f"{difference * 100:.0f} %" if difference >= 0.01 else f"{difference:.1e}"
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return UNKNOWN
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.{0 if seconds >= 0.1 else 1}f} ms"
+
+
+def _spread(entry: RaceEntry) -> str:
+    """Between which times eight of ten steps lie."""
+    measured = entry.measured
+    low, high = (None, None) if measured is None else (measured.share_s(0.1), measured.share_s(0.9))
+    if low is None or high is None:
+        return UNKNOWN
+    least, most = _time(low), _time(high)
+    same_unit = least.split()[1] == most.split()[1]
+    return f"{least.split()[0] if same_unit else least} to {most}"
+
+
+def _rate(entry: RaceEntry) -> str:
+    rate = None if entry.measured is None else entry.measured.samples_per_s
+    return UNKNOWN if rate is None else format_rate(rate)

@@ -1,0 +1,236 @@
+"""A race: strategies that train the same first steps, one after another, each as a real run.
+
+    devices are chosen and leased once  ->  for each entry: its run under a guard, followed by the caller,
+    summed up  ->  the first one once more  ->  verdicts
+
+The race's lock and the leases are held by this process and, as the same open files, by the guard of the entry
+that runs: whatever ends this process, they are free as soon as nothing of the race is left, and not before.
+An entry takes the first steps of the very training that was asked for: its schedule, its seed, its data; it
+saves nothing and evaluates nothing. Nothing here imports torch. Read run/race.py before.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rankdeck import events, rundir
+from rankdeck.base.errors import DeviceError, RankdeckError
+from rankdeck.config import RunConfig, from_dict, on_devices
+from rankdeck.config.naming import race_title
+from rankdeck.launch import choose, guard
+from rankdeck.launch.control import request_stop
+from rankdeck.launch.processes import end_leftovers
+from rankdeck.launch.start import check_paths, environment_of, supervisor_of
+from rankdeck.launch.under_guard import start_guard
+from rankdeck.run import plan_lines
+from rankdeck.run import race as races
+from rankdeck.run.fold import Fold
+from rankdeck.run.plan_lines import PlanLine
+from rankdeck.run.prediction import prediction_file
+from rankdeck.run.race import LeftOut, Race, RaceEntry
+from rankdeck.run.race_measured import finish
+from rankdeck.run.race_verdicts import judge
+from rankdeck.rundir import FIRST_STEPS, RaceDir, RunDir
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be raced. `lines` are those of a plan, in the order in which they run; `worker` as for a
+    run."""
+
+    config: RunConfig
+    lines: Sequence[PlanLine]
+    left_out: Sequence[LeftOut]
+    steps: int
+    runs: Path
+    command_line: Sequence[str]
+    worker: str | None = None
+
+
+class Racing:
+    """A race under way. Use it as a context manager: its end is written and its locks are let go of then."""
+
+    def __init__(self, asked: Asked) -> None:
+        """Raises:
+        DeviceError: a device is not there any more, or another run holds it.
+        ConfigError, DataError, ModelError, MachineError: as for a run.
+        """
+        check_paths(asked.config)
+        self._asked = asked
+        self._choice = choose.named_devices(asked.config)
+        end_leftovers()
+        num_devices = len(self._choice.devices)
+        train = asked.config.train
+        title = race_title(asked.config, num_devices)
+        self.folder: RaceDir = rundir.create_race(asked.runs, title, asked.config.to_toml())
+        is_virtual = self._choice.devices[0].kind == "virtual"
+        self.race = Race(
+            name=self.folder.name,
+            title=title,
+            began=time.time(),
+            source=events.MEASURED_IN_REHEARSAL if is_virtual else events.MEASURED_ON_GPU,
+            devices=self._choice.devices,
+            steps=asked.steps,
+            global_batch=train.global_batch,
+            seed=train.seed,
+            precision=train.precision,
+            allow_tf32=train.allow_tf32,
+            entries=[_entry(number, line) for number, line in enumerate(asked.lines, start=1)],
+            left_out=list(asked.left_out),
+        )
+        self._held: list[int] = []
+        self._running: RunDir | None = None
+        self._began_s = 0.0
+        self.is_stopped = False
+
+    def __enter__(self) -> Racing:
+        try:
+            self._held.append(guard.lock(str(self.folder.lock), f"{os.getpid()}\n"))
+            for lease in self._choice.leases:
+                lease.parent.mkdir(parents=True, exist_ok=True)
+                self._held.append(guard.lock(str(lease), str(self.folder.path)))
+        except guard.Refused as refusal:
+            self._let_go()
+            shutil.rmtree(self.folder.path, ignore_errors=True)
+            raise choose.busy_error("One of the chosen GPUs", str(refusal).strip() or "another run") from None
+        self._write()
+        rundir.enter_in_index(RunDir(self.folder.path))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for entry in self.race.entries:
+            if entry.state in (races.RUNNING, races.WAITING):
+                entry.state = races.STOPPED
+        is_whole = kind is None and not self.is_stopped
+        self.race.outcome = races.COMPLETED if is_whole else races.STOPPED
+        self.race.ended = time.time()
+        self._write()
+        self._let_go()
+
+    def entries(self) -> Iterator[RaceEntry]:
+        """One after another, until the race is stopped; the first that completed comes once more at the
+        end."""
+        yield from self._until_stopped(list(self.race.entries))
+        first = next((entry for entry in self.race.entries if entry.state == races.COMPLETED), None)
+        if first is not None and not self.is_stopped:
+            again = _entry(len(self.race.entries) + 1, first.predicted, repeats=first.number)
+            self.race.entries.append(again)
+            yield again
+
+    def _until_stopped(self, entries: Sequence[RaceEntry]) -> Iterator[RaceEntry]:
+        for entry in entries:
+            if self.is_stopped:
+                return
+            yield entry
+
+    def start(self, entry: RaceEntry) -> RunDir | None:
+        """The entry's run, under way; None where it is refused, which the entry says then."""
+        entry.state = races.RUNNING
+        self._write()
+        self._began_s = time.monotonic()
+        try:
+            self._running = self._start(entry)
+        except RankdeckError as error:
+            entry.state, entry.problem = races.FAILED, error.problem
+            self._judge()
+            return None
+        return self._running
+
+    def _start(self, entry: RaceEntry) -> RunDir:
+        config = entry_config(self._asked.config, entry.predicted, self.race.steps)
+        choice = choose.with_work(config, self._choice)
+        kind = "cpu" if self.race.is_rehearsal else "gpu"
+        config = on_devices(config, kind, len(choice.devices))
+        environment = environment_of(config, choice, self._asked.command_line, time.time())
+        environment |= {"title": entry.label, FIRST_STEPS: self.race.steps, "race": self.race.name}
+        name = Path(entry.folder).name
+        hidden = rundir.create(self.folder.entries_folder, config, environment, name)
+        prediction_file(hidden).write_bytes(plan_lines.encode(entry.predicted))
+        return start_guard(hidden, (), supervisor_of(self._asked.worker), detach=False, held=self._held)
+
+    def finish(self, entry: RaceEntry, fold: Fold) -> None:
+        """What its run came to, once that has ended."""
+        assert self._running is not None
+        finish(self.race, entry, self._running, fold, time.monotonic() - self._began_s)
+        self._running = None
+        self._judge()
+
+    def stop(self, now: bool = False) -> None:
+        """End the entry that runs, and start no other."""
+        self.is_stopped = True
+        if self._running is not None:
+            try:
+                request_stop(self._running, now=now)
+            except RankdeckError:
+                if self._running.is_alive():
+                    raise
+
+    @property
+    def stop_is_asked(self) -> bool:
+        """Whether somebody else wants the race to stop."""
+        return self.folder.stop_request.exists()
+
+    def _judge(self) -> None:
+        judge(self.race)
+        self._write()
+
+    def _write(self) -> None:
+        try:
+            races.write_race(self.folder, self.race)
+        except OSError as error:
+            raise RankdeckError(
+                f"{self.folder.file} cannot be written: {error.strerror}.",
+                code="race-folder",
+                advice="Free space on the disk. What was measured so far is in the folder.",
+            ) from None
+
+    def _let_go(self) -> None:
+        while self._held:
+            os.close(self._held.pop())
+
+
+def check_devices(asked: Asked, num_devices: int) -> None:
+    """Raises: DeviceError where there are not as many devices as were planned for."""
+    found = len(choose.named_devices(asked.config).devices)
+    if found != num_devices:
+        raise DeviceError(
+            f"The plan is for {num_devices} devices, and there are {found} now.",
+            code="devices-changed",
+            advice="Begin again, or name the devices: --devices gpu:0,1.",
+        )
+
+
+def _entry(number: int, line: PlanLine, repeats: int | None = None) -> RaceEntry:
+    return RaceEntry(
+        number=number,
+        folder=f"entries/{number}-{rundir.slug(line.label)}",
+        label=line.label,
+        strategy=line.strategy,
+        options=line.options,
+        predicted=line,
+        repeats=repeats,
+    )
+
+
+def entry_config(base: RunConfig, line: PlanLine, steps: int | None = None) -> RunConfig:
+    """The configuration that was asked for with a line's strategy; as an entry where `steps` are given.
+
+    Raises: ConfigError where the two do not go together.
+    """
+    tables: dict[str, Any] = base.to_dict()
+    tables["strategy"] = {"use": line.strategy, **line.options}
+    if steps is not None:
+        tables["launch"]["max_restarts"] = 0
+        known = base.train.known_steps
+        if known is not None and known < steps:
+            tables["train"]["steps"] = steps
+    return from_dict(tables, folder=Path(base.folder or "."))

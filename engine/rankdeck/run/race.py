@@ -1,0 +1,222 @@
+"""A race: strategies that trained the same first steps on the same devices, as race.json in its folder.
+
+The file is written anew after each entry, so whoever reads it at any moment sees what is known by then. What
+follows from the entries together (agreement, places, the winner) is worked out by race_verdicts.py and kept
+beside them. Keys are only ever added; `version` counts what an older reader could not make sense of. Read
+rundir/races.py for the folder.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from rankdeck.base import files
+from rankdeck.base.errors import Problem
+from rankdeck.events import DeviceInfo
+from rankdeck.run.plan_lines import PlanLine
+from rankdeck.rundir import RaceDir, RunDir, read_labels
+
+VERSION = 1
+WARM_UP_STEPS = 5
+"""The first steps of an entry are not timed: first calls, and the ledger follows three of them."""
+
+WAITING, RUNNING, COMPLETED, FAILED, STOPPED, LOST = (
+    "waiting",
+    "running",
+    "completed",
+    "failed",
+    "stopped",
+    "lost",
+)
+AGREES, EXPECTED, DIFFERS, REFERENCE = "agrees", "expected", "differs", "reference"
+
+
+class Measured(msgspec.Struct, kw_only=True):
+    """What an entry was seen to do. `step_s` are the times of the steps behind the first ones, in order;
+    `peak_bytes` are by device (None was not read), `sent_bytes` of all ranks in one step; `losses` of every
+    step, None where one is not known; `seconds` is the whole entry, its start included.
+    """
+
+    step_s: list[float]
+    samples_per_s: float | None
+    peak_bytes: list[int | None]
+    sent_bytes: int | None
+    losses: list[float | None]
+    seconds: float
+
+    @property
+    def median_s(self) -> float | None:
+        return statistics.median(self.step_s) if self.step_s else None
+
+    def share_s(self, share: float) -> float | None:
+        """The step time below which `share` of the steps lie."""
+        times = sorted(self.step_s)
+        return times[min(len(times) - 1, round(share * (len(times) - 1)))] if times else None
+
+
+class LossAgreement(msgspec.Struct, kw_only=True):
+    """Whether an entry's losses are the reference's. `difference` is the largest relative one, in `step`.
+
+    `verdict`: reference | agrees | expected | differs; `reason` says why the last two. `is_as_good`: what
+    differs as expected trains as well all the same.
+    """
+
+    verdict: str
+    difference: float | None = None
+    step: int | None = None
+    reason: str | None = None
+    is_as_good: bool = True
+
+
+class RaceEntry(msgspec.Struct, kw_only=True):
+    """One strategy with its options. `folder` is its run's, below the race's own.
+
+    `state`: waiting | running | completed | failed | stopped; `problem` says why it failed. `place` counts
+    from 1, and entries that are not told apart share one. `repeats` is the number of the entry that this one
+    repeats to see the machine drift. `seen` are codes and words of what the run told of itself.
+    """
+
+    number: int
+    folder: str
+    label: str
+    strategy: str
+    options: dict[str, Any]
+    predicted: PlanLine
+    state: str = WAITING
+    problem: Problem | None = None
+    measured: Measured | None = None
+    agreement: LossAgreement | None = None
+    place: int | None = None
+    repeats: int | None = None
+    seen: dict[str, str] = {}
+
+    @property
+    def is_over(self) -> bool:
+        return self.state not in (WAITING, RUNNING)
+
+    @property
+    def median_s(self) -> float | None:
+        return None if self.measured is None else self.measured.median_s
+
+
+class LeftOut(msgspec.Struct, kw_only=True):
+    """A strategy of the plan that does not race, and why."""
+
+    label: str
+    verdict: str
+    reason: str | None = None
+
+
+class Verdicts(msgspec.Struct, kw_only=True):
+    """What follows from the entries together. Numbers are entries'; `drift` is (repeated - first) / first.
+
+    Losses agree that differ by at most `bar` of themselves in the first steps and `late_bar` later.
+    `winner` is None in a rehearsal too, whose times are no GPU's: `fastest` is the best place there is, and
+    `fastest_why` says in a sentence what made it that. `notes` are for people.
+    """
+
+    reference: int | None = None
+    bar: float | None = None
+    late_bar: float | None = None
+    drift: float | None = None
+    fastest: int | None = None
+    fastest_why: str = ""
+    winner: int | None = None
+    notes: list[str] = []
+
+
+class Race(msgspec.Struct, kw_only=True):
+    """A whole race. Times are Unix seconds; `outcome` is running | completed | stopped."""
+
+    version: int = VERSION
+    name: str
+    title: str
+    began: float
+    ended: float | None = None
+    outcome: str = RUNNING
+    source: str
+    devices: list[DeviceInfo]
+    steps: int
+    warm_up_steps: int = WARM_UP_STEPS
+    global_batch: int
+    seed: int
+    precision: str
+    allow_tf32: bool = False
+    entries: list[RaceEntry] = []
+    left_out: list[LeftOut] = []
+    verdicts: Verdicts = msgspec.field(default_factory=Verdicts)
+
+    @property
+    def is_rehearsal(self) -> bool:
+        return self.devices[0].kind == "virtual"
+
+    @property
+    def field(self) -> list[RaceEntry]:
+        """The entries, the repetition left out."""
+        return [entry for entry in self.entries if entry.repeats is None]
+
+    def entry(self, number: int | None) -> RaceEntry | None:
+        return next((entry for entry in self.entries if entry.number == number), None)
+
+    @property
+    def exit_code(self) -> int:
+        """0 where all that raced completed, and no losses differ but as expected."""
+        good = all(
+            entry.state == COMPLETED and (entry.agreement is None or entry.agreement.verdict != DIFFERS)
+            for entry in self.entries
+        )
+        return 0 if good and self.entries else 1
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Race)
+
+
+def write_race(folder: RaceDir, race: Race) -> None:
+    """Replace race.json at once. Raises OSError."""
+    files.write_whole(folder.file, msgspec.json.format(_encoder.encode(race), indent=1) + b"\n")
+
+
+def read_race(folder: RaceDir) -> Race | None:
+    """The race in a folder; None where its file cannot be read, or is of a version that is not known here.
+
+    One whose racer was killed is lost: what was measured until then stands.
+    """
+    try:
+        is_alive = folder.is_alive()
+        race = _decoder.decode(files.read_bytes(folder.file))
+    except (OSError, msgspec.DecodeError):
+        return None
+    if race.version > VERSION:
+        return None
+    if race.outcome == RUNNING and not is_alive:
+        race.outcome = LOST
+    return race
+
+
+def entry_run(folder: RaceDir, entry: RaceEntry) -> RunDir:
+    return RunDir(folder.path / entry.folder)
+
+
+def row_of_race(folder: RaceDir) -> dict[str, Any]:
+    """The row of a race in `rankdeck runs --json`: a run's keys, and two of its own."""
+    race, labels = read_race(folder), read_labels(folder.path)
+    done: Sequence[RaceEntry] = [] if race is None else [entry for entry in race.field if entry.is_over]
+    return {
+        "run": folder.name,
+        "path": str(folder.path),
+        "title": labels.name or (folder.name if race is None else race.title),
+        "tags": list(labels.tags),
+        "archived": labels.is_archived,
+        "outcome": LOST if race is None else race.outcome,
+        "strategy": None,
+        "started": None if race is None else race.began,
+        "steps": 0 if race is None else race.steps,
+        "steps_planned": None,
+        "entries": None if race is None else len(race.field),
+        "entries_done": len(done),
+    }

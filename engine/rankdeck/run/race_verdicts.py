@@ -1,0 +1,212 @@
+"""What the entries of a race say together: whether losses agree, who is fastest, what is not told apart.
+
+Losses. From one seed every strategy computes the same, so each loss is held to the reference's: the entry of
+`single`, or the first that completed. Sums in another order round otherwise, and an optimizer that divides by
+the size of gradients makes more of that with every step (2e-6 after 24 steps of AdamW under fsdp, 5e-8 after
+5): so the bar of the parity tests holds for the first steps, and later ones have fifty times as much. Ranks
+whose gradients do not meet are a thousand times beyond either after two steps. What is known to compute
+something else is told with its reason, and has not failed.
+
+Times. An entry's time is its median step. Two are told apart where the intervals of their medians do not
+overlap and they are further apart than the machine drifted, which the entry that ran first and once more at
+the end shows. Read race.py before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rankdeck.base.errors import one_of
+from rankdeck.config.catalog import STRATEGIES
+from rankdeck.run.plan_lines import complexity
+from rankdeck.run.race import (
+    AGREES,
+    COMPLETED,
+    DIFFERS,
+    EXPECTED,
+    REFERENCE,
+    LossAgreement,
+    Race,
+    RaceEntry,
+    Verdicts,
+)
+
+BARS = {"fp64": 1e-10}
+"""By precision; of every other one the bar is that of fp32."""
+FP32_BAR = 2e-6
+LATER = 50
+"""How many times the bar losses may be apart after the first steps."""
+STRICT_STEPS = 10
+_ROUNDED = {"bf16": "bf16 keeps 3 digits", "fp16": "fp16 keeps 4 digits"}
+_DIFFERENT = {"batch-norm-differs", "dropout-differs", "loss-differs"}
+"""Codes of what a run tells of itself before or after its first step (training/sameness.py)."""
+_TOLD_DRIFT = 0.03
+
+
+def judge(race: Race) -> None:
+    """Work out what is known by now, and write it into the race."""
+    reference = _reference(race)
+    bar = BARS.get(race.precision, FP32_BAR)
+    verdicts = Verdicts(bar=bar, late_bar=LATER * bar, drift=_drift(race))
+    for entry in race.entries:
+        entry.place = None
+        entry.agreement = None if reference is None else _agreement(race, entry, reference, bar)
+    verdicts.reference = None if reference is None else reference.number
+    groups = _places(race, abs(verdicts.drift or 0.0))
+    verdicts.notes = [*_drift_notes(race, verdicts.drift, groups)]
+    best, why = _fastest(groups)
+    if best is not None:
+        verdicts.fastest, verdicts.fastest_why = best.number, why
+        verdicts.winner = None if race.is_rehearsal else best.number
+    race.verdicts = verdicts
+
+
+def _reference(race: Race) -> RaceEntry | None:
+    """`single` where it has completed, else the first entry that has."""
+    done = [entry for entry in race.field if entry.state == COMPLETED and entry.measured is not None]
+    return next((entry for entry in done if entry.strategy == "single"), done[0] if done else None)
+
+
+def _agreement(race: Race, entry: RaceEntry, reference: RaceEntry, bar: float) -> LossAgreement | None:
+    if entry.measured is None or reference.measured is None or entry.state != COMPLETED:
+        return None
+    if entry is reference:
+        return LossAgreement(verdict=REFERENCE)
+    apart = _differences(entry.measured.losses, reference.measured.losses)
+    if not apart:
+        return LossAgreement(verdict=DIFFERS, reason="No step's loss is known under both.", is_as_good=False)
+    step, most = max(apart, key=lambda item: item[1])
+    beyond = [(at, by) for at, by in apart if not by <= (bar if at <= STRICT_STEPS else LATER * bar)]
+    if not beyond:
+        return LossAgreement(verdict=AGREES, difference=most, step=step)
+    why = _expected(race, entry, reference)
+    if why is not None:
+        reason, is_as_good = why
+        return LossAgreement(
+            verdict=EXPECTED, difference=most, step=step, reason=reason, is_as_good=is_as_good
+        )
+    first, by = beyond[0]
+    allowed = bar if first <= STRICT_STEPS else LATER * bar
+    return LossAgreement(
+        verdict=DIFFERS,
+        difference=most,
+        step=step,
+        reason=f"From step {first} on its losses are not those of {reference.label}: {by:.1e} apart, where "
+        f"rounding explains {allowed:.0e}. It does not train the same, and nothing says that it should not.",
+        is_as_good=False,
+    )
+
+
+def _differences(
+    losses: Sequence[float | None], reference: Sequence[float | None]
+) -> list[tuple[int, float]]:
+    """(step, relative difference) wherever both are known."""
+    pairs = enumerate(zip(losses, reference, strict=False), start=1)
+    return [
+        (step, abs(one - other) / max(abs(other), 1e-12))
+        for step, (one, other) in pairs
+        if one is not None and other is not None
+    ]
+
+
+def _expected(race: Race, entry: RaceEntry, reference: RaceEntry) -> tuple[str, bool] | None:
+    """Why it is known beforehand that losses differ, and whether what is trained is as good; else None."""
+    for one in (entry, reference):
+        compress = one.options.get("compress", "none")
+        if STRATEGIES[one.strategy].is_stale:
+            return f"{one.label} steps with weights that are a few updates old: it trains otherwise.", False
+        if compress != "none":
+            return f"{one.label} rounds gradients to {compress} on their way: it trains otherwise.", False
+    for one in (entry, reference):
+        for code in sorted(_DIFFERENT & one.seen.keys()):
+            return one.seen[code], True
+    if race.precision in _ROUNDED:
+        return f"{_ROUNDED[race.precision]}: sums in another order differ in the last of them.", True
+    if race.allow_tf32 and not race.is_rehearsal:
+        return "TF32 keeps 4 digits: sums in another order differ in the last of them.", True
+    return None
+
+
+def _drift(race: Race) -> float | None:
+    for entry in race.entries:
+        first = None if entry.repeats is None else race.entry(entry.repeats)
+        if first is not None and first.median_s and entry.median_s:
+            return entry.median_s / first.median_s - 1
+    return None
+
+
+def _places(race: Race, drift: float) -> list[list[RaceEntry]]:
+    """Entries that completed, the fastest first; those that are not told apart from the first of a group
+    share its place."""
+    timed = [entry for entry in race.field if entry.state == COMPLETED and entry.median_s is not None]
+    groups: list[list[RaceEntry]] = []
+    place = 1
+    for entry in sorted(timed, key=lambda one: one.median_s or 0.0):
+        if groups and not _told_apart(groups[-1][0], entry, drift):
+            groups[-1].append(entry)
+        else:
+            groups.append([entry])
+            place = 1 + sum(len(group) for group in groups[:-1])
+        entry.place = place
+    return groups
+
+
+def _told_apart(faster: RaceEntry, slower: RaceEntry, drift: float) -> bool:
+    assert faster.measured is not None and slower.measured is not None
+    _, high_s = median_interval_s(faster.measured.step_s)
+    low_s, _ = median_interval_s(slower.measured.step_s)
+    apart = (slower.median_s or 0.0) / (faster.median_s or math.inf) - 1
+    return high_s < low_s and apart > drift
+
+
+def median_interval_s(times: Sequence[float]) -> tuple[float, float]:
+    """Between which times the median lies, 95 times of 100, whatever the shape of the times."""
+    times = sorted(times)
+    reach = 0.98 * math.sqrt(len(times))
+    low = math.floor(len(times) / 2 - reach)
+    high = math.ceil(len(times) / 2 + reach)
+    return times[max(0, low)], times[min(len(times) - 1, high)]
+
+
+def _drift_notes(race: Race, drift: float | None, groups: Sequence[Sequence[RaceEntry]]) -> list[str]:
+    if drift is None:
+        repeated = any(entry.repeats is not None and entry.is_over for entry in race.entries)
+        return (
+            ["How much the machine drifted is not known: the repetition was not timed."] if repeated else []
+        )
+    words = f"The machine drifted by {drift * 100:+.0f} % between the first entry and its repetition"
+    tied = [group for group in groups if len(group) > 1]
+    if abs(drift) < _TOLD_DRIFT or not tied:
+        return [f"{words}."]
+    places = ", ".join(_places_in_words(group) for group in tied)
+    return [f"{words}: entries that are no further apart share a place, {places}."]
+
+
+def _places_in_words(group: Sequence[RaceEntry]) -> str:
+    """'2 and 3', '4 to 7': the places that entries of one group would have."""
+    first = group[0].place or 0
+    last = first + len(group) - 1
+    return f"{first} {'and' if len(group) == 2 else 'to'} {last}"
+
+
+def _fastest(groups: Sequence[Sequence[RaceEntry]]) -> tuple[RaceEntry | None, str]:
+    """The simplest of the fastest that train the same."""
+    passed: list[RaceEntry] = []
+    for group in groups:
+        fair = [one for one in group if one.agreement is not None and one.agreement.verdict != DIFFERS]
+        fair = [one for one in fair if one.agreement is None or one.agreement.is_as_good]
+        passed += [one for one in group if one not in fair]
+        if not fair:
+            continue
+        best = min(fair, key=lambda one: complexity(one.predicted))
+        why = (
+            "no other was as fast"
+            if len(fair) == 1
+            else f"it is the simplest of {len(fair)} that are not told apart"
+        )
+        if passed:
+            names = one_of(one.label for one in passed).replace(" or ", " and ")
+            why += f"; {names} {'do' if len(passed) > 1 else 'does'} not train the same"
+        return best, f"{why[0].upper()}{why[1:]}."
+    return None, ""

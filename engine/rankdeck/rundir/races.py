@@ -1,0 +1,125 @@
+"""The folder of a race: strategies that trained the same first steps, one after another.
+
+    <runs>/<YYYYMMDD-HHMMSS>-race-gpt-4-<4 hex>/
+      race.json             what was asked, predicted and measured (run/race.py)
+      asked.toml            the configuration that was asked for; entries differ in its strategy alone
+      race.lock             (flock = alive) held by who races, and by the guard of the entry that runs
+      stop.request          somebody wants it to stop
+      entries/1-ddp/ ...    ordinary runs, which no list of runs holds: a race is one row there
+
+Who deletes the folder has deleted all of it. Read directory.py before.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import time
+from pathlib import Path
+
+from rankdeck.base import files
+from rankdeck.base.errors import ConfigError
+from rankdeck.rundir.directory import slug
+from rankdeck.rundir.listing import indexed_paths
+
+FIRST_STEPS = "first_steps"
+"""In an entry's environment.json: it takes so many steps, and leaves nothing behind but its events."""
+
+
+class RaceDir:
+    """A race by its folder. Nothing is cached."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+
+    def __repr__(self) -> str:
+        return f"RaceDir({str(self.path)!r})"
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def file(self) -> Path:
+        return self.path / "race.json"
+
+    @property
+    def asked(self) -> Path:
+        return self.path / "asked.toml"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "race.lock"
+
+    @property
+    def entries_folder(self) -> Path:
+        return self.path / "entries"
+
+    @property
+    def stop_request(self) -> Path:
+        return self.path / "stop.request"
+
+    def is_alive(self) -> bool:
+        """Whether somebody races here."""
+        try:
+            handle = files.open_regular(self.lock)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(handle)
+        return False
+
+
+def create_race(runs: Path, title: str, asked_toml: str) -> RaceDir:
+    """A new race's folder. It is listed once race.json is there.
+
+    Raises:
+        ConfigError: the folder of runs cannot be written.
+    """
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    race = RaceDir(runs.absolute() / f"{stamp}-{slug(title)}-{secrets.token_hex(2)}")
+    try:
+        race.entries_folder.mkdir(parents=True)
+        race.asked.write_text(asked_toml, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{runs} cannot hold a race: {error.strerror}.",
+            code="runs-folder",
+            advice="Name another folder with --runs.",
+        ) from None
+    return race
+
+
+def list_races(folder: Path) -> list[RaceDir]:
+    """Every race of the folder and of the index that still exists, newest first by name."""
+    try:
+        paths = dict.fromkeys(folder.absolute().iterdir())
+    except OSError:
+        paths = {}
+    paths |= dict.fromkeys(indexed_paths())
+    races = [RaceDir(path) for path in paths if is_race(path)]
+    return sorted(races, key=lambda race: race.name, reverse=True)
+
+
+def is_race(path: Path) -> bool:
+    return files.is_regular(path / "race.json") and (path / "entries").is_dir()
+
+
+def find_race(text: str, folder: Path) -> RaceDir | None:
+    """The race that `text` names: its folder, its name, or a part of the name that no other has."""
+    try:
+        path = Path(text).expanduser()
+        if is_race(path):
+            return RaceDir(path)
+    except (OSError, RuntimeError, ValueError):  # too long, a home that nobody has, a null byte
+        return None
+    races = list_races(folder)
+    matching = [race for race in races if race.name == text] or [
+        race for race in races if text and text in race.name
+    ]
+    return matching[0] if len(matching) == 1 else None

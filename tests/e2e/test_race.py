@@ -1,0 +1,196 @@
+"""`rankdeck race` with real runs, as a person and a program call it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rankdeck.cli.race import sorted_out
+from rankdeck.config.catalog import STRATEGIES
+from rankdeck.rundir import list_races, list_runs
+from tests.helpers.cli import RANKDECK, rankdeck, rankdeck_here, start_rankdeck
+from tests.helpers.racing import line
+from tests.helpers.waiting import wait_until
+
+TINY = """
+[model]
+use = "mlp"
+args = { hidden = [16] }
+[data]
+use = "digits"
+[train]
+steps = 30
+global_batch = 16
+checkpoint_every = 5
+clip_norm = 1.0
+evaluate_every = 5
+optimizer = { use = "sgd", lr = 0.1 }
+[devices]
+use = "cpu:2"
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "tiny.toml"
+    path.write_text(TINY)
+    return str(path)
+
+
+def test_a_race_is_planned_run_told_and_listed_as_one_row(config: str, tmp_path: Path) -> None:
+    done = rankdeck("race", config, "--only", "single,pipeline-async", "--steps", "20", code=0)
+    lines = done.out.splitlines()
+    assert lines[0].startswith("1 strategy on 2 virtual devices, 20 steps each from seed 0")
+    assert "times of this CPU, not of GPUs" in lines[0]
+    assert lines[1].split()[:2] == ["1/2", "single"] and "the reference" in lines[1]
+    assert lines[2].split()[:3] == ["2/2", "single", "again"] and "agree to the last bit" in lines[2]
+    assert any(text.startswith("losses       1 of 1 agree with single in every step") for text in lines)
+    assert any(text.startswith("left out     pipeline-async, mode = stash: ") for text in lines)
+    (folder,) = list_races(tmp_path / "rankdeck-runs")
+    assert lines[-1].split() == ["race", str(folder.path)]
+
+    (row,) = rankdeck_here("runs", "--json", code=0).json
+    assert (row["run"], row["title"], row["outcome"]) == (folder.name, "Race · tiny", "completed")
+    assert (row["entries"], row["entries_done"], row["steps"]) == (1, 1, 20)
+    assert "race, 1 of 1" in rankdeck_here("runs", code=0).out
+    shown = rankdeck_here("show", "last", code=0).out
+    assert shown.splitlines()[0] == "Race · tiny" and shown.splitlines()[-1] == lines[-1]
+    facts = rankdeck_here("show", folder.name, "--json", code=0).json
+    (entry, again) = facts["entries"]
+    assert facts["verdicts"]["winner"] is None and facts["verdicts"]["fastest"] == 1
+    assert (
+        entry["measured"]["losses"] == again["measured"]["losses"] and len(entry["measured"]["step_s"]) == 15
+    )
+    # Beside it stands what was predicted, of each device to the byte.
+    assert entry["measured"]["peak_bytes"] == [
+        device["active_bytes"] for device in entry["predicted"]["devices"]
+    ]
+
+    one = rankdeck_here("show", f"{folder.name}/{entry['folder']}", "--json", code=0).json
+    assert (one["outcome"], one["steps"], one["evaluation"], one["weights"]) == ("completed", 20, None, None)
+    assert list_runs(tmp_path / "rankdeck-runs") == []
+    told = rankdeck_here("watch", folder.name, code=2).err
+    assert "is a race, and no run" in told and str(folder.entries_folder) in told
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "words"),
+    [
+        (["--save", "w.toml"], 2, "which strategy is fastest on a CPU says nothing of GPUs"),
+        (["--only", "dpp"], 2, 'Did you mean "dp"?'),
+        (["--only", "hybrid"], 2, "No sensible options of hybrid are known for 2 virtual devices"),
+        (["--steps", "5"], 2, "greater than or equal to 20"),
+        (["--devices", "cpu:x"], 2, "does not name virtual devices"),
+        (["--set", "rehearsal.capacity=1KiB", "--only", "single"], 2, "No strategy is predicted to fit"),
+    ],
+)
+def test_what_cannot_race_is_said_in_words_and_leaves_nothing(
+    config: str, tmp_path: Path, more: list[str], code: int, words: str
+) -> None:
+    done = rankdeck_here("race", config, *more, code=code)
+    assert words in done.err and "Traceback" not in done.err
+    assert not (tmp_path / "rankdeck-runs").exists() and not Path("w.toml").exists()
+
+
+def test_only_what_fits_races_and_what_nobody_could_follow_where_it_is_named() -> None:
+    fits, tight, large, refused, unknown = (line("ddp") for _ in range(5))
+    tight.verdict, large.verdict, refused.verdict, unknown.verdict = (
+        "tight",
+        "does-not-fit",
+        "cannot",
+        "cannot",
+    )
+    large.reason, refused.devices = "device 0 lacks 2.0 GiB", []
+    every = [fits, tight, large, refused, unknown]
+    lines, left_out = sorted_out(every, named=False)
+    assert lines == [fits, tight] and left_out[0].reason == large.reason
+    assert [one.verdict for one in left_out] == ["does-not-fit", "cannot", "cannot"]
+    assert sorted_out(every, named=True)[0] == [fits, tight, unknown]
+
+
+@pytest.mark.parametrize("how", ["ctrl-c", "stop"])
+def test_a_race_that_is_stopped_ends_its_entry_and_keeps_what_was_measured(
+    config: str, tmp_path: Path, how: str
+) -> None:
+    # The model is too large for a thousand steps to end meanwhile.
+    slow = ["--set", "model.args.hidden=[2048, 2048, 2048]", "--steps", "1000", "--only", "single"]
+    with start_rankdeck("race", config, *slow) as racer:
+        (folder,) = wait_until(lambda: list_races(tmp_path / "rankdeck-runs"), deadline_s=60)
+        wait_until(lambda: list(folder.path.glob("entries/1-single/events/rank-*")), deadline_s=60)
+        if how == "ctrl-c":
+            racer.send_signal(signal.SIGINT)
+        else:
+            assert rankdeck("stop", folder.name, code=0).out.strip() == f"{folder.name}: stopped"
+        out, err = racer.communicate(timeout=60)
+    assert racer.returncode == 130 and "Traceback" not in err, err
+    assert "stopped      0 of 1 have raced; what they showed is kept." in out
+    facts = json.loads(folder.file.read_text())
+    assert (facts["outcome"], facts["entries"][0]["state"]) == ("stopped", "stopped")
+    assert not folder.is_alive()
+    assert "is not running" in rankdeck_here("stop", folder.name, code=0).err
+
+
+GPT = """
+[model]
+use = "gpt"
+args = { layers = 4, heads = 2, width = 32, context = 16, vocabulary = 64 }
+[data]
+use = "synthetic"
+args = { samples = 512 }
+[train]
+global_batch = 16
+[devices]
+use = "cpu:4"
+"""
+
+
+@pytest.mark.slow
+def test_every_strategy_on_four_devices_trains_the_same_and_needs_what_was_predicted(tmp_path: Path) -> None:
+    (tmp_path / "gpt.toml").write_text(GPT)
+    done = rankdeck("race", tmp_path / "gpt.toml", "--json", timeout_s=900, code=0)
+    entries = [one for one in done.json["entries"] if one["repeats"] is None]
+    verdicts = {one["label"]: one["agreement"]["verdict"] for one in entries}
+    assert len(verdicts) >= 15 and {one["strategy"] for one in entries} == set(STRATEGIES)
+    assert verdicts.pop("single") == "reference"
+    assert verdicts.pop("pipeline-async, mode = stash") == "expected"
+    assert set(verdicts.values()) == {"agrees"}, verdicts
+    for one in entries:
+        measured = sum(one["measured"]["peak_bytes"])
+        predicted = sum(device["active_bytes"] for device in one["predicted"]["devices"])
+        assert predicted == pytest.approx(measured, rel=0.01), one["label"]
+
+
+@pytest.mark.slow
+def test_batch_norms_over_parts_of_a_batch_are_told_as_expected_with_the_reason(tmp_path: Path) -> None:
+    given = ("race", "digits-resnet18-ddp", "--devices", "cpu:2", "--only", "single,ddp", "--steps", "20")
+    done = rankdeck(*given, timeout_s=600, code=0)
+    assert "as expected  ddp: Batch norms normalise over" in done.out
+    assert "\x1b" not in done.out
+
+
+@pytest.mark.slow
+def test_a_terminal_sees_the_entry_that_runs(config: str, tmp_path: Path) -> None:
+    screen, terminal = pty.openpty()
+    command = [*RANKDECK, "race", config, "--only", "single", "--steps", "400"]
+    with subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal) as racer:
+        os.close(terminal)
+        shown = b""
+        while chunk := _read(screen):
+            shown += chunk
+        racer.wait(timeout=60)
+    os.close(screen)
+    assert racer.returncode == 0
+    assert "━" in shown.decode() and "left" in shown.decode()
+
+
+def _read(screen: int) -> bytes:
+    try:
+        return os.read(screen, 65536)
+    except OSError:  # nobody has the terminal open any more
+        return b""

@@ -1,0 +1,109 @@
+"""A race of real runs under real guards: its locks, what it keeps, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from rankdeck.base.errors import DeviceError
+from rankdeck.base.leases import lease_holder
+from rankdeck.cli.race import facts_of, save_winner
+from rankdeck.config import load
+from rankdeck.launch.race import Racing
+from rankdeck.run.prediction import read_prediction
+from rankdeck.run.race import RaceEntry, entry_run, read_race
+from rankdeck.rundir import RaceDir, list_folder, list_races, list_runs
+from tests.helpers.fake_racer import PEAK_BYTES
+from tests.helpers.processes import processes_of_run
+from tests.helpers.racing import UNSYNCED, UUIDS, asked, on_gpus, race, start_racer
+from tests.helpers.waiting import wait_until
+
+TINY = {
+    "model": {"use": "mlp", "args": {"hidden": [16]}},
+    "train": {"steps": 40, "global_batch": 16, "optimizer": {"use": "sgd", "lr": 0.1}},
+}
+
+
+def test_a_race_holds_its_gpus_from_its_first_entry_to_its_last_and_goes_on_after_one_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = {"single": {"step_s": 0.2, "again_s": 0.21, "loss": 2.0}, "ddp": {"ends": "failing"}}
+    monkeypatch.setenv("FAKE_RACE", json.dumps(fake))
+    what = asked(tmp_path, ["single", "ddp"], devices="gpu:0,1")
+    told: list[tuple[str, list[str | None]]] = []
+
+    def see(racing: Racing, entry: RaceEntry) -> None:
+        told.append((entry.label, [lease_holder(uuid) for uuid in UUIDS]))
+        assert racing.folder.is_alive()
+        if entry.number == 2:
+            with pytest.raises(DeviceError, match=racing.folder.name), Racing(what):
+                pass
+
+    with on_gpus():
+        racing = race(what, see)
+    held = [str(racing.folder.path)] * 2
+    assert told == [("single", held), ("ddp", held), ("single", held)]
+    assert [lease_holder(uuid) for uuid in UUIDS] == [None, None] and not racing.folder.is_alive()
+
+    found = read_race(racing.folder)
+    assert found is not None and found == racing.race
+    assert [(entry.state, entry.repeats) for entry in found.entries] == [
+        ("completed", None),
+        ("failed", None),
+        ("completed", 1),
+    ]
+    assert found.entries[1].problem is not None and found.entries[1].problem.advice == "Use fsdp."
+    assert found.outcome == "completed" and found.exit_code == 1
+    assert found.verdicts.drift == pytest.approx(0.05) and found.verdicts.winner == 1
+    first = found.entries[0].measured
+    assert first is not None and len(first.step_s) == 20 and first.peak_bytes == [PEAK_BYTES]
+
+    for entry in found.entries:
+        kept = entry_run(racing.folder, entry)
+        assert not kept.checkpoints_folder.exists() and not kept.weights.exists()
+        assert read_prediction(kept) == entry.predicted
+    # One row, and nothing beside it: neither entries nor what was refused meanwhile.
+    assert [one.path for one in list_races(what.runs)] == [racing.folder.path]
+    assert list_runs(what.runs) == [] == list_folder(what.runs)
+    assert facts_of(racing.folder, found)["path"] == str(racing.folder.path)
+
+    save_winner(found, what.config, tmp_path / "winner.toml")
+    saved = load(tmp_path / "winner.toml")
+    assert (
+        saved == what.config.model_copy(update={"strategy": saved.strategy})
+        and saved.strategy.use == "single"
+    )
+
+
+def test_a_killed_racer_leaves_no_process_no_lease_and_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = {"single": {"step_s": 0.2, "loss": 2.0}, "ddp": {"ends": "hanging"}}
+    monkeypatch.setenv("FAKE_RACE", json.dumps(fake))
+    racer = start_racer(tmp_path, ["single", "ddp"])
+    (folder,) = wait_until(lambda: list_races(tmp_path / "runs"), deadline_s=60)
+    second = folder.entries_folder / "2-ddp"
+    wait_until(lambda: list(second.glob("events/rank-*")), deadline_s=60, what="the second entry")
+    os.kill(racer.pid, signal.SIGKILL)
+    racer.wait()
+    # The entry's guard ends it, and holds the leases until it has.
+    wait_until(lambda: not folder.is_alive(), deadline_s=10, what="the end of the race")
+    assert [lease_holder(uuid) for uuid in UUIDS] == [None, None]
+    assert processes_of_run(second) == []
+    found = read_race(RaceDir(folder.path))
+    assert found is not None and found.outcome == "lost"
+    assert [entry.state for entry in found.entries] == ["completed", "running"]
+
+
+def test_ranks_whose_gradients_never_meet_are_told(tmp_path: Path) -> None:
+    racing = race(asked(tmp_path, ["single", "ddp"], worker=UNSYNCED, tables=TINY), most=2)
+    single, ddp = racing.race.entries
+    assert single.state == ddp.state == "completed"
+    assert single.agreement is not None and single.agreement.verdict == "reference"
+    assert ddp.agreement is not None and ddp.agreement.verdict == "differs"
+    assert "From step 2 on its losses are not those of single" in (ddp.agreement.reason or "")
+    assert racing.race.exit_code == 1 and racing.race.verdicts.fastest == single.number

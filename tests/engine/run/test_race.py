@@ -1,0 +1,198 @@
+"""What follows from the entries of a race: agreement, places, drift, the winner."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from rankdeck.events import DeviceInfo
+from rankdeck.run import race as races
+from rankdeck.run.race import Measured, Race, RaceEntry, read_race, row_of_race, write_race
+from rankdeck.run.race_verdicts import judge, median_interval_s
+from rankdeck.rundir import create_race
+from tests.helpers.racing import line
+
+STEPS = 25
+PLAIN = [4.0 / (1 + step) for step in range(STEPS)]
+
+
+def off(by: float, from_step: int = 1) -> list[float]:
+    """Losses that are apart from the plain ones by such a share of themselves, from a step on."""
+    return [loss * (1 + by * (step >= from_step)) for step, loss in enumerate(PLAIN, start=1)]
+
+
+def entry(
+    number: int,
+    strategy: str,
+    step_s: float | None = 0.1,
+    losses: Sequence[float | None] = PLAIN,
+    *,
+    jitter: float = 0.001,
+    seen: dict[str, str] | None = None,
+    repeats: int | None = None,
+    **options: Any,
+) -> RaceEntry:
+    """One that completed, or failed where it has no step time."""
+    predicted = line(strategy, **options)
+    measured = None
+    if step_s is not None:
+        times = [step_s * (1 + jitter * (at % 5 - 2)) for at in range(STEPS - 5)]
+        measured = Measured(
+            step_s=times,
+            samples_per_s=1 / step_s,
+            peak_bytes=[1],
+            sent_bytes=1,
+            losses=list(losses),
+            seconds=1.0,
+        )
+    return RaceEntry(
+        number=number,
+        folder=f"entries/{number}-{strategy}",
+        label=strategy,
+        strategy=strategy,
+        options=predicted.options,
+        predicted=predicted,
+        state=races.FAILED if measured is None else races.COMPLETED,
+        measured=measured,
+        repeats=repeats,
+        seen=seen or {},
+    )
+
+
+def judged(*entries: RaceEntry, kind: str = "gpu", precision: str = "fp32", **more: Any) -> Race:
+    found = Race(
+        name="r",
+        title="Race",
+        began=0.0,
+        source="measured on GPU",
+        devices=[DeviceInfo(0, "H100", kind), DeviceInfo(1, "H100", kind)],
+        steps=STEPS,
+        global_batch=4,
+        seed=0,
+        precision=precision,
+        entries=list(entries),
+        **more,
+    )
+    judge(found)
+    return found
+
+
+NORMS = {"batch-norm-differs": "Batch norms normalise over 8 samples at a time."}
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "precision", "verdict", "step", "words"),
+    [
+        ("the same", entry(2, "ddp"), "fp32", "agrees", 1, ""),
+        ("rounding", entry(2, "ddp", losses=off(1.9e-6)), "fp32", "agrees", None, ""),
+        ("too far at first", entry(2, "ddp", losses=off(3e-6)), "fp32", "differs", None, "From step 1 on"),
+        ("rounding that grew", entry(2, "fsdp", losses=off(9e-5, 11)), "fp32", "agrees", None, ""),
+        ("too far later", entry(2, "fsdp", losses=off(2e-4, 11)), "fp32", "differs", None, "From step 11 on"),
+        ("fp64 is held to its own", entry(2, "ddp", losses=off(1e-9)), "fp64", "differs", None, "1e-10"),
+        ("bf16 rounds", entry(2, "ddp", losses=off(1e-3)), "bf16", "expected", None, "3 digits"),
+        ("norms", entry(2, "ddp", losses=off(1e-2), seen=NORMS), "fp32", "expected", None, "8 samples"),
+        ("norms that agree", entry(2, "ddp", seen=NORMS), "fp32", "agrees", None, ""),
+        ("stale", entry(2, "pipeline-async", losses=off(0.1)), "fp32", "expected", None, "updates old"),
+        ("compressed", entry(2, "ddp", losses=off(0.1), compress="fp16"), "fp32", "expected", None, "fp16"),
+        ("nothing in common", entry(2, "ddp", losses=[None] * STEPS), "fp32", "differs", None, "No step's"),
+        ("failed", entry(2, "ddp", None), "fp32", None, None, ""),
+    ],
+    ids=lambda value: value if isinstance(value, str) and " " in value else "",
+)  # fmt: skip
+def test_losses_are_held_to_the_reference(
+    name: str, other: RaceEntry, precision: str, verdict: str | None, step: int | None, words: str
+) -> None:
+    found = judged(entry(1, "single"), other, precision=precision).entries[1].agreement
+    assert (None if found is None else found.verdict) == verdict, name
+    assert words in ((found.reason if found else None) or "")
+    if step is not None:
+        assert found is not None and (found.step, found.difference) == (step, 0.0)
+
+
+def test_single_is_the_reference_wherever_it_stands_and_the_first_without_it() -> None:
+    last = judged(entry(1, "ddp", losses=off(1e-2)), entry(2, "single"))
+    assert last.verdicts.reference == 2 and last.exit_code == 1
+    first = judged(entry(1, "dp", None), entry(2, "ddp"), entry(3, "fsdp"))
+    assert first.verdicts.reference == 2
+    # What the reference itself does otherwise explains the others, too.
+    dropped = judged(entry(1, "ddp", seen={"dropout-differs": "Dropout."}), entry(2, "fsdp", losses=off(0.1)))
+    assert [one.agreement.verdict for one in dropped.entries if one.agreement] == ["reference", "expected"]
+    assert dropped.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("times", "again", "jitter", "places", "note"),
+    [
+        ((0.1, 0.2, 0.3), 0.1, 0.001, [1, 2, 3], "by +0 %"),
+        ((0.3, 0.2, 0.1), 0.3, 0.001, [3, 2, 1], "by +0 %"),
+        ((0.1, 0.105, 0.3), 0.114, 0.001, [1, 1, 3], "by +14 % between"),
+        ((0.1, 0.2, 0.21), 0.086, 0.001, [1, 2, 2], "share a place, 2 and 3"),
+        ((0.1, 0.102, 0.3), 0.1, 0.1, [1, 1, 3], "by +0 %"),
+    ],
+)  # fmt: skip
+def test_places_that_drift_or_spread_cannot_tell_apart_are_shared(
+    times: tuple[float, ...], again: float, jitter: float, places: list[int], note: str
+) -> None:
+    names = ("single", "ddp", "fsdp")
+    entries = [
+        entry(at + 1, name, time, jitter=jitter)
+        for at, (name, time) in enumerate(zip(names, times, strict=True))
+    ]
+    found = judged(*entries, entry(4, "single", again, jitter=jitter, repeats=1))
+    assert [one.place for one in found.entries] == [*places, None]
+    assert note in found.verdicts.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("entries", "kind", "fastest", "winner", "why"),
+    [
+        ([entry(1, "single", 0.3), entry(2, "ddp", 0.1)], "gpu", 2, 2, "No other was as fast."),
+        ([entry(1, "single", 0.3), entry(2, "ddp", 0.1)], "virtual", 2, None, "No other was as fast."),
+        ([entry(1, "fsdp", 0.1), entry(2, "ddp", 0.1)], "gpu", 2, 2, "simplest of 2"),
+        (
+            [entry(1, "ddp", 0.2), entry(2, "pipeline-async", 0.1, off(0.1))],
+            "gpu", 1, 1, "pipeline-async does not train the same",
+        ),
+        ([entry(1, "single", 0.3), entry(2, "ddp", 0.1, off(0.1))], "gpu", 1, 1, "ddp does not train"),
+        ([entry(1, "single", 0.3), entry(2, "ddp", 0.1, off(0.1), seen=NORMS)], "gpu", 2, 2, "No other"),
+        ([entry(1, "single", None)], "gpu", None, None, ""),
+    ],
+)  # fmt: skip
+def test_the_winner_is_the_simplest_of_the_fastest_that_train_the_same_and_none_of_a_rehearsal(
+    entries: list[RaceEntry], kind: str, fastest: int | None, winner: int | None, why: str
+) -> None:
+    verdicts = judged(*entries, kind=kind).verdicts
+    assert (verdicts.fastest, verdicts.winner) == (fastest, winner)
+    assert why in verdicts.fastest_why
+
+
+def test_a_repetition_that_failed_leaves_the_drift_unknown() -> None:
+    found = judged(entry(1, "single"), entry(2, "ddp", 0.2), entry(3, "single", None, repeats=1))
+    assert found.verdicts.drift is None and "is not known" in found.verdicts.notes[0]
+    assert [one.place for one in found.field] == [1, 2]
+
+
+def test_the_interval_of_a_median_is_wide_where_there_are_few() -> None:
+    times = [float(number) for number in range(1, 21)]
+    assert median_interval_s(times) == (6.0, 16.0)
+    assert median_interval_s(times[:3]) == (1.0, 3.0) and median_interval_s([2.0]) == (2.0, 2.0)
+
+
+def test_a_race_is_read_as_it_was_written_and_is_lost_without_its_racer(tmp_path: Path) -> None:
+    folder = create_race(tmp_path, "Race · GPT", "")
+    assert read_race(folder) is None and row_of_race(folder)["outcome"] == "lost"
+    found = judged(entry(1, "single"), entry(2, "ddp", losses=[math.nan, *PLAIN[1:]]))
+    write_race(folder, found)
+    (again,) = [one for one in [read_race(folder)] if one is not None]
+    assert again.outcome == "lost" and again.entries[0] == found.entries[0]
+    assert again.entries[1].measured is not None and again.entries[1].measured.losses[0] is None
+    row = row_of_race(folder)
+    assert (row["run"], row["entries"], row["entries_done"], row["steps"]) == (folder.name, 2, 2, STEPS)
+    assert folder.name[15:].startswith("-race-gpt-")
+    folder.file.write_bytes(msgspec.json.encode({**msgspec.to_builtins(found), "version": 99}))
+    assert read_race(folder) is None
