@@ -13,7 +13,7 @@ import pytest
 
 from rankdeck.cli.race import sorted_out
 from rankdeck.config.catalog import STRATEGIES
-from rankdeck.rundir import list_races, list_runs
+from rankdeck.rundir import RaceDir, list_races, list_runs
 from tests.helpers.cli import RANKDECK, rankdeck, rankdeck_here, start_rankdeck
 from tests.helpers.racing import line
 from tests.helpers.waiting import wait_until
@@ -85,6 +85,7 @@ def test_a_race_is_planned_run_told_and_listed_as_one_row(config: str, tmp_path:
         (["--save", "w.toml"], 2, "which strategy is fastest on a CPU says nothing of GPUs"),
         (["--only", "dpp"], 2, 'Did you mean "dp"?'),
         (["--only", "hybrid"], 2, "No sensible options of hybrid are known for 2 virtual devices"),
+        (["--detach", "--only", "hybrid"], 2, "No sensible options of hybrid"),
         (["--steps", "5"], 2, "greater than or equal to 20"),
         (["--devices", "cpu:x"], 2, "does not name virtual devices"),
         (["--set", "rehearsal.capacity=1KiB", "--only", "single"], 2, "No strategy is predicted to fit"),
@@ -93,7 +94,8 @@ def test_a_race_is_planned_run_told_and_listed_as_one_row(config: str, tmp_path:
 def test_what_cannot_race_is_said_in_words_and_leaves_nothing(
     config: str, tmp_path: Path, more: list[str], code: int, words: str
 ) -> None:
-    done = rankdeck_here("race", config, *more, code=code)
+    ask = rankdeck if "--detach" in more else rankdeck_here
+    done = ask("race", config, *more, code=code)
     assert words in done.err and "Traceback" not in done.err
     assert not (tmp_path / "rankdeck-runs").exists() and not Path("w.toml").exists()
 
@@ -114,21 +116,30 @@ def test_only_what_fits_races_and_what_nobody_could_follow_where_it_is_named() -
     assert sorted_out(every, named=True)[0] == [fits, tight, unknown]
 
 
+# The model is too large for a thousand steps to end meanwhile.
+SLOW = ["--set", "model.args.hidden=[2048, 2048, 2048]", "--steps", "1000", "--only", "single"]
+
+
 @pytest.mark.parametrize("how", ["ctrl-c", "stop"])
 def test_a_race_that_is_stopped_ends_its_entry_and_keeps_what_was_measured(
     config: str, tmp_path: Path, how: str
 ) -> None:
-    # The model is too large for a thousand steps to end meanwhile.
-    slow = ["--set", "model.args.hidden=[2048, 2048, 2048]", "--steps", "1000", "--only", "single"]
-    with start_rankdeck("race", config, *slow) as racer:
-        (folder,) = wait_until(lambda: list_races(tmp_path / "rankdeck-runs"), deadline_s=60)
-        wait_until(lambda: list(folder.path.glob("entries/1-single/events/rank-*")), deadline_s=60)
-        if how == "ctrl-c":
+    if how == "ctrl-c":
+        with start_rankdeck("race", config, *SLOW) as racer:
+            (folder,) = wait_until(lambda: list_races(tmp_path / "rankdeck-runs"), deadline_s=60)
+            wait_until(lambda: list(folder.path.glob("entries/1-single/events/rank-*")), deadline_s=60)
             racer.send_signal(signal.SIGINT)
-        else:
-            assert rankdeck("stop", folder.name, code=0).out.strip() == f"{folder.name}: stopped"
-        out, err = racer.communicate(timeout=60)
-    assert racer.returncode == 130 and "Traceback" not in err, err
+            out, err = racer.communicate(timeout=60)
+        assert racer.returncode == 130 and "Traceback" not in err, err
+    else:
+        # It goes on when the command has left, and says the rest in its folder.
+        answer = rankdeck("race", config, *SLOW, "--detach", "--json", code=0).json
+        folder = RaceDir(Path(answer["path"]))
+        assert folder.is_alive() and folder.name == answer["run"]
+        assert rankdeck("stop", folder.name, code=0).out.strip() == f"{folder.name}: stopped"
+        out = (folder.path / "race.log").read_text()
+        assert json.loads(out)["outcome"] == "stopped"
+        out = rankdeck_here("show", folder.name, code=0).out
     assert "stopped      0 of 1 have raced; what they showed is kept." in out
     facts = json.loads(folder.file.read_text())
     assert (facts["outcome"], facts["entries"][0]["state"]) == ("stopped", "stopped")
@@ -139,7 +150,7 @@ def test_a_race_that_is_stopped_ends_its_entry_and_keeps_what_was_measured(
 GPT = """
 [model]
 use = "gpt"
-args = { layers = 4, heads = 2, width = 32, context = 16, vocabulary = 64 }
+args = { layers = 6, heads = 4, width = 32, context = 16, vocabulary = 64 }
 [data]
 use = "synthetic"
 args = { samples = 512 }
@@ -163,7 +174,7 @@ def test_every_strategy_on_four_devices_trains_the_same_and_needs_what_was_predi
     for one in entries:
         measured = sum(one["measured"]["peak_bytes"])
         predicted = sum(device["active_bytes"] for device in one["predicted"]["devices"])
-        assert predicted == pytest.approx(measured, rel=0.01), one["label"]
+        assert predicted == pytest.approx(measured, rel=0.02), one["label"]
 
 
 @pytest.mark.slow

@@ -4,7 +4,8 @@
     train.py       train: start a run and stay with it
     resume.py      resume, checkpoint: go on with a run, save one
     attach.py      watch, stop: a run that is there already
-    race.py        race: what fits, one strategy after another; race_display.py, race_tables.py
+    race.py        race: what fits, one strategy after another; race_display.py, race_tables.py,
+                   race_detached.py
     results.py     runs, show, export
     catalogue.py   devices, strategies, presets, validate
     follow.py      reads a run's events until it has ended, for train and watch

@@ -17,7 +17,8 @@ import typer
 from rankdeck.base.errors import ConfigError
 from rankdeck.base.units import format_duration
 from rankdeck.cli import console
-from rankdeck.cli.options import AsJson, ConfigName, Overrides, load_config
+from rankdeck.cli.options import AsJson, ConfigName, Detach, Overrides, load_config
+from rankdeck.cli.race_detached import ANNOUNCE, announce, start_detached
 from rankdeck.cli.train import INTERRUPTED, Interrupts
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ def race(
         typer.Option(metavar="FILE", help="Write the configuration with the winner's strategy (GPUs only)."),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, however long it takes.")] = False,
+    detach: Detach = False,
+    announced: Annotated[int | None, typer.Option(ANNOUNCE, hidden=True)] = None,
     as_json: AsJson = False,
 ) -> int:
     """Race what fits: every strategy that a plan finds room for trains the same steps from the same seed.
@@ -69,6 +72,8 @@ def race(
     Nothing is saved but the figures. Exit status 0: all completed and agree, but where it is known why not.
     """
     chosen = load_config(config, devices=devices, overrides=overrides or ())
+    if detach:
+        return start_detached(as_json=as_json)
     asked, num_devices = _asked(chosen, only, steps, runs, save, quiet=as_json)
     if not yes and not _is_wanted(asked):
         raise typer.Abort
@@ -77,6 +82,8 @@ def race(
 
     check_devices(asked, num_devices)
     with Racing(asked) as racing:
+        if announced is not None:
+            announce(racing.folder, announced)
         display = display_for(racing.race, quiet=as_json)
         _run(racing, display)
     _tell(racing.folder, racing.race, as_json=as_json, was_shown=True)
