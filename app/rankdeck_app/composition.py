@@ -17,6 +17,7 @@ from rankdeck_app.controllers.device_watch import DeviceWatch
 from rankdeck_app.controllers.interpreter_picker import InterpreterPicker
 from rankdeck_app.controllers.launching import Launching
 from rankdeck_app.controllers.places import Places
+from rankdeck_app.controllers.race_tabs import RaceTabs
 from rankdeck_app.controllers.remedies import Remedies
 from rankdeck_app.controllers.run_alerts import RunAlerts
 from rankdeck_app.controllers.run_lists import RunLists
@@ -67,6 +68,7 @@ class App:
         self.notices = DesktopNotices(window, self.session.runs, self.tabs)
         self.watch = DeviceWatch(window, self.session, self.tabs)
         self.scripts = Scripts(window, self.session, self.launching)
+        self.races = RaceTabs(window, self.session, self.tabs, self.launching)
         self.picker = InterpreterPicker(window, self.session)
         self.actions = AppCommands(window, self.session, self.tabs, self.launching, self.scripts, self.watch)
         self.remedies = Remedies(
@@ -79,7 +81,7 @@ class App:
     def start(self) -> None:
         self._register_pages()
         self._register_views()
-        sources = (self.actions, self.scripts, self.picker, self.lists, self.places)
+        sources = (self.actions, self.scripts, self.picker, self.lists, self.places, self.races)
         rows = [row for source in sources for row in source.rows()]
         self.window.commands.register(*rows)
         for provider in self.actions.providers():
@@ -206,6 +208,7 @@ class App:
         session = self.session
         page = PlanPage(self.window.theme, session.draft, session.plan, session.elsewhere)
         page.trust_asked.connect(lambda: self.launching.ask_trust_of_draft(page.ask_again))
+        page.race_asked.connect(self.races.race_draft)
         return page
 
     # What the frame shows

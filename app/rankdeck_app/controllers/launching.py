@@ -106,6 +106,7 @@ class Launching(QObject):
         self._session.problems.set(DRAFT, "configuration", [] if script.is_chosen else problems)
         self._session.problems.set(SCRIPT, "script", listed if script.is_chosen else [])
         self._window.context.set("launchable", blocker is None)
+        self._window.context.set("raceable", blocker is None and not script.is_chosen)
         self.changed.emit()
 
     # Launching
@@ -189,18 +190,18 @@ class Launching(QObject):
             return
         self.show_starting(launch)
 
-    def show_starting(self, launch: Launch) -> None:
-        """A tab for a launch until its run has one."""
+    def show_starting(self, launch: Launch, show: Callable[..., object] | None = None) -> None:
+        """A tab for a launch until its run has one; `show` opens what is no run."""
         self._count += 1
         page_id = f"{PAGE_KIND}:{self._count}"
-        self._await(page_id, launch)
+        self._await(page_id, launch, show)
         self._window.editor.open(page_id)
 
-    def _await(self, key: str, launch: Launch) -> None:
+    def _await(self, key: str, launch: Launch, show: Callable[..., object] | None = None) -> None:
         """`key` is the id of the page that waits with us, if there is one."""
         self._pending[key] = launch
         self._session.problems.set(LAUNCH, launch.name, [])
-        launch.arrived.connect(lambda path: self._arrived(key, path))
+        launch.arrived.connect(lambda path: self._arrived(key, path, show))
         launch.refused.connect(lambda problems: self._launch_refused(key, launch, problems))
         self.changed.emit()
 
@@ -210,14 +211,16 @@ class Launching(QObject):
             raise PageUnavailable("This launch is over.")
         return StartingPage(page_id, launch, self._window.theme)
 
-    def _arrived(self, key: str, path: Path) -> None:
+    def _arrived(self, key: str, path: Path, show: Callable[..., object] | None) -> None:
         """The run is there: its tab takes the place of the one that waited."""
         self._pending.pop(key, None)
-        self._tabs.launched.add(path)
         editor = self._window.editor
         active = editor.active_page()
         in_front = active is not None and active.page_id == key
-        self._tabs.open(path, focus=in_front or key.startswith(_RESUME))
+        if show is None:
+            self._tabs.launched.add(path)
+            show = self._tabs.open
+        show(path, focus=in_front or key.startswith(_RESUME))
         editor.close_page(key)
         self._session.runs.rescan()
         self.changed.emit()

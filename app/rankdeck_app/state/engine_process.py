@@ -137,9 +137,17 @@ class Launch(QObject):
     arrived = Signal(Path)
     refused = Signal(list)
 
-    def __init__(self, name: str, file: Path | None, call: EngineCall, parent: QObject) -> None:
+    def __init__(
+        self,
+        name: str,
+        file: Path | None,
+        call: EngineCall,
+        parent: QObject,
+        doing: str = "The engine reads the configuration and makes the run's folder",
+    ) -> None:
         super().__init__(parent)
         self.name = name
+        self.doing = doing
         self.path: Path | None = None
         self.problems: list[Problem] = []
         self.call = call
@@ -207,6 +215,20 @@ class Engine(QObject):
         file = self.write_config(config_toml)
         arguments = ["train", str(file), "--runs", str(runs), "--detach", "--json"]
         return self._begin(Launch(name, file, EngineCall(self.python, arguments, workspace, self), self))
+
+    def race(self, name: str, config_toml: str, *, runs: Path, workspace: Path) -> Launch:
+        """Begin a race of what fits; it arrives once it is planned.
+
+        Raises:
+            OSError: as `launch`.
+        """
+        workspace.mkdir(parents=True, exist_ok=True)
+        file = self.write_config(config_toml)
+        arguments = ["race", str(file), "--runs", str(runs), "--detach", "--json"]
+        doing = "The planner finds out which strategies fit"
+        return self._begin(
+            Launch(name, file, EngineCall(self.python, arguments, workspace, self), self, doing)
+        )
 
     def write_config(self, config_toml: str) -> Path:
         """A file for a command that reads a configuration; who asks for it removes it.

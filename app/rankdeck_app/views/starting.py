@@ -43,9 +43,7 @@ class StartingPage(Page):
 
     def _tick(self) -> None:
         elapsed_s = time.monotonic() - self._began_s
-        self.status.setText(
-            f"The engine reads the configuration and makes the run's folder · {elapsed_s:.0f} s"
-        )
+        self.status.setText(f"{self._launch.doing} · {elapsed_s:.0f} s")
 
     def _refused(self, problems: list[Problem]) -> None:
         self._timer.stop()

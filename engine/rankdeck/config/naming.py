@@ -49,10 +49,10 @@ def title_of(config: RunConfig, num_devices: int | None = None) -> str:
     return BETWEEN.join([_model(config.model.use), strategy, *count])
 
 
-def race_title(config: RunConfig, num_devices: int) -> str:
+def race_title(config: RunConfig, num_devices: int | None) -> str:
     """What a race is called: what a person calls the training, else 'Race · GPT · 4'."""
-    what = [config.name] if config.name else [_model(config.model.use), str(num_devices)]
-    return BETWEEN.join(["Race", *what])
+    what = [config.name] if config.name else [_model(config.model.use), str(num_devices or "")]
+    return BETWEEN.join(filter(None, ["Race", *what]))
 
 
 def _model(use: str) -> str:

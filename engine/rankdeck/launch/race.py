@@ -16,14 +16,16 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from rankdeck import events, rundir
 from rankdeck.base.errors import DeviceError, RankdeckError
+from rankdeck.base.files import read_toml
 from rankdeck.config import RunConfig, from_dict, on_devices
-from rankdeck.config.naming import race_title
+from rankdeck.config.naming import race_title, tell_apart
 from rankdeck.launch import choose, guard
 from rankdeck.launch.control import request_stop
 from rankdeck.launch.processes import end_leftovers
@@ -38,6 +40,9 @@ from rankdeck.run.race import LeftOut, Race, RaceEntry
 from rankdeck.run.race_measured import finish
 from rankdeck.run.race_verdicts import judge
 from rankdeck.rundir import FIRST_STEPS, RaceDir, RunDir
+
+_MOST_ALIKE = 100
+"""A new race is told apart from so many that are called the same, the newest."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class Racing:
         end_leftovers()
         num_devices = len(self._choice.devices)
         train = asked.config.train
-        title = race_title(asked.config, num_devices)
+        title = _title(asked, num_devices)
         self.folder: RaceDir = rundir.create_race(asked.runs, title, asked.config.to_toml())
         is_virtual = self._choice.devices[0].kind == "virtual"
         self.race = Race(
@@ -196,6 +201,23 @@ class Racing:
     def _let_go(self) -> None:
         while self._held:
             os.close(self._held.pop())
+
+
+def _title(asked: Asked, num_devices: int) -> str:
+    """What the race is called, told apart from the folder's races that are called so."""
+    name = race_title(asked.config, num_devices)
+    beside = [one for one in rundir.list_races(asked.runs) if one.path.parent == asked.runs.absolute()]
+    alike = [one for one in beside if rundir.slug(name) in one.name][:_MOST_ALIKE]
+    titles = {found.title: one for one in alike if (found := races.read_race(one)) is not None}
+    others = {title: partial(_tables, one) for title, one in titles.items()}
+    return tell_apart(name, asked.config.to_dict(), others)
+
+
+def _tables(folder: RaceDir) -> dict[str, Any]:
+    try:
+        return read_toml(folder.asked)
+    except (OSError, ValueError):
+        return {}
 
 
 def check_devices(asked: Asked, num_devices: int) -> None:

@@ -179,8 +179,7 @@ def _drift_notes(race: Race, drift: float | None, groups: Sequence[Sequence[Race
     tied = [group for group in groups if len(group) > 1]
     if abs(drift) < _TOLD_DRIFT or not tied:
         return [f"{words}."]
-    places = ", ".join(_places_in_words(group) for group in tied)
-    return [f"{words}: entries that are no further apart share a place, {places}."]
+    return [f"{words}: places {', '.join(map(_places_in_words, tied))} are not told apart."]
 
 
 def _places_in_words(group: Sequence[RaceEntry]) -> str:

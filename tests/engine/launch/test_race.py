@@ -79,6 +79,17 @@ def test_a_race_holds_its_gpus_from_its_first_entry_to_its_last_and_goes_on_afte
     )
 
 
+def test_races_that_are_called_the_same_are_told_apart(tmp_path: Path) -> None:
+    first, again = (asked(tmp_path, ["single"], tables=TINY) for _ in range(2))
+    other = asked(tmp_path, ["single"], tables={**TINY, "train": {**TINY["train"], "seed": 3}})
+    titles = []
+    for what in (first, again, other):
+        with Racing(what) as racing:
+            titles.append(racing.race.title)
+    assert titles == ["Race · small", "Race · small #2", "Race · small · seed 3"]
+    assert [one.name[15:-5] for one in list_races(what.runs)][:1] == ["-race-small-seed-3"]
+
+
 def test_a_killed_racer_leaves_no_process_no_lease_and_what_was_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,5 +116,6 @@ def test_ranks_whose_gradients_never_meet_are_told(tmp_path: Path) -> None:
     assert single.state == ddp.state == "completed"
     assert single.agreement is not None and single.agreement.verdict == "reference"
     assert ddp.agreement is not None and ddp.agreement.verdict == "differs"
+    assert racing.race.title == "Race · small"
     assert "From step 2 on its losses are not those of single" in (ddp.agreement.reason or "")
     assert racing.race.exit_code == 1 and racing.race.verdicts.fastest == single.number

@@ -3,84 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
-from rankdeck.events import DeviceInfo
-from rankdeck.run import race as races
-from rankdeck.run.race import Measured, Race, RaceEntry, read_race, row_of_race, write_race
-from rankdeck.run.race_verdicts import judge, median_interval_s
+from rankdeck.run.race import RaceEntry, read_race, row_of_race, write_race
+from rankdeck.run.race_verdicts import median_interval_s
 from rankdeck.rundir import create_race
-from tests.helpers.racing import line
-
-STEPS = 25
-PLAIN = [4.0 / (1 + step) for step in range(STEPS)]
-
-
-def off(by: float, from_step: int = 1) -> list[float]:
-    """Losses that are apart from the plain ones by such a share of themselves, from a step on."""
-    return [loss * (1 + by * (step >= from_step)) for step, loss in enumerate(PLAIN, start=1)]
-
-
-def entry(
-    number: int,
-    strategy: str,
-    step_s: float | None = 0.1,
-    losses: Sequence[float | None] = PLAIN,
-    *,
-    jitter: float = 0.001,
-    seen: dict[str, str] | None = None,
-    repeats: int | None = None,
-    **options: Any,
-) -> RaceEntry:
-    """One that completed, or failed where it has no step time."""
-    predicted = line(strategy, **options)
-    measured = None
-    if step_s is not None:
-        times = [step_s * (1 + jitter * (at % 5 - 2)) for at in range(STEPS - 5)]
-        measured = Measured(
-            step_s=times,
-            samples_per_s=1 / step_s,
-            peak_bytes=[1],
-            sent_bytes=1,
-            losses=list(losses),
-            seconds=1.0,
-        )
-    return RaceEntry(
-        number=number,
-        folder=f"entries/{number}-{strategy}",
-        label=strategy,
-        strategy=strategy,
-        options=predicted.options,
-        predicted=predicted,
-        state=races.FAILED if measured is None else races.COMPLETED,
-        measured=measured,
-        repeats=repeats,
-        seen=seen or {},
-    )
-
-
-def judged(*entries: RaceEntry, kind: str = "gpu", precision: str = "fp32", **more: Any) -> Race:
-    found = Race(
-        name="r",
-        title="Race",
-        began=0.0,
-        source="measured on GPU",
-        devices=[DeviceInfo(0, "H100", kind), DeviceInfo(1, "H100", kind)],
-        steps=STEPS,
-        global_batch=4,
-        seed=0,
-        precision=precision,
-        entries=list(entries),
-        **more,
-    )
-    judge(found)
-    return found
-
+from tests.helpers.told_race import PLAIN, STEPS, entry, judged, off
 
 NORMS = {"batch-norm-differs": "Batch norms normalise over 8 samples at a time."}
 
@@ -131,7 +62,7 @@ def test_single_is_the_reference_wherever_it_stands_and_the_first_without_it() -
         ((0.1, 0.2, 0.3), 0.1, 0.001, [1, 2, 3], "by +0 %"),
         ((0.3, 0.2, 0.1), 0.3, 0.001, [3, 2, 1], "by +0 %"),
         ((0.1, 0.105, 0.3), 0.114, 0.001, [1, 1, 3], "by +14 % between"),
-        ((0.1, 0.2, 0.21), 0.086, 0.001, [1, 2, 2], "share a place, 2 and 3"),
+        ((0.1, 0.2, 0.21), 0.086, 0.001, [1, 2, 2], "places 2 and 3 are not told apart"),
         ((0.1, 0.102, 0.3), 0.1, 0.1, [1, 1, 3], "by +0 %"),
     ],
 )  # fmt: skip

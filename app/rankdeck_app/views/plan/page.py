@@ -34,9 +34,11 @@ _OFFERED = ("RTX-4090", "A100-80GB", "H100-80GB")
 
 
 class PlanPage(Page):
-    """There is one draft, so one page. `trust_asked`: the draft's own code would have to run."""
+    """There is one draft, so one page. `trust_asked`: the draft's own code would have to run.
+    `race_asked`: what fits is to be raced on the draft's own devices."""
 
     trust_asked = Signal()
+    race_asked = Signal()
     can_split = False
 
     def __init__(self, theme: Theme, draft: Draft, plan: DraftPlan, elsewhere: DraftPlan) -> None:
@@ -90,7 +92,11 @@ class PlanPage(Page):
         self.refresh_button.setFixedSize(25, 25)
         label = text_label("Plan for", "dim", wrap=False)
         label.setBuddy(self.target)
-        return row((self.strip, 1), label, self.target, self.refresh_button, spacing=8, align=MIDDLE)
+        self.race_button = push_button(
+            "Race What Fits", "Train the same steps under each, and compare", self.race_asked.emit, height=25
+        )
+        parts = (label, self.target, self.refresh_button, self.race_button)
+        return row((self.strip, 1), *parts, spacing=8, align=MIDDLE)
 
     @property
     def plan(self) -> DraftPlan:
@@ -154,6 +160,7 @@ class PlanPage(Page):
         lines = plan.lines
         scale = plan_figures.scale(lines)
         self.strip.set_figure(plan_figures.stats(plan))
+        self.race_button.setEnabled(plan is self._here)
         self.table.set_rows(plan_figures.rows(plan), scale)
         kinds = tuple(plan_figures.legend_kinds(lines, scale.end_bytes))
         self._legend.set_figure(SeenKinds(kinds, has_capacity=scale.capacity_bytes is not None))

@@ -1,0 +1,124 @@
+"""The tab of a race: what has raced so far, what it measured beside what was predicted, whether losses agree.
+
+It only reads the race's folder, so it may be closed and opened again while the race goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from PySide6.QtCore import Signal
+from PySide6.QtGui import QHideEvent, QShowEvent
+from PySide6.QtWidgets import QWidget
+
+from rankdeck.run.race import RUNNING, RaceEntry
+from rankdeck_app.shell.page import Page
+from rankdeck_app.state.race import RaceWatch
+from rankdeck_app.theme import Theme
+from rankdeck_app.views.race import race_figures
+from rankdeck_app.views.race.table import RaceHead, RaceTable
+from rankdeck_app.widgets.card import ChartCard
+from rankdeck_app.widgets.layouts import MIDDLE, column, push_button, row, text_label
+from rankdeck_app.widgets.stat_strip import StatStrip
+
+PAGE_KIND = "race"
+
+
+class RacePage(Page):
+    """`stop_asked`; `entry_opened` carries an entry; `winner_used` the entry that won."""
+
+    stop_asked = Signal()
+    entry_opened = Signal(object)
+    winner_used = Signal(object)
+    can_split = False
+
+    def __init__(self, page_id: str, watch: RaceWatch, theme: Theme, closed: Callable[[], object]) -> None:
+        super().__init__(page_id, title="Race", icon="versions")
+        self._watch = watch
+        self.strip = StatStrip(theme)
+        self.strip.setAccessibleName("The race in figures")
+        self.table = RaceTable(theme)
+        self.table.picked.connect(self._open)
+        self._head = RaceHead(theme, lambda: self.table.viewport().width())
+        body = QWidget()
+        column(self._head, (self.table, 1), on=body, spacing=4)
+        self._card = ChartCard("Strategies by step time", theme, body, self._csv_rows)
+        self.notes = text_label(tone="dim", selectable=True)
+        self.stop_button = push_button("Stop the Race", "End it and keep what was measured", self._stop)
+        self.winner_button = push_button(
+            "Use the Winner", "Make its strategy the configuration's", self._use_winner, kind="primary"
+        )
+        bar = row((self.strip, 1), self.stop_button, self.winner_button, spacing=8, align=MIDDLE)
+        column(bar, (self._card, 1), self.notes, on=self, margins=(16, 2, 16, 12), spacing=10)
+        self.setFocusProxy(self.table)
+        watch.changed.connect(self.refresh)
+        self.destroyed.connect(lambda: closed())
+        self.refresh()
+
+    def breadcrumbs(self) -> list[str]:
+        return ["runs", self._watch.folder.name]
+
+    def tooltip(self) -> str:
+        return str(self._watch.folder.path)
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self._watch.watch(True)
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        super().hideEvent(event)
+        self._watch.watch(False)
+
+    def refresh(self) -> None:
+        """Show what was read last."""
+        seen = self._watch.seen
+        race = seen.race
+        is_running = race is not None and race.outcome == RUNNING
+        self.strip.set_figure(race_figures.stats(seen))
+        rows = race_figures.rows(seen)
+        self.table.set_rows(rows)
+        self._head.show_plan(any(one.predicted_s is not None and one.step_s is not None for one in rows))
+        self.stop_button.setVisible(is_running)
+        self.winner_button.setVisible(self._winner() is not None)
+        self.notes.setText(self._words())
+        self.notes.setVisible(bool(self.notes.text()))
+        if race is None:
+            return
+        self._card.set_source(race.source)
+        steps = f"{race.steps} steps each from seed {race.seed}"
+        self._card.set_subtitle(f"{steps}, the first {race.warm_up_steps} not timed", steps)
+        if self.title != race.title:
+            self.set_title(race.title)
+
+    def expect_stop(self) -> None:
+        """Somebody asked for it: the button says so until the race is over."""
+        self.stop_button.setText("Stopping…")
+        self.stop_button.setEnabled(False)
+
+    def _words(self) -> str:
+        if self._watch.race is not None:
+            return "\n".join(race_figures.notes(self._watch.race))
+        file = self._watch.folder.file
+        return f"{file} cannot be read, or a newer version wrote it." if self._watch.was_read else ""
+
+    def _winner(self) -> RaceEntry | None:
+        race = self._watch.race
+        return None if race is None or race.outcome == RUNNING else race.entry(race.verdicts.winner)
+
+    def _stop(self) -> None:
+        self.expect_stop()
+        self.stop_asked.emit()
+
+    def _use_winner(self) -> None:
+        winner = self._winner()
+        if winner is not None:
+            self.winner_used.emit(winner)
+
+    def _open(self, number: int) -> None:
+        race = self._watch.race
+        entry = None if race is None else race.entry(number)
+        if entry is not None:
+            self.entry_opened.emit(entry)
+
+    def _csv_rows(self) -> Iterable[Sequence[object]]:
+        return race_figures.csv_rows(self._watch.seen)

@@ -1,0 +1,268 @@
+"""From a race to what its page shows: plain functions, no widgets made. What is not known is a dash."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rankdeck.base.units import format_bytes, format_rate
+from rankdeck.config.catalog import STRATEGIES
+from rankdeck.run import race as races
+from rankdeck.run.race import Race, RaceEntry
+from rankdeck_app.state.plan_words import options_text, strategy_name
+from rankdeck_app.state.race import RaceSeen
+from rankdeck_app.widgets.chart import UNKNOWN
+from rankdeck_app.widgets.stat_strip import Stat
+
+NOT_OF_GPUS = "These are times of this CPU, not of GPUs: they rank nothing but a rehearsal."
+_LOSSES = {
+    races.REFERENCE: ("circle", "reference", "muted"),
+    races.AGREES: ("pass", "agree", "ok"),
+    races.EXPECTED: ("info", "as expected", "muted"),
+    races.DIFFERS: ("error", "differ", "error"),
+}
+
+
+@dataclass(frozen=True)
+class RaceRow:
+    """One entry as the table draws it. Times are seconds; `share` is how far it has come where it runs.
+
+    `low_s` to `high_s` is where eight of ten steps lie, `predicted_s` the range of the plan. `words` stand in
+    place of the bars where there are none.
+    """
+
+    number: int
+    icon: str
+    title: str
+    options: str
+    place: str = ""
+    is_fastest: bool = False
+    is_dim: bool = False
+    step_s: float | None = None
+    low_s: float | None = None
+    high_s: float | None = None
+    predicted_s: tuple[float, float] | None = None
+    share: float | None = None
+    time: str = UNKNOWN
+    rate: str = ""
+    peak: str = UNKNOWN
+    predicted_peak: str = ""
+    sent: str = UNKNOWN
+    losses_icon: str = ""
+    losses: str = ""
+    losses_note: str = ""
+    tone: str = "muted"
+    words: str = ""
+    words_tone: str = "muted"
+    tooltip: str = ""
+
+    @property
+    def description(self) -> str:
+        """For a screen reader."""
+        place = f"place {self.place}" if self.place else ""
+        time = f"{self.time} a step" if self.step_s is not None else ""
+        losses = f"losses {self.losses} {self.losses_note}".strip() if self.losses else ""
+        parts = (place, self.title, self.options, time, self.rate, self.peak, losses, self.words)
+        return ", ".join(part for part in parts if part and part != UNKNOWN)
+
+
+def rows(seen: RaceSeen) -> list[RaceRow]:
+    """While it goes on in the order in which they run, then by place; what failed or does not race stands
+    last."""
+    race = seen.race
+    if race is None:
+        return []
+    entries = list(race.entries)
+    if race.outcome != races.RUNNING:
+        entries = sorted(race.field, key=lambda one: (one.place or len(race.entries) + 1, one.median_s or 0))
+    return [*(_row(race, entry, seen.step) for entry in entries), *_left_out(race)]
+
+
+def _left_out(race: Race) -> Iterator[RaceRow]:
+    """What the plan asked about and found no room for, each with a number of no entry."""
+    for place, one in enumerate(race.left_out, start=1):
+        card = STRATEGIES.get(one.label.partition(",")[0])
+        yield RaceRow(
+            -place,
+            "question" if card is None else card.icon,
+            one.label if card is None else card.title,
+            options_text(one.label),
+            is_dim=True,
+            words=f"Left out: {one.reason or one.verdict}",
+            tooltip=one.reason or "",
+        )
+
+
+def _row(race: Race, entry: RaceEntry, step: int) -> RaceRow:
+    card, measured, predicted = STRATEGIES.get(entry.strategy), entry.measured, entry.predicted
+    again = "once more" if entry.repeats is not None else ""
+    options = " · ".join(filter(None, (again, options_text(entry.label))))
+    shared = sum(one.place == entry.place for one in race.field) > 1
+    words, words_tone = _words(entry)
+    icon, losses, note, tone = _losses(entry)
+    return RaceRow(
+        entry.number,
+        "question" if card is None else card.icon,
+        entry.strategy if card is None else card.title,
+        options,
+        place="" if entry.place is None else f"{entry.place}{'=' if shared else ''}",
+        is_fastest=entry.number == race.verdicts.fastest and race.outcome != races.RUNNING,
+        is_dim=entry.state in (races.WAITING, races.STOPPED),
+        step_s=entry.median_s,
+        low_s=None if measured is None else measured.share_s(0.1),
+        high_s=None if measured is None else measured.share_s(0.9),
+        predicted_s=None if predicted.step is None else (predicted.step.low_s, predicted.step.high_s),
+        share=step / race.steps if entry.state == races.RUNNING else None,
+        time=UNKNOWN if entry.median_s is None else time_text(entry.median_s),
+        rate=_rate(entry),
+        peak=_fullest(measured.peak_bytes) if measured is not None else UNKNOWN,
+        predicted_peak=_predicted(entry) if measured is not None else "",
+        sent=_bytes(None if measured is None else measured.sent_bytes),
+        losses_icon=icon,
+        losses=losses,
+        losses_note=note,
+        tone=tone,
+        words=words,
+        words_tone=words_tone,
+        tooltip=_tooltip(entry),
+    )  # fmt: skip
+
+
+def _words(entry: RaceEntry) -> tuple[str, str]:
+    if entry.state == races.FAILED:
+        return (entry.problem.headline() if entry.problem else "failed"), "error"
+    if entry.state == races.WAITING:
+        return "waiting", "muted"
+    if entry.state == races.STOPPED:
+        return "stopped before its end", "muted"
+    return "", "muted"
+
+
+def _losses(entry: RaceEntry) -> tuple[str, str, str, str]:
+    """(icon, words, note, tone) of how its losses stand to the reference's."""
+    agreement = entry.agreement
+    if agreement is None:
+        return "", "", "", "muted"
+    icon, words, tone = _LOSSES[agreement.verdict]
+    difference = agreement.difference
+    if difference is None:
+        return icon, words, "", tone
+    return icon, words, "to the last bit" if not difference else f"{share_text(difference)} apart", tone
+
+
+def _tooltip(entry: RaceEntry) -> str:
+    said = [entry.label]
+    if entry.problem is not None:
+        said.append(entry.problem.text())
+    if entry.agreement is not None and entry.agreement.reason:
+        said.append(entry.agreement.reason)
+    measured = entry.measured
+    if measured is not None:
+        planned = {device.device: device.active_bytes for device in entry.predicted.devices}
+        for place, num_bytes in enumerate(measured.peak_bytes[:8]):
+            peak = _bytes(num_bytes)
+            beside = f", {format_bytes(planned[place])} predicted" if place in planned else ""
+            said.append(f"device {place}: {peak}{beside}")
+    return "\n".join(said)
+
+
+def _rate(entry: RaceEntry) -> str:
+    rate = None if entry.measured is None else entry.measured.samples_per_s
+    return "" if rate is None else f"{format_rate(rate)} samples/s"
+
+
+def _bytes(num_bytes: int | None) -> str:
+    return UNKNOWN if num_bytes is None else format_bytes(num_bytes)
+
+
+def _fullest(sizes: Sequence[int | None]) -> str:
+    known = [size for size in sizes if size is not None]
+    return _bytes(max(known, default=None))
+
+
+def _predicted(entry: RaceEntry) -> str:
+    devices = entry.predicted.devices
+    return f"plan {format_bytes(max(device.active_bytes for device in devices))}" if devices else ""
+
+
+def time_text(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.{0 if seconds >= 0.1 else 1}f} ms"
+
+
+def share_text(difference: float) -> str:
+    return f"{difference * 100:.0f} %" if difference >= 0.01 else f"{difference:.0e}"
+
+
+def slowest_s(figures: Sequence[RaceRow]) -> float:
+    """The end of the scale of step times."""
+    times = [time for row in figures for time in (row.high_s, row.step_s) if time is not None]
+    return max(times, default=1.0)
+
+
+def stats(seen: RaceSeen) -> tuple[Stat, ...]:
+    race = seen.race
+    if race is None:
+        return ()
+    done = sum(entry.is_over and entry.state != races.STOPPED for entry in race.entries)
+    held = [
+        one.agreement for one in race.entries if one.agreement and one.agreement.verdict != races.REFERENCE
+    ]
+    agreeing = sum(one.verdict == races.AGREES for one in held)
+    best, drift = race.entry(race.verdicts.fastest), race.verdicts.drift
+    label = "Fastest so far" if race.outcome == races.RUNNING else "Fastest"
+    return (
+        Stat("Raced", f"{done} of {_num_planned(race)}", "88 of 88"),
+        Stat(
+            "Losses that agree",
+            f"{agreeing} of {len(held)}" if held else UNKNOWN,
+            "88 of 88",
+            any(one.verdict == races.DIFFERS for one in held),
+        ),
+        Stat(
+            label if best is None else f"{label}: {strategy_name(best.predicted)}",
+            UNKNOWN if best is None or best.median_s is None else time_text(best.median_s),
+            "888.8 ms",
+        ),
+        Stat("Drift of the machine", UNKNOWN if drift is None else f"{drift * 100:+.0f} %", "+88 %"),
+    )
+
+
+def _num_planned(race: Race) -> int:
+    """With the repetition, which is known to come while the race goes on."""
+    repeats = len(race.entries) > len(race.field)
+    return len(race.entries) + (race.outcome == races.RUNNING and not repeats)
+
+
+def notes(race: Race) -> list[str]:
+    """What the table does not say, a sentence each."""
+    said = []
+    best = race.entry(race.verdicts.fastest)
+    if race.outcome == races.STOPPED:
+        said.append("Stopped: what was measured until then is kept.")
+    elif race.outcome == races.LOST:
+        said.append("Whoever raced was ended in the middle: what was measured until then is kept.")
+    elif race.outcome == races.COMPLETED and best is not None:
+        name = ", ".join(filter(None, (strategy_name(best.predicted), options_text(best.label))))
+        said.append(f"Fastest: {name}. {race.verdicts.fastest_why}")
+    said += race.verdicts.notes
+    for entry in race.field:
+        agreement = entry.agreement
+        if agreement is not None and agreement.verdict == races.DIFFERS and agreement.reason:
+            said.append(f"{entry.label}: {agreement.reason}")
+    if race.is_rehearsal:
+        said.append(NOT_OF_GPUS)
+    return said
+
+
+def csv_rows(seen: RaceSeen) -> Iterator[Sequence[object]]:
+    """One row per entry and timed step, in seconds."""
+    yield ("strategy", "options", "repeated", "step", "step_s", "loss")
+    race = seen.race
+    for entry in race.entries if race is not None else ():
+        measured = entry.measured
+        if race is None or measured is None:
+            continue
+        for at, loss in enumerate(measured.losses):
+            timed = at - race.warm_up_steps
+            step_s = measured.step_s[timed] if 0 <= timed < len(measured.step_s) else ""
+            yield (entry.strategy, options_text(entry.label), entry.repeats is not None, at + 1, step_s, loss)

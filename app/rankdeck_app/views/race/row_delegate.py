@@ -1,0 +1,174 @@
+"""How an entry of a race is painted: place, name, a bar of its step time, memory, bytes, losses.
+
+The bar is as long as the median step on a scale that all share, with a line over the times of eight of ten
+steps and, below it, the range that was predicted. Read race_figures.py before.
+"""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QRect, QRectF, QSize, Qt
+from PySide6.QtGui import QColor, QPainter
+from PySide6.QtWidgets import QStyle, QStyledItemDelegate, QStyleOptionViewItem, QWidget
+
+from rankdeck_app.theme import Theme, draw_icon
+from rankdeck_app.views.race.race_figures import RaceRow
+from rankdeck_app.widgets.chart_colors import ChartColors
+from rankdeck_app.widgets.painting import DATA_ROLE, RIGHT, Index, chart_font, fitting_words, paint_text
+
+ROW_HEIGHT = 44
+_BAR_HEIGHT, _BAND_HEIGHT = 10, 3
+_LINE = 16
+
+
+class RaceColumns:
+    """Left edges and widths for a row of some width, in pixels."""
+
+    def __init__(self, width: int) -> None:
+        is_narrow = width < 900
+        gap = 12 if is_narrow else 18
+        self.place, self.place_width = 8, 30
+        self.icon = self.place + self.place_width + 8
+        self.name = self.icon + 24
+        self.name_width = 150 if is_narrow else 196
+        self.losses_width = 106 if is_narrow else 138
+        self.losses = width - 12 - self.losses_width
+        self.sent_width = 0 if width < 700 else 78
+        self.sent = self.losses - gap - self.sent_width
+        self.peak_width = 96 if is_narrow else 122
+        self.peak = self.sent - (gap if self.sent_width else 0) - self.peak_width
+        self.step_width = 92 if is_narrow else 108
+        self.step = self.peak - gap - self.step_width
+        self.bar = self.name + self.name_width + gap
+        self.bar_width = max(40, self.step - gap - self.bar)
+
+
+class RaceRowDelegate(QStyledItemDelegate):
+    """Paints a RaceRow under DATA_ROLE; `end_s` is the end of the scale of step times."""
+
+    def __init__(self, theme: Theme, parent: QWidget) -> None:
+        super().__init__(parent)
+        self._theme = theme
+        self.end_s = 1.0
+        self.colors = ChartColors(theme)
+
+    def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
+        return QSize(300, ROW_HEIGHT)
+
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
+        figure: RaceRow = index.data(DATA_ROLE)
+        rect: QRect = option.rect
+        columns = RaceColumns(rect.width())
+        painter.save()
+        painter.setClipRect(rect)
+        painter.translate(rect.topLeft())
+        rect = QRect(0, 0, rect.width(), rect.height())
+        self._paint_ground(painter, rect, option.state, figure)
+        self._paint_name(painter, rect, columns, figure)
+        if figure.words:
+            self._paint_words(painter, rect, columns, figure)
+        elif figure.share is not None:
+            self._paint_progress(painter, rect, columns, figure.share)
+        else:
+            self._paint_bar(painter, rect, columns, figure)
+            self._paint_numbers(painter, rect, columns, figure)
+        painter.restore()
+
+    def _paint_ground(self, painter: QPainter, rect: QRect, state: QStyle.StateFlag, figure: RaceRow) -> None:
+        color = self._theme.color
+        if state & QStyle.StateFlag.State_Selected:
+            painter.fillRect(rect, color("list.inactiveSelectionBackground"))
+        elif state & QStyle.StateFlag.State_MouseOver:
+            painter.fillRect(rect, color("list.hoverBackground"))
+        if figure.is_fastest:
+            painter.fillRect(QRect(0, 0, 3, rect.height()), color("rankdeck.ok"))
+        painter.setPen(self.colors.border)
+        painter.drawLine(rect.bottomLeft(), rect.bottomRight())
+        if state & QStyle.StateFlag.State_HasFocus:
+            painter.setPen(color("focusBorder"))
+            painter.drawRect(rect.adjusted(0, 0, -1, -1))
+
+    def _paint_name(self, painter: QPainter, rect: QRect, columns: RaceColumns, figure: RaceRow) -> None:
+        ink = self.colors.muted if figure.is_dim else self.colors.foreground
+        number, room = figure.place.rstrip("="), QRect(columns.place, 0, columns.place_width, rect.height())
+        paint_text(painter, room.adjusted(0, 0, -11, 0), number, ink, 13, RIGHT, bold=figure.is_fastest)
+        if number != figure.place:
+            paint_text(painter, room, "=", self.colors.muted, 12, RIGHT)
+        draw_icon(painter, figure.icon, QRectF(columns.icon, 0, 16, rect.height()), ink)
+        room = _lines(rect, columns.name, columns.name_width, 1 + bool(figure.options))
+        elide = Qt.TextElideMode.ElideRight
+        paint_text(painter, room, figure.title, ink, 12, bold=not figure.is_dim, elide=elide)
+        if figure.options:
+            muted = self.colors.muted
+            paint_text(painter, room.translated(0, _LINE), figure.options, muted, 11, elide=elide)
+
+    def _paint_words(self, painter: QPainter, rect: QRect, columns: RaceColumns, figure: RaceRow) -> None:
+        """Up to the two lines that the row has; all of it is in the tooltip."""
+        room = QRect(columns.bar, 5, rect.width() - 12 - columns.bar, rect.height() - 10)
+        painter.setFont(chart_font(11))
+        painter.setPen(self.colors.of_tone(figure.words_tone))
+        text = fitting_words(painter.fontMetrics(), figure.words, room.width(), room.height())
+        painter.drawText(room, int(Qt.TextFlag.TextWordWrap | Qt.AlignmentFlag.AlignVCenter), text)
+
+    def _paint_progress(self, painter: QPainter, rect: QRect, columns: RaceColumns, share: float) -> None:
+        box = self._track(rect, columns)
+        painter.fillRect(box, self.colors.track)
+        done = QRectF(box.x(), box.y(), box.width() * min(1.0, share), box.height())
+        painter.fillRect(done, self._theme.color("button.background"))
+        words = f"{share * 100:.0f} %" if share else "starting"
+        room = QRect(columns.step, 0, columns.step_width, rect.height())
+        paint_text(painter, room, words, self.colors.muted, 11, RIGHT)
+
+    def _track(self, rect: QRect, columns: RaceColumns) -> QRectF:
+        return QRectF(columns.bar, (rect.height() - _BAR_HEIGHT) // 2, columns.bar_width, _BAR_HEIGHT)
+
+    def _paint_bar(self, painter: QPainter, rect: QRect, columns: RaceColumns, figure: RaceRow) -> None:
+        box, colors = self._track(rect, columns), self.colors
+        painter.fillRect(box, colors.track)
+        if figure.step_s is None:
+            return
+        scale = box.width() / self.end_s
+        painter.fillRect(QRectF(box.x(), box.y(), figure.step_s * scale, box.height()), colors.rest)
+        if figure.low_s is not None and figure.high_s is not None:
+            left = box.x() + figure.low_s * scale
+            width = max(1.0, (figure.high_s - figure.low_s) * scale)
+            painter.fillRect(QRectF(left, box.center().y() - 1, width, 2), colors.foreground)
+        if figure.predicted_s is not None:
+            low, high = (box.x() + min(1.0, time / self.end_s) * box.width() for time in figure.predicted_s)
+            band = QRectF(low, box.bottom() + 2, max(2.0, high - low), _BAND_HEIGHT)
+            painter.fillRect(band, colors.axis)
+
+    def _paint_numbers(self, painter: QPainter, rect: QRect, columns: RaceColumns, figure: RaceRow) -> None:
+        colors = self.colors
+        for left, width, text, note, is_main in (
+            (columns.step, columns.step_width, figure.time, figure.rate, True),
+            (columns.peak, columns.peak_width, figure.peak, figure.predicted_peak, False),
+            (columns.sent, columns.sent_width, figure.sent, "", False),
+        ):
+            if not width:
+                continue
+            room = _lines(rect, left, width, 1 + bool(note))
+            paint_text(painter, room, text, colors.foreground, 12, RIGHT, bold=is_main, mono=True)
+            if note:
+                elide = Qt.TextElideMode.ElideRight
+                paint_text(painter, room.translated(0, _LINE), note, colors.muted, 11, RIGHT, elide=elide)
+        self._paint_losses(painter, rect, columns, figure)
+
+    def _paint_losses(self, painter: QPainter, rect: QRect, columns: RaceColumns, figure: RaceRow) -> None:
+        if not figure.losses:
+            return
+        ink, elide = self._ink(figure.tone), Qt.TextElideMode.ElideRight
+        room = _lines(rect, columns.losses + 21, columns.losses_width - 21, 1 + bool(figure.losses_note))
+        draw_icon(painter, figure.losses_icon, QRectF(columns.losses, room.y(), 16, _LINE), ink)
+        is_bold = figure.tone == "error"
+        paint_text(painter, room, figure.losses, ink, 12, bold=is_bold, elide=elide)
+        if figure.losses_note:
+            note, muted = figure.losses_note, self.colors.muted
+            paint_text(painter, room.translated(0, _LINE), note, muted, 11, elide=elide)
+
+    def _ink(self, tone: str) -> QColor:
+        return self._theme.color("rankdeck.ok") if tone == "ok" else self.colors.of_tone(tone)
+
+
+def _lines(rect: QRect, left: int, width: int, num_lines: int) -> QRect:
+    """The first of so many lines of text, which stand in the middle of the row together."""
+    return QRect(left, (rect.height() - _LINE * num_lines) // 2, width, _LINE)

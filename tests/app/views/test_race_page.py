@@ -1,0 +1,184 @@
+"""The tab of a race: what its rows say, and what can be done from it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QPushButton
+from pytestqt.qtbot import QtBot
+
+from rankdeck.base.errors import Problem
+from rankdeck.run.race import RUNNING, WAITING, LeftOut, Race
+from rankdeck_app.composition import App
+from rankdeck_app.state.race import RaceSeen
+from rankdeck_app.views.race import race_figures
+from rankdeck_app.views.race.page import RacePage
+from rankdeck_app.views.race.row_delegate import RaceColumns
+from tests.helpers.told_race import WrittenRace, entry, judged, off
+
+WAIT_MS = 10_000
+
+
+def figures(race: Race, step: int = 0) -> list[race_figures.RaceRow]:
+    return race_figures.rows(RaceSeen(race, step))
+
+
+def test_while_it_goes_on_rows_stand_as_they_run_and_afterwards_by_place() -> None:
+    entries = [
+        entry(1, "single", 0.3),
+        entry(2, "dp", None),
+        entry(3, "ddp", 0.1),
+        entry(4, "single", 0.3, repeats=1),
+    ]
+    entries[1].problem = Problem("out-of-memory", "Device 0 ran out of memory.", advice="Use fsdp.")
+    running = [
+        entries[0],
+        entries[1],
+        entry(3, "ddp", None, state=RUNNING),
+        entry(4, "fsdp", None, state=WAITING),
+    ]
+    shown = figures(judged(*running), step=5)
+    assert [row.title for row in shown] == ["Single", "DP", "DDP", "FSDP"]
+    assert [row.share for row in shown] == [None, None, 0.2, None]
+    assert (shown[1].words, shown[3].words) == ("Device 0 ran out of memory.", "waiting")
+    assert race_figures.stats(RaceSeen(judged(*running)))[0].value == "2 of 5"
+
+    lost = [LeftOut(label="tensor, plan = x", verdict="cannot", reason="No layer can be split.")]
+    over = judged(*entries, outcome="completed", left_out=lost)
+    shown = figures(over)
+    assert [row.title for row in shown] == ["DDP", "Single", "DP", "Tensor parallel"]
+    assert [row.place for row in shown] == ["1", "2", "", ""] and [row.is_fastest for row in shown][:2] == [
+        True,
+        False,
+    ]
+    assert shown[3].words == "Left out: No layer can be split." and shown[3].number < 0
+    assert (shown[0].time, shown[0].rate) == ("100 ms", "10.0 samples/s")
+    assert (shown[0].peak, shown[0].predicted_peak, shown[0].sent) == ("4.9 KiB", "plan 4.9 KiB", "2.0 KiB")
+    assert (
+        shown[0].description.startswith("place 1, DDP, 100 ms a step")
+        and "losses agree" in shown[0].description
+    )
+    assert [stat.value for stat in race_figures.stats(RaceSeen(over))] == [
+        "4 of 4",
+        "2 of 2",
+        "100 ms",
+        "+0 %",
+    ]
+    assert len(list(race_figures.csv_rows(RaceSeen(over)))) == 1 + 3 * 25
+
+
+@pytest.mark.parametrize(
+    ("other", "words", "tone", "note"),
+    [
+        ({}, "agree", "ok", "to the last bit"),
+        ({"losses": off(1e-6)}, "agree", "ok", "1e-06 apart"),
+        ({"losses": off(0.5)}, "differ", "error", "50 % apart"),
+        ({"losses": off(0.5), "compress": "fp16"}, "as expected", "muted", "50 % apart"),
+    ],
+)
+def test_losses_are_told_in_words_and_what_differs_says_why(
+    other: dict[str, Any], words: str, tone: str, note: str
+) -> None:
+    race = judged(entry(1, "single"), entry(2, "ddp", **other))
+    row = figures(race)[1]
+    assert (row.losses, row.tone, row.losses_note) == (words, tone, note)
+    assert any("not those of single" in said for said in race_figures.notes(race)) is (words == "differ")
+
+
+@pytest.mark.parametrize("width", [660, 699, 700, 899, 900, 1300, 2000])
+def test_columns_stand_beside_each_other_at_every_width(width: int) -> None:
+    columns = RaceColumns(width)
+    parts = [
+        (columns.place, columns.place_width),
+        (columns.icon, 16),
+        (columns.name, columns.name_width),
+        (columns.bar, columns.bar_width),
+        (columns.step, columns.step_width),
+        (columns.peak, columns.peak_width),
+        (columns.sent, columns.sent_width),
+        (columns.losses, columns.losses_width),
+    ]
+    for (left, size), (following, _) in itertools.pairwise(parts):
+        assert left + size <= following, parts
+    assert columns.losses + columns.losses_width <= width
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Iterator[WrittenRace]:
+    made = WrittenRace(tmp_path / "rankdeck-runs")
+    yield made
+    made.lose()
+
+
+def opened(qtbot: QtBot, app: App, written: WrittenRace) -> RacePage:
+    app.races.open(written.folder.path)
+    page = app.window.editor.active_page()
+    assert isinstance(page, RacePage)
+    qtbot.waitUntil(lambda: bool(page.table.race_model.figures), timeout=WAIT_MS)
+    return page
+
+
+def test_a_running_race_is_shown_as_it_goes_on_and_stopped_from_its_tab(
+    qtbot: QtBot, app: App, written: WrittenRace
+) -> None:
+    written.write(entry(1, "single"), entry(2, "ddp", None, state=RUNNING), kind="virtual")
+    page = opened(qtbot, app, written)
+    assert page.title == "Race · GPT · 2" and race_figures.NOT_OF_GPUS in page.notes.text()
+    assert page.table.currentIndex().row() == 1, "the one that runs"
+    assert page.stop_button.isVisible() and not page.winner_button.isVisible()
+    assert all(button.accessibleName() or button.text() for button in page.findChildren(QPushButton))
+    page.stop_button.setFocus()
+    qtbot.keyClick(page.stop_button, Qt.Key.Key_Space)
+    assert page.stop_button.text() == "Stopping…"
+    qtbot.waitUntil(written.folder.stop_request.exists, timeout=60_000)
+    written.write(
+        entry(1, "single"), entry(2, "ddp", None, state="stopped"), kind="virtual", outcome="stopped"
+    )
+    qtbot.waitUntil(lambda: not page.stop_button.isVisible(), timeout=WAIT_MS)
+    assert page.notes.text().startswith("Stopped: what was measured until then is kept.")
+
+
+def test_enter_opens_the_run_of_an_entry_and_one_that_has_none_is_said(
+    qtbot: QtBot, app: App, written: WrittenRace
+) -> None:
+    race = written.write(entry(1, "single"), entry(2, "ddp", None, state=WAITING))
+    run = written.folder.path / race.entries[0].folder
+    (run / "events").mkdir(parents=True)
+    (run / "config.toml").write_text("")
+    page = opened(qtbot, app, written)
+    page.table.setFocus()
+    qtbot.keyClick(page.table, Qt.Key.Key_Down)
+    qtbot.keyClick(page.table, Qt.Key.Key_Return)
+    assert app.window.editor.active_page() is page
+    qtbot.keyClick(page.table, Qt.Key.Key_Up)
+    qtbot.keyClick(page.table, Qt.Key.Key_Return)
+    active = app.window.editor.active_page()
+    assert active is not None and active.page_id == f"run:{run}"
+
+
+def test_the_winner_of_a_race_on_gpus_becomes_the_configurations_strategy(
+    qtbot: QtBot, app: App, written: WrittenRace
+) -> None:
+    winner = entry(2, "ddp", 0.1, bucket_mb=50.0)
+    written.write(entry(1, "single", 0.3), winner, outcome="completed")
+    page = opened(qtbot, app, written)
+    assert page.winner_button.isVisible() and not page.stop_button.isVisible()
+    page.winner_button.click()
+    assert app.session.draft.value(("strategy",)) == {"use": "ddp", "bucket_mb": 50.0}
+
+
+def test_a_race_is_asked_for_by_command_and_what_stands_in_its_way_is_said(
+    qtbot: QtBot, app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "race.start" in app.window.commands and app.window.keymap.text_for("race.start")
+    asked: list[Any] = []
+    monkeypatch.setattr(app.session.engine, "race", lambda *args, **named: asked.append(args))
+    app.session.draft.set_value(("train", "global_batch"), 33)
+    app.races.race_draft()
+    (toast,) = app.window.toasts.all_shown
+    assert not asked and "The race did not start" in toast.accessibleName() + toast.accessibleDescription()
