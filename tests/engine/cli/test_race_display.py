@@ -1,0 +1,63 @@
+"""How long a race takes is told before it begins and while it goes on; a long one is asked about."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import typer
+
+from rankdeck.cli import race
+from rankdeck.cli.race_display import expected_s, left_s
+from rankdeck.run.race import RUNNING, WAITING
+from tests.helpers.racing import asked, line
+from tests.helpers.told_race import entry, judged
+
+
+def test_what_is_predicted_and_what_a_start_takes_add_up_and_unknown_steps_make_it_the_least() -> None:
+    # Steps of 0.1 to 0.4 s, 0.2 s in the middle; the first runs twice.
+    assert expected_s([line("single"), line("ddp")], 25) == (pytest.approx(3 * 12 + 3 * 25 * 0.2), False)
+    unknown = [line("single"), line("ddp")]
+    for one in unknown:
+        one.step = None
+    assert expected_s(unknown, 25) == (3 * 5, True)
+
+
+def test_what_is_left_is_as_many_entries_as_are_not_over_at_the_pace_so_far() -> None:
+    begun = judged(entry(1, "single", None, state=RUNNING), entry(2, "ddp", None, state=WAITING))
+    assert left_s(begun, 0.0) is None
+    later = judged(
+        entry(1, "single"), entry(2, "ddp", None, state=RUNNING), entry(3, "dp", None, state=WAITING)
+    )
+    assert left_s(later, 10.0) == 30.0, "the second, the third, and the first once more"
+    last = judged(entry(1, "single"), entry(2, "ddp"), entry(3, "single", None, state=RUNNING, repeats=1))
+    assert left_s(last, 10.0) == 5.0
+
+
+@pytest.mark.parametrize(
+    ("steps", "in_terminal", "answer", "is_asked"),
+    [
+        (25, True, True, False),
+        (1000, True, True, True),
+        (1000, True, False, True),
+        (1000, False, False, False),
+    ],
+)
+def test_only_a_long_race_in_a_terminal_is_asked_about(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    steps: int,
+    in_terminal: bool,
+    answer: bool,
+    is_asked: bool,
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(typer, "confirm", lambda words, **_: said.append(words) or answer)
+    for name in ("stdin", "stderr"):
+        monkeypatch.setattr(sys, name, SimpleNamespace(isatty=lambda: in_terminal))
+    what = asked(tmp_path, ["single", "ddp"], steps=steps)
+    assert race._is_wanted(what) is (answer or not is_asked)
+    assert bool(said) is is_asked
+    assert all("2 strategies take about 10:36" in words for words in said)
