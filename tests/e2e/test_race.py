@@ -174,7 +174,7 @@ def test_every_strategy_on_four_devices_trains_the_same_and_needs_what_was_predi
     for one in entries:
         measured = sum(one["measured"]["peak_bytes"])
         predicted = sum(device["active_bytes"] for device in one["predicted"]["devices"])
-        assert predicted == pytest.approx(measured, rel=0.02), one["label"]
+        assert predicted == pytest.approx(measured, rel=0.05), one["label"]
 
 
 @pytest.mark.slow
