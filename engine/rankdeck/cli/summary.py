@@ -124,6 +124,11 @@ def _outcome_line(facts: Mapping[str, Any]) -> Text:
     return words
 
 
+def outcome_style(outcome: str) -> str:
+    """How an outcome is printed, wherever it stands."""
+    return _STYLES.get(outcome, "")
+
+
 def _strategy_words(facts: Mapping[str, Any]) -> str:
     """'dp (parallel_loss = true) on 4 devices': options that are not the default ones are named."""
     card = STRATEGIES.get(facts["strategy"])

@@ -42,8 +42,9 @@ class EventReader:
     later.
 
     `missing` counts the lines that gaps in `seq` reveal, per file; `unreadable` the lines that are no events,
-    and a file that is none (a pipe, a folder); `newer` the events that a newer version wrote. Attempts after
-    `last_attempt` are left out, and so are other files than those of `writers` where these are named.
+    and a file that is none (a pipe, a folder); `newer` the events that a newer version wrote. Attempts before
+    `first_attempt` and after `last_attempt` are left out, and so are other files than those of `writers`
+    where these are named.
     """
 
     run: RunDir
@@ -51,6 +52,7 @@ class EventReader:
     missing: Counter[str] = field(default_factory=Counter)
     unreadable: Counter[str] = field(default_factory=Counter)
     newer: Counter[str] = field(default_factory=Counter)
+    first_attempt: int = 0
     last_attempt: int | None = None
     writers: tuple[str, ...] | None = None
 
@@ -77,6 +79,8 @@ class EventReader:
         """
         by_attempt: dict[int, list[str]] = {}
         for name in sorted(self._files(), key=lambda name: not name.startswith("supervisor")):
+            if attempt_of(name) < self.first_attempt:
+                continue
             by_attempt.setdefault(attempt_of(name), []).append(name)
         for attempt in sorted(by_attempt):
             if self.last_attempt is not None and attempt > self.last_attempt:

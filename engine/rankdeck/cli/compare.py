@@ -1,0 +1,118 @@
+"""`rankdeck compare`: runs side by side, in the terminal, as JSON, or as one page that needs nothing else."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankdeck.base.errors import ConfigError
+from rankdeck.cli import console
+from rankdeck.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from rankdeck.compare.curves import LossLine
+    from rankdeck.compare.naming import RunAt
+    from rankdeck.compare.table import Comparison
+
+
+class LossBy(enum.StrEnum):
+    STEP = "step"
+    TIME = "time"
+    SAMPLES = "samples"
+
+
+def compare(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN...", help="Two to eight runs; RUN@0 is attempt 0 of it alone, before it was resumed."
+        ),
+    ],
+    baseline: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="The one that differences are from; the first where none is named."),
+    ] = None,
+    by: Annotated[LossBy, typer.Option(help="What losses are told along.")] = LossBy.STEP,
+    page: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write it as one page, and nothing else.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Compare runs: figures with the best marked, losses, memory by device, and what differs."""
+    from rankdeck.compare.curves import loss_line, step_axis
+    from rankdeck.compare.naming import check_number
+    from rankdeck.compare.reading import read
+    from rankdeck.compare.table import compare as beside
+
+    named = [_find(name) for name in names]
+    check_number(named)
+    base = 0 if baseline is None else _place_of(baseline, names, named)
+    if page is not None:
+        _check_file(page)
+    found = [read(at) for at in named]
+    comparison = beside([run.figures for run in found], base)
+    if page is not None:
+        from rankdeck.compare.page import write_page
+
+        write_page(page, comparison, [run.fold for run in found], by.value)
+        console.err().print(f"{page} holds the comparison of {len(named)} runs.", soft_wrap=True)
+    if page is None or as_json:
+        lines = [loss_line(run.fold, step_axis(run.fold, by.value)) for run in found]
+        _print(comparison, by.value, lines, as_json)
+    return 0
+
+
+def _print(comparison: Comparison, by: str, lines: list[LossLine], as_json: bool) -> None:
+    if as_json:
+        from rankdeck.compare.telling import as_json as told
+
+        console.as_json(told(comparison, by, lines), indent=2)
+    else:
+        from rankdeck.cli.compare_tables import print_comparison
+
+        print_comparison(comparison, by, lines)
+
+
+def _find(name: str) -> RunAt:
+    from rankdeck.compare.naming import find
+    from rankdeck.rundir import default_runs_folder
+
+    return find(name, default_runs_folder())
+
+
+def _place_of(baseline: str, names: list[str], named: list[RunAt]) -> int:
+    """Raises: ConfigError where the baseline is none of the runs."""
+    at = named[names.index(baseline)] if baseline in names else _find(baseline)
+    if at in named:
+        return named.index(at)
+    raise ConfigError(
+        f'The baseline "{baseline}" is none of the runs that are compared.',
+        code="baseline",
+        advice="Name it among the runs as well.",
+    )
+
+
+def _check_file(file: Path) -> None:
+    """Before seconds of reading: whether the page can be written there.
+
+    Raises:
+        ConfigError: something that is no file is in the way.
+    """
+    if file.exists() and not file.is_file():
+        what = "a folder" if file.is_dir() else "no regular file"
+        raise ConfigError(
+            f"{file} is {what}.",
+            code="no-file",
+            path=str(file),
+            advice="Name another file: --html runs.html.",
+        )
+    if file.name and not file.parent.is_dir():
+        raise ConfigError(
+            f"The folder {file.parent} does not exist.",
+            code="no-folder",
+            path=str(file),
+            advice="Make it first, or name another file.",
+        )

@@ -1,0 +1,19 @@
+"""Runs side by side: what each one's figures are, which is the best of them, and in what the runs differ.
+
+    naming.py       RUN and RUN@ATTEMPT: what a person types, and which run it is
+    background.py   what a run's files say besides its events: configuration, versions, prediction
+    figures.py      a fold and a background as one column of plain figures
+    table.py        columns beside each other: the rows, which is best, and why none is where none is
+    ranking.py      which runs may be ranked against each other at all
+    differences.py  the keys in which configurations differ, and what is not configuration
+    curves.py       losses over steps, time and samples
+    words.py        a figure and a difference as a person reads them
+    bars.py         memory by device and a few figures as bars
+    drawing.py      dashes, round numbers and places of labels
+    reading.py      all of that from run directories
+    telling.py      a comparison as JSON values
+    page.py         a comparison as one page that asks nobody for anything
+
+The command line and the app show the same: the app folds events as they come and begins at figures.py.
+Nothing is imported here: who only names runs needs no numpy.
+"""

@@ -1,0 +1,97 @@
+"""What a run's files say besides its events: how it was asked for, where it ran, what was predicted.
+
+Read once, and never by the thread of a window: a disk may be slow. What is missing or damaged is unknown.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rankdeck.base import files
+from rankdeck.compare.naming import RunAt
+from rankdeck.run.plan_lines import PlanLine
+from rankdeck.run.prediction import read_prediction
+from rankdeck.rundir import RunDir, attempt_of
+
+
+@dataclass(frozen=True)
+class Background:
+    """`tables` are those of the resolved configuration, or of a script's [script]; None where they cannot be
+    read."""
+
+    title: str
+    tables: Mapping[str, Any] | None = None
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    prediction: PlanLine | None = None
+    is_past: bool = False
+    """Whether it is of an attempt that another one followed."""
+
+    @property
+    def is_script(self) -> bool:
+        return self.tables is not None and "script" in self.tables
+
+    @property
+    def versions(self) -> dict[str, str]:
+        told = self.environment.get("versions")
+        return {str(name): str(one) for name, one in told.items()} if isinstance(told, dict) else {}
+
+    @property
+    def host(self) -> str | None:
+        return _text(self.environment.get("host"))
+
+    @property
+    def python(self) -> str | None:
+        return _text(self.environment.get("python"))
+
+    @property
+    def commit(self) -> str | None:
+        return _text(self.environment.get("commit"))
+
+    @property
+    def command_line(self) -> str | None:
+        told = self.environment.get("command_line")
+        return shlex.join(map(str, told)) if isinstance(told, list) else None
+
+
+def read_background(at: RunAt) -> Background:
+    """What is in the run's directory now."""
+    run = at.run
+    is_past = at.attempt is not None and at.attempt < run.next_attempt() - 1
+    return Background(
+        title=run.title,
+        tables=_tables(_file_of(run, at.attempt, "config", "toml")),
+        environment=_json(_file_of(run, at.attempt, "environment", "json")),
+        prediction=None if is_past else read_prediction(run),
+        is_past=is_past,
+    )
+
+
+def _file_of(run: RunDir, attempt: int | None, stem: str, suffix: str) -> Path:
+    """What an attempt was started with: its own file, or that of the one that it goes on from by itself."""
+    known = [path for path in run.path.glob(f"{stem}.*.{suffix}") if attempt_of(path.name)]
+    fitting = [path for path in known if attempt is None or attempt_of(path.name) <= attempt]
+    return max(fitting, key=lambda path: attempt_of(path.name), default=run.path / f"{stem}.{suffix}")
+
+
+def _tables(file: Path) -> dict[str, Any] | None:
+    try:
+        return files.read_toml(file)
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        told = json.loads(files.read_text(file))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None

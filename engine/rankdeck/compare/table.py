@@ -1,0 +1,260 @@
+"""Columns of figures beside each other: rows as data, the best of each marked, differences from a baseline.
+
+What cannot be told apart is not told apart: figures that read alike, or whose middle halves overlap, are the
+best together, and where that is all of them none is. Where runs are not comparable (ranking.py) no figure is
+the best and none has a difference; the row says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rankdeck.base.units import format_count
+from rankdeck.compare import differences, ranking, words
+from rankdeck.compare.differences import Difference
+from rankdeck.compare.figures import SENT, ComparedRun, Figure
+from rankdeck.run.plan_lines import PREDICTED
+
+LESS, MORE = "less", "more"
+
+
+class RowKind(NamedTuple):
+    """A row of the table. `better` is LESS, MORE or "" where nothing is; `ranked` is a kind of ranking.py."""
+
+    key: str
+    label: str
+    unit: str
+    better: str = ""
+    ranked: str = ranking.NOTHING
+
+
+ROWS: dict[str, tuple[RowKind, ...]] = {
+    "Training": (
+        RowKind("step", "Steps done", words.COUNT),
+        RowKind("loss", "Loss", words.LOSS, LESS, ranking.LAST_LOSS),
+        RowKind("lowest_loss", "Lowest loss", words.LOSS, LESS, ranking.LOSS),
+        RowKind("held_out", "Held-out loss", words.LOSS, LESS, ranking.LAST_LOSS),
+        RowKind("best_held_out", "Best held-out loss", words.LOSS, LESS, ranking.LOSS),
+        RowKind("accuracy", "Held-out accuracy", words.ACCURACY, MORE, ranking.LAST_LOSS),
+    ),
+    "Speed": (
+        RowKind("samples_per_s", "Samples/s", words.RATE, MORE, ranking.TIME),
+        RowKind("steps_per_s", "Steps/s", words.RATE, MORE, ranking.STEP_TIME),
+        RowKind("step_s", "Step time", words.STEP_TIME, LESS, ranking.STEP_TIME),
+        RowKind("trained_s", "Time to train", words.DURATION, LESS, ranking.TOTAL_TIME),
+        RowKind("wait", "Waiting for the loader", words.SHARE, LESS, ranking.TIME),
+        RowKind("bubble", "Bubble", words.SHARE, LESS, ranking.TIME),
+        RowKind("bubble_theory", "Bubble in theory", words.SHARE),
+        RowKind("busy", "Devices busy, median", words.SHARE, MORE, ranking.TIME),
+    ),
+    "Memory": (
+        RowKind("peak", "Peak, fullest device", words.BYTES, LESS, ranking.MEMORY),
+        RowKind("peak_others", "Peak, median of the others", words.BYTES, LESS, ranking.MEMORY),
+        RowKind("imbalance", "Imbalance", words.RATIO, LESS, ranking.MEMORY),
+        RowKind("peak_sum", "Peak, all devices", words.BYTES, LESS, ranking.MEMORY),
+        RowKind("predicted_peak", "Fullest device, predicted", words.BYTES),
+        RowKind("held", "Held by known owners", words.BYTES, LESS, ranking.MEMORY),
+    ),
+    "Communication": (
+        RowKind("sent", "Sent per step, all ranks", words.BYTES, LESS, ranking.BYTES),
+        RowKind("sync_s", "Gradient sync, slowest rank", words.STEP_TIME, LESS, ranking.STEP_TIME),
+    ),
+}
+"""By group, in the order in which they are shown."""
+_PREDICTED = ("predicted_peak",)
+_FROM_THEORY = ("bubble_theory",)
+COMMON_STEP = "loss_at_common_step"
+
+
+@dataclass(frozen=True)
+class FigureRow:
+    """One row. `best` are places of runs, `differences` are from the baseline ("" where there is none to
+    tell); `unranked` says why nothing is the best. `made_by`: who made the figure, by run."""
+
+    key: str
+    label: str
+    group: str
+    unit: str
+    better: str
+    figures: tuple[Figure | None, ...]
+    best: tuple[int, ...]
+    differences: tuple[str, ...]
+    unranked: str
+    made_by: tuple[str, ...]
+
+    def cell(self, place: int) -> str:
+        return words.in_words(self.unit, self.figures[place])
+
+    def more(self, place: int) -> str:
+        return words.more_of(self.unit, self.figures[place])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs beside each other. `baseline` is the place of the one that differences are from."""
+
+    runs: tuple[ComparedRun, ...]
+    baseline: int
+    rows: tuple[FigureRow, ...]
+    configuration: tuple[Difference, ...]
+    rest: tuple[Difference, ...]
+
+    def letter(self, place: int) -> str:
+        """A to H: what a run is called in a chart."""
+        return letter_of(place)
+
+    @property
+    def groups(self) -> list[str]:
+        return list(dict.fromkeys(row.group for row in self.rows))
+
+    def rows_of(self, group: str) -> list[FigureRow]:
+        return [row for row in self.rows if row.group == group]
+
+    def notes_of(self, group: str) -> list[str]:
+        """Who made the figures of a group, and why nothing is the best in some of its rows."""
+        rows = self.rows_of(group)
+        return [*_makers(rows), *_reasons(rows)]
+
+
+def _makers(rows: Sequence[FigureRow]) -> Iterator[str]:
+    """'A, B: measured in rehearsal'; without letters where it is so for all that know such a figure."""
+    runs_by_maker: dict[str, dict[int, None]] = {}
+    knowing: set[int] = set()
+    for row in rows:
+        for place, (made, figure) in enumerate(zip(row.made_by, row.figures, strict=True)):
+            if figure is not None and made:
+                runs_by_maker.setdefault(made, {})[place] = None
+                knowing.add(place)
+    for made, places in runs_by_maker.items():
+        letters = ", ".join(map(letter_of, sorted(places)))
+        yield made if places.keys() == knowing else f"{letters}: {made}"
+
+
+def _reasons(rows: Sequence[FigureRow]) -> Iterator[str]:
+    labels: dict[str, list[str]] = {}
+    for row in rows:
+        if row.unranked:
+            labels.setdefault(row.unranked, []).append(row.label)
+    for reason, of in labels.items():
+        what = "" if len(of) == len(rows) else f" ({', '.join(of)})"
+        yield f"not ranked{what}: {reason}"
+
+
+def letter_of(place: int) -> str:
+    return chr(ord("A") + place)
+
+
+def compare(runs: Sequence[ComparedRun], baseline: int = 0) -> Comparison:
+    """Rows of which some run knows the figure, and what differs. Cheap: figures are made before."""
+    assert 0 <= baseline < len(runs), baseline
+    return Comparison(
+        tuple(runs),
+        baseline,
+        tuple(_rows(runs, baseline)),
+        tuple(differences.of_configurations(runs)),
+        tuple(differences.of_the_rest(runs)),
+    )
+
+
+def _rows(runs: Sequence[ComparedRun], baseline: int) -> Iterator[FigureRow]:
+    for group, kinds in ROWS.items():
+        for kind in kinds:
+            if kind.key == "steps_per_s" and any("samples_per_s" in run.figures for run in runs):
+                continue  # the same said twice
+            figures = tuple(run.figures.get(kind.key) for run in runs)
+            if any(figure is not None for figure in figures):
+                yield _row(group, kind, runs, figures, baseline)
+            if kind.key == "loss" and (common := _common_loss(runs)) is not None:
+                step, losses = common
+                label = f"Smoothed loss at step {format_count(step)}"
+                at_step = RowKind(COMMON_STEP, label, words.LOSS, LESS, ranking.LOSS)
+                yield _row(group, at_step, runs, losses, baseline)
+            if kind.key == "sent":
+                yield from _by_algorithm(group, runs, baseline)
+
+
+def _by_algorithm(group: str, runs: Sequence[ComparedRun], baseline: int) -> Iterator[FigureRow]:
+    """What each algorithm sends, where a run has several or runs have different ones."""
+    names = sorted({key for run in runs for key in run.figures if key.startswith(SENT)})
+    for key in names if len(names) > 1 else ():
+        kind = RowKind(key, f"by {key.removeprefix(SENT)}", words.BYTES)
+        yield _row(group, kind, runs, tuple(run.figures.get(key) for run in runs), baseline)
+
+
+def _common_loss(runs: Sequence[ComparedRun]) -> tuple[int, tuple[Figure | None, ...]] | None:
+    """The last step that every run has reached, and the losses there; None where all stand at it."""
+    steps = [run.value("step") for run in runs]
+    reached = [step for step in steps if step is not None]
+    if len(reached) < 2 or len(set(reached)) == 1:
+        return None
+    step = int(min(reached))
+    losses = [run.loss_at(step) if own is not None else None for run, own in zip(runs, steps, strict=True)]
+    if sum(loss is not None for loss in losses) < 2:
+        return None
+    return step, tuple(None if loss is None else Figure(loss) for loss in losses)
+
+
+def _row(
+    group: str,
+    kind: RowKind,
+    runs: Sequence[ComparedRun],
+    figures: tuple[Figure | None, ...],
+    baseline: int,
+) -> FigureRow:
+    knowing = [run for run, figure in zip(runs, figures, strict=True) if figure is not None]
+    unranked = ranking.why_not(kind.ranked, knowing) if kind.better else ""
+    best = _best(kind, figures) if kind.better and not unranked else ()
+    base = figures[baseline]
+    from_base = [
+        words.difference_in_words(kind.unit, figure, base)
+        if kind.better and not unranked and place != baseline and figure is not None and base is not None
+        else ""
+        for place, figure in enumerate(figures)
+    ]
+    return FigureRow(
+        kind.key,
+        kind.label,
+        group,
+        kind.unit,
+        kind.better,
+        figures,
+        best,
+        tuple(from_base),
+        unranked,
+        tuple(_made_by(kind, run) for run in runs),
+    )
+
+
+def _made_by(kind: RowKind, run: ComparedRun) -> str:
+    if kind.key in _PREDICTED:
+        return PREDICTED
+    if kind.key in _FROM_THEORY:
+        return "from the schedule"
+    if (kind.unit == words.BYTES and kind.ranked == ranking.MEMORY) or kind.key == "imbalance":
+        return run.memory_source or ""
+    if kind.ranked in (ranking.TIME, ranking.STEP_TIME, ranking.TOTAL_TIME):
+        return words.kind_in_words(run)
+    return "measured"
+
+
+def _best(kind: RowKind, figures: Sequence[Figure | None]) -> tuple[int, ...]:
+    """The places that are not told apart from the best; none where that is every one that is known."""
+    known = {place: figure for place, figure in enumerate(figures) if figure is not None}
+    if len(known) < 2:
+        return ()
+    choose = min if kind.better == LESS else max
+    first = choose(known.values(), key=lambda figure: figure.value)
+    best = tuple(place for place, figure in known.items() if _is_alike(kind.unit, figure, first))
+    return best if len(best) < len(known) else ()
+
+
+def _is_alike(unit: str, figure: Figure, best: Figure) -> bool:
+    if words.in_words(unit, figure) == words.in_words(unit, best):
+        return True
+    halves = (figure.low, figure.high, best.low, best.high)
+    if None in halves:
+        return False
+    low, high, best_low, best_high = (half or 0.0 for half in halves)
+    return low <= best_high and best_low <= high

@@ -1,0 +1,111 @@
+"""A figure, a difference and a run in words: the terminal, the page and the app say the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rankdeck.base.units import format_bytes, format_count, format_duration, format_loss, format_rate
+from rankdeck.compare.figures import ComparedRun, Figure
+from rankdeck.config.catalog import STRATEGIES
+
+UNKNOWN = "–"
+SAME = "same"
+COUNT, LOSS, RATE, STEP_TIME, DURATION, BYTES, RATIO, SHARE, ACCURACY = (
+    "count", "loss", "rate", "step time", "duration", "bytes", "ratio", "share", "accuracy",
+)  # fmt: skip
+"""What a figure is of."""
+
+
+def in_words(unit: str, figure: Figure | None) -> str:
+    """'6.3131', '12.3 ms', '38.7 GiB'; a dash where it is not known."""
+    if figure is None:
+        return UNKNOWN
+    value = figure.value
+    return {
+        COUNT: format_count,
+        LOSS: format_loss,
+        RATE: format_rate,
+        STEP_TIME: step_time,
+        DURATION: lambda seconds: format_duration(seconds) if seconds >= 99.95 else f"{seconds:.1f} s",
+        BYTES: format_bytes,
+        RATIO: lambda ratio: f"{ratio:.2f}x",
+        SHARE: lambda share: f"{100 * share:.1f} %",
+        ACCURACY: lambda share: f"{100 * share:.2f} %",
+    }[unit](value)
+
+
+def more_of(unit: str, figure: Figure | None) -> str:
+    """What stands behind it, smaller: the step that it is of, or the middle half of its values."""
+    if figure is None:
+        return ""
+    if figure.step is not None:
+        return f"at step {format_count(figure.step)}"
+    if figure.low is not None and figure.high is not None:
+        return f"{in_words(unit, Figure(figure.low))} to {in_words(unit, Figure(figure.high))}"
+    return ""
+
+
+def step_time(seconds: float) -> str:
+    """Three figures: '1.25 s', '125 ms', '12.5 ms', '840 µs'."""
+    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
+        shown = seconds * factor
+        if shown >= 0.9995 or unit == "µs":
+            return f"{shown:.{2 if shown < 9.995 else 1 if shown < 99.95 else 0}f} {unit}"
+    raise AssertionError("unreachable")
+
+
+def difference_in_words(unit: str, value: Figure, base: Figure) -> str:
+    """'+12 %', '-0.4 %', '2.4x': how it goes from the baseline to a run; "same" where both read alike."""
+    if in_words(unit, value) == in_words(unit, base):
+        return SAME
+    if unit in (SHARE, ACCURACY):
+        return f"{100 * (value.value - base.value):+.1f} points"
+    if base.value <= 0 or value.value < 0:
+        return ""
+    ratio = value.value / base.value
+    if ratio >= 2:
+        return f"{ratio:.3g}x" if ratio < 100 else f"{format_count(ratio)}x"
+    percent = 100 * (ratio - 1)
+    digits = 0 if abs(percent) >= 9.95 else 1 if abs(percent) >= 0.095 else 2
+    return f"{percent:+.{digits}f} %"
+
+
+def strategy_in_words(run: ComparedRun) -> str:
+    """'DDP', of a script the wrapper that was seen."""
+    card = STRATEGIES.get(run.strategy)
+    return card.title if card is not None else run.strategy or ("script" if run.is_script else UNKNOWN)
+
+
+def devices_in_words(run: ComparedRun) -> str:
+    """'4 x H100', '4 virtual'; empty where none is known."""
+    count = len(run.device_names)
+    if not count:
+        return ""
+    if run.device_kind != "gpu":
+        return f"{count} on CPU" if run.is_script else f"{count} virtual"
+    names = list(dict.fromkeys(run.device_names))
+    return f"{count} x {', '.join(names)}" if count > 1 else names[0]
+
+
+def kind_in_words(run: ComparedRun) -> str:
+    """Who made its times."""
+    if run.pace:
+        return run.pace
+    if run.device_kind == "gpu":
+        return "measured on GPU"
+    if not run.device_kind:
+        return ""
+    return "measured on CPU" if run.is_script else "measured in rehearsal"
+
+
+def shortened(text: str, home: Path | None = None) -> str:
+    """With ~ for the home folder wherever it is named: a page is sent to others."""
+    try:
+        folder = str(home or Path.home())
+    except RuntimeError:
+        return text
+    if len(folder) < 2:
+        return text
+    for end in ("/", "'", '"', " ", ":", ","):
+        text = text.replace(f"{folder}{end}", f"~{end}")
+    return f"{text.removesuffix(folder)}~" if text.endswith(folder) else text

@@ -1,0 +1,94 @@
+"""`rankdeck compare`, typed: a table, JSON, a page, and words for every mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.cli import rankdeck_here
+from tests.helpers.written_run import MIB, WrittenRun, device_infos
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two runs, one of them resumed, where the command looks for runs."""
+    folder = tmp_path / "runs"
+    monkeypatch.setenv("RANKDECK_RUNS", str(folder))
+    for name, peaks in (("fast", (90, 90)), ("slow", (300, 100))):
+        run = WrittenRun(folder, name, {"strategy": {"use": "dp" if name == "slow" else "ddp"}})
+        run.begin(1, device_infos(2), steps=4, strategy="dp" if name == "slow" else "ddp")
+        run.steps(0, 1, [4.0, 3.0, 2.0, 1.0], step_s=0.5 if name == "slow" else 0.25)
+        run.memory(0, 1, {place: {"parameters": peak * MIB} for place, peak in enumerate(peaks)})
+        if name == "slow":
+            run.begin(1, device_infos(2), steps=4, strategy="dp", attempt=1)
+        run.end()
+    return folder
+
+
+def test_runs_are_beside_each_other_with_the_best_marked(runs: Path) -> None:
+    done = rankdeck_here("compare", "slow", "fast")
+    assert done.code == 0 and done.err == ""
+    lines = [" ".join(line.split()) for line in done.out.splitlines()]
+    assert "Step time 500 ms 250 ms * -50 %" in lines
+    assert "Peak, fullest device 300.0 MiB 90.0 MiB * -70 %" in lines
+    assert "strategy.use dp ddp" in lines
+    assert "measured in rehearsal" in done.out and "step 4" in done.out
+
+
+@pytest.mark.parametrize(
+    ("by", "place"), [("step", "step 2"), ("time", "after 0.80 s"), ("samples", "25 samples")]
+)
+def test_losses_are_told_along_what_was_asked_for(runs: Path, by: str, place: str) -> None:
+    assert place in rankdeck_here("compare", "slow", "fast", "--by", by).out
+
+
+def test_json_has_the_same_and_the_baseline_that_was_named(runs: Path) -> None:
+    told = rankdeck_here("compare", "slow@0", "fast", "--baseline", "fast", "--json", "--by", "time").json
+    assert [run["letter"] for run in told["runs"]] == ["A", "B"] and told["baseline"] == "B"
+    assert [run["attempt"] for run in told["runs"]] == [0, None]
+    figures = {row["key"]: row for row in told["figures"]}
+    assert figures["step_s"]["best"] == ["B"] and figures["step_s"]["difference"] == {"A": "2x", "B": None}
+    assert figures["peak"]["values"]["A"]["value"] == 300 * MIB
+    assert told["runs"][0]["devices"][1]["peak_bytes"] == 100 * MIB
+    assert told["loss"]["by"] == "time" and told["loss"]["curves"]["A"]["at"] == pytest.approx(
+        [0.5, 1.0, 1.5, 2.0]
+    )
+    assert {row["key"]: row["values"] for row in told["configuration"]}["strategy.use"] == {
+        "A": "dp",
+        "B": "ddp",
+    }
+
+
+def test_a_page_is_written_and_nothing_else_said(runs: Path, tmp_path: Path) -> None:
+    file = tmp_path / "both.html"
+    done = rankdeck_here("compare", "slow", "fast", "--html", file)
+    assert (done.code, done.out) == (0, "") and f"{file} holds the comparison of 2 runs." in done.err
+    assert file.read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("slow",), "One run cannot be compared with itself."),
+        (("slow", "slow"), "is named twice"),
+        (("slow", "nothing"), 'There is no run called "nothing".'),
+        (("slow", "slow@5"), "has no attempt 5"),
+        (("slow", "fast", "--baseline", "slow@0"), 'The baseline "slow@0" is none of the runs'),
+        (("slow", "fast", "--by", "colour"), "'colour' is not one of"),
+        (("slow", "fast", "--html", "."), "is a folder"),
+        (("slow", "fast", "--html", "none/page.html"), "The folder none does not exist."),
+        (("slow", "fast", "--html", "pipe"), "is no regular file"),
+    ],
+)
+def test_every_mistake_is_said_in_words(
+    runs: Path, words: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    done = rankdeck_here("compare", *words)
+    assert done.code == 2 and said in done.err and done.out == ""
+    as_json = rankdeck_here("compare", *words, "--json")
+    assert as_json.code == 2 and said in json.loads(as_json.out)["problems"][0]["message"]

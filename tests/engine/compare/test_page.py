@@ -1,0 +1,141 @@
+"""The page of a comparison: everything escaped, nothing asked for, whole or not there."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from rankdeck import events
+from rankdeck.base.errors import ConfigError, Problem
+from rankdeck.compare.naming import RunAt
+from rankdeck.compare.page import page_of, write_page
+from rankdeck.compare.reading import read
+from rankdeck.compare.table import compare
+from rankdeck.rundir import Labels, write_labels
+from tests.helpers.written_run import MIB, WrittenRun, device_infos
+
+HOSTILE = "<script>alert(1)</script>\"'&<img src=x onerror=alert(1)>"
+_ASKING = {"script", "link", "img", "iframe", "object", "embed", "video", "audio", "form", "base", "source"}
+_ADDRESSES = {"src", "href", "xlink:href", "action", "data", "poster", "srcset", "background"}
+
+
+class Seen(HTMLParser):
+    """Elements with their attributes, and all text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def hostile(runs: Path, name: str, losses: list[float | None]) -> WrittenRun:
+    run = WrittenRun(runs, name, {"folder": str(Path.home() / "secret")})
+    run.begin(1, device_infos(2), steps=4, strategy="dp<b>")
+    run.steps(0, 1, losses)
+    run.memory(0, 1, {0: {"gathered": 80 * MIB}, 1: {"parameters": 10 * MIB}})
+    message = f"{HOSTILE} in {Path.home()}/secret/model.py"
+    run.writer("supervisor").write(events.ProblemRaised(problem=Problem("failed", message)))
+    run.writer("rank-0").write(events.Comm(rank=0, step=1, algorithm=f"ring {HOSTILE}", sent_bytes=9))
+    (run.path / "environment.json").write_text(
+        f'{{"host": "<b>{name}</b>", "title": "x", "command_line": ["{name}", "<i>"]}}'
+    )
+    write_labels(run.path, Labels(name=f"{name} {HOSTILE}"))
+    run.end("failed", 1)
+    return run
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    read_runs = [
+        read(RunAt(hostile(tmp_path / "runs", name, losses).path))
+        for name, losses in (("one", [4.0, 3.0, 2.0, 1.0]), ("two", [4.0, float("nan"), None, 2.0]))
+    ]
+    return page_of(compare([run.figures for run in read_runs]), [run.fold for run in read_runs], "time")
+
+
+def test_words_of_a_run_stay_words(page: str) -> None:
+    seen = Seen(page)
+    assert seen.text.count(HOSTILE) >= 4
+    assert "<b>one</b>" in seen.text and "dp<b>" in seen.text
+    assert not [tag for tag, _ in seen.elements if tag in _ASKING]
+    assert not [attrs for _, attrs in seen.elements if any(name.startswith("on") for name in attrs)]
+
+
+def test_the_page_asks_nobody_for_anything(page: str) -> None:
+    seen = Seen(page)
+    policies = [
+        attrs["content"]
+        for tag, attrs in seen.elements
+        if attrs.get("http-equiv") == "Content-Security-Policy"
+    ]
+    assert policies == ["default-src 'none'; style-src 'unsafe-inline'"]
+    assert not [attrs for _, attrs in seen.elements if _ADDRESSES & attrs.keys()]
+    style = re.search(r"<style>(.*?)</style>", page, re.DOTALL)
+    assert style is not None and "@import" not in style[1] and "//" not in style[1]
+    assert set(re.findall(r"url\(([^)]*)\)", page)) <= {f"#clip-{by}" for by in ("step", "time", "samples")}
+
+
+def test_home_folders_are_shortened(page: str) -> None:
+    assert str(Path.home()) not in page and "~/secret/model.py" in page
+
+
+def test_losses_lie_over_steps_time_and_samples_and_the_asked_one_is_on_top(page: str) -> None:
+    boxes = {attrs["id"]: "checked" in attrs for tag, attrs in Seen(page).elements if tag == "input"}
+    assert boxes == {"by-step": False, "by-time": True, "by-samples": False}
+    drawings = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    assert len(drawings) == 3
+    for drawing in drawings:
+        lines = [
+            line
+            for line in ElementTree.fromstring(drawing).iter("polyline")
+            if "raw" not in line.get("class", "")
+        ]
+        assert [line.get("stroke-dasharray") for line in lines] == ["none", "7 4"]
+        assert all(len(line.get("points", "").split()) >= 2 for line in lines)
+        for number in re.findall(r"-?[\d.]+", " ".join(line.get("points", "") for line in lines)):
+            assert -1000 < float(number) < 3000
+
+
+def test_both_themes_and_a_printer_are_thought_of(page: str) -> None:
+    assert "prefers-color-scheme: dark" in page and "@media print" in page
+
+
+def written(tmp_path: Path) -> Any:
+    run = read(RunAt(hostile(tmp_path / "runs", "one", [1.0, 2.0, 3.0, 4.0]).path))
+    return compare([run.figures, run.figures]), [run.fold, run.fold]
+
+
+def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    comparison, folds = written(tmp_path)
+    file = tmp_path / "page.html"
+    file.write_text("old")
+    write_page(file, comparison, folds, "step")
+    assert file.read_text().rstrip().endswith("</html>")
+    assert [path.name for path in tmp_path.glob(".page*")] == []
+    with pytest.raises(ConfigError, match="cannot be written"):
+        write_page(tmp_path / "none" / "page.html", comparison, folds, "step")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        write_page(tmp_path, comparison, folds, "step")
+
+
+def test_runs_that_told_nothing_have_a_page_too(tmp_path: Path) -> None:
+    empty = WrittenRun(tmp_path / "runs", "empty")
+    empty.begin()
+    run = read(RunAt(empty.path))
+    empty.lose()
+    page = page_of(compare([run.figures, run.figures]), [run.fold, run.fold], "samples")
+    assert "<svg" not in page and "empty beside empty" in page
