@@ -7,11 +7,13 @@ run that is opened, and never before the first paint.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from PySide6.QtWidgets import QWidget
 
+from rankdeck_app.controllers.comparisons import Comparisons
 from rankdeck_app.controllers.desktop_notices import DesktopNotices
 from rankdeck_app.controllers.device_watch import DeviceWatch
 from rankdeck_app.controllers.interpreter_picker import InterpreterPicker
@@ -70,6 +72,7 @@ class App:
         self.scripts = Scripts(window, self.session, self.launching)
         self.races = RaceTabs(window, self.session, self.tabs, self.launching)
         self.picker = InterpreterPicker(window, self.session)
+        self.comparisons = Comparisons(window, self.session, self.tabs)
         self.actions = AppCommands(window, self.session, self.tabs, self.launching, self.scripts, self.watch)
         self.remedies = Remedies(
             window, self.session, self.tabs, self.alerts, self.watch, self.actions.show_config
@@ -81,8 +84,8 @@ class App:
     def start(self) -> None:
         self._register_pages()
         self._register_views()
-        sources = (self.actions, self.scripts, self.picker, self.lists, self.places, self.races)
-        rows = [row for source in sources for row in source.rows()]
+        found = (self.lists, self.places, self.races, self.comparisons)
+        rows = [row for source in (self.actions, self.scripts, self.picker, *found) for row in source.rows()]
         self.window.commands.register(*rows)
         for provider in self.actions.providers():
             self.window.palette_box.add_provider(provider)
@@ -116,6 +119,7 @@ class App:
         activity, panel = self.window.add_activity, self.window.add_panel_tab
         activity(Activity("launch", "Run Configuration", "rocket", self._launch_view, 90, ("Ctrl+Shift+L",)))
         activity(Activity("runs", "Runs", "history", self.lists.side_view, 80, ("Ctrl+Shift+R",)))
+        activity(Activity("compare", "Compare", "git-compare", self._compare_view, 70, ("Ctrl+Shift+C",)))
         activity(Activity("strategies", "Strategies", "circuit-board", self._strategies_view, 60))
         panel(PanelTab("problems", "Problems", self._problems_view, None, 90, ("Ctrl+Shift+M",)))
         panel(PanelTab("output", "Output", self._output_view, self._output_tools, 80, ("Ctrl+Shift+U",)))
@@ -152,6 +156,20 @@ class App:
         self.tabs.figures_changed.connect(lambda: view.devices.set_usage(*self.tabs.usage()))
         show_state()
         view.devices.set_usage(*self.tabs.usage())
+        return view
+
+    def _compare_view(self) -> QWidget:
+        from rankdeck_app.views.compare.side_bar import CompareView
+
+        comparisons = self.comparisons
+        acts: dict[str, Callable[..., object]] = {
+            "add": comparisons.add,
+            "open": comparisons.open_compare,
+            "pick": comparisons.pick,
+        }
+        view = CompareView(self.window.theme, self.session.runs, comparisons.recent, acts)
+        comparisons.current_changed.connect(view.follow)
+        view.follow(comparisons.current)
         return view
 
     def _strategies_view(self) -> QWidget:
@@ -257,6 +275,7 @@ class App:
         if self.launching.num_pending:
             self.window.hide()  # a launch that has begun reaches its guard first: up to some seconds
         self.lists.close()
+        self.comparisons.close()
         self.tabs.close()
         self.session.close()
 

@@ -90,8 +90,12 @@ def test_a_run_is_saved_stopped_and_resumed_by_the_buttons_of_its_tab(app: App, 
     assert [button.text() for button in page._banner.buttons] == ["Stop Now"]
     wait_for(lambda: run.outcome == "stopped", WITHIN_S, "the stop")
     assert run.fold.ending == "stopping" and run.ending is None
-    wait_for(lambda: buttons(app) == ["run.resume", "run.again"], 5, "the buttons of a run that is over")
-    assert [button.text() for button in page._banner.buttons] == ["Resume", "Run Again"]
+    wait_for(
+        lambda: buttons(app) == ["run.resume", "run.again", "run.compare"],
+        5,
+        "the buttons of a run that is over",
+    )
+    assert [button.text() for button in page._banner.buttons] == ["Resume", "Run Again", "Compare"]
     stopped_at = list_checkpoints(run.run.checkpoints_folder)[0].step
     assert stopped_at > saved
 

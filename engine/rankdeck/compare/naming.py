@@ -56,6 +56,11 @@ def parse(text: str) -> RunAt:
     return RunAt(Path(name), int(number)) if is_attempt else RunAt(Path(text))
 
 
+def ats_of(saved: object) -> list[RunAt]:
+    """Runs as they were written down by `str`; what is none is left out."""
+    return [parse(one) for one in saved if isinstance(one, str) and one] if isinstance(saved, list) else []
+
+
 def attempts_of(run: RunDir) -> list[int]:
     """The attempts that have told anything."""
     return sorted({attempt_of(path.name) for path in run.events_folder.glob("*.jsonl")})

@@ -224,7 +224,7 @@ def test_a_failure_is_on_top_with_its_advice(
         lambda: page._banner.text == "Rank 1: ValueError: 12 classes in the labels.\nSet classes."
     )
     assert page.icon_color == "errorForeground"
-    assert [action.command for action in page.tab_actions()] == ["run.resume", "run.again"]
+    assert [action.command for action in page.tab_actions()] == ["run.resume", "run.again", "run.compare"]
 
 
 @pytest.mark.parametrize(

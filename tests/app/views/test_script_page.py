@@ -143,7 +143,7 @@ def test_a_script_that_has_not_stepped_is_waited_for_and_then_called_what_it_is(
     qtbot.waitUntil(lambda: bool(page._banner.buttons))
     assert page._loss.awaited == "no optimizer step was seen" and shown(page) == {"loss"}
     assert stats(page)["Exit status"] == "3" and "Step" not in stats(page)
-    assert [action.command for action in page.tab_actions()] == ["run.again"]
+    assert [action.command for action in page.tab_actions()] == ["run.again", "run.compare"]
     page._banner.buttons[0].click()
     assert commands == ["run.again"]
 

@@ -174,4 +174,4 @@ def test_a_run_of_a_script_can_be_run_again_and_used_but_not_resumed(qtbot: QtBo
     qtbot.waitUntil(lambda: opened.window.commands.enabled("run.again"), timeout=10_000)
     assert not opened.window.commands.enabled("run.resume")
     page = opened.window.editor.active_page()
-    assert page is not None and [action.tooltip for action in page.tab_actions()] == ["Run Again"]
+    assert page is not None and [action.tooltip for action in page.tab_actions()] == ["Run Again", "Compare"]

@@ -70,7 +70,8 @@ class RunPage(RunTab):
     def _ended_actions(self) -> list[PageAction]:
         resume = PageAction("debug-continue", "Resume", "run.resume")
         again = PageAction("debug-rerun", "Run Again", "run.again")
-        return [resume, again] if self.run.outcome in RESUMABLE else [again]
+        compare = PageAction("git-compare", "Compare", "run.compare")
+        return [resume, again, compare] if self.run.outcome in RESUMABLE else [again, compare]
 
     def _refresh_cards(self, pending: Changed) -> None:
         run = self.run

@@ -98,7 +98,8 @@ class ScriptPage(RunTab):
         return [PageAction("debug-stop", "Stop this run", "run.stop")]
 
     def _ended_actions(self) -> list[PageAction]:
-        return [PageAction("debug-rerun", "Run Again", "run.again")]
+        compare = PageAction("git-compare", "Compare", "run.compare")
+        return [PageAction("debug-rerun", "Run Again", "run.again"), compare]
 
     def _refresh_cards(self, pending: Changed) -> None:
         run = self.run

@@ -1,0 +1,244 @@
+"""Comparisons: opening them from anywhere, choosing runs for them, and writing one as a page.
+
+Every comparison is a tab of its own, "compare:1" and so on, that keeps its runs over a restart. The current
+one is that of the active tab, or the one that was active last: the side bar adds to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from PySide6.QtCore import QObject, Signal
+from PySide6.QtWidgets import QFileDialog
+from shiboken6 import isValid
+
+from rankdeck.compare.naming import LEAST_RUNS, MOST_RUNS, RunAt, ats_of
+from rankdeck_app.commands.table import Command
+from rankdeck_app.controllers.run_tabs import RunTabs
+from rankdeck_app.controllers.session import Session
+from rankdeck_app.shell.page import Page
+from rankdeck_app.shell.palette import QuickItem
+from rankdeck_app.shell.window import MainWindow
+from rankdeck_app.state.recent_comparisons import RecentComparisons
+from rankdeck_app.widgets.run_list import details, strategy_title
+
+if TYPE_CHECKING:
+    from rankdeck_app.state.comparing import Comparing
+    from rankdeck_app.views.compare.page import ComparePage
+
+PAGE_KIND = "compare"
+
+
+class Comparisons(QObject):
+    """`current_changed` carries the current Comparing or None."""
+
+    current_changed = Signal(object)
+
+    def __init__(self, window: MainWindow, session: Session, tabs: RunTabs) -> None:
+        super().__init__(window)
+        self._window, self._session, self._tabs = window, session, tabs
+        self.recent = RecentComparisons(window.services.state_folder / "comparisons.json", self)
+        self._pages: list[ComparePage] = []
+        """The last one that was active comes last."""
+        window.editor.register_page_kind(PAGE_KIND, self._make_page)
+        window.editor.active_page_changed.connect(self._follow)
+
+    def rows(self) -> list[Command]:
+        row = partial(Command, when="activeCompare", menu="Run/4_compare")
+        return [
+            Command("compare.runs", "Compare: Runs…", self.pick, ("Ctrl+K C",), menu="Run/4_compare"),
+            row("compare.add", "Compare: Add Runs…", self._add_to_active),
+            row("compare.save", "Compare: Save as a Page…", self._save_active),
+            Command("run.compare", "Run: Compare With…", self._compare_active, (), "activeRun", "Run/3_this"),
+        ]
+
+    # Opening
+
+    def open_compare(self, runs: Iterable[Path | RunAt]) -> ComparePage | None:
+        """Show these runs side by side, the first one the baseline; in the tab that shows them already, if
+        there is one."""
+        ats = list(dict.fromkeys(run if isinstance(run, RunAt) else RunAt(run.absolute()) for run in runs))
+        if not ats:
+            return None
+        for page_id, known in self._open_tabs().items():
+            if known == ats:
+                return cast("ComparePage", self._window.editor.open(page_id))
+        page = cast("ComparePage", self._window.editor.open(f"{PAGE_KIND}:{self._free_number()}"))
+        page.add(ats)
+        return page
+
+    def add(self, ats: Sequence[RunAt]) -> None:
+        """To the current comparison, or to a new one."""
+        pages = self._alive()
+        if not pages:
+            self.open_compare(ats)
+            return
+        self._window.editor.open(pages[-1].page_id, focus=False)
+        pages[-1].add(list(ats))
+
+    @property
+    def current(self) -> Comparing | None:
+        pages = self._alive()
+        return pages[-1].comparing if pages else None
+
+    def _make_page(self, wanted_id: str) -> Page:
+        from rankdeck_app.views.compare.page import ComparePage  # brings the plots
+
+        page = ComparePage(
+            wanted_id,
+            self._window.theme,
+            self._window.clock,
+            {"open": self._tabs.open, "add": self._pick_more, "say": self._window.toasts.warn},
+        )
+        page.looked_at.connect(self.recent.note)
+        page.actions_changed.connect(self._set_facts)
+        page.destroyed.connect(partial(self._forget, page))
+        self._pages.insert(0, page)
+        return page
+
+    def _open_tabs(self) -> dict[str, list[RunAt]]:
+        """The runs of each open comparison; of a tab that came back with a restart and was not looked at yet,
+        those that it had."""
+        alive = {page.page_id: page.comparing.ats for page in self._alive()}
+        tabs = [tab for group in self._window.editor.groups() for tab in group.tabs]
+        waiting = [tab for tab in tabs if tab.page is None and tab.page_id.startswith(f"{PAGE_KIND}:")]
+        return {tab.page_id: ats_of(tab.state.get("runs")) for tab in waiting} | alive
+
+    def _free_number(self) -> int:
+        used = self._open_tabs()
+        number = 1
+        while f"{PAGE_KIND}:{number}" in used:
+            number += 1
+        return number
+
+    def _alive(self) -> list[ComparePage]:
+        self._pages = [page for page in self._pages if isValid(page)]
+        return self._pages
+
+    def _forget(self, page: ComparePage, _gone: object = None) -> None:
+        if isValid(self):  # the window may be going, too
+            self._pages = [one for one in self._pages if one is not page]
+            self.current_changed.emit(self.current)
+
+    def _active(self) -> ComparePage | None:
+        page = self._window.editor.active_page()
+        return next((one for one in self._alive() if one is page), None)
+
+    def _follow(self, _page: Page | None) -> None:
+        active = self._active()
+        if active is not None:
+            self._pages.remove(active)
+            self._pages.append(active)
+        self._set_facts()
+        self.current_changed.emit(self.current)
+
+    def _set_facts(self) -> None:
+        active = self._active()
+        self._window.context.set("activeCompare", active is not None and bool(active.comparing.runs))
+
+    # Choosing runs
+
+    def pick(self) -> None:
+        """Runs for a new comparison, one after another."""
+        self._choose([], "Choose two or more runs", self.open_compare)
+
+    def compare_with(self, path: Path) -> None:
+        """Runs to put beside this one."""
+        self._choose([RunAt(path)], f"Compare {self._session.runs.title_of(path)} with", self.open_compare)
+
+    def _pick_more(self, page: ComparePage) -> None:
+        add = partial(self._add_to, page.page_id)  # the palette keeps it, and must not keep the page
+        self._choose(page.comparing.ats, "Add runs", add, done="Add")
+
+    def _add_to(self, page_id: str, ats: Sequence[RunAt]) -> None:
+        page = self._window.editor.page(page_id)
+        for one in self._alive():
+            if one is page:
+                one.add([at for at in ats if at not in one.comparing.ats])
+
+    def _choose(self, chosen: list[RunAt], placeholder: str, act: Any, *, done: str = "Compare") -> None:
+        """The list of runs, those that are chosen ticked; a choice ticks, and the list comes back. The first
+        row is what is done with them."""
+        before = len(chosen) if done == "Add" else 0
+
+        def show(ticked: list[RunAt]) -> None:
+            fresh = ticked[before:]
+            items = []
+            if len(ticked) >= LEAST_RUNS and fresh:
+                words = f"{done} {len(fresh)} run{'s' if len(fresh) > 1 else ''}"
+                names = ", ".join(self._session.runs.title_of(at.path) for at in fresh)
+                items.append(QuickItem(words, names, partial(act, ticked), icon="git-compare"))
+            items += [self._item(at, ticked, show) for at in self._offered(chosen)]
+            self._window.palette_box.pick(items, placeholder)
+
+        show(list(chosen))
+
+    def _offered(self, chosen: Sequence[RunAt]) -> list[RunAt]:
+        """Runs that were chosen from the start stand first."""
+        rest = [RunAt(info.path) for info in self._session.runs.infos]
+        return [*chosen, *(at for at in rest if at not in chosen)]
+
+    def _item(self, at: RunAt, ticked: list[RunAt], show: Any) -> QuickItem:
+        info = self._session.runs.info_of(at.path)
+        about = "" if info is None else f"{strategy_title(info.strategy)} · {details(info)}"
+        title = self._session.runs.title_of(at.path) + ("" if at.attempt is None else f" @{at.attempt}")
+        if at in ticked:
+            rest = [one for one in ticked if one != at]
+            return QuickItem(title, about, partial(show, rest), "chosen", "check")
+        if len(ticked) >= MOST_RUNS:
+            full = f"At most {MOST_RUNS} runs can be compared: take one out first."
+            return QuickItem(title, about, partial(self._window.toasts.warn, full), "", "circle-slash")
+        return QuickItem(title, about, partial(show, [*ticked, at]), "", "circle")
+
+    def _compare_active(self) -> None:
+        run = self._tabs.active()
+        if run is not None:
+            self.compare_with(run.run.path)
+
+    def _add_to_active(self) -> None:
+        page = self._active()
+        if page is not None:
+            self._pick_more(page)
+
+    # As a page
+
+    def _save_active(self) -> None:
+        page = self._active()
+        if page is None or len(page.comparing.runs) < LEAST_RUNS:
+            return
+        suggested = str(self._session.workspace.folder / "comparison.html")
+        chosen, _ = QFileDialog.getSaveFileName(self._window, "Save Comparison", suggested, "Pages (*.html)")
+        if chosen:
+            path = Path(chosen)
+            self.save(page, path if path.suffix else path.with_suffix(".html"))
+
+    def save(self, page: ComparePage, file: Path) -> None:
+        """Let the engine write the page; a toast says how it went."""
+        ats = page.comparing.ats
+        call = self._session.engine.ask(
+            [
+                "compare",
+                *map(str, ats),
+                *("--baseline", str(ats[page.comparing.baseline])),
+                *("--by", page.loss.by),
+                *("--html", str(file)),
+            ],
+            self._session.workspace.folder,
+        )
+
+        def answered(code: int, _out: str, err: str) -> None:
+            if code:
+                self._window.toasts.error(err.strip() or "The page could not be written.")
+            else:
+                self._window.toasts.info(err.strip())
+
+        call.answered.connect(answered)
+
+    def close(self) -> None:
+        """The window goes."""
+        for page in self._alive():
+            page.comparing.close()
+        self.recent.close()

@@ -1,0 +1,121 @@
+"""The runs of one comparison: which they are, which is the baseline, and what stands beside what.
+
+Views ask it for `comparison`, which is made anew when a run's figures are. `drain` is called every frame: it
+takes what the readers have, a run after another within a few milliseconds. Plain data of it is kept over a
+restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from PySide6.QtCore import QObject, Signal
+
+from rankdeck.compare.naming import MOST_RUNS, RunAt, ats_of
+from rankdeck.compare.table import Comparison, compare
+from rankdeck.rundir import is_run
+from rankdeck_app.state.compared_run import FollowedRun
+
+_FRAME_S = 0.004
+
+
+class Comparing(QObject):
+    """`runs_changed`: which runs, or the baseline; `changed`: their figures, at most a few times a second."""
+
+    runs_changed = Signal()
+    changed = Signal()
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.runs: list[FollowedRun] = []
+        self.baseline = 0
+        self.comparison: Comparison | None = None
+        self._next = 0
+
+    @property
+    def ats(self) -> list[RunAt]:
+        return [run.at for run in self.runs]
+
+    def refusal_of(self, at: RunAt) -> str:
+        """Why a run cannot be added, in words; empty where it can."""
+        if at in self.ats:
+            return "It is in this comparison already."
+        if len(self.runs) >= MOST_RUNS:
+            return f"At most {MOST_RUNS} runs can be compared: take one out first."
+        if not is_run(at.path):
+            return f"{at.path} is not the folder of a run."
+        return ""
+
+    def add(self, ats: Iterable[RunAt]) -> list[str]:
+        """Take runs in, in order; what was refused, each said once."""
+        refused: dict[str, None] = {}
+        for at in ats:
+            if reason := self.refusal_of(at):
+                refused[reason] = None
+                continue
+            run = FollowedRun(at, self)
+            run.start()
+            self.runs.append(run)
+        self._put_together()
+        self.runs_changed.emit()
+        return list(refused)
+
+    def remove(self, at: RunAt) -> None:
+        place = self.ats.index(at)
+        run = self.runs.pop(place)
+        run.close()
+        run.deleteLater()
+        if self.baseline > place or self.baseline == len(self.runs):
+            self.baseline = max(0, self.baseline - 1)
+        self._put_together()
+        self.runs_changed.emit()
+
+    def set_baseline(self, at: RunAt) -> None:
+        self.baseline = self.ats.index(at)
+        self._put_together()
+        self.runs_changed.emit()
+
+    def drain(self) -> None:
+        """Take what was read; figures of one run a frame."""
+        for run in self.runs:
+            run.drain(_FRAME_S / len(self.runs))
+        for place in range(len(self.runs)):
+            run = self.runs[(self._next + place) % len(self.runs)]
+            if run.make_figures():
+                self._next = (self._next + place + 1) % len(self.runs)
+                self._put_together()
+                self.changed.emit()
+                return
+
+    def _put_together(self) -> None:
+        """What is known of all of them; None until every run's files have been looked at."""
+        figures = [run.figures for run in self.runs if run.figures is not None]
+        is_known = bool(figures) and len(figures) == len(self.runs)
+        self.comparison = compare(figures, self.baseline) if is_known else None
+
+    def title(self) -> str:
+        """'GPT · DP · 4 / GPT · DDP · 4'"""
+        names = [run.title + ("" if run.at.attempt is None else f" @{run.at.attempt}") for run in self.runs]
+        if len(names) > 2:
+            return f"{names[0]} / {len(names) - 1} others"
+        return " / ".join(names)
+
+    def close(self) -> None:
+        for run in self.runs:
+            run.close()
+
+    # Kept over a restart
+
+    def saved(self) -> dict[str, Any]:
+        return {"runs": list(map(str, self.ats)), "baseline": self.baseline}
+
+    def restore(self, saved: Any) -> list[str]:
+        """What was saved; what cannot be had any more, in words."""
+        runs = saved.get("runs") if isinstance(saved, dict) else None
+        ats = ats_of(runs)
+        gone = self.add(ats)
+        baseline = saved.get("baseline") if isinstance(saved, dict) else None
+        if isinstance(baseline, int) and 0 <= baseline < len(ats) and ats[baseline] in self.ats:
+            self.set_baseline(ats[baseline])
+        return gone

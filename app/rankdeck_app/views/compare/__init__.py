@@ -1,0 +1,1 @@
+"""The comparison of runs: its tab and its side bar."""

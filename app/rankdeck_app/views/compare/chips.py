@@ -1,0 +1,215 @@
+"""The runs of a comparison on top of its page: which is which, which is the baseline, one more, one less.
+
+A click on a chip makes it the baseline; its menu has the rest. Chips share the width, in as many rows as
+keep them readable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+from PySide6.QtCore import QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QContextMenuEvent, QPainter, QPaintEvent, QPen, QResizeEvent
+from PySide6.QtWidgets import QAbstractButton, QMenu, QSizePolicy, QWidget
+
+from rankdeck.compare.naming import MOST_RUNS, RunAt
+from rankdeck.compare.table import letter_of
+from rankdeck_app.shell.controls import tool_button
+from rankdeck_app.theme import Theme, draw_icon
+from rankdeck_app.widgets.painting import paint_text
+from rankdeck_app.widgets.run_list import outcome_look
+from rankdeck_app.widgets.run_signs import LETTER_HEIGHT, LETTER_WIDTH, paint_dash, paint_letter
+
+_HEIGHT, _GAP = 48, 10
+_LEAST_WIDTH, _MOST_WIDTH = 196, 300
+_ELIDED = Qt.TextElideMode.ElideRight
+
+
+@dataclass(frozen=True)
+class ChipFigure:
+    """`facts` is the second line; `attempts` those of the run that could stand here by themselves."""
+
+    at: RunAt
+    place: int
+    name: str
+    outcome: str
+    facts: str
+    is_baseline: bool = False
+    attempts: tuple[int, ...] = ()
+
+
+class RunChip(QAbstractButton):
+    """`acts` do something to the run: baseline, open, remove; attempt is given its number, too."""
+
+    def __init__(self, theme: Theme, figure: ChipFigure, acts: Mapping[str, Callable[..., object]]) -> None:
+        super().__init__()
+        self._theme, self._acts = theme, acts
+        self.figure = figure
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.setAttribute(Qt.WidgetAttribute.WA_Hover)
+        self.remove_button = tool_button(theme, "close", "", lambda: self._act("remove"))
+        self.remove_button.setParent(self)
+        self.clicked.connect(lambda: self._act("baseline"))
+        theme.changed.connect(self.update)
+        self.set_figure(figure)
+
+    def set_figure(self, figure: ChipFigure) -> None:
+        self.figure = figure
+        letter, base = letter_of(figure.place), ", the baseline" if figure.is_baseline else ""
+        facts = ", ".join(filter(None, (figure.outcome, figure.facts)))
+        self.setAccessibleName(f"{letter}: {figure.name}, {facts}{base}")
+        what = (
+            "Differences are from this run" if figure.is_baseline else "Click: differences are from this run"
+        )
+        self.setToolTip(f"{figure.name}\n{facts}\n{figure.at}\n{what}")
+        self.remove_button.setToolTip("Take Out")
+        self.remove_button.setAccessibleName(f"Take {letter} out: {figure.name}")
+        self.update()
+
+    def _act(self, name: str, *more: object) -> None:
+        self._acts[name](self.figure.at, *more)
+
+    def sizeHint(self) -> QSize:
+        return QSize(_LEAST_WIDTH, _HEIGHT)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        self.remove_button.move(self.width() - 26, 4)
+
+    def build_menu(self) -> QMenu:
+        menu = QMenu(self)
+        menu.addAction("Make It the Baseline", lambda: self._act("baseline")).setDisabled(
+            self.figure.is_baseline
+        )
+        menu.addAction("Open", lambda: self._act("open"))
+        for attempt in self.figure.attempts:
+            words = f"Add Attempt {attempt} Alone" + (" (before it was resumed)" if attempt == 0 else "")
+            menu.addAction(words, partial(self._act, "attempt", attempt))
+        menu.addSeparator()
+        menu.addAction("Take Out", lambda: self._act("remove"))
+        return menu
+
+    def contextMenuEvent(self, event: QContextMenuEvent) -> None:
+        menu = self.build_menu()
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        menu.popup(event.globalPos())
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        figure, color = self.figure, self._theme.color
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        frame = "focusBorder" if figure.is_baseline or self.hasFocus() else "rankdeck.card.border"
+        painter.setPen(QPen(color(frame), 1))
+        painter.setBrush(color("list.hoverBackground" if self.underMouse() else "rankdeck.card.background"))
+        painter.drawRoundedRect(QRectF(self.rect()).adjusted(0.5, 0.5, -0.5, -0.5), 6, 6)
+        plate = QRectF(10, 7, LETTER_WIDTH, LETTER_HEIGHT)
+        paint_letter(painter, self._theme, plate, figure.place, is_baseline=figure.is_baseline)
+        paint_dash(painter, self._theme, QRectF(10, 28, LETTER_WIDTH, 12), figure.place)
+        left = plate.right() + 10
+        title = QRectF(left, 6, self.width() - left - 30, 20)
+        paint_text(painter, title, figure.name, color("foreground"), 12, bold=True, elide=_ELIDED)
+        icon, tone, _ = outcome_look(figure.outcome)
+        draw_icon(painter, icon, QRectF(left, 27, 14, 14), color(tone))
+        facts = QRectF(left + 19, 26, self.width() - left - 29, 16)
+        paint_text(painter, facts, figure.facts, color("descriptionForeground"), 11, elide=_ELIDED)
+        painter.end()
+
+
+class _AddTile(QAbstractButton):
+    """The place of the next run."""
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
+        self._theme = theme
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.setAttribute(Qt.WidgetAttribute.WA_Hover)
+        self.setAccessibleName("Add runs")
+        self.setToolTip("Add runs to this comparison")
+        theme.changed.connect(self.update)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        color, lit = self._theme.color, self.hasFocus() or self.underMouse()
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        pen = QPen(color("focusBorder" if lit else "rankdeck.axis"), 1, Qt.PenStyle.CustomDashLine)
+        pen.setDashPattern([4, 3])
+        painter.setPen(pen)
+        painter.drawRoundedRect(QRectF(self.rect()).adjusted(0.5, 0.5, -0.5, -0.5), 6, 6)
+        ink = color("foreground" if lit else "descriptionForeground")
+        draw_icon(painter, "add", QRectF(14, (self.height() - 16) / 2, 16, 16), ink)
+        paint_text(painter, QRectF(40, 0, self.width() - 46, self.height()), "Add runs…", ink, 12)
+        painter.end()
+
+
+class ChipRow(QWidget):
+    """`added` asks for more runs."""
+
+    added = Signal()
+
+    def __init__(self, theme: Theme, acts: Mapping[str, Callable[..., object]]) -> None:
+        super().__init__()
+        self._theme, self._acts = theme, acts
+        self.chips: list[RunChip] = []
+        self.add_tile = _AddTile(theme)
+        self.add_tile.setParent(self)
+        self.add_tile.clicked.connect(lambda: self.added.emit())
+        policy = QSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
+        policy.setHeightForWidth(True)
+        self.setSizePolicy(policy)
+        self.setAccessibleName("Compared runs")
+
+    def show_figures(self, figures: Sequence[ChipFigure]) -> None:
+        """Chips stay the same objects while their runs stay: one of them may have the focus."""
+        if [chip.figure.at for chip in self.chips] != [figure.at for figure in figures]:
+            self._make(figures)
+        for chip, figure in zip(self.chips, figures, strict=True):
+            if chip.figure != figure:
+                chip.set_figure(figure)
+
+    def _make(self, figures: Sequence[ChipFigure]) -> None:
+        known = {chip.figure.at: chip for chip in self.chips}
+        self.chips = []
+        for figure in figures:
+            chip = known.pop(figure.at, None) or RunChip(self._theme, figure, self._acts)
+            chip.setParent(self)
+            chip.show()
+            self.chips.append(chip)
+        for chip in known.values():
+            chip.hide()
+            chip.deleteLater()
+        self.add_tile.setVisible(len(figures) < MOST_RUNS)
+        for before, after in pairwise([*self.chips, self.add_tile]):
+            QWidget.setTabOrder(before, after)
+        self._place()
+        self.updateGeometry()
+
+    def _tiles(self) -> list[QWidget]:
+        return [*self.chips, *([self.add_tile] if len(self.chips) < MOST_RUNS else [])]
+
+    def _num_columns(self, width: int) -> int:
+        return max(1, min(len(self._tiles()), (width + _GAP) // (_LEAST_WIDTH + _GAP)))
+
+    def hasHeightForWidth(self) -> bool:
+        return True
+
+    def heightForWidth(self, width: int) -> int:
+        num_rows = -(-len(self._tiles()) // self._num_columns(width))
+        return num_rows * (_HEIGHT + _GAP) - _GAP
+
+    def sizeHint(self) -> QSize:
+        return QSize(3 * _LEAST_WIDTH, self.heightForWidth(max(_LEAST_WIDTH, self.width())))
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(_LEAST_WIDTH, _HEIGHT)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        self._place()
+
+    def _place(self) -> None:
+        num_columns = self._num_columns(self.width())
+        width = min(_MOST_WIDTH, (self.width() - _GAP * (num_columns - 1)) // num_columns)
+        for place, tile in enumerate(self._tiles()):
+            row, column = divmod(place, num_columns)
+            tile.setGeometry(column * (width + _GAP), row * (_HEIGHT + _GAP), width, _HEIGHT)

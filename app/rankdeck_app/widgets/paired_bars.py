@@ -1,0 +1,132 @@
+"""Bars of several runs beside each other: a group for each device or figure, a bar for each run, one scale.
+
+Groups flow into as many columns as there is room for; the height follows from the width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from PySide6.QtCore import QRectF, QSize
+from PySide6.QtGui import QColor, QPainter, QPaintEvent
+from PySide6.QtWidgets import QSizePolicy
+
+from rankdeck.compare.bars import Bar, BarGroup
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.chart import Chart
+from rankdeck_app.widgets.painting import paint_text, painted_width
+
+_TITLE, _ROW, _BAR = 22, 20, 12
+_GAP, _GROUP_GAP = 28, 12
+_LEAST_WIDTH = 280
+_LETTER, _NUMBER = 22, 132
+
+
+@dataclass(frozen=True)
+class PairedFigure:
+    groups: tuple[BarGroup, ...] = ()
+
+    @property
+    def has_prediction(self) -> bool:
+        return any(bar.predicted_share is not None for group in self.groups for bar in group.bars)
+
+
+class PairedBars(Chart[PairedFigure]):
+    """Amber is a device that stands out of its own run; a tick is what was predicted."""
+
+    def __init__(self, theme: Theme, name: str) -> None:
+        super().__init__(theme, PairedFigure(), name)
+        policy = QSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Minimum)
+        policy.setHeightForWidth(True)
+        self.setSizePolicy(policy)
+
+    def describe(self) -> str:
+        return "; ".join(
+            f"{group.label}: {', '.join(f'{bar.letter} {bar.words}' for bar in group.bars)}"
+            for group in self.figure.groups
+        )
+
+    def hasHeightForWidth(self) -> bool:
+        return True
+
+    def heightForWidth(self, width: int) -> int:
+        boxes = self._boxes(width)
+        return round(max((box.bottom() for box in boxes), default=40.0)) + 2
+
+    def sizeHint(self) -> QSize:
+        return QSize(2 * _LEAST_WIDTH, self.heightForWidth(max(_LEAST_WIDTH, self.width())))
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(_LEAST_WIDTH, 40)
+
+    def _boxes(self, width: float) -> list[QRectF]:
+        """Where the groups stand."""
+        groups = self.figure.groups
+        num_columns = max(1, min(len(groups), int((width + _GAP) // (_LEAST_WIDTH + _GAP))))
+        column_width = (width - _GAP * (num_columns - 1)) / num_columns
+        boxes: list[QRectF] = []
+        top = 0.0
+        for first in range(0, len(groups), num_columns):
+            together = groups[first : first + num_columns]
+            height = _TITLE + _ROW * max(len(group.bars) for group in together)
+            boxes += [
+                QRectF(column * (column_width + _GAP), top, column_width, height)
+                for column in range(len(together))
+            ]
+            top += height + _GROUP_GAP
+        return boxes
+
+    def paint(self, painter: QPainter, event: QPaintEvent) -> None:
+        for group, box in zip(self.figure.groups, self._boxes(self.width()), strict=True):
+            title = QRectF(box.left(), box.top(), box.width(), _TITLE)
+            paint_text(painter, title, group.label, self._colors.muted, 12)
+            for place, bar in enumerate(group.bars):
+                row = QRectF(box.left(), box.top() + _TITLE + place * _ROW, box.width(), _ROW)
+                self._paint_bar(painter, bar, row)
+
+    def _paint_bar(self, painter: QPainter, bar: Bar, row: QRectF) -> None:
+        colors = self._colors
+        paint_text(
+            painter,
+            QRectF(row.left(), row.top(), _LETTER, _ROW),
+            bar.letter,
+            colors.foreground,
+            11,
+            bold=True,
+        )
+        track = QRectF(
+            row.left() + _LETTER, row.top() + (_ROW - _BAR) / 2, row.width() - _LETTER - _NUMBER, _BAR
+        )
+        painter.fillRect(track, colors.track)
+        if bar.share is not None:
+            filled = QRectF(track)
+            filled.setWidth(max(1.0, track.width() * bar.share / 100))
+            painter.fillRect(filled, colors.lead if bar.is_lead else colors.rest)
+        if bar.predicted_share is not None:
+            self._paint_tick(painter, track, bar.predicted_share)
+        self._paint_number(painter, bar, QRectF(track.right() + 8, row.top(), _NUMBER - 8, _ROW))
+
+    def _paint_tick(self, painter: QPainter, track: QRectF, share: float) -> None:
+        x = round(min(track.right() - 1, track.left() + track.width() * share / 100))
+        painter.fillRect(QRectF(x - 1, track.top() - 2, 3, track.height() + 4), self._colors.card)
+        painter.fillRect(QRectF(x, track.top() - 2, 1, track.height() + 4), self._colors.foreground)
+
+    def _paint_number(self, painter: QPainter, bar: Bar, room: QRectF) -> None:
+        paint_text(painter, room, bar.words, self._ink(bar), 12, bold=bar.is_best, mono=True)
+        left = painted_width(painter, bar.words) + 8
+        paint_text(painter, room.adjusted(left, 0, 0, 0), bar.note, self._colors.axis, 11)
+
+    def _ink(self, bar: Bar) -> QColor:
+        if bar.is_lead:
+            return self._colors.lead_text
+        if bar.is_best:
+            return self._theme.color("rankdeck.ok")
+        return self._colors.muted if bar.share is None else self._colors.foreground
+
+    def tooltip_at(self, x: float, y: float) -> str:
+        for group, box in zip(self.figure.groups, self._boxes(self.width()), strict=True):
+            place = int((y - box.top() - _TITLE) // _ROW)
+            if box.contains(x, y) and 0 <= place < len(group.bars):
+                bar = group.bars[place]
+                return " ".join(filter(None, (bar.letter, group.label + ":", bar.words, bar.note)))
+        return ""

@@ -1,0 +1,49 @@
+"""How a run of a comparison is told from the others: by its letter and its dash; a calm tint only helps."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QPointF, QRectF, Qt
+from PySide6.QtGui import QColor, QPainter, QPen
+
+from rankdeck.compare.drawing import DASHES
+from rankdeck.compare.table import letter_of
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.painting import CENTER, paint_text
+
+LETTER_WIDTH, LETTER_HEIGHT = 20, 18
+_TINTS = ("foreground", "rankdeck.rest", "rankdeck.kind.activations", "rankdeck.kind.optimizer")
+
+
+def tint_of(theme: Theme, place: int) -> QColor:
+    """On a light ground the palest tint would hardly be seen."""
+    key = _TINTS[place % len(_TINTS)]
+    if key == "rankdeck.kind.activations" and theme.kind == "light":
+        key = "rankdeck.kind.gradients"
+    return theme.color(key)
+
+
+def pen_of(theme: Theme, place: int, width: float = 2.0) -> QPen:
+    """The pen of a run's curve."""
+    pen = QPen(tint_of(theme, place), width)
+    pen.setCosmetic(True)
+    if DASHES[place]:
+        pen.setDashPattern([length / width for length in DASHES[place]])
+        pen.setCapStyle(Qt.PenCapStyle.FlatCap)
+    return pen
+
+
+def paint_letter(painter: QPainter, theme: Theme, box: QRectF, place: int, *, is_baseline: bool) -> None:
+    """The letter on its plate; the baseline's is filled."""
+    color = theme.color
+    painter.setPen(Qt.PenStyle.NoPen)
+    painter.setBrush(color("badge.background" if is_baseline else "rankdeck.track"))
+    painter.drawRoundedRect(box, 4, 4)
+    ink = color("badge.foreground" if is_baseline else "foreground")
+    paint_text(painter, box, letter_of(place), ink, 11, CENTER, bold=True)
+
+
+def paint_dash(painter: QPainter, theme: Theme, box: QRectF, place: int) -> None:
+    """A piece of the run's curve, in the middle of a box."""
+    painter.setPen(pen_of(theme, place))
+    y = box.center().y()
+    painter.drawLine(QPointF(box.left(), y), QPointF(box.right(), y))
