@@ -183,7 +183,8 @@ class Comparisons(QObject):
 
     def _item(self, at: RunAt, ticked: list[RunAt], show: Any) -> QuickItem:
         info = self._session.runs.info_of(at.path)
-        about = "" if info is None else f"{strategy_title(info.strategy)} · {details(info)}"
+        facts = () if info is None else (strategy_title(info.strategy), details(info))
+        about = " · ".join(filter(None, facts))
         title = self._session.runs.title_of(at.path) + ("" if at.attempt is None else f" @{at.attempt}")
         if at in ticked:
             rest = [one for one in ticked if one != at]

@@ -14,6 +14,7 @@ from PySide6.QtCore import QObject, Signal
 
 from rankdeck.compare.naming import MOST_RUNS, RunAt, ats_of
 from rankdeck.compare.table import Comparison, compare
+from rankdeck.run.batch import Changed
 from rankdeck.rundir import is_run
 from rankdeck_app.state.compared_run import FollowedRun
 
@@ -76,10 +77,15 @@ class Comparing(QObject):
         self._put_together()
         self.runs_changed.emit()
 
-    def drain(self) -> None:
-        """Take what was read; figures of one run a frame."""
+    def drain(self) -> bool:
+        """Take what was read; figures of one run a frame. Whether there are new losses to draw."""
+        changed = Changed.NOTHING
         for run in self.runs:
-            run.drain(_FRAME_S / len(self.runs))
+            changed |= run.drain(_FRAME_S / len(self.runs))
+        self._make_figures()
+        return bool(changed & (Changed.STEPS | Changed.EVALUATION))
+
+    def _make_figures(self) -> None:
         for place in range(len(self.runs)):
             run = self.runs[(self._next + place) % len(self.runs)]
             if run.make_figures():

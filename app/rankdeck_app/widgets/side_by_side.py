@@ -6,6 +6,7 @@ Its height follows from its rows and its width, for a page that scrolls. What is
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from PySide6.QtCore import QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QFontMetricsF, QPainter, QPaintEvent, QPen
@@ -72,7 +73,7 @@ class SideFigure:
     def height(self, width: float) -> int:
         return _HEAD + sum(line.height(width) for line in self.lines) + 4
 
-    @property
+    @cached_property
     def label_width(self) -> float:
         """What the names of the rows take."""
         metrics = QFontMetricsF(chart_font(12))

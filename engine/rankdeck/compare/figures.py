@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -73,8 +74,8 @@ class ComparedRun:
     global_batch: int | None = None
     problems: tuple[str, ...] = ()
     """What it ended with, a sentence each."""
-    loss_at: Callable[[int], float | None] = field(default=lambda _step: None, compare=False)
-    """The smoothed loss at a step, None where the run has not got there."""
+    mean_loss: Callable[[int, int], float | None] = field(default=lambda _first, _last: None, compare=False)
+    """Of the steps from one to another, None where the run has not got there."""
 
     @property
     def name(self) -> str:
@@ -113,7 +114,7 @@ def figures_of(at: RunAt, fold: Fold, background: Background, outcome: str) -> C
         steps_planned=fold.num_steps_planned,
         global_batch=None if started is None else started.global_batch,
         problems=tuple(problem.message for problem in fold.problems if problem.severity == "error"),
-        loss_at=lambda step: _at(fold.loss_ema, step),
+        mean_loss=partial(_mean, fold.losses),
     )
 
 
@@ -181,14 +182,12 @@ def _lowest(curve: Curve) -> Figure | None:
     return Figure(float(window.low[place]), int(window.x[place]))
 
 
-def _at(curve: Curve, step: int) -> float | None:
-    if curve.last_x is None or curve.last_x < step:
-        return None
-    window = curve.window(step, step, 4)
-    reached = np.flatnonzero((window.x <= step) & np.isfinite(window.high))
-    if not len(reached):
-        return None
-    return float(window.low[reached[-1]] + window.high[reached[-1]]) / 2
+def _mean(curve: Curve, first: int, last: int) -> float | None:
+    """Of raw losses: averages of runs of different length are smoothed by different amounts."""
+    window = curve.window(first, last, 4096)
+    values = (window.low.astype(np.float64) + window.high) / 2
+    known = values[(window.x >= first) & (window.x <= last) & np.isfinite(values)]
+    return float(known.mean()) if len(known) else None
 
 
 def _speed(fold: Fold) -> Found:

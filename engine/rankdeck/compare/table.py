@@ -65,6 +65,7 @@ ROWS: dict[str, tuple[RowKind, ...]] = {
 """By group, in the order in which they are shown."""
 _PREDICTED = ("predicted_peak",)
 _FROM_THEORY = ("bubble_theory",)
+_MOST_AVERAGED = 50
 COMMON_STEP = "loss_at_common_step"
 
 
@@ -167,8 +168,9 @@ def _rows(runs: Sequence[ComparedRun], baseline: int) -> Iterator[FigureRow]:
             if any(figure is not None for figure in figures):
                 yield _row(group, kind, runs, figures, baseline)
             if kind.key == "loss" and (common := _common_loss(runs)) is not None:
-                step, losses = common
-                label = f"Smoothed loss at step {format_count(step)}"
+                first, step, losses = common
+                steps = f"steps {format_count(first)} to {format_count(step)}"
+                label = f"Mean loss, {steps}" if first < step else f"Loss at step {format_count(step)}"
                 at_step = RowKind(COMMON_STEP, label, words.LOSS, LESS, ranking.LOSS)
                 yield _row(group, at_step, runs, losses, baseline)
             if kind.key == "sent":
@@ -183,17 +185,19 @@ def _by_algorithm(group: str, runs: Sequence[ComparedRun], baseline: int) -> Ite
         yield _row(group, kind, runs, tuple(run.figures.get(key) for run in runs), baseline)
 
 
-def _common_loss(runs: Sequence[ComparedRun]) -> tuple[int, tuple[Figure | None, ...]] | None:
-    """The last step that every run has reached, and the losses there; None where all stand at it."""
+def _common_loss(runs: Sequence[ComparedRun]) -> tuple[int, int, tuple[Figure | None, ...]] | None:
+    """The last steps that every run has reached, from one to another, and the mean losses of them; None where
+    all runs stand there."""
     steps = [run.value("step") for run in runs]
     reached = [step for step in steps if step is not None]
     if len(reached) < 2 or len(set(reached)) == 1:
         return None
     step = int(min(reached))
-    losses = [run.loss_at(step) if own is not None else None for run, own in zip(runs, steps, strict=True)]
+    first = step - max(1, min(_MOST_AVERAGED, step // 5)) + 1
+    losses = [run.mean_loss(first, step) if own else None for run, own in zip(runs, steps, strict=True)]
     if sum(loss is not None for loss in losses) < 2:
         return None
-    return step, tuple(None if loss is None else Figure(loss) for loss in losses)
+    return first, step, tuple(None if loss is None else Figure(loss) for loss in losses)
 
 
 def _row(

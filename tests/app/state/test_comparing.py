@@ -60,7 +60,7 @@ def test_runs_are_compared_and_one_that_goes_on_is_followed(
     live.steps(0, 5, [0.5, 0.4])
     settled(qtbot, comparing, "step", [4.0, 6.0])
     live.end("stopped")
-    qtbot.waitUntil(lambda: comparing.drain() or comparing.comparison.runs[1].outcome == "stopped")  # type: ignore[func-returns-value, union-attr]
+    qtbot.waitUntil(lambda: not comparing.drain() and comparing.comparison.runs[1].outcome == "stopped")  # type: ignore[func-returns-value, union-attr]
 
 
 def test_the_baseline_stays_with_its_run(make: Callable[[], Comparing], tmp_path: Path, qtbot: QtBot) -> None:

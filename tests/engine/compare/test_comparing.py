@@ -141,8 +141,18 @@ def test_runs_of_different_length_meet_at_the_last_step_of_both(tmp_path: Path) 
     row = row_of(
         side_by_side(written(runs, "a", [2.0] * 6), written(runs, "b", [3.0] * 3)), "loss_at_common_step"
     )
-    assert row.label == "Smoothed loss at step 3"
+    assert row.label == "Loss at step 3"
     assert [figure.value if figure else None for figure in row.figures] == [2.0, 3.0] and row.best == (0,)
+
+
+def test_the_same_losses_are_the_same_however_long_a_run_is(tmp_path: Path) -> None:
+    """An average that is smoothed by a share of the run's length would say otherwise."""
+    losses = [9.0 - 0.1 * step for step in range(60)]
+    long = written(tmp_path / "runs", "long", losses)
+    row = row_of(side_by_side(long, written(tmp_path / "runs", "short", losses[:20])), "loss_at_common_step")
+    assert row.label == "Mean loss, steps 17 to 20"
+    assert [round(figure.value, 6) if figure else None for figure in row.figures] == [7.25, 7.25]
+    assert row.best == () and row.differences == ("", "same")
 
 
 def test_what_cannot_be_told_apart_is_not_told_apart(tmp_path: Path) -> None:

@@ -170,7 +170,8 @@ class ComparePage(Page):
             self.set_title(title)
 
     def _frame(self) -> None:
-        self.comparing.drain()
+        if self.comparing.drain():
+            self.loss.request_draw()
         if self.isVisible():
             self.loss.tick()
 
