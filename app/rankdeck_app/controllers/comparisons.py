@@ -53,6 +53,7 @@ class Comparisons(QObject):
             row("compare.add", "Compare: Add Runs…", self._add_to_active),
             row("compare.save", "Compare: Save as a Page…", self._save_active),
             Command("run.compare", "Run: Compare With…", self._compare_active, (), "activeRun", "Run/3_this"),
+            Command("run.report", "Run: Save a Report…", self._report_active, (), "activeRun", "Run/3_this"),
         ]
 
     # Opening
@@ -210,25 +211,37 @@ class Comparisons(QObject):
         page = self._active()
         if page is None or len(page.comparing.runs) < LEAST_RUNS:
             return
-        suggested = str(self._session.workspace.folder / "comparison.html")
-        chosen, _ = QFileDialog.getSaveFileName(self._window, "Save Comparison", suggested, "Pages (*.html)")
-        if chosen:
-            path = Path(chosen)
-            self.save(page, path if path.suffix else path.with_suffix(".html"))
+        file = self._ask_file("Save Comparison", "comparison.html")
+        if file is not None:
+            self.save(page, file)
+
+    def _report_active(self) -> None:
+        run = self._tabs.active()
+        file = None if run is None else self._ask_file("Save Report", f"{run.name}.html")
+        if run is not None and file is not None:
+            self.save_report(run.run.path, file)
+
+    def _ask_file(self, title: str, name: str) -> Path | None:
+        suggested = str(self._session.workspace.folder / name)
+        chosen, _ = QFileDialog.getSaveFileName(self._window, title, suggested, "Pages (*.html)")
+        path = Path(chosen)
+        return (path if path.suffix else path.with_suffix(".html")) if chosen else None
 
     def save(self, page: ComparePage, file: Path) -> None:
-        """Let the engine write the page; a toast says how it went."""
+        """Write a comparison as a page."""
         ats = page.comparing.ats
-        call = self._session.engine.ask(
-            [
-                "compare",
-                *map(str, ats),
-                *("--baseline", str(ats[page.comparing.baseline])),
-                *("--by", page.loss.by),
-                *("--html", str(file)),
-            ],
-            self._session.workspace.folder,
+        base = str(ats[page.comparing.baseline])
+        self._write(
+            ["compare", *map(str, ats), "--baseline", base, "--by", page.loss.by, "--html", str(file)]
         )
+
+    def save_report(self, run: Path, file: Path) -> None:
+        """Write what a run came to as a page."""
+        self._write(["report", str(run), "--html", str(file)])
+
+    def _write(self, command: Sequence[str]) -> None:
+        """Let the engine write a page; a toast says how it went."""
+        call = self._session.engine.ask(command, self._session.workspace.folder)
 
         def answered(code: int, _out: str, err: str) -> None:
             if code:

@@ -55,6 +55,7 @@ for _group, _commands in {
         results.runs,
         results.show,
         compare.compare,
+        compare.report,
         label.label,
         results.export,
         adopt.adopt,

@@ -1,4 +1,4 @@
-"""`rankdeck compare`: runs side by side, in the terminal, as JSON, or as one page that needs nothing else."""
+"""`rankdeck compare` and `report`: runs side by side, or one run, in the terminal or as a page of its own."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ def compare(
     check_number(named)
     base = 0 if baseline is None else _place_of(baseline, names, named)
     if page is not None:
+        page = page.expanduser()
         _check_file(page)
     found = [read(at) for at in named]
     comparison = beside([run.figures for run in found], base)
@@ -62,6 +63,27 @@ def compare(
     if page is None or as_json:
         lines = [loss_line(run.fold, step_axis(run.fold, by.value)) for run in found]
         _print(comparison, by.value, lines, as_json)
+    return 0
+
+
+def report(
+    name: Annotated[
+        str,
+        typer.Argument(metavar="RUN", help='A run\'s directory, its name, or "last"; RUN@0 is attempt 0.'),
+    ],
+    page: Annotated[
+        Path, typer.Option("--html", metavar="FILE", help="Where to write; replaced if it is there.")
+    ],
+    by: Annotated[LossBy, typer.Option(help="What losses are drawn along first.")] = LossBy.STEP,
+) -> int:
+    """Write what a run came to as one page: figures, memory beside its prediction, and what to try next."""
+    from rankdeck.compare.reading import read
+    from rankdeck.compare.report import write_report
+
+    at, file = _find(name), page.expanduser()
+    _check_file(file)
+    write_report(file, read(at), by.value)
+    console.err().print(f"{file} holds the report of {at.run.name}.", soft_wrap=True)
     return 0
 
 

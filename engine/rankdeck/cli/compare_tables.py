@@ -56,7 +56,7 @@ def _runs_table(comparison: Comparison) -> Table:
 
 def _table_of(comparison: Comparison, heading: str) -> Table:
     table = empty_table()
-    table.add_column(heading)
+    table.add_column(heading, overflow="fold")
     for place in range(len(comparison.runs)):
         table.add_column(comparison.letter(place), justify="right")
     return table

@@ -13,6 +13,7 @@
     reading.py      all of that from run directories
     telling.py      a comparison as JSON values
     page.py         a comparison as one page that asks nobody for anything
+    report.py       one run as such a page; suggesting.py says what to try next
 
 The command line and the app show the same: the app folds events as they come and begins at figures.py.
 Nothing is imported here: who only names runs needs no numpy.

@@ -64,11 +64,16 @@ def read_background(at: RunAt) -> Background:
     is_past = at.attempt is not None and at.attempt < run.next_attempt() - 1
     return Background(
         title=run.title,
-        tables=_tables(_file_of(run, at.attempt, "config", "toml")),
+        tables=_tables(config_file_of(at)),
         environment=_json(_file_of(run, at.attempt, "environment", "json")),
         prediction=None if is_past else read_prediction(run),
         is_past=is_past,
     )
+
+
+def config_file_of(at: RunAt) -> Path:
+    """The resolved configuration of a run as it is now, or of one attempt."""
+    return _file_of(at.run, at.attempt, "config", "toml")
 
 
 def _file_of(run: RunDir, attempt: int | None, stem: str, suffix: str) -> Path:

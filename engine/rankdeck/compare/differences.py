@@ -47,15 +47,15 @@ def of_configurations(runs: Sequence[ComparedRun]) -> list[Difference]:
     """In the order of the first configuration that has the key. What only some cards have as an option (the
     buckets of DDP) counts where it is not what the card says by itself."""
     told = [run.background.tables or {} for run in runs]
-    leaves = [dict(_leaves(tables)) for tables in told]
+    keys = [dict(leaves(tables)) for tables in told]
     defaults = [_defaults(tables) for tables in told]
     rows = []
-    for key in dict.fromkeys(key for one in leaves for key in one):
-        values = tuple(one.get(key) for one in leaves)
+    for key in dict.fromkeys(key for one in keys for key in one):
+        values = tuple(one.get(key) for one in keys)
         known = {value for value in values if value is not None}
         is_other = None in values and all(key.partition(".")[0] in tables for tables in told)
         is_own = any(
-            one.get(key) not in (None, usual.get(key)) for one, usual in zip(leaves, defaults, strict=True)
+            one.get(key) not in (None, usual.get(key)) for one, usual in zip(keys, defaults, strict=True)
         )
         if len(known) > 1 or (is_other and is_own):
             rows.append(Difference(key, values))
@@ -64,7 +64,7 @@ def of_configurations(runs: Sequence[ComparedRun]) -> list[Difference]:
 
 def of_the_rest(runs: Sequence[ComparedRun]) -> list[Difference]:
     """Where and with what they ran, and how they were asked for; what is not known differs from nothing."""
-    told = [dict(_rest(run)) for run in runs]
+    told = [dict(rest_of(run)) for run in runs]
     rows = [Difference(key, tuple(one.get(key) for one in told)) for key in _keys(told)]
     return [row for row in rows if len(set(row.values) - {None}) > 1]
 
@@ -86,13 +86,13 @@ def _defaults(tables: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _leaves(table: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, str]]:
+def leaves(table: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, str]]:
     for key, value in table.items():
         dotted = f"{place}.{key}" if place else str(key)
         if dotted in _LEFT_OUT:
             continue
         if isinstance(value, Mapping) and (value or dotted.endswith(".args")):
-            yield from _leaves(value, dotted)
+            yield from leaves(value, dotted)
         elif dotted == "script.args" and isinstance(value, list):
             yield dotted, shlex.join(map(str, value))
         else:
@@ -108,7 +108,7 @@ def _written(value: object) -> str:
     return str(value)
 
 
-def _rest(run: ComparedRun) -> Iterator[tuple[str, str]]:
+def rest_of(run: ComparedRun) -> Iterator[tuple[str, str]]:
     background = run.background
     yield "devices", devices_in_words(run) or "not known yet"
     versions = {**background.versions, **(run.observed.get("versions") or {})}

@@ -28,9 +28,18 @@ def write_page(file: Path, comparison: Comparison, folds: Sequence[Fold], by: st
     Raises:
         ConfigError: it cannot be written.
     """
-    text = page_of(comparison, folds, by)
+    write(file, page_of(comparison, folds, by))
+
+
+def page_of(comparison: Comparison, folds: Sequence[Fold], by: str) -> str:
+    """The whole page. `by` is the axis of the losses that is on top when it is opened."""
+    return render(_TEMPLATE, {**_facts(comparison), **losses(folds, by)})
+
+
+def write(file: Path, text: str) -> None:
+    """As `write_page`."""
     try:
-        files.write_whole(file.expanduser(), text, make_folder=False)
+        files.write_whole(file, text, make_folder=False)
     except OSError as error:
         raise ConfigError(
             f"{file} cannot be written: {error.strerror or error}.",
@@ -40,8 +49,8 @@ def write_page(file: Path, comparison: Comparison, folds: Sequence[Fold], by: st
         ) from None
 
 
-def page_of(comparison: Comparison, folds: Sequence[Fold], by: str) -> str:
-    """The whole page. `by` is the axis of the losses that is on top when it is opened."""
+def render(template: str, facts: Mapping[str, Any]) -> str:
+    """A template of this folder, every word escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -52,23 +61,31 @@ def page_of(comparison: Comparison, folds: Sequence[Fold], by: str) -> str:
         lstrip_blocks=True,
     )
     environment.filters["home"] = words.shortened
-    return environment.get_template(_TEMPLATE).render(_facts(comparison, folds, by))
+    return environment.get_template(template).render(facts)
 
 
-def _facts(comparison: Comparison, folds: Sequence[Fold], by: str) -> Mapping[str, Any]:
-    charts = {
-        axis: page_charts.loss_chart(axis, [loss_line(fold, step_axis(fold, axis), 500) for fold in folds])
-        for axis in BY
+def losses(folds: Sequence[Fold], by: str, *, has_letters: bool = True) -> dict[str, Any]:
+    """The drawings over each axis on which there are losses, and which is on top."""
+    charts = {}
+    for axis in BY:
+        lines = [loss_line(fold, step_axis(fold, axis), 500) for fold in folds]
+        if (chart := page_charts.loss_chart(axis, lines)) is not None:
+            named = [line if has_letters else line._replace(letter="") for line in chart.lines]
+            charts[axis] = chart._replace(lines=named)
+    return {
+        "charts": charts,
+        "by": by if by in charts else next(iter(charts), by),
+        "size": (page_charts.WIDTH, page_charts.HEIGHT),
     }
+
+
+def _facts(comparison: Comparison) -> Mapping[str, Any]:
     return {
         "comparison": comparison,
         "title": _title(comparison),
         "chips": [_chip(comparison, place) for place in range(len(comparison.runs))],
-        "charts": {axis: chart for axis, chart in charts.items() if chart is not None},
-        "by": by if charts[by] is not None else next((axis for axis in BY if charts[axis] is not None), by),
         "memory": bars.memory_bars(comparison),
         "bars": bars.bar_charts(comparison),
-        "size": (page_charts.WIDTH, page_charts.HEIGHT),
         "differences": (
             ("Configuration", _shortened(comparison.configuration)),
             ("Not configuration", _shortened(comparison.rest)),

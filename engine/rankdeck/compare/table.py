@@ -47,7 +47,7 @@ ROWS: dict[str, tuple[RowKind, ...]] = {
         RowKind("wait", "Waiting for the loader", words.SHARE, LESS, ranking.TIME),
         RowKind("bubble", "Bubble", words.SHARE, LESS, ranking.TIME),
         RowKind("bubble_theory", "Bubble in theory", words.SHARE),
-        RowKind("busy", "Devices busy, median", words.SHARE, MORE, ranking.TIME),
+        RowKind("busy", "Devices busy (median)", words.SHARE, MORE, ranking.TIME),
     ),
     "Memory": (
         RowKind("peak", "Peak, fullest device", words.BYTES, LESS, ranking.MEMORY),

@@ -127,7 +127,7 @@ def test_a_chip_makes_the_baseline_and_takes_a_run_out(
     assert [chip.figure.name for chip in page.chips.chips] == ["b", "c"]
     assert page.comparing.baseline == 0 and page.title == "Compare: b / c"
     for _ in range(2):
-        page.comparing.remove(page.comparing.ats[0])
+        qtbot.keyClick(page.chips.chips[0], Qt.Key.Key_Delete)
     assert page.chips.chips == [] and page.message.text() == "Add two or more runs to see them side by side."
     assert not page._body.isVisible()
 
@@ -291,6 +291,9 @@ def test_the_engine_writes_the_page(make_app: MakeApp, tmp_path: Path) -> None:
     wait_for((tmp_path / "both.html").exists, 60, "the page")
     assert "Differences are from B." in (tmp_path / "both.html").read_text()
     wait_for(lambda: "holds the comparison of 2 runs" in _toasts(app), 10, "its notification")
+    app.comparisons.save_report(page.comparing.ats[0].path, tmp_path / "one.html")
+    wait_for(lambda: "holds the report of" in _toasts(app), 60, "the report")
+    assert (tmp_path / "one.html").is_file()
     app.comparisons.save(page, tmp_path)
     wait_for(lambda: "is a folder" in _toasts(app), 60, "a refusal in words")
 

@@ -92,3 +92,17 @@ def test_every_mistake_is_said_in_words(
     assert done.code == 2 and said in done.err and done.out == ""
     as_json = rankdeck_here("compare", *words, "--json")
     assert as_json.code == 2 and said in json.loads(as_json.out)["problems"][0]["message"]
+
+
+def test_a_report_is_written_of_a_run_or_an_attempt(runs: Path, tmp_path: Path) -> None:
+    file = tmp_path / "slow.html"
+    done = rankdeck_here("report", "slow@0", "--html", file, "--by", "time")
+    assert (done.code, done.out) == (0, "") and "holds the report of" in done.err
+    assert "DistributedDataParallel" in file.read_text() and 'id="by-time" checked' in file.read_text()
+    for words, said in (
+        (("slow", "--html", tmp_path), "is a folder"),
+        (("slow",), "--html"),
+        (("no", "--html", file), "no run"),
+    ):
+        refused = rankdeck_here("report", *words)
+        assert refused.code == 2 and said in refused.err

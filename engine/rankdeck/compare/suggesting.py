@@ -1,0 +1,96 @@
+"""What to try next after a run: each follows from a figure that the run measured, and says which."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from rankdeck.base.units import format_bytes, format_count
+from rankdeck.compare.background import config_file_of
+from rankdeck.compare.figures import ComparedRun
+from rankdeck.run.imbalance import imbalance_of
+from rankdeck.run.row import RESUMABLE
+
+_LARGE_BUBBLE, _LONG_WAIT, _WORSE = 0.15, 0.15, 1.02
+
+
+class NextStep(NamedTuple):
+    """What to do, why, and a command that does it, where one does."""
+
+    what: str
+    why: str
+    command: str = ""
+
+
+def suggestions(run: ComparedRun) -> list[NextStep]:
+    """The most telling first; none where nothing stands out."""
+    return [*_imbalance(run), *_bubble(run), *_loader(run), *_held_out(run), *_going_on(run)]
+
+
+def _again(run: ComparedRun, *changes: str) -> str:
+    return shlex.join(["rankdeck", "train", str(config_file_of(run.at)), *changes])
+
+
+def _imbalance(run: ComparedRun) -> Iterator[NextStep]:
+    found = imbalance_of({place: device.num_bytes for place, device in enumerate(run.devices)})
+    if found is None or not found.is_notable or run.strategy not in ("dp", "DataParallel"):
+        return
+    why = f"{run.devices[found.device].label} holds {format_bytes(found.excess_bytes)} more than the others."
+    what = "Train under DistributedDataParallel: every device holds the same."
+    yield NextStep(what, why, "" if run.is_script else _again(run, "--strategy", "ddp"))
+
+
+def _bubble(run: ComparedRun) -> Iterator[NextStep]:
+    bubble, theory = run.value("bubble"), run.value("bubble_theory")
+    if bubble is None or bubble < _LARGE_BUBBLE:
+        return
+    if theory is not None and bubble > 1.5 * theory:
+        yield NextStep(
+            "Balance the stages by measured time.",
+            f"Devices wait {bubble:.0%} of a step; the schedule alone makes it {theory:.0%}.",
+            _again(run, "--set", "strategy.balance=time"),
+        )
+    else:
+        yield NextStep(
+            "Cut the batch into more microbatches, or take an interleaved or zero-bubble schedule.",
+            f"Devices wait {bubble:.0%} of a step.",
+        )
+
+
+def _loader(run: ComparedRun) -> Iterator[NextStep]:
+    wait = run.value("wait")
+    if wait is not None and wait >= _LONG_WAIT:
+        yield NextStep("Give the DataLoader more workers.", f"{wait:.0%} of a step is waiting for data.")
+
+
+def _held_out(run: ComparedRun) -> Iterator[NextStep]:
+    last, best = run.figures.get("held_out"), run.figures.get("best_held_out")
+    if last is None or best is None or best.step is None or last.value < _WORSE * best.value:
+        return
+    step = format_count(best.step)
+    yield NextStep(
+        f"Train {step} steps, or regularise more.",
+        f"The held-out loss was {best.value:.4f} at step {step} and rose to {last.value:.4f}.",
+    )
+
+
+def _going_on(run: ComparedRun) -> Iterator[NextStep]:
+    name = run.at.path.name
+    if run.at.attempt is not None or run.is_script:
+        return
+    if run.outcome in RESUMABLE:
+        yield NextStep(
+            "Go on from its newest checkpoint.",
+            f"It {_ended(run)}.",
+            shlex.join(["rankdeck", "resume", name]),
+        )
+    elif run.at.run.weights.is_file():
+        command = ["rankdeck", "export", name, "weights.safetensors", "--to", "safetensors"]
+        yield NextStep("Take its weights along.", "They were saved at its end.", shlex.join(command))
+
+
+def _ended(run: ComparedRun) -> str:
+    step = run.value("step")
+    where = "before its first step" if step is None else f"at step {format_count(step)}"
+    return f"{ {'stopped': 'was stopped', 'failed': 'failed', 'lost': 'was lost'}[run.outcome] } {where}"

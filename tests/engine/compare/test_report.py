@@ -1,0 +1,102 @@
+"""The page of one run says what it came to and what to try next, and every word of it stays a word."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rankdeck import events
+from rankdeck.compare.figures import DeviceShare, Figure
+from rankdeck.compare.naming import RunAt
+from rankdeck.compare.reading import read
+from rankdeck.compare.report import report_of, write_report
+from rankdeck.compare.suggesting import suggestions
+from rankdeck.run import plan_lines
+from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice
+from rankdeck.run.prediction import prediction_file
+from tests.helpers.hostile_run import HOSTILE, Seen, hostile
+from tests.helpers.written_run import MIB, WrittenRun, device_infos
+
+
+def planned(run: WrittenRun, *sizes: int) -> None:
+    devices = [
+        PlannedDevice(device=at, active_bytes=size * MIB, total_bytes=size * MIB)
+        for at, size in enumerate(sizes)
+    ]
+    line = PlanLine(strategy="dp", options={}, label="dp", verdict=FITS, devices=devices)
+    prediction_file(run.dir).write_bytes(plan_lines.encode(line))
+
+
+def test_the_page_has_what_the_run_came_to(tmp_path: Path) -> None:
+    run = hostile(tmp_path / "runs", "one", [4.0, 3.0, 2.0, 1.0])
+    planned(run, 88, 10)
+    run.writer("rank-0").write(
+        events.Spans(
+            rank=0, step=3, began=run.started, seconds=0.02, names=["forward", "<backward>"], name=[0, 1],
+            device=[0, 0], start_us=[0, 8000], duration_us=[8000, 12500],
+        )
+    )  # fmt: skip
+    page = report_of(read(RunAt(run.path)), "samples")
+    seen = Seen(page)
+    for words in ("80.0 MiB", "88.0 MiB", "+10.00 %", "8.00 ms", "12.5 ms", "<backward>", "Nobody predicted"):
+        assert (words in seen.text) == (words != "Nobody predicted"), words
+    assert seen.text.count(HOSTILE) >= 2 and not [
+        tag for tag, _ in seen.elements if tag in ("script", "img", "b")
+    ]
+    assert str(Path.home()) not in page
+    boxes = {attrs["id"]: "checked" in attrs for tag, attrs in seen.elements if tag == "input"}
+    assert boxes == {"by-step": False, "by-time": False, "by-samples": True}
+
+
+def test_a_run_that_told_nothing_has_a_page_and_an_attempt_its_own(tmp_path: Path) -> None:
+    empty = WrittenRun(tmp_path / "runs", "empty")
+    empty.begin()
+    empty.lose()
+    write_report(tmp_path / "empty.html", read(RunAt(empty.path)), "time")
+    text = Seen((tmp_path / "empty.html").read_text()).text
+    assert "lost" in text and "killed from outside" in text and f"rankdeck resume {empty.dir.name}" in text
+    assert "Go on from" not in report_of(read(RunAt(empty.path, 0)), "step")
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("figures", "sizes", "changes", "said"),
+    [
+        ({}, (5, 1, 1), {"strategy": "dp"}, "DistributedDataParallel"),
+        ({}, (5, 1, 1), {"strategy": "ddp"}, ""),
+        ({}, (1, 1, 1), {"strategy": "dp"}, ""),
+        ({"bubble": 0.4, "bubble_theory": 0.1}, (), {}, "Balance the stages"),
+        ({"bubble": 0.3, "bubble_theory": 0.27}, (), {}, "more microbatches"),
+        ({"bubble": 0.05, "bubble_theory": 0.04}, (), {}, ""),
+        ({"wait": 0.4}, (), {}, "DataLoader more workers"),
+        ({"wait": 0.02}, (), {}, ""),
+        ({"held_out": 1.2, "best_held_out": 1.0}, (), {}, "Train 7 steps"),
+        ({"held_out": 1.01, "best_held_out": 1.0}, (), {}, ""),
+        ({"step": 5}, (), {"outcome": "stopped"}, "newest checkpoint"),
+        ({"step": 5}, (), {"outcome": "stopped", "is_script": True}, ""),
+    ],
+)
+def test_what_to_try_next_follows_from_a_figure(
+    tmp_path: Path,
+    figures: Mapping[str, float],
+    sizes: tuple[int, ...],
+    changes: Mapping[str, object],
+    said: str,
+) -> None:
+    written = WrittenRun(tmp_path / "runs", "a run")
+    written.begin(1, device_infos(3), steps=8)
+    written.end()
+    run = replace(
+        read(RunAt(written.path)).figures,
+        figures={key: Figure(value, 7) for key, value in figures.items()},
+        devices=tuple(DeviceShare(f"GPU {at}", size * GIB, {}) for at, size in enumerate(sizes)),
+        **changes,  # type: ignore[arg-type]
+    )
+    told = suggestions(run)
+    assert [said in one.what for one in told] == ([True] if said else [])
+    assert all("a run" not in one.command or "'" in one.command for one in told)
