@@ -255,7 +255,7 @@ def _best(kind: RowKind, figures: Sequence[Figure | None]) -> tuple[int, ...]:
 
 
 def _is_alike(unit: str, figure: Figure, best: Figure) -> bool:
-    if words.in_words(unit, figure) == words.in_words(unit, best):
+    if words.are_alike(unit, figure, best):
         return True
     halves = (figure.low, figure.high, best.low, best.high)
     if None in halves:

@@ -10,6 +10,9 @@ from rankdeck.config.catalog import STRATEGIES
 
 UNKNOWN = "–"
 SAME = "same"
+_NOISE = 5e-4
+"""Figures that differ by less than this share are not told apart: losses of strategies that compute the same
+differ by the order of their sums."""
 COUNT, LOSS, RATE, STEP_TIME, DURATION, BYTES, RATIO, SHARE, ACCURACY = (
     "count", "loss", "rate", "step time", "duration", "bytes", "ratio", "share", "accuracy",
 )  # fmt: skip
@@ -54,9 +57,16 @@ def step_time(seconds: float) -> str:
     raise AssertionError("unreachable")
 
 
+def are_alike(unit: str, figure: Figure, other: Figure) -> bool:
+    """Whether two figures read alike, or differ by less than noise."""
+    if in_words(unit, figure) == in_words(unit, other):
+        return True
+    return abs(figure.value - other.value) < _NOISE * min(abs(figure.value), abs(other.value))
+
+
 def difference_in_words(unit: str, value: Figure, base: Figure) -> str:
-    """'+12 %', '-0.4 %', '2.4x': how it goes from the baseline to a run; "same" where both read alike."""
-    if in_words(unit, value) == in_words(unit, base):
+    """'+12 %', '-0.4 %', '2.4x': from the baseline to a run; "same" where they are not told apart."""
+    if are_alike(unit, value, base):
         return SAME
     if unit in (SHARE, ACCURACY):
         return f"{100 * (value.value - base.value):+.1f} points"

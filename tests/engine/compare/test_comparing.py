@@ -170,6 +170,11 @@ def test_what_cannot_be_told_apart_is_not_told_apart(tmp_path: Path) -> None:
     assert row_of(compare(three), "step_s").best == (0, 1)
     assert row_of(compare(three[:2]), "step_s").best == ()
     assert row_of(compare([three[0], three[2]]), "step_s").best == (0,)
+    losses = [
+        replace(run, figures={"held_out": Figure(at)})
+        for run, at in zip(runs, (6.60566, 6.60561, 6.7), strict=True)
+    ]
+    assert row_of(compare(losses), "held_out").best == (0, 1)
 
 
 def test_what_a_run_did_not_tell_is_unknown(tmp_path: Path) -> None:
@@ -286,6 +291,8 @@ def test_scripts_take_part_with_what_they_have(tmp_path: Path) -> None:
         ("bytes", 300 * MIB, 100 * MIB, "3x"),
         ("bytes", 90 * MIB, 100 * MIB, "-10 %"),
         ("loss", 1.003, 1.0, "+0.3 %"),
+        ("loss", 1.0006, 1.0, "+0.06 %"),
+        ("loss", 6.60561, 6.60566, "same"),
         ("loss", -1.0, 1.0, ""),
         ("loss", 1.0, 0.0, ""),
         ("share", 0.30, 0.25, "+5.0 points"),
