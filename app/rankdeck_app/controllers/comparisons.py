@@ -116,8 +116,9 @@ class Comparisons(QObject):
         return number
 
     def _alive(self) -> list[ComparePage]:
-        self._pages = [page for page in self._pages if isValid(page)]
-        return self._pages
+        """Those that a tab holds: one that was just closed is gone a little later."""
+        shown = self._window.editor.pages()
+        return [page for page in self._pages if isValid(page) and page in shown]
 
     def _forget(self, page: ComparePage, _gone: object = None) -> None:
         if isValid(self):  # the window may be going, too
@@ -253,6 +254,6 @@ class Comparisons(QObject):
 
     def close(self) -> None:
         """The window goes."""
-        for page in self._alive():
+        for page in filter(isValid, self._pages):
             page.comparing.close()
         self.recent.close()

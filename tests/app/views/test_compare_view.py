@@ -76,13 +76,16 @@ def test_figures_losses_memory_and_keys_of_the_runs_stand_there(make_app: MakeAp
     assert page.keys.figure.lines[0].label.startswith("Nothing differs")
     assert app.comparisons.open_compare([slow.path, fast.path]) is page
     assert app.comparisons.open_compare([fast.path, slow.path]) is not page
+    app.window.editor.close_tabs("all")
+    again = opened(app, slow.path, fast.path)  # at once: the closed page is still there for a moment
+    assert again is not page and len(again.chips.chips) == 2
 
 
 def test_a_run_that_goes_on_is_followed_to_its_end(make_app: MakeApp, tmp_path: Path) -> None:
     app = make_app()
     done, live = written("done"), written("live", over=False)
     page = opened(app, done.path, live.path)
-    assert page.chips.chips[1].accessibleName() == "B: live, running, DP · 2 virtual · step 4 / 8"
+    assert page.chips.chips[1].accessibleName() == "B: live, running, DP · 2 virtual · 4 / 8 steps"
     live.steps(0, 5, [0.9, 0.8])
     wait_for(lambda: cell(page.table.figure, "Steps done", 1) == "6", 10, "two more steps")
     live.end("stopped")

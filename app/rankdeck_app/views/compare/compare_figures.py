@@ -41,10 +41,10 @@ def _chip(comparing: Comparing, place: int, run: FollowedRun) -> ChipFigure:
 
 
 def _facts(run: ComparedRun) -> str:
-    """'DDP · 4 virtual · step 120 / 500'"""
-    step = run.value("step")
-    planned = f" / {format_count(run.steps_planned)}" if run.steps_planned else ""
-    at = f"step {format_count(step)}{planned}" if step is not None else "no step yet"
+    """'DDP · 4 virtual · 120 / 500 steps'"""
+    step, planned = run.value("step"), run.steps_planned
+    of = f" / {format_count(planned)}" if planned and planned != step else ""
+    at = f"{format_count(step)}{of} steps" if step is not None else "no step yet"
     known = (words.strategy_in_words(run), words.devices_in_words(run), at)
     return " · ".join(fact for fact in known if fact)
 

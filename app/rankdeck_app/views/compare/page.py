@@ -68,7 +68,8 @@ class ComparePage(Page):
         self._make_cards(theme)
         self._body, self._beside = _body(self.cards)
         top = column(self.chips, self.message, margins=(0, 0, _RIGHT - _EDGE, 0), spacing=10)
-        column(top, (self._scroll(), 1), on=self, margins=(16, 8, _EDGE, 0), spacing=10)
+        self._area = self._scroll()
+        column(top, (self._area, 1), on=self, margins=(16, 8, _EDGE, 0), spacing=10)
         self.setFocusProxy(self.chips.add_tile)
         self.comparing.runs_changed.connect(self._show_runs)
         self.comparing.changed.connect(self._show_figures)
@@ -108,7 +109,6 @@ class ComparePage(Page):
     def _scroll(self) -> QScrollArea:
         area = scrolled(self._body)
         area.setAccessibleName("Comparison")
-        area.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOn)  # so that all edges align
         area.setFocusPolicy(Qt.FocusPolicy.StrongFocus)  # arrow keys scroll
         return area
 
@@ -142,6 +142,9 @@ class ComparePage(Page):
         self.message.setText(message)
         self.message.setVisible(bool(message))
         self._body.setVisible(comparison is not None)
+        always, never = Qt.ScrollBarPolicy.ScrollBarAlwaysOn, Qt.ScrollBarPolicy.ScrollBarAlwaysOff
+        # Always where there are cards, so that their edges align with the chips'.
+        self._area.setVerticalScrollBarPolicy(always if comparison is not None else never)
         self.loss.request_draw()
         if comparison is None:
             return
