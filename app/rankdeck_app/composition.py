@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtWidgets import QWidget
 
+from rankdeck_app.commands.table import Command
 from rankdeck_app.controllers.comparisons import Comparisons
 from rankdeck_app.controllers.desktop_notices import DesktopNotices
 from rankdeck_app.controllers.device_watch import DeviceWatch
@@ -21,6 +22,7 @@ from rankdeck_app.controllers.launching import Launching
 from rankdeck_app.controllers.places import Places
 from rankdeck_app.controllers.race_tabs import RaceTabs
 from rankdeck_app.controllers.remedies import Remedies
+from rankdeck_app.controllers.run_acts import COMPARE
 from rankdeck_app.controllers.run_alerts import RunAlerts
 from rankdeck_app.controllers.run_lists import RunLists
 from rankdeck_app.controllers.run_tabs import RunTabs
@@ -89,6 +91,7 @@ class App:
         self.window.commands.register(*rows)
         for provider in self.actions.providers():
             self.window.palette_box.add_provider(provider)
+        self.window.commands.register(self._compare_row())
         self.session.problems.changed.connect(self._show_problems)
         self.session.workspace.changed.connect(self._show_workspace)
         self.session.runs.changed.connect(self._show_alive)
@@ -99,6 +102,14 @@ class App:
         self.window.start()
         self._show_first_page()
         self.session.start()
+
+    def _compare_row(self) -> Command:
+        """Where a list of runs and comparisons meet."""
+
+        def compare() -> None:
+            self.comparisons.open_compare([info.path for info in self.lists.selected_runs])
+
+        return Command(COMPARE, "Runs: Compare", compare, when="runsComparable")
 
     # Views
 

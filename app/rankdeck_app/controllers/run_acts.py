@@ -3,7 +3,7 @@ from it.
 
 `selected_runs` are those of the list that has the keyboard, or had it when the palette or a menu was opened.
 For each act the context says whether it applies ("runsCan.rename"), and "runsComparable" that two to eight
-runs are chosen: the menu offers the command `runs.compare` then, where somebody has registered it.
+runs are chosen: the menu offers the command `runs.compare` then.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from functools import partial
 from PySide6.QtCore import QObject
 from PySide6.QtWidgets import QMenu, QWidget
 
+from rankdeck.compare.naming import LEAST_RUNS, MOST_RUNS
 from rankdeck.run.row import RunInfo
 from rankdeck_app.commands.table import Command
 from rankdeck_app.shell.window import MainWindow
 
 COMPARE = "runs.compare"
-MOST_COMPARED = 8
 MOST_OPENED = 20
 """Each is a tab, and is read to its end."""
 
@@ -97,7 +97,7 @@ class RunActs(QObject):
         """These runs are chosen, in a list that has the keyboard."""
         self.selected_runs = list(infos)
         facts: dict[str, object] = {f"runsCan.{act.key}": act.holds(infos) for act in RUN_ACTS}
-        facts["runsComparable"] = 2 <= len(infos) <= MOST_COMPARED
+        facts["runsComparable"] = LEAST_RUNS <= len(infos) <= MOST_RUNS
         self._window.context.update(facts)
 
     def rows(self) -> list[Command]:

@@ -13,7 +13,6 @@ from PySide6.QtWidgets import QApplication, QCheckBox, QComboBox, QLineEdit, QPu
 from pytestqt.qtbot import QtBot
 
 from rankdeck.rundir import Labels, read_labels, write_labels
-from rankdeck_app.commands.table import Command
 from rankdeck_app.composition import App
 from rankdeck_app.controllers.run_acts import RUN_ACTS
 from rankdeck_app.views.run_note import RunNote
@@ -222,7 +221,7 @@ def test_a_run_that_goes_on_is_not_deleted(qtbot: QtBot, make_app: Callable[[], 
     run.lose()
 
 
-def test_menus_and_keys_offer_what_applies_and_a_place_for_comparing(qtbot: QtBot, page: RunsPage) -> None:
+def test_menus_and_keys_offer_what_applies_and_several_are_compared(qtbot: QtBot, page: RunsPage) -> None:
     app = app_of(page)
 
     def offered(*names: str) -> set[str]:
@@ -234,22 +233,16 @@ def test_menus_and_keys_offer_what_applies_and_a_place_for_comparing(qtbot: QtBo
 
     assert {"Resume", "Run Again", "Rename", "Delete"} <= offered("two") and "Resume" not in offered("one")
     assert offered("one", "two") == {
-        "Open 2 Runs", "Edit Tags of 2 Runs…", "Archive 2 Runs", "Copy 2 Paths", "Delete 2 Runs",
+        "Compare", "Open 2 Runs", "Edit Tags of 2 Runs…", "Archive 2 Runs", "Copy 2 Paths", "Delete 2 Runs",
     }  # fmt: skip
-    compared: list[list[str]] = []
-    app.window.commands.register(
-        Command(
-            "runs.compare",
-            "Runs: Compare",
-            lambda: compared.append([info.title for info in app.lists.selected_runs]),
-            when="runsComparable",
-        )
-    )
     assert "Compare" not in offered("one") and "Compare" in offered("one", "two", "three")
     menu = app.lists.acts.menu(page.selected_runs(), page)
     next(action for action in menu.actions() if action.text().startswith("Compare")).trigger()
     menu.deleteLater()
-    assert compared == [["one", "two", "three"]]
+    compared = app.window.editor.active_page()
+    assert compared is not None and compared.kind == "compare"
+    assert app.comparisons.current is not None
+    assert [at.path.name[16:-5] for at in app.comparisons.current.ats] == ["one", "two", "three"]
 
 
 def test_acts_are_of_the_list_that_has_the_keyboard(
