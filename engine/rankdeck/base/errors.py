@@ -15,7 +15,9 @@ A `Problem` is the same thing as data: it travels in events and in `--json`.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -25,6 +27,8 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `path` is a dotted path into the configuration (`train.steps`) or a file; `line` counts from 1;
     `last_lines` are the last lines that the rank itself wrote to stderr, with the frames of others folded.
+    `cure` is what would mend a configuration, where that is known: dotted keys and their values, None to
+    leave a key out; `advice` says the same in words.
     """
 
     code: str
@@ -35,6 +39,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     rank: int | None = None
     severity: str = "error"
     last_lines: tuple[str, ...] = ()
+    cure: dict[str, Any] = {}
 
     def headline(self, file: str | None = None) -> str:
         """The message with its rank and its place; `file` is where `line` counts."""
@@ -123,8 +128,26 @@ class TrainingError(RankdeckError):
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
     """'Did you mean "steps"?' for the closest known word, or None when nothing is close."""
+    close = closest(word, known)
+    return None if close is None else f'Did you mean "{close}"?'
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that a misspelt one most likely means."""
     close = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
-    return f'Did you mean "{close[0]}"?' if close else None
+    return close[0] if close else None
+
+
+def cure_in_words(cure: Mapping[str, Any]) -> str:
+    """'Set train.clip_norm = 0', 'Leave train.compile out', 'Set a.b = 2 and a.c = 4'."""
+    settings = [
+        f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in cure.items() if value is not None
+    ]
+    left_out = [key for key, value in cure.items() if value is None]
+    parts = [f"set {' and '.join(settings)}" if settings else ""]
+    parts.append(f"leave {' and '.join(left_out)} out" if left_out else "")
+    words = " and ".join(filter(None, parts))
+    return words[:1].upper() + words[1:]
 
 
 def one_of(words: Iterable[str]) -> str:

@@ -53,8 +53,8 @@ def problem(raised: Problem, file: str | None = None) -> None:
 
 
 def problems_json(problems: Iterable[Problem]) -> None:
-    """`{problems: [{code, path, line, message, advice}]}` on stdout."""
-    keys = ("code", "path", "line", "message", "advice")
+    """`{problems: [{code, path, line, message, advice, cure}]}` on stdout."""
+    keys = ("code", "path", "line", "message", "advice", "cure")
     as_json({"problems": [{key: getattr(item, key) for key in keys} for item in problems]})
 
 

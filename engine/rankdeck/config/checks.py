@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from pydantic import BaseModel, ValidationError
 
-from rankdeck.base.errors import Problem, did_you_mean, one_of
+from rankdeck.base.errors import Problem, closest, did_you_mean, one_of
 from rankdeck.config.catalog import DATA, LOSSES, MODELS, OPTIMIZERS, SCHEDULES, STRATEGIES, CatalogCard
 from rankdeck.config.schema import Choice
 from rankdeck.config.toml_lines import Place, line_of
@@ -36,11 +37,20 @@ class ProblemReport:
         self.lines = lines
         self.problems = list(problems)
 
-    def add(self, code: str, place: Place, message: str, advice: str | None = None) -> None:
-        dotted = ".".join(place)
-        self.problems.append(
-            Problem(code, message, path=dotted, line=line_of(self.lines, place), advice=advice)
-        )
+    def add(
+        self,
+        code: str,
+        place: Place,
+        message: str,
+        advice: str | None = None,
+        cure: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.take(Problem(code, message, path=".".join(place), advice=advice, cure=dict(cure or {})))
+
+    def take(self, problem: Problem) -> None:
+        """A problem that another room found, with the line of its path."""
+        line = line_of(self.lines, tuple((problem.path or "").split(".")))
+        self.problems.append(msgspec.structs.replace(problem, line=line))
 
     def validate(
         self, table_type: type[BaseModel], place: Place, values: Any, owner: str = ""
@@ -72,12 +82,17 @@ class ProblemReport:
             advice = did_you_mean(place[-1], known) or (
                 f"Known: {one_of(known)}." if known else "It has no options."
             )
-            self.add("unknown-option", place, f"{dotted} is not an option{whose}.", advice)
+            cure = {dotted: None}
+            if (meant := closest(place[-1], known)) is not None:
+                cure[".".join((*place[:-1], meant))] = item["input"]
+            self.add("unknown-option", place, f"{dotted} is not an option{whose}.", advice, cure)
         elif kind == "missing":
             self.add("missing", place, f"{dotted} is missing.", f"Add {place[-1]} = ...")
         else:
             wrong, right = _words(kind, item)
-            self.add("wrong-value", place, f"{dotted} = {_shown(item['input'])} {wrong}.", right)
+            value = None if any(part.isdigit() for part in place) else _nearest(kind, item)
+            cure = {} if value is None else {dotted: value}
+            self.add("wrong-value", place, f"{dotted} = {_shown(item['input'])} {wrong}.", right, cure)
 
 
 def fill_ins_told(report: ProblemReport, tables: dict[str, Any], place: Place = ()) -> dict[str, Any]:
@@ -122,12 +137,24 @@ _BOUNDS = {
 _LENGTHS = {"too_short": "has too few entries", "too_long": "has too many entries"}
 
 
+def _choices(item: Any) -> list[str]:
+    expected: str = item["ctx"]["expected"].replace("'", "")
+    return expected.replace(" or ", ", ").split(", ")
+
+
+def _nearest(kind: str, item: Any) -> Any:
+    """The value that is allowed and nearest to what was given, where there is one."""
+    if kind == "literal_error":
+        return closest(str(item["input"]), _choices(item)) if isinstance(item["input"], str) else None
+    return item["ctx"][_BOUNDS[kind][2]] if kind.endswith("_equal") and kind in _BOUNDS else None
+
+
 def _words(kind: str, item: Any) -> tuple[str, str | None]:
     """(what is wrong with a value, what to write instead)."""
     context = item.get("ctx", {})
     if kind == "literal_error":
         choices = context["expected"].replace("'", "")
-        close = did_you_mean(str(item["input"]), choices.replace(" or ", ", ").split(", "))
+        close = did_you_mean(str(item["input"]), _choices(item))
         return "is not one of the choices", f"{close + ' ' if close else ''}Use {choices}."
     if kind in _BOUNDS:
         wrong, words, bound = _BOUNDS[kind]
@@ -145,7 +172,9 @@ def find_card(
         advice = did_you_mean(use, cards) or f"Use {one_of(cards)}."
         if place in OWN_CODE:
             advice += ' Your own is written "module:name".'
-        report.add("unknown-choice", (*place, "use"), f'There is no {what} called "{use}".', advice)
+        key, meant = (*place, "use"), closest(use, cards)
+        cure = None if meant is None else {".".join(key): meant}
+        report.add("unknown-choice", key, f'There is no {what} called "{use}".', advice, cure)
     return card
 
 
@@ -183,9 +212,8 @@ def choice(report: ProblemReport, place: Place, values: Any, default: str) -> Ch
         if owners:
             del given[key]
             message = f"{dotted}.{key} is an option of {owners}, not of {use}."
-            report.add(
-                "foreign-option", (*place, key), message, f"Leave it out, or set {dotted}.use to {owners}."
-            )
+            advice = f"Leave it out, or set {dotted}.use to {owners}."
+            report.add("foreign-option", (*place, key), message, advice, {f"{dotted}.{key}": None})
     options = report.validate(card.options, place, given, owner=f"{what} {use}")
     if options is None:
         return None

@@ -54,8 +54,9 @@ def problem(options: Mapping[str, Any], num_devices: int) -> Problem | None:
     return Problem(
         "mesh",
         f"The mesh of strategy.use = hybrid has {shown} = {product} place{'s' * (product > 1)}, and {there}.",
-        path="strategy",
+        path=f"strategy.{next(iter(named), axes[0])}",
         advice=f"Set in strategy: {'; or '.join(words)}.",
+        cure={f"strategy.{axis}": size for axis, size in zip(axes, choices[0], strict=True)},
     )
 
 

@@ -58,6 +58,7 @@ def problem(
             f"{batch} cannot be cut into microbatches for {schedule} on {num_devices} devices.",
             path="train.global_batch",
             advice=f"Use a multiple of {least} per part, or schedule = gpipe.",
+            cure={"strategy.schedule": "gpipe"},
         )
     if microbatches is None or microbatches in possible:
         return None
@@ -65,8 +66,13 @@ def problem(
         message = f"strategy.microbatches = {microbatches} does not divide {batch}."
     else:
         message = f"strategy.microbatches = {microbatches} does not fit {schedule} on {num_devices} devices."
+    nearest = min(possible, key=lambda choice: abs(choice - microbatches))
     return Problem(
-        "microbatches", message, path="strategy.microbatches", advice=f"Use {one_of(map(str, possible))}."
+        "microbatches",
+        message,
+        path="strategy.microbatches",
+        advice=f"Use {one_of(map(str, possible))}.",
+        cure={"strategy.microbatches": nearest},
     )
 
 
@@ -79,6 +85,7 @@ def async_problem(mode: str, num_devices: int, accumulate: int) -> Problem | Non
             "is an update of its own.",
             path="train.accumulate",
             advice='Set train.accumulate = 1, or strategy.mode = "2bw".',
+            cure={"train.accumulate": 1},
         )
     if mode == "2bw" and accumulate < num_devices:
         return Problem(
@@ -87,5 +94,6 @@ def async_problem(mode: str, num_devices: int, accumulate: int) -> Problem | Non
             "the weights are not enough for that.",
             path="train.accumulate",
             advice=f"Set train.accumulate = {num_devices} or more.",
+            cure={"train.accumulate": num_devices},
         )
     return None

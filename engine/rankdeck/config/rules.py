@@ -27,6 +27,7 @@ def _check_train(report: ProblemReport, train: TrainConfig) -> None:
             ("train", "epochs"),
             "train.steps and train.epochs are both given.",
             "Keep one of them.",
+            {"train.epochs": None},
         )
 
 
@@ -44,6 +45,7 @@ def _check_rehearsal(report: ProblemReport, rehearsal: RehearsalConfig) -> None:
             ("rehearsal", "device_gflops"),
             "rehearsal.device_gflops is the rate of a simulated pace, and the pace is real.",
             'Add pace = "simulated", or leave it out.',
+            {"rehearsal.pace": "simulated"},
         )
     try:
         parse_bytes(rehearsal.capacity or 0)
@@ -90,19 +92,17 @@ def _check_on(
         values["strategy"] = _with_mesh(values["strategy"], num_devices)
     model_args = values["model"].args if values["model"] else {}
     for row in refusals(Facts(values["strategy"], train, model_args, kind)):
-        report.add("does-not-combine", tuple(row.place.split(".")), row.why, row.instead)
+        report.add("does-not-combine", tuple(row.place.split(".")), row.why, row.instead, row.cure)
     if kind == "gpu" and train.precision == "fp64":
-        advice = "Use fp32, or cpu:N for a rehearsal."
-        report.add(
-            "precision", ("train", "precision"), "train.precision = fp64 is for rehearsals on CPU.", advice
-        )
+        message, cure = "train.precision = fp64 is for rehearsals on CPU.", {"train.precision": "fp32"}
+        report.add("precision", ("train", "precision"), message, "Use fp32, or cpu:N for a rehearsal.", cure)
     if kind == "gpu" and values["rehearsal"] and values["rehearsal"].pace == "simulated":
         message = "rehearsal.pace = simulated is for virtual devices, and devices.use asks for GPUs."
-        advice = 'Use pace = "real", or devices.use = "cpu:4".'
-        report.add("does-not-combine", ("rehearsal", "pace"), message, advice)
+        advice, cure = 'Use pace = "real", or devices.use = "cpu:4".', {"rehearsal.pace": "real"}
+        report.add("does-not-combine", ("rehearsal", "pace"), message, advice, cure)
     if num_devices is not None:
         for problem in batch_problems(train, values["strategy"], num_devices):
-            report.add(problem.code, tuple((problem.path or "").split(".")), problem.message, problem.advice)
+            report.take(problem)
 
 
 def _with_mesh(strategy: Choice, num_devices: int) -> Choice:
@@ -123,6 +123,7 @@ def batch_problems(train: TrainConfig, strategy: Choice, num_devices: int) -> li
                 f"strategy.use = {card.name} needs {card.min_devices} devices; there is {num_devices}.",
                 path="devices.use",
                 advice=f'Use cpu:{card.min_devices} for a rehearsal, or strategy.use = "single".',
+                cure={"devices.use": f"cpu:{card.min_devices}"},
             )
         ]
     if card.one_process and not card.one_device and num_devices > MAX_VIRTUAL_DEVICES:
@@ -154,6 +155,7 @@ def batch_problems(train: TrainConfig, strategy: Choice, num_devices: int) -> li
             f"(train.accumulate {train.accumulate} x {cut_by}).",
             path="train.global_batch",
             advice=f"Use {one_of(choices)}.",
+            cure={"train.global_batch": below or below + parts},
         )
     ]
 

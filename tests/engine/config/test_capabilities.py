@@ -27,7 +27,7 @@ def problems_of(strategy: str, train: str = "") -> list[Problem]:
             'use = "ddp"\nstatic_graph = true\nfind_unused_parameters = true',
             "",
             "strategy.find_unused_parameters",
-            "Keep one",
+            "static_graph out",
         ),
         ('use = "ddp"\nsync = "ring"\nstatic_graph = true', "", "strategy.static_graph", '"native"'),
         (

@@ -1,0 +1,95 @@
+"""Configurations with one mistake each: at least one for every rule and every refusal there is.
+
+What the engine says of them, and what the app does with it, is tested with the same rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """`text` has one problem: `code` at `path`. Without a cure only the person knows what is right."""
+
+    text: str
+    code: str
+    path: str
+    has_cure: bool = True
+
+
+def _run(strategy: str, train: str = "", devices: str = "cpu:4", more: str = "") -> str:
+    return f'[strategy]\n{strategy}\n[train]\n{train}\n[devices]\nuse = "{devices}"\n{more}'
+
+
+def _refused(strategy: str, path: str, train: str = "", devices: str = "cpu:4", more: str = "") -> Wrong:
+    return Wrong(_run(strategy, train, devices, more), "does-not-combine", path)
+
+
+REFUSED = (
+    _refused('use = "single"', "train.precision", 'precision = "fp16"', "cpu:1"),
+    _refused('use = "fsdp"', "train.precision", 'precision = "fp16"', "gpu:all"),
+    _refused('use = "dp"', "train.compile", "compile = true"),
+    _refused('use = "ddp"', "train.compile", "compile = true\nactivation_checkpointing = true"),
+    _refused('use = "ddp"', "train.optimizer.use", 'optimizer = { use = "torch.optim:LBFGS" }'),
+    _refused('use = "tensor"', "train.optimizer.use", 'optimizer = { use = "torch.optim:Adafactor" }'),
+    _refused('use = "fsdp"', "train.optimizer.use", 'optimizer = { use = "torch.optim:Muon" }'),
+    _refused('use = "ddp"\nstatic_graph = true', "strategy.static_graph", "accumulate = 2"),
+    _refused(
+        'use = "ddp"\nstatic_graph = true\nfind_unused_parameters = true', "strategy.find_unused_parameters"
+    ),
+    _refused('use = "ddp"\nsync = "ring"\nstatic_graph = true', "strategy.static_graph"),
+    _refused('use = "pipeline"\nschedule = "zbv"', "train.activation_checkpointing",
+             "activation_checkpointing = true"),
+    _refused('use = "pipeline-async"', "train.clip_norm", "clip_norm = 1.0"),
+    _refused('use = "pipeline-async"', "model.args.tied",
+             more='[model]\nuse = "gpt"\nargs = { tied = true }\n[data]\nuse = "text"'),
+    _refused('use = "ddp"\nsync = "ring"\ngradient_as_bucket_view = true',
+             "strategy.gradient_as_bucket_view"),
+)  # fmt: skip
+"""One for each row of capabilities.REFUSALS, in its order."""
+
+WRONG = (
+    *REFUSED,
+    Wrong("[train]\nsteps = 5\nepochs = 5", "both-given", "train.epochs"),
+    Wrong('[devices]\nuse = "tpu:8"', "device", "devices.use", has_cure=False),
+    Wrong("[rehearsal]\ndevice_gflops = 1", "does-not-combine", "rehearsal.device_gflops"),
+    Wrong('[rehearsal]\ncapacity = "big"', "wrong-value", "rehearsal.capacity", has_cure=False),
+    Wrong(_run('use = "ddp"', 'precision = "fp64"', "gpu:all"), "precision", "train.precision"),
+    Wrong(_run('use = "ddp"', "", "gpu:all", '[rehearsal]\npace = "simulated"'), "does-not-combine",
+          "rehearsal.pace"),
+    Wrong(_run('use = "pipeline"', "", "cpu:1"), "too-few-devices", "devices.use"),
+    Wrong(_run('use = "hybrid"\ndata = 3'), "mesh", "strategy.data"),
+    Wrong(_run('use = "hybrid"\nstage = 3\ntensor = 2'), "mesh", "strategy.stage"),
+    Wrong(_run('use = "ddp"', "global_batch = 10"), "batch", "train.global_batch"),
+    Wrong(_run('use = "ddp"', "global_batch = 2"), "batch", "train.global_batch"),
+    Wrong(_run('use = "pipeline"\nschedule = "1f1b"', "global_batch = 2"), "microbatches",
+          "train.global_batch"),
+    Wrong(_run('use = "pipeline"\nmicrobatches = 3', "global_batch = 16"), "microbatches",
+          "strategy.microbatches"),
+    Wrong(_run('use = "pipeline-async"', "accumulate = 2"), "microbatches", "train.accumulate"),
+    Wrong(_run('use = "pipeline-async"\nmode = "2bw"', "accumulate = 2"), "microbatches", "train.accumulate"),
+    Wrong("train = 3", "wrong-type", "train", has_cure=False),
+    Wrong("[train]\noptimizer = 3", "wrong-type", "train.optimizer", has_cure=False),
+    Wrong("[strategy]\nuse = 3", "wrong-type", "strategy.use", has_cure=False),
+    Wrong("name = 3", "wrong-type", "name", has_cure=False),
+    Wrong("folder = 3", "wrong-type", "folder", has_cure=False),
+    Wrong("[train]\nstpes = 5", "unknown-option", "train.stpes"),
+    Wrong("[train]\nqqq = 5", "unknown-option", "train.qqq"),
+    Wrong("[trian]\nsteps = 5", "unknown-option", "trian", has_cure=False),
+    Wrong('[strategy]\nuse = "ddp"\nbucket = 5', "unknown-option", "strategy.bucket"),
+    Wrong('[data]\nuse = "images"', "missing", "data.args.path", has_cure=False),
+    Wrong("[train]\nsteps = 0", "wrong-value", "train.steps"),
+    Wrong("[data]\nworkers = 65", "wrong-value", "data.workers"),
+    Wrong("[launch]\ntimeout_s = 0", "wrong-value", "launch.timeout_s", has_cure=False),
+    Wrong('[train]\nsteps = "x"', "wrong-value", "train.steps", has_cure=False),
+    Wrong('[train]\nprecision = "bf61"', "wrong-value", "train.precision"),
+    Wrong("[model]\nargs = { hidden = [0] }", "wrong-value", "model.args.hidden.0", has_cure=False),
+    Wrong('[train]\noptimizer = { use = "sgd", momentum = 7 }', "wrong-value", "train.optimizer.momentum",
+          has_cure=False),
+    Wrong('[train]\noptimizer = { use = "sgd", eps = 1 }', "foreign-option", "train.optimizer.eps"),
+    Wrong('[strategy]\nuse = "ddpp"', "unknown-choice", "strategy.use"),
+    Wrong('[model]\nuse = "transformer"', "unknown-choice", "model.use", has_cure=False),
+    Wrong('[train]\nschedule = { use = "cosin" }', "unknown-choice", "train.schedule.use"),
+    Wrong('[train]\nsteps = "?"', "fill-in", "train.steps", has_cure=False),
+)  # fmt: skip
