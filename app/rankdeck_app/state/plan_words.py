@@ -14,6 +14,7 @@ from rankdeck.run.plan_lines import (
     PlanLine,
     PlannedDevice,
     StepTime,
+    step_words,
     words_of,
 )
 
@@ -55,13 +56,7 @@ def room_text(line: PlanLine) -> str:
 
 
 def step_text(step: StepTime | None) -> str:
-    """'1.5–8.8 ms': a range, never one number."""
-    if step is None:
-        return "–"
-    unit, factor = ("ms", 1e3) if step.high_s < 10 else ("s", 1.0)
-    low, high = step.low_s * factor, step.high_s * factor
-    digits = 0 if low >= 10 else 1 if low >= 1 else 2
-    return f"{low:.{digits}f}–{high:.{digits}f} {unit}"
+    return "–" if step is None else step_words(step)
 
 
 def is_trouble(line: PlanLine) -> bool:

@@ -73,7 +73,7 @@ def _row(line: PlanLine) -> Text:
     if line.largest_batch is not None:
         words.append(f"  up to global_batch {line.largest_batch}", style="default not bold not dim")
     if line.step is not None:
-        words.append(f"  {_seconds(line.step)} a step", style="default not bold not dim")
+        words.append(f"  {plan_lines.step_words(line.step)} a step", style="default not bold not dim")
     for note in (*_moves(line), line.reason, *line.notes):
         if note:
             words.append(f"\n{' ' * 13}{note}", style="default dim not bold")
@@ -100,12 +100,6 @@ def per_device(devices: list[PlannedDevice]) -> str:
     if len(counts) > _MOST_SIZES:
         counts = list(Counter(sizes).items())
     return ", ".join(size if count == 1 else f"{size} x{count}" for size, count in counts)
-
-
-def _seconds(step: plan_lines.StepTime) -> str:
-    unit, factor = ("ms", 1e3) if step.high_s < 1 else ("s", 1.0)
-    digits = 0 if step.low_s * factor >= 10 else 1 if step.low_s * factor >= 1 else 2
-    return f"{step.low_s * factor:.{digits}f} to {step.high_s * factor:.{digits}f} {unit}"
 
 
 def _kinds(device: PlannedDevice) -> str:

@@ -199,6 +199,8 @@ class Marks(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
+_ABOUT = 1.5
+"""A range whose ends are closer than this factor is told by its middle."""
 EQUALLY_FAST = 1.1
 """Predictions whose middles are no further apart than this factor cannot tell which is faster."""
 
@@ -208,22 +210,21 @@ def marks(lines: Iterable[PlanLine]) -> Marks:
 
     Of those that fit with room the fastest by the prediction, and of equally fast ones the simplest. Where
     times are not known, the simplest in which all devices work at once. Where memory is tight under all that
-    fit, the one that needs the least.
+    fit, the one that needs the least. What only may fit (a bound) is taken where nothing is sure to. The
+    reason holds for the rows as they are shown.
     """
     asked = [(place, line) for place, line in enumerate(lines) if not line.changes]
     known = [(place, line) for place, line in asked if line.devices and line.strategy in STRATEGIES]
     cheapest = min(known, key=lambda item: _need(item[1]))[0] if known else None
-    fits = [item for item in known if item[1].verdict == FITS]
-    tight = [item for item in known if item[1].verdict == TIGHT]
+    sure = [item for item in known if item[1].verdict == FITS and not _is_open(item[1])]
+    fits = sure or [item for item in known if item[1].verdict == FITS]
     if not fits:
-        if not tight:
-            return Marks(cheapest, None)
-        least = min(tight, key=lambda item: _need(item[1]))
-        return Marks(cheapest, least[0], "Memory is tight under all that fit; this one needs the least.")
+        return _least_of_tight(cheapest, [item for item in known if item[1].verdict == TIGHT])
     if len(fits) == 1:
         ((place, line),) = fits
-        others = ", which no other does" if len(asked) > 1 else ""
-        return Marks(cheapest, place, f"{_it_fits(line)}{others}.")
+        may_fit = any(_is_open(other) for _, other in asked if other is not line)
+        others = ", which is sure of no other" if may_fit else ", which no other does"
+        return Marks(cheapest, place, f"{_it_fits(line)}{others if len(asked) > 1 else ''}.")
     timed = [(place, line, _middle_s(line.step)) for place, line in fits if line.step is not None]
     if not timed:
         # One device after another is as slow as one alone.
@@ -235,17 +236,43 @@ def marks(lines: Iterable[PlanLine]) -> Marks:
     close = [(place, line) for place, line, middle_s in timed if middle_s <= EQUALLY_FAST * fastest_s]
     place, line = min(close, key=lambda item: complexity(item[1]))
     why = (
-        "no other is predicted to be faster"
+        "no other that does is predicted to be faster"
         if len(close) == 1
-        else "it is the simplest of those within 10 % of the fastest"
+        else "of the fastest that do (within 10 %) it is the simplest"
     )
     return Marks(cheapest, place, f"{_it_fits(line)}, and {why}.")
 
 
+def _least_of_tight(cheapest: int | None, tight: Sequence[tuple[int, PlanLine]]) -> Marks:
+    if not tight:
+        return Marks(cheapest, None)
+    sure = [item for item in tight if not _is_open(item[1])]
+    place, _ = min(sure or tight, key=lambda item: _need(item[1]))
+    which = "Memory is tight under all that fit" if sure else "Memory is tight, and none is sure to fit"
+    return Marks(cheapest, place, f"{which}; this one needs the least.")
+
+
 def words_of(line: PlanLine) -> str:
     """The verdict for people: a lower bound that fits and an upper one that does not leave it open."""
-    is_open = line.verdict in {LEAST: (FITS, TIGHT), MOST: (TIGHT,)}.get(line.bound or "", ())
-    return "may fit" if is_open else _VERDICT_WORDS.get(line.verdict, line.verdict)
+    return "may fit" if _is_open(line) else _VERDICT_WORDS.get(line.verdict, line.verdict)
+
+
+def _is_open(line: PlanLine) -> bool:
+    return line.verdict in {LEAST: (FITS, TIGHT), MOST: (TIGHT,)}.get(line.bound or "", ())
+
+
+def step_words(step: StepTime) -> str:
+    """'1.3–3.4 s', 'about 2 s': two digits are the most that a prediction deserves."""
+    unit, factor = ("s", 1.0) if step.high_s >= 1 else ("ms", 1e3)
+    low, high = step.low_s * factor, step.high_s * factor
+    if high < _ABOUT * low:
+        return f"about {_two_digits(math.sqrt(low * high))} {unit}"
+    return f"{_two_digits(low)}–{_two_digits(high)} {unit}"
+
+
+def _two_digits(value: float) -> str:
+    """'340', '3.4', '0.34'; '2' for 2.0."""
+    return f"{float(f'{value:.1e}'):.10g}"
 
 
 def _it_fits(line: PlanLine) -> str:
@@ -257,7 +284,9 @@ def _it_fits(line: PlanLine) -> str:
 
 
 def _need(line: PlanLine) -> int:
-    return max(device.total_bytes for device in line.devices)
+    """What is shown of a line: the bytes of its fullest device."""
+    assert line.fullest is not None
+    return line.fullest.total_bytes
 
 
 def _planning(line: PlanLine) -> Planning:

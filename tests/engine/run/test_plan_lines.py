@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from random import Random
+
+import pytest
+
+from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run import plan_lines
 from rankdeck.run.plan_lines import PlanLine, PlannedDevice, StepTime
 
@@ -78,7 +83,10 @@ def test_with_room_the_fastest_is_recommended_however_little_another_needs() -> 
         line("model", 1, 1, low_s=1.4, high_s=20),
         line("hybrid", 4, 4, low_s=1.0, high_s=8.1),  # its range overlaps that of ddp
     ]
-    assert recommended(lines) == ("ddp", "It fits with room, and no other is predicted to be faster.")
+    assert recommended(lines) == (
+        "ddp",
+        "It fits with room, and no other that does is predicted to be faster.",
+    )
     assert lines[plan_lines.marks(lines).cheapest or 0].label == "model"
 
 
@@ -88,7 +96,7 @@ def test_of_equally_fast_ones_the_simplest_is_recommended() -> None:
     lines = [line("fsdp", 6, 6, low_s=1, high_s=2), viewed, line("dp", 14, 4), line("ddp", 12, 12)]
     assert recommended(lines) == (
         "ddp",
-        "It fits with room, and it is the simplest of those within 10 % of the fastest.",
+        "It fits with room, and of the fastest that do (within 10 %) it is the simplest.",
     )
     lines[3].step = StepTime(low_s=1.2, high_s=2.4)  # now it is not among the fastest
     assert recommended(lines)[0] == "fsdp", "one option less than the other, and no thread that drives two"
@@ -125,6 +133,85 @@ def test_where_memory_is_tight_the_least_is_recommended() -> None:
 def test_nothing_is_recommended_where_nothing_fits() -> None:
     found = plan_lines.marks([line("single", 30), line("dp", 40)])
     assert (found.recommended, found.cheapest, found.reason) == (None, 0, "")
+
+
+def any_lines(random: Random) -> list[PlanLine]:
+    """A table as it may come: other processes, bounds, lines without step times or figures."""
+    others = [random.choice([0, 0, 4 * GIB]) for _ in range(4)]
+    scale, found = random.choice([0.3, 1.0, 1.6]), []
+    for name in random.sample(list(STRATEGIES), random.randint(1, len(STRATEGIES))):
+        low_s = random.choice([0.5, 1.0, 1.05, 3.0])
+        one = line(name, *[random.uniform(1, 24) * scale for _ in others], low_s=low_s, high_s=2 * low_s)
+        for device, others_bytes in zip(one.devices, others, strict=True):
+            device.others_bytes = others_bytes
+        one.verdict, one.reason = plan_lines.verdict_of(one.devices)
+        one.bound = random.choice([None, None, plan_lines.LEAST, plan_lines.MOST])
+        one.is_bound = one.bound is not None
+        if random.random() < 0.2:
+            one.step = None
+        if random.random() < 0.1:
+            one.devices, one.verdict = [], plan_lines.CANNOT
+        found.append(one)
+    return found
+
+
+def middle_s(one: PlanLine) -> float:
+    assert one.step is not None
+    return float((one.step.low_s * one.step.high_s) ** 0.5)
+
+
+def shown_bytes(one: PlanLine) -> int:
+    assert one.fullest is not None
+    return one.fullest.total_bytes
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_said_of_the_recommended_one_holds_for_the_rows_as_they_are_shown(seed: int) -> None:
+    for lines in (any_lines(Random(f"{seed} {turn}")) for turn in range(25)):
+        found = plan_lines.marks(lines)
+        words = [plan_lines.words_of(one) for one in lines]
+        with_figures = [one for one in lines if one.devices]
+        if found.cheapest is not None:
+            assert shown_bytes(lines[found.cheapest]) == min(map(shown_bytes, with_figures))
+        if found.recommended is None:
+            assert not {"fits", "tight", "may fit"} & {plan_lines.words_of(one) for one in with_figures}
+            continue
+        taken, said = lines[found.recommended], words[found.recommended]
+        alike = [one for one, word in zip(lines, words, strict=True) if word == said]
+        assert said == next(word for word in ("fits", "tight", "may fit") if word in words) or (
+            said == "may fit" and "fits" not in words and taken.verdict == "fits"
+        )
+        if "no other that does" in found.reason:
+            rivals = [one for one in alike if one.step is not None and one.verdict == taken.verdict]
+            assert middle_s(taken) == min(map(middle_s, rivals))
+        if "within 10 %" in found.reason:
+            rivals = [one for one in alike if one.step is not None and one.verdict == taken.verdict]
+            assert middle_s(taken) <= 1.1 * min(map(middle_s, rivals))
+        if "which no other does" in found.reason:
+            assert words.count(said) == 1
+        if "needs the least" in found.reason:
+            assert shown_bytes(taken) == min(map(shown_bytes, alike))
+        assert ("tight" in found.reason) == (taken.verdict == "tight")
+
+
+@pytest.mark.parametrize(
+    ("low_s", "high_s", "words"),
+    [
+        (1.299, 3.402, "1.3–3.4 s"),
+        (1.7, 2.3, "about 2 s"),
+        (0.0015, 0.0088, "1.5–8.8 ms"),
+        (0.11, 0.29, "110–290 ms"),
+        (0.1304, 0.1764, "about 150 ms"),
+        (0.0911, 1.23, "0.091–1.2 s"),
+        (0.000123, 0.000456, "0.12–0.46 ms"),
+        (96.4, 512.3, "96–510 s"),
+        (2.0, 2.0, "about 2 s"),
+    ],
+)
+def test_a_step_time_has_the_digits_that_a_prediction_deserves(
+    low_s: float, high_s: float, words: str
+) -> None:
+    assert plan_lines.step_words(StepTime(low_s=low_s, high_s=high_s)) == words
 
 
 def test_a_line_survives_json() -> None:
