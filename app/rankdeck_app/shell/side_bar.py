@@ -17,6 +17,7 @@ from PySide6.QtWidgets import (
     QHBoxLayout,
     QLabel,
     QScrollArea,
+    QSizePolicy,
     QStackedWidget,
     QVBoxLayout,
     QWidget,
@@ -59,10 +60,12 @@ class SectionHeader(QAbstractButton):
         self.setFixedHeight(SECTION_HEIGHT)
         self.setFont(theme.font(11, bold=True))
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+        # As wide as the side bar, whatever its tools would like: a header never makes a form wider.
+        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
         self.tools = QHBoxLayout(self)
         self.tools.setContentsMargins(26 + self.fontMetrics().horizontalAdvance(self.text()) + 8, 0, 12, 0)
         self.tools.setSpacing(4)
-        self.tools.addStretch(1)
+        self.tools.addStretch(0)
 
     def sizeHint(self) -> QSize:
         return QSize(MIN_WIDTH, SECTION_HEIGHT)
@@ -117,17 +120,17 @@ class SideBarView(QWidget):
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
-        self._scroll = QScrollArea()
-        self._scroll.setWidgetResizable(True)
-        self._scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self._scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        self.scroll_area = QScrollArea()
+        self.scroll_area.setWidgetResizable(True)
+        self.scroll_area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.scroll_area.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         inside = QWidget()
         self._rows = QVBoxLayout(inside)
         self._rows.setContentsMargins(0, 0, 0, 8)
         self._rows.setSpacing(4)
         self._rows.addStretch(1)
-        self._scroll.setWidget(inside)
-        column.addWidget(self._scroll, 1)
+        self.scroll_area.setWidget(inside)
+        column.addWidget(self.scroll_area, 1)
 
     def add_section(self, title: str, body: QWidget) -> SideBarSection:
         """Add a section at the end."""

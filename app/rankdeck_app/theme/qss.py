@@ -50,7 +50,7 @@ QPushButton[kind="quiet"]:hover, QPushButton[kind="quiet"]:focus { color: @textL
 QPushButton[flush="true"] { border: 0; padding: 0; text-align: left; }
 QPushButton[flush="true"]:focus { text-decoration: underline; }
 QPushButton[kind="segment"] { background: transparent; color: @descriptionForeground; border-radius: 3px;
-  border: 1px solid @dropdown.border; padding: 2px 10px; }
+  border: 1px solid @dropdown.border; padding: 2px 8px; }
 QPushButton[kind="segment"]:checked { background: @button.secondaryHoverBackground; color: @foreground; }
 QPushButton[kind="segment"]:focus { border-color: @focusBorder; }
 QPushButton[kind="segment"]:disabled { color: @disabledForeground; }

@@ -6,13 +6,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from PySide6.QtCore import QRectF, QSize, Qt
-from PySide6.QtGui import QPainter, QPaintEvent, QPen, QResizeEvent, QWheelEvent
-from PySide6.QtWidgets import QCheckBox, QComboBox, QLabel, QSizePolicy, QToolButton, QWidget
+from PySide6.QtCore import QEvent, QRect, QRectF, QSize, Qt
+from PySide6.QtGui import QHelpEvent, QPainter, QPaintEvent, QPen, QResizeEvent, QWheelEvent
+from PySide6.QtWidgets import (
+    QCheckBox,
+    QComboBox,
+    QLabel,
+    QSizePolicy,
+    QStyle,
+    QStyleOptionComboBox,
+    QStylePainter,
+    QToolButton,
+    QToolTip,
+    QWidget,
+)
 
 from rankdeck_app.theme import Theme, draw_icon
 
 BOX = 16
+_LEAST_COMBO_WIDTH = 60
+_ENTRY_MARGIN = 12
 
 
 def paint_check(painter: QPainter, theme: Theme, box: QRectF, checked: bool, lit: bool = False) -> None:
@@ -100,13 +113,60 @@ class ElidedLabel(QLabel):
         painter.end()
 
 
+class WholeLabel(QLabel):
+    """A short text at the right of the room that is left, shown where all of it fits and else not at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setTextFormat(Qt.TextFormat.PlainText)
+        self.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        if self.fontMetrics().horizontalAdvance(self.text()) <= self.width():
+            super().paintEvent(event)
+
+
 class ComboBox(QComboBox):
-    """A combo box with the theme's chevron; a wheel over it scrolls the form unless it has the keyboard."""
+    """A combo box with the theme's chevron; a wheel over it scrolls the form unless it has the keyboard.
+
+    It takes the width that it is given, whatever its entries are: text without room ends in … and is whole in
+    the tooltip; the list is as wide as its longest entry.
+    """
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
         self._theme = theme
         theme.changed.connect(self.update)
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(_LEAST_COMBO_WIDTH, super().minimumSizeHint().height())
+
+    def showPopup(self) -> None:
+        view = self.view()
+        view.setMinimumWidth(view.sizeHintForColumn(0) + 2 * _ENTRY_MARGIN)
+        super().showPopup()
+
+    def event(self, event: QEvent) -> bool:
+        if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip and self.is_cut:
+            QToolTip.showText(event.globalPos(), f"{self._shown}\n{self.toolTip()}".strip(), self)
+            return True
+        return super().event(event)
+
+    @property
+    def _shown(self) -> str:
+        return self.currentText() or self.placeholderText()
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether its text has less room than it needs."""
+        return self.fontMetrics().horizontalAdvance(self._shown) > self._text_box().width()
+
+    def _text_box(self) -> QRect:
+        option = QStyleOptionComboBox()
+        self.initStyleOption(option)
+        part = QStyle.SubControl.SC_ComboBoxEditField
+        return self.style().subControlRect(QStyle.ComplexControl.CC_ComboBox, option, part, self)
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         if self.hasFocus():
@@ -115,8 +175,16 @@ class ComboBox(QComboBox):
             event.ignore()
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        super().paintEvent(event)
-        painter = QPainter(self)
+        painter = QStylePainter(self)
+        option = QStyleOptionComboBox()
+        self.initStyleOption(option)
+        painter.drawComplexControl(QStyle.ComplexControl.CC_ComboBox, option)
         ink = self._theme.color("dropdown.foreground" if self.isEnabled() else "disabledForeground")
+        if not self.isEditable():
+            box, right = self._text_box(), Qt.TextElideMode.ElideRight
+            is_text = self.currentIndex() >= 0
+            painter.setPen(ink if is_text else self._theme.color("input.placeholderForeground"))
+            text = self.fontMetrics().elidedText(self._shown, right, box.width())
+            painter.drawText(box, Qt.AlignmentFlag.AlignVCenter, text)
         draw_icon(painter, "chevron-down", QRectF(self.width() - 20, (self.height() - 14) / 2, 14, 14), ink)
         painter.end()

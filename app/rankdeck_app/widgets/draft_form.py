@@ -1,6 +1,6 @@
 """A form bound to the draft: shows what its text says, writes what is typed, marks what is wrong.
 
-A label and a field per row; two short fields share a line.
+A label and a field per row; where there is room, two short fields share a line.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QGridLayout, QLabel, QWidget
 
 from rankdeck.config.checks import CARDS
@@ -16,6 +17,10 @@ from rankdeck_app.state.draft import Draft
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.form import Field, FormRow, Place, make_field
 from rankdeck_app.widgets.layouts import TOP, text_label
+
+_LABEL_BESIDE = 50
+_LEAST_OF_TWO = 240
+"""Width from which two fields of a line show a number like 0.0003 whole, in pixels."""
 
 
 class DraftForm(QWidget):
@@ -32,6 +37,7 @@ class DraftForm(QWidget):
         self._label_width = label_width
         self._rows: list[FormRow] = []
         self._labels: dict[Place, QLabel] = {}
+        self._is_wide = True
         self.fields: dict[Place, Field] = {}
         self._grid = QGridLayout(self)
         self._grid.setContentsMargins(0, 0, 0, 0)
@@ -50,8 +56,16 @@ class DraftForm(QWidget):
             field.set_problem(_sentence(problems[0]) if problems else None)
 
     def _set_rows(self, rows: Sequence[FormRow]) -> None:
-        if list(rows) == self._rows:
-            return
+        if list(rows) != self._rows:
+            self._arrange(rows)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        if self._is_wide != (self.width() >= _LEAST_OF_TWO):
+            self._is_wide = not self._is_wide
+            self._arrange(self._rows)
+
+    def _arrange(self, rows: Sequence[FormRow]) -> None:
         while self._grid.takeAt(0) is not None:
             pass
         for row in self._rows:
@@ -60,9 +74,10 @@ class DraftForm(QWidget):
         self._rows = list(rows)
         at, column = 0, 0
         for row in rows:
-            if not row.is_short and column:
+            field = self.fields.get(row.place) or self._make(row)
+            if column and not (row.is_short and self._fits_beside(row)):
                 at, column = at + 1, 0
-            self._place(row, at, column)
+            self._place(row, field, at, column)
             at, column = (at, 2) if row.is_short and not column else (at + 1, 0)
         self._order_tabs()
 
@@ -72,8 +87,10 @@ class DraftForm(QWidget):
                 widget.hide()
                 widget.deleteLater()
 
-    def _place(self, row: FormRow, at: int, column: int) -> None:
-        field = self.fields.get(row.place) or self._make(row)
+    def _fits_beside(self, row: FormRow) -> bool:
+        return self._is_wide and self._labels[row.place].sizeHint().width() <= _LABEL_BESIDE
+
+    def _place(self, row: FormRow, field: Field, at: int, column: int) -> None:
         if row.is_check:
             self._grid.addWidget(field, at, 0, 1, 4)
             return

@@ -19,7 +19,9 @@ from rankdeck_app.widgets.controls import CheckBox, ComboBox
 from rankdeck_app.widgets.layouts import column
 
 Place = tuple[str, ...]
-_SHORT_KINDS = ("int", "float", "choice")
+_SHORT_KINDS = ("int", "float")
+LEAST_WIDTH = 36
+"""Of an editor: two short ones and their labels fit a line of the narrowest side bar."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class Field(QWidget):
         self.editor = editor
         self._hint = row.field.text
         # Two fields of a line are equally wide whatever stands in them.
-        editor.setMinimumWidth(40)
+        editor.setMinimumWidth(LEAST_WIDTH)
         editor.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
         column(editor, on=self)
         editor.setAccessibleName(row.label)

@@ -39,8 +39,10 @@ _LABELS = {
     "clip_norm": "Clip",
     "evaluate_every": "Evaluate",
     "timeout_s": "Timeout",
-    "last": "Last samples",
+    "last": "Last",
     "bucket_mb": "Bucket",
+    "microbatches": "Microb.",
+    "powersgd_rank": "Columns",
     "activation_checkpointing": "Recompute activations",
 }
 

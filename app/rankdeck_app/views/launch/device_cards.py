@@ -11,19 +11,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from PySide6.QtCore import QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen
-from PySide6.QtWidgets import QAbstractButton, QGridLayout, QWidget
+from PySide6.QtGui import QColor, QFontMetricsF, QPainter, QPaintEvent, QPen
+from PySide6.QtWidgets import QAbstractButton, QGridLayout, QSizePolicy, QWidget
 
 from rankdeck.base.units import format_bytes
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.controls import paint_check
 from rankdeck_app.widgets.layouts import clear
-from rankdeck_app.widgets.painting import RIGHT, paint_text
+from rankdeck_app.widgets.painting import RIGHT, chart_font, paint_text
 
 MAX_CARDS = 8
 CARD_HEIGHT = 46
 CHIP_HEIGHT = 36
 GAP = 6
+GAP_OF_READINGS = "  "
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class DeviceCard(QAbstractButton):
         self.setCheckable(checkable)
         self.setAttribute(Qt.WidgetAttribute.WA_Hover)
         theme.changed.connect(self.update)
+        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
         self.setFixedHeight(CHIP_HEIGHT if chip else CARD_HEIGHT)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus if checkable else Qt.FocusPolicy.NoFocus)
 
@@ -73,7 +75,7 @@ class DeviceCard(QAbstractButton):
         self.setAccessibleName(figure.label)
         busy = figure.busy and f"used by {figure.busy}"
         stale = "old figures" if figure.state == "stale" else ""
-        words = (figure.gone, figure.note, used, stale, figure.readings.replace("  ", ", "), busy)
+        words = (figure.gone, figure.note, used, stale, figure.readings.replace(GAP_OF_READINGS, ", "), busy)
         self.setAccessibleDescription(", ".join(filter(None, words)))
         self.setToolTip(figure.tooltip or figure.label)
         self.update()
@@ -111,11 +113,15 @@ class DeviceCard(QAbstractButton):
         figure = self._figure
         active = self.isChecked() or not self.isCheckable()
         room = QRectF(left, middle - 10, self.width() - left - 8, 20)
-        name = figure.short_label if self._chip else figure.label
+        right = figure.note or ("" if figure.used_bytes is None else short_bytes(figure.used_bytes))
+        beside = 0 if self._chip else QFontMetricsF(chart_font(10)).horizontalAdvance(f"{right} ")
+        fits = (
+            QFontMetricsF(chart_font(12, bold=True)).horizontalAdvance(figure.label) + beside <= room.width()
+        )
+        name = figure.label if fits and not self._chip else figure.short_label
         ink = self._ink("foreground" if active else "descriptionForeground")
         paint_text(painter, room, name, ink, 12, bold=True)
         if not self._chip:
-            right = figure.note or ("" if figure.used_bytes is None else short_bytes(figure.used_bytes))
             paint_text(painter, room, right, self._ink("descriptionForeground"), 10, RIGHT)
         elif figure.state == "lost":
             box = QRectF(self.width() - 22, middle - 7, 14, 14)
@@ -133,6 +139,9 @@ class DeviceCard(QAbstractButton):
     def _paint_third_line(self, painter: QPainter) -> None:
         words, ink = self._third_line()
         room, elide = QRectF(8, 29, self.width() - 16, 15), Qt.TextElideMode.ElideRight
+        metrics = QFontMetricsF(chart_font(10))
+        while GAP_OF_READINGS in words and metrics.horizontalAdvance(words) > room.width():
+            words = words.rpartition(GAP_OF_READINGS)[0]  # a reading is whole or not there
         paint_text(painter, room, words, self._theme.color(ink), 10, elide=elide)
 
     def _paint_bar(self, painter: QPainter, top: float | None) -> None:

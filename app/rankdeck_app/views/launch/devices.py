@@ -21,7 +21,8 @@ from rankdeck_app.shell.controls import tool_button
 from rankdeck_app.state.device_choice import PLACE, DeviceChoice
 from rankdeck_app.state.gpus import Gpus, GpuState, clock_time
 from rankdeck_app.theme import Theme
-from rankdeck_app.views.launch.device_cards import DeviceFigure, DeviceGrid
+from rankdeck_app.views.launch.device_cards import GAP_OF_READINGS, DeviceFigure, DeviceGrid
+from rankdeck_app.widgets.controls import WholeLabel
 from rankdeck_app.widgets.layouts import column, push_button, row, text_label
 
 __all__ = ["NONE_CHOSEN", "PLACE", "DevicesSection", "Stepper", "Usage"]
@@ -49,7 +50,7 @@ class Stepper(QWidget):
         self.box = QLineEdit("1")
         self.box.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self.box.setProperty("compact", "true")
-        self.box.setFixedSize(34, 26)
+        self.box.setFixedSize(30, 26)
         self.box.textEdited.connect(self._typed)
         self.box.editingFinished.connect(lambda: self.box.setText(str(self.value)))
         self.box.installEventFilter(self)
@@ -68,7 +69,7 @@ class Stepper(QWidget):
 
     def _button(self, theme: Theme, icon: str, step: int) -> QToolButton:
         button = tool_button(theme, icon, "", lambda: self._set(self.value + step))
-        button.setFixedSize(24, 24)
+        button.setFixedSize(22, 24)
         button.setAutoRepeat(True)
         return button
 
@@ -114,7 +115,8 @@ class DevicesSection(QWidget):
         self._usage_kind = ""
         self._virtual_count = DEFAULT_VIRTUAL
         self._gpu_use = ""
-        self.summary = text_label(tone="dim", wrap=False)
+        self.summary = WholeLabel()
+        self.summary.setProperty("tone", "dim")
         self.all_button = _link("All", "Choose all GPUs", lambda: self._choose(self._choosable()))
         free = "Choose the GPUs that no other process uses"
         self.free_button = _link("Free", free, self._choose_free)
@@ -326,7 +328,7 @@ def _readings(gpu: GpuState) -> str:
         "" if gpu.temperature_c is None else f"{gpu.temperature_c:.0f}°C",
         "" if gpu.power_w is None else f"{gpu.power_w:.0f} W",
     ]
-    return "  ".join(filter(None, parts))
+    return GAP_OF_READINGS.join(filter(None, parts))
 
 
 def gpu_lines(gpu: GpuState) -> list[str]:

@@ -54,7 +54,7 @@ class LaunchView(SideBarView):
         self.script = ScriptSection(theme, script, folder, gpus)
         header = self.add_section("Devices", self.devices).header
         for tool in self.devices.tools:
-            header.tools.addWidget(tool)
+            header.tools.addWidget(tool, 1 if tool is self.devices.summary else 0)
         of_script = self.add_section("Script", self.script)
         of_script.header.tools.addWidget(self.script.save_button)
         self._of_script: list[QWidget] = [of_script]

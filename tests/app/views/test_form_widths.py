@@ -1,0 +1,50 @@
+"""The Launch form is as wide as the side bar, whatever stands in it, also after a restart."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QEvent, QPoint
+from PySide6.QtGui import QHelpEvent
+from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
+
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.controls import ComboBox
+from tests.helpers import form_widths
+from tests.helpers.waiting import with_load
+
+
+def test_nothing_reaches_out_of_a_side_bar_of_any_width(qtbot: QtBot, tmp_path: Path) -> None:
+    assert form_widths.all_too_wide(tmp_path) == []
+
+
+def test_nor_at_a_scale_of_150_percent(tmp_path: Path) -> None:
+    environment = os.environ | {"QT_SCALE_FACTOR": "1.5", "QT_QPA_PLATFORM": "offscreen"}
+    command = [sys.executable, "-m", "tests.helpers.form_widths"]
+    told = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=with_load(60), check=True
+    )
+    assert told.stdout.strip() == ""
+
+
+@pytest.mark.parametrize(("width", "is_cut"), [(90, True), (400, False)])
+def test_a_combo_box_without_room_elides_and_tells_the_whole(
+    qtbot: QtBot, monkeypatch: pytest.MonkeyPatch, width: int, is_cut: bool
+) -> None:
+    box, told = ComboBox(Theme()), []
+    qtbot.addWidget(box)
+    box.addItem("interleaved-zero-bubble")
+    box.setToolTip("In which order stages run")
+    box.resize(width, 28)
+    assert box.is_cut == is_cut and box.minimumSizeHint().width() < 90
+    monkeypatch.setattr(
+        "rankdeck_app.widgets.controls.QToolTip.showText", lambda *shown: told.append(shown[1])
+    )
+    QApplication.sendEvent(box, QHelpEvent(QEvent.Type.ToolTip, QPoint(5, 5), QPoint(5, 5)))
+    assert told == (["interleaved-zero-bubble\nIn which order stages run"] if is_cut else [])
+    box.grab()
