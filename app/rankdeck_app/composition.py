@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtWidgets import QWidget
 
+from rankdeck.base.errors import Problem
 from rankdeck_app.commands.table import Command
 from rankdeck_app.controllers.comparisons import Comparisons
 from rankdeck_app.controllers.desktop_notices import DesktopNotices
@@ -95,6 +96,7 @@ class App:
         self.session.problems.changed.connect(self._show_problems)
         self.session.workspace.changed.connect(self._show_workspace)
         self.session.runs.changed.connect(self._show_alive)
+        self.launching.blocked.connect(self._show_blocker)
         self.window.closing.connect(self._close)
         self.window.files_dropped.connect(self.actions.open_dropped)
         self._show_workspace()
@@ -145,6 +147,8 @@ class App:
             session.presets, session.plan, keys,
         )  # fmt: skip
         view.footer.estimate.opened.connect(self.actions.show_plan)
+        view.footer.cure_taken.connect(session.draft.mend)
+        view.footer.asked_where.connect(self._show_blocker)
         view.launch_requested.connect(self.actions.launch)
         view.preset_picked.connect(self.actions.use_preset)
         view.strategy.list.explained.connect(self.actions.explain_strategy)
@@ -156,9 +160,7 @@ class App:
         view.script.remove_asked.connect(self.scripts.remove_entry)
 
         def show_state() -> None:
-            blocker = self.launching.blocker()
-            text = None if blocker is None else " ".join(filter(None, (blocker.message, blocker.advice)))
-            view.footer.show_state(text, self.launching.num_pending, self.scripts.in_words())
+            view.show_state(self.launching.blocker(), self.launching.num_pending, self.scripts.in_words())
 
         self.launching.changed.connect(show_state)
         session.scripts.changed.connect(show_state)
@@ -182,6 +184,14 @@ class App:
         comparisons.current_changed.connect(view.follow)
         view.follow(comparisons.current)
         return view
+
+    def _show_blocker(self, problem: Problem) -> None:
+        """Where what stands in the way can be mended: its field, else its line."""
+        from rankdeck_app.views.launch.side_bar import LaunchView
+
+        view = self.window.show_activity("launch")
+        if not (isinstance(view, LaunchView) and view.reveal(problem)):
+            self.actions.show_config(problem.line)
 
     def _strategies_view(self) -> QWidget:
         from rankdeck_app.widgets.strategy_list import StrategyList

@@ -22,6 +22,7 @@ from rankdeck_app.controllers.session import Session
 from rankdeck_app.shell.page import Page, PageUnavailable
 from rankdeck_app.shell.window import MainWindow
 from rankdeck_app.state.device_choice import PLACE
+from rankdeck_app.state.draft import Snapshot
 from rankdeck_app.state.engine_process import Launch
 from rankdeck_app.state.gpus import GpuState
 from rankdeck_app.state.problem_list import DRAFT, LAUNCH, SCRIPT
@@ -34,9 +35,12 @@ _RESUME = "resume"
 
 
 class Launching(QObject):
-    """`changed`: what stands in the way, or what is starting, is new."""
+    """`changed`: what stands in the way, or what is starting, is new. `blocked` brings the Problem that a
+    launch was asked for in spite of.
+    """
 
     changed = Signal()
+    blocked = Signal(object)
 
     def __init__(self, window: MainWindow, session: Session, tabs: RunTabs) -> None:
         super().__init__(window)
@@ -49,6 +53,7 @@ class Launching(QObject):
         window.editor.register_page_kind(PAGE_KIND, self._make_page)
         session.choice.changed.connect(self._draft_changed)
         session.gpus.changed.connect(self._draft_changed)
+        session.draft.set_aside.connect(self._offer_back)
         self._draft_changed()
 
     # What stands in the way
@@ -97,6 +102,8 @@ class Launching(QObject):
         return _refusal([gpu for gpu in gpus.whole if gpu.availability.is_for_all] or gpus.whole[:1])
 
     def _draft_changed(self) -> None:
+        if self._session.draft.is_settling and not self._session.script.is_chosen:
+            return  # a line that is being typed is no news yet
         blocker, script = self.blocker(), self._session.script
         problems = list(script.problems if script.is_chosen else self._session.draft.problems)
         if blocker is not None and blocker not in problems:
@@ -105,16 +112,27 @@ class Launching(QObject):
         listed = [problem for problem in problems if script.form.run or problem.path != "script.run"]
         self._session.problems.set(DRAFT, "configuration", [] if script.is_chosen else problems)
         self._session.problems.set(SCRIPT, "script", listed if script.is_chosen else [])
-        self._window.context.set("launchable", blocker is None)
-        self._window.context.set("raceable", blocker is None and not script.is_chosen)
+        self._window.context.set("raceable", self.blocker() is None and not script.is_chosen)
         self.changed.emit()
+
+    def _offer_back(self, before: Snapshot) -> None:
+        bring_back = ("Bring It Back", lambda: self._session.draft.bring_back(before))
+        text = "What was typed was no TOML: the change began from the text before it."
+        self._window.toasts.show(text, actions=[bring_back])
 
     # Launching
 
     def launch_draft(self) -> None:
         config = self._session.draft.config
-        if config is not None and self.blocker() is None:
+        if not self.is_blocked() and config is not None:
             self.launch(config)
+
+    def is_blocked(self) -> bool:
+        """Whether something stands in the way of a launch, which is told then."""
+        blocker = self.blocker()
+        if blocker is not None:
+            self.blocked.emit(blocker)
+        return blocker is not None
 
     def launch_suggestion(self, suggestion: Suggestion) -> None:
         """A preset on devices of its own; the draft stays as it is."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from rankdeck.base.errors import Problem, cure_in_words
 from rankdeck_app.controllers.device_watch import DeviceWatch
 from rankdeck_app.controllers.run_alerts import RunAlerts
 from rankdeck_app.controllers.run_tabs import RunTabs
@@ -51,6 +52,8 @@ class Remedies:
             remedies.append(("Show the Script", lambda: self._window.show_activity("launch")))
             if problem.code in ("no-gpu", "no-device"):
                 remedies.insert(0, ("Run Without GPUs", lambda: self._session.script.set(devices=NO_GPUS)))
+        if owner in (DRAFT, LAUNCH) and problem.cure:
+            remedies.append((cure_in_words(problem.cure), partial(self._mend, problem)))
         if owner == DRAFT and problem.line is not None:
             remedies.append(("Go to Line", partial(self._show_config, problem.line)))
         if owner == LAUNCH:
@@ -67,6 +70,10 @@ class Remedies:
             use = partial(self._alerts.use_strategy, run, better)
             remedies.append((f"Use {strategy_title(better)}", use))
         return remedies
+
+    def _mend(self, problem: Problem) -> None:
+        self._session.draft.mend(problem.cure)
+        self._dismiss()
 
     def _rehearse(self) -> None:
         self._session.draft.set_value(("devices", "use"), REHEARSAL)

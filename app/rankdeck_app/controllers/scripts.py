@@ -160,7 +160,7 @@ class Scripts(QObject):
     def launch_form(self) -> None:
         """Start what the form says."""
         script, scripts = self._session.script, self._session.scripts
-        if self._launching.blocker() is not None:
+        if self._launching.is_blocked():
             return
         python = self._python(script.form.python)
         if python is None:

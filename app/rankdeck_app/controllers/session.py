@@ -18,7 +18,7 @@ from rankdeck.config.presets import PresetCard
 from rankdeck_app.settings import Settings
 from rankdeck_app.shell.services import Services
 from rankdeck_app.state.device_choice import DeviceChoice
-from rankdeck_app.state.draft import Draft, Place
+from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.engine_process import Engine
 from rankdeck_app.state.gpus import Gpus
 from rankdeck_app.state.plan import DraftPlan
@@ -29,6 +29,7 @@ from rankdeck_app.state.runs import Runs
 from rankdeck_app.state.script_draft import NO_GPUS, ScriptDraft
 from rankdeck_app.state.script_folder import ScriptFolder
 from rankdeck_app.state.suggestion import default_devices
+from rankdeck_app.state.toml_writing import Place
 from rankdeck_app.state.trust import Trust
 from rankdeck_app.state.workspace import Workspace
 

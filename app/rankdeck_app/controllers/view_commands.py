@@ -59,7 +59,7 @@ class AppCommands:
         row, tabs, launching = partial(Command, menu="Run/1_control"), self.tabs, self.launching
         alive, stop_now = partial(row, when="activeRunAlive"), partial(tabs.stop_active, now=True)
         return [
-            row("run.launch", "Run: Launch", self.launch, ("Ctrl+F5",), "launchable"),
+            row("run.launch", "Run: Launch", self.launch, ("Ctrl+F5",)),
             alive("run.stop", "Run: Stop", tabs.stop_active, ("Shift+F5",)),
             alive("run.stopNow", "Run: Stop Now", stop_now, ("Ctrl+Shift+F5",)),
             row(

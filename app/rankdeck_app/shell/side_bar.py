@@ -10,10 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from PySide6.QtCore import QRectF, QSize, Qt
+from PySide6.QtCore import QEvent, QPoint, QRectF, QSize, Qt
 from PySide6.QtGui import QPainter, QPaintEvent
 from PySide6.QtWidgets import (
     QAbstractButton,
+    QApplication,
     QHBoxLayout,
     QLabel,
     QScrollArea,
@@ -107,6 +108,39 @@ class SideBarSection(QWidget):
         self.header.setChecked(is_open)
 
 
+class FormScroll(QScrollArea):
+    """A form that scrolls; what is shown in it can be opened without a jump."""
+
+    def __init__(self, inside: QWidget) -> None:
+        super().__init__()
+        self._inside = inside
+        self.setWidgetResizable(True)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        self.setWidget(inside)
+
+    def keep_still(self, change: Callable[[], object]) -> None:
+        """Change the form; what has the keyboard in it, else the top, stays where it is."""
+        inside, focused = self._inside, QApplication.focusWidget()
+        anchor = focused if focused is not None and inside.isAncestorOf(focused) else None
+        before = None if anchor is None else anchor.mapTo(inside, QPoint()).y()
+        change()
+        if anchor is not None and before is not None:
+            self._lay_out()
+            bar = self.verticalScrollBar()
+            bar.setValue(bar.value() + anchor.mapTo(inside, QPoint()).y() - before)
+
+    def show_whole(self, widget: QWidget) -> None:
+        """Scroll so far that the widget is in sight, with some room around it."""
+        self._lay_out()
+        self.ensureWidgetVisible(widget, 0, 40)
+
+    def _lay_out(self) -> None:
+        """Sizes follow what was opened now, not with the next turn of the event loop."""
+        for _ in range(3):
+            QApplication.sendPostedEvents(None, QEvent.Type.LayoutRequest)
+
+
 class SideBarView(QWidget):
     """Sections in a scroll area above an optional footer.
 
@@ -120,16 +154,12 @@ class SideBarView(QWidget):
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
-        self.scroll_area = QScrollArea()
-        self.scroll_area.setWidgetResizable(True)
-        self.scroll_area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.scroll_area.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         inside = QWidget()
         self._rows = QVBoxLayout(inside)
         self._rows.setContentsMargins(0, 0, 0, 8)
         self._rows.setSpacing(4)
         self._rows.addStretch(1)
-        self.scroll_area.setWidget(inside)
+        self.scroll_area = FormScroll(inside)
         column.addWidget(self.scroll_area, 1)
 
     def add_section(self, title: str, body: QWidget) -> SideBarSection:

@@ -2,20 +2,21 @@
 
 The text is the truth: the form changes single values in it (comments and order stay), the editor replaces it,
 a preset or a file brings a new one. Every change is validated at once by the engine's own rules, so a problem
-has the path and the line that the command line would name. Text that is no TOML keeps the last tables for
-showing and cannot be changed by the form. The draft is kept in one file and is there again at the next start.
+has the path and the line that the command line would name. While text that is typed is no TOML, all that is
+shown goes on from the last text that was; a change in the form begins there too, and what was typed since is
+offered back. The draft is kept in one file and is there again at the next start.
 """
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tomlkit
-from PySide6.QtCore import QObject, Signal
-from tomlkit.items import InlineTable
+from PySide6.QtCore import QObject, QTimer, Signal
 
 from rankdeck.base.errors import ConfigError, DeviceError, Problem
 from rankdeck.base.files import write_whole
@@ -23,12 +24,13 @@ from rankdeck.config import RunConfig, from_text, mesh_sizes
 from rankdeck.config.checks import CARDS
 from rankdeck.config.devices import parse_devices
 from rankdeck_app.state.kept_file import KeptFile
+from rankdeck_app.state.toml_writing import Place, write_value
 
-Place = tuple[str, ...]
 # Where the options of a chosen card stand: in a table of their own, or beside its `use`.
 _ARGS_PLACES = {("model",), ("data",)}
-_INLINE = {"args", "optimizer", "schedule"}
 _UNTITLED = "run"
+SETTLE_MS = 700
+"""Half a line is no TOML: so long nothing is said of it."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +45,20 @@ class Snapshot:
 
 
 class Draft(QObject):
-    """`changed`: text, tables or problems are new. `replaced`: the whole of it is another configuration."""
+    """`changed`: text, tables or problems are new, or it is time to tell them. `replaced`: the whole of it is
+    another configuration. `set_aside` brings the Snapshot of text that was no TOML and made way for the form.
+    """
 
     changed = Signal()
     replaced = Signal()
+    set_aside = Signal(object)
 
     def __init__(self, file: Path, folder: Path, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._kept = KeptFile(file, self._to_keep, self)
-        self.text = ""
+        self._settling = QTimer(self, interval=SETTLE_MS, singleShot=True)
+        self._settling.timeout.connect(self.changed)
+        self.text = self._toml_text = ""
         self.folder = folder
         self.stem = _UNTITLED
         self.source: Path | None = None
@@ -61,14 +68,19 @@ class Draft(QObject):
         self.config: RunConfig | None = None
         self.problems: list[Problem] = []
         self.is_restored = self.is_edited = self._restore()
-        self._validate()
+        self._validate_anew(self._toml_text)
 
     # What it says
 
     @property
     def is_toml(self) -> bool:
-        """Whether the text can be read at all; without that the form cannot change it."""
-        return not any(problem.code == "toml" for problem in self.problems)
+        """Whether the text can be read; until it can, `tables` and `config` are of the last that could."""
+        return self.text == self._toml_text
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether the text became unreadable only now: somebody is typing, and what is shown may stay."""
+        return self._settling.isActive()
 
     @property
     def name(self) -> str:
@@ -96,31 +108,47 @@ class Draft(QObject):
     def set_text(self, text: str) -> None:
         """The editor's text, as typed."""
         if text != self.text:
+            was_toml = self.is_toml
             self.text = text
             self.is_edited = True
+            self._validate()
+            if self.is_toml:
+                self._settling.stop()
+            elif was_toml or self.is_settling:
+                self._settling.start()
             self._after_change()
 
     def set_value(self, place: Place, value: Any) -> None:
-        """Write one option into the text; None takes it out. Text that is no TOML stays as it is."""
+        """Write one option into the text; None takes it out."""
         self.set_values({place: value})
 
     def set_values(self, values: dict[Place, Any]) -> None:
         """Write several options in one change."""
-        if not self.is_toml:
-            return
-        document = tomlkit.parse(self.text)
+        document = tomlkit.parse(self._toml_text)
         for place, value in values.items():
-            _write(document, place, value)
+            write_value(document, place, value)
+        self._set_document(document)
+
+    def mend(self, cure: Mapping[str, Any]) -> None:
+        """Do what a problem's cure says."""
+        settings = {tuple(dotted.split(".")): value for dotted, value in cure.items()}
+        for place in [place for place in settings if place[-1] == "use" and place[:-1] in CARDS]:
+            self.choose(place[:-1], settings.pop(place))
+        if settings:
+            self.set_values(settings)
+
+    def _set_document(self, document: tomlkit.TOMLDocument) -> None:
+        before = None if self.is_toml else self.snapshot()
         self.set_text(tomlkit.dumps(document))
+        if before is not None:
+            self.set_aside.emit(before)
 
     def choose(self, place: Place, use: str) -> None:
         """Choose a card (("strategy",), "ddp"): options that the new card has keep their values, the others
         go. A person's own "module:factory" keeps them all. A mesh begins with sizes for the chosen devices.
         """
-        if not self.is_toml:
-            return
-        document = tomlkit.parse(self.text)
-        _write(document, (*place, "use"), use)
+        document = tomlkit.parse(self._toml_text)
+        write_value(document, (*place, "use"), use)
         card = CARDS[place][1].get(use)
         holder = (*place, "args") if place in _ARGS_PLACES else place
         given = self.value(holder)
@@ -128,11 +156,11 @@ class Draft(QObject):
             for key in given:
                 beside = holder == place and (key == "use" or place == ("loss",))
                 if not beside and key not in card.options.model_fields:
-                    _write(document, (*holder, key), None)
+                    write_value(document, (*holder, key), None)
         if use == "hybrid" and place == ("strategy",):
             for axis, size in mesh_sizes.usual_sizes(self._num_devices()).items():
-                _write(document, (*place, axis), size)
-        self.set_text(tomlkit.dumps(document))
+                write_value(document, (*place, axis), size)
+        self._set_document(document)
 
     def _num_devices(self) -> int:
         """How many devices are chosen; 1 where that depends on the machine or cannot be read."""
@@ -151,6 +179,8 @@ class Draft(QObject):
         self.text, self.folder, self.stem = text, folder, stem
         self.source, self.origin = source, origin
         self.is_edited = False
+        self._settling.stop()
+        self._validate_anew()
         self._after_change()
         self.replaced.emit()
 
@@ -179,6 +209,7 @@ class Draft(QObject):
         self.source, self.origin = path, path.name
         # Relative paths start at the file's folder from now on, as they will when the file is opened.
         self.folder, self.stem = path.resolve().parent, path.stem
+        self._validate()
         self._after_change()
 
     @property
@@ -194,11 +225,13 @@ class Draft(QObject):
     # Keeping it
 
     def close(self) -> None:
+        self._settling.stop()
         self._kept.close()
 
     def _to_keep(self) -> dict[str, Any]:
         return {
             "text": self.text,
+            "toml_text": self._toml_text,
             "folder": str(self.folder),
             "stem": self.stem,
             "source": None if self.source is None else str(self.source),
@@ -209,6 +242,7 @@ class Draft(QObject):
         try:
             kept = self._kept.read()
             self.text = str(kept["text"])
+            self._toml_text = str(kept.get("toml_text", ""))
             self.folder, self.stem = Path(kept["folder"]), str(kept["stem"])
             self.source = None if kept["source"] is None else Path(kept["source"])
             self.origin = str(kept["origin"])
@@ -217,56 +251,27 @@ class Draft(QObject):
         return True
 
     def _after_change(self) -> None:
-        self._validate()
         self._kept.save_soon()
         self.changed.emit()
 
+    def _validate_anew(self, readable: str = "") -> None:
+        """Of a whole new text; where it is no TOML, `readable` is shown."""
+        for text in ("", readable, self.text):
+            self.text = text
+            self._validate()
+
     def _validate(self) -> None:
+        self.problems = []
         try:
             self.tables = tomllib.loads(self.text)
         except tomllib.TOMLDecodeError:
-            pass  # from_text says it, with the line
-        try:
-            self.config = from_text(self.text, folder=self.folder, stem=self.stem)
-            self.problems = []
-        except ConfigError as error:
-            self.config = None
-            self.problems = error.problems
-
-
-def _write(document: Any, place: Place, value: Any) -> None:
-    """Set or remove one key, making the tables on the way; `strategy = "dp"` becomes a table first."""
-    table = document
-    for depth, key in enumerate(place[:-1]):
-        inner = table.get(key)
-        if isinstance(inner, str) or inner is None:
-            if value is None and inner is None:
-                return
-            fresh: Any = tomlkit.inline_table() if key in _INLINE or depth else tomlkit.table()
-            if isinstance(inner, str):
-                fresh["use"] = inner
-                table.remove(key)
-            table[key] = fresh
-            inner = table[key]
-        if not isinstance(inner, dict):
+            self.problems = self._problems_of(self.text)[1]
             return
-        table = inner
-    if value is None:
-        table.pop(place[-1], None)
-    else:
-        table[place[-1]] = list(value) if isinstance(value, tuple) else value
-    if isinstance(table, InlineTable):
-        _tidy(document, place[:-1], table)
+        self._toml_text = self.text
+        self.config, self.problems = self._problems_of(self.text)
 
-
-def _tidy(document: Any, place: Place, table: Any) -> None:
-    """Write an inline table anew: tomlkit puts no space after the comma of an added key."""
-    holder = document
-    for key in place[:-1]:
-        holder = holder[key]
-    fresh = tomlkit.inline_table()
-    values = table.unwrap()
-    if "use" in values:
-        fresh["use"] = values.pop("use")
-    fresh.update(values)
-    holder[place[-1]] = fresh
+    def _problems_of(self, text: str) -> tuple[RunConfig | None, list[Problem]]:
+        try:
+            return from_text(text, folder=self.folder, stem=self.stem), []
+        except ConfigError as error:
+            return None, error.problems

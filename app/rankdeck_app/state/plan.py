@@ -20,8 +20,9 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from rankdeck.config import RunConfig
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, TIGHT, Marks, PlanLine, marks
-from rankdeck_app.state.draft import Draft, Place
+from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.plan_process import Planner, PlanProcess
+from rankdeck_app.state.toml_writing import Place
 
 QUIET_MS = 400
 _ALL = "all"
@@ -84,7 +85,7 @@ class DraftPlan(QObject):
     def problem(self) -> str:
         """Why there are no answers, or no more of them; "" where nothing stands in the way."""
         if self._draft.config is None:
-            return " ".join(filter(None, (self._draft.problems[0].message, self._draft.problems[0].advice)))
+            return self._draft.problems[0].sentence
         if self.needs_trust:
             return "This configuration has code of its own, which is run to plan it."
         return self._failure

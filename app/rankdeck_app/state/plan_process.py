@@ -103,7 +103,7 @@ class PlanProcess(Stream):
         """The engine's own words where it had any."""
         problems = parse_problems(self._unknown) or parse_problems(err)
         if problems:
-            return " ".join(filter(None, (problems[0].message, problems[0].advice)))
+            return problems[0].sentence
         how = f"exit code {exit_code}" if exit_code > 0 else f"signal {-exit_code}"
         last = [line.strip() for line in err.splitlines() if line.strip()]
         return f"The planner ended with {how}{f': {last[-1][:200]}' if last else '.'}"

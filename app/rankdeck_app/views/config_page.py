@@ -112,6 +112,14 @@ class ConfigPage(Page):
     def refresh(self) -> None:
         if not self._typing:
             self.editor.show_text(self._draft.text)
+        dirty = self._draft.source is not None and not self._draft.is_saved
+        title = f"{self._draft.origin or 'Configuration'}{' ●' if dirty else ''}"
+        if title != self.title:
+            self.set_title(title)
+        if not self._draft.is_settling:
+            self._show_problems()
+
+    def _show_problems(self) -> None:
         marks: dict[int, str] = {}
         self.problem_list.clear()
         for problem in self._draft.problems:
@@ -122,10 +130,6 @@ class ConfigPage(Page):
             self.problem_list.addItem(item)
         self.problem_list.setVisible(bool(self._draft.problems))
         self.editor.set_marks(marks)
-        dirty = self._draft.source is not None and not self._draft.is_saved
-        title = f"{self._draft.origin or 'Configuration'}{' ●' if dirty else ''}"
-        if title != self.title:
-            self.set_title(title)
 
     def _typed(self) -> None:
         self._typing = True

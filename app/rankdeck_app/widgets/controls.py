@@ -22,6 +22,7 @@ from PySide6.QtWidgets import (
 )
 
 from rankdeck_app.theme import Theme, draw_icon
+from rankdeck_app.widgets.painting import fitting_words
 
 BOX = 16
 _LEAST_COMBO_WIDTH = 60
@@ -111,6 +112,44 @@ class ElidedLabel(QLabel):
         shown = self.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideRight, self.width())
         painter.drawText(self.rect(), Qt.AlignmentFlag.AlignVCenter, shown)
         painter.end()
+
+
+class FewLines(QLabel):
+    """Wrapped text that takes `most` lines and at least `least`; what has no room is in the tooltip."""
+
+    def __init__(self, most: int, *, least: int = 1) -> None:
+        super().__init__()
+        self._most, self._least = most, least
+        self._full = ""
+        self.setWordWrap(True)
+        self.setTextFormat(Qt.TextFormat.PlainText)
+        self.setAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignBottom)
+
+    def show_text(self, text: str) -> None:
+        self._full = text
+        self._fit()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fit()
+
+    def sizeHint(self) -> QSize:
+        return QSize(100, self._height_of(self._least))
+
+    def _height_of(self, num_lines: int) -> int:
+        return num_lines * self.fontMetrics().lineSpacing() + 2
+
+    def _fit(self) -> None:
+        """As high as the text, cut at the last word that fits."""
+        metrics, text, height = self.fontMetrics(), self._full, self._height_of(self._least)
+        if self.width() > 20:
+            text = fitting_words(metrics, text, self.width(), self._height_of(self._most))
+            box, flags = QRect(0, 0, self.width(), 10_000), int(Qt.TextFlag.TextWordWrap)
+            height = max(height, metrics.boundingRect(box, flags, text).height() + 2)
+        self.setText(text)
+        self.setToolTip(self._full if text != self._full else "")
+        self.setAccessibleName(self._full)
+        self.setFixedHeight(height)
 
 
 class WholeLabel(QLabel):

@@ -17,6 +17,7 @@ from rankdeck_app.state.draft import Draft
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.form import Field, FormRow, Place, make_field
 from rankdeck_app.widgets.layouts import TOP, text_label
+from rankdeck_app.widgets.run_rows import problems_by_field
 
 _LABEL_BESIDE = 50
 _LEAST_OF_TWO = 240
@@ -48,12 +49,13 @@ class DraftForm(QWidget):
         self.refresh()
 
     def refresh(self) -> None:
+        if self._rows and not self._draft.is_toml:
+            return  # what the last text said that was TOML stands there, marks too
         self._set_rows(self._make_rows())
-        self.setEnabled(self._draft.is_toml)
+        problems = problems_by_field(self._draft)
         for place, field in self.fields.items():
             field.show_value(self._draft.value(place))
-            problems = self._draft.problems_at(place)
-            field.set_problem(_sentence(problems[0]) if problems else None)
+            field.set_problem(problems[place].sentence if place in problems else None)
 
     def _set_rows(self, rows: Sequence[FormRow]) -> None:
         if list(rows) != self._rows:
@@ -93,11 +95,14 @@ class DraftForm(QWidget):
     def _place(self, row: FormRow, field: Field, at: int, column: int) -> None:
         if row.is_check:
             self._grid.addWidget(field, at, 0, 1, 4)
+            field.show()  # now, not with the next turn of the event loop: somebody may be led there
             return
         label = self._labels[row.place]
         label.setMinimumWidth(self._label_width if column == 0 else 0)
         self._grid.addWidget(label, at, column, TOP)
         self._grid.addWidget(field, at, column + 1, 1, 1 if row.is_short else 3)
+        for widget in (label, field):
+            widget.show()
 
     def _make(self, row: FormRow) -> Field:
         field = self.fields[row.place] = make_field(row, self._theme)
@@ -120,7 +125,3 @@ class DraftForm(QWidget):
             self._draft.choose(place[:-1], str(value))
         else:
             self._draft.set_value(place, value)
-
-
-def _sentence(problem: Any) -> str:
-    return f"{problem.message} {problem.advice}" if problem.advice else str(problem.message)

@@ -10,13 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from PySide6.QtCore import Signal
+from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QComboBox, QLineEdit, QSizePolicy, QWidget
 
 from rankdeck.config.catalog import OptionField
 from rankdeck_app.theme import Theme, set_look
 from rankdeck_app.widgets.controls import CheckBox, ComboBox
 from rankdeck_app.widgets.layouts import column
+from rankdeck_app.widgets.painting import Symbol
 
 Place = tuple[str, ...]
 _SHORT_KINDS = ("int", "float")
@@ -84,8 +86,10 @@ class Field(QWidget):
     """Base of the editors below. `edited` carries the new value, as typed."""
 
     edited = Signal(object)
+    _mark_gap = 6
+    """Between the mark of a problem and the right edge, in pixels."""
 
-    def __init__(self, row: FormRow, editor: QWidget) -> None:
+    def __init__(self, row: FormRow, theme: Theme, editor: QWidget) -> None:
         super().__init__()
         self.row = row
         self.editor = editor
@@ -94,6 +98,9 @@ class Field(QWidget):
         editor.setMinimumWidth(LEAST_WIDTH)
         editor.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
         column(editor, on=self)
+        self._mark = Symbol(theme, "error", "errorForeground", QSize(16, 16), 14)
+        self._mark.setParent(self)
+        self._mark.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
         editor.setAccessibleName(row.label)
         self.setFocusProxy(editor)
         self.set_problem(None)
@@ -105,20 +112,34 @@ class Field(QWidget):
     def set_problem(self, message: str | None) -> None:
         """Mark the field as wrong, with the reason in its tooltip."""
         set_look(self.editor, invalid="true" if message else "false")
+        self._mark.setVisible(message is not None)
         text = message or self._hint
         dotted = ".".join(self.row.place)
         self.editor.setToolTip(f"{text}\n{dotted}" if text else dotted)
         self.editor.setAccessibleDescription(text)
 
+    @property
+    def is_marked(self) -> bool:
+        return not self._mark.isHidden()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        right = self.width() - self._mark.width() - self._mark_gap
+        self._mark.move(right, (self.editor.height() - self._mark.height()) // 2)
+
 
 class TextField(Field):
     """A line of text: numbers, lists, paths."""
 
-    def __init__(self, row: FormRow) -> None:
+    def __init__(self, row: FormRow, theme: Theme) -> None:
         default = shown(row.field.default)
         self._line = QLineEdit(placeholderText=default or ("auto" if row.field.optional else ""))
-        super().__init__(row, self._line)
+        super().__init__(row, theme, self._line)
         self._line.textEdited.connect(lambda text: self.edited.emit(read(text, row.field.kind)))
+
+    def set_problem(self, message: str | None) -> None:
+        super().set_problem(message)
+        self._line.setTextMargins(0, 0, self._mark.width() if message else 0, 0)
 
     def show_value(self, value: Any) -> None:
         if self._line.hasFocus() and read(self._line.text(), self.row.field.kind) == value:
@@ -131,9 +152,11 @@ class TextField(Field):
 class ChoiceField(Field):
     """One of a few; `editable` rows take a person's own name too."""
 
+    _mark_gap = 24  # left of the chevron
+
     def __init__(self, row: FormRow, theme: Theme) -> None:
         self._combo = ComboBox(theme)
-        super().__init__(row, self._combo)
+        super().__init__(row, theme, self._combo)
         self._combo.setEditable(row.editable)
         self._combo.setInsertPolicy(QComboBox.InsertPolicy.NoInsert)
         for choice in row.field.choices:
@@ -163,7 +186,7 @@ class BoolField(Field):
 
     def __init__(self, row: FormRow, theme: Theme) -> None:
         self._box = CheckBox(theme, row.label)
-        super().__init__(row, self._box)
+        super().__init__(row, theme, self._box)
         self._box.clicked.connect(lambda checked: self.edited.emit(checked))
 
     def show_value(self, value: Any) -> None:
@@ -173,4 +196,4 @@ class BoolField(Field):
 def make_field(row: FormRow, theme: Theme) -> Field:
     if row.field.kind == "bool":
         return BoolField(row, theme)
-    return ChoiceField(row, theme) if row.field.kind == "choice" else TextField(row)
+    return ChoiceField(row, theme) if row.field.kind == "choice" else TextField(row, theme)

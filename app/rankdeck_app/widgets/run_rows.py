@@ -6,11 +6,12 @@ has its form without a line here. Options that the engine does not have yet are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import BaseModel
 
+from rankdeck.base.errors import Problem
 from rankdeck.config import DataConfig, LaunchConfig, RehearsalConfig, TrainConfig
 from rankdeck.config.catalog import (
     DATA,
@@ -136,6 +137,26 @@ def name_row(draft: Draft) -> FormRow:
     title = "" if draft.config is None else title_of(draft.config)
     field = OptionField("name", "text", title, "What the run is called; what it is where you give no name.")
     return FormRow(("name",), "Name", field)
+
+
+def problems_by_field(draft: Draft) -> dict[Place, Problem]:
+    """The first problem of each field that there is for it; the others can only be mended in the text."""
+    if not draft.problems:
+        return {}
+    places = [row.place for rows in all_rows(draft).values() for row in rows]
+    found: dict[Place, Problem] = {}
+    for problem in draft.problems:
+        place = field_of(problem, places)
+        if place is not None:
+            found.setdefault(place, problem)
+    return found
+
+
+def field_of(problem: Problem, places: Iterable[Place]) -> Place | None:
+    """The field that a problem is about: of its key, of the list around an entry, or of a table's choice."""
+    path = tuple((problem.path or "").split("."))
+    fitting = [place for place in places if path[: len(place)] == place or place == (*path, "use")]
+    return max(fitting, key=len, default=None)
 
 
 def all_rows(draft: Draft) -> dict[str, list[FormRow]]:

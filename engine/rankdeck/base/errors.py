@@ -50,6 +50,11 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
         where = f"{file}, line {self.line}" if file else f"line {self.line}"
         return f"{who}{self.message.removesuffix('.')} ({where})."
 
+    @property
+    def sentence(self) -> str:
+        """The message and what to do next, one after the other."""
+        return " ".join(filter(None, (self.message, self.advice)))
+
     def text(self, file: str | None = None) -> str:
         """What a person reads on a terminal: the headline, then the advice on a line of its own."""
         return "\n".join(filter(None, (self.headline(file), self.advice)))

@@ -229,7 +229,7 @@ def _sharded_length(weight: torch.Tensor) -> int | None:
 def _notes(trainer: Trainer, workload: workloads.Workload) -> tuple[str, ...]:
     of_loss = difference_of_loss(workload, trainer.strategy)
     problems = [*trainer.notes, *filter(None, [of_loss])]
-    return tuple(" ".join(filter(None, (problem.message, problem.advice))) for problem in problems)
+    return tuple(problem.sentence for problem in problems)
 
 
 def _left_out(request: PassRequest, values: Values, optimizer: Optimizer) -> tuple[str, ...]:

@@ -76,13 +76,40 @@ def test_a_strategy_written_as_a_word_becomes_a_table_when_an_option_is_set(
     assert draft.value(("strategy",)) == {"use": "dp", "parallel_loss": True} and draft.config is not None
 
 
-def test_text_that_is_no_toml_keeps_the_last_tables_and_refuses_the_form(draft: Draft) -> None:
+def test_text_that_is_no_toml_keeps_what_was_said_and_makes_way_for_the_form(
+    qtbot: QtBot, draft: Draft
+) -> None:
     broken = draft.text + "[train\n"
     draft.set_text(broken)
     assert not draft.is_toml and draft.problems[0].line == len(broken.splitlines())
     assert draft.value(("model", "use")) == "gpt"
-    draft.set_value(("model", "use"), "mlp")
-    assert draft.text == broken
+    assert draft.config is not None and draft.is_settling
+    with qtbot.waitSignal(draft.changed, timeout=5000):
+        pass  # time to tell it
+    assert not draft.is_settling and draft.problems
+    with qtbot.waitSignal(draft.set_aside) as aside:
+        draft.set_value(("train", "global_batch"), 16)
+    assert draft.text == TEXT.replace("global_batch = 8", "global_batch = 16") and not draft.problems
+    draft.bring_back(aside.args[0])
+    assert draft.text == broken and draft.problems and not draft.is_settling
+
+
+def test_after_a_restart_text_that_is_no_toml_shows_what_was_said_before(
+    draft: Draft, tmp_path: Path
+) -> None:
+    draft.set_text(draft.text + "[train\n")
+    draft.close()
+    again = Draft(tmp_path / "draft.json", Path("/"))
+    assert again.problems[0].code == "toml" and again.value(("train", "global_batch")) == 8
+    assert not again.is_settling
+    again.set_value(("train", "global_batch"), 16)
+    assert again.text == TEXT.replace("global_batch = 8", "global_batch = 16")
+    again.close()
+
+
+def test_another_configuration_that_is_no_toml_shows_nothing_of_the_one_before(draft: Draft) -> None:
+    draft.replace("[train\n", folder=draft.folder, stem="other")
+    assert draft.problems[0].code == "toml" and draft.value(("model", "use")) is None
 
 
 def test_the_draft_is_there_again_at_the_next_start(draft: Draft, tmp_path: Path) -> None:

@@ -71,9 +71,10 @@ def test_a_changed_draft_can_be_brought_back(app: App) -> None:
 
 
 def test_a_wrong_draft_blocks_launch_and_stands_in_the_problems(qtbot: QtBot, app: App) -> None:
-    assert app.window.commands.enabled("run.launch")
+    assert app.launching.blocker() is None
     app.session.draft.set_value(("train", "steps"), "soon")
-    assert not app.window.commands.enabled("run.launch")
+    app.window.commands.run("run.launch")
+    assert app.launching.blocker() is not None and not app.launching.num_pending
     view = app.window.show_panel("problems")
     assert isinstance(view, ProblemsView)
     (row,) = view.rows

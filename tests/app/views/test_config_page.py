@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QEvent, Qt
-from PySide6.QtGui import QHelpEvent
+from PySide6.QtGui import QHelpEvent, QTextCursor
 from PySide6.QtWidgets import QApplication, QToolTip
 from pytestqt.qtbot import QtBot
 
 from rankdeck_app.composition import App
 from rankdeck_app.views.config_page import ConfigPage
+from rankdeck_app.views.launch.side_bar import LaunchView
 
 TEXT = '# mine\n[train]\nsteps = 5\n\n[strategy]\nuse = "dp"\n\n[devices]\nuse = "cpu:2"\n'
 
@@ -59,13 +60,45 @@ def test_each_problem_marks_its_line_and_a_click_goes_there(qtbot: QtBot, app: A
     assert page.editor.textCursor().blockNumber() + 1 == 6
 
 
-def test_text_that_is_no_toml_locks_the_form_and_marks_the_line(
+def test_half_a_line_is_marked_when_nobody_types_on_and_the_form_stays_as_it_was(
+    qtbot: QtBot, app: App, page: ConfigPage
+) -> None:
+    form, view = page.forms["Training"], launch_view(app)
+    before = {place: field.isEnabled() for place, field in form.fields.items()}
+    seen: list[object] = []
+    app.session.problems.changed.connect(lambda: seen.append(app.session.problems.entries))
+    type_at_end_of(page, 2, "[", qtbot)
+    assert not page.editor.marks and not page.problem_list.isVisible(), "somebody is typing"
+    qtbot.keyClick(page.editor, Qt.Key.Key_Backspace)
+    assert not app.session.draft.is_settling and not seen and not view.footer.blocker.isVisible()
+    qtbot.keyClicks(page.editor, "[")
+    qtbot.waitUntil(lambda: set(page.editor.marks) == {2}, timeout=5000)
+    assert view.footer.blocker.where.text() == "Go to Line 2"
+    assert {place: field.isEnabled() for place, field in form.fields.items()} == before
+    assert form.isEnabled() and form.fields[("train", "steps")].editor.text() == "5"  # type: ignore[attr-defined]
+    page.editor.moveCursor(QTextCursor.MoveOperation.End)
+    qtbot.mouseClick(view.footer.blocker.where, Qt.MouseButton.LeftButton)
+    assert page.editor.textCursor().blockNumber() == 1
+
+
+def test_a_change_in_the_form_begins_from_the_last_toml_and_what_was_typed_can_be_brought_back(
     qtbot: QtBot, app: App, page: ConfigPage
 ) -> None:
     type_at_end_of(page, 2, "[", qtbot)
-    assert set(page.editor.marks) == {2} and not page.forms["Training"].isEnabled()
-    qtbot.keyClick(page.editor, Qt.Key.Key_Backspace)
-    assert not page.editor.marks and page.forms["Training"].isEnabled()
+    typed = page.editor.toPlainText()
+    app.session.draft.choose(("strategy",), "ddp")
+    assert page.editor.toPlainText() == TEXT.replace('"dp"', '"ddp"') and app.session.draft.is_toml
+    (toast,) = app.window.toasts.history
+    ((label, bring_back),) = toast.actions
+    assert label == "Bring It Back"
+    bring_back()
+    assert app.session.draft.text == typed and page.editor.toPlainText() == typed
+
+
+def launch_view(app: App) -> LaunchView:
+    view = app.window.show_activity("launch")
+    assert isinstance(view, LaunchView)
+    return view
 
 
 def test_saving_writes_the_text_and_the_title_tells_of_changes(

@@ -9,6 +9,7 @@ import pytest
 from PySide6.QtCore import QObject, Qt
 from pytestqt.qtbot import QtBot
 
+from rankdeck.base.errors import Problem
 from rankdeck.config import presets
 from rankdeck.config.catalog import STRATEGIES
 from rankdeck_app.state.draft import Draft
@@ -16,9 +17,10 @@ from rankdeck_app.state.engine_process import Engine
 from rankdeck_app.state.gpus import Gpus
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.launch.devices import DevicesSection
-from rankdeck_app.views.launch.footer import LaunchFooter, TwoLines
+from rankdeck_app.views.launch.footer import LaunchFooter
 from rankdeck_app.views.launch.model import ModelSection
 from rankdeck_app.views.launch.strategy import StrategySection
+from rankdeck_app.widgets.controls import FewLines
 from tests.helpers import device_lines
 from tests.helpers.device_lines import GIB, feed_machine
 from tests.helpers.own_scripts import launch_view
@@ -333,23 +335,36 @@ def test_a_mesh_begins_with_sizes_that_fit_the_chosen_devices(
 # The footer
 
 
-def test_the_button_is_off_and_says_why_while_the_draft_is_wrong(
+def test_the_footer_says_the_whole_of_what_is_wrong_and_offers_the_cure(
     qtbot: QtBot, theme: Theme, draft: Draft
 ) -> None:
     pressed: list[int] = []
     footer = LaunchFooter(theme, idle_plan(draft), lambda: pressed.append(1), lambda: "Ctrl+F5")
     qtbot.addWidget(footer)
     assert footer.estimate.text() == "No estimate yet" and "Ctrl+F5" in footer.button.text()
-    footer.show_state("train.steps is wrong. Use 5.")
-    assert not footer.button.isEnabled() and footer.button.toolTip() == "train.steps is wrong. Use 5."
-    qtbot.mouseClick(footer.button, Qt.MouseButton.LeftButton)
+    footer.resize(216, 300)
+    footer.show()
+    message = "train.steps is wrong, for a reason that takes more than the two lines of an estimate."
+    problem = Problem("wrong", message, path="train.steps", advice="Use 5.", cure={"train.steps": 5})
+    footer.show_state(problem, where="Show the Field")
+    words = footer.blocker.words
+    assert words.isVisible() and words.text() == f"{message} Use 5." and not footer.estimate.isVisible()
+    assert footer.button.toolTip() == f"{message} Use 5."
+    assert words.height() > 3 * words.fontMetrics().lineSpacing()
+    assert footer.blocker.cure.text() == "Set steps = 5" and footer.blocker.where.text() == "Show the Field"
+    with qtbot.waitSignal(footer.cure_taken) as cured:
+        qtbot.mouseClick(footer.blocker.cure, Qt.MouseButton.LeftButton)
+    with qtbot.waitSignal(footer.asked_where) as asked:
+        qtbot.keyClick(footer.blocker.where, Qt.Key.Key_Space)
+    assert cured.args == [{"train.steps": 5}] and asked.args == [problem]
     footer.show_state(None)
+    assert not footer.blocker.isVisible() and footer.estimate.isVisible()
     qtbot.mouseClick(footer.button, Qt.MouseButton.LeftButton)
     assert pressed == [1]
 
 
-def test_a_long_problem_takes_two_lines_and_is_whole_in_the_tooltip(qtbot: QtBot) -> None:
-    label = TwoLines()
+def test_a_long_text_takes_the_lines_it_may_and_is_whole_in_the_tooltip(qtbot: QtBot) -> None:
+    label = FewLines(2)
     qtbot.addWidget(label)
     label.resize(200, 40)
     label.show()
@@ -357,6 +372,8 @@ def test_a_long_problem_takes_two_lines_and_is_whole_in_the_tooltip(qtbot: QtBot
     label.show_text(text)
     assert label.text().endswith("…") and label.toolTip() == text
     assert label.height() <= 2 * label.fontMetrics().lineSpacing() + 2
+    label.show_text("Short.")
+    assert label.height() <= label.fontMetrics().lineSpacing() + 2 and not label.toolTip()
 
 
 def test_every_control_has_a_name_and_a_tooltip(qtbot: QtBot, theme: Theme, draft: Draft, gpus: Gpus) -> None:

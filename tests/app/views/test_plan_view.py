@@ -10,6 +10,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QPushButton
 from pytestqt.qtbot import QtBot
 
+from rankdeck.base.errors import Problem
 from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, PlanLine, PlannedDevice
 from rankdeck_app.composition import App
 from rankdeck_app.state.plan import DraftPlan
@@ -247,8 +248,9 @@ def test_a_problem_of_the_draft_goes_before_the_estimate(
     world.tell([line("ddp", configured=True)])
     world.plan.start()
     qtbot.waitUntil(lambda: world.plan.chosen is not None, timeout=WAIT_MS)
-    footer.show_state("train.steps is wrong.")
-    assert footer.estimate.accessibleName() == "train.steps is wrong."
+    footer.show_state(Problem("wrong", "train.steps is wrong."))
+    assert footer.blocker.words.accessibleName() == "train.steps is wrong."
+    assert not footer.estimate.isVisible()
 
 
 def test_a_click_on_the_estimate_opens_the_plan(qtbot: QtBot, app: App) -> None:

@@ -48,13 +48,14 @@ def test_the_switch_shows_the_form_of_a_script_and_launch_says_what_is_missing(
     qtbot.mouseClick(view.script_button, Qt.MouseButton.LeftButton)
     assert view.script.isVisible() and not view.model.isVisible() and not view.strategy.isVisible()
     assert view.devices.rehearsal_button.text() == "No GPUs"
-    assert not opened.window.commands.enabled("run.launch")
+    opened.window.commands.run("run.launch")
+    assert not opened.launching.num_pending and view.script.file_box.hasFocus()
     assert view.footer.button.toolTip().startswith("No script is chosen.")
     assert not opened.session.problems.entries, "an empty form is no fault"
     line = view.script.file_box.lineEdit()
     assert line is not None
     qtbot.keyClicks(line, "train.py")
-    assert opened.window.commands.enabled("run.launch")
+    assert not view.footer.blocker.isVisible()
     assert view.footer.estimate.text() == "train.py on 1 rank, Python 3.10.4 ('.venv')"
     qtbot.mouseClick(view.devices.stepper.more, Qt.MouseButton.LeftButton)
     assert opened.session.script.ranks == 2
@@ -73,7 +74,7 @@ def test_a_wrong_field_says_what_is_wrong_under_it_and_in_the_problems(qtbot: Qt
     assert line.problem_label.isVisible() and "quotation" in line.problem_label.text()
     assert line.editor.property("invalid") == "true"
     (entry,) = opened.session.problems.entries
-    assert entry.problem.path == "script.arguments" and not opened.window.commands.enabled("run.launch")
+    assert entry.problem.path == "script.arguments" and opened.launching.blocker() == entry.problem
     qtbot.keyClicks(view.script.arguments, "'")
     assert not line.problem_label.isVisible() and not opened.session.problems.entries
 

@@ -13,7 +13,7 @@ from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QShowEvent
 from PySide6.QtWidgets import QButtonGroup, QLineEdit, QPushButton, QToolButton, QWidget
 
-from rankdeck.base.errors import DeviceError
+from rankdeck.base.errors import DeviceError, Problem
 from rankdeck.base.units import format_bytes
 from rankdeck.config.devices import DeviceSelection, parse_devices
 from rankdeck.run.imbalance import lead_of
@@ -146,7 +146,23 @@ class DevicesSection(QWidget):
         self.grid = DeviceGrid(theme)
         self.grid.toggled.connect(self._toggle)
         top = row(self.gpu_button, self.rehearsal_button, None, self.stepper, spacing=0)
-        column(top, self.reason, self.grid, on=self, margins=(12, 0, 12, 4), spacing=6)
+        self.problem = text_label(tone="error")
+        self.show_problem(None)
+        column(top, self.reason, self.grid, self.problem, on=self, margins=(12, 0, 12, 4), spacing=6)
+
+    def show_problem(self, problem: Problem | None) -> None:
+        """Why these devices cannot be had."""
+        text = "" if problem is None else problem.sentence
+        self.problem.setText(text)
+        self.problem.setVisible(bool(text))
+        for button in (self.gpu_button, self.rehearsal_button):
+            button.setAccessibleDescription(text)
+
+    @property
+    def first_button(self) -> QWidget:
+        """What takes the keyboard where the devices are wrong."""
+        cards = [card for card in self.grid.cards if card.isCheckable() and card.isEnabled()]
+        return cards[0] if cards else self.rehearsal_button
 
     # What is chosen
 

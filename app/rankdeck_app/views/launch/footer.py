@@ -1,8 +1,8 @@
 """The foot of the side bar that never scrolls away: what is predicted before a launch, and the button.
 
-While the draft is wrong its first problem stands in the place of the estimate, and the button is off and says
-why. A click on the estimate opens the plan of every strategy. Of a script nothing is predicted: what would be
-started stands there.
+While the draft is wrong its first problem stands in the place of the estimate, and the button goes to what
+is wrong. A click on the estimate opens the plan of every strategy. Of a script nothing is predicted: what
+would be started stands there.
 """
 
 from __future__ import annotations
@@ -10,53 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from PySide6.QtCore import QSize, Qt, Signal
-from PySide6.QtGui import QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QResizeEvent
-from PySide6.QtWidgets import QLabel, QWidget
+from PySide6.QtGui import QKeyEvent, QMouseEvent, QPainter, QPaintEvent
+from PySide6.QtWidgets import QWidget
 
+from rankdeck.base.errors import Problem
 from rankdeck_app.state.plan import DraftPlan
 from rankdeck_app.state.plan_words import estimate, is_trouble
 from rankdeck_app.theme import Theme, set_look
+from rankdeck_app.views.launch.blocker import Blocker
+from rankdeck_app.widgets.controls import FewLines
 from rankdeck_app.widgets.layouts import column, push_button
-from rankdeck_app.widgets.painting import LEFT, RIGHT, fitting_words, paint_text
+from rankdeck_app.widgets.painting import LEFT, RIGHT, paint_text
 
 NO_ESTIMATE = "No estimate yet"
 PREDICTED = "Predicted"
 
 
-class TwoLines(QLabel):
-    """Text that takes two lines at most; the rest is in the tooltip."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._full = ""
-        self.setWordWrap(True)
-        self.setTextFormat(Qt.TextFormat.PlainText)
-        self.setAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignBottom)
-
-    def show_text(self, text: str) -> None:
-        self._full = text
-        self._fit()
-
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        self._fit()
-
-    def sizeHint(self) -> QSize:
-        return QSize(100, 2 * self.fontMetrics().lineSpacing() + 2)
-
-    def _fit(self) -> None:
-        """Cut at the last word that fits two lines."""
-        height = self.sizeHint().height()
-        text = self._full
-        if self.width() > 20:
-            text = fitting_words(self.fontMetrics(), text, self.width(), height)
-        self.setText(text)
-        self.setToolTip(self._full if text != self._full else "")
-        self.setAccessibleName(self._full)
-        self.setFixedHeight(height)
-
-
-class Estimate(TwoLines):
+class Estimate(FewLines):
     """The two lines of the planner: what the devices would hold, and whether that fits. `opened` when it is
     clicked, or has the keyboard and Enter is pressed.
     """
@@ -64,7 +34,7 @@ class Estimate(TwoLines):
     opened = Signal()
 
     def __init__(self, theme: Theme) -> None:
-        super().__init__()
+        super().__init__(2, least=2)
         self._theme = theme
         self._holds = self._fits = ""
         self._is_trouble = False
@@ -128,7 +98,12 @@ class Estimate(TwoLines):
 
 
 class LaunchFooter(QWidget):
-    """`show_state` is told what stands in the way, and what the launch is busy with."""
+    """`show_state` is told what stands in the way, and what the launch is busy with. `cure_taken` and
+    `asked_where` are the blocker's.
+    """
+
+    cure_taken = Signal(object)
+    asked_where = Signal(object)
 
     def __init__(
         self, theme: Theme, plan: DraftPlan, on_launch: Callable[[], object], keys: Callable[[], str]
@@ -137,37 +112,54 @@ class LaunchFooter(QWidget):
         self._keys = keys
         self._theme = theme
         self._plan = plan
-        self._blocker: str | None = None
+        self._problem: Problem | None = None
         self._script: str | None = None
         self.estimate = Estimate(theme)
+        self.blocker = Blocker(theme)
+        self.blocker.cure_taken.connect(self.cure_taken)
+        self.blocker.asked_where.connect(self.asked_where)
         self.button = push_button("", "", on_launch, kind="primary", height=30)
         self.button.setIconSize(QSize(14, 14))
-        column(self.estimate, self.button, on=self, margins=(12, 8, 12, 12), spacing=6)
+        column(self.estimate, self.blocker, self.button, on=self, margins=(12, 8, 12, 12), spacing=6)
         plan.changed.connect(self._show_estimate)
         self.show_state(None)
 
-    def show_state(self, blocker: str | None, busy: int = 0, script: str | None = None) -> None:
-        """`blocker` is why nothing can be launched now; `busy` counts launches that have just begun; `script`
-        says what is started where that is a script.
+    def show_state(
+        self,
+        problem: Problem | None,
+        busy: int = 0,
+        script: str | None = None,
+        *,
+        num_more: int = 0,
+        where: str = "",
+    ) -> None:
+        """`problem` is why nothing can be launched now, before `num_more` others, and `where` says what shows
+        where it can be mended; `busy` counts launches that have just begun; `script` says what is started, if
+        that is a script.
         """
-        self._blocker, self._script = blocker, script
+        self._problem, self._script = problem, script
+        if problem is not None:
+            self.blocker.show_problem(problem, num_more, where)
+        self.blocker.setVisible(problem is not None)
+        self.estimate.setVisible(problem is None)
         self._show_estimate()
         keys = self._keys()
         text = "Launch" if not busy else "Launching…"
         self.button.setText(f" {text}{'   ' + keys if keys else ''}")
-        self.button.setEnabled(blocker is None)
-        self.button.setIcon(self._theme.icon("play", "button.foreground"))
+        is_free = problem is None
+        set_look(self.button, kind="primary" if is_free else "")
+        ink = "button.foreground" if is_free else "disabledForeground"
+        self.button.setIcon(self._theme.icon("play", ink))
         self.button.setAccessibleName(text)
-        self.button.setToolTip(blocker or f"Start this run{f' ({keys})' if keys else ''}; other runs go on")
+        self.button.setAccessibleDescription("" if problem is None else problem.sentence)
+        start = f"Start this run{f' ({keys})' if keys else ''}; other runs go on"
+        self.button.setToolTip(start if problem is None else problem.sentence)
 
     def _show_estimate(self) -> None:
-        """What stands in the way, else the answer about the chosen strategy, else why there is none."""
+        """The answer about the chosen strategy, else why there is none."""
         plan = self._plan
-        set_look(self.estimate, tone="error" if self._blocker else "dim")
         self.estimate.set_link(self._script is None)
-        if self._blocker is not None:
-            self.estimate.show_text(self._blocker)
-        elif self._script is not None:
+        if self._script is not None:
             self.estimate.show_text(self._script)
         elif plan.chosen is not None:
             _, recommended, _ = plan.marks

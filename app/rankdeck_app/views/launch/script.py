@@ -10,6 +10,7 @@ from PySide6.QtCore import QSignalBlocker, QSize, Qt, Signal
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QComboBox, QLineEdit, QPlainTextEdit, QWidget
 
+from rankdeck.base.errors import Problem
 from rankdeck_app.shell.controls import tool_button
 from rankdeck_app.state.gpus import Gpus
 from rankdeck_app.state.script_draft import ScriptDraft
@@ -147,6 +148,11 @@ class ScriptSection(QWidget):
 
     def _line(self, label: str, editor: QWidget, hint: str, *beside: QWidget, name: str = "") -> FormLine:
         return FormLine(label, editor, hint, *beside, label_width=LABEL_WIDTH, name=name)
+
+    def line_of(self, problem: Problem) -> FormLine | None:
+        """The line that a problem of the script is about."""
+        section, _, field = (problem.path or "").partition(".")
+        return self.lines.get(field) if section == "script" else None
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)

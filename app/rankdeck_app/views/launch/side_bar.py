@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from PySide6.QtCore import Signal
+from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QButtonGroup, QPushButton, QWidget
 
+from rankdeck.base.errors import Problem
 from rankdeck.config.presets import PresetCard
-from rankdeck_app.shell.side_bar import SideBarView
+from rankdeck_app.shell.side_bar import SideBarSection, SideBarView
 from rankdeck_app.state.device_choice import DeviceChoice
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.gpus import Gpus
@@ -23,6 +25,9 @@ from rankdeck_app.views.launch.model import ModelSection
 from rankdeck_app.views.launch.script import ScriptSection
 from rankdeck_app.views.launch.strategy import StrategySection
 from rankdeck_app.widgets.layouts import push_button, row
+from rankdeck_app.widgets.run_rows import field_of
+
+_OF_DEVICES = ("devices.use", "script.devices")
 
 
 class LaunchView(SideBarView):
@@ -46,7 +51,8 @@ class LaunchView(SideBarView):
         launch_keys: Callable[[], str],
     ) -> None:
         super().__init__(theme)
-        self._draft_of_script = script
+        self._draft, self._draft_of_script = draft, script
+        self._seen: set[str | None] = set()
         self.set_header(self._make_switch(script))
         self.devices = DevicesSection(theme, choice, gpus)
         self.model = ModelSection(theme, draft, presets, self.preset_picked.emit)
@@ -65,6 +71,69 @@ class LaunchView(SideBarView):
         self.set_footer(self.footer)
         script.changed.connect(self._show_kind)
         self._show_kind()
+
+    # What is wrong
+
+    def show_state(self, problem: Problem | None, busy: int, script: str | None) -> None:
+        """See the footer's; what is wrong with devices or the strategy as a whole stands there too."""
+        others = [] if self._draft_of_script.is_chosen else self._draft.problems
+        num_more, where = len([one for one in others if one != problem]), self._where(problem)
+        self.footer.show_state(problem, busy, script, num_more=num_more, where=where)
+        told = [*([] if problem is None else [problem]), *others]
+        self.devices.show_problem(next((one for one in told if one.path in _OF_DEVICES), None))
+        self.strategy.show_problem(next((one for one in told if one.path == "strategy.use"), None))
+        self._unfold(told)
+
+    def _unfold(self, problems: Sequence[Problem]) -> None:
+        """Fields of new problems come into sight, while what has the keyboard stays where it is."""
+        paths = {problem.path for problem in problems}
+        for problem in problems:
+            if problem.path not in self._seen and (found := self._find(problem)) is not None:
+                section, field = found
+                self.scroll_area.keep_still(partial(self._open, section, field))
+        self._seen = paths
+
+    def _where(self, problem: Problem | None) -> str:
+        if problem is None or self._find(problem) is not None:
+            return "Show the Field"
+        return "Open the Configuration" if problem.line is None else f"Go to Line {problem.line}"
+
+    def _find(self, problem: Problem) -> tuple[SideBarSection, QWidget] | None:
+        """Where a problem can be mended here, and in which section; None where only the text can be."""
+        of_devices, of_script, of_model, of_strategy = self.sections
+        if problem.path in _OF_DEVICES:
+            return of_devices, self.devices.first_button
+        if problem.path == "strategy.use":
+            return of_strategy, self.strategy.list
+        if (line := self.script.line_of(problem)) is not None:
+            return of_script, line.editor
+        forms = (
+            (of_model, self.model.front),
+            (of_model, self.model.more),
+            (of_strategy, self.strategy.options),
+        )
+        for section, form in forms:
+            if (place := field_of(problem, form.fields)) is not None:
+                return section, form.fields[place].editor
+        return None
+
+    def _open(self, section: SideBarSection, field: QWidget) -> None:
+        section.set_open(True)
+        if self.model.more.isAncestorOf(field):
+            self.model.more_button.setChecked(True)
+
+    def reveal(self, problem: Problem) -> bool:
+        """Open the section of the problem's field, scroll there, and give it the keyboard; False where there
+        is none.
+        """
+        found = self._find(problem)
+        if found is None:
+            return False
+        section, field = found
+        self._open(section, field)
+        self.scroll_area.show_whole(field)
+        field.setFocus(Qt.FocusReason.ShortcutFocusReason)
+        return True
 
     def _make_switch(self, script: ScriptDraft) -> QWidget:
         """Which of the two Launch starts."""

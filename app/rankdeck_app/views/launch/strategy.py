@@ -5,10 +5,11 @@ from __future__ import annotations
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QWidget
 
+from rankdeck.base.errors import Problem
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.draft_form import DraftForm
-from rankdeck_app.widgets.layouts import column
+from rankdeck_app.widgets.layouts import column, text_label
 from rankdeck_app.widgets.run_rows import strategy_rows
 from rankdeck_app.widgets.strategy_list import ROW_HEIGHT, StrategyList
 
@@ -26,9 +27,19 @@ class StrategySection(QWidget):
         self.list.chosen.connect(lambda name: draft.choose(("strategy",), name))
         self.options = DraftForm(theme, draft, lambda: strategy_rows(draft))
         self.options.setContentsMargins(12, 4, 12, 4)
-        column(self.list, self.options, on=self, spacing=0)
+        self.problem = text_label(tone="error")
+        self.problem.setContentsMargins(12, 4, 12, 4)
+        self.show_problem(None)
+        column(self.list, self.problem, self.options, on=self, spacing=0)
         draft.changed.connect(self.refresh)
         self.refresh()
+
+    def show_problem(self, problem: Problem | None) -> None:
+        """What is wrong with the choice itself."""
+        text = "" if problem is None else problem.sentence
+        self.problem.setText(text)
+        self.problem.setVisible(bool(text))
+        self.list.setAccessibleDescription(text)
 
     def refresh(self) -> None:
         use = self._draft.value(("strategy", "use"))

@@ -1,0 +1,152 @@
+"""Every mistake of a configuration is at its field or its line: marked, told whole, and mended where that is
+known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QObject, Qt
+from PySide6.QtWidgets import QWidget
+from pytestqt.qtbot import QtBot
+
+from rankdeck_app.composition import App
+from rankdeck_app.state.draft import Draft
+from rankdeck_app.state.engine_process import Engine
+from rankdeck_app.state.gpus import Gpus
+from rankdeck_app.theme import Theme
+from rankdeck_app.views.config_page import ConfigPage
+from rankdeck_app.views.launch.side_bar import LaunchView
+from rankdeck_app.widgets.form import Field
+from tests.helpers.own_scripts import launch_view
+from tests.helpers.wrong_configs import WRONG, Wrong
+
+ASYNC = '[strategy]\nuse = "pipeline-async"\n[train]\nclip_norm = 1.0\n[devices]\nuse = "cpu:4"\n'
+# Only the text has a place for these: names that there are not, whole tables, and what is in no form.
+IN_THE_TEXT = {
+    "train", "folder", "trian", "train.stpes", "train.qqq", "strategy.bucket", "train.optimizer.eps",
+    "train.compile", "rehearsal.device_gflops", "rehearsal.pace",
+}  # fmt: skip
+
+
+@pytest.fixture
+def draft(qtbot: QtBot, tmp_path: Path) -> Iterator[Draft]:
+    draft = Draft(tmp_path / "draft.json", tmp_path)
+    yield draft
+    draft.close()
+
+
+@pytest.fixture
+def view(qtbot: QtBot, draft: Draft, tmp_path: Path) -> Iterator[LaunchView]:
+    parent = QObject()
+    gpus = Gpus(Engine(tmp_path / "launch", parent), parent)
+    view = launch_view(Theme(), draft, gpus, [], str)
+    qtbot.addWidget(view)
+    view.resize(300, 700)
+    with qtbot.waitActive(view):
+        view.show()
+    yield view
+    gpus.close()
+
+
+def is_in_sight(view: LaunchView, widget: QWidget) -> bool:
+    return widget.isVisible() and not widget.visibleRegion().isEmpty()
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: f"{wrong.code}-{wrong.path}")
+def test_every_mistake_leads_to_its_field_or_its_line_and_its_cure_mends_it(
+    qtbot: QtBot, draft: Draft, view: LaunchView, wrong: Wrong
+) -> None:
+    draft.replace(wrong.text, folder=draft.folder, stem="run")
+    (problem,) = draft.problems
+    view.show_state(problem, 0, None)
+    said = view.footer.blocker
+    assert said.words.text() == problem.sentence and said.cure.isVisible() == wrong.has_cure
+    has_field = view.reveal(problem)
+    assert has_field or problem.line is not None
+    assert has_field == (wrong.path not in IN_THE_TEXT)
+    assert said.where.text() == ("Show the Field" if has_field else f"Go to Line {problem.line}")
+    if has_field:
+        focused = view.focusWidget()
+        assert focused is not None and is_in_sight(view, focused)
+        assert problem.sentence in (
+            focused.accessibleDescription(),
+            focused.parentWidget().accessibleDescription(),
+        )
+        field = focused.parentWidget()
+        if isinstance(field, Field):
+            assert field.is_marked and focused.property("invalid") == "true"
+            assert problem.message in focused.toolTip()
+    if wrong.has_cure:
+        draft.mend(problem.cure)
+        assert (wrong.code, wrong.path) not in [(left.code, left.path) for left in draft.problems]
+        assert draft.is_toml
+
+
+@pytest.fixture
+def opened(app: App, tmp_path: Path) -> App:
+    app.session.draft.replace(ASYNC, folder=tmp_path, stem="run")
+    app.window.show_activity("launch")
+    return app
+
+
+def view_of(app: App) -> LaunchView:
+    view = app.window.side_bar.view("launch")
+    assert isinstance(view, LaunchView)
+    return view
+
+
+def test_launching_a_wrong_configuration_goes_to_the_field_under_more(qtbot: QtBot, opened: App) -> None:
+    view = view_of(opened)
+    view.sections[2].set_open(False)
+    view.model.more_button.setChecked(False)
+    opened.window.commands.run("run.launch")
+    field = view.model.more.fields[("train", "clip_norm")]
+    assert opened.window.focusWidget() is field.editor and field.is_marked and is_in_sight(view, field.editor)
+    assert view.sections[2].open and view.model.more_button.isChecked()
+    assert not opened.launching.num_pending
+    assert "no moment has them all" in view.footer.blocker.words.text()
+    qtbot.mouseClick(view.footer.blocker.cure, Qt.MouseButton.LeftButton)
+    assert opened.session.draft.value(("train", "clip_norm")) == 0 and opened.session.draft.config is not None
+    assert not field.is_marked and not view.footer.blocker.isVisible()
+
+
+def test_the_button_does_what_the_key_does_also_with_the_side_bar_closed(qtbot: QtBot, opened: App) -> None:
+    view = view_of(opened)
+    qtbot.mouseClick(view.footer.button, Qt.MouseButton.LeftButton)
+    assert opened.window.focusWidget() is view.model.more.fields[("train", "clip_norm")].editor
+    opened.window.show_activity("runs")
+    opened.window.commands.run("run.launch")
+    assert opened.window.side_bar.shown == "launch"
+
+
+def test_a_mistake_without_a_field_opens_its_line(opened: App) -> None:
+    opened.session.draft.set_text(ASYNC.replace("clip_norm = 1.0", "stpes = 5"))
+    opened.window.commands.run("run.launch")
+    page = opened.window.editor.active_page()
+    assert isinstance(page, ConfigPage) and page.editor.textCursor().blockNumber() + 1 == 4
+
+
+def test_a_new_mistake_unfolds_its_section_and_what_has_the_keyboard_stays_where_it_is(
+    qtbot: QtBot, opened: App
+) -> None:
+    view = view_of(opened)
+    view.model.more_button.setChecked(False)
+    opened.session.draft.set_text(ASYNC.replace("1.0", "0"))
+    view.strategy.list.setFocus()
+    view.scroll_area.show_whole(view.strategy.list)
+    port = view.scroll_area.viewport()
+    before = view.strategy.list.mapTo(port, view.strategy.list.rect().topLeft()).y()
+    opened.session.draft.set_text(ASYNC)
+    assert view.model.more_button.isChecked()
+    assert view.strategy.list.mapTo(port, view.strategy.list.rect().topLeft()).y() == before
+
+
+def test_the_problems_panel_offers_the_cure(qtbot: QtBot, opened: App) -> None:
+    (entry,) = opened.session.problems.entries
+    (label, mend), *_ = opened.remedies.of(entry)
+    assert label == "Set train.clip_norm = 0"
+    mend()
+    assert not opened.session.problems.entries
