@@ -245,7 +245,9 @@ class App:
         from rankdeck_app.views.plan.page import PlanPage
 
         session = self.session
-        page = PlanPage(self.window.theme, session.draft, session.plan, session.elsewhere)
+        page = PlanPage(
+            self.window.theme, session.draft, session.plan, session.elsewhere, self.window.settings
+        )
         page.trust_asked.connect(lambda: self.launching.ask_trust_of_draft(page.ask_again))
         page.race_asked.connect(self.races.race_draft)
         return page

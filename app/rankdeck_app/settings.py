@@ -110,6 +110,7 @@ OPTIONS: tuple[Setting, ...] = (
         minimum=1,
         maximum=86_400,
     ),
+    Setting("plan.fit_bars", False, "Draw the plan's bars against the largest of them, not the capacity."),
     Setting("window.restore_tabs", True, "Open the tabs of the last session at start."),
     Setting("window.frame_rate", 30, "Frames per second of live views.", minimum=5, maximum=60),
     Setting(

@@ -112,7 +112,7 @@ class Launching(QObject):
         listed = [problem for problem in problems if script.form.run or problem.path != "script.run"]
         self._session.problems.set(DRAFT, "configuration", [] if script.is_chosen else problems)
         self._session.problems.set(SCRIPT, "script", listed if script.is_chosen else [])
-        self._window.context.set("raceable", self.blocker() is None and not script.is_chosen)
+        self._window.context.set("raceable", blocker is None and not script.is_chosen)
         self.changed.emit()
 
     def _offer_back(self, before: Snapshot) -> None:

@@ -74,6 +74,12 @@ class DraftPlan(QObject):
         return [row.line for row in self.rows if row.line is not None]
 
     @property
+    def target(self) -> str:
+        """What the rows are for: in the planner's words, and before it answers as it was asked."""
+        told = next((line.target for line in self.lines if line.target), None)
+        return told or self.devices or str(self._draft.value(("devices", "use")) or "auto")
+
+    @property
     def is_asking(self) -> bool:
         return self._process is not None or self._quiet.isActive()
 

@@ -87,6 +87,7 @@ CODEPOINTS: dict[str, int] = {
     "type-hierarchy-sub": 0xEBBA,
     "versions": 0xEB78,
     "warning": 0xEA6C,
+    "zoom-in": 0xEB81,
 }
 
 ColorSource = Callable[[], QColor]

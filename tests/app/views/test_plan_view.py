@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QPushButton
 from pytestqt.qtbot import QtBot
 
 from rankdeck.base.errors import Problem
 from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, PlanLine, PlannedDevice
 from rankdeck_app.composition import App
+from rankdeck_app.settings import Settings
 from rankdeck_app.state.plan import DraftPlan
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.launch.footer import LaunchFooter
 from rankdeck_app.views.plan import plan_figures
-from rankdeck_app.views.plan.page import OWN_DEVICES, PlanPage
+from rankdeck_app.views.plan.page import PlanPage
+from rankdeck_app.views.plan.row_delegate import INDEX_HEIGHT, bar_sizes, labelled
 from rankdeck_app.views.plan.table import Columns
+from rankdeck_app.views.plan.target import OWN_DEVICES
 from tests.helpers.told_plan import GIB, PlanWorld, line
 
 WAIT_MS = 10_000
@@ -32,9 +37,10 @@ def world(qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 @pytest.fixture
-def page(qtbot: QtBot, world: PlanWorld) -> Iterator[PlanPage]:
+def page(qtbot: QtBot, world: PlanWorld, tmp_path: Path) -> Iterator[PlanPage]:
     elsewhere = DraftPlan(world.draft, world.planner, world.parent)
-    page = PlanPage(Theme(), world.draft, world.plan, elsewhere)
+    settings = Settings(tmp_path / "settings.toml")
+    page = PlanPage(Theme(), world.draft, world.plan, elsewhere, settings)
     qtbot.addWidget(page)
     page.resize(1091, 601)
     yield page
@@ -178,20 +184,115 @@ def test_planning_for_other_gpus_leaves_the_estimate_alone(
 ) -> None:
     answered(qtbot, world, page, [line("ddp", configured=True)])
     world.tell([on_gpus("ddp", 12, 12, configured=True)])
-    page.target.setEditText("2 x A100-40GB")
-    page.target.lineEdit().returnPressed.emit()
+    plan_for(page, "2 x A100-40GB")
     qtbot.waitUntil(lambda: page.plan.is_complete, timeout=WAIT_MS)
     assert world.asked[-1]["arguments"][-2:] == ["--devices", "2 x A100-40GB"]
     assert page.strip.figure[0].value == "2 x A100-40GB"
     assert world.plan.chosen is not None and world.plan.chosen.target == ""
-    page.target.setEditText(OWN_DEVICES)
-    page.target.lineEdit().returnPressed.emit()
+    plan_for(page, OWN_DEVICES)
     assert page.plan is world.plan and page.strip.figure[1].value == "1.0 GiB"
+
+
+def plan_for(page: PlanPage, text: str) -> None:
+    line = page.target.lineEdit()
+    assert line is not None
+    line.setFocus()
+    line.selectAll()
+    QTest.keyClick(line, Qt.Key.Key_Delete)
+    QTest.keyClicks(line, text)
+    QTest.keyClick(line, Qt.Key.Key_Return)
+
+
+def agrees(page: PlanPage, devices: str | None, target: str) -> bool:
+    """Box, head and rows are of one state."""
+    assert page.target.currentText() == (devices or OWN_DEVICES)
+    assert page.plan.devices == devices
+    head = page.strip.figure[0]
+    assert head.label == ("Predicted for" if devices else "Predicted for this run's devices")
+    assert {line.target for line in page.plan.lines} <= {target}
+    return bool(head.value == target)
+
+
+def test_box_head_and_rows_agree_whatever_is_loaded_chosen_or_fails(
+    qtbot: QtBot, world: PlanWorld, page: PlanPage
+) -> None:
+    own, there = "2 virtual devices", "2 x A100-40GB"
+    answered(qtbot, world, page, [line("ddp", configured=True, target=own)])
+    assert agrees(page, None, own)
+    world.tell([on_gpus("ddp", 12, 12, configured=True)])
+    plan_for(page, "2xA100-40GB")
+    assert agrees(page, "2xA100-40GB", "2xA100-40GB"), "as it was asked, until there is an answer"
+    qtbot.waitUntil(lambda: page.plan.is_complete, timeout=WAIT_MS)
+    assert agrees(page, "2xA100-40GB", there)
+    # Another configuration, as a preset brings it: what is planned for stays, its answers go.
+    world.draft.replace(world.draft.text.replace("32", "64"), folder=world.folder, stem="other")
+    assert agrees(page, "2xA100-40GB", "2xA100-40GB") and not page.plan.lines
+    qtbot.waitUntil(lambda: page.plan.is_complete, timeout=WAIT_MS)
+    assert agrees(page, "2xA100-40GB", there)
+    world.tell([], then="refuse")
+    plan_for(page, "7 x nonsense")
+    qtbot.waitUntil(lambda: page.problem.isVisible(), timeout=WAIT_MS)
+    assert agrees(page, "7 x nonsense", "7 x nonsense") and not page.plan.lines
+    world.tell([line("ddp", configured=True, target=own)])
+    plan_for(page, "")
+    assert agrees(page, None, "cpu:2") and not page.problem.isVisible()
+    qtbot.waitUntil(lambda: page.plan.is_complete, timeout=WAIT_MS)
+    assert agrees(page, None, own)
+
+
+def test_what_is_typed_counts_when_the_keyboard_leaves_and_escape_takes_it_back(
+    qtbot: QtBot, world: PlanWorld, page: PlanPage
+) -> None:
+    answered(qtbot, world, page, [line("ddp", configured=True, target="cpu:2")])
+    edit = page.target.lineEdit()
+    assert edit is not None
+    with qtbot.waitActive(page):
+        page.activateWindow()
+    edit.setFocus()
+    edit.selectAll()
+    qtbot.keyClicks(edit, "4 x H")
+    page.refresh()
+    assert edit.text().startswith("4 x H"), "somebody is typing"
+    qtbot.keyClick(page.target, Qt.Key.Key_Escape)
+    assert agrees(page, None, "cpu:2")
+    edit.selectAll()
+    qtbot.keyClicks(edit, "4 x 24GiB")
+    page.table.setFocus()
+    assert page.plan.devices == "4 x 24GiB" and agrees(page, "4 x 24GiB", "4 x 24GiB")
+
+
+def test_bars_can_be_fitted_to_the_data_and_the_axis_says_so(
+    qtbot: QtBot, world: PlanWorld, page: PlanPage
+) -> None:
+    lines = [on_gpus("ddp", 1.2, 1.1, configured=True), on_gpus("fsdp", 0.5, 0.5)]
+    assert plan_figures.axis(plan_figures.scale(lines)) == "0–40 GiB"
+    fitted = plan_figures.scale(lines, is_fitted=True)
+    assert plan_figures.axis(fitted) == "0–1.2 GiB, fitted" and not fitted.shows_capacity
+    assert plan_figures.scale([on_gpus("ddp", 44)], is_fitted=True).shows_capacity
+    answered(qtbot, world, page, lines)
+    assert not page.fit_button.isChecked() and page.fit_button.isEnabled()
+    qtbot.mouseClick(page.fit_button, Qt.MouseButton.LeftButton)
+    assert page.table.itemDelegate().scale == fitted  # type: ignore[attr-defined]
+    page.grab()
+    again = PlanPage(Theme(), world.draft, world.plan, world.plan, page.settings)
+    qtbot.addWidget(again)
+    again.show()
+    assert again.fit_button.isChecked(), "it is remembered"
+
+
+@pytest.mark.parametrize("num_bars", range(1, 65))
+def test_indices_beside_bars_never_touch(num_bars: int) -> None:
+    places = labelled(num_bars)
+    pitch = sum(bar_sizes(num_bars))
+    assert list(places) == sorted(places) and (num_bars == 1) == (len(places) == 0)
+    tops = [place * pitch for place in places]
+    assert all(after - before >= INDEX_HEIGHT for before, after in pairwise(tops))
+    assert num_bars == 1 or len(places) >= 2
 
 
 def test_everything_is_called_predicted(qtbot: QtBot, world: PlanWorld, page: PlanPage) -> None:
     answered(qtbot, world, page, [line("ddp", configured=True)])
-    assert page.strip.figure[0].label == "Predicted for"
+    assert page.strip.figure[0].label == "Predicted for this run's devices"
     assert "predicted" in page.table.plan_model.figures[0].tooltip
 
 

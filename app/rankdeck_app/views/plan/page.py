@@ -13,8 +13,8 @@ from PySide6.QtCore import Signal
 from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QWidget
 
-from rankdeck.config.gpu_models import GPU_MODELS
 from rankdeck.run.plan_lines import PREDICTED, PlanLine
+from rankdeck_app.settings import Settings
 from rankdeck_app.shell.controls import tool_button
 from rankdeck_app.shell.page import Page
 from rankdeck_app.state.draft import Draft
@@ -23,14 +23,18 @@ from rankdeck_app.theme import Theme
 from rankdeck_app.views.plan import plan_figures
 from rankdeck_app.views.plan.advice import AdviceList
 from rankdeck_app.views.plan.table import ColumnNames, PlanLegend, PlanTable, SeenKinds
+from rankdeck_app.views.plan.target import TargetBox
 from rankdeck_app.widgets.card import HEADER_HEIGHT, ChartCard
-from rankdeck_app.widgets.controls import ComboBox
 from rankdeck_app.widgets.layouts import MIDDLE, column, push_button, row, text_label
 from rankdeck_app.widgets.stat_strip import StatStrip
 
 PAGE_ID = "plan:"
-OWN_DEVICES = "This run's devices"
-_OFFERED = ("RTX-4090", "A100-80GB", "H100-80GB")
+FIT = "plan.fit_bars"
+_FIT_WORDS = {
+    False: "Fit bars to the data: what is far below the capacity can be compared",
+    True: "Bars fit the data. A click shows them against the capacity",
+}
+_NO_CAPACITY = "No capacity is named, so the bars fit the data already"
 
 
 class PlanPage(Page):
@@ -41,10 +45,12 @@ class PlanPage(Page):
     race_asked = Signal()
     can_split = False
 
-    def __init__(self, theme: Theme, draft: Draft, plan: DraftPlan, elsewhere: DraftPlan) -> None:
+    def __init__(
+        self, theme: Theme, draft: Draft, plan: DraftPlan, elsewhere: DraftPlan, settings: Settings
+    ) -> None:
         """`plan` is for the draft's devices, `elsewhere` for those that are named on the page."""
         super().__init__(PAGE_ID, title="VRAM Plan", icon="layers")
-        self._draft = draft
+        self._draft, self.settings = draft, settings
         self._here, self._elsewhere = plan, elsewhere
         self.strip = StatStrip(theme)
         self.strip.setAccessibleName("The plan in figures")
@@ -77,17 +83,12 @@ class PlanPage(Page):
         draft.changed.connect(self.refresh)
 
     def _head(self, theme: Theme) -> QHBoxLayout:
-        self.target = ComboBox(theme)
-        self.target.setEditable(True)
-        self.target.setInsertPolicy(ComboBox.InsertPolicy.NoInsert)
-        self.target.addItems([OWN_DEVICES, *_offered()])
-        self.target.setMinimumWidth(170)
-        self.target.setAccessibleName("Plan for")
-        self.target.setToolTip('Plan for GPUs that you do not have: "8 x A100-80GB", "4 x 24GiB"')
-        self.target.activated.connect(lambda _index: self._plan_for())
-        edit = self.target.lineEdit()
-        assert edit is not None
-        edit.returnPressed.connect(self._plan_for)
+        self.target = TargetBox(theme)
+        self.target.chosen.connect(self._plan_for)
+        self.fit_button = tool_button(theme, "zoom-in", "", self._toggle_fit)
+        self.fit_button.setCheckable(True)
+        self.fit_button.setFixedSize(25, 25)
+        self.fit_button.setAccessibleName("Fit bars to the data")
         self.refresh_button = tool_button(theme, "refresh", "Plan again", self.ask_again)
         self.refresh_button.setFixedSize(25, 25)
         label = text_label("Plan for", "dim", wrap=False)
@@ -95,7 +96,7 @@ class PlanPage(Page):
         self.race_button = push_button(
             "Race What Fits", "Train the same steps under each, and compare", self.race_asked.emit, height=25
         )
-        parts = (label, self.target, self.refresh_button, self.race_button)
+        parts = (label, self.target, self.fit_button, self.refresh_button, self.race_button)
         return row((self.strip, 1), *parts, spacing=8, align=MIDDLE)
 
     @property
@@ -115,8 +116,7 @@ class PlanPage(Page):
     def restore_state(self, state: dict[str, Any]) -> None:
         devices = state.get("devices")
         if isinstance(devices, str):
-            self.target.setEditText(devices)
-            self._plan_for()
+            self._plan_for(devices)
 
     def ask_again(self) -> None:
         self.plan.ask_again()
@@ -135,13 +135,14 @@ class PlanPage(Page):
         for one in (self._here, self._elsewhere):
             one.want_all(one is self.plan and self.isVisible())
 
-    def _plan_for(self) -> None:
-        text = self.target.currentText().strip()
-        is_own = text in ("", OWN_DEVICES)
-        self._elsewhere.set_devices(None if is_own else text)
-        if is_own:
-            self.target.setCurrentIndex(0)
+    def _plan_for(self, devices: str | None) -> None:
+        self._elsewhere.set_devices(devices)
+        self.target.show_devices(devices)
         self._want()
+        self.refresh()
+
+    def _toggle_fit(self) -> None:
+        self.settings.set(FIT, self.fit_button.isChecked())
         self.refresh()
 
     def _pick(self, key: tuple[str, str]) -> None:
@@ -158,12 +159,19 @@ class PlanPage(Page):
             return
         plan = self.plan
         lines = plan.lines
-        scale = plan_figures.scale(lines)
+        self.target.show_devices(self._elsewhere.devices)
+        is_fitted = self.settings.get(FIT, bool)
+        scale = plan_figures.scale(lines, is_fitted=is_fitted)
+        has_capacity = plan_figures.scale(lines).capacity_bytes is not None
+        self.fit_button.setChecked(is_fitted)
+        self.fit_button.setEnabled(has_capacity)
+        self.fit_button.setToolTip(_FIT_WORDS[is_fitted] if has_capacity else _NO_CAPACITY)
+        self._names.show_axis(plan_figures.axis(scale) if lines else "")
         self.strip.set_figure(plan_figures.stats(plan))
         self.race_button.setEnabled(plan is self._here)
         self.table.set_rows(plan_figures.rows(plan), scale)
         kinds = tuple(plan_figures.legend_kinds(lines, scale.end_bytes))
-        self._legend.set_figure(SeenKinds(kinds, has_capacity=scale.capacity_bytes is not None))
+        self._legend.set_figure(SeenKinds(kinds, has_capacity=scale.shows_capacity))
         self._card.set_subtitle(*plan_figures.subtitle(plan))
         advice = plan_figures.advice(plan)
         self.advice.show_lines(advice)
@@ -174,9 +182,3 @@ class PlanPage(Page):
         self.problem.setText(plan.problem)
         self.problem.setVisible(bool(plan.problem))
         self.trust_button.setVisible(bool(plan.problem) and plan.needs_trust)
-
-
-def _offered() -> list[str]:
-    """A few GPUs by name, four and eight of each."""
-    known = [model.name for model in GPU_MODELS if model.name in _OFFERED]
-    return [f"{count} x {name}" for name in known for count in (4, 8)]

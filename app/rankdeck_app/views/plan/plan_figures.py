@@ -83,13 +83,20 @@ class RowFigure:
 
 @dataclass(frozen=True)
 class Scale:
-    """What every bar is drawn against: the capacity, or the largest total where none is known."""
+    """What every bar is drawn against: the capacity, or the largest total where none is known, or where that
+    is asked for (`is_fitted`).
+    """
 
     end_bytes: int = 1
     capacity_bytes: int | None = None
+    is_fitted: bool = False
+
+    @property
+    def shows_capacity(self) -> bool:
+        return self.capacity_bytes is not None and self.capacity_bytes <= self.end_bytes
 
 
-def scale(lines: Sequence[PlanLine]) -> Scale:
+def scale(lines: Sequence[PlanLine], *, is_fitted: bool = False) -> Scale:
     """What is far above the capacity ends at the edge: it does not press the others together."""
     devices = [device for line in lines for device in line.devices]
     largest = max((device.total_bytes + device.others_bytes for device in devices), default=1)
@@ -97,7 +104,18 @@ def scale(lines: Sequence[PlanLine]) -> Scale:
     if not capacities:
         return Scale(max(largest, 1))
     capacity = min(capacities)
-    return Scale(max(capacity, min(largest, int(_MOST_OVERSHOOT * capacity))), capacity)
+    shown = min(largest, int(_MOST_OVERSHOOT * capacity))
+    return Scale(shown if is_fitted else max(capacity, shown), capacity, is_fitted)
+
+
+def axis(scale: Scale) -> str:
+    """'0–40 GiB', '0–1.2 GiB, fitted': what a whole bar is."""
+    return f"0–{round_bytes(scale.end_bytes)}{', fitted' if scale.is_fitted else ''}"
+
+
+def round_bytes(num_bytes: int) -> str:
+    """'40 GiB', '1.2 GiB': without a decimal that says nothing."""
+    return format_bytes(num_bytes).replace(".0 ", " ")
 
 
 def rows(plan: DraftPlan) -> list[RowFigure]:
@@ -204,9 +222,9 @@ def stats(plan: DraftPlan) -> tuple[Stat, ...]:
     """What is planned for, the chosen strategy, the marked ones, and how many answers there are."""
     lines = plan.lines
     cheapest, recommended, _ = plan.marks
-    target = lines[0].target if lines else plan.devices or UNKNOWN
+    whose = "Predicted for" if plan.devices is not None else "Predicted for this run's devices"
     return (
-        Stat("Predicted for", target, target),
+        Stat(whose, plan.target, plan.target),
         _stat("Chosen", plan.chosen, is_hot=plan.chosen is not None and is_trouble(plan.chosen)),
         _stat(RECOMMENDED, recommended),
         _stat(LEAST_MEMORY, cheapest),

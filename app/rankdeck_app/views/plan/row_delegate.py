@@ -37,7 +37,10 @@ from rankdeck_app.widgets.painting import (
 MIN_ROW = 42
 CAPACITY_DASHES = (3, 2)
 _PAD = 12
-_INDEX_WIDTH = 36
+INDEX_WIDTH = 36
+INDEX_PX = 9
+INDEX_HEIGHT = 9
+"""From one index to the next, in pixels: digits have no descent."""
 _VERDICT_LOOKS = {
     FITS: ("pass", "rankdeck.ok"),
     TIGHT: ("warning", "rankdeck.leadText"),
@@ -70,6 +73,15 @@ def bar_sizes(num_bars: int) -> tuple[int, int]:
     return 1, 0
 
 
+def labelled(num_bars: int) -> range:
+    """Which bars have their index beside them: as many as do not touch each other, evenly spaced."""
+    pitch = sum(bar_sizes(num_bars))
+    step = 1
+    while step * pitch < INDEX_HEIGHT:
+        step *= 2
+    return range(0, num_bars if num_bars > 1 else 0, step)
+
+
 class PlanRowDelegate(QStyledItemDelegate):
     """Paints a RowFigure under DATA_ROLE; `scale` is what every bar is drawn against."""
 
@@ -95,7 +107,7 @@ class PlanRowDelegate(QStyledItemDelegate):
         self._paint_ground(painter, rect, option.state, figure)
         self._paint_name(painter, rect, columns, figure)
         if figure.words:
-            left = columns.bars + _INDEX_WIDTH
+            left = columns.bars + INDEX_WIDTH
             room = QRect(left, rect.y() + 4, columns.verdict - 14 - left, rect.height() - 8)
             self._paint_words(painter, room, figure.words)
         else:
@@ -166,16 +178,16 @@ class PlanRowDelegate(QStyledItemDelegate):
         num_bars = max(len(figure.bars), figure.num_tracks)
         height, gap = bar_sizes(num_bars)
         top = rect.y() + (rect.height() - num_bars * (height + gap) + gap) // 2
-        left, width = columns.bars + _INDEX_WIDTH, columns.bars_width - _INDEX_WIDTH
+        left, width = columns.bars + INDEX_WIDTH, columns.bars_width - INDEX_WIDTH
         for place in range(num_bars):
             box = QRectF(left, top + place * (height + gap), width, height)
             painter.fillRect(box, self.colors.track)
             if figure.bars:
                 self._paint_bar(painter, box, figure.bars[place])
-                if height >= 5 and len(figure.bars) > 1:
-                    where = QRectF(columns.bars, box.center().y() - 7, _INDEX_WIDTH - 6, 14)
+                if place in labelled(len(figure.bars)):
+                    where = QRectF(columns.bars, box.center().y() - 7, INDEX_WIDTH - 6, 14)
                     index = figure.bars[place].label.rpartition(" ")[2]
-                    paint_text(painter, where, index, self.colors.muted, 8 if height < 7 else 9, RIGHT)
+                    paint_text(painter, where, index, self.colors.muted, INDEX_PX, RIGHT)
         self._paint_capacity(painter, QRectF(left, top - 3, width, num_bars * (height + gap) - gap + 6))
 
     def _paint_bar(self, painter: QPainter, box: QRectF, bar: PlanBar) -> None:
@@ -205,7 +217,7 @@ class PlanRowDelegate(QStyledItemDelegate):
 
     def _paint_capacity(self, painter: QPainter, area: QRectF) -> None:
         scale = self.scale
-        if scale.capacity_bytes is None:
+        if not scale.shows_capacity or scale.capacity_bytes is None:
             return
         painter.setPen(dashed_line(self.colors.capacity, CAPACITY_DASHES))
         x = round(area.left() + area.width() * scale.capacity_bytes / scale.end_bytes)

@@ -10,16 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from PySide6.QtCore import QAbstractListModel, QModelIndex, QRect, QSize, Qt, Signal
-from PySide6.QtGui import QBrush, QKeyEvent, QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtGui import QBrush, QFontMetrics, QKeyEvent, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QListView, QSizePolicy, QStyleOptionViewItem, QWidget
 
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.plan.plan_figures import SEGMENT_LABELS, RowFigure, Scale
-from rankdeck_app.views.plan.row_delegate import CAPACITY_DASHES, Columns, PlanRowDelegate
+from rankdeck_app.views.plan.row_delegate import CAPACITY_DASHES, INDEX_WIDTH, Columns, PlanRowDelegate
 from rankdeck_app.widgets.chart import Chart
 from rankdeck_app.widgets.chart_colors import ChartColors
 from rankdeck_app.widgets.legend import LegendEntry, paint_entries, place_entries
-from rankdeck_app.widgets.painting import DATA_ROLE, LEFT, RIGHT, Index, dashed_line, paint_text
+from rankdeck_app.widgets.painting import DATA_ROLE, LEFT, RIGHT, Index, chart_font, dashed_line, paint_text
 
 _EDGE_HEIGHT = 20
 
@@ -127,15 +127,29 @@ class ColumnNames(QWidget):
         super().__init__()
         self._theme = theme
         self._width_of = width_of
+        self._axis = ""
         self.setFixedHeight(_EDGE_HEIGHT)
         theme.changed.connect(self.update)
+
+    def show_axis(self, words: str) -> None:
+        """What a whole bar stands for."""
+        if words != self._axis:
+            self._axis = words
+            self.setAccessibleName(f"Bars: {words}")
+            self.update()
+
+    def _bars_words(self, columns: Columns) -> str:
+        """The scale goes before the name of the column where both have no room."""
+        whole = f"Each device, {self._axis}" if self._axis else "Each device"
+        room = columns.bars_width - INDEX_WIDTH
+        return whole if QFontMetrics(chart_font(11)).horizontalAdvance(whole) <= room else self._axis
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
         columns = Columns(self._width_of())
         for left, width, text, where in (
             (columns.name, columns.name_width, "Strategy", LEFT),
-            (columns.bars + 18, columns.bars_width, "Each device", LEFT),
+            (columns.bars + INDEX_WIDTH, columns.bars_width - INDEX_WIDTH, self._bars_words(columns), LEFT),
             (columns.peak, columns.peak_width, "Fullest", RIGHT),
             (columns.step, columns.step_width, "Step time", RIGHT),
             (columns.verdict + 21, columns.verdict_width, "Verdict", LEFT),

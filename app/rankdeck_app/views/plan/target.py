@@ -1,0 +1,78 @@
+"""What the plan is for: this run's devices, or GPUs that are named here."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QKeyEvent
+
+from rankdeck.config.gpu_models import GPU_MODELS
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.controls import ComboBox
+
+OWN_DEVICES = "This run's devices"
+_OFFERED = ("RTX-4090", "A100-80GB", "H100-80GB")
+
+
+class TargetBox(ComboBox):
+    """Says what it is shown and nothing else, unless somebody types in it. `chosen` carries devices as in
+    `--devices`, or None for the run's own: after Enter, a choice from the list, or when the keyboard leaves.
+    Escape takes back what was typed.
+    """
+
+    chosen = Signal(object)
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__(theme)
+        self._devices: str | None = None
+        self._is_typing = False
+        self.setEditable(True)
+        self.setInsertPolicy(ComboBox.InsertPolicy.NoInsert)
+        self.addItems([OWN_DEVICES, *_offered()])
+        self.setMinimumWidth(170)
+        self.setAccessibleName("Plan for")
+        self.setToolTip('Plan for GPUs that you do not have: "8 x A100-80GB", "4 x 24GiB"')
+        self.activated.connect(lambda _index: self._tell())
+        line = self.lineEdit()
+        assert line is not None
+        line.setAccessibleName("Plan for")
+        line.textEdited.connect(self._typed)
+        line.editingFinished.connect(self._finished)
+
+    def show_devices(self, devices: str | None) -> None:
+        if self._is_typing and devices == self._devices:
+            return
+        self._devices = devices
+        text = devices or OWN_DEVICES
+        if self.currentText() != text:
+            self.setCurrentIndex(self.findText(text))
+            self.setEditText(text)
+
+    def _typed(self, _text: str) -> None:
+        self._is_typing = True
+
+    def _finished(self) -> None:
+        if not self.view().isVisible():
+            self._tell()
+
+    def _tell(self) -> None:
+        self._is_typing = False
+        text = self.currentText().strip()
+        devices = None if text in ("", OWN_DEVICES) else text
+        if devices == self._devices:
+            self.show_devices(devices)
+        else:
+            self._devices = devices
+            self.chosen.emit(devices)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() == Qt.Key.Key_Escape and self._is_typing:
+            self._is_typing = False
+            self.show_devices(self._devices)
+        else:
+            super().keyPressEvent(event)
+
+
+def _offered() -> list[str]:
+    """A few GPUs by name, four and eight of each."""
+    known = [model.name for model in GPU_MODELS if model.name in _OFFERED]
+    return [f"{count} x {name}" for name in known for count in (4, 8)]
