@@ -235,9 +235,12 @@ class RunTabs(QObject):
         self._window.show_activity("runs")
 
     def usage(self) -> tuple[str, dict[int, tuple[int | None, float | None, bool]]]:
-        """What the current run uses: ("gpu" | "virtual", index -> (bytes, share of the scale, leads))."""
+        """What the current run uses: ("gpu" | "virtual", index -> (bytes, share of the scale, leads)).
+
+        Of a run that is over nothing is in use.
+        """
         run = self.current
-        if run is None or not run.devices:
+        if run is None or not run.devices or run.is_over:
             return "", {}
         totals = [run.total_bytes_of(device) for device in run.devices]
         scale = run.capacity_bytes or max((total or 0 for total in totals), default=0)

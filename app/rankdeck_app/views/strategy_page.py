@@ -8,7 +8,7 @@ from __future__ import annotations
 from PySide6.QtCore import QSize, Signal
 from PySide6.QtWidgets import QFrame, QGridLayout, QHBoxLayout
 
-from rankdeck.config.catalog import STRATEGIES, StrategyCard, option_fields
+from rankdeck.config.catalog import STRATEGIES, OptionField, StrategyCard, option_fields
 from rankdeck_app.shell.page import Page, PageUnavailable
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.form import shown
@@ -80,10 +80,18 @@ def _options(card: StrategyCard) -> QFrame:
     grid.setVerticalSpacing(6)
     grid.setColumnStretch(1, 1)
     for at, field in enumerate(option_fields(card.options)):
-        default = f"{field.text} Default: {shown(field.default)}.".strip()
-        if field.choices:
-            default += f" Choices: {', '.join(map(shown, field.choices))}."
         grid.addWidget(text_label(field.name, "mono", selectable=True), at, 0, TOP)
-        grid.addWidget(text_label(default, "dim", selectable=True), at, 1)
+        grid.addWidget(text_label(_said_of(field), "dim", selectable=True), at, 1)
     inside.addLayout(grid)
     return frame
+
+
+def _said_of(field: OptionField) -> str:
+    """What it does, its default if it has one, and what can be chosen."""
+    default = shown(field.default)
+    parts = (
+        field.text,
+        f"Default: {default}." if default else "",
+        f"Choices: {', '.join(map(shown, field.choices))}." if field.choices else "",
+    )
+    return " ".join(filter(None, parts))

@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import QSize, Qt, Signal
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QWidget
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QBoxLayout, QFrame, QLabel, QPushButton, QWidget
 
 from rankdeck.config.presets import PresetCard
 from rankdeck.run.row import RunInfo
@@ -23,6 +24,8 @@ from rankdeck_app.widgets.run_list import details, outcome_look, strategy_title
 PAGE_ID = "welcome:"
 MAX_RECENT = 6
 MAX_WIDTH = 1000
+_LEAST_OF_CARDS, _LEAST_OF_SUGGESTION = 760, 560
+"""Widths of the page from which two stand side by side, in pixels."""
 HINTS = ("palette.commands", "palette.quickOpen", "run.launch", "run.stop", "theme.choose")
 
 HintText = Callable[[str], tuple[str, str]]
@@ -58,8 +61,9 @@ class WelcomePage(Page):
         )
         inside.addLayout(column(text_label("Rankdeck", "title"), text_label(about, "dim"), spacing=2))
         inside.addWidget(self._suggestion_card())
-        inside.addLayout(row((self._runs_card(), 1), (self._presets_card(), 1), spacing=16))
-        inside.addLayout(self._hints(hint))
+        self._cards = row((self._runs_card(), 1), (self._presets_card(), 1), spacing=16)
+        inside.addLayout(self._cards)
+        inside.addWidget(self._hints(hint))
         inside.addStretch(1)
         self.setFocusProxy(self.launch_button)
         gpus.changed.connect(self._suggest)
@@ -67,6 +71,13 @@ class WelcomePage(Page):
         theme.changed.connect(self._retheme)
         self._suggest()
         self._list_runs()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Where the page is narrow, what stands side by side goes one below the other."""
+        super().resizeEvent(event)
+        down, right = QBoxLayout.Direction.TopToBottom, QBoxLayout.Direction.LeftToRight
+        self._cards.setDirection(down if self.width() < _LEAST_OF_CARDS else right)
+        self._suggested.setDirection(down if self.width() < _LEAST_OF_SUGGESTION else right)
 
     # One suggested run
 
@@ -85,7 +96,8 @@ class WelcomePage(Page):
             column(self.what, self.why),
             column(self.launch_button, self.script_button, spacing=8),
         )
-        inside.addLayout(row((texts, 1), buttons, spacing=16))
+        self._suggested = row((texts, 1), buttons, spacing=16)
+        inside.addLayout(self._suggested)
         return self.suggestion_frame
 
     def _launch(self) -> None:
@@ -155,11 +167,11 @@ class WelcomePage(Page):
         inside.addStretch(1)
         return frame
 
-    def _hints(self, hint: HintText) -> QHBoxLayout:
-        known = [(label, keys) for label, keys in map(hint, HINTS) if keys]
-        return row(
-            *(text_label(f"{keys}  {label}", "small", wrap=False) for label, keys in known), None, spacing=20
-        )
+    def _hints(self, hint: HintText) -> QLabel:
+        """Lines break between hints, not within one."""
+        known = [f"{keys}  {label}" for label, keys in map(hint, HINTS) if keys]
+        whole = [f"{words}    ".replace(" ", "\u00a0") for words in known]
+        return text_label(" ".join(whole), "small")
 
     def _retheme(self) -> None:
         self.launch_button.setIcon(self._theme.icon("play", "button.foreground"))

@@ -13,7 +13,7 @@ from PySide6.QtCore import QRect, QRectF, QSize, Qt
 from PySide6.QtGui import QFontMetrics, QPainter, QPaintEvent
 
 from rankdeck.base.units import format_bytes
-from rankdeck.run.imbalance import Imbalance
+from rankdeck.run.imbalance import BALANCED, Imbalance
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart import UNKNOWN, Chart
 from rankdeck_app.widgets.painting import chart_font, paint_text
@@ -37,9 +37,11 @@ def imbalance_stat(imbalance: Imbalance | None, labels: Sequence[str]) -> Stat:
     widest = "+888.8 MiB  (8.8×)"
     if imbalance is None:
         return Stat("Lead vs median", UNKNOWN, widest)
+    if not imbalance.is_notable:
+        return Stat("Memory across devices", BALANCED, widest)
     ratio = "" if imbalance.ratio is None else f"  ({imbalance.ratio:.1f}×)"
     value = f"+{format_bytes(imbalance.excess_bytes)}{ratio}"
-    return Stat(f"{labels[imbalance.device]} vs median of the others", value, widest, imbalance.is_notable)
+    return Stat(f"{labels[imbalance.device]} vs median of the others", value, widest, is_hot=True)
 
 
 class StatStrip(Chart[tuple[Stat, ...]]):

@@ -23,6 +23,7 @@ from rankdeck.cli.words import (
     KIND_LABELS,
     UNKNOWN,
     empty_table,
+    imbalance_in_words,
     kinds_in_words,
     loss_in_words,
     losses_in_words,
@@ -63,7 +64,7 @@ def print_summary(facts: Mapping[str, Any], *, num_shown: int) -> None:
             pairs.append((f"device {device['device']}", held + (f" ({kinds})" if kinds else "")))
     pairs.extend(_known_words(facts))
     if facts["imbalance"]:
-        pairs.append(("imbalance", _imbalance_words(facts["imbalance"])))
+        pairs.append(("imbalance", imbalance_in_words(facts["imbalance"])))
     pairs.extend(script_report.notes(facts))
     pairs.append(("run", facts["path"]))
     _print_pairs(out, pairs)
@@ -77,7 +78,7 @@ def print_report(facts: Mapping[str, Any]) -> None:
     out.print(_outcome_line(facts))
     pairs = [*script_report.started(facts), *_figures(facts), *script_report.seen(facts)]
     if facts["imbalance"]:
-        pairs.append(("imbalance", _imbalance_words(facts["imbalance"])))
+        pairs.append(("imbalance", imbalance_in_words(facts["imbalance"])))
     if facts["comm"]:
         sent = ", ".join(map(size_in_words, facts["comm"]["sent_bytes_per_step"]))
         pairs.append(("sent per step", f"{facts['comm']['algorithm']}: {sent}"))
@@ -162,13 +163,6 @@ def _step_words(step_s: Mapping[str, float | None]) -> str:
     if step_s["median"] is None or step_s["p99"] is None:
         return ""
     return f", step {step_s['median'] * 1000:.1f} ms (p99 {step_s['p99'] * 1000:.1f} ms)"
-
-
-def _imbalance_words(imbalance: Mapping[str, Any]) -> str:
-    ratio = imbalance["ratio"]
-    excess = format_bytes(imbalance["excess_bytes"])
-    words = f"device {imbalance['device']} +{excess} against the median of the others"
-    return words + (f" ({ratio:.2f}x)" if ratio is not None else "")
 
 
 def _known_words(facts: Mapping[str, Any]) -> Iterable[tuple[str, str]]:

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from rankdeck import events
 from rankdeck.base.units import format_bytes
+from rankdeck.run.imbalance import BALANCED, is_notable
 
 if TYPE_CHECKING:
     from rankdeck.run.fold import Fold
@@ -88,3 +89,13 @@ def progress_of_script(fold: Fold) -> list[str]:
         if pace is not None:
             words.append(f"{pace:.1f} {unit}/s")
     return words
+
+
+def imbalance_in_words(imbalance: Mapping[str, Any]) -> str:
+    """'device 0 +38.7 GiB against the median of the others (3.20x)'; 'balanced' where none stands out."""
+    ratio = imbalance["ratio"]
+    if not is_notable(imbalance["excess_bytes"], ratio):
+        return BALANCED
+    excess = format_bytes(imbalance["excess_bytes"])
+    words = f"device {imbalance['device']} +{excess} against the median of the others"
+    return words + (f" ({ratio:.2f}x)" if ratio is not None else "")

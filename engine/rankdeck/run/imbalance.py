@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
+BALANCED = "balanced"
 NOTABLE_RATIO = 1.1
 """Below this a difference is noise of the allocator or of an uneven last shard, and no device stands out."""
 
@@ -27,7 +28,12 @@ class Imbalance:
 
     @property
     def is_notable(self) -> bool:
-        return self.excess_bytes > 0 and (self.ratio is None or self.ratio > NOTABLE_RATIO)
+        return is_notable(self.excess_bytes, self.ratio)
+
+
+def is_notable(excess_bytes: float, ratio: float | None) -> bool:
+    """Whether a device stands out; where none does the devices are BALANCED."""
+    return excess_bytes > 0 and (ratio is None or ratio > NOTABLE_RATIO)
 
 
 def lead_of(imbalance: Imbalance | None) -> int | None:

@@ -8,17 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QPushButton, QToolButton
+from PySide6.QtWidgets import QFrame, QLabel, QPushButton, QScrollArea, QToolButton
 from pytestqt.qtbot import QtBot
 
 from rankdeck import events
 from rankdeck.base.errors import Problem
+from rankdeck.config.catalog import STRATEGIES, option_fields
 from rankdeck.run.row import RunInfo
 from rankdeck_app.composition import App
 from rankdeck_app.state.output import OutputLine
 from rankdeck_app.state.problem_list import LAUNCH
+from rankdeck_app.theme import Theme
+from rankdeck_app.views.launch.side_bar import LaunchView
 from rankdeck_app.views.launch.trust_question import TrustQuestion
 from rankdeck_app.views.output import OutputTools, OutputView
 from rankdeck_app.views.problems import ProblemsView
@@ -26,7 +29,8 @@ from rankdeck_app.views.runs import RunsView
 from rankdeck_app.views.settings_page import SettingsPage
 from rankdeck_app.views.strategy_page import StrategyPage
 from rankdeck_app.views.welcome import WelcomePage
-from tests.helpers.written_run import WrittenRun
+from tests.helpers.app_window import settle
+from tests.helpers.written_run import WrittenRun, device_infos
 
 
 def runs_folder() -> Path:
@@ -44,6 +48,34 @@ def test_the_first_screen_suggests_one_run_behind_one_button(qtbot: QtBot, app: 
     assert page.suggestion is not None and page.suggestion.devices == "cpu:4"
     assert page.launch_button.text().strip() == "Launch gpt-dp" and page.launch_button.isEnabled()
     assert page.focusProxy() is page.launch_button
+
+
+@pytest.mark.parametrize("width", [380, 500, 700, 800, 1000, 1500])
+def test_the_welcome_page_takes_the_width_that_it_has(app: App, width: int) -> None:
+    page = welcome(app)
+    page.setParent(None)
+    page.resize(width, 900)
+    page.show()
+    settle()
+    (area,) = page.findChildren(QScrollArea)
+    inside = area.widget()
+    assert inside.width() <= area.viewport().width(), "nothing to scroll sideways"
+    tops = {
+        frame.mapTo(inside, QPoint()).y() for frame in page.findChildren(QFrame) if frame.property("kind")
+    }
+    assert len(tops) == (2 if width >= 760 else 3), "two cards side by side, or all below each other"
+    page.close()
+    page.deleteLater()
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_strategy_page_names_defaults_where_there_are_some(qtbot: QtBot, name: str) -> None:
+    page = StrategyPage(f"strategy:{name}", Theme())
+    qtbot.addWidget(page)
+    texts = [label.text() for label in page.findChildren(QLabel)]
+    assert not [text for text in texts if "Default: ." in text or "  " in text]
+    known = [field for field in option_fields(page.card.options) if field.default is not None]
+    assert sum("Default: " in text for text in texts) == len(known)
 
 
 def test_nothing_is_made_in_the_workspace_before_the_first_launch(app: App) -> None:
@@ -150,6 +182,22 @@ def test_runs_are_listed_filtered_opened_and_reused(
     assert QGuiApplication.clipboard().text() == str(written.path)
     app.window.commands.run("run.reuse")
     assert app.session.draft.origin == f"run {written.path.name}" and app.session.draft.config is not None
+
+
+def test_device_cards_show_what_is_in_use_and_nothing_of_a_run_that_is_over(
+    qtbot: QtBot, app: App, written: WrittenRun
+) -> None:
+    written.begin(devices=device_infos(4))
+    written.memory(0, 1, {device: {"parameters": 3 << 20} for device in range(4)})
+    written.steps(0, 1, [4.0])
+    app.tabs.open(written.path)
+    view = app.window.show_activity("launch")
+    assert isinstance(view, LaunchView)
+    cards = view.devices.grid.cards
+    qtbot.waitUntil(lambda: "in use" in cards[0].accessibleDescription(), timeout=5000)
+    written.end("failed", 1)
+    qtbot.waitUntil(lambda: not cards[0].accessibleDescription(), timeout=5000)
+    assert app.tabs.usage() == ("", {})
 
 
 def test_a_living_run_is_saved_and_stopped_by_the_buttons_beside_its_tab(

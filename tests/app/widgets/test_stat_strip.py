@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from PySide6.QtGui import QColor
 from pytestqt.qtbot import QtBot
 
+from rankdeck.run.imbalance import imbalance_of
 from rankdeck_app.theme import Theme
-from rankdeck_app.widgets.stat_strip import Stat, StatStrip
+from rankdeck_app.widgets.stat_strip import Stat, StatStrip, imbalance_stat
 
 STATS = (
     Stat("Step", "1 / 12 000", "12 000 / 12 000"),
@@ -53,6 +55,23 @@ def test_amber_is_only_for_the_hot_cell(qtbot: QtBot) -> None:
     widget.set_figure((*STATS[:-1], replace(STATS[-1], is_hot=False)))
     image = widget.grab().toImage()
     assert all(image.pixel(x, y) != amber for x in range(image.width()) for y in range(image.height()))
+
+
+@pytest.mark.parametrize(
+    ("held", "label", "value", "is_hot"),
+    [
+        ([400 << 20, 100 << 20, 100 << 20], "GPU 0 vs median of the others", "+300.0 MiB  (4.0×)", True),
+        ([100 << 20, 100 << 20, 100 << 20], "Memory across devices", "balanced", False),
+        ([100 << 20, 104 << 20, 100 << 20], "Memory across devices", "balanced", False),
+        ([0, 0], "Memory across devices", "balanced", False),
+        ([5, None], "Lead vs median", "–", False),
+    ],
+)
+def test_devices_that_hold_the_same_are_balanced(
+    held: list[int | None], label: str, value: str, is_hot: bool
+) -> None:
+    stat = imbalance_stat(imbalance_of(dict(enumerate(held))), [f"GPU {at}" for at in range(len(held))])
+    assert (stat.label, stat.value, stat.is_hot) == (label, value, is_hot)
 
 
 def test_a_screen_reader_hears_every_figure(qtbot: QtBot) -> None:

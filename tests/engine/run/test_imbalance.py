@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from rankdeck.cli.words import imbalance_in_words
 from rankdeck.run.imbalance import Imbalance, imbalance_of, lead_of
 
 
@@ -18,3 +21,20 @@ def test_of_two_devices_the_other_one_is_the_median() -> None:
 
 def test_one_known_device_is_compared_with_nothing() -> None:
     assert imbalance_of({0: 400, 1: None}) is None
+
+
+@pytest.mark.parametrize(
+    ("excess_bytes", "ratio", "words"),
+    [
+        (3 << 30, 4.0, "device 0 +3.0 GiB against the median of the others (4.00x)"),
+        (3 << 30, None, "device 0 +3.0 GiB against the median of the others"),
+        (0, 1.0, "balanced"),
+        (4 << 20, 1.04, "balanced"),
+        (0, None, "balanced"),
+    ],
+)
+def test_devices_that_hold_the_same_are_called_balanced(
+    excess_bytes: int, ratio: float | None, words: str
+) -> None:
+    imbalance = {"device": 0, "excess_bytes": excess_bytes, "ratio": ratio}
+    assert imbalance_in_words(imbalance) == words
