@@ -151,7 +151,7 @@ def test_a_row_has_room_for_a_bar_per_device(
     page.grab()
 
 
-@pytest.mark.parametrize("width", [560, 880, 1050])
+@pytest.mark.parametrize("width", [360, 430, 470, 560, 700, 880, 1050])
 def test_columns_stand_side_by_side(width: int) -> None:
     at = Columns(width)
     edges = [at.name, at.name + at.name_width, at.bars, at.bars + at.bars_width, at.peak]

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from PySide6.QtCore import Signal
-from PySide6.QtGui import QHideEvent, QShowEvent
-from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QWidget
+from PySide6.QtGui import QHideEvent, QResizeEvent, QShowEvent
+from PySide6.QtWidgets import QBoxLayout, QHBoxLayout, QSizePolicy, QWidget
 
 from rankdeck.run.plan_lines import PREDICTED, PlanLine
 from rankdeck_app.settings import Settings
@@ -30,6 +30,8 @@ from rankdeck_app.widgets.stat_strip import StatStrip
 
 PAGE_ID = "plan:"
 FIT = "plan.fit_bars"
+_LEAST_OF_TOP = 800
+"""Width from which the figures have room beside what is planned for, in pixels."""
 _FIT_WORDS = {
     False: "Fit bars to the data: what is far below the capacity can be compared",
     True: "Bars fit the data. A click shows them against the capacity",
@@ -97,7 +99,8 @@ class PlanPage(Page):
             "Race What Fits", "Train the same steps under each, and compare", self.race_asked.emit, height=25
         )
         parts = (label, self.target, self.fit_button, self.refresh_button, self.race_button)
-        return row((self.strip, 1), *parts, spacing=8, align=MIDDLE)
+        self._top = row((self.strip, 1), row(*parts, None, spacing=8, align=MIDDLE), spacing=8)
+        return self._top
 
     @property
     def plan(self) -> DraftPlan:
@@ -120,6 +123,11 @@ class PlanPage(Page):
 
     def ask_again(self) -> None:
         self.plan.ask_again()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        down, right = QBoxLayout.Direction.TopToBottom, QBoxLayout.Direction.LeftToRight
+        self._top.setDirection(down if self.width() < _LEAST_OF_TOP else right)
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)

@@ -208,7 +208,8 @@ def _step_note(line: PlanLine) -> str:
 
 def tooltip(line: PlanLine) -> str:
     """What the fullest device would hold, by kind, and the reason and notes of the line."""
-    said = [text for text in (line.reason, *line.notes) if text]
+    step = f"{step_text(line.step)} a step" if line.step is not None else None
+    said = [text for text in (words_of(line).capitalize(), line.reason, *line.notes, step) if text]
     head = f"<b>{strategy_name(line)}</b> {options_text(line.label)}"
     fullest = line.fullest
     if fullest is None:
@@ -261,14 +262,14 @@ def subtitle(plan: DraftPlan) -> tuple[str, str]:
     )
 
 
-def legend_kinds(lines: Sequence[PlanLine], end_bytes: int) -> list[str]:
-    """Kinds of at least 1 % of the scale on some device."""
+def legend_kinds(lines: Sequence[PlanLine], end_bytes: int) -> list[tuple[str, int]]:
+    """Kinds of at least 1 % of the scale on some device, with the most bytes that one has of them."""
     most: dict[str, int] = {}
     for line in lines:
         for device in line.devices:
             for kind, num_bytes in segments(device):
                 most[kind] = max(most.get(kind, 0), num_bytes)
-    return [kind for kind in SEGMENT_LABELS if most.get(kind, 0) >= 0.01 * end_bytes]
+    return [(kind, most[kind]) for kind in SEGMENT_LABELS if most.get(kind, 0) >= 0.01 * end_bytes]
 
 
 def advice(plan: DraftPlan) -> list[PlanLine]:

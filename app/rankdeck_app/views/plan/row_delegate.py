@@ -49,17 +49,29 @@ _VERDICT_LOOKS = {
 }
 
 
+ICON_WIDTH = 21
+# From which width on: name, peak, step time, verdict.
+_SIZES = (
+    (900, (188, 96, 104, 114)),
+    (700, (150, 84, 84, 114)),
+    (560, (120, 78, 76, 114)),
+    (440, (110, 78, 0, 104)),
+    (0, (100, 78, 0, ICON_WIDTH)),
+)
+
+
 class Columns:
-    """Left edges and widths for a row of some width, in pixels."""
+    """Left edges and widths for a row of some width, in pixels. A column that has no room is 0 wide: the step
+    time goes first, then the verdict's words beside its icon; both are in the tooltip.
+    """
 
     def __init__(self, width: int) -> None:
         is_narrow = width < 900
-        sizes = (188, 96, 104) if not is_narrow else (150, 84, 84) if width >= 700 else (120, 78, 76)
-        self.name_width, self.peak_width, self.step_width = sizes
-        self.verdict_width = 114
+        sizes = next(sizes for least, sizes in _SIZES if width >= least)
+        self.name_width, self.peak_width, self.step_width, self.verdict_width = sizes
         self.verdict = width - _PAD - self.verdict_width
         self.step = self.verdict - (8 if is_narrow else 14) - self.step_width
-        self.peak = self.step - 10 - self.peak_width
+        self.peak = self.step - (10 if self.step_width else 0) - self.peak_width
         self.name = 38
         self.bars = self.name + self.name_width + 10
         self.bars_width = max(60, self.peak - 12 - self.bars)
@@ -229,6 +241,8 @@ class PlanRowDelegate(QStyledItemDelegate):
             (columns.peak, columns.peak_width, figure.peak, figure.peak_note, figure.is_hot),
             (columns.step, columns.step_width, figure.step, figure.step_note, False),
         ):
+            if not width:
+                continue
             top = rect.y() + (rect.height() - (32 if note else 16)) // 2
             is_peak = left == columns.peak
             ink = colors.muted if figure.is_awaited or not is_peak else colors.foreground
@@ -247,7 +261,10 @@ class PlanRowDelegate(QStyledItemDelegate):
         left = columns.verdict
         if icon:
             draw_icon(painter, icon, QRectF(left, top, 16, 16), ink)
-        room, elide = QRect(left + 21, top, columns.verdict_width - 21, 16), Qt.TextElideMode.ElideRight
+        words_width = columns.verdict_width - ICON_WIDTH
+        if not words_width:
+            return
+        room, elide = QRect(left + ICON_WIDTH, top, words_width, 16), Qt.TextElideMode.ElideRight
         is_bold = figure.verdict in (TIGHT, DOES_NOT_FIT)
         paint_text(painter, room, figure.verdict_word, ink, 12, bold=is_bold, elide=elide)
         if figure.verdict_note:

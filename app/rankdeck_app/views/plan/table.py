@@ -15,7 +15,13 @@ from PySide6.QtWidgets import QListView, QSizePolicy, QStyleOptionViewItem, QWid
 
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.plan.plan_figures import SEGMENT_LABELS, RowFigure, Scale
-from rankdeck_app.views.plan.row_delegate import CAPACITY_DASHES, INDEX_WIDTH, Columns, PlanRowDelegate
+from rankdeck_app.views.plan.row_delegate import (
+    CAPACITY_DASHES,
+    ICON_WIDTH,
+    INDEX_WIDTH,
+    Columns,
+    PlanRowDelegate,
+)
 from rankdeck_app.widgets.chart import Chart
 from rankdeck_app.widgets.chart_colors import ChartColors
 from rankdeck_app.widgets.legend import LegendEntry, paint_entries, place_entries
@@ -120,6 +126,11 @@ class PlanTable(QListView):
         self.viewport().update()
 
 
+def _bars_room(columns: Columns) -> int:
+    """For the name of the bars' column: the one beside it begins late, at the right of its numbers."""
+    return columns.bars_width - INDEX_WIDTH + 26
+
+
 class ColumnNames(QWidget):
     """The head of the table. `width_of` tells how wide its rows are beside a scroll bar."""
 
@@ -141,29 +152,30 @@ class ColumnNames(QWidget):
     def _bars_words(self, columns: Columns) -> str:
         """The scale goes before the name of the column where both have no room."""
         whole = f"Each device, {self._axis}" if self._axis else "Each device"
-        room = columns.bars_width - INDEX_WIDTH
-        return whole if QFontMetrics(chart_font(11)).horizontalAdvance(whole) <= room else self._axis
+        fits = QFontMetrics(chart_font(11)).horizontalAdvance(whole) <= _bars_room(columns)
+        return whole if fits else self._axis
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
         columns = Columns(self._width_of())
         for left, width, text, where in (
             (columns.name, columns.name_width, "Strategy", LEFT),
-            (columns.bars + INDEX_WIDTH, columns.bars_width - INDEX_WIDTH, self._bars_words(columns), LEFT),
+            (columns.bars + INDEX_WIDTH, _bars_room(columns), self._bars_words(columns), LEFT),
             (columns.peak, columns.peak_width, "Fullest", RIGHT),
             (columns.step, columns.step_width, "Step time", RIGHT),
-            (columns.verdict + 21, columns.verdict_width, "Verdict", LEFT),
+            (columns.verdict + ICON_WIDTH, columns.verdict_width - ICON_WIDTH, "Verdict", LEFT),
         ):
-            ink = self._theme.color("descriptionForeground")
-            paint_text(painter, QRect(left, 0, width, _EDGE_HEIGHT), text, ink, 11, where)
+            ink, elide = self._theme.color("descriptionForeground"), Qt.TextElideMode.ElideRight
+            if width:
+                paint_text(painter, QRect(left, 0, width, _EDGE_HEIGHT), text, ink, 11, where, elide=elide)
         painter.end()
 
 
 @dataclass(frozen=True)
 class SeenKinds:
-    """The kinds of memory that can be seen in the table, and whether a capacity is drawn."""
+    """The kinds of memory that can be seen, with the most bytes of each, and whether a capacity is drawn."""
 
-    kinds: tuple[str, ...] = ()
+    kinds: tuple[tuple[str, int], ...] = ()
     has_capacity: bool = False
 
 
@@ -176,15 +188,18 @@ class PlanLegend(Chart[SeenKinds]):
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
 
     def describe(self) -> str:
-        return ", ".join(SEGMENT_LABELS[kind] for kind in self.figure.kinds)
+        return ", ".join(SEGMENT_LABELS[kind] for kind, _ in self.figure.kinds)
 
     def sizeHint(self) -> QSize:
         return QSize(200, _EDGE_HEIGHT)
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
-        entries = [LegendEntry(SEGMENT_LABELS[kind], [self._brush(kind)]) for kind in self.figure.kinds]
+        entries = [
+            LegendEntry(SEGMENT_LABELS[kind], [self._brush(kind)], weight=num_bytes)
+            for kind, num_bytes in self.figure.kinds
+        ]
         if self.figure.has_capacity:
             entries.append(LegendEntry("capacity", dashed_line(self._colors.capacity, CAPACITY_DASHES)))
         painter.translate(4, 0)
-        [line] = place_entries(entries, self.width())
+        [line] = place_entries(entries, self.width() - 4)
         paint_entries(painter, line, self.height() / 2, self._colors.muted)
