@@ -149,6 +149,7 @@ COLORS: dict[str, Color] = {
     "rankdeck.loss": Color("#5BB8F5", "#1B7FC4"),
     "rankdeck.lossRaw": Color("#33566B", "#B5D6EE"),
     "rankdeck.ok": Color("#3FB950", "#116329"),
+    "rankdeck.number": Color("#B5CEA8", "#098658"),
     "rankdeck.heat.0": Color("#20262E", "#F1F5FB"),
     "rankdeck.heat.1": Color("#1F3B57", "#C3DAF0"),
     "rankdeck.heat.2": Color("#27608F", "#6BAED6"),

@@ -17,7 +17,7 @@ _TONES = {
     "comment": "descriptionForeground",
     "string": "rankdeck.ok",
     "key": "rankdeck.rest",
-    "number": "rankdeck.kind.gradients",
+    "number": "rankdeck.number",
 }
 
 
