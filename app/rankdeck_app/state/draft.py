@@ -30,7 +30,7 @@ from rankdeck_app.state.toml_writing import Place, write_value
 _ARGS_PLACES = {("model",), ("data",)}
 _UNTITLED = "run"
 SETTLE_MS = 700
-"""Half a line is no TOML: so long nothing is said of it."""
+"""Half a line is no TOML, and half a number is none: so long nothing is said of it."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Draft(QObject):
 
     @property
     def is_settling(self) -> bool:
-        """Whether the text became unreadable only now: somebody is typing, and what is shown may stay."""
+        """Whether the text became wrong only now, half a word: what is told of problems may stay."""
         return self._settling.isActive()
 
     @property
@@ -105,29 +105,31 @@ class Draft(QObject):
 
     # Changing it
 
-    def set_text(self, text: str) -> None:
-        """The editor's text, as typed."""
+    def set_text(self, text: str, *, is_typed: bool = False) -> None:
+        """The editor's text; with `is_typed` somebody types in a field, and half a word is no news."""
         if text != self.text:
-            was_toml = self.is_toml
+            was_toml, was_right = self.is_toml, not self.problems
             self.text = text
             self.is_edited = True
             self._validate()
-            if self.is_toml:
+            is_half = not self.is_toml or (is_typed and bool(self.problems))
+            is_new = was_toml if not self.is_toml else was_right
+            if not is_half:
                 self._settling.stop()
-            elif was_toml or self.is_settling:
+            elif is_new or self.is_settling:
                 self._settling.start()
             self._after_change()
 
-    def set_value(self, place: Place, value: Any) -> None:
+    def set_value(self, place: Place, value: Any, *, is_typed: bool = False) -> None:
         """Write one option into the text; None takes it out."""
-        self.set_values({place: value})
+        self.set_values({place: value}, is_typed=is_typed)
 
-    def set_values(self, values: dict[Place, Any]) -> None:
+    def set_values(self, values: dict[Place, Any], *, is_typed: bool = False) -> None:
         """Write several options in one change."""
         document = tomlkit.parse(self._toml_text)
         for place, value in values.items():
             write_value(document, place, value)
-        self._set_document(document)
+        self._set_document(document, is_typed=is_typed)
 
     def mend(self, cure: Mapping[str, Any]) -> None:
         """Do what a problem's cure says."""
@@ -137,9 +139,9 @@ class Draft(QObject):
         if settings:
             self.set_values(settings)
 
-    def _set_document(self, document: tomlkit.TOMLDocument) -> None:
+    def _set_document(self, document: tomlkit.TOMLDocument, *, is_typed: bool = False) -> None:
         before = None if self.is_toml else self.snapshot()
-        self.set_text(tomlkit.dumps(document))
+        self.set_text(tomlkit.dumps(document), is_typed=is_typed)
         if before is not None:
             self.set_aside.emit(before)
 

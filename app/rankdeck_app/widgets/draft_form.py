@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QGridLayout, QLabel, QWidget
 from rankdeck.config.checks import CARDS
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.theme import Theme
-from rankdeck_app.widgets.form import Field, FormRow, Place, make_field
+from rankdeck_app.widgets.form import Field, FormRow, Place, TextField, make_field
 from rankdeck_app.widgets.layouts import TOP, text_label
 from rankdeck_app.widgets.run_rows import problems_by_field
 
@@ -124,4 +124,4 @@ class DraftForm(QWidget):
         if place[-1] == "use" and place[:-1] in CARDS and value is not None:
             self._draft.choose(place[:-1], str(value))
         else:
-            self._draft.set_value(place, value)
+            self._draft.set_value(place, value, is_typed=isinstance(self.fields[place], TextField))

@@ -55,34 +55,37 @@ def is_in_sight(view: LaunchView, widget: QWidget) -> bool:
     return widget.isVisible() and not widget.visibleRegion().isEmpty()
 
 
-@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: f"{wrong.code}-{wrong.path}")
 def test_every_mistake_leads_to_its_field_or_its_line_and_its_cure_mends_it(
-    qtbot: QtBot, draft: Draft, view: LaunchView, wrong: Wrong
+    draft: Draft, view: LaunchView
 ) -> None:
+    """In one window: each of them is a case of `lead`, which names it where it fails."""
+    for wrong in WRONG:
+        lead(draft, view, wrong)
+
+
+def lead(draft: Draft, view: LaunchView, wrong: Wrong) -> None:
+    name = f"{wrong.code} at {wrong.path}"
     draft.replace(wrong.text, folder=draft.folder, stem="run")
     (problem,) = draft.problems
     view.show_state(problem, 0, None)
     said = view.footer.blocker
-    assert said.words.text() == problem.sentence and said.cure.isVisible() == wrong.has_cure
+    assert said.words.text() == problem.sentence and said.cure.isVisible() == wrong.has_cure, name
     has_field = view.reveal(problem)
-    assert has_field or problem.line is not None
-    assert has_field == (wrong.path not in IN_THE_TEXT)
-    assert said.where.text() == ("Show the Field" if has_field else f"Go to Line {problem.line}")
+    assert has_field or problem.line is not None, name
+    assert has_field == (wrong.path not in IN_THE_TEXT), name
+    assert said.where.text() == ("Show the Field" if has_field else f"Go to Line {problem.line}"), name
     if has_field:
         focused = view.focusWidget()
-        assert focused is not None and is_in_sight(view, focused)
-        assert problem.sentence in (
-            focused.accessibleDescription(),
-            focused.parentWidget().accessibleDescription(),
-        )
+        assert focused is not None and is_in_sight(view, focused), name
+        assert focused.accessibleDescription() == problem.sentence, name
         field = focused.parentWidget()
         if isinstance(field, Field):
-            assert field.is_marked and focused.property("invalid") == "true"
-            assert problem.message in focused.toolTip()
+            assert field.is_marked and focused.property("invalid") == "true", name
+            assert problem.message in focused.toolTip(), name
     if wrong.has_cure:
         draft.mend(problem.cure)
-        assert (wrong.code, wrong.path) not in [(left.code, left.path) for left in draft.problems]
-        assert draft.is_toml
+        assert (wrong.code, wrong.path) not in [(left.code, left.path) for left in draft.problems], name
+        assert draft.is_toml, name
 
 
 @pytest.fixture
@@ -142,6 +145,22 @@ def test_a_new_mistake_unfolds_its_section_and_what_has_the_keyboard_stays_where
     opened.session.draft.set_text(ASYNC)
     assert view.model.more_button.isChecked()
     assert view.strategy.list.mapTo(port, view.strategy.list.rect().topLeft()).y() == before
+
+
+def test_half_a_number_moves_nothing_but_the_mark_at_its_field(qtbot: QtBot, opened: App) -> None:
+    opened.session.draft.set_text(ASYNC.replace("1.0", "0"))
+    view, told = view_of(opened), []
+    opened.session.problems.changed.connect(lambda: told.append(opened.session.problems.num_errors))
+    field = view.model.front.fields[("train", "optimizer", "lr")]
+    field.editor.setFocus()
+    qtbot.keyClicks(field.editor, "1e-")
+    assert field.is_marked and opened.launching.blocker() is not None
+    assert view.footer.estimate.isVisible() and not view.footer.blocker.isVisible() and not told
+    qtbot.keyClicks(field.editor, "3")
+    assert not field.is_marked and not opened.session.draft.is_settling and not told
+    qtbot.keyClicks(field.editor, "x")
+    qtbot.waitUntil(view.footer.blocker.isVisible, timeout=5000)
+    assert told == [1] and field.editor.text() == "1e-3x"  # type: ignore[attr-defined]
 
 
 def test_the_problems_panel_offers_the_cure(qtbot: QtBot, opened: App) -> None:
