@@ -46,12 +46,16 @@ def restarted(folder: Path) -> Draft:
     return Draft(folder / "draft.json", folder)
 
 
-def too_wide(view: LaunchView, width: int) -> Iterator[str]:
-    """Widgets that reach out of a side bar of this width, and labels that are cut."""
+def resize(view: LaunchView, width: int) -> None:
     view.resize(width, 900)
     for _ in range(3):
         QApplication.sendPostedEvents(None, QEvent.Type.LayoutRequest)
         QApplication.processEvents()
+
+
+def too_wide(view: LaunchView, width: int) -> Iterator[str]:
+    """Widgets that reach out of a side bar of this width, and labels that are cut."""
+    resize(view, width)
     inside = view.scroll_area.widget()
     room = view.scroll_area.viewport().width()
     for widget in inside.findChildren(QWidget):
@@ -84,10 +88,19 @@ def all_too_wide(folder: Path) -> list[str]:
                 draft.choose(place, card.name)
                 found += [f"{card.name}: {text}" for text in too_wide(view, WIDTHS[0])]
     found += [] if all(map(_has_width, view.findChildren(QComboBox))) else ["a combo box without room"]
+    resize(view, 300)  # from the narrowest, where each field had a line of its own
+    if len(edges := _left_edges(view)) > 2:
+        found.append(f"fields begin at {sorted(edges)}")
     view.deleteLater()
     draft.close()
     gpus.close()
     return found
+
+
+def _left_edges(view: LaunchView) -> set[int]:
+    """Where fields with a label begin."""
+    fields = [*view.model.front.fields.values(), *view.model.more.fields.values()]
+    return {field.mapTo(view, QPoint()).x() for field in fields if not field.row.is_check}
 
 
 def _has_width(combo: QComboBox) -> bool:

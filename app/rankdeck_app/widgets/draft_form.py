@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from PySide6.QtGui import QResizeEvent
+from PySide6.QtGui import QFontMetrics, QResizeEvent
 from PySide6.QtWidgets import QGridLayout, QLabel, QWidget
 
 from rankdeck.config.checks import CARDS
@@ -35,7 +35,6 @@ class DraftForm(QWidget):
         super().__init__()
         self._theme, self._draft = theme, draft
         self._make_rows = rows
-        self._label_width = label_width
         self._rows: list[FormRow] = []
         self._labels: dict[Place, QLabel] = {}
         self._is_wide = True
@@ -43,6 +42,7 @@ class DraftForm(QWidget):
         self._grid = QGridLayout(self)
         self._grid.setContentsMargins(0, 0, 0, 0)
         self._grid.setSpacing(6)
+        self._grid.setColumnMinimumWidth(0, label_width)
         for column in (1, 3):
             self._grid.setColumnStretch(column, 1)
         draft.changed.connect(self.refresh)
@@ -74,6 +74,7 @@ class DraftForm(QWidget):
             if row not in rows:
                 self._drop(row.place)
         self._rows = list(rows)
+        self._grid.setColumnMinimumWidth(2, _LABEL_BESIDE if self._is_wide else 0)
         at, column = 0, 0
         for row in rows:
             field = self.fields.get(row.place) or self._make(row)
@@ -90,7 +91,9 @@ class DraftForm(QWidget):
                 widget.deleteLater()
 
     def _fits_beside(self, row: FormRow) -> bool:
-        return self._is_wide and self._labels[row.place].sizeHint().width() <= _LABEL_BESIDE
+        # By the theme's own font: a label that was never shown does not know it yet.
+        width = QFontMetrics(self._theme.font()).horizontalAdvance(row.label)
+        return self._is_wide and width <= _LABEL_BESIDE
 
     def _place(self, row: FormRow, field: Field, at: int, column: int) -> None:
         if row.is_check:
@@ -98,7 +101,6 @@ class DraftForm(QWidget):
             field.show()  # now, not with the next turn of the event loop: somebody may be led there
             return
         label = self._labels[row.place]
-        label.setMinimumWidth(self._label_width if column == 0 else 0)
         self._grid.addWidget(label, at, column, TOP)
         self._grid.addWidget(field, at, column + 1, 1, 1 if row.is_short else 3)
         for widget in (label, field):
