@@ -45,7 +45,7 @@ class ConfigPage(Page):
         self.problem_list.setMaximumHeight(110)
         self.problem_list.itemActivated.connect(self._go_to)
         self.problem_list.itemClicked.connect(self._go_to)
-        self.problem_list.setContentsMargins(12, 0, 12, 4)
+        self.problem_list.setViewportMargins(12, 0, 12, 4)
         right = QWidget()
         self.find_bar = FindBar(theme, EditorSearch(self.editor))
         column(self.find_bar, (self.editor, 1), self.problem_list, on=right, spacing=0)

@@ -217,6 +217,9 @@ class ComboBox(QComboBox):
         painter = QStylePainter(self)
         option = QStyleOptionComboBox()
         self.initStyleOption(option)
+        option.subControls = (
+            QStyle.SubControl.SC_ComboBoxFrame
+        )  # the chevron is drawn once, sharp at any scale
         painter.drawComplexControl(QStyle.ComplexControl.CC_ComboBox, option)
         ink = self._theme.color("dropdown.foreground" if self.isEnabled() else "disabledForeground")
         if not self.isEditable():
