@@ -269,6 +269,19 @@ def test_no_two_public_classes_have_one_name() -> None:
     assert not shared
 
 
+def test_all_text_is_painted_in_one_place() -> None:
+    """Where it is measured too; an icon is a letter of its font in a square of its own."""
+    painting = {"app/rankdeck_app/widgets/painting.py", "app/rankdeck_app/theme/icons.py"}
+    calls = {
+        f"{_name(file)}:{node.lineno}"
+        for file in _sources("app")
+        if _name(file) not in painting
+        for node in ast.walk(_tree(file))
+        if isinstance(node, ast.Attribute) and node.attr in ("drawText", "drawStaticText")
+    }
+    assert not calls
+
+
 def _circles(package: str) -> list[tuple[str, ...]]:
     """Modules that import each other, also for types only or inside functions."""
     found = grimp.build_graph(package, exclude_type_checking_imports=False, cache_dir=None)

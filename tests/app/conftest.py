@@ -18,6 +18,7 @@ from shiboken6 import isValid
 from rankdeck_app.shell.frame import open_window
 from rankdeck_app.shell.services import Services, make_services
 from rankdeck_app.shell.window import MainWindow
+from rankdeck_app.widgets.painting import watch_overflows
 
 
 def settle() -> None:
@@ -55,6 +56,15 @@ def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     assert not widgets, f"widgets left: {widgets}"
     assert not timers, f"timers left running: {timers}"
     assert not threads, f"threads left running: {threads}"
+
+
+@pytest.fixture(autouse=True)
+def _no_text_is_cut() -> Iterator[None]:
+    """A test whose widgets paint a text that does not fit its place fails."""
+    found: dict[str, None] = {}
+    with watch_overflows(lambda overflow: found.setdefault(str(overflow))):
+        yield
+    assert not found, "painted text that does not fit:\n" + "\n".join(found)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from PySide6.QtWidgets import QAbstractButton, QMenu, QVBoxLayout, QWidget
 
 from rankdeck_app.shell.side_bar import Activity
 from rankdeck_app.theme import Theme, draw_icon
+from rankdeck_app.widgets.painting import CENTER, paint_text
 
 WIDTH = 48
 
@@ -74,8 +75,7 @@ class ActivityButton(QAbstractButton):
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(self._theme.color("activityBarBadge.background"))
         painter.drawRoundedRect(box, 8, 8)
-        painter.setPen(self._theme.color("activityBarBadge.foreground"))
-        painter.drawText(box, Qt.AlignmentFlag.AlignCenter, text)
+        paint_text(painter, box, text, self._theme.color("activityBarBadge.foreground"), 9, CENTER, bold=True)
 
 
 class ActivityBar(QWidget):

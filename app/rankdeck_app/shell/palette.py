@@ -41,6 +41,7 @@ from PySide6.QtWidgets import (
 from rankdeck_app.shell.fuzzy import fuzzy_match
 from rankdeck_app.shell.services import Services
 from rankdeck_app.theme import draw_icon
+from rankdeck_app.widgets.painting import RIGHT, paint_text, painted_width
 
 WIDTH = 600
 ROW_HEIGHT = 27
@@ -127,37 +128,25 @@ class RowDelegate(QStyledItemDelegate):
             draw_icon(painter, row.item.icon, QRect(rect.x() + 12, rect.y() + 6, 15, 15).toRectF(), ink)
             x += 18
         right = rect.right() - 14
-        painter.setFont(self._theme.font(12))
-        metrics = painter.fontMetrics()
         if row.item.right:
-            right -= metrics.horizontalAdvance(row.item.right)
-            painter.setPen(dim)
-            painter.drawText(
-                QRect(right, rect.y(), 400, rect.height()), Qt.AlignmentFlag.AlignVCenter, row.item.right
-            )
+            room = QRect(x, rect.y(), right - x, rect.height())
+            right -= painted_width(painter, paint_text(painter, room, row.item.right, dim, 12, RIGHT))
         x = self._paint_label(painter, row, QRect(x, rect.y(), right - x - 12, rect.height()), ink)
         if row.item.description and right - x > 30:
-            painter.setPen(dim)
-            painter.setFont(self._theme.font(11))
             area = QRect(x + 10, rect.y(), right - x - 22, rect.height())
-            text = painter.fontMetrics().elidedText(
-                row.item.description, Qt.TextElideMode.ElideMiddle, area.width()
-            )
-            painter.drawText(area, Qt.AlignmentFlag.AlignVCenter, text)
+            paint_text(painter, area, row.item.description, dim, 11, elide=Qt.TextElideMode.ElideMiddle)
         painter.restore()
 
     def _paint_label(self, painter: QPainter, row: PaletteRow, area: QRect, ink: QColor) -> int:
         """Draw the label with its matched letters lit; where it ended."""
+        label = paint_text(painter, area, row.item.label, ink, 12, elide=Qt.TextElideMode.ElideRight)
         metrics = painter.fontMetrics()
-        label = metrics.elidedText(row.item.label, Qt.TextElideMode.ElideRight, area.width())
-        painter.setPen(ink)
-        painter.drawText(area, Qt.AlignmentFlag.AlignVCenter, label)
-        painter.setPen(self._theme.color("list.highlightForeground"))
+        lit = self._theme.color("list.highlightForeground")
         num_whole = len(label) if label == row.item.label else len(label) - 1
         for at in (at for at in row.marks if at < num_whole):
             x = area.x() + metrics.horizontalAdvance(label[:at])
             box = QRect(x, area.y(), metrics.horizontalAdvance(label[at]) + 1, area.height())
-            painter.drawText(box, Qt.AlignmentFlag.AlignVCenter, label[at])
+            paint_text(painter, box, label[at], lit, 12)
         return area.x() + metrics.horizontalAdvance(label)
 
 

@@ -14,6 +14,7 @@ from PySide6.QtWidgets import QHBoxLayout, QStackedWidget, QTabBar, QVBoxLayout,
 from rankdeck_app.shell.controls import CommandButton
 from rankdeck_app.shell.services import Services
 from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.painting import CENTER, paint_text
 
 HEADER_HEIGHT = 35
 DEFAULT_HEIGHT = 180
@@ -74,6 +75,7 @@ class PanelTabBar(QTabBar):
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setClipRect(self.rect())  # tabs scroll: those at the edges are cut on purpose
         hover = self.tabAt(self.mapFromGlobal(QCursor.pos())) if self.underMouse() else -1
         for index in range(self.count()):
             self._paint_tab(painter, index, self.tabRect(index), hover == index)
@@ -83,10 +85,9 @@ class PanelTabBar(QTabBar):
         color = self._theme.color
         active = index == self.currentIndex()
         bright = active or hover
-        painter.setFont(self.font())
-        painter.setPen(color("panelTitle.activeForeground" if bright else "panelTitle.inactiveForeground"))
+        ink = color("panelTitle.activeForeground" if bright else "panelTitle.inactiveForeground")
         text = self.tabText(index).upper()
-        painter.drawText(rect.adjusted(10, 0, 0, 0), Qt.AlignmentFlag.AlignVCenter, text)
+        paint_text(painter, rect.adjusted(10, 0, 0, 0), text, ink, 11, font=self.font())
         if active:
             line = QRect(rect.x() + 10, rect.bottom() - 4, rect.width() - 20, 1)
             painter.fillRect(line, color("panelTitle.activeBorder"))
@@ -104,8 +105,8 @@ class PanelTabBar(QTabBar):
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(self._theme.color("errorForeground" if hot else "badge.background"))
         painter.drawRoundedRect(box, 8, 8)
-        painter.setPen(self._theme.color("statusBarItem.prominentForeground" if hot else "badge.foreground"))
-        painter.drawText(box, Qt.AlignmentFlag.AlignCenter, str(count))
+        ink = self._theme.color("statusBarItem.prominentForeground" if hot else "badge.foreground")
+        paint_text(painter, box, str(count), ink, 11, CENTER, font=self.font())
 
 
 class Panel(QWidget):

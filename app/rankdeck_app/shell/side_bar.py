@@ -25,6 +25,7 @@ from PySide6.QtWidgets import (
 )
 
 from rankdeck_app.theme import Theme, draw_icon
+from rankdeck_app.widgets.painting import paint_text
 
 DEFAULT_WIDTH = 300
 MIN_WIDTH = 240
@@ -76,9 +77,7 @@ class SectionHeader(QAbstractButton):
         ink = self._theme.color("sideBarSectionHeader.foreground")
         chevron = "chevron-down" if self.isChecked() else "chevron-right"
         draw_icon(painter, chevron, QRectF(5, 0, 16, self.height()), ink)
-        painter.setFont(self.font())
-        painter.setPen(ink)
-        painter.drawText(self.rect().adjusted(24, 0, 0, 0), Qt.AlignmentFlag.AlignVCenter, self.text())
+        paint_text(painter, self.rect().adjusted(24, 0, 0, 0), self.text(), ink, 11, font=self.font())
         if self.hasFocus():
             painter.setPen(self._theme.color("focusBorder"))
             painter.drawRect(self.rect().adjusted(0, 0, -1, -1))

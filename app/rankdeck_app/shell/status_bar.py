@@ -15,6 +15,7 @@ from PySide6.QtWidgets import QAbstractButton, QHBoxLayout, QWidget
 
 from rankdeck_app.commands.table import CommandTable
 from rankdeck_app.theme import Theme, draw_icon
+from rankdeck_app.widgets.painting import paint_text
 
 Side = Literal["left", "right"]
 Tone = Literal["normal", "error"]
@@ -79,9 +80,7 @@ class StatusItem(QAbstractButton):
         if self._icon:
             draw_icon(painter, self._icon, QRect(area.x(), 0, 14, self.height()).toRectF(), ink)
             area.setLeft(area.x() + 18)
-        painter.setFont(self.font())
-        painter.setPen(ink)
-        painter.drawText(area, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft, self.text())
+        paint_text(painter, area, self.text(), ink, 12, font=self.font())
         if self.hasFocus():
             painter.setPen(color("focusBorder"))
             painter.drawRect(self.rect().adjusted(0, 0, -1, -1))
@@ -104,7 +103,7 @@ class StatusBar(QWidget):
         self._commands = commands
         self._items: dict[str, StatusItem] = {}
         self._sides: dict[Side, list[StatusItem]] = {"left": [], "right": []}
-        row = QHBoxLayout(self)
+        row = self._row = QHBoxLayout(self)
         row.setContentsMargins(0, 1, 0, 0)
         row.setSpacing(0)
         self._rows: dict[Side, QHBoxLayout] = {"left": QHBoxLayout(), "right": QHBoxLayout()}
@@ -145,3 +144,4 @@ class StatusBar(QWidget):
             if wanted:
                 free -= item.sizeHint().width()
             item.setVisible(wanted and free >= 0)
+        self._row.activate()  # now, not in a later event: until then a grown text would be cut

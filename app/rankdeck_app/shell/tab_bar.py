@@ -13,6 +13,7 @@ from PySide6.QtWidgets import QApplication, QTabBar, QWidget
 
 from rankdeck_app.shell.tab import Tab
 from rankdeck_app.theme import Theme, draw_icon
+from rankdeck_app.widgets.painting import paint_text
 
 HEIGHT = 36
 ACCENT = 2
@@ -162,6 +163,7 @@ class EditorTabBar(QTabBar):
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
+        painter.setClipRect(self.rect())  # tabs scroll: those at the edges are cut on purpose
         for index in range(self.count()):
             self._paint_tab(painter, index, self.tabRect(index))
         if self._drop_at >= 0:
@@ -190,11 +192,9 @@ class EditorTabBar(QTabBar):
         )
         font = QFont(self.font())
         font.setItalic(tab.preview)
-        painter.setFont(font)
-        painter.setPen(color("tab.activeForeground" if active else "tab.inactiveForeground"))
-        room = rect.adjusted(36, 1, -30, 0)
-        text = painter.fontMetrics().elidedText(tab.shown_title(), Qt.TextElideMode.ElideRight, room.width())
-        painter.drawText(room, Qt.AlignmentFlag.AlignVCenter, text)
+        ink = color("tab.activeForeground" if active else "tab.inactiveForeground")
+        room, elide = rect.adjusted(36, 1, -30, 0), Qt.TextElideMode.ElideRight
+        paint_text(painter, room, tab.shown_title(), ink, 12, elide=elide, font=font)
         if active and self.hasFocus():
             painter.setPen(color("focusBorder"))
             painter.drawRect(rect.adjusted(2, 4, -4, -4))

@@ -20,6 +20,7 @@ from rankdeck_app.shell.services import Services
 from rankdeck_app.shell.tab import Tab
 from rankdeck_app.shell.tab_bar import HEIGHT, MIME, EditorTabBar
 from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.painting import paint_text
 
 Zone = Literal["center", "left", "right", "top", "bottom"]
 
@@ -66,10 +67,9 @@ class Breadcrumbs(QWidget):
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
-        painter.setPen(self._theme.color("breadcrumb.foreground"))
+        ink, room = self._theme.color("breadcrumb.foreground"), self.rect().adjusted(16, 0, -16, 0)
         text = "  ›  ".join(self._parts)
-        text = self.fontMetrics().elidedText(text, Qt.TextElideMode.ElideMiddle, self.width() - 32)
-        painter.drawText(self.rect().adjusted(16, 0, -16, 0), Qt.AlignmentFlag.AlignVCenter, text)
+        paint_text(painter, room, text, ink, 12, elide=Qt.TextElideMode.ElideMiddle, font=self.font())
         painter.end()
 
 

@@ -7,6 +7,7 @@ from PySide6.QtGui import QPainter, QPaintEvent
 from PySide6.QtWidgets import QWidget
 
 from rankdeck_app.shell.services import Services
+from rankdeck_app.widgets.painting import RIGHT, paint_text
 
 _COMMANDS = (
     "palette.commands",
@@ -33,13 +34,12 @@ class Watermark(QWidget):
             if services.commands.enabled(command_id) and services.keymap.text_for(command_id)
         ]
         painter = QPainter(self)
-        painter.setFont(services.theme.font(13))
         top = self.height() // 2 - len(rows) * _LINE // 2
         middle = self.width() // 2
         for at, (label, keys) in enumerate(rows):
             y = top + at * _LINE
-            painter.setPen(services.theme.color("descriptionForeground"))
-            painter.drawText(QRect(0, y, middle - 10, _LINE), Qt.AlignmentFlag.AlignRight, label)
-            painter.setPen(services.theme.color("foreground"))
-            painter.drawText(QRect(middle + 10, y, middle, _LINE), Qt.AlignmentFlag.AlignLeft, keys)
+            left, right = QRect(0, y, middle - 10, _LINE), QRect(middle + 10, y, middle - 10, _LINE)
+            dim, elide = services.theme.color("descriptionForeground"), Qt.TextElideMode.ElideRight
+            paint_text(painter, left, label, dim, 13, RIGHT, elide=elide)
+            paint_text(painter, right, keys, services.theme.color("foreground"), 13, elide=elide)
         painter.end()

@@ -22,7 +22,7 @@ from PySide6.QtWidgets import (
 )
 
 from rankdeck_app.theme import Theme, draw_icon
-from rankdeck_app.widgets.painting import fitting_words
+from rankdeck_app.widgets.painting import fitting_words, paint_text
 
 BOX = 16
 _LEAST_COMBO_WIDTH = 60
@@ -88,8 +88,8 @@ class CheckBox(QCheckBox):
         paint_check(
             painter, self._theme, QRectF(1, (self.height() - BOX) / 2, BOX, BOX), self.isChecked(), lit
         )
-        painter.setPen(self._theme.color("foreground" if self.isEnabled() else "disabledForeground"))
-        painter.drawText(self.rect().adjusted(BOX + 8, 0, 0, 0), Qt.AlignmentFlag.AlignVCenter, self.text())
+        ink = self._theme.color("foreground" if self.isEnabled() else "disabledForeground")
+        paint_text(painter, self.rect().adjusted(BOX + 8, 0, 0, 0), self.text(), ink, 12, font=self.font())
         painter.end()
 
 
@@ -108,9 +108,8 @@ class ElidedLabel(QLabel):
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
-        painter.setPen(self.palette().color(self.foregroundRole()))
-        shown = self.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideRight, self.width())
-        painter.drawText(self.rect(), Qt.AlignmentFlag.AlignVCenter, shown)
+        ink, elide = self.palette().color(self.foregroundRole()), Qt.TextElideMode.ElideRight
+        paint_text(painter, self.rect(), self.text(), ink, 12, elide=elide, font=self.font())
         painter.end()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from PySide6.QtCore import QPointF, QRectF, QSize
-from PySide6.QtGui import QPainter, QPaintEvent, QPen
+from PySide6.QtGui import QFontMetricsF, QPainter, QPaintEvent, QPen
 
 from rankdeck.run.series import Series
 from rankdeck_app.theme import Theme
@@ -128,17 +128,16 @@ class DeviceTracks(Chart[TracksFigure]):
                 y = plot.bottom() - plot.height() * limit.value / track.top
                 painter.drawLine(QPointF(plot.left(), y), QPointF(plot.right(), y))
         x0, x1 = self.figure.x_range
-        painter.setFont(chart_font(10))
-        painter.setPen(QPen(self._colors.lead_text, 1))
-        taken = plot.left()
+        metrics, ink, taken = QFontMetricsF(chart_font(10)), self._colors.lead_text, plot.left()
         for mark in track.marks:
             if x0 <= mark.at_s <= x1:
                 x = plot.left() + plot.width() * (mark.at_s - x0) / (x1 - x0)
+                painter.setPen(QPen(ink, 1))
                 painter.drawLine(QPointF(x, plot.top()), QPointF(x, plot.bottom()))
-                width = painter.fontMetrics().horizontalAdvance(mark.text)
+                width = metrics.horizontalAdvance(mark.text)
                 left = x + 3 if x + 3 + width <= plot.right() else x - 3 - width
                 if left >= taken:
-                    painter.drawText(QRectF(left, plot.top(), width + 2, 13), LEFT, mark.text)
+                    paint_text(painter, QRectF(left, plot.top(), width + 2, 13), mark.text, ink, 10)
                     taken = left + width + 6
 
     def _paint_axis(self, painter: QPainter, box: QRectF) -> None:

@@ -1,10 +1,15 @@
 """What everything that is painted by hand is painted with: faces, one line of text, bars of segments, rows of
 lists.
+
+All text goes through `paint_text` and `paint_words` and nowhere else: so that what does not fit its place can
+be told (`watch_overflows`), instead of being cut where nobody looks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 
 from PySide6.QtCore import QModelIndex, QPersistentModelIndex, QRect, QRectF, QSize, Qt
@@ -17,10 +22,56 @@ from rankdeck_app.theme.theme import MONO_FAMILIES, UI_FAMILIES
 LEFT = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 RIGHT = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 CENTER = Qt.AlignmentFlag.AlignCenter
+_ONE_LINE = int(Qt.TextFlag.TextSingleLine)
 DATA_ROLE = int(Qt.ItemDataRole.UserRole)
 """Under which a model gives the object of a row, for delegates."""
 
 Index = QModelIndex | QPersistentModelIndex
+
+
+@dataclass(frozen=True)
+class Overflow:
+    """A text that was painted wider or higher than its place, or out of its widget; all in pixels."""
+
+    text: str
+    needed: tuple[float, float]
+    box: tuple[float, float]
+
+    def __str__(self) -> str:
+        needed, box = (f"{width:.0f}x{height:.0f}" for width, height in (self.needed, self.box))
+        return f"{self.text!r} takes {needed} in {box}"
+
+
+_watchers: list[Callable[[Overflow], object]] = []
+
+
+@contextmanager
+def watch_overflows(tell: Callable[[Overflow], object]) -> Iterator[None]:
+    """Tells of every text that does not fit while this lasts, the innermost alone; nothing is
+    measured otherwise."""
+    _watchers.append(tell)
+    try:
+        yield
+    finally:
+        _watchers.remove(tell)
+
+
+def _measure(painter: QPainter, box: QRectF, text: str, painted: QRectF) -> None:
+    """Compares what was painted with its box, and sidewards with the widget, unless the painter clips: rows
+    are scrolled up and down, and what scrolls sidewards says so by its clip. A pixel more is rounding.
+    """
+    ink = painter.fontMetrics().tightBoundingRect(text)
+    lines = max(1.0, painted.height() / painter.fontMetrics().height())
+    height = ink.height() if lines < 2 else painted.height()
+    window = QRectF(painter.window())
+    shown = painter.transform().mapRect(painted)
+    if not text or shown.bottom() <= window.top() or shown.top() >= window.bottom():
+        return
+    is_out = not painter.hasClipping() and (
+        shown.left() < window.left() - 1 or shown.right() > window.right() + 1
+    )
+    if painted.width() > box.width() + 1 or height > box.height() + 1 or is_out:
+        _watchers[-1](Overflow(text, (painted.width(), height), (box.width(), box.height())))
 
 
 @cache
@@ -45,14 +96,32 @@ def paint_text(
     bold: bool = False,
     mono: bool = False,
     elide: Qt.TextElideMode = Qt.TextElideMode.ElideNone,
+    font: QFont | None = None,
 ) -> str:
-    """One line of text in a box, shortened to its width if `elide` says where; the text as it was painted."""
-    painter.setFont(chart_font(px, bold, mono))
+    """One line of text in a box, shortened to its width if `elide` says where; the text as it was painted.
+
+    `font` stands for the face that the size names: that of the widget that asks for its room by it.
+    """
+    painter.setFont(font or chart_font(px, bold, mono))
     painter.setPen(ink)
     if elide != Qt.TextElideMode.ElideNone:
         text = painter.fontMetrics().elidedText(text, elide, int(box.width()))
     painter.drawText(box, align, text)
+    if _watchers:
+        place = QRectF(box)
+        _measure(painter, place, text, painter.boundingRect(place, align.value | _ONE_LINE, text))
     return text
+
+
+def paint_words(painter: QPainter, box: QRect, text: str, ink: QColor, px: int) -> None:
+    """Text over as many lines as a box has, from its left; … where words are left out."""
+    painter.setFont(chart_font(px))
+    painter.setPen(ink)
+    flags = int(Qt.TextFlag.TextWordWrap | Qt.AlignmentFlag.AlignVCenter)
+    shown = fitting_words(painter.fontMetrics(), text, box.width(), box.height())
+    painter.drawText(box, flags, shown)
+    if _watchers:
+        _measure(painter, QRectF(box), shown, QRectF(painter.boundingRect(box, flags, shown)))
 
 
 def painted_width(painter: QPainter, text: str) -> int:

@@ -1,7 +1,8 @@
 """The figures that one reads from across the room: a label over a number, side by side.
 
 Every cell is as wide as its widest possible number, so nothing moves while numbers change; only the cells
-that changed are painted again.
+that changed are painted again. Digits are never cut: where a row is too narrow its words become short, then
+its numbers smaller, and then the last cells stand on a row of their own.
 """
 
 from __future__ import annotations
@@ -19,17 +20,24 @@ from rankdeck_app.widgets.chart import UNKNOWN, Chart
 from rankdeck_app.widgets.painting import chart_font, paint_text
 
 HEIGHT = 46
-_GAP = 22
+# (pixels of the numbers, gap, short labels), from the widest row to the narrowest.
+_SIZES = ((17, 22, False), (17, 14, False), (17, 14, True), (15, 12, True))
 
 
 @dataclass(frozen=True)
 class Stat:
-    """One cell. `widest` is a text that is as wide as any value will be; `is_hot` paints it amber."""
+    """One cell. `widest` is a text that is as wide as any value will be; `is_hot` paints it amber; `short`
+    stands for the label where there is little room.
+    """
 
     label: str
     value: str
     widest: str
     is_hot: bool = False
+    short: str = ""
+
+    def label_at(self, is_short: bool) -> str:
+        return (self.short or self.label) if is_short else self.label
 
 
 def imbalance_stat(imbalance: Imbalance | None, labels: Sequence[str]) -> Stat:
@@ -41,17 +49,19 @@ def imbalance_stat(imbalance: Imbalance | None, labels: Sequence[str]) -> Stat:
         return Stat("Memory across devices", BALANCED, widest)
     ratio = "" if imbalance.ratio is None else f"  ({imbalance.ratio:.1f}×)"
     value = f"+{format_bytes(imbalance.excess_bytes)}{ratio}"
-    return Stat(f"{labels[imbalance.device]} vs median of the others", value, widest, is_hot=True)
+    lead = labels[imbalance.device]
+    return Stat(f"{lead} vs median of the others", value, widest, is_hot=True, short=f"{lead} vs median")
 
 
 class StatStrip(Chart[tuple[Stat, ...]]):
-    """A row of cells; where the row is too narrow, numbers and gaps become smaller."""
+    """Rows of cells, one where they fit; as high as its rows."""
 
     is_opaque = False  # it stands on a page, not in a card
 
     def __init__(self, theme: Theme) -> None:
         self._cells: list[QRect] = []
         self._value_px = 17
+        self._is_short = False
         super().__init__(theme, (), "Figures of the run")
         self.setFixedHeight(HEIGHT)
 
@@ -61,7 +71,7 @@ class StatStrip(Chart[tuple[Stat, ...]]):
     def repaint_after(self, before: tuple[Stat, ...]) -> None:
         """Only the cells that differ, where all of them stay in their places."""
         now = self.figure
-        if [(stat.label, stat.widest) for stat in before] != [(stat.label, stat.widest) for stat in now]:
+        if [_shape(stat) for stat in before] != [_shape(stat) for stat in now]:
             self.update()
             return
         for cell, old, new in zip(self._cells, before, now, strict=True):
@@ -69,36 +79,58 @@ class StatStrip(Chart[tuple[Stat, ...]]):
                 self.update(cell)
 
     def sizeHint(self) -> QSize:
-        return QSize(800, HEIGHT)
+        return QSize(800, self.height())
 
     def minimumSizeHint(self) -> QSize:
-        return QSize(200, HEIGHT)
+        return QSize(200, self.height())
 
     def relayout(self) -> None:
-        """The largest number size at which all cells fit, then cells from left to right."""
-        for value_px, gap in ((17, _GAP), (17, 14), (15, 12), (13, 10)):
-            widths = self._widths(value_px)
-            self._value_px = value_px
+        """The largest of the sizes at which all cells stand on one row, else rows at the smallest."""
+        for value_px, gap, is_short in _SIZES:
+            self._value_px, self._is_short = value_px, is_short
+            widths = self._widths()
             if sum(widths) + gap * max(0, len(widths) - 1) <= self.width():
                 break
-        left = 0
         self._cells = []
+        left = top = 0
         for width in widths:
-            self._cells.append(QRect(left, 0, width, HEIGHT))
+            if left and left + width > self.width():
+                left, top = 0, top + HEIGHT
+            self._cells.append(QRect(left, top, min(width, self.width()), HEIGHT))
             left += width + gap
+        self.setFixedHeight(top + HEIGHT)
 
-    def _widths(self, value_px: int) -> list[int]:
-        values, labels = QFontMetrics(chart_font(value_px, bold=True)), QFontMetrics(chart_font(11))
+    def _widths(self) -> list[int]:
+        values, labels = QFontMetrics(chart_font(self._value_px, bold=True)), QFontMetrics(chart_font(11))
         return [
-            max(values.horizontalAdvance(stat.widest), labels.horizontalAdvance(stat.label), 64) + 2
+            max(
+                values.horizontalAdvance(stat.widest),
+                values.horizontalAdvance(stat.value),
+                labels.horizontalAdvance(stat.label_at(self._is_short)),
+                64,
+            )
+            + 2
             for stat in self.figure
         ]
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
+        elide = Qt.TextElideMode.ElideRight
         for stat, cell in zip(self.figure, self._cells, strict=True):
             if not cell.intersects(event.rect()):
                 continue
-            paint_text(painter, QRectF(cell.x(), 2, cell.width(), 16), stat.label, self._colors.muted, 11)
+            room = QRectF(cell.x(), cell.y() + 2, cell.width(), 16)
+            paint_text(painter, room, stat.label_at(self._is_short), self._colors.muted, 11, elide=elide)
             ink = self._colors.lead_text if stat.is_hot else self._colors.foreground
-            room, elide = QRectF(cell.x(), 18, cell.width() + 4, 26), Qt.TextElideMode.ElideRight
-            paint_text(painter, room, stat.value, ink, self._value_px, bold=True, elide=elide)
+            room = QRectF(cell.x(), cell.y() + 18, cell.width(), 26)
+            paint_text(painter, room, stat.value, ink, self._value_px, bold=True)
+
+    def tooltip_at(self, x: float, y: float) -> str:
+        """The whole label, where it is shortened."""
+        for stat, cell in zip(self.figure, self._cells, strict=True):
+            if cell.contains(int(x), int(y)) and self._is_short and stat.short:
+                return f"{stat.label}: {stat.value}"
+        return ""
+
+
+def _shape(stat: Stat) -> tuple[object, ...]:
+    return stat.label, stat.short, stat.widest, max(len(stat.value), len(stat.widest))

@@ -71,7 +71,8 @@ def _outlook(run: LiveRun) -> Stat:
     loss = UNKNOWN if evaluation.loss is None else f"{evaluation.loss:.4f}"
     if evaluation.accuracy is None:
         return Stat("Held-out loss", loss, "88.8888")
-    return Stat("Held-out loss, accuracy", f"{loss}  {100 * evaluation.accuracy:.1f}%", "88.8888  88.8%")
+    accuracy = f"{loss}  {100 * evaluation.accuracy:.1f}%"
+    return Stat("Held-out loss, accuracy", accuracy, "88.8888  88.8%", short="Held-out, accuracy")
 
 
 def _balance(run: LiveRun) -> Stat:

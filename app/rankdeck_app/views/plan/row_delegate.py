@@ -29,9 +29,9 @@ from rankdeck_app.widgets.painting import (
     Index,
     chart_font,
     dashed_line,
-    fitting_words,
     paint_segments,
     paint_text,
+    paint_words,
 )
 
 MIN_ROW = 42
@@ -121,7 +121,7 @@ class PlanRowDelegate(QStyledItemDelegate):
         if figure.words:
             left = columns.bars + INDEX_WIDTH
             room = QRect(left, rect.y() + 4, columns.verdict - 14 - left, rect.height() - 8)
-            self._paint_words(painter, room, figure.words)
+            paint_words(painter, room, figure.words, self.colors.muted, 11)
         else:
             self._paint_bars(painter, rect, columns, figure)
             self._paint_numbers(painter, rect, columns, figure)
@@ -178,13 +178,6 @@ class PlanRowDelegate(QStyledItemDelegate):
         ink = color("button.foreground" if is_filled else "descriptionForeground")
         paint_text(painter, box, word, ink, 10, CENTER, bold=True)
         return width
-
-    def _paint_words(self, painter: QPainter, room: QRect, words: str) -> None:
-        """Up to the lines that the row has; all of it is in the tooltip."""
-        painter.setFont(chart_font(11))
-        painter.setPen(self.colors.muted)
-        text = fitting_words(painter.fontMetrics(), words, room.width(), room.height())
-        painter.drawText(room, int(Qt.TextFlag.TextWordWrap | Qt.AlignmentFlag.AlignVCenter), text)
 
     def _paint_bars(self, painter: QPainter, rect: QRect, columns: Columns, figure: RowFigure) -> None:
         num_bars = max(len(figure.bars), figure.num_tracks)

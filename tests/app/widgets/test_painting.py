@@ -1,0 +1,61 @@
+"""Text that does not fit its place is told while somebody watches."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtCore import QRect, QRectF, Qt
+from PySide6.QtGui import QColor, QPainter, QPixmap
+from PySide6.QtWidgets import QApplication
+
+from rankdeck_app.widgets.painting import Overflow, paint_text, paint_words, watch_overflows
+
+INK = QColor("white")
+WORDS = "seven words that need a wide place"
+
+
+def overflows(box: QRectF, text: str, **options: Qt.TextElideMode) -> list[Overflow]:
+    found: list[Overflow] = []
+    pixmap = QPixmap(300, 60)
+    painter = QPainter(pixmap)
+    with watch_overflows(found.append):
+        paint_text(painter, box, text, INK, 12, **options)
+    painter.end()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("box", "expected"),
+    [
+        (QRectF(0, 0, 280, 20), 0),
+        (QRectF(0, 0, 100, 20), 1),  # too narrow
+        (QRectF(0, 0, 280, 5), 1),  # too low
+        (QRectF(200, 0, 280, 20), 1),  # out of the widget, whatever the box says
+        (QRectF(200, 80, 280, 20), 0),  # nobody sees it
+    ],
+)
+def test_text_that_does_not_fit_is_told(qapp: QApplication, box: QRectF, expected: int) -> None:
+    assert len(overflows(box, WORDS)) == expected
+
+
+def test_text_that_is_shortened_on_purpose_fits(qapp: QApplication) -> None:
+    assert not overflows(QRectF(0, 0, 100, 20), WORDS, elide=Qt.TextElideMode.ElideRight)
+
+
+def test_words_are_wrapped_and_left_out_where_lines_end(qapp: QApplication) -> None:
+    found: list[Overflow] = []
+    pixmap = QPixmap(300, 60)
+    painter = QPainter(pixmap)
+    with watch_overflows(found.append):
+        paint_words(painter, QRect(0, 0, 90, 34), WORDS, INK, 11)
+        assert not found
+        paint_words(painter, QRect(0, 0, 30, 34), "unbreakable_words_overflow", INK, 11)
+    painter.end()
+    assert [overflow.text for overflow in found] == ["unbreakable_words_overflow"]
+
+
+def test_nobody_watches_afterwards(qapp: QApplication) -> None:
+    found: list[Overflow] = []
+    with watch_overflows(found.append):
+        pass
+    overflows(QRectF(0, 0, 10, 20), WORDS)
+    assert not found
