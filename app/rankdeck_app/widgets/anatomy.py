@@ -17,7 +17,7 @@ from rankdeck.base.units import format_bytes
 from rankdeck.run.anatomy import PHASES, Span
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart import UNKNOWN, Chart
-from rankdeck_app.widgets.device_rows import DeviceRows
+from rankdeck_app.widgets.device_rows import DeviceRows, natural_height
 from rankdeck_app.widgets.legend import LegendEntry, paint_entries, place_entries
 from rankdeck_app.widgets.painting import CENTER, chart_font, paint_text
 from rankdeck_app.widgets.zoom_plot import round_up
@@ -110,7 +110,8 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
         )
 
     def sizeHint(self) -> QSize:
-        return QSize(420, max(110, 22 * len(self.figure.rows) + AXIS_HEIGHT + LEGEND_HEIGHT))
+        rows = natural_height(len(self.figure.rows))
+        return QSize(420, max(90, rows + AXIS_HEIGHT + LEGEND_HEIGHT))
 
     def minimumSizeHint(self) -> QSize:
         return QSize(200, max(60, int(4.5 * len(self.figure.rows)) + AXIS_HEIGHT))
@@ -136,7 +137,7 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
         figure = self.figure
         labels = [row.label for row in figure.rows]
         room = self.height() - AXIS_HEIGHT - self._legend_height - 4
-        rows = DeviceRows(labels, self.width(), room, most_row=34.0, numbers=_VALUE_WIDTH)
+        rows = DeviceRows(labels, self.width(), room, most_row=64.0, numbers=_VALUE_WIDTH)
         layout = _Layout(rows)
         span_s = figure.end_s - figure.start_s
         for index, row in enumerate(figure.rows):

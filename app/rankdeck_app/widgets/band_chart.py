@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyqtgraph as pg
 from numpy.typing import NDArray
+from PySide6.QtGui import QFontMetrics
 
 from rankdeck.run.series import Curve, Floats, Series
 from rankdeck_app.theme import Theme
@@ -28,17 +29,19 @@ from rankdeck_app.widgets.zoom_plot import (
 
 _COLUMNS = 240
 _LABEL_HEIGHT = 15.0
+_LABEL_PADDING = 8
 # With fewer samples than this in sight each one is marked: a straight line is no reading.
 _FEW = 40
 
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """A dashed line with its name: the capacity, the predicted peak."""
+    """A dashed line with its name: the capacity, the predicted peak; `short` where that has no room."""
 
     name: str
     num_bytes: int
     is_hard: bool = True
+    short: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ class BandChart(ZoomPlot):
     def __init__(self, theme: Theme, name: str = "") -> None:
         super().__init__(theme, TimeAxis("bottom"), name)
         self.figure = BandFigure()
+        self._label_metrics = QFontMetrics(chart_font(11, bold=True))
         self._low, self._high, self._gap_top = (pg.PlotCurveItem() for _ in range(3))
         self._lead = pg.PlotCurveItem(antialias=True, connect="finite")
         self._dots = pg.ScatterPlotItem(symbol="o", size=4, pxMode=True)
@@ -158,8 +162,12 @@ class BandChart(ZoomPlot):
         )
         top = max(float(np.nanmax(window.high)), float(np.nanmax(high)) if len(high) else 0.0)
         top = max([top, *(float(limit.num_bytes) for limit in figure.limits)])
-        divisor, _ = byte_unit(top)
-        self.getPlotItem().getAxis("left").setScale(1 / divisor)
+        divisor, unit = byte_unit(top)
+        axis = self.getPlotItem().getAxis("left")
+        if axis.unit != unit:
+            axis.unit = unit
+            axis.setWidth(58)
+        axis.setScale(1 / divisor)
         # Room for a label above the highest line.
         air = 1.0 + 20.0 / max(60.0, float(self.getViewBox().height()))
         y_range = (0.0, padded_range(0.0, air * top / divisor)[1] * divisor)
@@ -175,43 +183,47 @@ class BandChart(ZoomPlot):
         return float(end - figure.span_s), float(end)
 
     def _name_devices(self, lead: NDArray[np.floating] | None, band: tuple[Floats, Floats] | None) -> None:
-        """Labels at three quarters of the width, above the line and below the band, never on each other."""
-        view = self.getViewBox()
-        (x0, x1), (y0, y1) = view.viewRange()
-        height = max(1.0, float(view.height()))
-        per_pixel = (y1 - y0) / height
-        at_x = x0 + 0.97 * (x1 - x0)
-        taken: list[float] = []
-        lines = [limit.num_bytes for limit in self.figure.limits]
-        for limit, label in zip(self.figure.limits, self._limit_labels, strict=True):
-            taken.append(_placed(limit.num_bytes - 10 * per_pixel, -per_pixel, taken, lines))
-            label.setPos(at_x, taken[-1])
-        self._lead_label.setVisible(lead is not None)
-        self._rest_label.setVisible(band is not None)
+        """Labels at the right, above the line and below the band, never on each other and never cut: where
+        there is no place for one it is left out, limits first.
+        """
+        figure = self.figure
+        places = _Places(self.getViewBox(), [limit.num_bytes for limit in figure.limits])
+        for label, is_known in ((self._lead_label, lead), (self._rest_label, band)):
+            label.setVisible(is_known is not None)
         if lead is not None:
-            name = self.figure.labels[self.figure.line]
-            self._lead_label.setText(f"{name} lead" if self.figure.is_notable else name)
+            name = figure.labels[figure.line]
             top = float(np.nanmax(lead[-max(1, len(lead) // 3) :]))
-            wanted = top + 10 * per_pixel
-            if wanted + 8 * per_pixel > y1:
-                wanted = top - 12 * per_pixel
-            taken.append(_placed(wanted, -per_pixel, taken, lines))
-            self._lead_label.setPos(at_x, taken[-1])
+            names = f"{name} lead" if figure.is_notable else name, name
+            self._place(self._lead_label, places.beside(top, above=True), *names)
         if band is not None:
-            self._rest_label.setText(self._rest_name())
-            under = float(np.nanmin(band[0][-max(1, len(band[0]) // 3) :])) - 10 * per_pixel
-            if under - 8 * per_pixel < y0:
-                under = float(np.nanmax(band[1][-max(1, len(band[1]) // 3) :])) + 10 * per_pixel
-            taken.append(_placed(under, per_pixel if under < 8 * per_pixel else -per_pixel, taken))
-            self._rest_label.setPos(at_x, taken[-1])
+            least = float(np.nanmin(band[0][-max(1, len(band[0]) // 3) :]))
+            most = float(np.nanmax(band[1][-max(1, len(band[1]) // 3) :]))
+            self._place(self._rest_label, places.beside(least, most, above=False), *self._rest_names())
+        for limit, label in zip(figure.limits, self._limit_labels, strict=True):
+            self._place(label, places.beside(limit.num_bytes, above=False), limit.name, limit.short)
 
-    def _rest_name(self) -> str:
+    def _place(self, label: pg.TextItem, at: tuple[float, float] | None, *names: str) -> None:
+        label.setVisible(at is not None)
+        if at is not None:
+            self._name(label, *names)
+            label.setPos(*at)
+
+    def _name(self, label: pg.TextItem, *names: str) -> None:
+        """The first name that has room, or none; told only where it is another one."""
+        room = 0.97 * self.getViewBox().width() - _LABEL_PADDING
+        fitting = (name for name in names if name and self._label_metrics.horizontalAdvance(name) <= room)
+        name = next(fitting, "")
+        if label.toPlainText() != name:
+            label.setText(name)
+
+    def _rest_names(self) -> tuple[str, ...]:
         others = [label for index, label in enumerate(self.figure.labels) if index != self.figure.line]
         if len(others) == 1:
-            return others[0]
+            return (others[0],)
         first, last = others[0], others[-1].rsplit(" ", 1)[-1]
         in_a_row = self.figure.line in (0, len(others))
-        return f"{first}–{last} min…max" if in_a_row else f"{len(others)} others min…max"
+        name = f"{first}–{last}" if in_a_row else f"{len(others)} others"
+        return f"{name} min…max", name
 
     def readout(self, x: float) -> str:
         figure = self.figure
@@ -229,17 +241,34 @@ class BandChart(ZoomPlot):
         return "  ".join(parts) if len(parts) > 1 else ""
 
 
-def _placed(wanted: float, step: float, taken: Sequence[float], lines: Sequence[float] = ()) -> float:
-    """The nearest free height at or beyond `wanted`, moving by `step` (one pixel): off other labels, and on
-    none of the lines.
-    """
-    pixel = abs(step)
-    for _ in range(200):
-        is_free = all(abs(wanted - other) >= _LABEL_HEIGHT * pixel for other in taken)
-        if is_free and all(abs(wanted - line) >= _LABEL_HEIGHT / 2 * pixel for line in lines):
-            return wanted
-        wanted += step
-    return wanted
+class _Places:
+    """Where labels can stand in a view: off other labels, and on no limit."""
+
+    def __init__(self, view: pg.ViewBox, limits: Sequence[float]) -> None:
+        (x0, x1), (self._y0, self._y1) = view.viewRange()
+        self._pixel = (self._y1 - self._y0) / max(1.0, float(view.height()))
+        self._x = float(x0 + 0.97 * (x1 - x0))
+        self._limits = limits
+        self._taken: list[float] = []
+
+    def beside(self, y: float, other: float | None = None, *, above: bool) -> tuple[float, float] | None:
+        """The nearest free place to a line, or to a band up to `other`; on the wanted side if there is one."""
+        upper, lower = max(y, y if other is None else other), y
+        up = [upper + (10 + step) * self._pixel for step in range(200)]
+        down = [lower - (10 + step) * self._pixel for step in range(200)]
+        for wanted in (*up[:20], *down, *up) if above else (*down[:20], *up, *down):
+            if self._is_free(wanted):
+                self._taken.append(wanted)
+                return self._x, wanted
+        return None
+
+    def _is_free(self, y: float) -> bool:
+        if not self._y0 + 8 * self._pixel <= y <= self._y1 - 6 * self._pixel:
+            return False
+        apart = _LABEL_HEIGHT * self._pixel
+        return all(abs(y - other) >= apart for other in self._taken) and all(
+            abs(y - limit) >= apart / 2 for limit in self._limits
+        )
 
 
 def _interpolated(series: Curve | Series, grid: Floats, x0: float, x1: float) -> tuple[Floats, Floats]:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from PySide6.QtCore import QRect, QRectF, QSize, Qt
 from PySide6.QtGui import (
-    QColor,
     QContextMenuEvent,
     QFontMetricsF,
     QGuiApplication,
@@ -28,7 +27,7 @@ from PySide6.QtWidgets import QFileDialog, QMenu, QMessageBox, QWidget
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart_colors import ChartColors
 from rankdeck_app.widgets.layouts import column
-from rankdeck_app.widgets.painting import chart_font, paint_text, painted_width
+from rankdeck_app.widgets.painting import RIGHT, chart_font, paint_text, painted_width
 
 HEADER_HEIGHT = 30
 RADIUS = 6
@@ -42,11 +41,12 @@ class ChartCard(QWidget):
     def __init__(self, title: str, theme: Theme, body: QWidget, csv_rows: CsvRows | None = None) -> None:
         super().__init__()
         self.title = title
-        self._subtitle = self._short_subtitle = ""
-        self._source = self._short_source = ""
+        self._subtitles: tuple[str, ...] = ()
+        self._sources: tuple[str, ...] = ()
         self._theme = theme
         self._colors = ChartColors(theme)
         self._csv_rows = csv_rows
+        self.body = body
         column(body, on=self, margins=(10, HEADER_HEIGHT, 10, 8))
         self.setAccessibleName(title)
         theme.changed.connect(self._retheme)
@@ -57,22 +57,41 @@ class ChartCard(QWidget):
             self.setAccessibleName(text)
             self.update(self._header_rect())
 
-    def set_subtitle(self, text: str, short: str = "") -> None:
-        """`short` is drawn where the whole text has no room."""
-        if (text, short or text) != (self._subtitle, self._short_subtitle):
-            self._subtitle, self._short_subtitle = text, short or text
-            self.update(self._header_rect())
+    def set_subtitle(self, *texts: str) -> None:
+        """The same in ever fewer words: those are drawn that have room, the tooltip has all."""
+        if texts != self._subtitles:
+            self._subtitles = texts
+            self._tell()
 
-    def set_source(self, text: str, short: str = "") -> None:
-        """What the figures are: measured in a rehearsal, on a GPU, predicted or simulated.
+    def set_source(self, *texts: str) -> None:
+        """What the figures are: measured in a rehearsal, on a GPU, predicted or simulated. As a subtitle."""
+        if texts != self._sources:
+            self._sources = texts
+            self._tell()
 
-        `short` is drawn where the whole text has no room; the tooltip has the whole.
-        """
-        if (text, short or text) != (self._source, self._short_source):
-            self._source, self._short_source = text, short or text
-            self.setAccessibleDescription(text)
-            self.setToolTip(text)
-            self.update(self._header_rect())
+    @property
+    def subtitle(self) -> str:
+        """All of it."""
+        return self._subtitles[0] if self._subtitles else ""
+
+    @property
+    def source(self) -> str:
+        """All of it."""
+        return self._sources[0] if self._sources else ""
+
+    def _tell(self) -> None:
+        words = [text for text in (self.subtitle, self.source) if text]
+        self.setAccessibleDescription(". ".join(words))
+        self.setToolTip("\n".join(words))
+        self.update(self._header_rect())
+
+    @property
+    def natural_height(self) -> int:
+        """What the body asks for, with the frame around it."""
+        return HEADER_HEIGHT + 8 + self.body.sizeHint().height()
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(120, HEADER_HEIGHT + 8 + self.body.minimumSizeHint().height())
 
     def _header_rect(self) -> QRect:
         return QRect(0, 0, self.width(), HEADER_HEIGHT)
@@ -91,34 +110,31 @@ class ChartCard(QWidget):
         painter.end()
 
     def _paint_header(self, painter: QPainter) -> None:
-        """Title, subtitle, and the source at the right. The subtitle is shortened first, the title last."""
+        """Title, subtitle, and the source at the right, each in words that fit whole."""
         left, right, colors = 12.0, self.width() - 12.0, self._colors
-
-        def draw(text: str, left: float, ink: QColor, px: int, *, bold: bool = False) -> float:
-            room, elide = QRectF(left, 6, max(0.0, right - left), 20), Qt.TextElideMode.ElideRight
-            shown = paint_text(painter, room, text, ink, px, bold=bold, elide=elide)
-            return painted_width(painter, shown)
-
-        left += draw(self.title, left, colors.foreground, 12, bold=True)
-        source = self._fitting_source(right - left)
+        room, elide = QRectF(left, 6, max(0.0, right - left), 20), Qt.TextElideMode.ElideRight
+        shown = paint_text(painter, room, self.title, colors.foreground, 12, bold=True, elide=elide)
+        left += painted_width(painter, shown) + 12
+        subtitle, source = self.fitting_words(right - left)
+        room.setLeft(left)
+        if subtitle:
+            paint_text(painter, room, subtitle, colors.muted, 11)
         if source:
-            width = QFontMetricsF(chart_font(10)).horizontalAdvance(source)
-            draw(source, right - width - 1, colors.axis, 10)
-            right -= width + 12
-        metrics, room = QFontMetricsF(chart_font(11)), right - left - 12
-        fits = metrics.horizontalAdvance(self._subtitle) <= room
-        subtitle = self._subtitle if fits else self._short_subtitle
-        # A word cut in the middle says less than none.
-        if metrics.horizontalAdvance(subtitle) * 0.7 <= room:
-            draw(subtitle, left + 12, colors.muted, 11)
+            paint_text(painter, room, source, colors.axis, 10, RIGHT)
 
-    def _fitting_source(self, room: float) -> str:
-        """The whole text if the subtitle keeps its room beside it, else the short one, else nothing."""
-        metrics = QFontMetricsF(chart_font(10))
-        subtitle = QFontMetricsF(chart_font(11)).horizontalAdvance(self._subtitle) + 24
-        if metrics.horizontalAdvance(self._source) + subtitle <= room:
-            return self._source
-        return self._short_source if metrics.horizontalAdvance(self._short_source) + 12 <= room else ""
+    def fitting_words(self, room: float) -> tuple[str, str]:
+        """(subtitle, source) that fit beside each other: a short source before a long subtitle."""
+        subtitles, sources = self._subtitles or ("",), self._sources or ("",)
+        of_subtitle, of_source = QFontMetricsF(chart_font(11)), QFontMetricsF(chart_font(10))
+        wanted = [(subtitles[0], sources[0])]
+        wanted += [(subtitle, sources[-1]) for subtitle in subtitles]
+        wanted += [(subtitle, "") for subtitle in subtitles] + [("", sources[-1])]
+        for subtitle, source in wanted:
+            gap = 14 if subtitle and source else 1
+            widths = of_subtitle.horizontalAdvance(subtitle), of_source.horizontalAdvance(source)
+            if sum(widths) + gap <= room:
+                return subtitle, source
+        return "", ""
 
     def sizeHint(self) -> QSize:
         return QSize(420, 220)

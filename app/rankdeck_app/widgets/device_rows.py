@@ -59,6 +59,12 @@ class DeviceRows:
         paint_text(painter, at_right, *number, px, RIGHT, bold=bold, mono=True)
 
 
+def natural_height(num_rows: int, least: int = 18) -> int:
+    """What rows of devices like to have together, in pixels: few of them are higher."""
+    steps = ((1, 56), (2, 46), (4, 34), (8, 26))
+    return num_rows * next((height for most, height in steps if num_rows <= most), least)
+
+
 def label_width(labels: Sequence[str], px: int) -> float:
     """What the widest name takes in bold, in pixels."""
     metrics = QFontMetricsF(chart_font(px, bold=True))

@@ -20,7 +20,7 @@ from PySide6.QtGui import QImage, QPainter, QPaintEvent
 from rankdeck.run.series import Curve, Series
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart import UNKNOWN, Chart
-from rankdeck_app.widgets.device_rows import DeviceRows
+from rankdeck_app.widgets.device_rows import DeviceRows, natural_height
 from rankdeck_app.widgets.painting import CENTER, paint_text
 from rankdeck_app.widgets.tracks import image_of
 
@@ -90,7 +90,7 @@ class HeatStrip(Chart[HeatFigure]):
         return self._image
 
     def sizeHint(self) -> QSize:
-        return QSize(420, max(100, 20 * len(self.figure.labels) + AXIS_HEIGHT))
+        return QSize(420, max(90, natural_height(len(self.figure.labels)) + AXIS_HEIGHT))
 
     def minimumSizeHint(self) -> QSize:
         return QSize(200, max(50, int(4.5 * len(self.figure.labels)) + AXIS_HEIGHT))
@@ -100,7 +100,7 @@ class HeatStrip(Chart[HeatFigure]):
         # Names of thin rows stand out above the first one.
         above = 4.0 if self.height() - AXIS_HEIGHT < 12 * max(1, len(labels)) else 0.0
         room = self.height() - AXIS_HEIGHT - above
-        return DeviceRows(labels, self.width(), room, most_row=36.0, numbers=44, top=above)
+        return DeviceRows(labels, self.width(), room, most_row=64.0, numbers=44, top=above)
 
     def paint(self, painter: QPainter, event: QPaintEvent) -> None:
         figure, ink = self.figure, self._colors

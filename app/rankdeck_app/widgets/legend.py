@@ -22,7 +22,7 @@ _GAP = 10
 class LegendEntry:
     """A name with its sign: brushes on top of each other, or the pen of an upright line.
 
-    `weight`: how much the figure shows of it; None is never left out.
+    `weight`: how much the figure shows of it; None is left out last.
     """
 
     text: str
@@ -42,9 +42,8 @@ def place_entries(
     widths = {entry.text: metrics.horizontalAdvance(entry.text) + _TEXT_LEFT + _GAP for entry in entries}
     shown = list(entries)
     while one_line and sum(widths[entry.text] for entry in shown) - _GAP > width:
-        weighed = [entry for entry in shown if entry.weight is not None]
-        if not weighed or len(shown) == 1:
-            break
+        # What has no weight goes last, from the end.
+        weighed = [entry for entry in shown if entry.weight is not None] or shown[-1:]
         shown.remove(min(weighed, key=lambda entry: entry.weight or 0))
     lines: list[list[PlacedEntry]] = [[]]
     left = 0.0
@@ -69,4 +68,5 @@ def paint_entries(
         else:
             for brush in entry.sign:
                 painter.fillRect(QRectF(left, middle - SIGN_PX / 2, SIGN_PX, SIGN_PX), brush)
-        paint_text(painter, QRectF(left + _TEXT_LEFT, middle - 9, 300, 18), entry.text, ink, px)
+        width = QFontMetricsF(chart_font(px)).horizontalAdvance(entry.text)
+        paint_text(painter, QRectF(left + _TEXT_LEFT, middle - 9, width, 18), entry.text, ink, px)

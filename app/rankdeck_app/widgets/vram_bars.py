@@ -19,12 +19,13 @@ from rankdeck.run.imbalance import Imbalance
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart import UNKNOWN, Chart, bytes_table
 from rankdeck_app.widgets.chart_colors import KIND_LABELS, byte_unit
-from rankdeck_app.widgets.device_rows import label_width
+from rankdeck_app.widgets.device_rows import label_width, natural_height
 from rankdeck_app.widgets.legend import LegendEntry, PlacedEntry, paint_entries, place_entries
 from rankdeck_app.widgets.painting import RIGHT, chart_font, dashed_line, paint_segments, paint_text
 
 LEGEND_HEIGHT = 18
 TALL_ROW = 18
+_LEAST_BAR = 84.0
 MEDIAN, PREDICTED = "median, others", "predicted"
 _MEDIAN_DASHES = (3, 2)
 
@@ -84,24 +85,31 @@ class _Columns:
 
     def __init__(self, figure: BarsFigure, number: str, width: float, room: float) -> None:
         num_rows = max(1, len(figure.bars))
-        self.row_height = min(room / num_rows, 56.0)
+        self.row_height = min(room / num_rows, 72.0)
         self.text_size = 12 if self.row_height >= 13 else 10 if self.row_height >= 10 else 9
+        self.unit_px = min(10, self.text_size)
         self.bar_left = label_width([bar.label for bar in figure.bars], self.text_size) + 10
         mono = QFontMetricsF(chart_font(self.text_size, bold=True, mono=True))
         self.number_width = max(mono.horizontalAdvance("8888.8"), mono.horizontalAdvance(number))
-        ratio_width = mono.horizontalAdvance("88.8× ▲") if num_rows > 1 else 0.0
-        bar_width = width - self.bar_left - self.number_width - ratio_width - 18
+        self.unit_width = QFontMetricsF(chart_font(self.unit_px)).horizontalAdvance(figure.unit[1]) + 4
+        bar_width = width - self.bar_left - self.number_width - self.unit_width - 10
+        # Where it is narrow the ratio goes first: the strip of figures above has it too.
+        ratio_width = mono.horizontalAdvance("88.8× ▲") + 10 if num_rows > 1 else 0.0
+        self.has_ratio = num_rows > 1 and bar_width - ratio_width >= _LEAST_BAR
+        bar_width -= ratio_width * self.has_ratio
         # Where the lead bar nearly fills the scale its excess is written behind the end of it.
         widest = "+888.8 MiB" if figure.scale_bytes == figure.largest_bytes else "+88.8 GiB"
         excess_width = QFontMetricsF(chart_font(11, bold=True)).horizontalAdvance(widest) + 10
-        if num_rows < 2 or bar_width * (1 - figure.largest_bytes / figure.scale_bytes) >= excess_width:
+        has_room = bar_width * (1 - figure.largest_bytes / figure.scale_bytes) >= excess_width
+        if num_rows < 2 or has_room or bar_width - excess_width < _LEAST_BAR:
             excess_width = 0.0
-        self.bar_width = max(40.0, bar_width - excess_width)
+        self.bar_width = max(20.0, bar_width - excess_width)
         self.number_left = self.bar_left + self.bar_width + excess_width + 6
-        self.ratio_left = self.number_left + self.number_width + 10
+        self.unit_left = self.number_left + self.number_width + 4
+        self.ratio_left = self.unit_left + self.unit_width + 6
         self.top = 2 + max(0.0, room - self.row_height * num_rows) / 2
         usual = self.row_height - 3 if self.row_height < 12 else self.row_height * 0.66
-        self.bar_height = max(4.0, min(22.0, usual))
+        self.bar_height = max(4.0, min(32.0, usual))
 
     def row_at(self, y: float) -> int:
         return int((y - self.top) // self.row_height)
@@ -120,7 +128,7 @@ class VramBars(Chart[BarsFigure]):
         )
 
     def sizeHint(self) -> QSize:
-        return QSize(420, max(120, 22 * len(self.figure.bars) + LEGEND_HEIGHT))
+        return QSize(420, max(90, natural_height(len(self.figure.bars)) + 2 * LEGEND_HEIGHT))
 
     def minimumSizeHint(self) -> QSize:
         return QSize(300, max(60, int(9.2 * len(self.figure.bars)) + LEGEND_HEIGHT + 6))
@@ -159,6 +167,9 @@ class VramBars(Chart[BarsFigure]):
         number = bar.missing if bar.total_bytes is None else self._number(bar.total_bytes)
         ink = self._colors.muted if bar.total_bytes is None or bar.is_old else self._colors.foreground
         paint_text(painter, room, number, ink, px, RIGHT, bold=leads, mono=True)
+        if bar.total_bytes is not None:
+            room = QRectF(columns.unit_left, row.y(), columns.unit_width, row.height())
+            paint_text(painter, room, self.figure.unit[1], self._colors.muted, columns.unit_px)
         if bar.total_bytes is None:
             self._paint_prediction(painter, box, bar)
             return
@@ -204,8 +215,10 @@ class VramBars(Chart[BarsFigure]):
         ink, px = self._colors.lead_text, columns.text_size
         row_top = box.center().y() - columns.row_height / 2
         room = QRectF(end + 8, row_top, columns.number_left - end - 8, columns.row_height)
-        paint_text(painter, room, f"+{format_bytes(lead.excess_bytes)}", ink, min(11, px), bold=True)
-        if lead.ratio is not None:
+        excess = f"+{format_bytes(lead.excess_bytes)}"
+        if QFontMetricsF(chart_font(min(11, px), bold=True)).horizontalAdvance(excess) <= room.width():
+            paint_text(painter, room, excess, ink, min(11, px), bold=True)
+        if lead.ratio is not None and columns.has_ratio:
             room = QRectF(columns.ratio_left, row_top, self.width() - columns.ratio_left, columns.row_height)
             paint_text(painter, room, f"{lead.ratio:.1f}× ▲", ink, px, bold=True, mono=True)
 
@@ -225,8 +238,12 @@ class VramBars(Chart[BarsFigure]):
         return 10 if self._is_tight() else 11
 
     def _legend_lines(self) -> list[list[PlacedEntry]]:
-        """A second line is taken only from rows that are tall; else the smallest kinds go unnamed."""
-        return place_entries(self._legend(), self.width(), px=self._legend_px(), one_line=self._is_tight())
+        """A second line is taken only from rows that are tall; else, and where three would be needed, the
+        smallest kinds go unnamed.
+        """
+        entries, px = self._legend(), self._legend_px()
+        lines = [] if self._is_tight() else place_entries(entries, self.width(), px=px, one_line=False)
+        return lines if 0 < len(lines) <= 2 else place_entries(entries, self.width(), px=px)
 
     def _legend(self) -> list[LegendEntry]:
         """The kinds of at least 1 % of the scale on some device, then the lines; a tooltip has all."""
@@ -257,6 +274,9 @@ class VramBars(Chart[BarsFigure]):
         held, labels = bar.by_kind or {}, self.figure.labels
         kinds = bytes_table((label, held[kind]) for kind, label in labels.items() if held.get(kind))
         note = f"<br>{bar.note}" if bar.note else ""
+        lead = self.figure.imbalance
+        if lead is not None and lead.device == index:
+            note += f"<br>{format_bytes(lead.excess_bytes)} above the median of the others"
         if bar.predicted_bytes is not None:
             note += f"<br>{prediction_text(bar.total_bytes, bar.predicted_bytes)}"
         return f"<b>{bar.label}</b>&nbsp;&nbsp;{format_bytes(bar.total_bytes)}{note}{kinds}"

@@ -85,7 +85,9 @@ class CountAxis(pg.AxisItem):
 
 
 class ValueAxis(pg.AxisItem):
-    """A few plain numbers, so that a small card keeps room for its curves."""
+    """A few plain numbers with their unit, so that a small card keeps room for its curves."""
+
+    unit = ""
 
     def tickSpacing(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, float]]:  # noqa: N803
         wanted = (maxVal - minVal) / max(2.0, size / 24)
@@ -94,7 +96,8 @@ class ValueAxis(pg.AxisItem):
     def tickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:
         shown_spacing = spacing * scale
         digits = max(0, -math.floor(math.log10(shown_spacing) + 1e-9)) if shown_spacing > 0 else 0
-        return [f"{value * scale:,.{digits}f}".replace(",", "\u2009") for value in values]
+        unit = f" {self.unit}" if self.unit else ""
+        return [f"{value * scale:,.{digits}f}".replace(",", "\u2009") + unit for value in values]
 
 
 class ZoomPlot(pg.PlotWidget):

@@ -92,7 +92,7 @@ def test_a_dp_run_reaches_every_card(
     assert page.title == "gpt-dp"
     assert not page._banner.isVisible()
     for name in ("bars", "band"):
-        assert page.cards[name].toolTip() == "tensor bytes on virtual devices (CPU rehearsal)"
+        assert page.cards[name].source == "tensor bytes on virtual devices (CPU rehearsal)"
     for name in ("heat", "loss", "rate"):
         assert "CPU rehearsal" in page.cards[name].toolTip()
 
@@ -122,8 +122,8 @@ def test_the_prediction_stands_beside_what_is_measured(
     written.end("completed")
     qtbot.waitUntil(lambda: page.run.outcome == "completed")
     assert (
-        run_figures.bars_subtitle(page.run, run_figures.bars(page.run))
-        == "highest of 1 of 40 steps, MiB; predicted 300.0 MiB (+4.9 %)"
+        run_figures.bars_subtitle(page.run, run_figures.bars(page.run))[0]
+        == "highest of 1 of 40 steps; predicted 300.0 MiB (+4.9 %)"
     )
 
 

@@ -237,7 +237,7 @@ def test_it_is_drawn_in_both_themes_and_sizes(
     assert {page.table._columns[index].title for index, *_ in places} >= {"VRAM", "Busy", "Held by"}
     assert places[-1][2].right() <= page.table.width() + 1
     assert page.table.row_height * count + 18 <= page.table.height() + 1, "no row is cut off"
-    sources = {page.cards[name]._source for name in ("bars", "band", "heat", "table")}
+    sources = {page.cards[name].source for name in ("bars", "band", "heat", "table")}
     assert sources == {"simulated devices"}
 
 

@@ -109,7 +109,7 @@ def test_a_script_that_tells_everything_fills_every_card(
     assert {"Step": "40", "Loader wait": "10.0%"}.items() <= stats(page).items()
     assert not {"ETA", "Held-out loss"} & set(stats(page)), "nobody knows where it ends"
     assert [bar.total_bytes for bar in page._bars.figure.bars] == [80 * MIB] * 2
-    assert page.cards["bars"].toolTip() == events.OWNERS_SEEN
+    assert page.cards["bars"].source == events.OWNERS_SEEN
     assert page._heat.figure.labels == ["CPU 0", "CPU 1"] and page._heat.figure.values == [0.5, 0.5]
     (curve,) = page._metrics.figure.curves
     assert (curve.name, curve.last, curve.step) == ("accuracy", 0.9, 30)
@@ -164,7 +164,7 @@ def test_what_is_not_observed_says_so(
     qtbot.waitUntil(lambda: page._loss.awaited == "not observed: AttributeError: no backward")
     assert "not observed: loss" in page._facts.accessibleDescription()
     assert stats(page)["Step"] == "5" and "Samples/s" not in stats(page)
-    assert page.cards["rate"]._subtitle == "steps/s"
+    assert page.cards["rate"].subtitle == "steps/s"
 
 
 @pytest.mark.parametrize("later, shown_loss", [([None] * 3, "not finite"), ([None, 0.5, None], "0.5000")])

@@ -18,7 +18,7 @@ def card(qtbot: QtBot) -> ChartCard:
     rows = [("device", "bytes"), ("Virtual 0", 5)]
     card = ChartCard("VRAM per device", Theme(), QLabel("body"), lambda: rows)
     qtbot.addWidget(card)
-    card.set_subtitle("peak of step 3, MiB")
+    card.set_subtitle("peak of step 3, of 80 GiB", "peak of step 3")
     card.set_source("tensor bytes on virtual devices (CPU rehearsal)", "CPU rehearsal")
     card.resize(500, 200)
     card.show()
@@ -55,6 +55,13 @@ def test_the_menu_offers_what_works(card: ChartCard) -> None:
 @pytest.mark.parametrize(("width", "expected"), [(600, "tensor bytes"), (340, "CPU rehearsal"), (160, "")])
 def test_the_source_is_shortened_and_never_half_a_word(card: ChartCard, width: int, expected: str) -> None:
     card.resize(width, 200)
-    shown = card._fitting_source(card.width() - 24 - 110)
+    _, shown = card.fitting_words(card.width() - 24 - 110)
     assert shown.startswith(expected) and (shown == "") == (expected == "")
-    assert card.toolTip() == "tensor bytes on virtual devices (CPU rehearsal)"
+    assert card.toolTip() == "peak of step 3, of 80 GiB\ntensor bytes on virtual devices (CPU rehearsal)"
+
+
+@pytest.mark.parametrize(
+    ("room", "expected"), [(400, "peak of step 3, of 80 GiB"), (190, "peak of step 3"), (9, "")]
+)
+def test_the_subtitle_is_said_in_words_that_fit_whole(card: ChartCard, room: int, expected: str) -> None:
+    assert card.fitting_words(room)[0] == expected

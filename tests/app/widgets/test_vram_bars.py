@@ -8,7 +8,7 @@ from pytestqt.qtbot import QtBot
 
 from rankdeck.run.imbalance import imbalance_of
 from rankdeck_app.theme import Theme
-from rankdeck_app.widgets.vram_bars import BarsFigure, DeviceBar, VramBars
+from rankdeck_app.widgets.vram_bars import LEGEND_HEIGHT, BarsFigure, DeviceBar, VramBars
 
 MIB = 2**20
 LEAD = {"parameters": 21 * MIB, "optimizer": 42 * MIB, "activations": 60 * MIB, "gathered": 162 * MIB}
@@ -45,8 +45,9 @@ def pixels(bars: VramBars, color: QColor) -> list[tuple[int, int]]:
 def test_amber_marks_the_lead_device_only(shown: VramBars) -> None:
     shown.set_figure(figure(4))
     hot = QColor(Theme().color("rankdeck.kind.gathered"))
-    rows = {int(y // (shown.height() / 5)) for _, y in pixels(shown, hot) if y < shown.height() * 0.8}
-    assert rows and max(rows) == 0
+    columns, legend = shown._columns(), shown.height() - 2 * LEGEND_HEIGHT
+    rows = {columns.row_at(y) for _, y in pixels(shown, hot) if y < legend}
+    assert rows == {0}
 
 
 def test_nothing_is_amber_without_imbalance(shown: VramBars) -> None:
@@ -87,7 +88,9 @@ def test_rows_and_columns_stay_inside_and_apart(qtbot: QtBot, num_devices: int, 
     assert columns.row_height >= 5.5
     assert columns.bar_height < columns.row_height
     assert columns.top + columns.row_height * num_devices <= bars.height()
-    assert columns.bar_left < columns.number_left < columns.ratio_left <= bars.width()
+    assert columns.bar_left < columns.number_left < columns.unit_left
+    end = columns.ratio_left if columns.has_ratio else columns.unit_left + columns.unit_width
+    assert end <= bars.width() and columns.has_ratio == (num_devices > 1)
     lefts = [left for row in bars._legend_lines() for _, left in row]
     assert all(left < bars.width() for left in lefts)
 

@@ -13,11 +13,11 @@ from rankdeck.run.row import RESUMABLE
 from rankdeck_app.shell.page import PageAction
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.dashboard import run_figures
-from rankdeck_app.views.dashboard.card_grid import CardGrid
 from rankdeck_app.views.dashboard.run_tab import RunTab
 from rankdeck_app.widgets.anatomy import StepAnatomyChart
 from rankdeck_app.widgets.band_chart import BandChart
 from rankdeck_app.widgets.card import ChartCard
+from rankdeck_app.widgets.card_grid import CardGrid
 from rankdeck_app.widgets.curve_plot import CurvePlot
 from rankdeck_app.widgets.heat_strip import HeatStrip
 from rankdeck_app.widgets.stat_strip import Stat
@@ -43,16 +43,14 @@ class RunPage(RunTab):
             name: ChartCard(title, theme, body, partial(rows, run))
             for name, title, body, rows in (
                 ("bars", "VRAM per device", self._bars, run_figures.bars_rows),
-                ("band", "VRAM over time", self._band, run_figures.band_rows),
-                ("heat", "Utilisation", self._heat, run_figures.heat_rows),
                 ("anatomy", "Step anatomy", self._anatomy, run_figures.anatomy_rows),
+                ("heat", "Utilisation", self._heat, run_figures.heat_rows),
+                ("band", "VRAM over time", self._band, run_figures.band_rows),
                 ("loss", "Training loss", self._loss, run_figures.loss_rows),
                 ("rate", "Throughput", self._rate, run_figures.rate_rows),
             )
         }
-        above = [self.cards[name] for name in ("bars", "band", "heat")]
-        below = [self.cards[name] for name in ("anatomy", "loss", "rate")]
-        return CardGrid((above, below), ((44, 28, 28), (45, 29, 26)))
+        return CardGrid(self.cards, devices=("bars", "anatomy", "heat"))
 
     def _plots(self) -> Sequence[ZoomPlot]:
         return (self._band, self._loss, self._rate)
@@ -94,9 +92,9 @@ class RunPage(RunTab):
         bars, band = run_figures.bars(run), run_figures.band(run)
         if pending & (Changed.MEMORY | Changed.STATE):
             self._bars.set_figure(bars)
-            self.cards["bars"].set_subtitle(run_figures.bars_subtitle(run, bars))
+            self.cards["bars"].set_subtitle(*run_figures.bars_subtitle(run, bars))
         self._band.set_figure(band)
-        self.cards["band"].set_subtitle(run_figures.band_subtitle(band, bars))
+        self.cards["band"].set_subtitle(run_figures.band_subtitle(band))
 
     def _show_devices(self) -> None:
         """What the figures are, and room for as many devices as there are."""

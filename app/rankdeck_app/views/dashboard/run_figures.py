@@ -21,7 +21,7 @@ from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.widgets.anatomy import AnatomyFigure, AnatomyRow
 from rankdeck_app.widgets.band_chart import BandFigure, MemoryLimit
 from rankdeck_app.widgets.chart import UNKNOWN
-from rankdeck_app.widgets.chart_colors import KIND_LABELS, SCRIPT_KIND_LABELS, byte_unit
+from rankdeck_app.widgets.chart_colors import KIND_LABELS, SCRIPT_KIND_LABELS
 from rankdeck_app.widgets.heat_strip import HeatFigure, shares_of
 from rankdeck_app.widgets.stat_strip import Stat, imbalance_stat
 from rankdeck_app.widgets.vram_bars import BarsFigure, DeviceBar, prediction_text
@@ -102,22 +102,25 @@ def _bar(run: LiveRun, device: DeviceFigures) -> DeviceBar:
     return DeviceBar(label, memory.peak_bytes, memory.peak_by_kind, note, predicted_bytes=predicted)
 
 
-def bars_subtitle(run: LiveRun, figure: BarsFigure) -> str:
-    """Which moment the bars show, and in which unit their numbers are."""
+def bars_subtitle(run: LiveRun, figure: BarsFigure) -> tuple[str, ...]:
+    """Which moment the bars show, of how much, and what was predicted; in ever fewer words."""
     if not figure.largest_bytes:
-        return ""
-    divisor, unit = figure.unit
-    of = "" if run.capacity_bytes is None else f" of {run.capacity_bytes / divisor:.0f}"
+        return ("",)
+    of = "" if run.capacity_bytes is None else f", of {format_bytes(run.capacity_bytes, 0)}"
+    when = _moment(run)
+    return f"{when}{of}{_beside(figure)}", f"{when}{of}", when, when.partition(" of ")[0]
+
+
+def _moment(run: LiveRun) -> str:
     if all(run.memory_of(device) is None for device in run.devices):
-        when = "in use now"
-    elif run.is_by_owners:
-        when = f"at step {format_count(max(device.memory_step or 0 for device in run.devices))}"
-    elif not run.is_over:
-        when = f"peak of step {format_count(max(device.memory_step or 0 for device in run.devices))}"
-    else:
-        sampled = [device.num_sampled for device in run.devices if device.num_sampled]
-        when = highest_of(min(sampled), run.fold.num_steps_measured) if sampled else "peak of the run"
-    return f"{when}, {unit}{of}{_beside(figure)}"
+        return "in use now"
+    step = format_count(max(device.memory_step or 0 for device in run.devices))
+    if run.is_by_owners:
+        return f"at step {step}"
+    if not run.is_over:
+        return f"peak of step {step}"
+    sampled = [device.num_sampled for device in run.devices if device.num_sampled]
+    return highest_of(min(sampled), run.fold.num_steps_measured) if sampled else "peak of the run"
 
 
 def _beside(figure: BarsFigure) -> str:
@@ -138,7 +141,8 @@ def band(run: LiveRun) -> BandFigure:
     predicted_bytes = _predicted_peak(run)
     if predicted_bytes is not None:
         name = f"predicted peak {format_bytes(predicted_bytes)}"
-        limits.append(MemoryLimit(name, predicted_bytes, is_hard=False))
+        short = f"predicted {format_bytes(predicted_bytes, 0)}"
+        limits.append(MemoryLimit(name, predicted_bytes, is_hard=False, short=short))
     is_dense = bool(histories) and len(histories[0].window(now_s - _BAND_SPAN_S, now_s, 200).x) >= _DENSE
     is_live = not run.is_over
     return BandFigure(
@@ -157,12 +161,10 @@ def _predicted_peak(run: LiveRun) -> int | None:
     return max((value for value in known if value is not None), default=None)
 
 
-def band_subtitle(figure: BandFigure, bars: BarsFigure) -> str:
-    """In the unit of the bars beside it."""
+def band_subtitle(figure: BandFigure) -> str:
     if not any(len(history) for history in figure.histories):
         return ""
-    when = f"last {figure.span_s:.0f} s" if figure.span_s is not None else "whole run"
-    return f"{byte_unit(bars.scale_bytes)[1]}, {when}"
+    return f"last {figure.span_s:.0f} s" if figure.span_s is not None else "whole run"
 
 
 def heat(run: LiveRun) -> HeatFigure:

@@ -18,8 +18,8 @@ from rankdeck_app.shell.page import Page, PageAction
 from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.dashboard.banner import Banner
-from rankdeck_app.views.dashboard.card_grid import CardGrid
 from rankdeck_app.widgets.card import ChartCard
+from rankdeck_app.widgets.card_grid import CardGrid
 from rankdeck_app.widgets.layouts import Part, column
 from rankdeck_app.widgets.run_list import OUTCOME_TONES
 from rankdeck_app.widgets.stat_strip import Stat, StatStrip

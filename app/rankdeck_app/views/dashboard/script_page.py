@@ -17,10 +17,10 @@ from rankdeck_app.shell.page import PageAction
 from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.dashboard import run_figures, script_figures
-from rankdeck_app.views.dashboard.card_grid import CardGrid
 from rankdeck_app.views.dashboard.run_tab import RunTab
 from rankdeck_app.widgets.band_chart import BandChart
 from rankdeck_app.widgets.card import ChartCard
+from rankdeck_app.widgets.card_grid import CardGrid
 from rankdeck_app.widgets.curve_plot import CurvePlot
 from rankdeck_app.widgets.facts_line import FactsLine
 from rankdeck_app.widgets.heat_strip import HeatStrip
@@ -30,7 +30,6 @@ from rankdeck_app.widgets.stat_strip import Stat
 from rankdeck_app.widgets.vram_bars import VramBars
 from rankdeck_app.widgets.zoom_plot import ZoomPlot
 
-_LEAST_WIDTH = 180
 _METRICS_EVERY_S = 0.5
 _PACE_WORDS = ("now", "smoothed", "")
 _LOSS_WORDS = ("sampled", "EMA", "")
@@ -68,18 +67,16 @@ class ScriptPage(RunTab):
         )  # fmt: skip
         bodies: dict[str, tuple[str, QWidget]] = {
             "loss": ("Training loss", self._loss),
+            "bars": ("Memory per device", self._bars),
             "metrics": ("Logged by the script", scrolled(self._metrics)),
             "band": ("Memory over time", self._band),
-            "bars": ("Memory per device", self._bars),
             "rate": ("Throughput", self._rate),
             "wait": ("Loader wait", self._wait),
             "heat": ("Utilisation", self._heat),
         }
         for name, (title, body) in bodies.items():
             self.cards[name] = ChartCard(title, theme, body, script_figures.rows_of(run, name))
-        above = [self.cards[name] for name in ("loss", "bars", "metrics")]
-        below = [self.cards[name] for name in ("band", "rate", "wait", "heat")]
-        return CardGrid((above, below), ((32, 40, 28), (27, 22, 22, 29)), _LEAST_WIDTH)
+        return CardGrid(self.cards, devices=("bars", "heat"))
 
     def _parts(self, theme: Theme) -> Sequence[Part]:
         self._facts = FactsLine(theme, "What runs")
@@ -115,7 +112,7 @@ class ScriptPage(RunTab):
             shown = script_figures.shown_cards(run)
             if self._metrics.figure.curves:
                 shown.add("metrics")
-            self._grid.show_only({self.cards[name] for name in shown})
+            self._grid.show_only(shown)
 
     def _show_state_of_cards(self) -> None:
         run = self.run
@@ -128,9 +125,9 @@ class ScriptPage(RunTab):
         run = self.run
         bars, band = run_figures.bars(run), run_figures.band(run)
         self._bars.set_figure(bars)
-        self.cards["bars"].set_subtitle(run_figures.bars_subtitle(run, bars))
+        self.cards["bars"].set_subtitle(*run_figures.bars_subtitle(run, bars))
         self._band.set_figure(band)
-        self.cards["band"].set_subtitle(run_figures.band_subtitle(band, bars))
+        self.cards["band"].set_subtitle(run_figures.band_subtitle(band))
 
     def _show_curves(self) -> None:
         """Loss, pace and waiting; samples instead of steps once they are seen."""

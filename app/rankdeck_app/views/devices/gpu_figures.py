@@ -94,12 +94,11 @@ def _bar(gpus: Gpus, gpu: GpuState, memory: DeviceMemory | None) -> DeviceBar:
     return DeviceBar(gpu.label, gpu.used_bytes, held, note, is_old=gpu.is_stale)
 
 
-def bars_subtitle(figure: BarsFigure) -> str:
+def bars_subtitle(figure: BarsFigure) -> tuple[str, ...]:
     if not figure.largest_bytes:
-        return ""
-    divisor, unit = figure.unit
-    of = f" of {figure.capacity_bytes / divisor:.0f}" if figure.capacity_bytes else ""
-    return f"now, {unit}{of}"
+        return ("",)
+    of = f", of {format_bytes(figure.capacity_bytes, 0)}" if figure.capacity_bytes else ""
+    return f"now{of}", "now"
 
 
 def band(gpus: Gpus, span_s: float) -> BandFigure:

@@ -15,7 +15,7 @@ from typing import Any
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QShowEvent
-from PySide6.QtWidgets import QButtonGroup, QPushButton, QSizePolicy, QStackedLayout, QWidget
+from PySide6.QtWidgets import QButtonGroup, QPushButton, QStackedLayout, QWidget
 
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.shell.page import Page
@@ -24,10 +24,11 @@ from rankdeck_app.theme import Theme
 from rankdeck_app.views.devices import gpu_figures, memory_holders, one_device, rows, words
 from rankdeck_app.widgets.band_chart import BandChart
 from rankdeck_app.widgets.card import ChartCard
+from rankdeck_app.widgets.card_grid import CardGrid
 from rankdeck_app.widgets.device_tracks import DeviceTracks, span_words
 from rankdeck_app.widgets.heat_strip import HeatStrip
 from rankdeck_app.widgets.holder_list import HolderList
-from rankdeck_app.widgets.layouts import MIDDLE, column, push_button, row, scrolled, text_label
+from rankdeck_app.widgets.layouts import MIDDLE, TOP, column, push_button, row, text_label
 from rankdeck_app.widgets.metric_table import MetricTable
 from rankdeck_app.widgets.stat_strip import StatStrip
 from rankdeck_app.widgets.vram_bars import VramBars
@@ -35,7 +36,6 @@ from rankdeck_app.widgets.vram_bars import VramBars
 PAGE_KIND = "devices"
 SPANS_S = (60.0, 600.0, 3600.0, 86_400.0)
 _DRAW_EVERY_S = 0.2
-_LEAST_TOP = 200
 
 
 class DevicesPage(Page):
@@ -68,8 +68,8 @@ class DevicesPage(Page):
             name: ChartCard(title, theme, body, csv_rows)
             for name, title, body, csv_rows in (
                 ("bars", "VRAM per device", self._bars, partial(gpu_figures.bars_rows, gpus)),
-                ("band", "VRAM over time", self._band, used),
                 ("heat", "Utilisation", self._heat, busy),
+                ("band", "VRAM over time", self._band, used),
                 ("tracks", "Device", self._tracks, everything),
                 ("holders", "Who holds its memory", self._holders, self._holder_rows),
                 ("table", "Every metric", self.table, everything),
@@ -87,24 +87,13 @@ class DevicesPage(Page):
         self.all_button.hide()
         spans = row(*map(self._span_button, SPANS_S), spacing=0, align=MIDDLE)
         spans.setContentsMargins(10, 0, 0, 0)
-        top = row((self._strip, 1), self.all_button, spans, spacing=0, align=MIDDLE)
-        self._above = QStackedLayout()
-        self._above.addWidget(self._side_by_side(_OVERVIEW))
-        self._above.addWidget(self._side_by_side(_ONE))
+        top = row((self._strip, 1), self.all_button, spans, spacing=0, align=TOP)
+        self.grid = CardGrid(self.cards, devices=("bars", "heat"), whole=("table",), wide=("tracks",))
         inner = QWidget()
-        parts = (top, (self._above, 11), (self.cards["table"], 9))
-        column(*parts, on=inner, margins=(16, 2, 16, 12), spacing=10)
+        column(top, (self.grid, 1), on=inner, margins=(16, 2, 16, 12), spacing=10)
         self._whole = QStackedLayout(self)
-        self._whole.addWidget(scrolled(inner))
+        self._whole.addWidget(inner)
         self._whole.addWidget(self._nothing)
-
-    def _side_by_side(self, weights: dict[str, int]) -> QWidget:
-        """Cards in a row, each with its share of the width."""
-        box, cards = QWidget(), [(self.cards[name], weight) for name, weight in weights.items()]
-        for card, _ in cards:
-            card.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Ignored)
-        row(*cards, on=box, spacing=10)
-        return box
 
     def _span_button(self, span_s: float) -> QPushButton:
         words = span_words(span_s)
@@ -165,15 +154,10 @@ class DevicesPage(Page):
         if self.table.selected and self.chosen is None and gpus.devices:
             self.table.select("")
         self._show_chosen()
-        self._fit()
-
-    def _fit(self) -> None:
-        """Room for all rows: the page scrolls rather than squeezing them."""
-        for name, card in self.cards.items():
-            card.setMinimumHeight(max(0 if name == "table" else _LEAST_TOP, card.minimumSizeHint().height()))
+        self.grid.lay_out()
 
     def _show_chosen(self) -> None:
-        self._above.setCurrentIndex(0 if self.chosen is None else 1)
+        self.grid.show_only(_OVERVIEW if self.chosen is None else _ONE)
         self.all_button.setVisible(self.chosen is not None)
         self._redraw()
 
@@ -226,7 +210,7 @@ class DevicesPage(Page):
         for name in ("table", "band"):
             cards[name].set_subtitle(span)
         cards["heat"].set_subtitle(f"% SM, {span}", "% SM")
-        cards["bars"].set_subtitle(gpu_figures.bars_subtitle(self._bars.figure))
+        cards["bars"].set_subtitle(*gpu_figures.bars_subtitle(self._bars.figure))
         if chosen is not None:
             cards["tracks"].set_title(chosen.label)
             lost = "" if chosen.lost_at is None else f", lost at {clock_time(chosen.lost_at)}"
@@ -238,5 +222,5 @@ class DevicesPage(Page):
 
 _PARTS_OF_ALL = ("strip", "table", "bars", "band")
 _PARTS_OF_ONE = ("strip", "table", "one")
-_OVERVIEW = {"bars": 42, "band": 29, "heat": 29}
-_ONE = {"tracks": 70, "holders": 30}
+_OVERVIEW = ("bars", "heat", "band", "table")
+_ONE = ("tracks", "holders", "table")

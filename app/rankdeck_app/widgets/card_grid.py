@@ -1,0 +1,190 @@
+"""The one grid in which cards stand: twelve columns, a gap of 10, as many cards beside each other as the page
+is wide for.
+
+Cards come in an order and fill rows evenly, so that the last row is as full as the first and edges of all
+rows stand on the same columns. The height of a row of devices follows how many devices there are; curves
+share what is left. Only when a card would fall below its least height does the page scroll.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from PySide6.QtCore import QRect
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QScrollArea, QWidget
+
+from rankdeck_app.widgets.card import ChartCard
+
+GAP = 10
+MARGIN = 16
+COLUMNS = 12
+# (least width of the page, most cards in a row); the wider pages give the first card of three more room.
+BREAKPOINTS = ((1600, 4), (1280, 3), (960, 3), (720, 2), (0, 1))
+LEADING = 1280
+LEAST_CARD = 126
+STACKED_CARD = 210
+_LEAST_WIDTH = 230
+_MOST_OF_DEVICES = 0.62
+_SPANS = {1: (12,), 2: (6, 6), 3: (4, 4, 4), 4: (3, 3, 3, 3)}
+_LEADING_SPANS = _SPANS | {3: (5, 4, 3)}
+
+
+class CardGrid(QScrollArea):
+    """Cards by name, in the order in which they stand. `devices` are those with a row per device, `whole`
+    those that take a row alone, `wide` those that take two thirds of a row of two. Cards that are not shown
+    leave their room to the others.
+    """
+
+    def __init__(
+        self,
+        cards: Mapping[str, ChartCard],
+        *,
+        devices: Collection[str] = (),
+        whole: Collection[str] = (),
+        wide: Collection[str] = (),
+    ) -> None:
+        super().__init__()
+        self._wide = frozenset(wide)
+        self._cards = dict(cards)
+        self._order = list(cards)
+        self._devices, self._whole = frozenset(devices), frozenset(whole)
+        self._shown = set(cards)
+        self.maximised = ""
+        """The name of the card that has the page to itself."""
+        self._inner = QWidget()
+        self.setWidget(self._inner)
+        for card in cards.values():
+            card.setParent(self._inner)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self.lay_out()
+
+    def show_only(self, names: Collection[str]) -> None:
+        """These cards, in their places, and no others."""
+        if set(names) != self._shown:
+            self._shown = set(names)
+            self.lay_out()
+
+    def set_order(self, order: Sequence[str]) -> None:
+        """Cards that are not named stand behind."""
+        known = [name for name in order if name in self._cards]
+        rest = [name for name in self._cards if name not in known]
+        if [*known, *rest] != self._order:
+            self._order = [*known, *rest]
+            self.lay_out()
+
+    def maximise(self, name: str) -> None:
+        """One card takes the page; "" brings all of them back."""
+        if name != self.maximised:
+            self.maximised = name
+            self.lay_out()
+
+    @property
+    def shown(self) -> list[str]:
+        """In the order in which they stand."""
+        if self.maximised in self._shown:
+            return [self.maximised]
+        return [name for name in self._order if name in self._shown]
+
+    def lay_out(self) -> None:
+        """Called again when a card's height changes: more devices came."""
+        shown = self.shown
+        for name, card in self._cards.items():
+            card.setHidden(name not in shown)
+        width, height = self.viewport().width(), self.viewport().height()
+        rows = self._rows(shown, height)
+        heights = self._heights(rows, height)
+        top = 0
+        for row, row_height in zip(rows, heights, strict=True):
+            self._lay_row(row, QRect(0, top, width, row_height))
+            top += row_height + GAP
+        self._inner.resize(width, max(0, top - GAP))
+
+    # Which cards stand beside each other
+
+    @property
+    def _page_width(self) -> int:
+        """Of the grid itself and not of its viewport: a scroll bar that comes must not change the rows."""
+        return self.width() + 2 * MARGIN
+
+    def _rows(self, shown: Sequence[str], height: int) -> list[list[str]]:
+        most = next(most for least, most in BREAKPOINTS if self._page_width >= least)
+        rows = self._filled(shown, most)
+        # Where the page is low, a row less is worth narrower cards.
+        while most in (2, 3) and (self.width() + GAP) // (most + 1) - GAP >= _LEAST_WIDTH:
+            if self._least_of(rows) <= height:
+                break
+            most += 1
+            rows = self._filled(shown, most)
+        return rows
+
+    def _filled(self, shown: Sequence[str], most: int) -> list[list[str]]:
+        beside = [name for name in shown if name not in self._whole]
+        num_rows = -(-len(beside) // most)
+        rows, begin = [], 0
+        for index in range(num_rows):
+            end = begin + -(-(len(beside) - begin) // (num_rows - index))
+            rows.append(beside[begin:end])
+            begin = end
+        return [*rows, *([name] for name in shown if name in self._whole)]
+
+    # How high they are
+
+    def _least(self, row: Sequence[str]) -> int:
+        return max(LEAST_CARD, *(self._cards[name].minimumSizeHint().height() for name in row))
+
+    def _least_of(self, rows: Sequence[Sequence[str]]) -> int:
+        return sum(map(self._least, rows)) + GAP * max(0, len(rows) - 1)
+
+    def _heights(self, rows: Sequence[Sequence[str]], height: int) -> list[int]:
+        """Rows with devices are as high as those want, the others share the rest."""
+        least = [self._least(row) for row in rows]
+        if self._page_width < BREAKPOINTS[-2][0] and len(rows) > 1:
+            return [max(STACKED_CARD, one) for one in least]
+        room = height - GAP * max(0, len(rows) - 1)
+        wanted = [self._wanted(row, room // max(1, len(rows))) for row in rows]
+        if room <= sum(least) or None not in wanted:
+            return _shared(least, [one or 1 for one in wanted], max(room, sum(least)))
+        shares = [one or 0 for one in wanted]
+        held = [place for place, one in enumerate(wanted) if one is not None]
+        free = [place for place, one in enumerate(wanted) if one is None]
+        most = min(int(room * _MOST_OF_DEVICES), room - sum(least[place] for place in free))
+        budget = min(sum(shares), max(most, sum(least[place] for place in held)))
+        of_held = _shared([least[at] for at in held], [shares[at] for at in held], budget)
+        of_free = _shared([least[at] for at in free], [1] * len(free), room - sum(of_held))
+        heights = dict(zip([*held, *free], [*of_held, *of_free], strict=True))
+        return [heights[place] for place in range(len(rows))]
+
+    def _wanted(self, row: Sequence[str], even: int) -> int | None:
+        """What the devices of a row ask for, and no less than most of an even share; None without any."""
+        bodies = [self._cards[name].natural_height for name in row if name in self._devices | self._whole]
+        return max(*bodies, min(int(0.66 * even), 240)) if bodies else None
+
+    def _lay_row(self, row: Sequence[str], box: QRect) -> None:
+        """Edges of every row stand on the same twelve columns."""
+        spans = (_LEADING_SPANS if self._page_width >= LEADING else _SPANS)[len(row)]
+        if len(row) == 2 and row[0] in self._wide:
+            spans = (8, 4)
+        begin = 0
+        for name, span in zip(row, spans, strict=True):
+            left, right = self.column_edge(begin, box.width()), self.column_edge(begin + span, box.width())
+            self._cards[name].setGeometry(box.left() + left, box.top(), right - GAP - left, box.height())
+            begin += span
+
+    @staticmethod
+    def column_edge(column: int, width: int) -> int:
+        """Where a column begins, in pixels; that of the one behind the last is a gap out of the grid."""
+        return (width + GAP) * column // COLUMNS
+
+
+def _shared(least: Sequence[int], weights: Sequence[int], room: int) -> list[int]:
+    """A room shared by weight, of which none gets less than its least."""
+    heights: list[int] = []
+    for place, (one, weight) in enumerate(zip(least, weights, strict=True)):
+        left = room - sum(heights)
+        below = sum(least[place + 1 :])
+        share = round(left * weight / max(1, sum(weights[place:])))
+        heights.append(left if place == len(least) - 1 else max(one, min(share, left - below)))
+    return heights

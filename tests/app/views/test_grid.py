@@ -1,0 +1,187 @@
+"""The strict grid: at every width, for every number of devices and every family of strategies, nothing
+overflows, nothing overlaps, and edges of all rows stand on the same columns.
+
+Text that is painted by hand is watched by the fixture of every app test; what pyqtgraph paints is measured
+here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pyqtgraph as pg
+import pytest
+from PySide6.QtCore import QRect, QRectF
+from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
+
+from rankdeck import events
+from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice
+from rankdeck_app.shell.frame_clock import FrameClock
+from rankdeck_app.state.live_run import LiveRun
+from rankdeck_app.theme import Theme
+from rankdeck_app.views.dashboard.page import RunPage
+from rankdeck_app.widgets.card_grid import COLUMNS, GAP, CardGrid
+from rankdeck_app.widgets.zoom_plot import ZoomPlot
+from tests.helpers.written_run import MIB, WrittenRun, device_infos
+
+WIDTHS = range(480, 2561, 37)
+GIB = 1024 * MIB
+PHASES = {
+    "dp": ["scatter", "replicate", "forward", "gather", "loss", "backward", "step"],
+    "ddp": ["data", "forward", "loss", "backward", "all-reduce", "step"],
+    "fsdp": ["all-gather", "forward", "loss", "backward", "reduce-scatter", "step"],
+    "pipeline": ["forward", "backward-input", "backward-weight", "step"],
+    "tensor": ["forward", "all-reduce", "backward", "step"],
+}
+
+
+def write(run: WrittenRun, strategy: str, num_devices: int) -> None:
+    """A run with everything on every card, in long words: a lead device, a pipeline's bubble."""
+    kind = "virtual" if num_devices % 2 else "gpu"
+    run.begin(num_devices, device_infos(num_devices, kind, 80 * GIB), steps=120_000, strategy=strategy)
+    devices = range(num_devices)
+    kinds = {"parameters": 2 * GIB, "gradients": GIB, "optimizer": 4 * GIB, "activations": 9 * GIB}
+    held = {device: kinds | ({"gathered": 38 * GIB} if device == 0 else {}) for device in devices}
+    for rank in devices:
+        run.writer(f"rank-{rank}").write(events.RankStarted(rank=rank, pid=1, devices=[rank]))
+        run.steps(rank, 1, [4.0 - 0.01 * step for step in range(100)])
+        run.memory(rank, 3_999, {rank: held[rank]})
+        if strategy == "pipeline":
+            told = {"stages": [rank], "microbatches": 4, "in_flight": 2, "theory_bubble": 0.43}
+            run.writer(f"rank-{rank}").write(events.Pipeline(rank=rank, step=3_999, **told))
+        names = PHASES[strategy]
+        count = len(names)
+        run.writer(f"rank-{rank}").write(
+            events.Spans(
+                rank=rank, step=3_999, began=run.started + 1.0, seconds=0.1 * count + 0.1, names=names,
+                name=list(range(count)), device=[rank] * count,
+                start_us=[100_000 * at + 1_000 * rank for at in range(count)], duration_us=[90_000] * count,
+                stage=[rank] * count if strategy == "pipeline" else None,
+                microbatch=[1] * count if strategy == "pipeline" else None,
+            )
+        )  # fmt: skip
+    sampled = [
+        events.DeviceSample(device=device, utilisation=1.0, used_bytes=(50 if device == 0 else 17) * GIB)
+        for device in devices
+    ]
+    for _ in range(2):
+        run.writer("sampler").write(events.Sample(interval_s=0.2, devices=sampled))
+
+
+def planned(strategy: str, num_devices: int) -> PlanLine:
+    devices = [
+        PlannedDevice(device=at, name=f"GPU {at}", active_bytes=17 * GIB, total_bytes=20 * GIB)
+        for at in range(num_devices)
+    ]
+    return PlanLine(strategy=strategy, options={}, label=strategy, verdict=FITS, devices=devices)
+
+
+@pytest.fixture
+def opened(qtbot: QtBot, tmp_path: Path) -> Iterator[Callable[[str, int], RunPage]]:
+    clock, lives, runs = FrameClock(60), [], []
+
+    def open_page(strategy: str, num_devices: int) -> RunPage:
+        run = WrittenRun(tmp_path / "runs")
+        runs.append(run)
+        write(run, strategy, num_devices)
+        live = LiveRun(run.path)
+        lives.append(live)
+        live.start()
+        page = RunPage(live, Theme(), clock, run_command=lambda _command: None)
+        qtbot.addWidget(page)
+        page.resize(1200, 700)
+        page.show()
+        qtbot.waitUntil(lambda: live.anatomy is not None and len(live.losses) >= 100 and not live.has_more)
+        live.predict(planned(strategy, num_devices))
+        page._frame()
+        return page
+
+    yield open_page
+    clock.stop()
+    for live in lives:
+        live.close()
+    for run in runs:
+        run.lose()
+
+
+def check_grid(grid: CardGrid) -> None:
+    cards = [grid._cards[name] for name in grid.shown]
+    boxes = [card.geometry() for card in cards]
+    width = grid.viewport().width()
+    lefts = {CardGrid.column_edge(column, width) for column in range(COLUMNS)}
+    rights = {CardGrid.column_edge(column, width) - GAP for column in range(1, COLUMNS + 1)}
+    rows: dict[int, list[QRect]] = {}
+    for card, box in zip(cards, boxes, strict=True):
+        assert box.left() in lefts and box.left() + box.width() in rights, (grid.width(), box)
+        assert box.height() >= card.minimumSizeHint().height()
+        rows.setdefault(box.top(), []).append(box)
+    assert not any(a.intersects(b) for at, a in enumerate(boxes) for b in boxes[at + 1 :])
+    bottom = -GAP
+    for top in sorted(rows):
+        assert top == bottom + GAP and len({box.height() for box in rows[top]}) == 1
+        assert max(box.left() + box.width() for box in rows[top]) == width, "a row is full"
+        bottom = top + rows[top][0].height()
+    assert bottom >= grid.viewport().height(), "no room is left empty"
+
+
+def check_plot(plot: ZoomPlot) -> None:
+    """Labels inside the plot, and ticks of the axes inside their widgets."""
+    room = plot.getViewBox().sceneBoundingRect().adjusted(-1, -6, 1, 6)
+    for item in plot.getPlotItem().items:
+        if isinstance(item, pg.TextItem) and item.isVisible() and item.toPlainText():
+            at, size = plot.getViewBox().mapViewToScene(item.pos()), item.textItem.boundingRect()
+            left, top = at.x() - item.anchor.x() * size.width(), at.y() - item.anchor.y() * size.height()
+            box = QRectF(left, top, size.width(), size.height())
+            assert room.contains(box), (plot.accessibleName(), plot.size(), item.toPlainText(), box, room)
+
+
+FAMILIES = [
+    ("dp", 1), ("dp", 4), ("ddp", 2), ("ddp", 16),
+    ("fsdp", 8), ("pipeline", 2), ("pipeline", 16), ("tensor", 4),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "num_devices"), FAMILIES)
+def test_every_family_at_every_width(
+    opened: Callable[[str, int], RunPage], strategy: str, num_devices: int
+) -> None:
+    check_widths(opened(strategy, num_devices), WIDTHS)
+
+
+@pytest.mark.parametrize("place", range(len(FAMILIES)))
+def test_at_every_width_cards_stand_on_one_grid_and_nothing_overflows(
+    opened: Callable[[str, int], RunPage], place: int
+) -> None:
+    """Every width, shared out among the families."""
+    check_widths(opened(*FAMILIES[place]), WIDTHS[place % 4 :: 4])
+
+
+def check_widths(page: RunPage, widths: Sequence[int]) -> None:
+    for place, width in enumerate(widths):
+        page.resize(width, (421, 601, 900)[place % 3])
+        QApplication.processEvents()
+        check_grid(page._grid)
+        for plot in page._plots():
+            plot.request_draw(now=True)
+        page.grab()  # labels find their places when they are painted
+        for plot in page._plots():
+            check_plot(plot)
+
+
+def test_rows_of_few_devices_are_lower_and_leave_their_room_to_curves(
+    opened: Callable[[str, int], RunPage],
+) -> None:
+    shares = {}
+    for num_devices in (2, 4, 8, 16):
+        page = opened("dp", num_devices)
+        page.resize(1300, 800)
+        QApplication.processEvents()
+        shares[num_devices] = page.cards["bars"].height() / page._grid.viewport().height()
+        if num_devices <= 4:
+            columns = page._bars._columns()
+            used = columns.row_height * num_devices / (page._bars.height() - 40)
+            assert used > 0.75, "no card is half empty"
+    assert list(shares.values()) == sorted(shares.values()) and shares[16] > shares[2] + 0.1
