@@ -20,7 +20,7 @@ from rankdeck_app.widgets.chart import UNKNOWN, Chart
 from rankdeck_app.widgets.device_rows import DeviceRows, natural_height
 from rankdeck_app.widgets.legend import LegendEntry, paint_entries, place_entries
 from rankdeck_app.widgets.painting import CENTER, chart_font, paint_text
-from rankdeck_app.widgets.zoom_plot import round_up
+from rankdeck_app.widgets.plot_axes import enough_ticks, round_up
 
 AXIS_HEIGHT = 15
 LEGEND_HEIGHT = 17
@@ -226,6 +226,7 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
     def _paint_axis(self, painter: QPainter, strip: QRectF) -> None:
         span_s = self.figure.end_s - self.figure.start_s
         tick_s = round_up(span_s * _TICK_WIDTH / strip.width())
+        tick_s = enough_ticks(tick_s, 0.0, span_s, 1e9, lambda wide: round_up(wide / 2.6))
         divisor, unit = (1.0, "s") if span_s >= 2 else (1e-3, "ms")
         for index in range(int(span_s / tick_s) + 1):
             middle = strip.left() + strip.width() * index * tick_s / span_s

@@ -18,14 +18,9 @@ from rankdeck.run.series import Curve, Floats, Series
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart_colors import ChartColors, byte_unit
 from rankdeck_app.widgets.painting import chart_font, dashed_line
-from rankdeck_app.widgets.zoom_plot import (
-    TimeAxis,
-    ZoomPlot,
-    elapsed_label,
-    padded_range,
-    step_up,
-    value_before,
-)
+from rankdeck_app.widgets.plot_axes import TimeAxis, padded_range
+from rankdeck_app.widgets.time_words import elapsed_label
+from rankdeck_app.widgets.zoom_plot import ZoomPlot, value_before
 
 _COLUMNS = 240
 _LABEL_HEIGHT = 15.0
@@ -47,16 +42,17 @@ class MemoryLimit:
 @dataclass(frozen=True)
 class BandFigure:
     """Histories in bytes over seconds since the start of the run. `lead` stands out; where none does, the
-    line is the first device's, whoever leads by a few bytes now. `span_s` None shows all of it; `awaited`
-    stands where there is nothing to show.
+    line is the first device's, whoever leads by a few bytes now. `x_range` is what is shown; while the run
+    `is_live` the last values are held to now and ticks count back from there. `awaited` stands where there is
+    nothing to show.
     """
 
     labels: Sequence[str] = ()
     histories: Sequence[Curve | Series] = ()
     lead: int | None = None
     limits: Sequence[MemoryLimit] = ()
-    now_s: float = 0.0
-    span_s: float | None = 60.0
+    x_range: tuple[float, float] = (0.0, 60.0)
+    is_live: bool = False
     awaited: str = "waiting for the first sampled step"
 
     @property
@@ -79,13 +75,15 @@ class BandChart(ZoomPlot):
         self._low, self._high, self._gap_top = (pg.PlotCurveItem() for _ in range(3))
         self._lead = pg.PlotCurveItem(antialias=True, connect="finite")
         self._dots = pg.ScatterPlotItem(symbol="o", size=4, pxMode=True)
+        self._held, self._held_rest = (pg.PlotCurveItem(connect="finite") for _ in range(2))
         self._band = pg.FillBetweenItem(self._low, self._high)
         self._gap = pg.FillBetweenItem(self._high, self._gap_top)
         self._limit_lines: list[pg.InfiniteLine] = []
         self._limit_labels: list[pg.TextItem] = []
         self._lead_label, self._rest_label = pg.TextItem(anchor=(1, 0.5)), pg.TextItem(anchor=(1, 0.5))
         self._gap_top.hide()
-        for item in (self._gap, self._band, self._low, self._high, self._gap_top, self._lead, self._dots):
+        lines = (self._low, self._high, self._gap_top, self._held, self._held_rest, self._lead, self._dots)
+        for item in (self._gap, self._band, *lines):
             self.addItem(item, ignoreBounds=True)
         for label in (self._lead_label, self._rest_label):
             label.setZValue(10)
@@ -118,6 +116,10 @@ class BandChart(ZoomPlot):
         self._lead.setPen(pg.mkPen(lead))
         self._dots.setPen(pg.mkPen(None))
         self._dots.setBrush(pg.mkBrush(lead))
+        for held, color in ((self._held, lead), (self._held_rest, colors.rest)):
+            pen = dashed_line(color)
+            pen.setCosmetic(True)
+            held.setPen(pen)
         for edge in (self._low, self._high):
             edge.setPen(pg.mkPen(colors.rest))
         self._band.setBrush(pg.mkBrush(colors.rest_fill))
@@ -139,7 +141,10 @@ class BandChart(ZoomPlot):
 
     def draw(self) -> None:
         figure = self.figure
-        x0, x1 = self._followed_x() if self.follows else self.visible_x()
+        x0, x1 = figure.x_range if self.follows else self.visible_x()
+        self.getPlotItem().getAxis("bottom").now_s = (
+            figure.x_range[1] if self.follows and figure.is_live else None
+        )
         lead = figure.histories[figure.line] if figure.histories else None
         if lead is None or not len(lead):
             self.set_ranges((0.0, 1.0), (0.0, 1.0))
@@ -160,7 +165,9 @@ class BandChart(ZoomPlot):
         self._gap_top.setData(
             grid, np.maximum(high, _interpolated(lead, grid, x0, x1)[1]) if len(grid) else high
         )
-        top = max(float(np.nanmax(window.high)), float(np.nanmax(high)) if len(high) else 0.0)
+        self._hold(lead, rest)
+        seen = np.concatenate([window.high, high, [_last(series) for series in (lead, *rest)]])
+        top = max(1.0, float(np.nanmax(seen, initial=0.0)))
         top = max([top, *(float(limit.num_bytes) for limit in figure.limits)])
         divisor, unit = byte_unit(top)
         axis = self.getPlotItem().getAxis("left")
@@ -172,15 +179,28 @@ class BandChart(ZoomPlot):
         air = 1.0 + 20.0 / max(60.0, float(self.getViewBox().height()))
         y_range = (0.0, padded_range(0.0, air * top / divisor)[1] * divisor)
         self.show_ranges((x0, x1), y_range)
-        self._name_devices(window.high, (low, high) if len(grid) else None)
+        held = [_last(series) for series in rest]
+        band = (np.append(low, min(held)), np.append(high, max(held))) if rest else None
+        self._name_devices(np.append(window.high, _last(lead)), band)
 
-    def _followed_x(self) -> tuple[float, float]:
-        """The last minute in steps of two seconds, or everything up to a round time."""
-        figure = self.figure
-        if figure.span_s is None:
-            return 0.0, step_up(max(figure.now_s, 1.0))
-        end = max(figure.span_s, np.ceil(figure.now_s / 2) * 2)
-        return float(end - figure.span_s), float(end)
+    def _hold(self, lead: Curve | Series, rest: Sequence[Curve | Series]) -> None:
+        """The last values go on to now, dashed: nothing newer was measured."""
+        now = self.figure.x_range[1]
+        is_live = self.figure.is_live
+        self._held.setVisible(is_live)
+        self._held_rest.setVisible(is_live and bool(rest))
+        if not is_live:
+            return
+        since = lead.last_x or 0.0
+        self._held.setData([since, max(since, now)], [_last(lead)] * 2)
+        if rest:
+            since = min(series.last_x or 0.0 for series in rest)
+            ends, held = [since, max(since, now)], [_last(series) for series in rest]
+            low, high = min(held), max(held)
+            self._held_rest.setData([*ends, np.nan, *ends], [low, low, np.nan, high, high])
+
+    def x_words(self, x: float) -> str:
+        return elapsed_label(x)
 
     def _name_devices(self, lead: NDArray[np.floating] | None, band: tuple[Floats, Floats] | None) -> None:
         """Labels at the right, above the line and below the band, never on each other and never cut: where
@@ -241,6 +261,11 @@ class BandChart(ZoomPlot):
         return "  ".join(parts) if len(parts) > 1 else ""
 
 
+def _last(series: Curve | Series) -> float:
+    """The newest value of a series that has one; 0 where a reading failed."""
+    return float(np.nan_to_num(series.last_y or 0.0))
+
+
 class _Places:
     """Where labels can stand in a view: off other labels, and on no limit."""
 
@@ -252,7 +277,7 @@ class _Places:
         self._taken: list[float] = []
 
     def beside(self, y: float, other: float | None = None, *, above: bool) -> tuple[float, float] | None:
-        """The nearest free place to a line, or to a band up to `other`; on the wanted side if there is one."""
+        """The nearest free place to a line, or to a band up to `other`: on the wanted side if it can be."""
         upper, lower = max(y, y if other is None else other), y
         up = [upper + (10 + step) * self._pixel for step in range(200)]
         down = [lower - (10 + step) * self._pixel for step in range(200)]

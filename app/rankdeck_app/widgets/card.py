@@ -12,17 +12,18 @@ import csv
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from PySide6.QtCore import QRect, QRectF, QSize, Qt
+from PySide6.QtCore import QEvent, QRect, QRectF, QSize, Qt
 from PySide6.QtGui import (
     QContextMenuEvent,
     QFontMetricsF,
     QGuiApplication,
+    QHelpEvent,
     QPainter,
     QPaintEvent,
     QPen,
     QPixmap,
 )
-from PySide6.QtWidgets import QFileDialog, QMenu, QMessageBox, QWidget
+from PySide6.QtWidgets import QFileDialog, QMenu, QMessageBox, QToolTip, QWidget
 
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart_colors import ChartColors
@@ -42,6 +43,7 @@ class ChartCard(QWidget):
         super().__init__()
         self.title = title
         self._subtitles: tuple[str, ...] = ()
+        self._notes: tuple[str, ...] = ()
         self._sources: tuple[str, ...] = ()
         self._theme = theme
         self._colors = ChartColors(theme)
@@ -69,10 +71,16 @@ class ChartCard(QWidget):
             self._sources = texts
             self._tell()
 
+    def set_note(self, *texts: str) -> None:
+        """Stands in the place of the subtitle while there is one: that a chart is zoomed, and to what."""
+        if texts != self._notes:
+            self._notes = texts
+            self._tell()
+
     @property
     def subtitle(self) -> str:
         """All of it."""
-        return self._subtitles[0] if self._subtitles else ""
+        return next(iter(self._notes or self._subtitles), "")
 
     @property
     def source(self) -> str:
@@ -124,7 +132,7 @@ class ChartCard(QWidget):
 
     def fitting_words(self, room: float) -> tuple[str, str]:
         """(subtitle, source) that fit beside each other: a short source before a long subtitle."""
-        subtitles, sources = self._subtitles or ("",), self._sources or ("",)
+        subtitles, sources = self._notes or self._subtitles or ("",), self._sources or ("",)
         of_subtitle, of_source = QFontMetricsF(chart_font(11)), QFontMetricsF(chart_font(10))
         wanted = [(subtitles[0], sources[0])]
         wanted += [(subtitle, sources[-1]) for subtitle in subtitles]
@@ -186,6 +194,14 @@ class ChartCard(QWidget):
         if self._csv_rows is not None:
             menu.addAction("Export CSV…", lambda: self._export_with_dialog("csv", self.export_csv))
         return menu
+
+    def event(self, event: QEvent) -> bool:
+        """Its words are told over its header: over a chart they would hide what is pointed at."""
+        if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
+            words = self.toolTip() if event.pos().y() <= HEADER_HEIGHT else ""
+            QToolTip.showText(event.globalPos(), words, self)
+            return True
+        return super().event(event)
 
     def contextMenuEvent(self, event: QContextMenuEvent) -> None:
         menu = self.build_menu()

@@ -14,7 +14,8 @@ from rankdeck.base.units import format_count
 from rankdeck.run.series import Curve, Series, Window
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart_colors import ChartColors
-from rankdeck_app.widgets.zoom_plot import CountAxis, ZoomPlot, padded_range, step_up, value_before
+from rankdeck_app.widgets.plot_axes import CountAxis, padded_range, step_up
+from rankdeck_app.widgets.zoom_plot import ZoomPlot, value_before
 
 # A wide antialiased line is cheap only while it is short.
 _AVERAGE_POINTS = 240
@@ -113,6 +114,9 @@ class CurvePlot(ZoomPlot):
             top = usual + 0.2 * (usual - least)
         y0, y1 = padded_range(0.0 if self._from_zero else least, top)
         return (0.0 if self._from_zero or (least >= 0 > y0) else y0), y1
+
+    def x_words(self, x: float) -> str:
+        return f"step {format_count(max(0, x))}"
 
     def readout(self, x: float) -> str:
         """The step under the pointer with its raw value, the average there, and the last single point."""

@@ -6,7 +6,7 @@ Readings are drawn as they were read, as steps; a dashed line is a limit; a mark
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from PySide6.QtCore import QPointF, QRectF, QSize
@@ -16,7 +16,8 @@ from rankdeck.run.series import Series
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart import Chart
 from rankdeck_app.widgets.painting import CENTER, LEFT, RIGHT, chart_font, dashed_line, paint_text
-from rankdeck_app.widgets.tracks import area_image, held
+from rankdeck_app.widgets.time_words import ago_label
+from rankdeck_app.widgets.tracks import area_image, held, value_at
 
 AXIS_HEIGHT = 14
 _GAP = 14.0
@@ -54,6 +55,8 @@ class Track:
     limits: Sequence[TrackLimit] = ()
     marks: Sequence[TrackMark] = ()
     tone: str = ""
+    in_words: Callable[[float], str] = str
+    """A value of the curve."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,13 +87,29 @@ class DeviceTracks(Chart[TracksFigure]):
     def minimumSizeHint(self) -> QSize:
         return QSize(300, int(self._num_rows * (_LEAST_PLOT + _HEAD)) + AXIS_HEIGHT)
 
-    def paint(self, painter: QPainter, event: QPaintEvent) -> None:
+    def box_of(self, index: int) -> QRectF:
+        """Where a track stands."""
         width = (self.width() - _GAP * (_COLUMNS - 1)) / _COLUMNS
         height = (self.height() - AXIS_HEIGHT) / self._num_rows
+        column, row = index // self._num_rows, index % self._num_rows
+        return QRectF(column * (width + _GAP), row * height, width, height)
+
+    def tooltip_at(self, x: float, y: float) -> str:
+        """The value at the moment under the pointer."""
+        x0, x1 = self.figure.x_range
         for index, track in enumerate(self.figure.tracks):
-            column, row = index // self._num_rows, index % self._num_rows
-            box = QRectF(column * (width + _GAP), row * height, width, height)
-            self._paint_track(painter, track, box)
+            box = self.box_of(index)
+            if box.contains(x, y):
+                at = x0 + (x - box.left()) / box.width() * (x1 - x0)
+                value = value_at(track.curve, at, track.hold_s, (x1 - x0) / box.width())
+                words = "not known" if value is None else track.in_words(value)
+                return f"{track.title}, {ago_label(round(at - x1))}: {words}"
+        return ""
+
+    def paint(self, painter: QPainter, event: QPaintEvent) -> None:
+        width = self.box_of(0).width()
+        for index, track in enumerate(self.figure.tracks):
+            self._paint_track(painter, track, self.box_of(index))
         for column in range(_COLUMNS):
             self._paint_axis(
                 painter, QRectF(column * (width + _GAP), self.height() - AXIS_HEIGHT, width, AXIS_HEIGHT)

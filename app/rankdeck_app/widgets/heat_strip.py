@@ -21,7 +21,8 @@ from rankdeck.run.series import Curve, Series
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart import UNKNOWN, Chart
 from rankdeck_app.widgets.device_rows import DeviceRows, natural_height
-from rankdeck_app.widgets.painting import CENTER, paint_text
+from rankdeck_app.widgets.painting import CENTER, LEFT, RIGHT, paint_text
+from rankdeck_app.widgets.time_words import ago_label, elapsed_label
 from rankdeck_app.widgets.tracks import image_of
 
 AXIS_HEIGHT = 16
@@ -30,7 +31,8 @@ AXIS_HEIGHT = 16
 @dataclass(frozen=True, eq=False)
 class HeatFigure:
     """`shares` is (devices, columns) from 0 to 1, NaN where unknown; the last column is now. `lead` is
-    shown bold. Never equal to another: every one has new readings.
+    shown bold. Never equal to another: every one has new readings. `began_s` is the moment of the first
+    column where the strip does not end now.
     """
 
     labels: Sequence[str] = ()
@@ -38,6 +40,13 @@ class HeatFigure:
     values: Sequence[float | None] = ()
     span_s: float = 60.0
     lead: int | None = None
+    began_s: float | None = None
+
+    def moment(self, share: float) -> str:
+        """'-30 s', 'now'; or '0:42' since the start of the run."""
+        if self.began_s is not None:
+            return elapsed_label(self.began_s + share * self.span_s)
+        return ago_label(round((share - 1) * self.span_s, 1 if self.span_s < 10 else 0))
 
 
 def shares_of(
@@ -119,10 +128,9 @@ class HeatStrip(Chart[HeatFigure]):
         self._paint_axis(painter, rows.plot)
 
     def _paint_axis(self, painter: QPainter, strip: QRectF) -> None:
-        span_s = self.figure.span_s
-        for share, text in ((0.0, f"-{span_s:.0f} s"), (0.5, f"-{span_s / 2:.0f} s"), (1.0, "now")):
-            where = QRectF(strip.left() + strip.width() * share - 30, strip.bottom() + 2, 60, 13)
-            paint_text(painter, where, text, self._colors.axis, 10, CENTER)
+        for share, align in ((0.0, LEFT), (0.5, CENTER), (1.0, RIGHT)):
+            where = QRectF(strip.left(), strip.bottom() + 2, strip.width(), 13)
+            paint_text(painter, where, self.figure.moment(share), self._colors.axis, 10, align)
 
     def tooltip_at(self, x: float, y: float) -> str:
         """The device, the moment and the reading under a point; empty outside the strips."""
@@ -132,7 +140,7 @@ class HeatStrip(Chart[HeatFigure]):
             return ""
         index = min(len(self.figure.labels) - 1, int((y - strip.top()) // rows.row_height))
         column = min(shares.shape[1] - 1, int((x - strip.left()) / strip.width() * shares.shape[1]))
-        ago_s = self.figure.span_s * (1 - (column + 1) / shares.shape[1])
         share = float(shares[index, column])
         reading = "not known" if np.isnan(share) else f"{100 * share:.0f} % busy"
-        return f"{self.figure.labels[index]}, {ago_s:.0f} s ago: {reading}"
+        moment = self.figure.moment((column + 1) / shares.shape[1])
+        return f"{self.figure.labels[index]}, {moment}: {reading}"

@@ -7,7 +7,7 @@ click or arrow keys; `activated` is a double click or Enter.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,8 @@ from rankdeck.run.series import Series
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart import Chart
 from rankdeck_app.widgets.painting import LEFT, RIGHT, chart_font, paint_text
-from rankdeck_app.widgets.tracks import area_image, held
+from rankdeck_app.widgets.time_words import ago_label
+from rankdeck_app.widgets.tracks import area_image, held, value_at
 
 HEADER_HEIGHT = 18
 LEAST_ROW, MOST_ROW = 15.0, 30.0
@@ -50,6 +51,8 @@ class MetricCell:
     top: float = 1.0
     hold_s: float = 1.5
     tooltip: str = ""
+    in_words: Callable[[float], str] = str
+    """A value of the curve."""
 
 
 @dataclass(frozen=True)
@@ -277,9 +280,19 @@ class MetricTable(Chart[TableFigure]):
                 column = self._columns[index]
                 if row is None:
                     return f"{column.title}: {column.meaning}" if column.meaning else column.title
-                return self.figure.rows[row].cells[index].tooltip or column.meaning
+                cell = self.figure.rows[row].cells[index]
+                at = (x - curve.left()) / max(1.0, curve.width())
+                then = self._value_words(cell, at) if cell.curve is not None and at < 1 else ""
+                return "\n".join(filter(None, (then, cell.tooltip or column.meaning)))
         row = self.row_at(y)
         return "" if row is None else self.figure.rows[row].note
+
+    def _value_words(self, cell: MetricCell, share: float) -> str:
+        """The value under the pointer, of a curve."""
+        x0, x1 = self.figure.x_range
+        at, within_s = x0 + share * (x1 - x0), (x1 - x0) / 100
+        value = value_at(cell.curve, at, cell.hold_s, within_s)
+        return f"{ago_label(round(at - x1))}: {'not known' if value is None else cell.in_words(value)}"
 
 
 def _shape(figure: TableFigure) -> tuple[list[str], int]:

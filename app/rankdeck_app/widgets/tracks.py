@@ -6,6 +6,7 @@ column in one go, which costs a twentieth of drawing them as paths.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -34,6 +35,18 @@ def held(series: Series | None, x0: float, x1: float, hold_s: float, num_columns
     known = (at >= 0) & (age_s <= max(hold_s, 2.5 * width_s))
     levels[known] = window.high[at[known]]
     return levels
+
+
+def value_at(series: Series | None, at: float, hold_s: float, within_s: float) -> float | None:
+    """The value at a moment, give or take a column of `within_s`; None where nothing is known."""
+    if series is None or not len(series):
+        return None
+    window = series.window(at, at, 64)
+    place = int(np.searchsorted(window.x, at, side="right")) - 1
+    if place < 0 or at - window.x[place] > max(hold_s, 2.5 * within_s):
+        return None
+    level = float(window.high[place])
+    return level if math.isfinite(level) else None
 
 
 def area_image(

@@ -1,5 +1,5 @@
-"""The base of every plot that can be zoomed: themed axes, wheel and drag, double click to follow the data
-again.
+"""The base of every plot that can be zoomed: themed axes, wheel, drag and keys; a double click, Escape or the
+button that stands in a zoomed plot follows the data again.
 
 pyqtgraph knows neither palette nor style sheet, so each plot is themed by itself. While a plot follows, its
 ranges move in steps: an axis that is laid out anew in every frame costs more than its curves.
@@ -7,101 +7,31 @@ ranges move in steps: an axis that is laid out anew in every frame costs more th
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Sequence
 
 import numpy as np
 import pyqtgraph as pg
-from PySide6.QtCore import QEvent, QPointF, QSize, Qt
-from PySide6.QtGui import QMouseEvent, QResizeEvent
+from PySide6.QtCore import QEvent, QPointF, QSize, Qt, Signal
+from PySide6.QtGui import QKeyEvent, QMouseEvent, QResizeEvent
 from PySide6.QtWidgets import QFrame
 
-from rankdeck.base.units import format_count
 from rankdeck.run.series import Curve, Series
 from rankdeck_app.theme import Theme
+from rankdeck_app.widgets import crosshair
 from rankdeck_app.widgets.chart_colors import ChartColors
+from rankdeck_app.widgets.layouts import push_button
 from rankdeck_app.widgets.painting import chart_font
+from rankdeck_app.widgets.plot_axes import ValueAxis
 
 LEAST_INTERVAL_S = 0.1
-_TIME_STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
-
-
-def step_up(value: float, limit: float | None = None) -> float:
-    """The next of 8 to 16 marks per doubling at or above `value`, at most `limit`: where an axis ends."""
-    if value <= 0:
-        return limit or 1.0
-    quantum = 2.0 ** (math.floor(math.log2(value)) - 3)
-    end = math.ceil(value / quantum) * quantum
-    return min(end, limit) if limit is not None and limit >= value else end
-
-
-def padded_range(low: float, high: float) -> tuple[float, float]:
-    """A range of y with some air, rounded outwards so that noise does not move it."""
-    span = high - low
-    if span <= 0:
-        span = abs(high) or 1.0
-        return low - span / 2, high + span / 2
-    quantum = 10.0 ** math.floor(math.log10(span)) / 4
-    return math.floor((low - 0.03 * span) / quantum) * quantum, math.ceil(
-        (high + 0.03 * span) / quantum
-    ) * quantum
-
-
-class TimeAxis(pg.AxisItem):
-    """Seconds since the start of the run as 0:40, 12:00 or 1:30:00, at round times."""
-
-    def tickSpacing(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, float]]:  # noqa: N803
-        wanted = (maxVal - minVal) / max(1.0, size / 70)
-        spacing = next((step for step in _TIME_STEPS_S if step >= wanted), _TIME_STEPS_S[-1])
-        return [(float(spacing), 0.0)]
-
-    def tickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:
-        return [elapsed_label(value) for value in values]
-
-
-def round_up(value: float) -> float:
-    """The next of 1, 2, 5, 10, ... of some power of ten."""
-    power = 10.0 ** math.floor(math.log10(value))
-    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= value * (1 - 1e-9))
-
-
-def elapsed_label(seconds: float) -> str:
-    total = round(abs(seconds))
-    hours, rest = divmod(total, 3600)
-    minutes, secs = divmod(rest, 60)
-    text = f"{hours}:{minutes:02d}:{secs:02d}" if hours else f"{minutes}:{secs:02d}"
-    return f"-{text}" if seconds < 0 and total else text
-
-
-class CountAxis(pg.AxisItem):
-    """Steps: whole numbers in groups of three, never a fraction of one and never scientific."""
-
-    def tickSpacing(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, float]]:  # noqa: N803
-        return [(round_up(max(1.0, (maxVal - minVal) / max(1.0, size / 56))), 0.0)]
-
-    def tickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:
-        return [format_count(value) for value in values]
-
-
-class ValueAxis(pg.AxisItem):
-    """A few plain numbers with their unit, so that a small card keeps room for its curves."""
-
-    unit = ""
-
-    def tickSpacing(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, float]]:  # noqa: N803
-        wanted = (maxVal - minVal) / max(2.0, size / 24)
-        return [(round_up(wanted) if wanted > 0 else 1.0, 0.0)]
-
-    def tickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:
-        shown_spacing = spacing * scale
-        digits = max(0, -math.floor(math.log10(shown_spacing) + 1e-9)) if shown_spacing > 0 else 0
-        unit = f" {self.unit}" if self.unit else ""
-        return [f"{value * scale:,.{digits}f}".replace(",", "\u2009") + unit for value in values]
 
 
 class ZoomPlot(pg.PlotWidget):
-    """A themed plot. Subclasses draw in `draw` and say their colours in `recolor`."""
+    """A themed plot. Subclasses draw in `draw` and say their colours in `recolor`; `zoom_changed`: a person
+    took the range over, moved it, or gave it back.
+    """
+
+    zoom_changed = Signal()
 
     def __init__(self, theme: Theme, x_axis: pg.AxisItem, name: str) -> None:
         super().__init__(axisItems={"bottom": x_axis, "left": ValueAxis("left")}, enableMenu=False)
@@ -109,6 +39,11 @@ class ZoomPlot(pg.PlotWidget):
         self._colors = ChartColors(theme)
         self.follows = True
         """Whether the ranges follow the data; a person who zooms or pans takes them over."""
+        self._reset = push_button(
+            "Reset zoom", "Follow the data again (Escape, or a double click)", self.follow, height=20
+        )
+        self._reset.setParent(self)
+        self._reset.hide()
         self.drawn_at = 0.0
         """When it was drawn last, on the monotonic clock."""
         self._stale = True
@@ -131,12 +66,8 @@ class ZoomPlot(pg.PlotWidget):
         view.disableAutoRange()
         view.setMouseEnabled(x=True, y=False)
         view.sigRangeChangedManually.connect(self._take_hand)
-        self._cursor = pg.InfiniteLine(angle=90, movable=False)
-        self._cursor.hide()
-        self._readout, self._awaited = pg.TextItem(anchor=(1, 0)), pg.TextItem(anchor=(0.5, 0.5))
-        self._readout.setZValue(20)
-        self._readout.hide()
-        for item in (self._cursor, self._readout, self._awaited):
+        self._crosshair, self._awaited = crosshair.Crosshair(view), pg.TextItem(anchor=(0.5, 0.5))
+        for item in (self._crosshair.line, self._crosshair.text, self._awaited):
             self.addItem(item, ignoreBounds=True)
         self.viewport().setMouseTracking(True)
         theme.changed.connect(self.retheme)
@@ -145,12 +76,48 @@ class ZoomPlot(pg.PlotWidget):
         return QSize(360, 160)
 
     def follow(self) -> None:
-        self.follows = True
+        self._show_zoom(follows=True)
         self.request_draw(now=True)
 
     def _take_hand(self, *_: object) -> None:
-        self.follows = False
+        self._show_zoom(follows=False)
         self.request_draw()
+
+    def _show_zoom(self, *, follows: bool) -> None:
+        self.follows = follows
+        self._reset.setVisible(not follows)
+        self.zoom_changed.emit()
+
+    @property
+    def zoom_words(self) -> str:
+        """What is seen of it, where a person chose that; else empty."""
+        if self.follows:
+            return ""
+        x0, x1 = (self.x_words(x) for x in self.visible_x())
+        return f"zoomed: {x0} to {x1}"
+
+    def x_words(self, x: float) -> str:
+        """A place on the axis."""
+        return f"{x:,.0f}"
+
+    def zoom_by(self, factor: float, shift: float = 0.0) -> None:
+        """Around the middle, and sidewards by a share of what is seen: what keys do."""
+        x0, x1 = self.visible_x()
+        middle, half = (x0 + x1) / 2 + shift * (x1 - x0), factor * (x1 - x0) / 2
+        self.getViewBox().setXRange(middle - half, middle + half, padding=0)
+        self._take_hand()
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        moves = {
+            Qt.Key.Key_Plus: (0.5, 0.0), Qt.Key.Key_Equal: (0.5, 0.0), Qt.Key.Key_Minus: (2.0, 0.0),
+            Qt.Key.Key_Left: (1.0, -0.2), Qt.Key.Key_Right: (1.0, 0.2),
+        }  # fmt: skip
+        if event.key() == Qt.Key.Key_Escape and not self.follows:
+            self.follow()
+        elif event.key() in moves and not event.modifiers() & Qt.KeyboardModifier.ControlModifier:
+            self.zoom_by(*moves[Qt.Key(event.key())])
+        else:
+            super().keyPressEvent(event)
 
     def request_draw(self, now: bool = False) -> None:
         """The data changed. It is drawn by `tick`, at most ten times a second."""
@@ -204,12 +171,9 @@ class ZoomPlot(pg.PlotWidget):
             axis.setPen(self._colors.grid)
             axis.setTextPen(self._colors.axis)
             axis.setTickFont(chart_font(10))
-        self._cursor.setPen(pg.mkPen(self._colors.axis, width=1, style=Qt.PenStyle.DotLine))
-        self._readout.setColor(self._colors.foreground)
-        self._readout.setFont(chart_font(11, mono=True))
+        self._crosshair.recolor(self._colors)
         self._awaited.setColor(self._colors.axis)
         self._awaited.setFont(chart_font(11))
-        self._readout.fill = pg.mkBrush(self._colors.card)
         self.recolor(self._colors)
         self.request_draw(now=True)
 
@@ -243,29 +207,28 @@ class ZoomPlot(pg.PlotWidget):
         view = self.getViewBox()
         scene_point = self.mapToScene(event.position().toPoint())
         if not view.sceneBoundingRect().contains(scene_point):
-            self._hide_readout()
+            self._crosshair.hide()
             return
         x = view.mapSceneToView(QPointF(scene_point)).x()
-        text = self.readout(x)
-        self._readout.setText(text)
-        self._readout.setVisible(bool(text))
-        self._cursor.setVisible(bool(text))
-        self._cursor.setPos(x)
-        (_, x1), (_, y1) = view.viewRange()
-        self._readout.setPos(x1, y1)
+        corner = self.mapToScene(self._reset.geometry()).boundingRect()
+        taken = [] if self.follows else [view.mapRectFromScene(corner)]
+        self._crosshair.show(x, self.readout(x), self._drawn_curves(), taken)
+
+    def _drawn_curves(self) -> list[crosshair.Curve]:
+        items = self.getPlotItem().items
+        curves = [item for item in items if isinstance(item, pg.PlotCurveItem) and item.isVisible()]
+        return [(x, y) for x, y in (curve.getData() for curve in curves) if x is not None and len(x)]
 
     def leaveEvent(self, event: QEvent) -> None:
-        self._hide_readout()
+        self._crosshair.hide()
         super().leaveEvent(event)
-
-    def _hide_readout(self) -> None:
-        self._readout.hide()
-        self._cursor.hide()
 
     def resizeEvent(self, event: QResizeEvent | None) -> None:
         super().resizeEvent(event)
         # PlotWidget resizes while it is being built, before there is anything to draw.
         if hasattr(self, "_stale"):
+            self._reset.adjustSize()
+            self._reset.move(self.width() - self._reset.width() - 4, 2)
             self.request_draw()
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import QCoreApplication, QEvent, QObject, QRect
+from PySide6.QtCore import QCoreApplication, QEvent, QObject, QRect, Qt
 from pytestqt.qtbot import QtBot
 
 from rankdeck import events
@@ -190,7 +190,7 @@ def test_a_pipeline_shows_its_schedule_and_its_bubble_beside_the_theory(
     qtbot.waitUntil(lambda: page._anatomy.figure.end_s > 0 and page.run.bubble is not None)
     assert [row.label for row in page._anatomy.figure.rows] == ["Virtual 0", "Virtual 1"]
     assert page._anatomy.figure.is_pipeline
-    assert run_figures.anatomy_subtitle(page.run)[0] == "bubble 0.50 measured, 0.50 theory"
+    assert run_figures.anatomy_subtitle(page.run)[0].startswith("bubble 0.50 measured, 0.50 theory; sampled")
     assert "simulated time" in page.cards["anatomy"].toolTip()
     assert "simulated" not in page.cards["bars"].toolTip()
     rows = list(run_figures.anatomy_rows(page.run))
@@ -315,10 +315,10 @@ def test_a_step_repaints_no_memory(qtbot: QtBot, written: WrittenRun, opened: Ca
     qtbot.waitUntil(lambda: page._heat.figure.shares is not None and page.run.outcome == "running")
     qtbot.waitUntil(lambda: not page.run.has_more)
     qtbot.wait(300)  # the frames that are already under way
-    bars, heat, curve = Paints(page._bars), Paints(page._heat), Paints(page._loss.viewport())
+    bars, curve = Paints(page._bars), Paints(page._loss.viewport())
     written.steps(0, 41, [3.0] * 20)
     qtbot.waitUntil(lambda: curve.count > 0 and page.run.step == 60)
-    assert bars.count == 0 and heat.count == 0
+    assert bars.count == 0
 
 
 def test_a_frame_draws_one_plot_and_none_waits_behind_another(
@@ -338,6 +338,32 @@ def test_a_frame_draws_one_plot_and_none_waits_behind_another(
         drawn.append([plot for plot, at in zip(plots, before, strict=True) if plot.drawn_at != at])
     assert [len(of_frame) for of_frame in drawn] == [1, 1, 1]
     assert {plot for (plot,) in drawn} == set(plots)
+
+
+def test_what_is_shown_grows_old_and_charts_over_time_show_the_same_minute(
+    qtbot: QtBot, written: WrittenRun, opened: Callable[..., RunPage]
+) -> None:
+    written.started -= 200
+    write_dp(written)
+    page = opened(written.path)
+    qtbot.waitUntil(lambda: page._heat.figure.shares is not None and len(page._band.figure.histories) == 4)
+    x0, x1 = page._band.figure.x_range
+    assert x1 - x0 == 60 and x1 >= 200 and page._band.figure.is_live, "now is at the right"
+    assert page._heat.figure.span_s == 60 and page._heat.figure.moment(1.0) == "now"
+    assert "last 60 s" in page.cards["band"].subtitle and "sampled" in page.cards["band"].subtitle
+    qtbot.waitUntil(lambda: page._band._held.getData()[0] is not None)
+    before = page.cards["band"].subtitle
+    qtbot.waitUntil(lambda: page.cards["band"].subtitle != before)
+    page._band.zoom_by(0.25)
+    qtbot.waitUntil(lambda: page._heat.figure.began_s is not None)
+    assert page._heat.figure.span_s == pytest.approx(15) and "zoomed" in page.cards["band"].subtitle
+    assert page._band._reset.isVisible()
+    qtbot.keyClick(page._band, Qt.Key.Key_Escape)
+    assert page._band.follows and "last 60 s" in page.cards["band"].subtitle
+    assert not page._band._reset.isVisible() and page._heat.figure.began_s is None
+    written.end()
+    qtbot.waitUntil(lambda: page.run.is_over and page._band.figure.x_range[0] == 0.0)
+    assert page.cards["band"].subtitle == "whole run" and "whole run" in page.cards["heat"].subtitle
 
 
 def test_a_closed_page_leaves_nothing(

@@ -49,7 +49,7 @@ def test_the_tooltip_tells_device_moment_and_reading(qtbot: QtBot) -> None:
     heat = strip(qtbot, np.array([[0.25] * 100, [np.nan] * 100]), [0.25, None])
     rows = heat._rows()
     box, row_height = rows.plot, rows.row_height
-    assert heat.tooltip_at(box.right() - 1, box.top() + 2) == "GPU 0, 0 s ago: 25 % busy"
+    assert heat.tooltip_at(box.right() - 1, box.top() + 2) == "GPU 0, now: 25 % busy"
     assert heat.tooltip_at(box.right() - 1, box.top() + 1.5 * row_height).endswith("not known")
     assert heat.tooltip_at(2, 2) == ""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from PySide6.QtCore import QEvent, QPointF, Qt
@@ -12,7 +14,7 @@ from rankdeck.run.series import Series
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.band_chart import BandChart, BandFigure, MemoryLimit
 from rankdeck_app.widgets.curve_plot import CurvePlot
-from rankdeck_app.widgets.zoom_plot import elapsed_label, padded_range, step_up
+from rankdeck_app.widgets.plot_axes import elapsed_label, padded_range, step_up
 
 MIB = 2**20
 
@@ -60,7 +62,9 @@ def test_zooming_takes_the_range_over_until_a_double_click(qtbot: QtBot) -> None
         QEvent.Type.MouseButtonDblClick, QPointF(50, 50), QPointF(50, 50), Qt.MouseButton.LeftButton,
         Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier,
     )  # fmt: skip
+    assert plot._reset.isVisible() and plot.zoom_words == "zoomed: step 100 to step 200"
     plot.mouseDoubleClickEvent(click)
+    assert not plot._reset.isVisible() and plot.zoom_words == ""
     assert plot.follows and plot.visible_x()[1] >= 1001
 
 
@@ -101,7 +105,7 @@ def band(qtbot: QtBot, lead: float = 285, limits: tuple[MemoryLimit, ...] = ()) 
     chart.resize(420, 200)
     chart.show()
     chart.set_figure(
-        BandFigure([f"Virtual {i}" for i in range(4)], histories, 0, limits, now_s=51, span_s=60)
+        BandFigure([f"Virtual {i}" for i in range(4)], histories, 0, limits, (-9.0, 51.0), is_live=True)
     )
     chart.request_draw(now=True)
     return chart
@@ -112,7 +116,7 @@ def test_the_band_is_from_least_to_most_of_the_others(qtbot: QtBot) -> None:
     assert chart._low.getData()[1].max() == pytest.approx(77 * MIB)
     assert chart._high.getData()[1].min() == pytest.approx(79 * MIB)
     assert chart._gap_top.getData()[1].min() == pytest.approx(285 * MIB)
-    assert chart.visible_x() == (0.0, 60.0)
+    assert chart.visible_x() == (-9.0, 51.0)
     assert chart._lead_label.toPlainText() == "Virtual 0 lead"
     assert chart._rest_label.toPlainText() == "Virtual 1–3 min…max"
 
@@ -121,10 +125,29 @@ def test_the_band_is_from_least_to_most_of_the_others(qtbot: QtBot) -> None:
 def test_labels_are_never_on_each_other(qtbot: QtBot, lead: float) -> None:
     chart = band(qtbot, lead, (MemoryLimit("capacity 1 GiB", 1024 * MIB),))
     per_pixel = chart.getViewBox().viewRange()[1][1] / chart.getViewBox().height()
-    heights = sorted(
-        label.pos().y() / per_pixel for label in (chart._lead_label, chart._rest_label, *chart._limit_labels)
-    )
+    labels = (chart._lead_label, chart._rest_label, *chart._limit_labels)
+    heights = sorted(label.pos().y() / per_pixel for label in labels if label.isVisible())
+    assert len(heights) == 3
     assert min(np.diff(heights)) >= 14
+
+
+def test_the_last_value_is_held_to_now_while_the_run_lives(qtbot: QtBot) -> None:
+    chart = band(qtbot)
+    x, y = chart._held.getData()
+    assert list(x) == [50.0, 51.0] and set(y) == {285 * MIB}
+    x, y = chart._held_rest.getData()
+    assert np.nanmin(y) == 77 * MIB and np.nanmax(y) == 79 * MIB and np.nanmax(x) == 51.0
+    chart.set_figure(replace(chart.figure, is_live=False))
+    chart.request_draw(now=True)
+    assert not chart._held.isVisible() and not chart._held_rest.isVisible()
+
+
+def test_a_window_before_the_first_reading_is_drawn_empty(qtbot: QtBot) -> None:
+    chart = band(qtbot)
+    chart.getViewBox().setXRange(-200, -100, padding=0)
+    chart.getViewBox().sigRangeChangedManually.emit([True, False])
+    chart.request_draw(now=True)
+    assert chart.zoom_words == "zoomed: -3:20 to -1:40"
 
 
 def test_the_capacity_is_in_sight(qtbot: QtBot) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 from PySide6.QtGui import QColor
+from pytestqt.qtbot import QtBot
 
 from rankdeck.run.series import Series
-from rankdeck_app.widgets.tracks import area_image, held
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.metric_table import MetricCell, MetricColumn, MetricRow, MetricTable, TableFigure
+from rankdeck_app.widgets.tracks import area_image, held, value_at
 
 LINE, FILL, GROUND = QColor("#ff0000"), QColor("#0000ff"), QColor("#000000")
 
@@ -22,6 +25,28 @@ def test_a_value_holds_until_the_next_one_and_no_longer_than_it_is_true() -> Non
     levels = held(series((1.0, 5.0), (2.0, 7.0)), 0.0, 10.0, 1.5, 20)
     assert np.isnan(levels[:1]).all() and levels[2] == 5.0 and levels[4] == 7.0
     assert levels[6] == 7.0 and np.isnan(levels[8:]).all()
+
+
+def test_the_value_at_a_moment_is_that_of_then_and_not_of_now() -> None:
+    curve = series((1, 10), (2, 20), (3, 30))
+    assert [value_at(curve, at, 1.5, 0.1) for at in (1.5, 2.5, 3.2)] == [10, 20, 30]
+    assert value_at(curve, 0.5, 1.5, 0.1) is None and value_at(curve, 9.0, 1.5, 0.1) is None
+
+
+def test_a_sparkline_answers_with_the_value_under_the_pointer(qtbot: QtBot) -> None:
+    table = MetricTable(Theme(), [MetricColumn("Busy", "100%", 4)])
+    qtbot.addWidget(table)
+    table.resize(600, 100)
+    cell = MetricCell(
+        "30%", curve=series((1, 10), (2, 20), (3, 30)), top=100, tooltip="now", in_words="{:g}%".format
+    )
+    table.set_figure(TableFigure([MetricRow("u", "GPU 0", [cell])], (0.0, 4.0)))
+    [(_, curve, _)] = table.places()
+    at = [
+        table.tooltip_at(curve.left() + curve.width() * share, 30).split("\n")[0]
+        for share in (0.05, 0.4, 0.65)
+    ]
+    assert at == ["-4 s: not known", "-2 s: 10%", "-1 s: 20%"]
 
 
 def test_what_is_unknown_is_left_open() -> None:

@@ -78,7 +78,7 @@ class RunPage(RunTab):
         if pending & (Changed.MEMORY | Changed.STATE | Changed.READINGS):
             self._show_memory(pending)
         if pending & (Changed.READINGS | Changed.STATE):
-            self._heat.set_figure(run_figures.heat(run))
+            self._show_heat()
         if pending & (Changed.ANATOMY | Changed.STATE):
             self._anatomy.set_figure(run_figures.anatomy(run))
             self.cards["anatomy"].set_subtitle(*run_figures.anatomy_subtitle(run))
@@ -92,9 +92,16 @@ class RunPage(RunTab):
         bars, band = run_figures.bars(run), run_figures.band(run)
         if pending & (Changed.MEMORY | Changed.STATE):
             self._bars.set_figure(bars)
-            self.cards["bars"].set_subtitle(*run_figures.bars_subtitle(run, bars))
+        self.cards["bars"].set_subtitle(*run_figures.bars_subtitle(run, bars))
         self._band.set_figure(band)
-        self.cards["band"].set_subtitle(run_figures.band_subtitle(band))
+        self.cards["band"].set_subtitle(*run_figures.band_subtitle(run))
+
+    def _show_heat(self) -> None:
+        """Of the time that memory is shown of, also where a person zooms there."""
+        seen = None if self._band.follows else self._band.visible_x()
+        self._heat.set_figure(run_figures.heat(self.run, seen))
+        what = "thread busy" if self.run.is_rehearsal else "% SM"
+        self.cards["heat"].set_subtitle(*run_figures.heat_subtitle(self.run, what))
 
     def _show_devices(self) -> None:
         """What the figures are, and room for as many devices as there are."""
@@ -102,8 +109,6 @@ class RunPage(RunTab):
         of_memory, of_others = run_figures.sources(run)
         for name, card in self.cards.items():
             card.set_source(*(of_memory if name in ("bars", "band") else of_others))
-        what = "thread busy" if run.is_rehearsal else "% SM"
-        self.cards["heat"].set_subtitle(f"{what}, last 60 s", what)
         held_out = ("raw and EMA, ◆ held-out", "EMA, ◆ held-out")
         self.cards["loss"].set_subtitle(*(held_out if len(run.held_out) else ("raw and EMA",)))
         self.cards["rate"].set_subtitle(*run_figures.rate_subtitle(run))

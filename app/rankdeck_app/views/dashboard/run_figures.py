@@ -6,12 +6,13 @@ Everything that is not known yet becomes a dash or an empty row here, never a ze
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from rankdeck.base.units import format_bytes, format_count, format_duration, format_loss, format_rate
-from rankdeck.run.anatomy import SIMULATED_TIME
+from rankdeck.run.anatomy import SIMULATED_TIME, StepAnatomy
 from rankdeck.run.breakdown import highest_of
 from rankdeck.run.devices import DeviceFigures
 from rankdeck.run.imbalance import lead_of
@@ -24,16 +25,18 @@ from rankdeck_app.widgets.chart import UNKNOWN
 from rankdeck_app.widgets.chart_colors import KIND_LABELS, SCRIPT_KIND_LABELS
 from rankdeck_app.widgets.heat_strip import HeatFigure, shares_of
 from rankdeck_app.widgets.stat_strip import Stat, imbalance_stat
+from rankdeck_app.widgets.time_words import age_words
 from rankdeck_app.widgets.vram_bars import BarsFigure, DeviceBar, prediction_text
 
 REHEARSAL_BYTES = "tensor bytes on virtual devices (CPU rehearsal)"
 REHEARSAL = "CPU rehearsal"
 
-_HEAT_SPAN_S = 60.0
-_HEAT_COLUMN_S = 0.25
+_SPAN_S = 60.0
+_HEAT_COLUMNS = 240
 _STALE_S = 3.0
-_BAND_SPAN_S = 60.0
-_DENSE = 10
+
+Moments = tuple[float, float]
+"""From and to, in seconds since the start of the run."""
 
 
 def stats(run: LiveRun) -> tuple[Stat, ...]:
@@ -107,8 +110,10 @@ def bars_subtitle(run: LiveRun, figure: BarsFigure) -> tuple[str, ...]:
     if not figure.largest_bytes:
         return ("",)
     of = "" if run.capacity_bytes is None else f", of {format_bytes(run.capacity_bytes, 0)}"
-    when = _moment(run)
-    return f"{when}{of}{_beside(figure)}", f"{when}{of}", when, when.partition(" of ")[0]
+    when, age = _moment(run), memory_age(run)
+    words = f"{when}{of}{_beside(figure)}", f"{when}{of}", when
+    with_age = [f"{text}; {age}" for text in words] if age else []
+    return *with_age, *words, when.partition(" of ")[0]
 
 
 def _moment(run: LiveRun) -> str:
@@ -131,10 +136,27 @@ def _beside(figure: BarsFigure) -> str:
     return f"; {prediction_text(fullest.total_bytes, fullest.predicted_bytes)}"
 
 
-def band(run: LiveRun) -> BandFigure:
-    """Memory over time: the last minute where readings are dense, else the whole run."""
-    histories = [device.memory_history for device in run.devices]
+def moments(run: LiveRun) -> Moments:
+    """What every chart over time shows: the last minute, now at its right; once the run is over all of it.
+
+    It moves once a second: an axis that is laid out anew in every frame costs more than its curves.
+    """
     now_s = run.elapsed_s or 0.0
+    if run.is_over:
+        return 0.0, max(1.0, now_s)
+    return math.ceil(now_s) - _SPAN_S, float(math.ceil(now_s))
+
+
+def memory_age(run: LiveRun) -> str:
+    """How old the newest known memory of any device is, while the run lives."""
+    last = [device.memory_history.last_x for device in run.devices]
+    known = [at for at in last if at is not None]
+    return "" if not known or run.is_over else age_words((run.elapsed_s or 0.0) - max(known))
+
+
+def band(run: LiveRun) -> BandFigure:
+    """Memory over time."""
+    histories = [device.memory_history for device in run.devices]
     limits = []
     if run.capacity_bytes is not None:
         limits.append(MemoryLimit(f"capacity {format_bytes(run.capacity_bytes, 0)}", run.capacity_bytes))
@@ -143,15 +165,13 @@ def band(run: LiveRun) -> BandFigure:
         name = f"predicted peak {format_bytes(predicted_bytes)}"
         short = f"predicted {format_bytes(predicted_bytes, 0)}"
         limits.append(MemoryLimit(name, predicted_bytes, is_hard=False, short=short))
-    is_dense = bool(histories) and len(histories[0].window(now_s - _BAND_SPAN_S, now_s, 200).x) >= _DENSE
-    is_live = not run.is_over
     return BandFigure(
         labels=[run.label_of(device) for device in run.devices],
         histories=histories,
         lead=lead_of(run.imbalance),
         limits=tuple(limits),
-        now_s=now_s,
-        span_s=_BAND_SPAN_S if is_live and is_dense else None,
+        x_range=moments(run),
+        is_live=not run.is_over,
     )
 
 
@@ -161,14 +181,17 @@ def _predicted_peak(run: LiveRun) -> int | None:
     return max((value for value in known if value is not None), default=None)
 
 
-def band_subtitle(figure: BandFigure) -> str:
-    if not any(len(history) for history in figure.histories):
-        return ""
-    return f"last {figure.span_s:.0f} s" if figure.span_s is not None else "whole run"
+def band_subtitle(run: LiveRun) -> tuple[str, ...]:
+    if not any(len(device.memory_history) for device in run.devices):
+        return ("",)
+    if run.is_over:
+        return ("whole run",)
+    age = memory_age(run)
+    return f"last {_SPAN_S:.0f} s; {age}", age, f"{_SPAN_S:.0f} s"
 
 
-def heat(run: LiveRun) -> HeatFigure:
-    """Utilisation over the minute before the newest reading of any device."""
+def heat(run: LiveRun, seen: Moments | None = None) -> HeatFigure:
+    """Utilisation over the same time as memory; `seen` is what a person chose there."""
     histories = [device.utilisation_history for device in run.devices]
     newest = max((history.last_x for history in histories if history.last_x is not None), default=None)
     labels = [run.label_of(device) for device in run.devices]
@@ -177,9 +200,17 @@ def heat(run: LiveRun) -> HeatFigure:
     readings = [
         (device.utilisation_history, max(_STALE_S, device.interval_s + 0.5)) for device in run.devices
     ]
-    shares = shares_of(readings, newest, _HEAT_SPAN_S, _HEAT_COLUMN_S)
+    x0, x1 = seen or moments(run)
+    column_s = (x1 - x0) / _HEAT_COLUMNS
+    readings = [(history, max(reach_s, 2.5 * column_s)) for history, reach_s in readings]
+    shares = shares_of(readings, x1, x1 - x0, column_s)
     values = [_value_now(device, newest) for device in run.devices]
-    return HeatFigure(labels, shares, values, _HEAT_SPAN_S, lead_of(run.imbalance))
+    began_s = x0 if seen is not None or run.is_over else None
+    return HeatFigure(labels, shares, values, x1 - x0, lead_of(run.imbalance), began_s)
+
+
+def heat_subtitle(run: LiveRun, what: str) -> tuple[str, str]:
+    return f"{what}, {'whole run' if run.is_over else f'last {_SPAN_S:.0f} s'}", what
 
 
 def _value_now(device: DeviceFigures, newest: float) -> float | None:
@@ -208,23 +239,32 @@ def _flushes(run: LiveRun) -> bool:
     return run.bubble is None or bool(run.bubble[1])
 
 
-def anatomy_subtitle(run: LiveRun) -> tuple[str, str]:
-    """(text, short text): the step and how long it took, or of a pipeline its bubble."""
+def anatomy_subtitle(run: LiveRun) -> tuple[str, ...]:
+    """The step and how long it took, or of a pipeline its bubble; and how old that is."""
     sampled = run.anatomy
     if sampled is None:
-        return "", ""
+        return ("",)
+    words = _of_step(run, sampled)
+    if run.is_over:
+        return words
+    age = age_words(time.time() - sampled.began - sampled.seconds)
+    return *(f"{text}; {age}" for text in words), *words
+
+
+def _of_step(run: LiveRun, sampled: StepAnatomy) -> tuple[str, ...]:
     seconds = sampled.seconds
     took = f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
     step = f"step {format_count(sampled.step)}, {took}"
     bubble = run.bubble
     if bubble is None or bubble[0] is None:
-        return step, step
+        return step, f"step {format_count(sampled.step)}"
     measured, theory = bubble
     if theory is None:
         return f"bubble {measured:.2f} measured", f"bubble {measured:.2f}"
     return (
         f"bubble {measured:.2f} measured, {theory:.2f} theory",
         f"bubble {measured:.2f}, theory {theory:.2f}",
+        f"bubble {measured:.2f}",
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from PySide6.QtGui import QShowEvent
 
@@ -54,6 +55,7 @@ class RunTab(Page):
         self._shown_actions: list[PageAction] = []
         self._pending = ~Changed.NOTHING
         self._stats_at = 0.0
+        self._aged_at = 0
         self._known_devices = 0
         self._strip = StatStrip(theme)
         self._banner = Banner(theme)
@@ -62,6 +64,9 @@ class RunTab(Page):
         self.cards: dict[str, ChartCard] = {}
         self._grid = self._make_cards(theme)
         column(*self._parts(theme), on=self, margins=(16, 2, 16, 12), spacing=10)
+        for card in self.cards.values():
+            if isinstance(card.body, ZoomPlot):
+                card.body.zoom_changed.connect(partial(self._show_zoom, card, card.body))
         run.changed.connect(self._note)
         if closed is not None:
             self.destroyed.connect(lambda *_: closed())
@@ -135,9 +140,26 @@ class RunTab(Page):
         if self._pending & Changed.STATE:
             self._show_state()
         if self.isVisible():
+            self._grow_old()
             self._refresh()
             # One plot a frame, the one that waited longest: all together would make a slow one.
             any(plot.tick() for plot in sorted(self._plots(), key=lambda plot: plot.drawn_at))
+
+    def _show_heat(self) -> None:
+        """The strip of utilisation shows the time that memory does."""
+        raise NotImplementedError
+
+    def _show_zoom(self, card: ChartCard, plot: ZoomPlot) -> None:
+        words = plot.zoom_words
+        card.set_note(*((words, "zoomed") if words else ()))
+        self._show_heat()
+
+    def _grow_old(self) -> None:
+        """Once a second what is shown is a second older, whether anything new came or not."""
+        second = int(time.monotonic())
+        if not self.run.is_over and second != self._aged_at:
+            self._aged_at = second
+            self._pending |= Changed.MEMORY | Changed.READINGS | Changed.ANATOMY
 
     def _show_state(self) -> None:
         """Tab, title and buttons: they are seen even while the page is not."""

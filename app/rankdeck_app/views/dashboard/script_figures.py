@@ -240,11 +240,6 @@ def metrics_subtitle(run: LiveRun) -> str:
     return f"{words}; {format_count(cut)} more names are not kept" if cut else words
 
 
-def heat_subtitle(run: LiveRun) -> tuple[str, str]:
-    what = "% SM" if run.has_gpus else "CPU busy"
-    return f"{what}, last 60 s", what
-
-
 # CSV
 
 

@@ -105,7 +105,7 @@ class ScriptPage(RunTab):
         if pending & (Changed.MEMORY | Changed.STATE | Changed.READINGS):
             self._show_memory()
         if pending & (Changed.READINGS | Changed.STATE):
-            self._heat.set_figure(run_figures.heat(run))
+            self._show_heat()
         if pending & (Changed.STEPS | Changed.STATE):
             self._show_curves()
         if self._show_metrics(pending) or pending:
@@ -117,7 +117,6 @@ class ScriptPage(RunTab):
     def _show_state_of_cards(self) -> None:
         run = self.run
         self._facts.set_figure(script_figures.facts(run))
-        self.cards["heat"].set_subtitle(*script_figures.heat_subtitle(run))
         for name in ("bars", "band"):
             self.cards[name].set_source(run.source or "")
 
@@ -127,7 +126,13 @@ class ScriptPage(RunTab):
         self._bars.set_figure(bars)
         self.cards["bars"].set_subtitle(*run_figures.bars_subtitle(run, bars))
         self._band.set_figure(band)
-        self.cards["band"].set_subtitle(run_figures.band_subtitle(band))
+        self.cards["band"].set_subtitle(*run_figures.band_subtitle(run))
+
+    def _show_heat(self) -> None:
+        seen = None if self._band.follows else self._band.visible_x()
+        self._heat.set_figure(run_figures.heat(self.run, seen))
+        what = "% SM" if self.run.has_gpus else "CPU busy"
+        self.cards["heat"].set_subtitle(*run_figures.heat_subtitle(self.run, what))
 
     def _show_curves(self) -> None:
         """Loss, pace and waiting; samples instead of steps once they are seen."""

@@ -113,6 +113,9 @@ def band(gpus: Gpus, span_s: float) -> BandFigure:
         if gpu.lost_at is None
         and _was_read(series := history.series(gpu.uuid, "used_bytes"), now_s - span_s, now_s)
     ]
+    # In steps: an axis that is laid out anew in every frame costs more than its curves.
+    step_s = max(1.0, span_s / _HEAT_COLUMNS)
+    end_s = math.ceil(now_s / step_s) * step_s
     lead, places = lead_of(gpus.imbalance()), [place for place, _ in known]
     totals = {gpu.total_bytes for gpu in gpus.whole if gpu.total_bytes is not None}
     limits = tuple(MemoryLimit(f"capacity {format_bytes(total, 0)}", total) for total in sorted(totals)[:1])
@@ -121,8 +124,8 @@ def band(gpus: Gpus, span_s: float) -> BandFigure:
         histories=[series for _, series in known],
         lead=places.index(lead) if lead in places else None,
         limits=limits if len(totals) == 1 else (),
-        now_s=now_s,
-        span_s=span_s,
+        x_range=(end_s - span_s, end_s),
+        is_live=True,
         awaited=f"nothing was read in the last {span_words(span_s)}",
     )
 

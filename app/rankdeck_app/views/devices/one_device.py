@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from rankdeck.telemetry.readings import METRICS
 from rankdeck_app.state.gpus import Gpus, GpuState
 from rankdeck_app.views.devices.rows import SCALE_C, top_of
-from rankdeck_app.views.devices.words import HOT_C, errors_of, reading_words, series_of, throttled_by
+from rankdeck_app.views.devices.words import (
+    HOT_C,
+    errors_of,
+    number_words,
+    reading_words,
+    series_of,
+    throttled_by,
+)  # fmt: skip
 from rankdeck_app.widgets.device_tracks import Track, TrackLimit, TrackMark, TracksFigure
 
 _MARKED = ("lost", "back", "slow", "restarted", "silent")
@@ -66,6 +74,7 @@ def _track(
         series_of(gpus, gpu.uuid, second) if second else None,
         limits,
         tone=tone,
+        in_words=partial(number_words, metric),
     )
 
 

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from rankdeck.run.imbalance import lead_of
 from rankdeck.telemetry.readings import METRICS
 from rankdeck_app.state.gpus import Gpus, GpuState, clock_time
-from rankdeck_app.views.devices.words import HOT_C, errors_of, held_by, reading_words, series_of, throttled_by
+from rankdeck_app.views.devices.words import (
+    HOT_C,
+    errors_of,
+    held_by,
+    number_words,
+    reading_words,
+    series_of,
+    throttled_by,
+)  # fmt: skip
 from rankdeck_app.widgets.metric_table import MetricCell, MetricColumn, MetricRow, TableFigure
 
 SCALE_C = 100.0
@@ -77,4 +87,5 @@ def _cell(gpus: Gpus, gpu: GpuState, metric: str, top: float = 0.0, is_hot: bool
     curve = series_of(gpus, gpu.uuid, metric) if top else None
     tone = tone or ("hot" if is_hot else "")
     hold_s = METRICS[metric].stale_after_s
-    return MetricCell(text, tone, curve, top or 1.0, hold_s, f"{gpu.label}: {text}\n{meaning}; {age}")
+    now = f"{gpu.label}: {text}\n{meaning}; {age}"
+    return MetricCell(text, tone, curve, top or 1.0, hold_s, now, partial(number_words, metric))

@@ -1,0 +1,122 @@
+"""The axes of plots: where they end, where their ticks stand, and what is written there.
+
+Every axis with data has at least three ticks that are wholly in sight: one alone tells no scale.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import pyqtgraph as pg
+
+from rankdeck.base.units import format_count
+from rankdeck_app.widgets.time_words import ago_label, elapsed_label
+
+_TIME_STEPS_S = (
+    0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400,
+    21600, 43200, 86400,
+)  # fmt: skip
+_LEAST_TICKS = 3
+# Half of a label: a tick that is nearer to an end is not written.
+_EDGE_PX = 16.0
+
+
+def step_up(value: float, limit: float | None = None) -> float:
+    """The next of 8 to 16 marks per doubling at or above `value`, at most `limit`: where an axis ends."""
+    if value <= 0:
+        return limit or 1.0
+    quantum = 2.0 ** (math.floor(math.log2(value)) - 3)
+    end = math.ceil(value / quantum) * quantum
+    return min(end, limit) if limit is not None and limit >= value else end
+
+
+def padded_range(low: float, high: float) -> tuple[float, float]:
+    """A range of y with some air, rounded outwards so that noise does not move it."""
+    span = high - low
+    if span <= 0:
+        span = abs(high) or 1.0
+        return low - span / 2, high + span / 2
+    quantum = 10.0 ** math.floor(math.log10(span)) / 4
+    return math.floor((low - 0.03 * span) / quantum) * quantum, math.ceil(
+        (high + 0.03 * span) / quantum
+    ) * quantum
+
+
+def num_inside(spacing: float, low: float, high: float, size: float) -> int:
+    """How many ticks are far enough from the ends of an axis of that many pixels to be written."""
+    edge = (high - low) * min(0.2, _EDGE_PX / max(1.0, size))
+    return max(0, math.floor((high - edge) / spacing) - math.ceil((low + edge) / spacing) + 1)
+
+
+def enough_ticks(
+    spacing: float, low: float, high: float, size: float, finer: Callable[[float], float | None]
+) -> float:
+    """The spacing, made finer until enough ticks are in sight."""
+    while num_inside(spacing, low, high, size) < _LEAST_TICKS and (smaller := finer(spacing)) is not None:
+        spacing = smaller
+    return spacing
+
+
+class TimeAxis(pg.AxisItem):
+    """Seconds since the start of the run as 0:40, 12:00 or 1:30:00, at round times; with `now_s` how long ago
+    that was: -40 s, now.
+    """
+
+    now_s: float | None = None
+
+    def tickSpacing(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, float]]:  # noqa: N803
+        wanted = (maxVal - minVal) / max(1.0, size / 70)
+        at = next((at for at, step in enumerate(_TIME_STEPS_S) if step >= wanted), len(_TIME_STEPS_S) - 1)
+        finer = dict(zip(_TIME_STEPS_S[1:], _TIME_STEPS_S[:-1], strict=True))
+        spacing = enough_ticks(_TIME_STEPS_S[at], minVal, maxVal, size, finer.get)
+        return [(float(spacing), self.now_s or 0.0)]
+
+    def tickValues(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, list[float]]]:  # noqa: N803
+        """Multiples of the spacing; counted from now where ticks are ages."""
+        [(spacing, origin)] = self.tickSpacing(minVal, maxVal, size)
+        first = math.ceil((minVal - origin) / spacing)
+        last = math.floor((maxVal - origin) / spacing + 1e-9)
+        return [(spacing, [origin + spacing * at for at in range(first, last + 1)])]
+
+    def tickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:
+        if self.now_s is not None:
+            return [ago_label(value - self.now_s) for value in values]
+        return [elapsed_label(value, spacing) for value in values]
+
+
+def round_up(value: float) -> float:
+    """The next of 1, 2, 5, 10, ... of some power of ten."""
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= value * (1 - 1e-9))
+
+
+def _next_count(spacing: float) -> float | None:
+    return None if spacing <= 1 else float(round_up(spacing / 2.6))
+
+
+class CountAxis(pg.AxisItem):
+    """Steps: whole numbers in groups of three, never a fraction of one and never scientific."""
+
+    def tickSpacing(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, float]]:  # noqa: N803
+        spacing = round_up(max(1.0, (maxVal - minVal) / max(1.0, size / 56)))
+        return [(enough_ticks(spacing, minVal, maxVal, size, _next_count), 0.0)]
+
+    def tickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:
+        return [format_count(value) for value in values]
+
+
+class ValueAxis(pg.AxisItem):
+    """A few plain numbers with their unit, so that a small card keeps room for its curves."""
+
+    unit = ""
+
+    def tickSpacing(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, float]]:  # noqa: N803
+        wanted = (maxVal - minVal) / max(2.0, size / 24)
+        return [(round_up(wanted) if wanted > 0 else 1.0, 0.0)]
+
+    def tickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:
+        shown_spacing = spacing * scale
+        digits = max(0, -math.floor(math.log10(shown_spacing) + 1e-9)) if shown_spacing > 0 else 0
+        unit = f" {self.unit}" if self.unit else ""
+        return [f"{value * scale:,.{digits}f}".replace(",", "\u2009") + unit for value in values]

@@ -1,0 +1,38 @@
+"""Axes have ticks enough to tell their scale, and moments read well."""
+
+from __future__ import annotations
+
+import pytest
+from pytestqt.qtbot import QtBot
+
+from rankdeck_app.widgets.plot_axes import CountAxis, TimeAxis, num_inside
+from rankdeck_app.widgets.time_words import age_words, ago_label, elapsed_label
+
+
+@pytest.mark.parametrize("size", [110, 160, 240, 480, 1200])
+@pytest.mark.parametrize("span", [2.5, 7, 17, 43, 99, 150, 1015, 12_345, 1e6])
+@pytest.mark.parametrize("begin", [0.0, 13.7])
+def test_every_axis_has_three_ticks_in_sight(qtbot: QtBot, size: float, span: float, begin: float) -> None:
+    for axis in (CountAxis("bottom"), TimeAxis("bottom")):
+        [(spacing, _)] = axis.tickSpacing(begin, begin + span, size)
+        if spacing > 1 or isinstance(axis, TimeAxis):
+            assert num_inside(spacing, begin, begin + span, size) >= 3
+        assert isinstance(axis, TimeAxis) or spacing == int(spacing)
+
+
+def test_ticks_count_back_from_now_where_the_plot_ends_now(qtbot: QtBot) -> None:
+    axis = TimeAxis("bottom")
+    axis.now_s = 143.0
+    [(spacing, values)] = axis.tickValues(83.0, 143.0, 240)
+    assert axis.tickStrings(values, 1.0, spacing) == ["-60 s", "-45 s", "-30 s", "-15 s", "now"]
+    axis.now_s = None
+    [(spacing, values)] = axis.tickValues(83.0, 143.0, 240)
+    assert axis.tickStrings(values, 1.0, spacing)[0] == "1:30"
+
+
+def test_moments_read_well() -> None:
+    assert [ago_label(s) for s in (0, -40, -600, -7200)] == ["now", "-40 s", "-10 min", "-2 h"]
+    assert [age_words(s) for s in (0.4, 2.9, 61, 7300)] == [
+        "sampled just now", "sampled 2 s ago", "sampled 1 min ago", "sampled 2 h ago",
+    ]  # fmt: skip
+    assert elapsed_label(0.25, 0.05) == "0.25 s"
