@@ -15,6 +15,7 @@ from PySide6.QtWidgets import QWidget
 
 from rankdeck.base.errors import Problem
 from rankdeck_app.commands.table import Command
+from rankdeck_app.controllers.chart_commands import ChartCommands
 from rankdeck_app.controllers.comparisons import Comparisons
 from rankdeck_app.controllers.desktop_notices import DesktopNotices
 from rankdeck_app.controllers.device_watch import DeviceWatch
@@ -82,12 +83,13 @@ class App:
         )
         self.lists = RunLists(window, self.session, self.tabs, self.launching, self.scripts, self.actions)
         self.places = Places(window, self.session.problems, self.actions.show_config, self.tabs.open)
+        self.charts = ChartCommands(window)
         self._greeted = False
 
     def start(self) -> None:
         self._register_pages()
         self._register_views()
-        found = (self.lists, self.places, self.races, self.comparisons)
+        found = (self.lists, self.places, self.races, self.comparisons, self.charts)
         rows = [row for source in (self.actions, self.scripts, self.picker, *found) for row in source.rows()]
         self.window.commands.register(*rows)
         for provider in self.actions.providers():

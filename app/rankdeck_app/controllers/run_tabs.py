@@ -94,6 +94,7 @@ class RunTabs(QObject):
                 self._window.clock,
                 run_command=self._window.commands.run,
                 closed=lambda: self.open_runs.release(path),
+                layouts=self._session.layouts,
             )
         return RunPage(
             run,
@@ -101,6 +102,7 @@ class RunTabs(QObject):
             self._window.clock,
             run_command=self._window.commands.run,
             closed=lambda: self.open_runs.release(path),
+            layouts=self._session.layouts,
         )
 
     def _opened(self, run: LiveRun) -> None:

@@ -17,6 +17,7 @@ from rankdeck.config import presets as engine_presets
 from rankdeck.config.presets import PresetCard
 from rankdeck_app.settings import Settings
 from rankdeck_app.shell.services import Services
+from rankdeck_app.state.card_layouts import CardLayouts
 from rankdeck_app.state.device_choice import DeviceChoice
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.engine_process import Engine
@@ -62,6 +63,7 @@ class Session:
         self.gpus.changed.connect(
             lambda: self.script.set_usual_devices("gpu:all" if self.gpus.devices else NO_GPUS)
         )
+        self.layouts = CardLayouts(state_folder / "cards.json", parent)
         self.choice = DeviceChoice(self.draft, self.script, parent)
         self.problems = ProblemList(parent)
         self.presets: Sequence[PresetCard] = engine_presets.all()
@@ -100,6 +102,7 @@ class Session:
         for part in (self.plan, self.elsewhere, self.predictions):
             part.close()
         self.draft.close()
+        self.layouts.close()
         self.script.close()
         self.scripts.close()
         self.gpus.close()

@@ -31,6 +31,7 @@ from rankdeck.run.fold import Fold
 from rankdeck.run.imbalance import Imbalance, imbalance_of
 from rankdeck.run.plan_lines import PlanLine
 from rankdeck.run.problems import reading_problems
+from rankdeck.run.series import Floats
 from rankdeck.rundir import End, RunDir
 from rankdeck_app.state.run_tail import Passed, RunTail
 
@@ -100,6 +101,17 @@ class LiveRun(QObject):
     def step(self) -> int | None:
         """The last complete step."""
         return self.fold.step
+
+    def along(self, axis: str) -> tuple[Floats, Floats] | None:
+        """(steps, what they are called on another axis): seconds since the start, or samples seen by then."""
+        moments, seen, started = self.fold.moments, self.fold.samples_seen, self.started
+        first, last = moments.first_x, moments.last_x
+        if first is None or last is None or started is None:
+            return None
+        steps = moments.window(first, last, 4_096)
+        if axis == "time":
+            return steps.low.astype(float), steps.x - started
+        return steps.low.astype(float), seen.window(first, last, 4_096).low.astype(float)
 
     @property
     def evaluation(self) -> Evaluation | None:

@@ -9,24 +9,30 @@ frame around it.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from PySide6.QtCore import QEvent, QRect, QRectF, QSize, Qt
+from PySide6.QtCore import QEvent, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import (
     QContextMenuEvent,
+    QFocusEvent,
     QFontMetricsF,
     QGuiApplication,
     QHelpEvent,
+    QKeyEvent,
+    QMouseEvent,
     QPainter,
     QPaintEvent,
     QPen,
     QPixmap,
 )
-from PySide6.QtWidgets import QFileDialog, QMenu, QMessageBox, QToolTip, QWidget
+from PySide6.QtWidgets import QFileDialog, QMenu, QMessageBox, QSlider, QToolTip, QWidget, QWidgetAction
 
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart_colors import ChartColors
+from rankdeck_app.widgets.curve_style import AXIS_WORDS, SMOOTHINGS, CurveStyle, Styled
 from rankdeck_app.widgets.layouts import column
 from rankdeck_app.widgets.painting import RIGHT, chart_font, paint_text, painted_width
 
@@ -37,20 +43,31 @@ CsvRows = Callable[[], Iterable[Sequence[object]]]
 
 
 class ChartCard(QWidget):
-    """A titled frame. `csv_rows` gives the header row and then the data rows of the CSV export."""
+    """A titled frame. `csv_rows` gives the header row and then the data rows of the CSV export.
+
+    `maximise_asked`: a double click on the header, or Enter. `menu_asked` carries the menu for whoever has
+    something to add; `restyled`: a person changed how the chart is drawn.
+    """
+
+    maximise_asked = Signal()
+    menu_asked = Signal(object)
+    restyled = Signal()
 
     def __init__(self, title: str, theme: Theme, body: QWidget, csv_rows: CsvRows | None = None) -> None:
         super().__init__()
         self.title = title
         self._subtitles: tuple[str, ...] = ()
         self._notes: tuple[str, ...] = ()
+        self._style_words = ""
         self._sources: tuple[str, ...] = ()
         self._theme = theme
         self._colors = ChartColors(theme)
         self._csv_rows = csv_rows
         self.body = body
+        self.styled = _as_styled(body)
         column(body, on=self, margins=(10, HEADER_HEIGHT, 10, 8))
         self.setAccessibleName(title)
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         theme.changed.connect(self._retheme)
 
     def set_title(self, text: str) -> None:
@@ -77,10 +94,17 @@ class ChartCard(QWidget):
             self._notes = texts
             self._tell()
 
+    def _words_beside_title(self) -> tuple[str, ...]:
+        """A note before the subtitle, and how it is drawn before both."""
+        words = self._notes or self._subtitles
+        if not self._style_words:
+            return words or ("",)
+        return *(f"{self._style_words}; {text}" for text in words if text), self._style_words, *words
+
     @property
     def subtitle(self) -> str:
         """All of it."""
-        return next(iter(self._notes or self._subtitles), "")
+        return self._words_beside_title()[0]
 
     @property
     def source(self) -> str:
@@ -111,7 +135,8 @@ class ChartCard(QWidget):
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        painter.setPen(QPen(self._colors.border, 1))
+        ground = self._theme.color("focusBorder") if self.hasFocus() else self._colors.border
+        painter.setPen(QPen(ground, 1))
         painter.setBrush(self._colors.card)
         painter.drawRoundedRect(QRectF(self.rect()).adjusted(0.5, 0.5, -0.5, -0.5), RADIUS, RADIUS)
         self._paint_header(painter)
@@ -132,7 +157,7 @@ class ChartCard(QWidget):
 
     def fitting_words(self, room: float) -> tuple[str, str]:
         """(subtitle, source) that fit beside each other: a short source before a long subtitle."""
-        subtitles, sources = self._notes or self._subtitles or ("",), self._sources or ("",)
+        subtitles, sources = self._words_beside_title(), self._sources or ("",)
         of_subtitle, of_source = QFontMetricsF(chart_font(11)), QFontMetricsF(chart_font(10))
         wanted = [(subtitles[0], sources[0])]
         wanted += [(subtitle, sources[-1]) for subtitle in subtitles]
@@ -187,13 +212,108 @@ class ChartCard(QWidget):
 
     def build_menu(self) -> QMenu:
         menu = QMenu(self)
-        menu.addAction("Copy as Picture", self.copy_picture)
+        self.menu_asked.emit(menu)
+        if self.styled is not None:
+            menu.addSeparator()
+            self._fill_style_menu(menu, self.styled)
         menu.addSeparator()
-        menu.addAction("Export PNG…", lambda: self._export_with_dialog("png", self.export_png))
-        menu.addAction("Export SVG…", lambda: self._export_with_dialog("svg", self.export_svg))
+        menu.addAction("Copy as Picture", self.copy_picture)
+        menu.addAction("Export PNG…", self.ask_png)
+        menu.addAction("Export SVG…", self.ask_svg)
         if self._csv_rows is not None:
-            menu.addAction("Export CSV…", lambda: self._export_with_dialog("csv", self.export_csv))
+            menu.addAction("Export CSV…", self.ask_csv)
         return menu
+
+    def ask_png(self) -> None:
+        self._export_with_dialog("png", self.export_png)
+
+    def ask_svg(self) -> None:
+        self._export_with_dialog("svg", self.export_svg)
+
+    def ask_csv(self) -> None:
+        if self._csv_rows is not None:
+            self._export_with_dialog("csv", self.export_csv)
+
+    # How a curve is drawn
+
+    def _fill_style_menu(self, menu: QMenu, chart: Styled) -> None:
+        log = menu.addAction("Logarithmic Scale", self.toggle_log)
+        log.setCheckable(True)
+        log.setChecked(chart.style.is_log)
+        smoothing, slider = menu.addMenu("Smoothing"), QWidgetAction(menu)
+        slider.setDefaultWidget(self._smoothing_slider(chart))
+        smoothing.addAction(slider)
+        usual = smoothing.addAction("As Usual", lambda: self.restyle(smoothing=None))
+        usual.setCheckable(True)
+        usual.setChecked(chart.style.smoothing is None)
+        axes = menu.addMenu("X Axis")
+        for axis in chart.x_axes:
+            action = axes.addAction(AXIS_WORDS[axis], partial(self.restyle, x_axis=axis))
+            action.setCheckable(True)
+            action.setChecked(axis == chart.style.x_axis)
+
+    def _smoothing_slider(self, chart: Styled) -> QSlider:
+        slider = QSlider(Qt.Orientation.Horizontal)
+        slider.setAccessibleName("Smoothing")
+        slider.setRange(0, len(SMOOTHINGS) - 1)
+        slider.setFixedSize(180, 26)
+        at = chart.style.smoothed_by(0).smoothing or 0.0
+        slider.setValue(SMOOTHINGS.index(at))
+        slider.valueChanged.connect(lambda place: self.restyle(smoothing=SMOOTHINGS[place]))
+        return slider
+
+    def restyle(self, **changes: object) -> None:
+        """Draw the curve in another way, as a person asked."""
+        if self.styled is not None:
+            self._draw_as(replace(self.styled.style, **changes))  # type: ignore[arg-type]
+            self.restyled.emit()
+
+    def _draw_as(self, style: CurveStyle) -> None:
+        assert self.styled is not None
+        self.styled.set_style(style)
+        self._style_words = " · ".join(style.words())
+        self._tell()
+
+    def toggle_log(self) -> None:
+        if self.styled is not None:
+            self.restyle(is_log=not self.styled.style.is_log)
+
+    def smooth_by(self, places: int) -> None:
+        if self.styled is not None:
+            self.restyle(smoothing=self.styled.style.smoothed_by(places).smoothing)
+
+    def next_x_axis(self) -> None:
+        if self.styled is not None:
+            axes = self.styled.x_axes
+            at = axes.index(self.styled.style.x_axis) if self.styled.style.x_axis in axes else -1
+            self.restyle(x_axis=axes[(at + 1) % len(axes)])
+
+    def style_state(self) -> dict[str, object]:
+        return self.styled.style.state() if self.styled is not None else {}
+
+    def restore_style(self, state: Mapping[str, object]) -> None:
+        if self.styled is not None:
+            self._draw_as(CurveStyle.of(state))
+
+    # Keys and the mouse
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
+            self.maximise_asked.emit()
+        else:
+            super().keyPressEvent(event)
+
+    def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
+        if event.position().y() <= HEADER_HEIGHT:
+            self.maximise_asked.emit()
+
+    def focusInEvent(self, event: QFocusEvent) -> None:
+        super().focusInEvent(event)
+        self.update()
+
+    def focusOutEvent(self, event: QFocusEvent) -> None:
+        super().focusOutEvent(event)
+        self.update()
 
     def event(self, event: QEvent) -> bool:
         """Its words are told over its header: over a chart they would hide what is pointed at."""
@@ -219,3 +339,7 @@ class ChartCard(QWidget):
             export(Path(chosen))
         except OSError as error:
             QMessageBox.warning(self, "Export", f"{error}\nChoose another folder.")
+
+
+def _as_styled(body: object) -> Styled | None:
+    return body if isinstance(body, Styled) else None

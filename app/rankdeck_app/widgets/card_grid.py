@@ -46,8 +46,10 @@ class CardGrid(QScrollArea):
     ) -> None:
         super().__init__()
         self._wide = frozenset(wide)
-        self._cards = dict(cards)
-        self._order = list(cards)
+        self.cards = dict(cards)
+        self.order = list(cards)
+        self.hidden: frozenset[str] = frozenset()
+        """Cards that a person does not want to see."""
         self._devices, self._whole = frozenset(devices), frozenset(whole)
         self._shown = set(cards)
         self.maximised = ""
@@ -67,12 +69,22 @@ class CardGrid(QScrollArea):
             self._shown = set(names)
             self.lay_out()
 
+    @property
+    def existing(self) -> frozenset[str]:
+        """Cards that have something to show, whether a person wants to see them or not."""
+        return frozenset(self._shown)
+
     def set_order(self, order: Sequence[str]) -> None:
         """Cards that are not named stand behind."""
-        known = [name for name in order if name in self._cards]
-        rest = [name for name in self._cards if name not in known]
-        if [*known, *rest] != self._order:
-            self._order = [*known, *rest]
+        known = [name for name in dict.fromkeys(order) if name in self.cards]
+        rest = [name for name in self.cards if name not in known]
+        if [*known, *rest] != self.order:
+            self.order = [*known, *rest]
+            self.lay_out()
+
+    def set_hidden(self, hidden: Collection[str]) -> None:
+        if frozenset(hidden) != self.hidden:
+            self.hidden = frozenset(hidden)
             self.lay_out()
 
     def maximise(self, name: str) -> None:
@@ -84,14 +96,14 @@ class CardGrid(QScrollArea):
     @property
     def shown(self) -> list[str]:
         """In the order in which they stand."""
-        if self.maximised in self._shown:
+        if self.maximised in self._shown - self.hidden:
             return [self.maximised]
-        return [name for name in self._order if name in self._shown]
+        return [name for name in self.order if name in self._shown - self.hidden]
 
     def lay_out(self) -> None:
         """Called again when a card's height changes: more devices came."""
         shown = self.shown
-        for name, card in self._cards.items():
+        for name, card in self.cards.items():
             card.setHidden(name not in shown)
         width, height = self.viewport().width(), self.viewport().height()
         rows = self._rows(shown, height)
@@ -133,7 +145,7 @@ class CardGrid(QScrollArea):
     # How high they are
 
     def _least(self, row: Sequence[str]) -> int:
-        return max(LEAST_CARD, *(self._cards[name].minimumSizeHint().height() for name in row))
+        return max(LEAST_CARD, *(self.cards[name].minimumSizeHint().height() for name in row))
 
     def _least_of(self, rows: Sequence[Sequence[str]]) -> int:
         return sum(map(self._least, rows)) + GAP * max(0, len(rows) - 1)
@@ -159,7 +171,7 @@ class CardGrid(QScrollArea):
 
     def _wanted(self, row: Sequence[str], even: int) -> int | None:
         """What the devices of a row ask for, and no less than most of an even share; None without any."""
-        bodies = [self._cards[name].natural_height for name in row if name in self._devices | self._whole]
+        bodies = [self.cards[name].natural_height for name in row if name in self._devices | self._whole]
         return max(*bodies, min(int(0.66 * even), 240)) if bodies else None
 
     def _lay_row(self, row: Sequence[str], box: QRect) -> None:
@@ -170,7 +182,7 @@ class CardGrid(QScrollArea):
         begin = 0
         for name, span in zip(row, spans, strict=True):
             left, right = self.column_edge(begin, box.width()), self.column_edge(begin + span, box.width())
-            self._cards[name].setGeometry(box.left() + left, box.top(), right - GAP - left, box.height())
+            self.cards[name].setGeometry(box.left() + left, box.top(), right - GAP - left, box.height())
             begin += span
 
     @staticmethod

@@ -2,28 +2,40 @@
 on top.
 
 It draws windows of two curves, so a million steps cost what a thousand do. Raw values keep a pen of width 1
-(a wider one takes seconds on a dense curve); the average has few points and may be wider.
+(a wider one takes seconds on a dense curve); the average has few points and may be wider. curve_style.py has
+the ways in which a person may want it drawn; what stands on another x axis than steps is looked up along the
+steps.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pyqtgraph as pg
+from numpy.typing import NDArray
 
 from rankdeck.base.units import format_count
-from rankdeck.run.series import Curve, Series, Window
+from rankdeck.run.series import Curve, Floats, Series, Window
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart_colors import ChartColors
+from rankdeck_app.widgets.curve_style import STEP, TIME, X_AXES, CurveStyle
 from rankdeck_app.widgets.plot_axes import CountAxis, padded_range, step_up
+from rankdeck_app.widgets.time_words import elapsed_label
 from rankdeck_app.widgets.zoom_plot import ZoomPlot, value_before
 
 # A wide antialiased line is cheap only while it is short.
 _AVERAGE_POINTS = 240
+_WARM_UP = 5.0
+
+Along = Callable[[str], tuple[Floats, Floats] | None]
+"""(steps, what they are called on that axis), both rising."""
 
 
 class CurvePlot(ZoomPlot):
     """`raw` and `average` are over steps; `points` are drawn one by one (held-out losses). The readout has
-    those that have a word. Numbers are shown times `scale`; `awaited` stands where there is nothing to draw.
+    those that have a word. Numbers are shown times `scale`; `awaited` stands where there is nothing to draw;
+    `along` knows other x axes.
     """
 
     def __init__(
@@ -38,6 +50,7 @@ class CurvePlot(ZoomPlot):
         from_zero: bool = False,
         digits: int = 4,
         scale: float = 1.0,
+        along: Along | None = None,
     ) -> None:
         super().__init__(theme, CountAxis("bottom"), name)
         self._series = (raw, average, points)
@@ -45,6 +58,9 @@ class CurvePlot(ZoomPlot):
         self._from_zero = from_zero
         self._digits = digits
         self._scale = scale
+        self._along = along
+        self.x_axes = X_AXES if along is not None else X_AXES[:1]
+        self.style = CurveStyle()
         self.awaited = "waiting for the first step"
         self._last_step: int | None = None
         self._raw_item = pg.PlotCurveItem(connect="finite")
@@ -65,6 +81,21 @@ class CurvePlot(ZoomPlot):
             self._digits, self._words = digits, words
             self.request_draw()
 
+    def set_style(self, style: CurveStyle) -> None:
+        """Another x axis has another range: what was zoomed is followed again."""
+        if style == self.style:
+            return
+        is_other_axis = style.x_axis != self.style.x_axis
+        self.style = style
+        plot = self.getPlotItem()
+        plot.getAxis("left").is_log = style.is_log
+        plot.getAxis("bottom").is_time = style.x_axis == TIME
+        for side in ("left", "bottom"):
+            plot.getAxis(side).picture = None  # the same range may have other ticks
+        if is_other_axis:
+            self.follow()
+        self.request_draw(now=True)
+
     def set_last_step(self, num_steps: int | None) -> None:
         """Where the run will end: the axis never goes beyond it."""
         if num_steps != self._last_step:
@@ -77,53 +108,135 @@ class CurvePlot(ZoomPlot):
         self._points_item.setPen(pg.mkPen(colors.card))
         self._points_item.setBrush(pg.mkBrush(colors.foreground))
 
+    # From steps to what stands on the x axis, and back
+
+    def _axis_map(self) -> tuple[Floats, Floats] | None:
+        """None while steps themselves stand there, or nothing else is known yet."""
+        if self.style.x_axis == STEP or self._along is None:
+            return None
+        found = self._along(self.style.x_axis)
+        return found if found is not None and len(found[0]) else None
+
+    @staticmethod
+    def _at(steps: Floats, axis_map: tuple[Floats, Floats] | None) -> Floats:
+        return steps if axis_map is None else np.interp(steps, *axis_map)
+
+    @staticmethod
+    def _step_at(x: float, axis_map: tuple[Floats, Floats] | None) -> float:
+        return x if axis_map is None else float(np.interp(x, axis_map[1], axis_map[0]))
+
+    def _level(self, values: NDArray[np.floating]) -> NDArray[np.floating]:
+        """Where values stand on the y axis; what has no logarithm stands nowhere."""
+        if not self.style.is_log:
+            return values
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(values > 0, np.log10(values), np.nan)
+
+    # Drawing
+
     def draw(self) -> None:
-        raw, average, points = self._series
+        raw, _, points = self._series
         if raw.last_x is None:
             self.set_ranges((0.0, 1.0), (0.0, 1.0))
             self.await_data(self.awaited)
             return
         self.await_data("")
-        end = step_up(raw.last_x, float(self._last_step) if self._last_step else None)
-        # A little air behind the last step, so that a point on it is whole.
-        x0, x1 = (0.0, 1.015 * max(end, 2.0)) if self.follows else self.visible_x()
-        window = raw.window(x0, x1, self.max_points())
-        smooth = average.window(x0, x1, min(_AVERAGE_POINTS, self.max_points()))
-        self._raw_item.setData(*window.polyline())
-        # The middle of a bin: a line that touched both ends of every bin would draw the noise again.
-        self._average_item.setData(smooth.x, (smooth.low + smooth.high) / 2)
-        point_window = points.window(x0, x1, 1_000) if points is not None else None
+        axis_map = self._axis_map()
+        x0, x1 = self._followed_x(raw.last_x, axis_map) if self.follows else self.visible_x()
+        first, last = self._step_at(x0, axis_map), self._step_at(x1, axis_map)
+        window = raw.window(first, last, self.max_points())
+        x, y = window.polyline()
+        self._raw_item.setData(self._at(x, axis_map), self._level(y))
+        smooth_x, smooth_y = self._smooth(first, last)
+        self._average_item.setData(self._at(smooth_x, axis_map), self._level(smooth_y))
+        point_window = points.window(first, last, 1_000) if points is not None else None
         if point_window is not None and len(point_window.x):
-            self._points_item.setData(point_window.x, point_window.high)
-        y = self._y_range(window, smooth, point_window)
-        if y is not None:
-            self.show_ranges((x0, x1), y)
+            self._points_item.setData(self._at(point_window.x, axis_map), self._level(point_window.high))
+        seen = [window.low, window.high, smooth_y, *([] if point_window is None else [point_window.high])]
+        y_range = self._y_range(np.concatenate([self._level(values) for values in seen]))
+        if y_range is not None:
+            self.show_ranges((x0, x1), y_range)
 
-    def _y_range(self, *windows: Window | None) -> tuple[float, float] | None:
+    def _followed_x(self, last_step: float, axis_map: tuple[Floats, Floats] | None) -> tuple[float, float]:
+        limit = float(self._last_step) if self._last_step and axis_map is None else None
+        end = step_up(float(self._at(np.array([last_step]), axis_map)[0]), limit)
+        # A little air behind the last step, so that a point on it is whole.
+        return 0.0, 1.015 * max(end, 2.0)
+
+    def _smooth(self, first: float, last: float) -> tuple[Floats, NDArray[np.floating]]:
+        """The average over the raw values: the run's own, or as a person wants it."""
+        weight, most = self.style.smoothing, min(_AVERAGE_POINTS, self.max_points())
+        if weight is None:
+            window = self._series[1].window(first, last, most)
+            # The middle of a bin: a line that touched both ends of every bin would draw the noise again.
+            return window.x, (window.low + window.high) / 2
+        if weight == 0:
+            return np.empty(0), np.empty(0)
+        before = first - _WARM_UP / (1 - weight)
+        window = self._series[0].window(before, last, 4 * self.max_points())
+        x, y = window.x, smoothed(window, weight)
+        seen = np.flatnonzero(x >= first)
+        kept = seen[:: max(1, len(seen) // most)]
+        if len(seen) and kept[-1] != seen[-1]:
+            kept = np.append(kept, seen[-1])
+        return x[kept], y[kept]
+
+    def _y_range(self, levels: NDArray[np.floating]) -> tuple[float, float] | None:
         """Everything that is seen; a first step far above the rest does not flatten the rest."""
-        given = [window for window in windows if window is not None]
-        low = np.concatenate([window.low for window in given])
-        high = np.concatenate([window.high for window in given])
-        low, high = low[np.isfinite(low)], high[np.isfinite(high)]
-        if not len(low) or not len(high):
+        known = levels[np.isfinite(levels)]
+        if not len(known):
             return None
-        top = float(high.max())
-        usual = float(np.percentile(high, 99))
-        least = float(low.min())
+        least, top = float(known.min()), float(known.max())
+        if self.style.is_log:
+            air = 0.04 * (top - least) or 0.2
+            return least - air, top + air
+        usual = float(np.percentile(known, 99))
         if usual > least and top > least + 3 * (usual - least):
             top = usual + 0.2 * (usual - least)
         y0, y1 = padded_range(0.0 if self._from_zero else least, top)
         return (0.0 if self._from_zero or (least >= 0 > y0) else y0), y1
 
     def x_words(self, x: float) -> str:
-        return f"step {format_count(max(0, x))}"
+        if self.style.x_axis == TIME:
+            return elapsed_label(x)
+        return f"{self.style.x_axis} {format_count(max(0, x))}"
 
     def readout(self, x: float) -> str:
         """The step under the pointer with its raw value, the average there, and the last single point."""
+        axis_map = self._axis_map()
+        step = self._step_at(x, axis_map)
+        parts = [] if axis_map is None else [self.x_words(x)]
+        parts.append(f"step {format_count(max(0, step))}")
+        num_places = len(parts)
         raw, average, points = self._series
-        parts = [f"step {format_count(max(0, x))}"]
-        for word, series in zip(self._words, (raw, average, points), strict=True):
+        middle = ("", None) if self.style.smoothing is not None else (self._words[1], average)
+        for word, series in ((self._words[0], raw), middle, (self._words[2], points)):
             # Where single points are gone, the middle of their bin.
-            if word and series is not None and (bounds := value_before(series, x)) is not None:
-                parts.append(f"{word} {self._scale * sum(bounds) / 2:,.{self._digits}f}")
-        return "  ".join(parts) if len(parts) > 1 else ""
+            if word and series is not None and (bounds := value_before(series, step)) is not None:
+                parts.append(f"{word} {self._number(sum(bounds) / 2)}")
+        if self.style.smoothing:
+            steps, levels = self._smooth(max(0.0, step - 1), step)
+            if len(steps) and np.isfinite(levels[-1]):
+                parts.append(f"smoothed {self._number(float(levels[-1]))}")
+        return "  ".join(parts) if len(parts) > num_places else ""
+
+    def _number(self, value: float) -> str:
+        value *= self._scale
+        if value and abs(value) < 10.0**-self._digits:
+            return f"{value:.3g}"
+        return f"{value:,.{self._digits}f}"
+
+
+def smoothed(window: Window, weight: float) -> Floats:
+    """An exponential moving average over the steps of a window: a bin counts as all the steps that it holds.
+
+    Source: the bias correction of Kingma and Ba, Adam (2015), section 3, as Ema has it.
+    """
+    values = (window.low + window.high) / 2
+    gaps = np.diff(window.x, prepend=window.x[:1] - 1) if len(window.x) else np.empty(0)
+    levels, total, mass = np.full(len(values), np.nan), 0.0, 0.0
+    for place, (value, kept) in enumerate(zip(values.tolist(), (weight**gaps).tolist(), strict=True)):
+        if np.isfinite(value):
+            total, mass = kept * total + (1 - kept) * value, kept * mass + (1 - kept)
+        levels[place] = total / mass if mass > 0 else np.nan
+    return levels

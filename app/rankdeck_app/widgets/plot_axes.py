@@ -95,27 +95,63 @@ def _next_count(spacing: float) -> float | None:
     return None if spacing <= 1 else float(round_up(spacing / 2.6))
 
 
-class CountAxis(pg.AxisItem):
+class CountAxis(TimeAxis):
     """Steps: whole numbers in groups of three, never a fraction of one and never scientific."""
 
+    is_time = False
+    """Whether it shows seconds instead."""
+
     def tickSpacing(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, float]]:  # noqa: N803
+        if self.is_time:
+            return super().tickSpacing(minVal, maxVal, size)
         spacing = round_up(max(1.0, (maxVal - minVal) / max(1.0, size / 56)))
         return [(enough_ticks(spacing, minVal, maxVal, size, _next_count), 0.0)]
 
     def tickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:
+        if self.is_time:
+            return super().tickStrings(values, scale, spacing)
         return [format_count(value) for value in values]
+
+
+def log_ticks(low: float, high: float, size: float) -> list[float]:
+    """Where ticks stand between two powers of ten, as powers: at 1, 2 and 5, at 1 alone, or within less than
+    that evenly.
+    """
+    most = max(2, int(size / 24))
+    for factors in ((1, 2, 5), (1,)):
+        powers = range(math.floor(low), math.ceil(high) + 1)
+        ticks = [power + math.log10(factor) for power in powers for factor in factors]
+        inside = [tick for tick in ticks if low <= tick <= high]
+        if 2 < len(inside) <= most:
+            return inside
+        if len(inside) <= 2:
+            break
+    if high - low > 1:
+        return inside[:: max(1, len(inside) // most)]
+    spacing = round_up((10**high - 10**low) / most)
+    first = math.ceil(10**low / spacing)
+    return [math.log10(spacing * at) for at in range(max(1, first), math.floor(10**high / spacing) + 1)]
 
 
 class ValueAxis(pg.AxisItem):
     """A few plain numbers with their unit, so that a small card keeps room for its curves."""
 
     unit = ""
+    is_log = False
+    """Whether values are powers of ten."""
+
+    def tickValues(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, list[float]]]:  # noqa: N803
+        if not self.is_log:
+            return list(super().tickValues(minVal, maxVal, size))
+        return [(1.0, log_ticks(minVal, maxVal, size))]
 
     def tickSpacing(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, float]]:  # noqa: N803
         wanted = (maxVal - minVal) / max(2.0, size / 24)
         return [(round_up(wanted) if wanted > 0 else 1.0, 0.0)]
 
     def tickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:
+        if self.is_log:
+            return [f"{10**value * scale:.3g}" for value in values]
         shown_spacing = spacing * scale
         digits = max(0, -math.floor(math.log10(shown_spacing) + 1e-9)) if shown_spacing > 0 else 0
         unit = f" {self.unit}" if self.unit else ""

@@ -11,6 +11,7 @@ from collections import deque
 
 import numpy as np
 
+from rankdeck.run.progress import StepProgress
 from rankdeck.run.series import Ema, Floats, Series
 
 INDICES = {
@@ -22,6 +23,9 @@ INDICES = {
     "step_rate_ema": 1,
     "waits": 4,
     "grad_norms": 0,
+    "lrs": 0,
+    "moments": 0,
+    "samples_seen": 1,
 }
 """Which curve of its series each one is."""
 _STEP_CURVES = ("losses", "loss_ema", "rates", "rate_ema")
@@ -43,6 +47,7 @@ class StepCurves:
 
     def __init__(self, num_steps: int | None, after: int, loss_before: float | None) -> None:
         self._series = Series(num_curves=len(_STEP_CURVES))
+        self._progress = StepProgress(after)
         self.loss_before = loss_before
         # A sixtieth of the run, so that the line is calm and still turns where the loss does.
         self._averages = Ema(1.0 / min(500.0, max(2.0, (num_steps or 3_000) / 60)), 3)
@@ -51,11 +56,14 @@ class StepCurves:
 
     def series_of(self, name: str) -> Series | None:
         """The series that holds a curve, as its curve number INDICES[name]."""
-        return self._series if name in _STEP_CURVES else None
+        if name in _STEP_CURVES:
+            return self._series
+        return _of_progress(self._progress, name)
 
     def append(self, rows: Floats) -> None:
         """Rows of step_table.COLUMNS."""
-        step, loss, _, samples, step_s, _ = rows
+        step, loss, lr, samples, step_s, ended = rows
+        self._progress.append(step, lr, samples, ended)
         loss_ema, smooth_samples, smooth_s = self._averages.extend(np.stack([loss, samples, step_s]))
         rates, rate_ema = _divide(samples, step_s), _divide(smooth_samples, smooth_s)
         self._series.append_many(step, np.stack([loss, loss_ema, rates, rate_ema]))
@@ -63,6 +71,7 @@ class StepCurves:
     def cut(self, last: int) -> None:
         """Forget the steps beyond `last`; nothing is appended after that."""
         self._series.cut(last)
+        self._progress.cut(last)
 
     def go_back(self, last: int) -> int | None:
         """A configured run's steps never change."""
@@ -81,6 +90,7 @@ class ScriptCurves:
         self._sampled = Series(num_curves=len(_SAMPLED))
         self._norms = Series()
         self._every = Series(num_curves=_NUM_PACES)
+        self._progress = StepProgress(after)
         self.loss_before = loss_before
         self._loss_average, self._averages = _SampledAverage(), Ema(1 / _AVERAGED_STEPS, 3)
         if loss_before is not None:
@@ -91,12 +101,15 @@ class ScriptCurves:
     def series_of(self, name: str) -> Series | None:
         if name == "grad_norms":
             return self._norms
+        if (told := _of_progress(self._progress, name)) is not None:
+            return told
         return self._sampled if name in _SAMPLED else self._every
 
     def append(self, rows: Floats) -> None:
         """Rows of step_table.SCRIPT_COLUMNS, behind those that are there."""
         self._snapshots.append((self._last, self._loss_average.state(), self._averages.state()))
-        step, loss, _, samples, step_s, _, wait_s, grad_norm = rows
+        step, loss, lr, samples, step_s, ended, wait_s, grad_norm = rows
+        self._progress.append(step, lr, samples, ended)
         is_known = np.isfinite(loss)
         steps, known = step[is_known], loss[is_known]
         self._sampled.append_many(steps, np.stack([known, self._loss_average.extend(steps, known)]))
@@ -117,8 +130,8 @@ class ScriptCurves:
         self._last = int(step[-1])
 
     def cut(self, last: int) -> None:
-        for series in (self._sampled, self._norms, self._every):
-            series.cut(last)
+        for told in (self._sampled, self._norms, self._every, self._progress):
+            told.cut(last)
 
     def go_back(self, last: int) -> int | None:
         """Forget steps, so that all that follow step `last` can be appended again: the step that is now the
@@ -136,6 +149,10 @@ class ScriptCurves:
     @property
     def smoothed_loss(self) -> float | None:
         return _newest(self._sampled)
+
+
+def _of_progress(progress: StepProgress, name: str) -> Series | None:
+    return {"lrs": progress.lrs, "moments": progress.moments, "samples_seen": progress.moments}.get(name)
 
 
 class _SampledAverage:

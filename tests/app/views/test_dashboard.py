@@ -17,6 +17,7 @@ from rankdeck.run import plan_lines
 from rankdeck.run.plan_lines import FITS, PlanLine, PlannedDevice
 from rankdeck.run.prediction import prediction_file
 from rankdeck_app.shell.frame_clock import FrameClock
+from rankdeck_app.state.card_layouts import CardLayouts
 from rankdeck_app.state.draft import Draft
 from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.state.predictions import Predictions
@@ -44,11 +45,13 @@ def opened(qtbot: QtBot) -> Iterator[Callable[[Path], RunPage]]:
     lives: list[LiveRun] = []
     clock = FrameClock(60)
 
-    def open_page(path: Path, size: tuple[int, int] = SIZES[0]) -> RunPage:
+    def open_page(
+        path: Path, size: tuple[int, int] = SIZES[0], layouts: CardLayouts | None = None
+    ) -> RunPage:
         live = LiveRun(path)
         lives.append(live)
         live.start()
-        page = RunPage(live, Theme(), clock, run_command=lambda _command: None)
+        page = RunPage(live, Theme(), clock, run_command=lambda _command: None, layouts=layouts)
         qtbot.addWidget(page)
         page.resize(*size)
         page.show()
@@ -280,7 +283,7 @@ def test_nothing_overlaps_or_is_clipped(
 
     # The banner of the start leaves its room to the cards in a later event.
     qtbot.waitUntil(lambda: all(page.rect().contains(box) for box in boxes()))
-    assert not page._grid.verticalScrollBar().isVisible()
+    assert not page.grid.verticalScrollBar().isVisible()
     assert not any(a.intersects(b) for i, a in enumerate(boxes()) for b in boxes()[i + 1 :])
     assert page._strip._cells[-1].right() <= page._strip.width()
     assert page._bars._columns().row_height >= 6.5
@@ -291,7 +294,7 @@ def test_a_narrow_tab_stacks_its_cards_and_scrolls(
 ) -> None:
     write_dp(written)
     page = opened(written.path, (480, 421))
-    qtbot.waitUntil(lambda: page._grid.verticalScrollBar().isVisible())
+    qtbot.waitUntil(lambda: page.grid.verticalScrollBar().isVisible())
     lefts = {page.cards[name].x() for name in ("bars", "band", "heat", "loss", "rate")}
     assert lefts == {0}
 
@@ -364,6 +367,27 @@ def test_what_is_shown_grows_old_and_charts_over_time_show_the_same_minute(
     written.end()
     qtbot.waitUntil(lambda: page.run.is_over and page._band.figure.x_range[0] == 0.0)
     assert page.cards["band"].subtitle == "whole run" and "whole run" in page.cards["heat"].subtitle
+
+
+def test_the_cards_of_a_strategy_stay_as_they_were_arranged(
+    qtbot: QtBot, written: WrittenRun, opened: Callable[..., RunPage], tmp_path: Path
+) -> None:
+    write_dp(written)
+    layouts = CardLayouts(tmp_path / "cards.json")
+    page = opened(written.path, layouts=layouts)
+    qtbot.waitUntil(lambda: page._layout_kind == "dp")
+    page.grid.hide_card("heat")
+    page.grid.show_card("lr")
+    page.cards["loss"].toggle_log()
+    assert layouts.of("dp") == {"hidden": ["heat"], "charts": {"loss": {"is_log": True}}}
+    again = opened(written.path, layouts=layouts)
+    qtbot.waitUntil(lambda: again.grid.shown == ["bars", "anatomy", "band", "loss", "rate", "lr"])
+    assert again._loss.style.is_log
+    qtbot.waitUntil(lambda: again.run.fold.lrs.last_y == pytest.approx(1e-3))
+    steps, seconds = again.run.along("time") or ([], [])
+    assert steps[-1] == 40 and seconds[-1] == pytest.approx(0.4, abs=0.02)
+    assert (again.run.along("samples") or ([], []))[1][-1] == 640
+    layouts.close()
 
 
 def test_a_closed_page_leaves_nothing(

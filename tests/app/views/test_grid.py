@@ -107,7 +107,7 @@ def opened(qtbot: QtBot, tmp_path: Path) -> Iterator[Callable[[str, int], RunPag
 
 
 def check_grid(grid: CardGrid) -> None:
-    cards = [grid._cards[name] for name in grid.shown]
+    cards = [grid.cards[name] for name in grid.shown]
     boxes = [card.geometry() for card in cards]
     width = grid.viewport().width()
     lefts = {CardGrid.column_edge(column, width) for column in range(COLUMNS)}
@@ -163,7 +163,7 @@ def check_widths(page: RunPage, widths: Sequence[int]) -> None:
     for place, width in enumerate(widths):
         page.resize(width, (421, 601, 900)[place % 3])
         QApplication.processEvents()
-        check_grid(page._grid)
+        check_grid(page.grid)
         for plot in page._plots():
             plot.request_draw(now=True)
         page.grab()  # labels find their places when they are painted
@@ -179,7 +179,7 @@ def test_rows_of_few_devices_are_lower_and_leave_their_room_to_curves(
         page = opened("dp", num_devices)
         page.resize(1300, 800)
         QApplication.processEvents()
-        shares[num_devices] = page.cards["bars"].height() / page._grid.viewport().height()
+        shares[num_devices] = page.cards["bars"].height() / page.grid.viewport().height()
         if num_devices <= 4:
             columns = page._bars._columns()
             used = columns.row_height * num_devices / (page._bars.height() - 40)

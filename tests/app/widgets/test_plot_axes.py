@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pytestqt.qtbot import QtBot
 
-from rankdeck_app.widgets.plot_axes import CountAxis, TimeAxis, num_inside
+from rankdeck_app.widgets.plot_axes import CountAxis, TimeAxis, log_ticks, num_inside
 from rankdeck_app.widgets.time_words import age_words, ago_label, elapsed_label
 
 
@@ -15,9 +15,9 @@ from rankdeck_app.widgets.time_words import age_words, ago_label, elapsed_label
 def test_every_axis_has_three_ticks_in_sight(qtbot: QtBot, size: float, span: float, begin: float) -> None:
     for axis in (CountAxis("bottom"), TimeAxis("bottom")):
         [(spacing, _)] = axis.tickSpacing(begin, begin + span, size)
-        if spacing > 1 or isinstance(axis, TimeAxis):
+        if spacing > 1 or type(axis) is TimeAxis:
             assert num_inside(spacing, begin, begin + span, size) >= 3
-        assert isinstance(axis, TimeAxis) or spacing == int(spacing)
+        assert type(axis) is TimeAxis or spacing == int(spacing)
 
 
 def test_ticks_count_back_from_now_where_the_plot_ends_now(qtbot: QtBot) -> None:
@@ -28,6 +28,13 @@ def test_ticks_count_back_from_now_where_the_plot_ends_now(qtbot: QtBot) -> None
     axis.now_s = None
     [(spacing, values)] = axis.tickValues(83.0, 143.0, 240)
     assert axis.tickStrings(values, 1.0, spacing)[0] == "1:30"
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (0.28, 0.9), (0.86, 0.88), (-6, 2), (-0.1, 0.1)])
+def test_a_logarithmic_axis_has_ticks_at_round_values(low: float, high: float) -> None:
+    ticks = log_ticks(low, high, 160)
+    assert 3 <= len(ticks) <= 16 and all(low - 1e-9 <= tick <= high + 1e-9 for tick in ticks)
+    assert all(len(f"{10**tick:.3g}") <= 6 for tick in ticks)
 
 
 def test_moments_read_well() -> None:

@@ -13,7 +13,8 @@ from pytestqt.qtbot import QtBot
 from rankdeck.run.series import Series
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.band_chart import BandChart, BandFigure, MemoryLimit
-from rankdeck_app.widgets.curve_plot import CurvePlot
+from rankdeck_app.widgets.curve_plot import CurvePlot, smoothed
+from rankdeck_app.widgets.curve_style import CurveStyle
 from rankdeck_app.widgets.plot_axes import elapsed_label, padded_range, step_up
 
 MIB = 2**20
@@ -66,6 +67,62 @@ def test_zooming_takes_the_range_over_until_a_double_click(qtbot: QtBot) -> None
     plot.mouseDoubleClickEvent(click)
     assert not plot._reset.isVisible() and plot.zoom_words == ""
     assert plot.follows and plot.visible_x()[1] >= 1001
+
+
+def styled(qtbot: QtBot, **style: object) -> CurvePlot:
+    """A loss that falls from 5 to 4 over 1000 steps, of 0.5 s and 32 samples each."""
+    plot, _ = curve(qtbot)
+    steps = np.arange(1.0, 1001.0)
+    plot._along = lambda axis: (steps, steps * (0.5 if axis == "time" else 32.0))
+    plot.set_style(CurveStyle(**style))  # type: ignore[arg-type]
+    return plot
+
+
+def test_a_logarithmic_scale_draws_powers_and_names_values(qtbot: QtBot) -> None:
+    plot = styled(qtbot, is_log=True)
+    drawn = plot._raw_item.getData()[1]
+    assert drawn[0] == pytest.approx(np.log10(4.999), abs=1e-3)
+    axis = plot.getPlotItem().getAxis("left")
+    [(spacing, ticks)] = axis.tickValues(np.log10(4), np.log10(5), 160)
+    assert {"4", "5"} & set(axis.tickStrings(ticks, 1.0, spacing)) and len(ticks) >= 3
+    assert plot.readout(500.0).startswith("step 500  raw 4.5000")
+
+
+@pytest.mark.parametrize(
+    ("axis", "end", "pointed"),
+    [
+        ("time", 500.0, "4:10  step 500  raw 4.5000"),
+        ("samples", 32_000.0, "samples 16\u2009000  step 500  raw"),
+    ],
+)
+def test_the_x_axis_is_time_or_samples(qtbot: QtBot, axis: str, end: float, pointed: str) -> None:
+    plot = styled(qtbot, x_axis=axis)
+    assert plot._raw_item.getData()[0][-1] == pytest.approx(end, rel=0.01) and plot.visible_x()[1] >= end
+    assert plot.readout(end / 2).startswith(pointed)
+    plot.zoom_by(0.1)
+    plot.request_draw(now=True)
+    assert plot._raw_item.getData()[0][0] >= plot.visible_x()[0] - end / 900
+    plot.set_style(CurveStyle())
+    assert plot.follows and plot._raw_item.getData()[0][-1] == pytest.approx(1000, rel=0.01)
+
+
+def test_smoothing_is_an_average_over_steps_however_bins_are_cut(qtbot: QtBot) -> None:
+    rng = np.random.default_rng(0)
+    values, weight, expected, mass = rng.normal(3, 1, 2000), 0.98, 0.0, 0.0
+    for value in values:
+        expected, mass = weight * expected + (1 - weight) * value, weight * mass + 1 - weight
+    series = Series()
+    series.append_many(np.arange(1, 2001), values)
+    assert smoothed(series.window(0, 2000, 4000), weight)[-1] == pytest.approx(expected / mass, rel=1e-6)
+    assert smoothed(series.window(0, 2000, 500), weight)[-1] == pytest.approx(expected / mass, rel=0.03)
+    plot = CurvePlot(Theme(), series, series, name="Noise")
+    qtbot.addWidget(plot)
+    plot.show()
+    plot.set_style(CurveStyle(smoothing=weight))
+    assert plot._average_item.getData()[1][-1] == pytest.approx(expected / mass, rel=0.03)
+    assert "smoothed 3." in plot.readout(2000) or "smoothed 2." in plot.readout(2000)
+    plot.set_style(CurveStyle(smoothing=0.0))
+    assert len(plot._average_item.getData()[0]) == 0, "raw alone"
 
 
 def test_a_hidden_plot_is_not_drawn(qtbot: QtBot) -> None:

@@ -17,7 +17,7 @@ from rankdeck_app.views.dashboard.run_tab import RunTab
 from rankdeck_app.widgets.anatomy import StepAnatomyChart
 from rankdeck_app.widgets.band_chart import BandChart
 from rankdeck_app.widgets.card import ChartCard
-from rankdeck_app.widgets.card_grid import CardGrid
+from rankdeck_app.widgets.card_layout import ArrangedGrid
 from rankdeck_app.widgets.curve_plot import CurvePlot
 from rankdeck_app.widgets.heat_strip import HeatStrip
 from rankdeck_app.widgets.stat_strip import Stat
@@ -28,16 +28,28 @@ from rankdeck_app.widgets.zoom_plot import ZoomPlot
 class RunPage(RunTab):
     """A tab that shows a run of a configuration."""
 
-    def _make_cards(self, theme: Theme) -> CardGrid:
+    def _make_cards(self, theme: Theme) -> ArrangedGrid:
         """Every chart in its card, and the cards in their grid."""
         run = self.run
         self._bars, self._heat = VramBars(theme), HeatStrip(theme)
         self._anatomy = StepAnatomyChart(theme)
         self._band = BandChart(theme, "Memory over time")
-        self._loss = CurvePlot(theme, run.losses, run.loss_ema, run.held_out, name="Training loss")
+        along = run.along
+        self._loss = CurvePlot(
+            theme, run.losses, run.loss_ema, run.held_out, name="Training loss", along=along
+        )
+        self._lr = CurvePlot(
+            theme,
+            run.fold.lrs,
+            run.fold.lrs,
+            name="Learning rate",
+            words=("lr", "", ""),
+            digits=5,
+            along=along,
+        )
         self._rate = CurvePlot(
             theme, run.rates, run.rate_ema, name="Throughput", words=("now", "smoothed", ""), from_zero=True,
-            digits=0,
+            digits=0, along=along,
         )  # fmt: skip
         self.cards = {
             name: ChartCard(title, theme, body, partial(rows, run))
@@ -48,12 +60,13 @@ class RunPage(RunTab):
                 ("band", "VRAM over time", self._band, run_figures.band_rows),
                 ("loss", "Training loss", self._loss, run_figures.loss_rows),
                 ("rate", "Throughput", self._rate, run_figures.rate_rows),
+                ("lr", "Learning rate", self._lr, run_figures.lr_rows),
             )
         }
-        return CardGrid(self.cards, devices=("bars", "anatomy", "heat"))
+        return ArrangedGrid(self.cards, devices=("bars", "anatomy", "heat"), optional=("lr",))
 
     def _plots(self) -> Sequence[ZoomPlot]:
-        return (self._band, self._loss, self._rate)
+        return (self._band, self._loss, self._rate, self._lr)
 
     def _stats(self) -> tuple[Stat, ...]:
         return run_figures.stats(self.run)
@@ -83,7 +96,7 @@ class RunPage(RunTab):
             self._anatomy.set_figure(run_figures.anatomy(run))
             self.cards["anatomy"].set_subtitle(*run_figures.anatomy_subtitle(run))
         if pending & (Changed.STEPS | Changed.STATE | Changed.EVALUATION):
-            for plot in (self._loss, self._rate):
+            for plot in (self._loss, self._rate, self._lr):
                 plot.set_last_step(run.steps)
                 plot.request_draw()
 

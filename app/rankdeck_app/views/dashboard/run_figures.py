@@ -355,6 +355,12 @@ def loss_rows(run: LiveRun) -> Iterator[Sequence[object]]:
         yield (int(step), "", "", f"{loss:.6g}")
 
 
+def lr_rows(run: LiveRun) -> Iterator[Sequence[object]]:
+    yield ("step", "lr")
+    for step, lr in zip(*run.fold.lrs.points(), strict=True):
+        yield (int(step), f"{lr:.6g}")
+
+
 def rate_rows(run: LiveRun) -> Iterator[Sequence[object]]:
     yield ("step", "samples_per_s", "smoothed")
     for step, rate, smooth in zip(*run.rates.points(), run.rate_ema.points()[1], strict=True):

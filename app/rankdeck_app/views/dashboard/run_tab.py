@@ -16,11 +16,12 @@ from PySide6.QtGui import QShowEvent
 from rankdeck.run.batch import Changed
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.shell.page import Page, PageAction
+from rankdeck_app.state.card_layouts import SCRIPT, CardLayouts
 from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.dashboard.banner import Banner
 from rankdeck_app.widgets.card import ChartCard
-from rankdeck_app.widgets.card_grid import CardGrid
+from rankdeck_app.widgets.card_layout import ArrangedGrid
 from rankdeck_app.widgets.layouts import Part, column
 from rankdeck_app.widgets.run_list import OUTCOME_TONES
 from rankdeck_app.widgets.stat_strip import Stat, StatStrip
@@ -37,7 +38,7 @@ def page_id(run_path: object) -> str:
 
 class RunTab(Page):
     """It does not own the run: `closed` is called once when the tab is gone. `run_command` runs a command by
-    its id; without it nothing can be done with the run.
+    its id; without it nothing can be done with the run. `layouts` keeps how its cards are arranged.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class RunTab(Page):
         *,
         run_command: Callable[[str], object] | None = None,
         closed: Callable[[], object] | None = None,
+        layouts: CardLayouts | None = None,
     ) -> None:
         super().__init__(page_id(run.run.path), title=run.name, icon="pulse")
         self.run = run
@@ -62,7 +64,9 @@ class RunTab(Page):
         if run_command is not None:
             self._banner.acted.connect(run_command)
         self.cards: dict[str, ChartCard] = {}
-        self._grid = self._make_cards(theme)
+        self.grid = self._make_cards(theme)
+        self._layouts, self._layout_kind = layouts, ""
+        self.grid.arranged.connect(self._keep_layout)
         column(*self._parts(theme), on=self, margins=(16, 2, 16, 12), spacing=10)
         for card in self.cards.values():
             if isinstance(card.body, ZoomPlot):
@@ -75,13 +79,13 @@ class RunTab(Page):
 
     # What the kinds of tabs differ in
 
-    def _make_cards(self, theme: Theme) -> CardGrid:
+    def _make_cards(self, theme: Theme) -> ArrangedGrid:
         """Every chart in its card, and the cards in their grid."""
         raise NotImplementedError
 
     def _parts(self, theme: Theme) -> Sequence[Part]:
         """What stands under each other."""
-        return (self._strip, self._banner, (self._grid, 1))
+        return (self._strip, self._banner, (self.grid, 1))
 
     def _plots(self) -> Sequence[ZoomPlot]:
         """Those of which one is drawn a frame."""
@@ -161,7 +165,19 @@ class RunTab(Page):
             self._aged_at = second
             self._pending |= Changed.MEMORY | Changed.READINGS | Changed.ANATOMY
 
+    def _keep_layout(self) -> None:
+        if self._layouts is not None and self._layout_kind:
+            self._layouts.keep(self._layout_kind, self.grid.layout_state())
+
+    def _find_layout(self) -> None:
+        """Once it is known which strategy this is: as a person arranged the cards of such a run before."""
+        kind = SCRIPT if self.run.is_script else self.run.strategy
+        if self._layouts is not None and kind and kind != self._layout_kind:
+            self._layout_kind = kind
+            self.grid.restore(self._layouts.of(kind))
+
     def _show_state(self) -> None:
+        self._find_layout()
         """Tab, title and buttons: they are seen even while the page is not."""
         color = OUTCOME_TONES.get(self.run.outcome or "running", "descriptionForeground")
         title = self.run.title
@@ -182,5 +198,5 @@ class RunTab(Page):
         self._refresh_cards(pending)
         if len(self.run.devices) != self._known_devices:
             self._known_devices = len(self.run.devices)
-            self._grid.lay_out()
+            self.grid.lay_out()
         self._pending = Changed.NOTHING

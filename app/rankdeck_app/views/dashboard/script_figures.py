@@ -208,6 +208,8 @@ def shown_cards(run: LiveRun) -> set[str]:
         shown.add("heat")
     if run.fold.script.wait_share is not None:
         shown.add("wait")
+    curves = {"lr": run.fold.lrs, "norm": run.fold.script.grad_norms}
+    shown |= {name for name, curve in curves.items() if len(curve)}
     return shown
 
 
@@ -263,7 +265,15 @@ def wait_rows(run: LiveRun) -> Iterator[Sequence[object]]:
         yield (int(step), value_text(float(share)))
 
 
+def norm_rows(run: LiveRun) -> Iterator[Sequence[object]]:
+    yield ("step", "grad_norm")
+    for step, norm in zip(*run.fold.script.grad_norms.points(), strict=True):
+        yield (int(step), f"{norm:.6g}")
+
+
 csv_rows = {
+    "lr": run_figures.lr_rows,
+    "norm": norm_rows,
     "bars": run_figures.bars_rows,
     "band": run_figures.band_rows,
     "heat": run_figures.heat_rows,

@@ -14,13 +14,14 @@ from PySide6.QtWidgets import QWidget
 from rankdeck.run.batch import Changed
 from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.shell.page import PageAction
+from rankdeck_app.state.card_layouts import CardLayouts
 from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.dashboard import run_figures, script_figures
 from rankdeck_app.views.dashboard.run_tab import RunTab
 from rankdeck_app.widgets.band_chart import BandChart
 from rankdeck_app.widgets.card import ChartCard
-from rankdeck_app.widgets.card_grid import CardGrid
+from rankdeck_app.widgets.card_layout import ArrangedGrid
 from rankdeck_app.widgets.curve_plot import CurvePlot
 from rankdeck_app.widgets.facts_line import FactsLine
 from rankdeck_app.widgets.heat_strip import HeatStrip
@@ -46,24 +47,33 @@ class ScriptPage(RunTab):
         *,
         run_command: Callable[[str], object] | None = None,
         closed: Callable[[], object] | None = None,
+        layouts: CardLayouts | None = None,
     ) -> None:
         self._metrics_at, self._has_news = 0.0, False
-        super().__init__(run, theme, clock, run_command=run_command, closed=closed)
+        super().__init__(run, theme, clock, run_command=run_command, closed=closed, layouts=layouts)
 
-    def _make_cards(self, theme: Theme) -> CardGrid:
+    def _make_cards(self, theme: Theme) -> ArrangedGrid:
         run, script = self.run, self.run.fold.script
         self._bars, self._heat = VramBars(theme), HeatStrip(theme)
         self._band = BandChart(theme, "Memory over time")
         self._metrics = MetricCurves(theme)
         self._metrics.chosen.connect(self._show_large)
-        self._loss = CurvePlot(theme, run.losses, run.loss_ema, name="Training loss", words=_LOSS_WORDS)
+        self._loss = CurvePlot(
+            theme, run.losses, run.loss_ema, name="Training loss", words=_LOSS_WORDS, along=run.along
+        )
         self._rate = CurvePlot(
             theme, script.step_rates, script.step_rate_ema, name="Throughput", words=_PACE_WORDS,
-            from_zero=True, digits=2,
+            from_zero=True, digits=2, along=run.along,
         )  # fmt: skip
         self._wait = CurvePlot(
             theme, script.waits, script.waits, name="Loader wait", words=("%", "", ""), from_zero=True,
-            digits=1, scale=100.0,
+            digits=1, scale=100.0, along=run.along,
+        )  # fmt: skip
+        self._lr, self._norm = (
+            CurvePlot(theme, curve, curve, name=name, words=(word, "", ""), digits=5, along=run.along)
+            for curve, name, word in (
+                (run.fold.lrs, "Learning rate", "lr"), (script.grad_norms, "Gradient norm", "norm"),
+            )
         )  # fmt: skip
         bodies: dict[str, tuple[str, QWidget]] = {
             "loss": ("Training loss", self._loss),
@@ -73,17 +83,19 @@ class ScriptPage(RunTab):
             "rate": ("Throughput", self._rate),
             "wait": ("Loader wait", self._wait),
             "heat": ("Utilisation", self._heat),
+            "lr": ("Learning rate", self._lr),
+            "norm": ("Gradient norm", self._norm),
         }
         for name, (title, body) in bodies.items():
             self.cards[name] = ChartCard(title, theme, body, script_figures.rows_of(run, name))
-        return CardGrid(self.cards, devices=("bars", "heat"))
+        return ArrangedGrid(self.cards, devices=("bars", "heat"), optional=("lr", "norm"))
 
     def _parts(self, theme: Theme) -> Sequence[Part]:
         self._facts = FactsLine(theme, "What runs")
-        return (self._strip, self._facts, self._banner, (self._grid, 1))
+        return (self._strip, self._facts, self._banner, (self.grid, 1))
 
     def _plots(self) -> Sequence[ZoomPlot]:
-        return (self._loss, self._rate, self._wait, self._band)
+        return (self._loss, self._rate, self._wait, self._band, self._lr, self._norm)
 
     def _stats(self) -> tuple[Stat, ...]:
         return script_figures.stats(self.run)
@@ -112,7 +124,7 @@ class ScriptPage(RunTab):
             shown = script_figures.shown_cards(run)
             if self._metrics.figure.curves:
                 shown.add("metrics")
-            self._grid.show_only(shown)
+            self.grid.show_only(shown)
 
     def _show_state_of_cards(self) -> None:
         run = self.run
@@ -147,7 +159,7 @@ class ScriptPage(RunTab):
             self.cards["loss"].set_subtitle(*script_figures.loss_subtitle(run))
         self.cards["rate"].set_subtitle(script_figures.rate_subtitle(run))
         self.cards["wait"].set_subtitle(script_figures.wait_subtitle(run))
-        for plot in (self._loss, self._rate, self._wait):
+        for plot in (self._loss, self._rate, self._wait, self._lr, self._norm):
             plot.request_draw()
 
     def _show_large(self, name: str) -> None:

@@ -24,7 +24,7 @@ from rankdeck_app.theme import Theme
 from rankdeck_app.views.devices import gpu_figures, memory_holders, one_device, rows, words
 from rankdeck_app.widgets.band_chart import BandChart
 from rankdeck_app.widgets.card import ChartCard
-from rankdeck_app.widgets.card_grid import CardGrid
+from rankdeck_app.widgets.card_layout import ArrangedGrid
 from rankdeck_app.widgets.device_tracks import DeviceTracks, span_words
 from rankdeck_app.widgets.heat_strip import HeatStrip
 from rankdeck_app.widgets.holder_list import HolderList
@@ -88,7 +88,7 @@ class DevicesPage(Page):
         spans = row(*map(self._span_button, SPANS_S), spacing=0, align=MIDDLE)
         spans.setContentsMargins(10, 0, 0, 0)
         top = row((self._strip, 1), self.all_button, spans, spacing=0, align=TOP)
-        self.grid = CardGrid(self.cards, devices=("bars", "heat"), whole=("table",), wide=("tracks",))
+        self.grid = ArrangedGrid(self.cards, devices=("bars", "heat"), whole=("table",), wide=("tracks",))
         inner = QWidget()
         column(top, (self.grid, 1), on=inner, margins=(16, 2, 16, 12), spacing=10)
         self._whole = QStackedLayout(self)

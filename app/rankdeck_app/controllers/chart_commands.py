@@ -1,0 +1,65 @@
+"""Commands of the cards of a dashboard: they act on the card in hand of the active tab."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rankdeck_app.commands.table import Command
+from rankdeck_app.shell.page import Page
+from rankdeck_app.shell.window import MainWindow
+from rankdeck_app.widgets.card import ChartCard
+from rankdeck_app.widgets.card_layout import ArrangedGrid
+
+
+def grid_of(page: Page | None) -> ArrangedGrid | None:
+    """The cards of a page that has some."""
+    grid = getattr(page, "grid", None)
+    return grid if isinstance(grid, ArrangedGrid) else None
+
+
+class ChartCommands:
+    """`activeCards`: the active tab has cards."""
+
+    def __init__(self, window: MainWindow) -> None:
+        self._window = window
+        window.editor.active_page_changed.connect(self._follow)
+
+    def _follow(self, page: Page | None) -> None:
+        self._window.context.set("activeCards", grid_of(page) is not None)
+
+    def rows(self) -> list[Command]:
+        def row(name: str, title: str, act: Callable[[], None], keys: str) -> Command:
+            return Command(f"chart.{name}", f"Chart: {title}", act, (f"Ctrl+K {keys}",), "activeCards")
+
+        grid, card = self._on_grid, self._on_card
+        return [
+            row("maximise", "Maximise or Restore", grid(ArrangedGrid.toggle), "Ctrl+M"),
+            row("moveBack", "Move Back", grid(lambda one: one.move_card(-1)), "Ctrl+Up"),
+            row("moveOn", "Move On", grid(lambda one: one.move_card(1)), "Ctrl+Down"),
+            row("hide", "Hide", grid(ArrangedGrid.hide_card), "Ctrl+H"),
+            row("showAll", "Show All Charts", grid(ArrangedGrid.show_all), "Ctrl+A"),
+            row("resetLayout", "Reset Layout", grid(ArrangedGrid.reset), "Ctrl+0"),
+            row("log", "Logarithmic Scale", card(ChartCard.toggle_log), "Ctrl+L"),
+            row("smoother", "Smoother", card(lambda one: one.smooth_by(1)), "Ctrl+."),
+            row("rougher", "Less Smooth", card(lambda one: one.smooth_by(-1)), "Ctrl+,"),
+            row("xAxis", "Next X Axis (Step, Time, Samples)", card(ChartCard.next_x_axis), "Ctrl+X"),
+            row("copy", "Copy as Picture", card(ChartCard.copy_picture), "Ctrl+C"),
+            row("png", "Export PNG…", card(ChartCard.ask_png), "Ctrl+1"),
+            row("svg", "Export SVG…", card(ChartCard.ask_svg), "Ctrl+2"),
+            row("csv", "Export CSV…", card(ChartCard.ask_csv), "Ctrl+3"),
+        ]
+
+    def _on_grid(self, act: Callable[[ArrangedGrid], object]) -> Callable[[], None]:
+        def run() -> None:
+            grid = grid_of(self._window.editor.active_page())
+            if grid is not None:
+                act(grid)
+
+        return run
+
+    def _on_card(self, act: Callable[[ChartCard], object]) -> Callable[[], None]:
+        def run(grid: ArrangedGrid) -> None:
+            if grid.card_in_hand is not None:
+                act(grid.card_in_hand)
+
+        return self._on_grid(run)

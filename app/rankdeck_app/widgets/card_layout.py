@@ -1,0 +1,139 @@
+"""What a person does with the cards of a grid: take one in hand, let it have the page, move it, hide it.
+
+The card in hand is the one that has the focus, or had it last; commands and keys act on it. A layout is what
+is kept of it all (state/card_layouts.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import partial
+from typing import Any
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QKeyEvent
+from PySide6.QtWidgets import QApplication, QMenu, QWidget
+
+from rankdeck_app.widgets.card import ChartCard
+from rankdeck_app.widgets.card_grid import CardGrid
+
+
+class ArrangedGrid(CardGrid):
+    """`arranged`: a person changed the layout, or how a chart is drawn."""
+
+    arranged = Signal()
+
+    def __init__(
+        self, cards: Mapping[str, ChartCard], *, optional: Collection[str] = (), **kinds: Any
+    ) -> None:
+        """Cards that are `optional` are hidden until a person asks for them."""
+        super().__init__(cards, **kinds)
+        self._usually_hidden = self.hidden = frozenset(optional)
+        self._last_in_hand = ""
+        for name, card in cards.items():
+            card.maximise_asked.connect(partial(self.toggle, name))
+            card.menu_asked.connect(partial(self._fill_menu, name))
+            card.restyled.connect(self.arranged)
+        app = QApplication.instance()
+        assert isinstance(app, QApplication)
+        app.focusChanged.connect(self._take_in_hand)
+
+    # The card in hand
+
+    def _take_in_hand(self, _before: QWidget | None, now: QWidget | None) -> None:
+        for name, card in self.cards.items():
+            if now is not None and (now is card or card.isAncestorOf(now)):
+                self._last_in_hand = name
+
+    @property
+    def in_hand(self) -> str:
+        """The first card where none was taken yet; "" where none is shown."""
+        shown = self.shown
+        return self._last_in_hand if self._last_in_hand in shown else next(iter(shown), "")
+
+    @property
+    def card_in_hand(self) -> ChartCard | None:
+        return self.cards.get(self.in_hand)
+
+    # What is done with it
+
+    def toggle(self, name: str = "") -> None:
+        """Give the card the page, or all of them back their places."""
+        name = name or self.in_hand
+        self.maximise("" if self.maximised else name)
+        if name in self.shown:
+            self.cards[name].setFocus()
+
+    def move_card(self, by: int, name: str = "") -> None:
+        """Among those that are shown, one place on or back."""
+        name, shown = name or self.in_hand, self.shown
+        if name not in shown or not 0 <= shown.index(name) + by < len(shown):
+            return
+        other = shown[shown.index(name) + by]
+        order = [one for one in self.order if one != name]
+        order.insert(order.index(other) + (by > 0), name)
+        self.set_order(order)
+        self.cards[name].setFocus()
+        self.arranged.emit()
+
+    def hide_card(self, name: str = "") -> None:
+        """The last one stays."""
+        name = name or self.in_hand
+        if len(self.shown) > 1 and name in self.shown:
+            self.maximise("")
+            self.set_hidden({*self.hidden, name})
+            self.arranged.emit()
+
+    def show_card(self, name: str) -> None:
+        self.set_hidden(self.hidden - {name})
+        self.arranged.emit()
+
+    def show_all(self) -> None:
+        self.set_hidden(())
+        self.arranged.emit()
+
+    def reset(self) -> None:
+        """Everything as it is in a new app."""
+        self.restore({})
+        self.arranged.emit()
+
+    def _fill_menu(self, name: str, menu: QMenu) -> None:
+        """The part of a card's menu that is about its place."""
+        shown = self.shown
+        at = shown.index(name) if name in shown else 0
+        menu.addAction("Restore" if self.maximised else "Maximise", lambda: self.toggle(name))
+        for text, by in (("Move Back", -1), ("Move On", 1)):
+            action = menu.addAction(text, partial(self.move_card, by, name))
+            action.setEnabled(0 <= at + by < len(shown) and not self.maximised)
+        menu.addAction("Hide", lambda: self.hide_card(name)).setEnabled(len(shown) > 1)
+        for hidden in (one for one in self.order if one in self.hidden & self.existing):
+            menu.addAction(f"Show {self.cards[hidden].title}", partial(self.show_card, hidden))
+        menu.addAction("Reset Layout", self.reset).setEnabled(bool(self.layout_state()))
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() == Qt.Key.Key_Escape and self.maximised:
+            self.toggle()
+        else:
+            super().keyPressEvent(event)
+
+    # What is kept
+
+    def layout_state(self) -> dict[str, Any]:
+        """Only what differs from a new app."""
+        state: dict[str, Any] = {}
+        if self.order != list(self.cards):
+            state["order"] = self.order
+        if self.hidden != self._usually_hidden:
+            state["hidden"] = sorted(self.hidden)
+        charts = {name: style for name, card in self.cards.items() if (style := card.style_state())}
+        return state | ({"charts": charts} if charts else {})
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """A layout of another version may name cards that are gone, or be no layout at all."""
+        order, hidden, charts = (state.get(key) for key in ("order", "hidden", "charts"))
+        self.set_order([name for name in order if isinstance(name, str)] if isinstance(order, list) else [])
+        known = {name for name in hidden if name in self.cards} if isinstance(hidden, list) else None
+        self.set_hidden(self._usually_hidden if known is None else known)
+        for name, card in self.cards.items():
+            style = charts.get(name) if isinstance(charts, dict) else None
+            card.restore_style(style if isinstance(style, dict) else {})

@@ -1,0 +1,123 @@
+"""Cards are maximised, moved, hidden and put back; a layout is what differs from a new app."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtCore import QPoint, Qt
+from PySide6.QtWidgets import QLabel
+from pytestqt.qtbot import QtBot
+
+from rankdeck.run.series import Series
+from rankdeck_app.theme import Theme
+from rankdeck_app.widgets.card import ChartCard
+from rankdeck_app.widgets.card_layout import ArrangedGrid
+from rankdeck_app.widgets.curve_plot import CurvePlot
+from rankdeck_app.widgets.curve_style import STEP, CurveStyle
+
+
+def make_grid(qtbot: QtBot) -> ArrangedGrid:
+    theme = Theme()
+    bodies = {name: QLabel(name) for name in ("bars", "heat", "band", "lr")}
+    bodies["loss"] = CurvePlot(theme, Series(), Series(), name="Loss", along=lambda _axis: None)  # type: ignore[assignment]
+    cards = {name: ChartCard(name.title(), theme, body) for name, body in bodies.items()}
+    grid = ArrangedGrid(cards, devices=("bars", "heat"), optional=("lr",))
+    qtbot.addWidget(grid)
+    grid.resize(1000, 700)
+    with qtbot.waitActive(grid):
+        grid.show()
+    return grid
+
+
+def test_a_card_has_the_page_and_escape_gives_it_back(qtbot: QtBot) -> None:
+    grid = make_grid(qtbot)
+    card = grid.cards["heat"]
+    card.setFocus()
+    qtbot.keyClick(card, Qt.Key.Key_Return)
+    assert grid.shown == ["heat"] and card.size() == grid.viewport().size()
+    qtbot.keyClick(card, Qt.Key.Key_Escape)
+    assert grid.shown == ["bars", "heat", "band", "loss"] and grid.in_hand == "heat"
+
+
+def test_a_double_click_on_the_header_maximises(qtbot: QtBot) -> None:
+    grid = make_grid(qtbot)
+    qtbot.mouseDClick(grid.cards["band"], Qt.MouseButton.LeftButton, pos=QPoint(40, 12))
+    assert grid.maximised == "band"
+
+
+def test_cards_move_hide_and_come_back(qtbot: QtBot) -> None:
+    grid = make_grid(qtbot)
+    told: list[bool] = []
+    grid.arranged.connect(lambda: told.append(True))
+    grid.move_card(1, "bars")
+    assert grid.shown == ["heat", "bars", "band", "loss"]
+    grid.move_card(-1, "heat")
+    assert grid.shown[0] == "heat", "the first has no place before it"
+    grid.hide_card("band")
+    grid.show_card("lr")
+    assert grid.shown == ["heat", "bars", "lr", "loss"] and len(told) == 3
+    state = grid.layout_state()
+    assert state == {"order": ["heat", "bars", "band", "lr", "loss"], "hidden": ["band"]}
+    grid.reset()
+    assert grid.shown == ["bars", "heat", "band", "loss"] and grid.layout_state() == {}
+    grid.restore(state)
+    assert grid.shown == ["heat", "bars", "lr", "loss"]
+    grid.show_all()
+    assert set(grid.shown) == set(grid.cards)
+
+
+def test_the_last_card_stays(qtbot: QtBot) -> None:
+    grid = make_grid(qtbot)
+    for name in list(grid.shown):
+        grid.hide_card(name)
+    assert len(grid.shown) == 1
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"order": "bars"},
+        {"order": [1, None, "gone"], "hidden": {"a": 1}},
+        {"charts": {"loss": {"smoothing": 7}}},
+    ],
+)
+def test_a_layout_that_makes_no_sense_is_that_of_a_new_app(qtbot: QtBot, state: dict[str, object]) -> None:
+    grid = make_grid(qtbot)
+    grid.restore(state)
+    assert grid.layout_state() == {}
+
+
+def test_how_a_curve_is_drawn_is_said_and_kept(qtbot: QtBot) -> None:
+    grid = make_grid(qtbot)
+    card = grid.cards["loss"]
+    card.set_subtitle("raw and EMA")
+    card.toggle_log()
+    card.smooth_by(1)
+    card.next_x_axis()
+    assert card.subtitle == "log · smoothed 0.98 · by time; raw and EMA"
+    state = grid.layout_state()
+    assert state["charts"] == {"loss": {"is_log": True, "smoothing": 0.98, "x_axis": "time"}}
+    grid.reset()
+    assert card.styled is not None and card.styled.style == CurveStyle() and card.subtitle == "raw and EMA"
+    grid.restore(state)
+    assert card.styled.style == CurveStyle(True, 0.98, "time")
+    for _ in range(2):
+        card.next_x_axis()
+    assert card.styled.style.x_axis == STEP
+    for _ in range(20):
+        card.smooth_by(-1)
+    assert card.styled.style.smoothing == 0.0
+
+
+def test_the_menu_has_all_of_it(qtbot: QtBot) -> None:
+    grid = make_grid(qtbot)
+    menu = grid.cards["loss"].build_menu()
+    texts = [action.text() for action in menu.actions() if action.text()]
+    assert texts == [
+        "Maximise", "Move Back", "Move On", "Hide", "Show Lr", "Reset Layout", "Logarithmic Scale",
+        "Smoothing", "X Axis", "Copy as Picture", "Export PNG…", "Export SVG…",
+    ]  # fmt: skip
+    slider = grid.cards["loss"]._smoothing_slider(grid.cards["loss"].styled)  # type: ignore[arg-type]
+    slider.setValue(slider.maximum())
+    assert grid.cards["loss"].styled.style.smoothing == 0.998  # type: ignore[union-attr]
+    slider.deleteLater()
+    menu.deleteLater()
