@@ -26,10 +26,10 @@ def elapsed_label(seconds: float, spacing: float = 1.0) -> str:
 
 
 def age_words(seconds: float) -> str:
-    """'sampled 2 s ago', 'sampled 5 min ago'; in whole units, so that it can be read while it changes."""
+    """'2 s ago', '5 min ago'; in whole units, so that it can be read while it changes."""
     if seconds < 1:
-        return "sampled just now"
+        return "just now"
     for least, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= least:
-            return f"sampled {int(seconds // least)} {unit} ago"
-    return f"sampled {int(seconds)} s ago"
+            return f"{int(seconds // least)} {unit} ago"
+    return f"{int(seconds)} s ago"

@@ -139,6 +139,8 @@ class Attempt:
         is_other = self.curves is not None and self.curves.loss_before != loss_before
         if self._with_curves and len(self.table) and (self.curves is None or is_other):
             self._draw_again(loss_before)
+        if isinstance(self.joiner, Joiner) and isinstance(self.curves, StepCurves):
+            self.curves.append_norms(self.joiner.take_norms())
         return bool(complete)
 
     def _replace(self, first: int) -> None:
@@ -162,13 +164,15 @@ class Attempt:
         began."""
         if self.curves is None or not self.table.num_gone:
             num_steps = self.started.steps if self.started else None
-            after = self.restored or 0
+            after, before = self.restored or 0, self.curves
             self.curves = (
                 ScriptCurves(after, loss_before)
                 if self.is_of_a_script
                 else StepCurves(num_steps, after, loss_before)
             )
             self.curves.append(self.table.rows)
+            if isinstance(before, StepCurves) and isinstance(self.curves, StepCurves):
+                self.curves.norms = before.norms  # rows do not hold them
 
     def evaluate(self, event: events.Evaluation) -> bool:
         if self._is_history(event.step):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -47,6 +48,7 @@ class StepCurves:
 
     def __init__(self, num_steps: int | None, after: int, loss_before: float | None) -> None:
         self._series = Series(num_curves=len(_STEP_CURVES))
+        self.norms = Series()
         self._progress = StepProgress(after)
         self.loss_before = loss_before
         # A sixtieth of the run, so that the line is calm and still turns where the loss does.
@@ -58,6 +60,8 @@ class StepCurves:
         """The series that holds a curve, as its curve number INDICES[name]."""
         if name in _STEP_CURVES:
             return self._series
+        if name == "grad_norms":
+            return self.norms
         return _of_progress(self._progress, name)
 
     def append(self, rows: Floats) -> None:
@@ -68,8 +72,15 @@ class StepCurves:
         rates, rate_ema = _divide(samples, step_s), _divide(smooth_samples, smooth_s)
         self._series.append_many(step, np.stack([loss, loss_ema, rates, rate_ema]))
 
+    def append_norms(self, told: Sequence[tuple[Floats, Floats]]) -> None:
+        """Norms of gradients, of steps that rise."""
+        for steps, norms in told:
+            is_new = steps > (self.norms.last_x or 0)
+            self.norms.append_many(steps[is_new], norms[is_new])
+
     def cut(self, last: int) -> None:
         """Forget the steps beyond `last`; nothing is appended after that."""
+        self.norms.cut(last)
         self._series.cut(last)
         self._progress.cut(last)
 

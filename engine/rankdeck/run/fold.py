@@ -63,7 +63,7 @@ class Fold:
         self.losses, self.loss_ema = self._step_curve("losses"), self._step_curve("loss_ema")
         self.rates, self.rate_ema = self._step_curve("rates"), self._step_curve("rate_ema")
         self.lrs, self.moments = self._step_curve("lrs"), self._step_curve("moments")
-        self.samples_seen = self._step_curve("samples_seen")
+        self.samples_seen, self.grad_norms = self._step_curve("samples_seen"), self._step_curve("grad_norms")
         self.script = ScriptFigures(self._in_order)
         self.held_out = Curve(lambda: [one.held_out for one in self.attempts.values()])
 

@@ -16,7 +16,7 @@ from functools import reduce
 import numpy as np
 
 from rankdeck.run.series import Floats
-from rankdeck.run.step_blocks import ENDED, LR, StepBlock
+from rankdeck.run.step_blocks import ENDED, GRAD_NORM, LR, StepBlock
 
 _MOST_FILLED = 4096
 _MOST_PENDING = 1 << 20
@@ -40,6 +40,7 @@ class Joiner:
         self._last: dict[int, int] = {}
         self._reports: dict[int, bool] = {}
         self._next: int | None = None
+        self._norms: list[tuple[Floats, Floats]] = []
 
     def restore(self, step: int) -> None:
         """A rank said, or its first line shows, that it goes on after `step`; the least of all counts."""
@@ -89,9 +90,30 @@ class Joiner:
                 for start in range(first, last + 1, _LARGEST_JOIN)
             ]
             self._next = last + 1
+        for start, last in spans if rows else ():
+            self._take_norms(start, last)
         for rank, blocks in self._blocks.items():
             self._blocks[rank] = [block for block in blocks if block.last > end]
         return rows
+
+    def _take_norms(self, first: int, last: int) -> None:
+        """Of gradients that were clipped, which ranks tell alike: of the first rank that does."""
+        for rank in sorted(self._last):
+            told = len(self._norms)
+            for block in self._blocks.get(rank, ()):
+                inside = slice(max(0, first - block.first), max(0, last + 1 - block.first))
+                norms = block.values[GRAD_NORM, inside]
+                known = np.isfinite(norms)
+                if known.any():
+                    steps = block.first + inside.start + np.flatnonzero(known)
+                    self._norms.append((steps.astype(float), norms[known]))
+            if len(self._norms) > told:
+                return
+
+    def take_norms(self) -> list[tuple[Floats, Floats]]:
+        """(steps, norms of their gradients) since the last call, in order."""
+        told, self._norms = self._norms, []
+        return told
 
     def _spans(self, end: int) -> list[tuple[int, int]]:
         """What any rank wrote of the steps up to `end`, as (first, last) without overlaps."""

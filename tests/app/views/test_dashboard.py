@@ -379,7 +379,7 @@ def test_the_cards_of_a_strategy_stay_as_they_were_arranged(
     page.grid.hide_card("heat")
     page.grid.show_card("lr")
     page.cards["loss"].toggle_log()
-    assert layouts.of("dp") == {"hidden": ["heat"], "charts": {"loss": {"is_log": True}}}
+    assert layouts.of("dp") == {"hidden": ["heat", "norm"], "charts": {"loss": {"is_log": True}}}
     again = opened(written.path, layouts=layouts)
     qtbot.waitUntil(lambda: again.grid.shown == ["bars", "anatomy", "band", "loss", "rate", "lr"])
     assert again._loss.style.is_log

@@ -40,6 +40,6 @@ def test_a_logarithmic_axis_has_ticks_at_round_values(low: float, high: float) -
 def test_moments_read_well() -> None:
     assert [ago_label(s) for s in (0, -40, -600, -7200)] == ["now", "-40 s", "-10 min", "-2 h"]
     assert [age_words(s) for s in (0.4, 2.9, 61, 7300)] == [
-        "sampled just now", "sampled 2 s ago", "sampled 1 min ago", "sampled 2 h ago",
+        "just now", "2 s ago", "1 min ago", "2 h ago",
     ]  # fmt: skip
     assert elapsed_label(0.25, 0.05) == "0.25 s"

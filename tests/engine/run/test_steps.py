@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
 from rankdeck.events import Steps
+from rankdeck.run.curves import StepCurves
 from rankdeck.run.step_blocks import blocks_of
 from rankdeck.run.step_table import COLUMNS, StepTable
 from rankdeck.run.steps import Joiner
@@ -91,6 +93,27 @@ def test_lines_that_were_dropped_leave_unknown_rows() -> None:
     found = Joined(1, share(0, 1, [2.0]), share(0, 4, [8.0]))
     assert found.step == [1, 2, 3, 4]
     assert found.loss == [1.0, None, None, 4.0]
+
+
+def test_norms_of_gradients_are_those_of_the_first_rank_that_tells_them() -> None:
+    told = share(0, 1, [2.0, 2.0, 2.0])
+    clipped = msgspec.structs.replace(share(1, 1, [2.0, 2.0]), grad_norm=[1.5, None])
+    found = Joined(2, told, clipped)
+    [(steps, norms)] = found.joiner.take_norms()
+    assert steps.tolist() == [1.0] and norms.tolist() == [1.5] and not found.joiner.take_norms()
+    found.add(msgspec.structs.replace(share(1, 3, [2.0]), grad_norm=[0.5]))
+    [(steps, norms)] = found.joiner.take_norms()
+    assert steps.tolist() == [3.0] and norms.tolist() == [0.5]
+
+
+def test_norms_are_drawn_over_steps_and_forgotten_with_them() -> None:
+    curves = StepCurves(100, 0, None)
+    curves.append_norms(
+        [(np.array([1.0, 3.0]), np.array([1.5, 0.5])), (np.array([3.0, 4.0]), np.array([9.0, 2.0]))]
+    )
+    assert [x.tolist() for x in curves.norms.points()] == [[1.0, 3.0, 4.0], [1.5, 0.5, 2.0]]
+    curves.cut(3)
+    assert curves.norms.last_x == 3.0
 
 
 def test_a_gap_of_one_rank_keeps_the_times_of_the_others() -> None:

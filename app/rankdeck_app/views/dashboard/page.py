@@ -38,15 +38,14 @@ class RunPage(RunTab):
         self._loss = CurvePlot(
             theme, run.losses, run.loss_ema, run.held_out, name="Training loss", along=along
         )
-        self._lr = CurvePlot(
-            theme,
-            run.fold.lrs,
-            run.fold.lrs,
-            name="Learning rate",
-            words=("lr", "", ""),
-            digits=5,
-            along=along,
+        self._lr, self._norm = (
+            CurvePlot(theme, curve, curve, name=name, words=(word, "", ""), digits=5, along=along)
+            for curve, name, word in (
+                (run.fold.lrs, "Learning rate", "lr"),
+                (run.fold.grad_norms, "Gradient norm", "norm"),
+            )
         )
+        self._norm.awaited = "no gradient was clipped: train.clip_norm tells their norms"
         self._rate = CurvePlot(
             theme, run.rates, run.rate_ema, name="Throughput", words=("now", "smoothed", ""), from_zero=True,
             digits=0, along=along,
@@ -61,12 +60,13 @@ class RunPage(RunTab):
                 ("loss", "Training loss", self._loss, run_figures.loss_rows),
                 ("rate", "Throughput", self._rate, run_figures.rate_rows),
                 ("lr", "Learning rate", self._lr, run_figures.lr_rows),
+                ("norm", "Gradient norm", self._norm, run_figures.norm_rows),
             )
         }
-        return ArrangedGrid(self.cards, devices=("bars", "anatomy", "heat"), optional=("lr",))
+        return ArrangedGrid(self.cards, devices=("bars", "anatomy", "heat"), optional=("lr", "norm"))
 
     def _plots(self) -> Sequence[ZoomPlot]:
-        return (self._band, self._loss, self._rate, self._lr)
+        return (self._band, self._loss, self._rate, self._lr, self._norm)
 
     def _stats(self) -> tuple[Stat, ...]:
         return run_figures.stats(self.run)
@@ -96,7 +96,7 @@ class RunPage(RunTab):
             self._anatomy.set_figure(run_figures.anatomy(run))
             self.cards["anatomy"].set_subtitle(*run_figures.anatomy_subtitle(run))
         if pending & (Changed.STEPS | Changed.STATE | Changed.EVALUATION):
-            for plot in (self._loss, self._rate, self._lr):
+            for plot in (self._loss, self._rate, self._lr, self._norm):
                 plot.set_last_step(run.steps)
                 plot.request_draw()
 

@@ -112,8 +112,14 @@ def bars_subtitle(run: LiveRun, figure: BarsFigure) -> tuple[str, ...]:
     of = "" if run.capacity_bytes is None else f", of {format_bytes(run.capacity_bytes, 0)}"
     when, age = _moment(run), memory_age(run)
     words = f"{when}{of}{_beside(figure)}", f"{when}{of}", when
-    with_age = [f"{text}; {age}" for text in words] if age else []
-    return *with_age, *words, when.partition(" of ")[0]
+    return *_aged(words, age), when.partition(" of ")[0]
+
+
+def _aged(words: Sequence[str], age: str) -> tuple[str, ...]:
+    """The words with their age, in ever fewer words, and then without."""
+    if not age:
+        return tuple(words)
+    return *(f"{text}; sampled {age}" for text in words), *(f"{text}, {age}" for text in words), *words
 
 
 def _moment(run: LiveRun) -> str:
@@ -187,7 +193,7 @@ def band_subtitle(run: LiveRun) -> tuple[str, ...]:
     if run.is_over:
         return ("whole run",)
     age = memory_age(run)
-    return f"last {_SPAN_S:.0f} s; {age}", age, f"{_SPAN_S:.0f} s"
+    return f"last {_SPAN_S:.0f} s; sampled {age}", f"sampled {age}", f"{_SPAN_S:.0f} s"
 
 
 def heat(run: LiveRun, seen: Moments | None = None) -> HeatFigure:
@@ -247,8 +253,7 @@ def anatomy_subtitle(run: LiveRun) -> tuple[str, ...]:
     words = _of_step(run, sampled)
     if run.is_over:
         return words
-    age = age_words(time.time() - sampled.began - sampled.seconds)
-    return *(f"{text}; {age}" for text in words), *words
+    return _aged(words, age_words(time.time() - sampled.began - sampled.seconds))
 
 
 def _of_step(run: LiveRun, sampled: StepAnatomy) -> tuple[str, ...]:
@@ -359,6 +364,12 @@ def lr_rows(run: LiveRun) -> Iterator[Sequence[object]]:
     yield ("step", "lr")
     for step, lr in zip(*run.fold.lrs.points(), strict=True):
         yield (int(step), f"{lr:.6g}")
+
+
+def norm_rows(run: LiveRun) -> Iterator[Sequence[object]]:
+    yield ("step", "grad_norm")
+    for step, norm in zip(*run.fold.grad_norms.points(), strict=True):
+        yield (int(step), f"{norm:.6g}")
 
 
 def rate_rows(run: LiveRun) -> Iterator[Sequence[object]]:

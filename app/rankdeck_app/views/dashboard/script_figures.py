@@ -265,15 +265,9 @@ def wait_rows(run: LiveRun) -> Iterator[Sequence[object]]:
         yield (int(step), value_text(float(share)))
 
 
-def norm_rows(run: LiveRun) -> Iterator[Sequence[object]]:
-    yield ("step", "grad_norm")
-    for step, norm in zip(*run.fold.script.grad_norms.points(), strict=True):
-        yield (int(step), f"{norm:.6g}")
-
-
 csv_rows = {
     "lr": run_figures.lr_rows,
-    "norm": norm_rows,
+    "norm": run_figures.norm_rows,
     "bars": run_figures.bars_rows,
     "band": run_figures.band_rows,
     "heat": run_figures.heat_rows,
