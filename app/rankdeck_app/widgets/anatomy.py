@@ -20,7 +20,7 @@ from rankdeck_app.widgets.chart import UNKNOWN, Chart
 from rankdeck_app.widgets.device_rows import DeviceRows, natural_height
 from rankdeck_app.widgets.legend import LegendEntry, paint_entries, place_entries
 from rankdeck_app.widgets.painting import CENTER, chart_font, paint_text
-from rankdeck_app.widgets.plot_axes import enough_ticks, round_up
+from rankdeck_app.widgets.plot_axes import round_up
 
 AXIS_HEIGHT = 15
 LEGEND_HEIGHT = 17
@@ -30,6 +30,7 @@ _UNDER_SHARE = 0.36
 _NOISE_S = 2e-6
 _VALUE_WIDTH = 40.0
 _TICK_WIDTH = 64.0
+_LEAST_TICK_WIDTH = 44.0
 _THINNEST_ROW = 5.0
 
 # A phase is drawn in the colour of a kind of memory: one ramp of blues for the whole app.
@@ -226,7 +227,9 @@ class StepAnatomyChart(Chart[AnatomyFigure]):
     def _paint_axis(self, painter: QPainter, strip: QRectF) -> None:
         span_s = self.figure.end_s - self.figure.start_s
         tick_s = round_up(span_s * _TICK_WIDTH / strip.width())
-        tick_s = enough_ticks(tick_s, 0.0, span_s, 1e9, lambda wide: round_up(wide / 2.6))
+        finer_s = round_up(tick_s / 2.6)
+        if int(span_s / tick_s) < 2 and strip.width() * finer_s / span_s >= _LEAST_TICK_WIDTH:
+            tick_s = finer_s  # three ticks at least, where their labels have room
         divisor, unit = (1.0, "s") if span_s >= 2 else (1e-3, "ms")
         for index in range(int(span_s / tick_s) + 1):
             middle = strip.left() + strip.width() * index * tick_s / span_s

@@ -207,7 +207,8 @@ class BandChart(ZoomPlot):
         there is no place for one it is left out, limits first.
         """
         figure = self.figure
-        places = _Places(self.getViewBox(), [limit.num_bytes for limit in figure.limits])
+        above = 6.0 if self.follows else 32.0  # the button of a zoomed plot stands there
+        places = _Places(self.getViewBox(), [limit.num_bytes for limit in figure.limits], above)
         for label, is_known in ((self._lead_label, lead), (self._rest_label, band)):
             label.setVisible(is_known is not None)
         if lead is not None:
@@ -269,7 +270,8 @@ def _last(series: Curve | Series) -> float:
 class _Places:
     """Where labels can stand in a view: off other labels, and on no limit."""
 
-    def __init__(self, view: pg.ViewBox, limits: Sequence[float]) -> None:
+    def __init__(self, view: pg.ViewBox, limits: Sequence[float], above_px: float) -> None:
+        self._above_px = above_px
         (x0, x1), (self._y0, self._y1) = view.viewRange()
         self._pixel = (self._y1 - self._y0) / max(1.0, float(view.height()))
         self._x = float(x0 + 0.97 * (x1 - x0))
@@ -288,7 +290,7 @@ class _Places:
         return None
 
     def _is_free(self, y: float) -> bool:
-        if not self._y0 + 8 * self._pixel <= y <= self._y1 - 6 * self._pixel:
+        if not self._y0 + 8 * self._pixel <= y <= self._y1 - self._above_px * self._pixel:
             return False
         apart = _LABEL_HEIGHT * self._pixel
         return all(abs(y - other) >= apart for other in self._taken) and all(

@@ -207,6 +207,15 @@ def test_a_window_before_the_first_reading_is_drawn_empty(qtbot: QtBot) -> None:
     assert chart.zoom_words == "zoomed: -3:20 to -1:40"
 
 
+def test_the_button_of_a_zoomed_plot_stands_on_no_label(qtbot: QtBot) -> None:
+    chart = band(qtbot)
+    chart.zoom_by(0.9)
+    chart.request_draw(now=True)
+    y1, per_pixel = chart.getViewBox().viewRange()[1][1], chart.getViewBox().viewPixelSize()[1]
+    tops = [(y1 - label.pos().y()) / per_pixel for label in (chart._lead_label, chart._rest_label)]
+    assert min(tops) - 10 > chart._reset.geometry().bottom()
+
+
 def test_the_capacity_is_in_sight(qtbot: QtBot) -> None:
     chart = band(qtbot, limits=(MemoryLimit("capacity 1 GiB", 1024 * MIB),))
     assert chart.getViewBox().viewRange()[1][1] > 1024 * MIB

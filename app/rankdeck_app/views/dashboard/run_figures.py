@@ -193,7 +193,7 @@ def band_subtitle(run: LiveRun) -> tuple[str, ...]:
     if run.is_over:
         return ("whole run",)
     age = memory_age(run)
-    return f"last {_SPAN_S:.0f} s; sampled {age}", f"sampled {age}", f"{_SPAN_S:.0f} s"
+    return f"last {_SPAN_S:.0f} s; sampled {age}", f"sampled {age}", age
 
 
 def heat(run: LiveRun, seen: Moments | None = None) -> HeatFigure:
