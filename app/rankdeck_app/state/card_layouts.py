@@ -1,4 +1,4 @@
-"""How a person arranged the cards of dashboards: one layout per strategy, one for scripts, one for devices.
+"""How a person arranged the cards of dashboards: one layout per strategy, and one for scripts.
 
 A layout is JSON: `order` and `hidden` name cards, `charts` keeps how a card's curve is drawn.
 """
@@ -12,7 +12,7 @@ from PySide6.QtCore import QObject
 
 from rankdeck_app.state.kept_file import KeptFile
 
-SCRIPT, DEVICES = "script", "devices"
+SCRIPT = "script"
 
 Layout = dict[str, Any]
 

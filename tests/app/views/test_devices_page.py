@@ -16,6 +16,7 @@ from rankdeck_app.views.devices.page import DevicesPage
 from rankdeck_app.views.problems import ProblemsView
 from tests.app.conftest import settle
 from tests.helpers import device_lines
+from tests.helpers.card_grids import check_grid
 from tests.helpers.device_lines import GIB, ProcessUse, feed_machine
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 
@@ -204,9 +205,13 @@ def test_spans_change_every_curve_and_come_back_with_the_tab(app: App) -> None:
     page.set_span(600.0)
     x0, x1 = page.table.figure.x_range
     assert x1 - x0 == pytest.approx(600.0) and page._heat.figure.span_s == 600.0
+    page.grid.hide_card("heat")
     state = page.save_state()
     page.set_span(60.0)
+    page.grid.reset()
     page.restore_state(state)
+    assert page.grid.shown == ["bars", "band", "table"]
+    page.grid.reset()
     redraw(page)
     assert page._heat.figure.span_s == 600.0
 
@@ -239,6 +244,33 @@ def test_it_is_drawn_in_both_themes_and_sizes(
     assert page.table.row_height * count + 18 <= page.table.height() + 1, "no row is cut off"
     sources = {page.cards[name].source for name in ("bars", "band", "heat", "table")}
     assert sources == {"simulated devices"}
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 16])
+def test_its_cards_stand_on_the_grid_at_every_width(qtbot: QtBot, app: App, count: int) -> None:
+    page = opened(app)
+    feed_machine(app.session.gpus, count)
+    for width in range(800, 2561, 220):
+        app.window.resize(width, 800)
+        for uuid in ("", "GPU-0000"):
+            page.table.select(uuid)
+            settle()
+            redraw(page)
+            check_grid(page.grid)
+        app.window.grab()
+
+
+def test_a_zoomed_memory_says_so_and_the_load_beside_it_shows_the_same_moments(app: App) -> None:
+    page = opened(app)
+    redraw(page)
+    page._band.zoom_by(0.5)
+    redraw(page)
+    assert page.cards["band"].subtitle.startswith("zoomed")
+    x0, x1 = page._band.visible_x()
+    assert (page._heat.figure.began_s, page._heat.figure.span_s) == pytest.approx((x0, x1 - x0))
+    page._band.follow()
+    redraw(page)
+    assert page.cards["band"].subtitle == "last 60 s" and page._heat.figure.began_s is None
 
 
 def test_an_uneven_rehearsal_is_a_problem_whose_button_changes_the_strategy(qtbot: QtBot, app: App) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyqtgraph as pg
 import pytest
-from PySide6.QtCore import QRect, QRectF
+from PySide6.QtCore import QRectF
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
@@ -22,8 +22,8 @@ from rankdeck_app.shell.frame_clock import FrameClock
 from rankdeck_app.state.live_run import LiveRun
 from rankdeck_app.theme import Theme
 from rankdeck_app.views.dashboard.page import RunPage
-from rankdeck_app.widgets.card_grid import COLUMNS, GAP, CardGrid
 from rankdeck_app.widgets.zoom_plot import ZoomPlot
+from tests.helpers.card_grids import check_grid
 from tests.helpers.written_run import MIB, WrittenRun, device_infos
 
 WIDTHS = range(480, 2561, 37)
@@ -104,26 +104,6 @@ def opened(qtbot: QtBot, tmp_path: Path) -> Iterator[Callable[[str, int], RunPag
         live.close()
     for run in runs:
         run.lose()
-
-
-def check_grid(grid: CardGrid) -> None:
-    cards = [grid.cards[name] for name in grid.shown]
-    boxes = [card.geometry() for card in cards]
-    width = grid.viewport().width()
-    lefts = {CardGrid.column_edge(column, width) for column in range(COLUMNS)}
-    rights = {CardGrid.column_edge(column, width) - GAP for column in range(1, COLUMNS + 1)}
-    rows: dict[int, list[QRect]] = {}
-    for card, box in zip(cards, boxes, strict=True):
-        assert box.left() in lefts and box.left() + box.width() in rights, (grid.width(), box)
-        assert box.height() >= card.minimumSizeHint().height()
-        rows.setdefault(box.top(), []).append(box)
-    assert not any(a.intersects(b) for at, a in enumerate(boxes) for b in boxes[at + 1 :])
-    bottom = -GAP
-    for top in sorted(rows):
-        assert top == bottom + GAP and len({box.height() for box in rows[top]}) == 1
-        assert max(box.left() + box.width() for box in rows[top]) == width, "a row is full"
-        bottom = top + rows[top][0].height()
-    assert bottom >= grid.viewport().height(), "no room is left empty"
 
 
 def check_plot(plot: ZoomPlot) -> None:

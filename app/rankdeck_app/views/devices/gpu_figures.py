@@ -135,13 +135,17 @@ def _was_read(series: Series, since_s: float, now_s: float) -> bool:
     return bool(np.isfinite(series.window(since_s, now_s, 64).high).any())
 
 
-def heat(gpus: Gpus, span_s: float) -> HeatFigure:
+def heat(gpus: Gpus, span_s: float, seen: tuple[float, float] | None = None) -> HeatFigure:
+    """The last of it; or the moments that a person chose to see of memory."""
+    end_s = gpus.now_s if seen is None else seen[1]
+    span_s = span_s if seen is None else seen[1] - seen[0]
     labels, lead = [gpu.label for gpu in gpus.whole], lead_of(gpus.imbalance())
     column_s = span_s / _HEAT_COLUMNS
     reach_s = max(METRICS["utilisation"].stale_after_s, column_s)
     readings = [(series_of(gpus, gpu.uuid, "utilisation"), reach_s) for gpu in gpus.whole]
-    shares = shares_of(readings, gpus.now_s, span_s, column_s) if gpus.history is not None else None
-    return HeatFigure(labels, shares, [gpu.utilisation for gpu in gpus.whole], span_s, lead)
+    shares = shares_of(readings, end_s, span_s, column_s) if gpus.history is not None else None
+    values, began_s = [gpu.utilisation for gpu in gpus.whole], None if seen is None else seen[0]
+    return HeatFigure(labels, shares, values, span_s, lead, began_s)
 
 
 def bars_rows(gpus: Gpus) -> Iterator[Sequence[object]]:

@@ -127,13 +127,16 @@ class DevicesPage(Page):
         return [*parts, words.SIMULATED] if gpus.is_simulated else parts
 
     def save_state(self) -> dict[str, Any]:
-        return {"span_s": self._span_s, "chosen": self.table.selected}
+        cards = self.grid.layout_state()
+        return {"span_s": self._span_s, "chosen": self.table.selected, "cards": cards}
 
     def restore_state(self, state: dict[str, Any]) -> None:
         if state.get("span_s") in SPANS_S:
             self._span_s = float(state["span_s"])
             self.spans.buttons()[SPANS_S.index(self._span_s)].setChecked(True)
         self.table.select(str(state.get("chosen") or ""))
+        cards = state.get("cards")
+        self.grid.restore(cards if isinstance(cards, dict) else {})
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
@@ -167,6 +170,7 @@ class DevicesPage(Page):
         if self.isVisible() and self._gpus.devices:
             for part in self.parts():
                 self.draw(part)
+            self.grid.lay_out()  # what another device holds may want another height
 
     def parts(self) -> Sequence[str]:
         """What is drawn one by one, a frame each."""
@@ -192,7 +196,8 @@ class DevicesPage(Page):
             self.table.set_figure(rows.table(gpus, span_s))
         elif part == "bars":
             self._bars.set_figure(gpu_figures.bars(gpus, self._memory_of))
-            self._heat.set_figure(gpu_figures.heat(gpus, span_s))
+            seen = None if self._band.follows else self._band.visible_x()
+            self._heat.set_figure(gpu_figures.heat(gpus, span_s, seen))
         elif part == "band":
             self._band.set_figure(gpu_figures.band(gpus, span_s))
             self._band.tick()
@@ -209,6 +214,8 @@ class DevicesPage(Page):
             card.set_source(words.source(gpus))
         for name in ("table", "band"):
             cards[name].set_subtitle(span)
+        zoomed = self._band.zoom_words
+        cards["band"].set_note(*((zoomed, "zoomed") if zoomed else ()))
         cards["heat"].set_subtitle(f"% SM, {span}", "% SM")
         cards["bars"].set_subtitle(*gpu_figures.bars_subtitle(self._bars.figure))
         if chosen is not None:
