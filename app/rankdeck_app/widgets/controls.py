@@ -89,7 +89,8 @@ class CheckBox(QCheckBox):
             painter, self._theme, QRectF(1, (self.height() - BOX) / 2, BOX, BOX), self.isChecked(), lit
         )
         ink = self._theme.color("foreground" if self.isEnabled() else "disabledForeground")
-        paint_text(painter, self.rect().adjusted(BOX + 8, 0, 0, 0), self.text(), ink, 12, font=self.font())
+        room, elide = self.rect().adjusted(BOX + 8, 0, 0, 0), Qt.TextElideMode.ElideRight
+        paint_text(painter, room, self.text(), ink, 12, elide=elide, font=self.font())
         painter.end()
 
 

@@ -52,13 +52,13 @@ class RunCellDelegate(QStyledItemDelegate):
             painter.fillRect(rect, color("list.hoverBackground"))
         chosen = color("list.activeSelectionForeground")
         ink: Callable[[str], QColor] = (lambda _key: chosen) if is_chosen else color
+        painter.save()
+        painter.setClipRect(rect)  # the table is scrolled sidewards: cells at its edges are cut on purpose
         if isinstance(row, RunGroup):
-            painter.save()
-            painter.setClipRect(rect)
             self._paint_group(painter, rect, row, ink)
-            painter.restore()
         else:
             self._paint_cell(painter, rect, row, column, self._runs.text_at(at, index.column()), ink)
+        painter.restore()
         if at == self._table.currentIndex().row() and self._table.hasFocus():
             painter.fillRect(QRect(rect.left(), rect.top(), rect.width(), 1), color("focusBorder"))
             painter.fillRect(QRect(rect.left(), rect.bottom(), rect.width(), 1), color("focusBorder"))
