@@ -23,7 +23,7 @@ from PySide6.QtWidgets import QPlainTextEdit, QTextEdit, QToolTip, QWidget
 
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.widgets.code_colors import LANGUAGES, CodeColors
-from rankdeck_app.widgets.painting import RIGHT
+from rankdeck_app.widgets.painting import RIGHT, paint_text
 
 MOST_COLORED = 100_000
 _MARGIN = 26
@@ -96,7 +96,6 @@ class CodeEditor(QPlainTextEdit):
 
     def paint_margin(self, event: QPaintEvent) -> None:
         painter = QPainter(self._margin)
-        painter.setFont(self.font())
         block: QTextBlock = self.firstVisibleBlock()
         offset = self.contentOffset()
         while block.isValid():
@@ -109,9 +108,9 @@ class CodeEditor(QPlainTextEdit):
 
     def _paint_line(self, painter: QPainter, line: int, box: QRect) -> None:
         wrong = line in self.marks
-        painter.setPen(self._theme.color("errorForeground" if wrong else "editorLineNumber.foreground"))
+        ink = self._theme.color("errorForeground" if wrong else "editorLineNumber.foreground")
         where = QRect(0, box.y(), self._margin.width() - 10, box.height())
-        painter.drawText(where, RIGHT, str(line))
+        paint_text(painter, where, str(line), ink, 12, RIGHT, font=self.font())
         if wrong:
             symbol = QRect(2, box.y() + (box.height() - 13) // 2, 13, 13)
             draw_icon(painter, "error", symbol.toRectF(), self._theme.color("errorForeground"))

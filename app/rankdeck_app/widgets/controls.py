@@ -72,6 +72,7 @@ class CheckBox(QCheckBox):
     def __init__(self, theme: Theme, text: str = "") -> None:
         super().__init__(text)
         self._theme = theme
+        self.setMinimumHeight(BOX + 4)  # a form that has no room yet squeezes nothing
         self.setAttribute(Qt.WidgetAttribute.WA_Hover)
         theme.changed.connect(self.update)
 
@@ -101,6 +102,7 @@ class ElidedLabel(QLabel):
         super().__init__(text)
         self.setTextFormat(Qt.TextFormat.PlainText)
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+        self.setMinimumHeight(self.fontMetrics().height())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -225,8 +227,7 @@ class ComboBox(QComboBox):
         if not self.isEditable():
             box, right = self._text_box(), Qt.TextElideMode.ElideRight
             is_text = self.currentIndex() >= 0
-            painter.setPen(ink if is_text else self._theme.color("input.placeholderForeground"))
-            text = self.fontMetrics().elidedText(self._shown, right, box.width())
-            painter.drawText(box, Qt.AlignmentFlag.AlignVCenter, text)
+            tone = ink if is_text else self._theme.color("input.placeholderForeground")
+            paint_text(painter, box, self._shown, tone, 12, elide=right, font=self.font())
         draw_icon(painter, "chevron-down", QRectF(self.width() - 20, (self.height() - 14) / 2, 14, 14), ink)
         painter.end()

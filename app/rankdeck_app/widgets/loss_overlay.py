@@ -19,29 +19,15 @@ from rankdeck.run.fold import Fold
 from rankdeck_app.theme import Theme
 from rankdeck_app.widgets.chart_colors import ChartColors
 from rankdeck_app.widgets.painting import chart_font
+from rankdeck_app.widgets.plot_axes import CountAxis, padded_range, step_up
 from rankdeck_app.widgets.run_signs import pen_of, tint_of
-from rankdeck_app.widgets.zoom_plot import CountAxis, TimeAxis, ZoomPlot, elapsed_label, padded_range, step_up
+from rankdeck_app.widgets.time_words import elapsed_label
+from rankdeck_app.widgets.zoom_plot import ZoomPlot
 
 _AVERAGE_POINTS = 240
 MOST_WITH_RAW = 3
 """Raw losses of more runs hide their averages."""
 _ROOM_FOR_LETTERS = 1.03
-
-
-class _PlaceAxis(CountAxis):
-    """Steps or samples, or the time that a run has trained."""
-
-    by = "step"
-
-    def tickSpacing(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, float]]:  # noqa: N803
-        if self.by == "time":
-            return TimeAxis.tickSpacing(self, minVal, maxVal, size)
-        return super().tickSpacing(minVal, maxVal, size)
-
-    def tickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:
-        if self.by == "time":
-            return [elapsed_label(value) for value in values]
-        return super().tickStrings(values, scale, spacing)
 
 
 class OverlaidRun:
@@ -75,20 +61,18 @@ class LossOverlay(ZoomPlot):
     """Up to eight runs. The readout has the smoothed loss of each at the place under the pointer."""
 
     def __init__(self, theme: Theme) -> None:
-        self._place_axis = _PlaceAxis("bottom")
+        self._place_axis = CountAxis("bottom")
+        self.by = "step"
         super().__init__(theme, self._place_axis, "Training loss of the runs")
         self._runs: Sequence[OverlaidRun] = ()
         self._lines: list[LossLine] = []
         self._items = [_Items(self) for _ in range(MOST_RUNS)]
         self.retheme()
 
-    @property
-    def by(self) -> str:
-        return self._place_axis.by
-
     def set_by(self, by: str) -> None:
         """Over steps, time or samples, from the beginning to the end."""
-        self._place_axis.by = by
+        self.by = by
+        self._place_axis.is_time = by == "time"
         self._place_axis.picture = None
         self.follow()
 
@@ -159,17 +143,17 @@ class LossOverlay(ZoomPlot):
             letter.setText(letter_of(place))
             letter.setPos(x0 + (x + 3) / x_scale, y1 - height / y_scale)
 
+    def x_words(self, x: float) -> str:
+        if self.by == "time":
+            return elapsed_label(x)
+        return f"{self.by.removesuffix('s')} {format_count(max(0, x))}"
+
     def readout(self, x: float) -> str:
         parts = []
         for place, line in enumerate(self._lines):
             if not line.is_empty and line.average_x[0] <= x <= line.average_x[-1]:
                 parts.append(f"{letter_of(place)} {np.interp(x, line.average_x, line.average):.4f}")
-        shown = (
-            elapsed_label(x)
-            if self.by == "time"
-            else f"{self.by.removesuffix('s')} {format_count(max(0, x))}"
-        )
-        return "  ".join([shown, *parts]) if parts else ""
+        return "  ".join([self.x_words(x), *parts]) if parts else ""
 
     def csv_rows(self) -> list[Sequence[object]]:
         """What is drawn: the smoothed losses, and the held-out ones."""

@@ -159,7 +159,7 @@ def test_half_a_number_moves_nothing_but_the_mark_at_its_field(qtbot: QtBot, ope
     qtbot.keyClicks(field.editor, "3")
     assert not field.is_marked and not opened.session.draft.is_settling and not told
     qtbot.keyClicks(field.editor, "x")
-    qtbot.waitUntil(view.footer.blocker.isVisible, timeout=5000)
+    qtbot.waitUntil(lambda: bool(view.footer.blocker.isVisible() and told), timeout=5000)
     assert told == [1] and field.editor.text() == "1e-3x"  # type: ignore[attr-defined]
 
 

@@ -91,13 +91,13 @@ class DeviceCard(QAbstractButton):
         painter.setPen(QPen(color("focusBorder" if lit else "dropdown.border"), 1))
         painter.setBrush(color("rankdeck.card.background"))
         painter.drawRoundedRect(QRectF(self.rect()).adjusted(0.5, 0.5, -0.5, -0.5), 4, 4)
-        left = 8.0
+        left = 4.0 if self._chip else 8.0
         has_third_line = not self._chip and bool(self._third_line()[0])
         middle = 13.0 if self._chip or has_third_line else 14.0
         if self.isCheckable():
             if self._figure.is_choosable or self.isChecked():
                 paint_check(painter, self._theme, QRectF(left, middle - 8, 16, 16), self.isChecked())
-            left += 22
+            left += 19 if self._chip else 22
         self._paint_text(painter, left, middle)
         if self._figure.state not in ("lost", "off"):
             self._paint_bar(painter, 24.0 if has_third_line else None)
@@ -112,7 +112,7 @@ class DeviceCard(QAbstractButton):
     def _paint_text(self, painter: QPainter, left: float, middle: float) -> None:
         figure = self._figure
         active = self.isChecked() or not self.isCheckable()
-        room = QRectF(left, middle - 10, self.width() - left - 8, 20)
+        room = QRectF(left, middle - 10, self.width() - left - (3 if self._chip else 8), 20)
         right = figure.note or ("" if figure.used_bytes is None else short_bytes(figure.used_bytes))
         beside = 0 if self._chip else QFontMetricsF(chart_font(10)).horizontalAdvance(f"{right} ")
         fits = (

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QStyle, QStyledItemDelegate, QStyleOptionViewItem,
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.views.race.race_figures import RaceRow
 from rankdeck_app.widgets.chart_colors import ChartColors
-from rankdeck_app.widgets.painting import DATA_ROLE, RIGHT, Index, chart_font, fitting_words, paint_text
+from rankdeck_app.widgets.painting import DATA_ROLE, RIGHT, Index, paint_text, paint_words
 
 ROW_HEIGHT = 44
 _BAR_HEIGHT, _BAND_HEIGHT = 10, 3
@@ -104,10 +104,7 @@ class RaceRowDelegate(QStyledItemDelegate):
     def _paint_words(self, painter: QPainter, rect: QRect, columns: RaceColumns, figure: RaceRow) -> None:
         """Up to the two lines that the row has; all of it is in the tooltip."""
         room = QRect(columns.bar, 5, rect.width() - 12 - columns.bar, rect.height() - 10)
-        painter.setFont(chart_font(11))
-        painter.setPen(self.colors.of_tone(figure.words_tone))
-        text = fitting_words(painter.fontMetrics(), figure.words, room.width(), room.height())
-        painter.drawText(room, int(Qt.TextFlag.TextWordWrap | Qt.AlignmentFlag.AlignVCenter), text)
+        paint_words(painter, room, figure.words, self.colors.of_tone(figure.words_tone), 11)
 
     def _paint_progress(self, painter: QPainter, rect: QRect, columns: RaceColumns, share: float) -> None:
         box = self._track(rect, columns)
