@@ -41,6 +41,9 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     last_lines: tuple[str, ...] = ()
     cure: dict[str, Any] = {}
 
+    def __hash__(self) -> int:
+        return hash((self.code, self.message, self.path, self.line, self.rank))
+
     def headline(self, file: str | None = None) -> str:
         """The message with its rank and its place; `file` is where `line` counts."""
         named = self.rank is None or f"rank {self.rank}" in self.message.lower()
