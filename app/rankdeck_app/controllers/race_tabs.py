@@ -41,7 +41,7 @@ class RaceTabs(QObject):
 
     def rows(self) -> list[Command]:
         title, menu = "Run: Race What Fits", "Run/1_control"
-        return [Command("race.start", title, self.race_draft, ("Ctrl+K R",), "raceable", menu)]
+        return [Command("race.start", title, self.race_draft, ("Ctrl+K F5",), "raceable", menu)]
 
     def race_draft(self) -> None:
         """Race every strategy that fits on the draft's devices, asking first whether its code is trusted."""

@@ -1,0 +1,23 @@
+"""The keys of the whole app, as it is put together."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+from pytestqt.qtbot import QtBot
+
+from tests.helpers.app_window import close_app, open_app
+
+
+def test_no_key_means_two_things_at_once(qtbot: QtBot, tmp_path: Path) -> None:
+    app = open_app(tmp_path / "workspace")
+    found = defaultdict(list)
+    for command in app.window.commands:
+        for keys in command.keys:
+            found[keys].append(command)
+    close_app(app)
+    assert len(found) > 50
+    shared = {keys: commands for keys, commands in found.items() if len(commands) > 1}
+    assert {keys for keys, commands in shared.items() if not all(one.when for one in commands)} == set()
+    assert set(shared) == {"Ctrl+F"}, "what is searched is what has the keyboard"
