@@ -39,7 +39,7 @@ def test_a_race_from_the_plan_goes_on_without_the_app_and_is_stopped_by_the_next
     wait_for(lambda: isinstance(app.window.editor.active_page(), RacePage), 120, "the race's tab")
     page = app.window.editor.active_page()
     assert isinstance(page, RacePage)
-    wait_for(lambda: any(row.step_s for row in page.table.race_model.figures), 120, "the first entry's time")
+    wait_for(lambda: any(row.step_s for row in page.table.rows.figures), 120, "the first entry's time")
     folder, page_id = page._watch.folder, page.page_id
     close_app(app)
     assert folder.is_alive()

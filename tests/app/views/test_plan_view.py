@@ -73,11 +73,11 @@ def test_a_click_on_a_row_chooses_its_strategy_and_options(
 ) -> None:
     taken = line("dp", label="dp, parallel_loss = true", options={"parallel_loss": True})
     answered(qtbot, world, page, [line("ddp", configured=True), taken])
-    index = page.table.plan_model.index(0)
+    index = page.table.rows.index(0)
     where = page.table.visualRect(index).center()
     qtbot.mouseClick(page.table.viewport(), Qt.MouseButton.LeftButton, pos=where)
     assert world.draft.value(("strategy",)) == {"use": "dp", "parallel_loss": True}
-    assert [figure.is_chosen for figure in page.table.plan_model.figures] == [True, False]
+    assert [figure.is_chosen for figure in page.table.rows.figures] == [True, False]
 
 
 def test_enter_chooses_the_row_that_has_the_keyboard(qtbot: QtBot, world: PlanWorld, page: PlanPage) -> None:
@@ -101,7 +101,7 @@ def test_the_page_says_in_a_sentence_what_is_recommended(
 def test_a_row_that_cannot_says_why_and_is_not_chosen(qtbot: QtBot, world: PlanWorld, page: PlanPage) -> None:
     cannot = line("tensor", devices=[], verdict=CANNOT, reason="The model has 3 heads.")
     answered(qtbot, world, page, [line("ddp", configured=True), cannot])
-    figure = next(one for one in page.table.plan_model.figures if one.title == "Tensor parallel")
+    figure = next(one for one in page.table.rows.figures if one.title == "Tensor parallel")
     assert figure.words == "The model has 3 heads." and figure.verdict_word == "cannot" and not figure.bars
     page.table.picked.emit(figure.key)
     assert world.draft.value(("strategy", "use")) == "ddp"
@@ -111,7 +111,7 @@ def test_a_dead_planner_leaves_what_was_answered(qtbot: QtBot, world: PlanWorld,
     world.tell([line("ddp", configured=True)], then="die")
     page.show()
     qtbot.waitUntil(lambda: bool(world.plan.problem), timeout=WAIT_MS)
-    by_title = {figure.title: figure for figure in page.table.plan_model.figures}
+    by_title = {figure.title: figure for figure in page.table.rows.figures}
     assert by_title["DDP"].verdict_word == "fits" and by_title["DDP"].bars
     assert by_title["FSDP"].verdict_word == "no answer" and "signal 9" in by_title["FSDP"].tooltip
     assert not by_title["FSDP"].words, "said once, above the table"
@@ -146,7 +146,7 @@ def test_a_row_has_room_for_a_bar_per_device(
     qtbot: QtBot, world: PlanWorld, page: PlanPage, num_devices: int
 ) -> None:
     answered(qtbot, world, page, [on_gpus("ddp", *[4.0] * num_devices, configured=True)])
-    height = page.table.visualRect(page.table.plan_model.index(0)).height()
+    height = page.table.visualRect(page.table.rows.index(0)).height()
     assert num_devices <= height <= 140
     page.grab()
 
@@ -293,7 +293,7 @@ def test_indices_beside_bars_never_touch(num_bars: int) -> None:
 def test_everything_is_called_predicted(qtbot: QtBot, world: PlanWorld, page: PlanPage) -> None:
     answered(qtbot, world, page, [line("ddp", configured=True)])
     assert page.strip.figure[0].label == "Predicted for this run's devices"
-    assert "predicted" in page.table.plan_model.figures[0].tooltip
+    assert "predicted" in page.table.rows.figures[0].tooltip
 
 
 # The footer
@@ -359,7 +359,7 @@ def test_a_click_on_the_estimate_opens_the_plan(qtbot: QtBot, app: App) -> None:
     qtbot.mouseClick(view.footer.estimate, Qt.MouseButton.LeftButton)
     page = app.window.editor.active_page()
     assert isinstance(page, PlanPage)
-    assert {figure.verdict_word for figure in page.table.plan_model.figures} == {"not asked"}
+    assert {figure.verdict_word for figure in page.table.rows.figures} == {"not asked"}
 
 
 def test_the_plan_is_in_the_palette_and_the_view_menu(app: App) -> None:

@@ -56,7 +56,7 @@ def test_while_it_goes_on_rows_stand_as_they_run_and_afterwards_by_place() -> No
         True,
         False,
     ]
-    assert shown[3].words == "Left out: No layer can be split." and shown[3].number < 0
+    assert shown[3].words == "Left out: No layer can be split." and shown[3].key < 0
     assert (shown[0].time, shown[0].rate) == ("100 ms", "10.0 samples/s")
     assert (shown[0].peak, shown[0].predicted_peak, shown[0].sent) == ("4.9 KiB", "plan 4.9 KiB", "2.0 KiB")
     assert (
@@ -119,7 +119,7 @@ def opened(qtbot: QtBot, app: App, written: WrittenRace) -> RacePage:
     app.races.open(written.folder.path)
     page = app.window.editor.active_page()
     assert isinstance(page, RacePage)
-    qtbot.waitUntil(lambda: bool(page.table.race_model.figures), timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: bool(page.table.rows.figures), timeout=WAIT_MS)
     return page
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QRect, QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QColor, QFontMetrics, QPainter, QPen
-from PySide6.QtWidgets import QStyle, QStyledItemDelegate, QStyleOptionViewItem, QWidget
+from PySide6.QtWidgets import QStyleOptionViewItem
 
 from rankdeck.run.plan_lines import CANNOT, DOES_NOT_FIT, FITS, TIGHT
 from rankdeck_app.theme import Theme, draw_icon
@@ -21,7 +21,7 @@ from rankdeck_app.views.plan.plan_figures import (
     RowFigure,
     Scale,
 )
-from rankdeck_app.widgets.chart_colors import ChartColors
+from rankdeck_app.widgets.figure_list import FigureDelegate
 from rankdeck_app.widgets.painting import (
     CENTER,
     DATA_ROLE,
@@ -94,14 +94,12 @@ def labelled(num_bars: int) -> range:
     return range(0, num_bars if num_bars > 1 else 0, step)
 
 
-class PlanRowDelegate(QStyledItemDelegate):
+class PlanRowDelegate(FigureDelegate):
     """Paints a RowFigure under DATA_ROLE; `scale` is what every bar is drawn against."""
 
-    def __init__(self, theme: Theme, parent: QWidget) -> None:
-        super().__init__(parent)
-        self._theme = theme
+    def __init__(self, theme: Theme) -> None:
+        super().__init__(theme)
         self.scale = Scale()
-        self.colors = ChartColors(theme)
 
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
         figure: RowFigure = index.data(DATA_ROLE)
@@ -116,7 +114,8 @@ class PlanRowDelegate(QStyledItemDelegate):
         columns = Columns(rect.width())
         painter.save()
         painter.setClipRect(rect)
-        self._paint_ground(painter, rect, option.state, figure)
+        mark = "focusBorder" if figure.is_chosen else ""
+        self.paint_ground(painter, rect, option.state, is_chosen=figure.is_chosen, mark=mark)
         self._paint_name(painter, rect, columns, figure)
         if figure.words:
             left = columns.bars + INDEX_WIDTH
@@ -127,21 +126,6 @@ class PlanRowDelegate(QStyledItemDelegate):
             self._paint_numbers(painter, rect, columns, figure)
         self._paint_verdict(painter, rect, columns, figure)
         painter.restore()
-
-    def _paint_ground(
-        self, painter: QPainter, rect: QRect, state: QStyle.StateFlag, figure: RowFigure
-    ) -> None:
-        color = self._theme.color
-        if figure.is_chosen:
-            painter.fillRect(rect, color("list.inactiveSelectionBackground"))
-            painter.fillRect(QRect(rect.x(), rect.y(), 3, rect.height()), color("focusBorder"))
-        elif state & QStyle.StateFlag.State_MouseOver:
-            painter.fillRect(rect, color("list.hoverBackground"))
-        painter.setPen(self.colors.border)
-        painter.drawLine(rect.bottomLeft(), rect.bottomRight())
-        if state & QStyle.StateFlag.State_HasFocus:
-            painter.setPen(color("focusBorder"))
-            painter.drawRect(rect.adjusted(0, 0, -1, -1))
 
     def _paint_name(self, painter: QPainter, rect: QRect, columns: Columns, figure: RowFigure) -> None:
         colors = self.colors
@@ -164,7 +148,7 @@ class PlanRowDelegate(QStyledItemDelegate):
         """A small label: filled for the recommended row, an outline for the other; its width. Without room
         for two words it says the first.
         """
-        metrics, color = QFontMetrics(chart_font(10, bold=True)), self._theme.color
+        metrics, color = QFontMetrics(chart_font(10, bold=True)), self.theme.color
         is_filled = word == RECOMMENDED
         if metrics.horizontalAdvance(word) + 10 > room:
             word = word.split()[0]
@@ -205,7 +189,7 @@ class PlanRowDelegate(QStyledItemDelegate):
         if capacity is not None and left > box.left() + capacity * scale + 1:
             start = box.left() + capacity * scale
             over = QRectF(start, box.top(), min(left, box.right()) - start, box.height())
-            painter.fillRect(over, self._theme.color("errorForeground"))
+            painter.fillRect(over, self.theme.color("errorForeground"))
 
     def brush(self, kind: str, *, leads: bool) -> QBrush:
         """Kinds are blue, gathered outputs amber where they make a device stand out; the rest is grey."""
@@ -249,7 +233,7 @@ class PlanRowDelegate(QStyledItemDelegate):
         icon, key = _VERDICT_LOOKS.get(figure.verdict, ("", "descriptionForeground"))
         if figure.verdict == FITS and self.scale.capacity_bytes is None:
             key = "descriptionForeground"  # there was nothing to fit in
-        ink = self._theme.color(key)
+        ink = self.theme.color(key)
         top = rect.y() + (rect.height() - (32 if figure.verdict_note else 16)) // 2
         left = columns.verdict
         if icon:

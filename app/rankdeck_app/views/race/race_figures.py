@@ -31,7 +31,7 @@ class RaceRow:
     place of the bars where there are none.
     """
 
-    number: int
+    key: int
     icon: str
     title: str
     options: str

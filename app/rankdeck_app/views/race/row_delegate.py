@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from PySide6.QtCore import QRect, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QPainter
-from PySide6.QtWidgets import QStyle, QStyledItemDelegate, QStyleOptionViewItem, QWidget
+from PySide6.QtWidgets import QStyle, QStyleOptionViewItem
 
 from rankdeck_app.theme import Theme, draw_icon
 from rankdeck_app.views.race.race_figures import RaceRow
-from rankdeck_app.widgets.chart_colors import ChartColors
+from rankdeck_app.widgets.figure_list import FigureDelegate
 from rankdeck_app.widgets.painting import DATA_ROLE, RIGHT, Index, paint_text, paint_words
 
 ROW_HEIGHT = 44
 _BAR_HEIGHT, _BAND_HEIGHT = 10, 3
 _LINE = 16
+_SELECTED = QStyle.StateFlag.State_Selected
 
 
 class RaceColumns:
@@ -42,14 +43,12 @@ class RaceColumns:
         self.bar_width = max(40, self.step - gap - self.bar)
 
 
-class RaceRowDelegate(QStyledItemDelegate):
+class RaceRowDelegate(FigureDelegate):
     """Paints a RaceRow under DATA_ROLE; `end_s` is the end of the scale of step times."""
 
-    def __init__(self, theme: Theme, parent: QWidget) -> None:
-        super().__init__(parent)
-        self._theme = theme
+    def __init__(self, theme: Theme) -> None:
+        super().__init__(theme)
         self.end_s = 1.0
-        self.colors = ChartColors(theme)
 
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
         return QSize(300, ROW_HEIGHT)
@@ -62,7 +61,8 @@ class RaceRowDelegate(QStyledItemDelegate):
         painter.setClipRect(rect)
         painter.translate(rect.topLeft())
         rect = QRect(0, 0, rect.width(), rect.height())
-        self._paint_ground(painter, rect, option.state, figure)
+        mark, is_chosen = "rankdeck.ok" if figure.is_fastest else "", bool(option.state & _SELECTED)
+        self.paint_ground(painter, rect, option.state, is_chosen=is_chosen, mark=mark)
         self._paint_name(painter, rect, columns, figure)
         if figure.words:
             self._paint_words(painter, rect, columns, figure)
@@ -72,20 +72,6 @@ class RaceRowDelegate(QStyledItemDelegate):
             self._paint_bar(painter, rect, columns, figure)
             self._paint_numbers(painter, rect, columns, figure)
         painter.restore()
-
-    def _paint_ground(self, painter: QPainter, rect: QRect, state: QStyle.StateFlag, figure: RaceRow) -> None:
-        color = self._theme.color
-        if state & QStyle.StateFlag.State_Selected:
-            painter.fillRect(rect, color("list.inactiveSelectionBackground"))
-        elif state & QStyle.StateFlag.State_MouseOver:
-            painter.fillRect(rect, color("list.hoverBackground"))
-        if figure.is_fastest:
-            painter.fillRect(QRect(0, 0, 3, rect.height()), color("rankdeck.ok"))
-        painter.setPen(self.colors.border)
-        painter.drawLine(rect.bottomLeft(), rect.bottomRight())
-        if state & QStyle.StateFlag.State_HasFocus:
-            painter.setPen(color("focusBorder"))
-            painter.drawRect(rect.adjusted(0, 0, -1, -1))
 
     def _paint_name(self, painter: QPainter, rect: QRect, columns: RaceColumns, figure: RaceRow) -> None:
         ink = self.colors.muted if figure.is_dim else self.colors.foreground
@@ -110,7 +96,7 @@ class RaceRowDelegate(QStyledItemDelegate):
         box = self._track(rect, columns)
         painter.fillRect(box, self.colors.track)
         done = QRectF(box.x(), box.y(), box.width() * min(1.0, share), box.height())
-        painter.fillRect(done, self._theme.color("button.background"))
+        painter.fillRect(done, self.theme.color("button.background"))
         words = f"{share * 100:.0f} %" if share else "starting"
         room = QRect(columns.step, 0, columns.step_width, rect.height())
         paint_text(painter, room, words, self.colors.muted, 11, RIGHT)
@@ -163,7 +149,7 @@ class RaceRowDelegate(QStyledItemDelegate):
             paint_text(painter, room.translated(0, _LINE), note, muted, 11, elide=elide)
 
     def _ink(self, tone: str) -> QColor:
-        return self._theme.color("rankdeck.ok") if tone == "ok" else self.colors.of_tone(tone)
+        return self.theme.color("rankdeck.ok") if tone == "ok" else self.colors.of_tone(tone)
 
 
 def _lines(rect: QRect, left: int, width: int, num_lines: int) -> QRect:
