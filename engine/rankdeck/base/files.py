@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 import tomllib
@@ -88,6 +89,21 @@ def open_regular(path: Path) -> int:
         return handle
     os.close(handle)
     raise OSError(errno.EINVAL, "it is no regular file", str(path))
+
+
+def is_locked(path: Path) -> bool:
+    """Whether somebody holds the lock of a regular file."""
+    try:
+        handle = open_regular(path)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False
 
 
 def is_regular(path: Path) -> bool:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from pathlib import Path
 
+from rankdeck.base import files
 from rankdeck.base.home import state_dir
 
 
@@ -16,14 +15,10 @@ def lease_path(uuid: str) -> Path:
 
 def lease_holder(uuid: str) -> str | None:
     """The run that holds a GPU, as its guard wrote it; None when it is free."""
-    try:
-        handle = os.open(lease_path(uuid), os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    path = lease_path(uuid)
+    if not files.is_locked(path):
         return None
     try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return os.read(handle, 4096).decode(errors="replace").strip() or "another run"
-    finally:
-        os.close(handle)
-    return None
+        return files.read_text(path).strip() or "another run"
+    except OSError:  # just given back
+        return None

@@ -13,9 +13,7 @@ The app and the command line know a run by this directory alone. Read writing.py
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import re
 import secrets
 import time
@@ -198,17 +196,7 @@ class RunDir:
 
     def is_alive(self) -> bool:
         """Whether a guard holds the run's lock."""
-        try:
-            handle = files.open_regular(self.path / "guard.lock")
-        except OSError:
-            return False
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        finally:
-            os.close(handle)
-        return False
+        return files.is_locked(self.path / "guard.lock")
 
     def outcome(self) -> str:
         """running | completed | failed | stopped | lost (no last word and nobody holds the lock)."""

@@ -12,8 +12,6 @@ Who deletes the folder has deleted all of it. Read directory.py before.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import secrets
 import time
 from pathlib import Path
@@ -62,17 +60,7 @@ class RaceDir:
 
     def is_alive(self) -> bool:
         """Whether somebody races here."""
-        try:
-            handle = files.open_regular(self.lock)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        finally:
-            os.close(handle)
-        return False
+        return files.is_locked(self.lock)
 
 
 def create_race(runs: Path, title: str, asked_toml: str) -> RaceDir:
