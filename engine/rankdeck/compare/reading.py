@@ -7,7 +7,7 @@ from typing import NamedTuple
 from rankdeck.compare.background import read_background
 from rankdeck.compare.figures import ComparedRun, figures_of, outcome_of
 from rankdeck.compare.naming import RunAt
-from rankdeck.run.batch import Batch
+from rankdeck.run.batch import batches
 from rankdeck.run.fold import Fold
 from rankdeck.rundir import EventReader
 
@@ -21,16 +21,9 @@ class ReadRun(NamedTuple):
 
 def read(at: RunAt) -> ReadRun:
     """Everything that a run, or one attempt of it alone, has told until now."""
-    reader = reader_of(at)
     fold = Fold()
-    while True:
-        batch = Batch()
-        for name, chunk in reader.batches():
-            batch.add(name, chunk)
-        batch.counts = reader.counts()
+    for batch in batches(reader_of(at)):
         fold.apply(batch)
-        if not batch.num_events:
-            break
     background = read_background(at)
     outcome = outcome_of(at, fold, background, at.run.outcome())
     return ReadRun(figures_of(at, fold, background, outcome), fold)

@@ -7,7 +7,7 @@ a time that hardly depends on how many events it holds. fold.py reads it next.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Flag, auto
 from itertools import chain
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from rankdeck.events import OWNERS_SEEN, AnyEvent, DeviceMemory, DeviceSample, Memory, Metrics, Sample, Steps
 from rankdeck.run.metrics import MetricColumns, MetricKey, columns_of, is_whole
 from rankdeck.run.step_blocks import LARGEST_STEP, MOST_RANKS, StepBlock, blocks_of
-from rankdeck.rundir import LineCounts, attempt_of
+from rankdeck.rundir import EventReader, LineCounts, attempt_of
 
 _TOO_MANY = 1 << 62
 """No device has so many bytes."""
@@ -184,3 +184,15 @@ class Batch:
         if 0 <= event.rank < MOST_RANKS:
             for key, columns in columns_of(event).items():
                 self.metrics[attempt, event.rank, key].extend(columns)
+
+
+def batches(reader: EventReader) -> Iterator[Batch]:
+    """Everything that is there to be read now; the last one is empty."""
+    while True:
+        batch = Batch()
+        for name, chunk in reader.batches():
+            batch.add(name, chunk)
+        batch.counts = reader.counts()
+        yield batch
+        if not batch.num_events:
+            return

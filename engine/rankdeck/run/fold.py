@@ -29,7 +29,7 @@ from rankdeck.base.errors import Problem
 from rankdeck.run import rates
 from rankdeck.run.anatomy import StepAnatomy, bubble_beside_theory
 from rankdeck.run.attempt import Attempt
-from rankdeck.run.batch import Batch, Changed, Source
+from rankdeck.run.batch import Batch, Changed, Source, batches
 from rankdeck.run.devices import DeviceFigures
 from rankdeck.run.imbalance import Imbalance, imbalance_of
 from rankdeck.run.measured import Histories, measured_together, put_devices_together, step_curve
@@ -389,11 +389,6 @@ class Fold:
 def read_fold(run: RunDir, *, attempt: int | None = None, rows_held: int | None = ROWS_HELD) -> Fold:
     """Everything that is in the run's directory now, or was when attempt `attempt` ended."""
     fold, reader = Fold(rows_held, curves=False), EventReader(run, last_attempt=attempt)
-    while True:
-        batch = Batch()
-        for name, chunk in reader.batches():
-            batch.add(name, chunk)
-        batch.counts = reader.counts()
+    for batch in batches(reader):
         fold.apply(batch)
-        if not batch.num_events:
-            return fold
+    return fold
