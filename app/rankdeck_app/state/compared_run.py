@@ -37,7 +37,7 @@ class _Tail(RunTail):
 
 
 class FollowedRun(LiveRun):
-    """`figures` is None until the run's files have been looked at."""
+    """`figures` is None until the run's files have been read once: before, nobody knows how it ended."""
 
     def __init__(self, at: RunAt, parent: QObject | None = None) -> None:
         super().__init__(at.path, parent)
@@ -59,11 +59,11 @@ class FollowedRun(LiveRun):
     def make_figures(self) -> bool:
         """Make them anew where something changed and it is time to; whether that was done."""
         now_s, background = time.monotonic(), self._background_tail.background
-        if not self._is_stale or background is None or now_s < self._due_s:
+        if not self._is_stale or background is None or self.outcome is None or now_s < self._due_s:
             return False
         self._is_stale = False
         background = replace(background, title=self.title if self._title else background.title)
-        outcome = outcome_of(self.at, self.fold, background, self.outcome or "running")
+        outcome = outcome_of(self.at, self.fold, background, self.outcome)
         self.figures = figures_of(self.at, self.fold, background, outcome)
         self._due_s = now_s + max(_LEAST_EVERY_S, (time.monotonic() - now_s) / _LARGEST_SHARE)
         return True
