@@ -21,6 +21,8 @@ from typing import Any
 
 import msgspec
 
+from rankdeck.base.phrases import Argument, Phrase
+
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     """One cause, where it was seen and what to do next.
@@ -29,6 +31,8 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     `last_lines` are the last lines that the rank itself wrote to stderr, with the frames of others folded.
     `cure` is what would mend a configuration, where that is known: dotted keys and their values, None to
     leave a key out; `advice` says the same in words.
+    `templates` and `arguments` are by "message" and "advice", where these were made of a phrase: the sentence
+    with `{name}` in it, and what is filled in.
     """
 
     code: str
@@ -40,6 +44,23 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     severity: str = "error"
     last_lines: tuple[str, ...] = ()
     cure: dict[str, Any] = {}
+    templates: dict[str, str] = {}
+    arguments: dict[str, dict[str, Argument]] = {}
+
+    def __post_init__(self) -> None:
+        for name in ("message", "advice"):
+            said = getattr(self, name)
+            if isinstance(said, Phrase):
+                set_field = msgspec.structs.force_setattr
+                set_field(self, name, str(said))
+                set_field(self, "templates", {**self.templates, name: said.template})
+                set_field(self, "arguments", {**self.arguments, name: said.arguments})
+
+    def but(self, **changes: Any) -> Problem:
+        """The same, with some of it said otherwise."""
+        templates = {name: text for name, text in self.templates.items() if name not in changes}
+        arguments = {name: values for name, values in self.arguments.items() if name not in changes}
+        return msgspec.structs.replace(self, **{"templates": templates, "arguments": arguments, **changes})
 
     def __hash__(self) -> int:
         return hash((self.code, self.message, self.path, self.line, self.rank))
@@ -82,6 +103,7 @@ class RankdeckError(Exception):
         path: str | None = None,
         line: int | None = None,
         rank: int | None = None,
+        cure: Mapping[str, Any] | None = None,
         problems: Sequence[Problem] | None = None,
     ) -> None:
         super().__init__(message)
@@ -90,7 +112,7 @@ class RankdeckError(Exception):
         self.advice = advice
         if code is not None:
             self.code = code
-        own = Problem(self.code, message, path or self.path, line, advice, rank)
+        own = Problem(self.code, message, path or self.path, line, advice, rank, cure=dict(cure or {}))
         self.problems: list[Problem] = list(problems) if problems else [own]
 
     @property
