@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -29,6 +30,7 @@ from rankdeck.cli import (
     results,
     resume,
     train,
+    why,
 )
 from rankdeck.cli import run as script_run
 from rankdeck.cli.torchrun import ScriptCommand, split
@@ -54,6 +56,7 @@ for _group, _commands in {
         resume.checkpoint,
         results.runs,
         results.show,
+        why.why,
         compare.compare,
         compare.report,
         label.label,
@@ -80,8 +83,14 @@ def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
+    folder: Annotated[
+        Path | None,
+        typer.Option("-C", metavar="FOLDER", help="Work as if started in this folder.", show_default=False),
+    ] = None,
 ) -> None:
     """Train on several GPUs, or on virtual devices, and see what every strategy costs on each of them."""
+    if folder is not None:
+        os.chdir(folder)
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
@@ -125,6 +134,8 @@ def _invoke(argv: Sequence[str]) -> int:
 
 def _own_words(command: Any, argv: Sequence[str]) -> Sequence[str]:
     """The words without those of a person's script, which may have a --json of its own."""
+    if argv and argv[0].startswith("-C"):
+        argv = argv[2:] if argv[0] == "-C" else argv[1:]
     named = command.commands.get(argv[0]) if argv else None
     return split(argv[1:], named.values())[0] if isinstance(named, ScriptCommand) else argv
 

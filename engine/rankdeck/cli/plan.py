@@ -26,7 +26,8 @@ def plan(
         str | None, typer.Argument(metavar="CONFIG", help="A TOML file, or a preset's name.")
     ] = None,
     strategy: Annotated[
-        str | None, typer.Option(help="all (the default), or names with commas between them.")
+        str | None,
+        typer.Option(help="all (the default), own (the configuration's alone), or names with commas."),
     ] = None,
     devices: Annotated[
         str | None,

@@ -81,16 +81,13 @@ def _row(line: PlanLine) -> Text:
 
 
 def _moves(line: PlanLine) -> list[str]:
-    """'moves all-gather 14.1 MiB in 9, reduce-scatter 11.1 MiB in 5': of all devices together."""
+    """In a sentence, where it was asked for."""
     if line.movement is None:
         return []
     laid_out = timeline(line.movement.by_device())
     if laid_out is None:
         return ["What moves in a step is too much to be laid out."]
-    moved = [
-        f"{name} {format_bytes(moves.num_bytes)} in {moves.count}" for name, moves in laid_out.moves().items()
-    ]
-    return [f"moves {', '.join(moved) or 'nothing'} a step"]
+    return [f"moves {laid_out.in_words()} a step"]
 
 
 def per_device(devices: list[PlannedDevice]) -> str:

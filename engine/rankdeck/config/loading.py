@@ -7,7 +7,7 @@ rules.py.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -59,8 +59,17 @@ def load(path: Path, *, folder: Path | None = None, **changes: Unpack[Changes]) 
         raise
 
 
-def from_text(text: str, *, folder: Path, stem: str = "run", **changes: Unpack[Changes]) -> RunConfig:
-    """As `load`, for text that is not in a file yet (the app's editor)."""
+def from_text(
+    text: str,
+    *,
+    folder: Path,
+    stem: str = "run",
+    resolve: Callable[[Path], Path] = Path.resolve,
+    **changes: Unpack[Changes],
+) -> RunConfig:
+    """As `load`, for text that is not in a file yet. `resolve` makes a path absolute: with `Path.absolute` no
+    link is followed and no disk asked, which the app's editor needs at each key.
+    """
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -82,7 +91,7 @@ def from_text(text: str, *, folder: Path, stem: str = "run", **changes: Unpack[C
             problems.append(problem)
         else:
             _not_in_file(lines, place)
-    return from_dict(tables, folder=folder, stem=stem, lines=lines, problems=problems)
+    return from_dict(tables, folder=folder, stem=stem, resolve=resolve, lines=lines, problems=problems)
 
 
 def _override_place(override: str) -> Place:
@@ -101,6 +110,7 @@ def from_dict(
     *,
     folder: Path,
     stem: str = "run",
+    resolve: Callable[[Path], Path] = Path.resolve,
     lines: dict[Place, int | None] | None = None,
     problems: list[Problem] | None = None,
 ) -> RunConfig:
@@ -114,7 +124,7 @@ def from_dict(
     is_filled_in, tables = filled == tables, filled
     raw_folder = tables.get("folder")
     base = Path(raw_folder) if isinstance(raw_folder, str) else folder
-    values: dict[str, Any] = {"folder": str(base.resolve())}
+    values: dict[str, Any] = {"folder": str(resolve(base))}
     for key in tables:
         if key not in _TOP_LEVEL:
             report.add(
@@ -138,7 +148,7 @@ def from_dict(
     if report.problems:
         problems = sorted(report.problems, key=lambda problem: problem.line or 0)
         raise ConfigError(problems[0].message, problems=problems)
-    return RunConfig(**_absolute_paths(values, base))
+    return RunConfig(**_absolute_paths(values, base, resolve))
 
 
 def _section(report: ProblemReport, section: str, values: Any) -> Any:
@@ -209,23 +219,23 @@ def _apply_override(tables: dict[str, Any], override: str) -> Problem | None:
     return None
 
 
-def _absolute_paths(values: dict[str, Any], base: Path) -> dict[str, Any]:
+def _absolute_paths(values: dict[str, Any], base: Path, resolve: Callable[[Path], Path]) -> dict[str, Any]:
     """Paths in args made absolute, and "path/to/file.py:factory" too: the resolved copy runs alone."""
     for section in ("model", "data", "loss"):
         table = values[section]
-        update: dict[str, Any] = {"use": _absolute_code(table.use, base)}
+        update: dict[str, Any] = {"use": _absolute_code(table.use, base, resolve)}
         args = getattr(table, "args", {})
         path = args.get("path")
         if isinstance(path, str) and not path.startswith("@"):
-            update["args"] = {**args, "path": str((base / Path(path).expanduser()).resolve())}
+            update["args"] = {**args, "path": str(resolve(base / Path(path).expanduser()))}
         values[section] = table.model_copy(update=update)
     return values
 
 
-def _absolute_code(use: str, base: Path) -> str:
+def _absolute_code(use: str, base: Path, resolve: Callable[[Path], Path]) -> str:
     module, colon, attribute = use.rpartition(":")
     if colon and module.endswith(".py"):
-        return f"{(base / Path(module).expanduser()).resolve()}:{attribute}"
+        return f"{resolve(base / Path(module).expanduser())}:{attribute}"
     return use
 
 

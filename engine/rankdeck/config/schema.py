@@ -158,14 +158,17 @@ class RunConfig(Table):
         """
         folders: list[Path] = []
         base = Path(self.folder or ".")
-        for use in (self.model.use, self.data.use, self.loss.use, self.train.optimizer.use):
-            module, colon, _ = use.rpartition(":")
-            if colon:
-                folder = (base / module).parent if module.endswith(".py") else base
-                folder = folder.resolve()
-                if folder not in folders:
-                    folders.append(folder)
+        for use in self.own_code():
+            module = use.rpartition(":")[0]
+            folder = ((base / module).parent if module.endswith(".py") else base).resolve()
+            if folder not in folders:
+                folders.append(folder)
         return folders
+
+    def own_code(self) -> list[str]:
+        """What is used that is a person's own, "module:attribute"."""
+        used = (self.model.use, self.data.use, self.loss.use, self.train.optimizer.use)
+        return [use for use in used if ":" in use]
 
     def to_dict(self) -> dict[str, Any]:
         """The tables as a person writes them, without what is None."""

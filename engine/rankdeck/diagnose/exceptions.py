@@ -96,9 +96,15 @@ def read_last_lines(log: Path, num_bytes: int = 16384) -> tuple[str, ...]:
         return ()
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on a device or of the host."""
+    is_named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return is_named or "can't allocate memory" in str(error)
+
+
 def _code(error: BaseException, text: str) -> str:
     name = type(error).__name__
-    if isinstance(error, MemoryError) or name == "OutOfMemoryError" or "can't allocate memory" in text:
+    if is_out_of_memory(error):
         return "out-of-memory"
     if "shared memory" in text or "bus error" in text.lower():
         return "shared-memory"

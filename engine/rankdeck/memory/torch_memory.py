@@ -85,7 +85,7 @@ def count_by_owner(
         "gradients": (parameter.grad for parameter in parameters),
         "optimizer": (value for state in states for value in state.values()),
     }
-    return {kind: _num_bytes(tensors, device, seen) for kind, tensors in owners.items()}
+    return {kind: num_bytes_of(tensors, device, seen) for kind, tensors in owners.items()}
 
 
 def with_rest(known: dict[str, int], total_bytes: int) -> dict[str, int]:
@@ -99,11 +99,11 @@ def with_rest(known: dict[str, int], total_bytes: int) -> dict[str, int]:
     return by_kind
 
 
-def _num_bytes(values: Iterable[Any], device: torch.device, seen: set[int]) -> int:
-    """Bytes of the tensors among the values."""
+def num_bytes_of(values: Iterable[Any], device: torch.device | None, seen: set[int]) -> int:
+    """Bytes of the tensors among the values, each storage once; `device` None takes those on any."""
     total_bytes = 0
     tensors = [local_part(value) for value in values if isinstance(value, Tensor)]
-    for part in [part for tensor in tensors if tensor.device == device for part in parts_of(tensor)]:
+    for part in [part for tensor in tensors if device in (None, tensor.device) for part in parts_of(tensor)]:
         storage = part.untyped_storage()
         if storage_key(storage) not in seen:
             seen.add(storage_key(storage))

@@ -57,12 +57,13 @@ def predict(run: RunDir) -> PlanLine | None:
     if not infos:
         return None
     candidate = Candidate(config.strategy.use, dict(config.strategy.options), configured=True)
-    (line,) = plan_lines_of(config, [candidate], _target(infos))
+    (line,) = plan_lines_of(config, [candidate], target_of_run(infos))
     prediction_file(run).write_bytes(plan_lines.encode(line))
     return line
 
 
-def _target(infos: Sequence[DeviceInfo]) -> Target:
+def target_of_run(infos: Sequence[DeviceInfo]) -> Target:
+    """What to plan for where a run has been: its own devices, with nothing else on them."""
     like_cuda = infos[0].kind == "gpu"
     devices = tuple(
         TargetDevice(

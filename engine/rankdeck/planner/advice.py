@@ -41,10 +41,16 @@ def changes_for(config: RunConfig, target: Target) -> list[dict[str, Any]]:
 
 
 def advise(
-    line: PlanLine, candidate: Candidate, base: RunConfig, target: Target, plan: Planner
+    line: PlanLine,
+    candidate: Candidate,
+    base: RunConfig,
+    target: Target,
+    plan: Planner,
+    *,
+    always: bool = False,
 ) -> Iterator[PlanLine]:
-    """Lines of advice for one that does not fit, or barely; only what saves something."""
-    if line.verdict not in (TIGHT, DOES_NOT_FIT):
+    """Lines of advice for one that does not fit, or barely, or `always`; only what saves something."""
+    if line.verdict not in (FITS, TIGHT, DOES_NOT_FIT) or (line.verdict == FITS and not always):
         return
     config = candidate.config(base, target)
     changed = [

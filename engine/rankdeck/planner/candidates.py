@@ -19,7 +19,7 @@ from rankdeck.config.catalog import STRATEGIES
 from rankdeck.planner.targets import Target
 
 Options = dict[str, Any]
-ALL = "all"
+ALL, OWN = "all", "own"
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,15 @@ class Candidate:
 
 
 def candidates_for(config: RunConfig, wanted: str | None, num_devices: int) -> list[Candidate]:
-    """The candidates of `--strategy`: "all" (or nothing), or names with commas between them.
+    """The candidates of `--strategy`: "all" (or nothing), "own" for the configuration's alone, or names with
+    commas between them.
 
     Raises: ConfigError for an unknown name.
     """
+    own = config.strategy
+    candidates = [Candidate(own.use, dict(own.options), configured=True)]
+    if wanted == OWN:
+        return candidates
     names = list(STRATEGIES)
     if wanted is not None and wanted != ALL:
         names = [name.strip() for name in wanted.split(",")]
@@ -75,10 +80,10 @@ def candidates_for(config: RunConfig, wanted: str | None, num_devices: int) -> l
                     f'"{name}" is not a strategy.',
                     code="unknown-strategy",
                     path="strategy.use",
-                    advice=did_you_mean(name, STRATEGIES) or f"Use all alone, or {one_of(STRATEGIES)}.",
+                    advice=did_you_mean(name, STRATEGIES) or f"Use all, own, or {one_of(STRATEGIES)}.",
                 )
-    own = config.strategy
-    candidates = [Candidate(own.use, dict(own.options), configured=True)] if own.use in names else []
+    if own.use not in names:
+        candidates = []
     for name in names:
         for options in STRATEGIES[name].planning.variants(num_devices):
             candidate = Candidate(name, options)

@@ -51,6 +51,7 @@ def refuse_sparse(model: nn.Module, strategy: Strategy, config: RunConfig) -> No
             f"train.clip_norm needs the norm of all gradients, and those of {name!r} are sparse.",
             path="train.clip_norm",
             advice="Set train.clip_norm = 0, or build the embedding with sparse = False.",
+            cure={"train.clip_norm": 0.0},
         )
     if not strategy.takes_sparse_gradients:
         raise ModelError(
@@ -60,6 +61,7 @@ def refuse_sparse(model: nn.Module, strategy: Strategy, config: RunConfig) -> No
             path="strategy.use",
             advice="Build the embedding with sparse = False, or use single, model, pipeline or ddp with "
             'sync = "native".',
+            cure={"strategy.use": "ddp"} if config.strategy.use != "ddp" else {"strategy.sync": "native"},
         )
 
 
@@ -182,6 +184,7 @@ def _stepped(
             code="optimizer",
             path="train.optimizer.use",
             advice=f"Use sgd, adam or adamw{', or ddp, which keeps weights whole' if how else ''}.",
+            cure={"strategy.use": "ddp"} if how else None,
         ) from error
     return [weight.detach() for weight in weights]
 
@@ -198,6 +201,7 @@ def _compare(
                 code="optimizer",
                 path="train.optimizer.use",
                 advice="Use ddp, where every rank holds all weights, or sgd, adam or adamw.",
+                cure={"strategy.use": "ddp"},
             )
 
 

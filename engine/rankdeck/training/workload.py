@@ -183,6 +183,7 @@ def _steps(config: RunConfig, num_samples: int) -> int:
             f"{train.global_batch}.",
             path="train.global_batch",
             advice=f"Use a global batch of at most {num_samples}, or more data.",
+            cure={"train.global_batch": num_samples},
         )
     if train.epochs is not None:
         return train.epochs * _epochs(config, num_samples).steps

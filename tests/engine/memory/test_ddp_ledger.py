@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch.multiprocessing
 
-from tests.helpers import ddp_ledger_ranks
+from tests.helpers.ranks import RankSet
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def ranks(
+    rank_set_of: Callable[[int], RankSet], tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("ranks")
-    torch.multiprocessing.spawn(ddp_ledger_ranks.run, args=(str(folder), 2), nprocs=2)
-    return [json.loads(Path(folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
+    return rank_set_of(2).call("tests.helpers.ddp_ledger_ranks:run", folder=str(folder))
 
 
 def test_a_late_sample_equals_an_always_on_ledger(ranks: list[dict[str, Any]]) -> None:

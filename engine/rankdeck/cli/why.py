@@ -1,0 +1,100 @@
+"""`rankdeck why`: why a run ran out of memory, and what would need less, by the planner."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankdeck.base.errors import ConfigError
+from rankdeck.cli import console
+from rankdeck.cli.options import AsJson, RunName, find_run, is_script
+from rankdeck.config.planning import ROW_TIMEOUT_S
+
+if TYPE_CHECKING:
+    from rankdeck.diagnose.why import Why
+    from rankdeck.run.plan_lines import PlanLine
+    from rankdeck.rundir import RunDir
+
+_MOST_MODULES = 8
+
+
+def why(
+    name: RunName,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1, help="How long each plan may take, by the clock.")
+    ] = ROW_TIMEOUT_S,
+    as_json: AsJson = False,
+) -> int:
+    """Say why a run ran out of memory: what stood on the device, what tipped it, and three ways out.
+
+    The ways out are planned once and kept with the run; --json gives the lines of that plan as they come.
+    """
+    from rankdeck.compare.naming import RunAt
+    from rankdeck.compare.reading import read
+    from rankdeck.diagnose.why import why_of
+    from rankdeck.run import plan_lines
+
+    run = find_run(name)
+    told = why_of(run, read(RunAt(run.path)).fold)
+    if told is None:
+        raise ConfigError(
+            f"{run.name} did not run out of memory.",
+            code="has-memory",
+            advice=f"What it came to: rankdeck show {run.name}",
+        )
+    if not as_json:
+        _print(told)
+    lines = []
+    for line in lines_of(run, timeout):
+        lines.append(line)
+        if as_json:
+            sys.stdout.buffer.write(plan_lines.encode(line))
+            sys.stdout.buffer.flush()
+    if not as_json:
+        _print_ways(told.with_ways(lines, run))
+    return 0
+
+
+def lines_of(run: RunDir, timeout_s: float = ROW_TIMEOUT_S, *, is_planned: bool = True) -> Iterator[PlanLine]:
+    """What the planner says would need less, kept or `is_planned` now; nothing of a person's own script: it
+    cannot be planned."""
+    from rankdeck.run.ways_out import kept_lines
+
+    kept = kept_lines(run)
+    if kept is None and is_planned and not is_script(run):
+        from rankdeck.planner.preload import preload
+
+        preload()
+        from rankdeck.planner.ways_out import way_lines
+
+        yield from way_lines(run, timeout_s)
+    yield from kept or ()
+
+
+def _print(told: Why) -> None:
+    out = console.out()
+    out.print(told.headline, style="bold red", soft_wrap=True)
+    for words in filter(None, (told.tipped, told.line)):
+        out.print(words, soft_wrap=True)
+    out.print(f"\non {told.device or 'the device'}: {told.moment}", style="dim", soft_wrap=True)
+    for part in told.kinds:
+        out.print(f"  {part.name:<28} {part.size:>10}", soft_wrap=True)
+    if told.modules:
+        out.print("\nby module, when it failed", style="dim")
+    for part in told.modules[:_MOST_MODULES]:
+        out.print(f"  {part.name:<28} {part.size:>10}  {part.more}", soft_wrap=True)
+
+
+def _print_ways(told: Why) -> None:
+    out = console.out()
+    out.print("\nways out, predicted", style="dim")
+    for way in told.ways:
+        verdict = f", {way.verdict}" if way.verdict else ""
+        out.print(f"  {way.words}: {way.headroom}{verdict}", soft_wrap=True)
+        out.print(f"    {shlex.join(way.command)}", style="dim", soft_wrap=True)
+    if not told.ways:
+        out.print(f"  {told.no_ways}", soft_wrap=True)

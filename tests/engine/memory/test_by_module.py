@@ -1,0 +1,61 @@
+"""Bytes by module are those of the tensors that each module holds, each storage once."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from rankdeck.memory.by_module import count_by_module, own_name, running_module, shortened
+from tests.helpers.hungry import hungry
+
+FLOAT = 4
+
+
+def weights(inputs: int, outputs: int) -> int:
+    return FLOAT * (inputs * outputs + outputs)
+
+
+def test_weights_gradients_and_momentum_are_each_modules_own() -> None:
+    model = hungry()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    before = count_by_module(model, optimizer)
+    assert before == {
+        "1": {"parameters": weights(64, 32)},
+        "2.inner": {"parameters": weights(32, 32)},
+        "3": {"parameters": weights(32, 10)},
+    }
+    model(torch.randn(4, 1, 8, 8)).sum().backward()
+    optimizer.step()
+    after = count_by_module(model, optimizer)
+    assert list(after) == ["1", "2.inner", "3"], "the largest first"
+    for name, kinds in before.items():
+        size = kinds["parameters"]
+        assert after[name] == {"parameters": size, "gradients": size, "optimizer": size}
+    assert count_by_module(model, optimizer, torch.device("meta")) == {}
+
+
+def test_a_tied_weight_counts_once_and_buffers_are_named() -> None:
+    model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 10, bias=False), nn.BatchNorm1d(10))
+    model[1].weight = model[0].weight
+    found = count_by_module(model, None)
+    assert found["0"] == {"parameters": 160} and "1" not in found
+    assert found["2"] == {"parameters": 80, "buffers": 80 + 8}
+
+
+def test_names_are_those_of_the_persons_model_and_few() -> None:
+    assert own_name("module.blocks.3._checkpoint_wrapped_module.mlp") == "blocks.3.mlp"
+    deep = {f"blocks.{block}.mlp.{layer}": {"parameters": 1} for block in range(8) for layer in range(4)}
+    assert shortened(deep, 8) == {f"blocks.{block}.mlp": {"parameters": 4} for block in range(8)}
+    assert shortened(deep, 3) == {"blocks": {"parameters": 32}}
+    assert shortened({}, 3) == {}
+
+
+def test_the_innermost_module_of_the_model_that_was_running_is_named() -> None:
+    model = hungry(at=1)
+    try:
+        model(torch.randn(4, 1, 8, 8))
+    except RuntimeError as error:
+        assert running_module(error, model) == "2 (Hungry)"
+        assert running_module(error, nn.Linear(1, 1)) is None, "of another model"
+    else:
+        raise AssertionError("it had room")
