@@ -8,10 +8,11 @@ not know: other kinds, and events of a newer version. Read rundir/ next: it appe
 
 from __future__ import annotations
 
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Self, get_args
 
 import msgspec
 
+from rankdeck.base.allocations import Allocation
 from rankdeck.base.errors import Problem
 from rankdeck.base.memory_kinds import MEMORY_KINDS as MEMORY_KINDS
 
@@ -39,6 +40,10 @@ class Event(msgspec.Struct, tag_field="kind", omit_defaults=True, kw_only=True):
     v: Annotated[int, msgspec.Meta(le=VERSION)] = VERSION
     seq: int = 0
     t: float = 0.0
+
+    def __deepcopy__(self, _memo: object) -> Self:
+        """Itself: an event is never changed, so copies of what holds it share it."""
+        return self
 
 
 class DeviceInfo(msgspec.Struct, omit_defaults=True):
@@ -321,7 +326,8 @@ class Observed(Event, tag="observed"):
 
 
 class Metrics(Event, tag="metric"):
-    """Values that a script has logged itself, as columns, under the names that it gave them.
+    """Values that a script, or a configured run's own model, has logged itself, as columns, under the names
+    that it gave them.
 
     Entry i of `values[name]` belongs to `steps[i]`, in the script's own count of steps (None where it gave
     none), and was logged at `times[i]` (Unix seconds). A value is None where it was not finite or this entry
@@ -380,6 +386,26 @@ class RankFailed(Event, tag="rank_failed"):
     problem: Problem
     exit_code: int = 1
     is_communication: bool = False
+
+
+class OutOfMemory(Event, tag="out_of_memory"):
+    """What a rank knew of its memory when an allocation failed in `step` (0: before the first).
+
+    `device` is the place in the run of the one that had no room, `allocation` what the message says.
+    `module` is the innermost of the model's own modules that was running, None in a backward. `devices`:
+    bytes at that moment; empty where nobody counted in this step, and the last sampled one is what is known.
+    `modules` holds bytes by kind of what the model's modules and the optimizer hold on the device, all of the
+    rank's devices where they are virtual; activations belong to no module that anybody knows.
+    """
+
+    rank: int
+    step: int
+    allocation: Allocation
+    device: int | None = None
+    module: str | None = None
+    source: str | None = None
+    devices: list[DeviceMemory] = msgspec.field(default_factory=list)
+    modules: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
 
 
 class Drained(Event, tag="drained"):
@@ -458,6 +484,7 @@ AnyEvent = (
     | Evaluation
     | ProblemRaised
     | RankFailed
+    | OutOfMemory
     | Drained
     | WeightsSaved
     | CheckpointSaved

@@ -97,6 +97,9 @@ class StepAnatomy:
     simulated: bool = False
     followed: bool = False
 
+    def __deepcopy__(self, _memo: object) -> StepAnatomy:
+        return self  # never changed
+
     @property
     def is_pipeline(self) -> bool:
         return any(row.is_pipeline for row in self.rows)

@@ -20,7 +20,7 @@ from rankdeck.run.devices import AttemptDevice
 from rankdeck.run.metrics import POINTS_HELD, LoggedCurves
 from rankdeck.run.script_steps import ScriptJoiner
 from rankdeck.run.script_told import ScriptTold
-from rankdeck.run.series import Series
+from rankdeck.run.series import Floats, Series
 from rankdeck.run.step_blocks import MOST_RANKS, StepBlock
 from rankdeck.run.step_table import ROWS_HELD, SCRIPT_COLUMNS, StepTable
 from rankdeck.run.steps import Joiner
@@ -50,6 +50,8 @@ class Attempt:
         self.steps_counted: int | None = None
         self.data: events.Phase | None = None
         self.rank_failures: dict[int, events.RankFailed] = {}
+        self.out_of_memory: dict[int, events.OutOfMemory] = {}
+        self.saved_step: int | None = None
         self.comm: dict[int, dict[str, int]] = {}
         self.sync: dict[int, events.Comm] = {}
         self.pipeline: dict[int, events.Pipeline] = {}
@@ -57,6 +59,8 @@ class Attempt:
         self.joiner: Joiner | ScriptJoiner = Joiner()
         self._early: list[StepBlock] = []
         """Steps that were read before it was known what kind of run they are of."""
+        self.trained = Series(32_768, 4_096, keyed=True)
+        """Its steps over the Unix times of their ends, also those that a later attempt trained again."""
         self.told = ScriptTold(metrics=LoggedCurves(POINTS_HELD if rows_held is not None else None))
 
     @property
@@ -129,6 +133,7 @@ class Attempt:
         smoothed loss where the attempts before stand."""
         complete = self.joiner.take()
         for rows in complete:
+            self._note_times(rows)
             if self.last is not None:
                 rows = rows[:, : int(np.searchsorted(rows[0], self.last, side="right"))]
             if rows.shape[1]:
@@ -142,6 +147,13 @@ class Attempt:
         if isinstance(self.joiner, Joiner) and isinstance(self.curves, StepCurves):
             self.curves.append_norms(self.joiner.take_norms())
         return bool(complete)
+
+    def _note_times(self, rows: Floats) -> None:
+        if self._with_curves and rows.shape[1]:
+            self.trained.cut(rows[0, 0] - 1)
+            steps, ended = rows[0], rows[5]
+            has_ended = np.isfinite(ended)
+            self.trained.append_many(ended[has_ended], steps[has_ended], steps[has_ended])
 
     def _replace(self, first: int) -> None:
         """Make room for rows from step `first` on, where there are some already: a script's rows change when
@@ -236,6 +248,10 @@ class Attempt:
                 self.phases.pop(event.rank, None)
             case events.RankFailed():
                 self.rank_failures[event.rank] = event
+            case events.CheckpointSaved():
+                self.saved_step = event.step
+            case events.OutOfMemory():
+                self.out_of_memory[event.rank] = event
             case events.Restored():
                 self.joiner.restore(max(0, event.step))
             case events.DeviceNotice() if event.device is not None and event.code in ("lost", "back"):

@@ -87,6 +87,9 @@ class Peak(NamedTuple):
         """What is measured comes before a sum over the owners that were seen, which is no peak."""
         return self.source != OWNERS_SEEN, self.memory.peak_bytes
 
+    def __deepcopy__(self, _memo: object) -> Peak:
+        return self  # never changed
+
 
 def is_sensible(device: DeviceMemory) -> bool:
     """Whether a device's bytes are such."""

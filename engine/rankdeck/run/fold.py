@@ -12,13 +12,15 @@ evaluations, memory, phases) is history: steps that are trained again replace th
 ended before it restored anything hides nothing. Problems stay, and errors of earlier attempts become
 warnings. To see the run as attempt N left it, fold the files up to N (`read_fold`).
 
-Memory is bounded: newest rows of steps as they are and older ones as marks and bins (steps.py), curves as
-pyramids (series.py). Events that make no sense are refused and counted, never raised.
+Memory is bounded: newest rows of steps as they are, older ones as marks and bins (steps.py), curves as
+pyramids (series.py). What makes no sense is refused and counted, never raised.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -40,6 +42,7 @@ from rankdeck.run.step_table import ROWS_HELD, Row
 from rankdeck.rundir import EventReader, LineCounts, RunDir
 
 T = TypeVar("T")
+_OWN = ("attempts", "num_events", "counts", "raised", "dropped", "_problems", "_num_refused")
 
 
 class Fold:
@@ -60,18 +63,22 @@ class Fold:
         self._num_refused = 0
         self._devices: dict[int, DeviceFigures] | None = None
         self._histories = Histories(self._in_order)
-        self.losses, self.loss_ema = self._step_curve("losses"), self._step_curve("loss_ema")
-        self.rates, self.rate_ema = self._step_curve("rates"), self._step_curve("rate_ema")
-        self.lrs, self.moments = self._step_curve("lrs"), self._step_curve("moments")
-        self.samples_seen, self.grad_norms = self._step_curve("samples_seen"), self._step_curve("grad_norms")
+        curve = partial(step_curve, self._in_order)
+        self.losses, self.loss_ema = curve("losses"), curve("loss_ema")
+        self.rates, self.rate_ema = curve("rates"), curve("rate_ema")
+        self.lrs, self.grad_norms = curve("lrs"), curve("grad_norms")
+        self.moments, self.samples_seen = curve("moments"), curve("samples_seen")
         self.script = ScriptFigures(self._in_order)
         self.held_out = Curve(lambda: [one.held_out for one in self.attempts.values()])
 
+    def copy(self) -> Fold:
+        """The same now, and by itself from now on."""
+        other = Fold(self._rows_held, curves=self._with_curves)
+        vars(other).update({name: deepcopy(vars(self)[name]) for name in _OWN})
+        return other
+
     def _in_order(self) -> list[Attempt]:
         return list(self.attempts.values())
-
-    def _step_curve(self, name: str) -> Curve:
-        return step_curve(self._in_order, name)
 
     def apply(self, batch: Batch) -> Changed:
         """Take a batch; what changed. The cost hardly depends on how many events it holds."""
@@ -112,9 +119,8 @@ class Fold:
         if number not in self.attempts:
             self.attempts[number] = Attempt(number, self._rows_held, curves=self._with_curves)
             self.attempts = dict(sorted(self.attempts.items()))
-            later = [one.restored for one in self.attempts.values() if one.number > number]
-            known = [restored for restored in later if restored is not None]
-            if known:
+            later = [one for one in self.attempts.values() if one.number > number]
+            if known := [one.restored for one in later if one.restored is not None]:
                 self.attempts[number].cut(min(known))
         return self.attempts[number]
 
@@ -221,6 +227,11 @@ class Fold:
         return [failures[rank].problem for rank in sorted(failures)]
 
     @property
+    def out_of_memory(self) -> dict[int, events.OutOfMemory]:
+        """By rank of the latest attempt where an allocation failed."""
+        return next((one.out_of_memory for one in reversed(self._announced) if one.out_of_memory), {})
+
+    @property
     def phases(self) -> dict[int, str]:
         """What each rank of the latest attempt is busy with, until it ends."""
         return self._latest.phases
@@ -285,11 +296,6 @@ class Fold:
     def is_exact(self) -> bool:
         """Whether rates and step times are of every row; else they are estimates (steps.StepTable)."""
         return not any(one.table.num_gone for one in self.attempts.values())
-
-    @property
-    def seen(self) -> Mapping[int, events.Observed]:
-        """What was seen of each rank of a person's own script."""
-        return self.script.seen
 
     @property
     def metrics(self) -> dict[str, MetricFigures]:

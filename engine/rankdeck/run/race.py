@@ -9,7 +9,6 @@ rundir/races.py for the folder.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -184,39 +183,21 @@ def write_race(folder: RaceDir, race: Race) -> None:
 def read_race(folder: RaceDir) -> Race | None:
     """The race in a folder; None where its file cannot be read, or is of a version that is not known here.
 
-    One whose racer was killed is lost: what was measured until then stands.
+    One whose racer was killed is lost: what was measured until then stands. It is called what a person
+    called it.
     """
     try:
         is_alive = folder.is_alive()
         race = _decoder.decode(files.read_bytes(folder.file))
     except (OSError, msgspec.DecodeError):
         return None
-    if race.version > VERSION:
+    if race.version > VERSION or not race.devices:
         return None
     if race.outcome == RUNNING and not is_alive:
         race.outcome = LOST
+    race.title = read_labels(folder.path).name or race.title
     return race
 
 
 def entry_run(folder: RaceDir, entry: RaceEntry) -> RunDir:
     return RunDir(folder.path / entry.folder)
-
-
-def row_of_race(folder: RaceDir) -> dict[str, Any]:
-    """The row of a race in `rankdeck runs --json`: a run's keys, and two of its own."""
-    race, labels = read_race(folder), read_labels(folder.path)
-    done: Sequence[RaceEntry] = [] if race is None else [entry for entry in race.field if entry.is_over]
-    return {
-        "run": folder.name,
-        "path": str(folder.path),
-        "title": labels.name or (folder.name if race is None else race.title),
-        "tags": list(labels.tags),
-        "archived": labels.is_archived,
-        "outcome": LOST if race is None else race.outcome,
-        "strategy": None,
-        "started": None if race is None else race.began,
-        "steps": 0 if race is None else race.steps,
-        "steps_planned": None,
-        "entries": None if race is None else len(race.field),
-        "entries_done": len(done),
-    }

@@ -46,7 +46,9 @@ class RunInfo:
     """What a list shows of a run. None is unknown. Times are Unix seconds; `steps` are those planned, `step`
     is the last one done (0: none). `figures` is None as long as nobody has folded the run.
 
-    `strategy` of a person's own script (`is_script`) is the parallel wrapper that it was seen to use.
+    `strategy` of a person's own script (`is_script`) is the parallel wrapper that it was seen to use. The row
+    of a race (`race`, made by race_row.py) has those of its entries, which say of what race they are
+    (`entry_of`).
     """
 
     path: Path
@@ -64,6 +66,8 @@ class RunInfo:
     labels_stamp: int | None = None
     step: int = 0
     figures: RunFigures | None = None
+    race: RaceFacts | None = None
+    entry_of: Path | None = None
 
     @property
     def name(self) -> str:
@@ -75,8 +79,24 @@ class RunInfo:
 
     @property
     def is_resumable(self) -> bool:
-        """Over before its last step; whether there is a checkpoint, the engine says. No script is."""
-        return self.outcome in RESUMABLE and not self.is_script
+        """Over before its last step; whether there is a checkpoint, the engine says. No script is, no race,
+        and no entry of one."""
+        is_whole = self.race is None and self.entry_of is None
+        return self.outcome in RESUMABLE and not self.is_script and is_whole
+
+
+@dataclass(frozen=True)
+class RaceFacts:
+    """What a list shows of a race besides: its entries as rows, in the order in which they run, and how many
+    of them are over (`num_done` of `num_entries`, the repetition left out). `fastest` is the label of the
+    first place; `losses` the worst verdict on losses, None where none were compared.
+    """
+
+    entries: tuple[RunInfo, ...] = ()
+    num_entries: int = 0
+    num_done: int = 0
+    fastest: str | None = None
+    losses: str | None = None
 
 
 def read_info(run: RunDir) -> RunInfo:

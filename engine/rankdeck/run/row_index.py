@@ -1,4 +1,4 @@
-"""The rows of runs, kept between looks and between starts, so that thousands of runs are listed at once.
+"""The rows of runs and races, kept between looks and between starts, so that thousands are listed at once.
 
 Never the truth: a row holds as long as the files that it was made of are the same by name, length, times and
 inode. What is kept is a file for each folder of runs, among the caches; one that is damaged, of another
@@ -20,8 +20,9 @@ import msgspec
 import rankdeck
 from rankdeck.base import files
 from rankdeck.base.home import cache_dir
-from rankdeck.run.row import RunFigures, RunInfo, read_info
-from rankdeck.rundir import RunDir
+from rankdeck.run.race_row import race_info
+from rankdeck.run.row import RaceFacts, RunFigures, RunInfo, read_info
+from rankdeck.rundir import RaceDir, RunDir
 
 _MADE_OF = (".toml", ".json", ".jsonl")
 # A file that changes twice within one tick of its clock looks the same: what is younger is not kept.
@@ -42,7 +43,7 @@ class _Index(msgspec.Struct, array_like=True):
 
 
 def _shape() -> str:
-    names = [field.name for kind in (RunInfo, RunFigures) for field in fields(kind)]
+    names = [field.name for kind in (RunInfo, RunFigures, RaceFacts) for field in fields(kind)]
     return " ".join(["rows-1", rankdeck.__version__, *names])
 
 
@@ -81,14 +82,14 @@ class RunRows:
         self._indices: dict[Path, _Kept] = {}
         self._fresh: dict[Path, dict[str, tuple[Stamp, bytes]]] = {}
 
-    def info(self, run: RunDir) -> RunInfo:
-        """The row, made anew where the run's files are others than they were."""
+    def info(self, run: RunDir | RaceDir) -> RunInfo:
+        """The row of a run or a race, made anew where the run's files are others than they were."""
         stamp, youngest = stamp_of(run.path)
         known = self._remembered(run.path, stamp)
         if known is None:
-            known = read_info(run)
+            known = race_info(run) if isinstance(run, RaceDir) else read_info(run)
             self._remember(known, stamp, youngest)
-        if known.outcome not in _WITHOUT_LAST_WORD:
+        if isinstance(run, RaceDir) or known.outcome not in _WITHOUT_LAST_WORD:
             return known
         outcome = run.outcome()  # who holds the lock, no file tells
         return known if outcome == known.outcome else replace(known, outcome=outcome)

@@ -134,12 +134,13 @@ class ScriptFigures:
     @property
     def num_names_cut(self) -> int:
         """Names that were logged and are not kept."""
-        return max((one.told.metrics.num_cut for one in self._attempts), default=0)
+        return max((one.told.metrics.num_cut for one in self._all_attempts()), default=0)
 
     @property
     def metrics(self) -> dict[str, MetricFigures]:
-        """By name; with the library behind it where several logged under the same one."""
-        keys = list(dict.fromkeys(key for one in self._attempts for key in one.told.metrics.by_key))
+        """By name; with the library behind it where several logged under the same one. A configured run's
+        own model logs as well."""
+        keys = list(dict.fromkeys(key for one in self._all_attempts() for key in one.told.metrics.by_key))
         times_used = Counter(key.name for key in keys)
         labels = [key.name if times_used[key.name] == 1 else f"{key.name} ({key.through})" for key in keys]
         return {label: self._figures(label, key) for label, key in zip(labels, keys, strict=True)}
@@ -163,12 +164,14 @@ class ScriptFigures:
         )
 
     def _told(self, key: MetricKey) -> list[LoggedMetric]:
-        return [one.told.metrics.by_key[key] for one in self._attempts if key in one.told.metrics.by_key]
+        return [
+            one.told.metrics.by_key[key] for one in self._all_attempts() if key in one.told.metrics.by_key
+        ]
 
     def cut_metrics(self) -> None:
         """What a later attempt logs again replaces what earlier ones logged there."""
         least: dict[MetricKey, float] = {}
-        for one in reversed(self._attempts):
+        for one in reversed(self._all_attempts()):
             for key, metric in one.told.metrics.by_key.items():
                 if key in least:
                     metric.cut_before(least[key])

@@ -52,6 +52,13 @@ class Sliding:
     def __len__(self) -> int:
         return self._end - self._begin
 
+    def __deepcopy__(self, _memo: object) -> Sliding:
+        """With what is held, and no room beside it."""
+        other = Sliding((), self._capacity)
+        other._arrays = [self[index].copy() for index in range(len(self._arrays))]
+        other.first, other._end = self.first, len(self)
+        return other
+
     def __getitem__(self, index: int) -> NDArray[Any]:
         """What is held of an array."""
         return self._arrays[index][:, self._begin : self._end]
@@ -133,8 +140,8 @@ class Series:
     @property
     def first_x(self) -> float | None:
         """The oldest x that a window can show."""
-        oldest = self._tiers[-1] if self._tiers else self._raw
-        return float(min(oldest[0][0, 0], self._raw[0][0, 0])) if len(self) else None
+        firsts = [track[0][0, 0] for track in (self._raw, *self._tiers) if len(track)]
+        return float(min(firsts)) if len(self) and firsts else None
 
     @property
     def last_x(self) -> float | None:

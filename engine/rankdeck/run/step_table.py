@@ -46,6 +46,9 @@ class Mark(NamedTuple):
     ended: float
     samples: float
 
+    def __deepcopy__(self, _memo: object) -> Mark:
+        return self  # never changed
+
 
 class StepTable:
     """The rows of one attempt: the newest `rows_held` as they are, of older ones what whole-run figures need.

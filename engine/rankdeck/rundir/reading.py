@@ -78,7 +78,7 @@ class EventReader:
         turns, the supervisor's first, so that no rank is read to its end while another waits.
         """
         by_attempt: dict[int, list[str]] = {}
-        for name in sorted(self._files(), key=lambda name: not name.startswith("supervisor")):
+        for name in sorted(self.names(), key=lambda name: not name.startswith("supervisor")):
             if attempt_of(name) < self.first_attempt:
                 continue
             by_attempt.setdefault(attempt_of(name), []).append(name)
@@ -89,14 +89,22 @@ class EventReader:
             while waiting and max_bytes > 0:
                 for name in list(waiting):
                     cursor = self.cursors.setdefault(name, Cursor())
-                    chunk = self._chunk(name, cursor, chunk_bytes)
-                    max_bytes -= len(chunk)
-                    if chunk:
-                        yield name, self._decode(name, cursor, chunk)
+                    begin = cursor.offset
+                    found = self.next_of(name, chunk_bytes)
+                    max_bytes -= cursor.offset - begin
+                    if cursor.offset > begin:
+                        yield name, found
                     else:
                         waiting.remove(name)
 
-    def _files(self) -> list[str]:
+    def next_of(self, name: str, chunk_bytes: int = _CHUNK_BYTES) -> list[events.AnyEvent]:
+        """The next events of one file; its cursor stays where it is if there are none."""
+        cursor = self.cursors.setdefault(name, Cursor())
+        chunk = self._chunk(name, cursor, chunk_bytes)
+        return self._decode(name, cursor, chunk) if chunk else []
+
+    def names(self) -> list[str]:
+        """The files of events that there are."""
         try:
             names = sorted(path.name for path in self.run.events_folder.glob("*.jsonl"))
         except OSError:

@@ -141,6 +141,20 @@ def test_the_index_of_another_version_is_none(runs: Path, monkeypatch: pytest.Mo
     assert read_index(runs) == {} and listed(runs) == read(runs)
 
 
+@pytest.mark.parametrize("shape", ["rows-1 0.1.0 path title outcome", "rows-0", ""])
+def test_an_index_of_an_older_version_is_replaced_without_a_word(
+    runs: Path, shape: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = {run.name: (b"x" * 16, b"\x93\x01\x02\x03") for run in list_folder(runs)}
+    data = msgspec.msgpack.encode(row_index._Index(shape, str(runs), rows))
+    file = row_index.index_file(runs)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(row_index._sum(data) + data)
+    assert listed(runs) == read(runs)
+    assert read_index(runs).keys() == rows.keys() and read_index(runs) != rows
+    assert capfd.readouterr() == ("", "")
+
+
 def test_what_changed_a_moment_ago_is_not_kept(tmp_path: Path) -> None:
     write_many(tmp_path / "runs", 2)
     listed(tmp_path / "runs")

@@ -67,7 +67,7 @@ def test_ranks_beyond_those_that_were_started_count_too(run: WrittenScript) -> N
         run.see(rank, world_size=4)
         run.step(rank, 1, [float(rank)])
     fold = read_fold(run.dir)
-    assert losses_of(fold) == [1.5] and sorted(fold.seen) == [0, 1, 2, 3]
+    assert losses_of(fold) == [1.5] and sorted(fold.script.seen) == [0, 1, 2, 3]
 
 
 def test_a_rank_at_a_pace_of_its_own_is_not_mixed_in(run: WrittenScript) -> None:

@@ -4,6 +4,8 @@ there were.
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -139,3 +141,27 @@ def test_a_line_through_bins_touches_the_least_and_the_greatest_of_each() -> Non
     x, low, high = np.arange(3.0), np.array([0.0, 1.0, 2.0]), np.array([5.0, 6.0, 7.0])
     line_x, line_y = Window(x, low, high).polyline()
     assert line_x.tolist() == [0, 0, 1, 1, 2, 2] and line_y.tolist() == [0, 5, 1, 6, 2, 7]
+
+
+def test_a_series_that_is_cut_to_less_than_a_bin_still_knows_where_it_begins() -> None:
+    series = Series(keyed=True)
+    series.append_many(np.arange(20.0), np.arange(20.0), np.arange(20.0))
+    series.cut(3.0)
+    assert (series.first_x, series.last_x, len(series)) == (0.0, 3.0, 4)
+    assert series.window(0.0, 9.0, 100).x.tolist() == [0.0, 1.0, 2.0, 3.0]
+    series.cut(-1.0)
+    assert series.first_x is None
+
+
+def test_a_copy_of_a_series_goes_on_by_itself_and_takes_no_more_room_than_it_needs() -> None:
+    series = Series(raw_capacity=64, tier_capacity=32)
+    for start in range(0, 200, 7):
+        series.append_many(np.arange(start, start + 7.0), np.arange(7.0))
+    copied = copy.deepcopy(series)
+    assert copied.num_bytes < series.num_bytes
+    for one in (series, copied):
+        np.testing.assert_equal(one.window(0, 300, 1000), series.window(0, 300, 1000))
+    copied.append_many([500.0], [1.0])
+    assert (len(copied), len(series), series.last_x) == (204, 203, 202.0)
+    series.append_many([500.0], [1.0])
+    np.testing.assert_equal(copied.window(0, 600, 1000), series.window(0, 600, 1000))

@@ -1,0 +1,146 @@
+"""A run as it was at a moment: the fold of what was told until then, read from its files again.
+
+    event files -> EventReader -> what was told until the moment -> Fold
+
+As of a moment are all events that were written by then, and all steps that had ended by then: a rank writes
+its steps a little after they ended. What a later attempt replaced is not replaced yet at a moment before it,
+so steps that were trained again are there as they were.
+
+Going on reads on; going back begins at the nearest of a few copies that were kept on the way, or at the
+start. Nothing is kept of a run that nobody looks back at. Read fold.py first: it says what a fold tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from rankdeck.base.garbage import collector_paused
+from rankdeck.events import AnyEvent, Steps
+from rankdeck.run.batch import Batch
+from rankdeck.run.fold import Fold
+from rankdeck.rundir import Cursor, EventReader, RunDir, attempt_of
+
+_LONGEST_DELAY_S = 10.0
+"""Steps are written at most so long after they ended."""
+_CHUNK_BYTES = 1 << 17
+_MOST_KEPT = 6
+_LEAST_APART_BYTES = 1 << 20
+_COLUMNS = ("loss_sum", "count", "lr", "samples", "step_s", "ended", "grad_norm", "wait_s", "backwards")
+
+
+@dataclass
+class _Place:
+    """How far everything is read. It holds for every moment from `told_until` on: what was taken is not
+    younger. `ahead` is what was read of a file and is younger than what was asked for."""
+
+    fold: Fold = field(default_factory=Fold)
+    told_until: float = float("-inf")
+    num_bytes: int = 0
+    cursors: dict[str, Cursor] = field(default_factory=dict)
+    ahead: dict[str, list[AnyEvent]] = field(default_factory=dict)
+
+    def copy(self) -> _Place:
+        cursors = {name: Cursor(one.offset, one.seq) for name, one in self.cursors.items()}
+        ahead = {name: list(waiting) for name, waiting in self.ahead.items()}
+        return _Place(self.fold.copy(), self.told_until, self.num_bytes, cursors, ahead)
+
+
+class Past:
+    """A run's past. Not for two threads at once; the folds that it gives away are nobody else's."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self._place = _Place()
+        self._kept: list[_Place] = []
+        self._apart_bytes = _LEAST_APART_BYTES
+
+    def fold_at(self, moment: float, is_wanted: Callable[[], bool] = lambda: True) -> Fold | None:
+        """What was told until `moment` (Unix seconds); None where it was no longer wanted on the way there,
+        which is asked between two chunks of a file."""
+        self._start_near(moment)
+        place = self._place
+        reader = EventReader(self._run, cursors=place.cursors)
+        waiting = sorted(reader.names(), key=_in_order)
+        while waiting:
+            for name in list(waiting):
+                if not is_wanted():
+                    return None
+                with collector_paused():
+                    if not self._read_on(reader, name, moment):
+                        waiting.remove(name)
+        return place.fold.copy()
+
+    def _start_near(self, moment: float) -> None:
+        """The place that is nearest before the moment, of those that are known."""
+        usable = [one for one in (self._place, *self._kept) if one.told_until <= moment]
+        nearest = max(usable, key=lambda one: one.num_bytes, default=None)
+        if nearest is None:
+            self._place = _Place()
+        elif nearest is not self._place:
+            self._place = nearest.copy()
+
+    def _read_on(self, reader: EventReader, name: str, moment: float) -> bool:
+        """Take what there is of a file, up to a chunk; whether there may be more."""
+        place = self._place
+        taken, rest = part_at(place.ahead.get(name, ()), moment)
+        if taken:
+            batch = Batch()
+            batch.add(name, taken)
+            place.fold.apply(batch)
+            place.told_until = max(place.told_until, *(min(event.t, moment) for event in taken))
+        place.ahead[name] = rest
+        if rest and rest[-1].t > moment + _LONGEST_DELAY_S:
+            return False
+        begin = place.cursors[name].offset if name in place.cursors else 0
+        more = reader.next_of(name, _CHUNK_BYTES)
+        rest += more
+        read_bytes = place.cursors[name].offset - begin
+        place.num_bytes += read_bytes
+        self._keep()
+        return read_bytes > 0
+
+    def _keep(self) -> None:
+        """A copy now and then, ever further apart, so that they stay few."""
+        last = max((one.num_bytes for one in self._kept), default=0)
+        if self._place.num_bytes - last < self._apart_bytes:
+            return
+        self._kept.append(self._place.copy())
+        if len(self._kept) > _MOST_KEPT:
+            self._kept = self._kept[1::2]
+            self._apart_bytes *= 2
+
+
+def part_at(waiting: Sequence[AnyEvent], moment: float) -> tuple[list[AnyEvent], list[AnyEvent]]:
+    """What of a file's events belongs to the past as of a moment, and what is still to come."""
+    taken: list[AnyEvent] = []
+    rest: list[AnyEvent] = []
+    is_complete = True  # a step never comes before the one before it, whatever a clock says
+    for event in waiting:
+        if event.t <= moment:
+            taken.append(event)
+            continue
+        ended = event.ended if type(event) is Steps else ()
+        num_ended = next((place for place, at in enumerate(ended) if not at <= moment), len(ended))
+        if not num_ended or not is_complete or type(event) is not Steps:
+            rest.append(event)
+            is_complete = is_complete and type(event) is not Steps
+            continue
+        taken.append(_part(event, 0, num_ended))
+        if num_ended < len(ended):
+            is_complete = False
+            rest.append(_part(event, num_ended, len(ended)))
+    return taken, rest
+
+
+def _part(steps: Steps, begin: int, end: int) -> Steps:
+    """The steps from place `begin` to `end` of a line."""
+    columns = {name: getattr(steps, name) for name in _COLUMNS}
+    cut = {name: column if column is None else column[begin:end] for name, column in columns.items()}
+    return msgspec.structs.replace(steps, first=steps.first + begin, **cut)
+
+
+def _in_order(name: str) -> tuple[int, bool, str]:
+    return attempt_of(name), not name.startswith("supervisor"), name

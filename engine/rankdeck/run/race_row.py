@@ -1,0 +1,117 @@
+"""The row of a race in a list, with those of its entries: all from race.json, so that no list reads events of
+an entry.
+
+Read race.py and row.py before.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rankdeck.run.imbalance import imbalance_of
+from rankdeck.run.race import (
+    AGREES,
+    DIFFERS,
+    EXPECTED,
+    LOST,
+    RUNNING,
+    Race,
+    RaceEntry,
+    entry_run,
+    read_race,
+)
+from rankdeck.run.row import RaceFacts, RunFigures, RunInfo, last_step
+from rankdeck.rundir import RaceDir, labels_stamp, read_labels
+
+_WORST_FIRST = (DIFFERS, EXPECTED, AGREES)
+
+
+def race_info(folder: RaceDir) -> RunInfo:
+    """The facts of one race; what its file does not tell stays unknown."""
+    stamp, labels = labels_stamp(folder.path), read_labels(folder.path)
+    race = read_race(folder)
+    if race is None:
+        return RunInfo(
+            path=folder.path,
+            title=labels.name or folder.name,
+            outcome=LOST,
+            labels=labels,
+            labels_stamp=stamp,
+            figures=RunFigures(),
+            race=RaceFacts(),
+        )
+    fastest = race.entry(race.verdicts.fastest)
+    verdicts = {entry.agreement.verdict for entry in race.field if entry.agreement is not None}
+    return RunInfo(
+        path=folder.path,
+        title=race.title,
+        outcome=race.outcome,
+        started=race.began,
+        ended=race.ended,
+        num_devices=len(race.devices),
+        device_kind=race.devices[0].kind,
+        labels=labels,
+        labels_stamp=stamp,
+        figures=RunFigures(),
+        race=RaceFacts(
+            entries=tuple(_entry_info(folder, race, entry) for entry in race.entries),
+            num_entries=len(race.field),
+            num_done=sum(entry.is_over for entry in race.field),
+            fastest=None if fastest is None else fastest.label,
+            losses=next((verdict for verdict in _WORST_FIRST if verdict in verdicts), None),
+        ),
+    )
+
+
+def _entry_info(folder: RaceDir, race: Race, entry: RaceEntry) -> RunInfo:
+    run, measured = entry_run(folder, entry), entry.measured
+    figures, step = RunFigures(), 0
+    if entry.state == RUNNING:
+        step = last_step(run)
+    if measured is not None:
+        peaks = dict(enumerate(measured.peak_bytes))
+        known = [loss for loss in measured.losses if loss is not None]
+        step = race.steps
+        figures = RunFigures(
+            loss=known[-1] if known else None,
+            peak_bytes=max((peak for peak in peaks.values() if peak is not None), default=None),
+            imbalance=imbalance_of(peaks),
+            samples_per_s=measured.samples_per_s,
+        )
+    # Whoever raced was killed: of the entry that ran nobody has written how it ended.
+    was_left = entry.state == RUNNING and race.outcome != RUNNING
+    return RunInfo(
+        path=run.path,
+        title=entry.label if entry.repeats is None else f"{entry.label} again",
+        outcome=LOST if was_left else entry.state,
+        strategy=entry.strategy,
+        num_devices=len(entry.predicted.devices) or None,
+        device_kind=race.devices[0].kind,
+        steps=race.steps,
+        reason=None if entry.problem is None else entry.problem.message,
+        step=step,
+        figures=figures,
+        entry_of=folder.path,
+    )
+
+
+def row_of_race(info: RunInfo) -> dict[str, Any]:
+    """The row of a race in `rankdeck runs --json`: a run's keys, and four of its own."""
+    race = info.race
+    assert race is not None
+    return {
+        "run": info.name,
+        "path": str(info.path),
+        "title": info.title,
+        "tags": list(info.labels.tags),
+        "archived": info.labels.is_archived,
+        "outcome": info.outcome,
+        "strategy": None,
+        "started": info.started,
+        "steps": race.entries[0].steps if race.entries else 0,
+        "steps_planned": None,
+        "entries": race.num_entries if race.entries else None,
+        "entries_done": race.num_done,
+        "fastest": race.fastest,
+        "losses": race.losses,
+    }
